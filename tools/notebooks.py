@@ -1,0 +1,198 @@
+"""Builds and checks the notebooks of the course.
+
+python tools/notebooks.py build            rebuild what is missing, stale or edited by hand
+python tools/notebooks.py build 03 ...     rebuild these chapters in any case
+python tools/notebooks.py check [03 ...]   fail unless every notebook matches its source
+
+solutions/NN_topic.py is the only authored file. From it come notebooks/NN_topic.ipynb, the
+learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from copies import is_sealed, make_copy, seal
+from execution import ExecutionError, execute
+from source import Cell, SourceError, leaked_line, read_source
+
+ROOT = Path(__file__).resolve().parents[1]
+PATTERN = "[0-9][0-9]_*"
+
+
+class BuildError(Exception):
+    """What stops a build, in words for the author."""
+
+
+@dataclass
+class Copy:
+    """One of the two notebooks of a chapter."""
+
+    root: Path
+    chapter: str  # "03_ddp"
+    solved: bool
+    cells: list[Cell]
+
+    @property
+    def name(self) -> str:
+        return f"{'solutions' if self.solved else 'notebooks'}/{self.chapter}.ipynb"
+
+    @property
+    def source(self) -> str:
+        return f"solutions/{self.chapter}.py"
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+    def fresh(self) -> nbformat.NotebookNode:
+        """The notebook as the source has it now, not executed."""
+        return make_copy(self.cells, self.source, self.solved)
+
+    def problem(self) -> str | None:
+        """Why the stored notebook is not the one that the source gives; None if it is."""
+        if not self.path.exists():
+            return f"{self.name} is missing: run `make notebooks`."
+        try:
+            stored = nbformat.read(self.path, as_version=4)
+        except (ValueError, nbformat.ValidationError):  # half written, or a merge conflict
+            return f"{self.name} is not a readable notebook: run `make notebooks`."
+        if not is_sealed(stored):
+            return (
+                f"{self.name} was edited, or run and saved: put a change into {self.source} and "
+                f"run `make notebooks`, or take it back with `git checkout {self.name}`."
+            )
+        if stored.metadata["course"]["cells"] != self.fresh().metadata["course"]["cells"]:
+            return f"{self.name} does not match {self.source}: run `make notebooks`."
+        return None
+
+    def build(self) -> None:
+        """Generate, execute and write the notebook."""
+        notebook = self.fresh()
+        self.path.parent.mkdir(exist_ok=True)
+        try:
+            execute(notebook, self.path.parent)
+        except ExecutionError as error:
+            raise BuildError(self._failure(error)) from error
+        if not self.solved:
+            self._refuse_leaks(notebook)
+        seal(notebook)
+        self._write(notebook)
+
+    def _failure(self, error: ExecutionError) -> str:
+        cell = self.cells[error.cell]
+        source = "\n".join(f"    {line}" for line in cell.source.split("\n"))
+        return f"{self.source}:{cell.line}: this cell fails in {self.name}:\n{source}\n{error}"
+
+    def _refuse_leaks(self, notebook: nbformat.NotebookNode) -> None:
+        """What a cell prints can give an answer away too, for instance in a traceback."""
+        for answer in filter(lambda cell: cell.is_answer, self.cells):
+            for cell, built in zip(self.cells, notebook.cells, strict=True):
+                for output in built.get("outputs", []):
+                    text = output.get("text") or output.get("data", {}).get("text/plain", "")
+                    if leaked_line(answer.source, text) is not None:
+                        raise BuildError(
+                            f"{self.source}:{cell.line}: the output of this cell gives away the "
+                            f"answer {answer.nbgrader['grade_id']!r} of line {answer.line}."
+                        )
+
+    def keep_edited(self) -> None:
+        """Save what somebody typed into the generated notebook before it is overwritten."""
+        if self.path.exists() and "edited" in (self.problem() or ""):
+            kept = self.root / "build" / "edited" / self.name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(self.path, kept)
+            print(f"{self.name} was edited; that version is kept in {kept.relative_to(self.root)}.")
+
+    def _write(self, notebook: nbformat.NotebookNode) -> None:
+        partial = self.path.with_suffix(".ipynb.partial")
+        nbformat.write(notebook, partial)
+        os.replace(partial, self.path)  # an interrupted build leaves the old notebook whole
+
+
+def find_sources(root: Path, names: list[str]) -> list[Path]:
+    """The sources of all chapters, or of those named by number, name or path."""
+    sources = sorted((root / "solutions").glob(f"{PATTERN}.py"))
+    if not names:
+        return sources
+    wanted = [Path(name).stem for name in names]
+    for name in wanted:
+        if not any(source.stem == name or source.stem[:2] == name for source in sources):
+            raise BuildError(f"there is no chapter {name!r} in solutions/.")
+    return [source for source in sources if source.stem in wanted or source.stem[:2] in wanted]
+
+
+def copies_of(root: Path, source: Path) -> list[Copy]:
+    """The learner's and the solved copy of one source; SourceError if it breaks a rule."""
+    os.chdir(root)  # so that errors name the file as the author does
+    cells = read_source(source.relative_to(root))
+    return [Copy(root, source.stem, solved, cells) for solved in (False, True)]
+
+
+def build(root: Path, names: list[str]) -> None:
+    """Build what needs it (or all that is named); raise BuildError or SourceError."""
+    copies = [copy for source in find_sources(root, names) for copy in copies_of(root, source)]
+    todo = [copy for copy in copies if names or copy.problem()]
+    for number, copy in enumerate(todo, 1):
+        copy.keep_edited()
+        code = sum(cell.kind == "code" for cell in copy.cells)
+        print(f"[{number}/{len(todo)}] {copy.name}: {code} cells ... ", end="", flush=True)
+        started = time.monotonic()
+        copy.build()
+        print(f"{time.monotonic() - started:.1f} s", flush=True)
+    print(f"{len(todo)} notebooks built, {len(copies) - len(todo)} were up to date.")
+
+
+def check(root: Path, names: list[str]) -> None:
+    """Raise BuildError unless every notebook matches its source and every source its rules."""
+    problems, checked = [], 0
+    for source in find_sources(root, names):
+        try:
+            copies = copies_of(root, source)
+        except SourceError as error:
+            problems += error.problems
+            continue
+        checked += len(copies)
+        problems += filter(None, (copy.problem() for copy in copies))
+    if not names:
+        problems += _strays(root)
+    if problems:
+        raise BuildError("\n".join(problems))
+    print(f"{checked} notebooks match their sources.")
+
+
+def _strays(root: Path) -> list[str]:
+    found = [
+        path for d in ("notebooks", "solutions") for path in (root / d).glob(f"{PATTERN}.ipynb")
+    ]
+    return [
+        f"{path.relative_to(root)} has no source solutions/{path.stem}.py: delete it."
+        for path in sorted(found)
+        if not (root / "solutions" / f"{path.stem}.py").exists()
+    ]
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """Run one command; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=["build", "check"])
+    parser.add_argument("chapters", nargs="*", metavar="NN|name")
+    options = parser.parse_args(arguments)
+    try:
+        {"build": build, "check": check}[options.command](root, options.chapters)
+    except (BuildError, SourceError) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; notebooks that were finished are kept.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
