@@ -1,0 +1,44 @@
+"""Finds exercises: one module a chapter, `course_utils/checks/chNN.py`."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import course_utils.checks
+from course_utils.checks.framework import Exercise, registered
+
+
+def find(exercise_id: str) -> Exercise:
+    """Returns an exercise by its id ("3.1"). Raises LookupError with a sentence for a learner."""
+    match = re.fullmatch(r"(\d+)\.(\d+)", str(exercise_id))
+    if match and int(match[1]) in chapters():
+        _load(int(match[1]))
+    if exercise_id not in registered:
+        near = [e.id for e in registered.values() if match and e.id.startswith(f"{match[1]}.")]
+        known = f"this chapter has {', '.join(near)}" if near else 'ids look like "3.1"'
+        raise LookupError(f"There is no exercise {exercise_id!r}: {known}.")
+    return registered[exercise_id]
+
+
+def exercises() -> list[Exercise]:
+    """All exercises of the course, by chapter and number."""
+    for chapter in chapters():
+        _load(chapter)
+    ids = sorted(registered, key=lambda id: [int(part) for part in id.split(".")])
+    return [registered[id] for id in ids]
+
+
+def chapters() -> list[int]:
+    """The chapters that have exercises."""
+    names = [module.name for module in pkgutil.iter_modules(course_utils.checks.__path__)]
+    return sorted(int(name[2:]) for name in names if re.fullmatch(r"ch\d\d", name))
+
+
+def root() -> Path:
+    """The folder of the project: where solutions/ and notebooks/ are."""
+    return Path(course_utils.checks.__file__).resolve().parents[2]
+
+
+def _load(chapter: int) -> None:
+    importlib.import_module(f"course_utils.checks.ch{chapter:02d}")

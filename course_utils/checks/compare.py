@@ -1,0 +1,304 @@
+"""Compares what came with what was expected, and says in one line where they first differ.
+
+`compare` knows tensors, numbers, strings, lists and tuples, dicts, sets and everything with `==`.
+`expect` turns a difference into `Wrong`, naming the mistake that would have given what came.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import torch
+
+TOLERANCE = 1e-5
+
+
+class Wrong(Exception):
+    """An answer that does not meet a requirement.
+
+    `misconception` is the name of one of the exercise's misconceptions, or None where the mistake
+    is not a known one. `expected` and `got` are shown to the learner; pass short strings, or
+    values, which are shortened.
+    """
+
+    def __init__(
+        self, misconception: str | None = None, *, expected: Any = None, got: Any = None
+    ) -> None:
+        super().__init__(misconception or "wrong")
+        self.misconception = misconception
+        self.expected = (
+            expected if expected is None or isinstance(expected, str) else show(expected)
+        )
+        self.got = got if got is None or isinstance(got, str) else show(got)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference between two values: the two sides, and the place inside them."""
+
+    expected: str
+    got: str
+    place: str = ""
+
+
+def expect(
+    got: Any,
+    expected: Any,
+    *,
+    likely: Mapping[str, Any] | None = None,
+    what: str = "",
+    each: str = "item",
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Raises `Wrong` unless `got` equals `expected`.
+
+    Floats may differ by `tolerance * (1 + |expected|)`. `likely` maps the name of a misconception
+    to the value that this mistake gives, to a bool (was this mistake made?), or to a function
+    that takes `got` and returns such a bool; the first that fits is named, so put the mistake
+    that explains more before the one that explains less. `what` names the thing compared ("the
+    gradient of fc1.weight"); `each` names the entries of an outermost list ("rank" -> "rank 1").
+    """
+    difference = compare(got, expected, tolerance, each)
+    if difference is None:
+        return
+    slug = _first_fitting(got, likely or {}, tolerance)
+    place = ", ".join(part for part in (what, difference.place) if part)
+    remark = relation(got, expected, tolerance) if slug is None else ""
+    raise Wrong(
+        slug,
+        expected=difference.expected + (f"   ({place})" if place else ""),
+        got=difference.got + (f"   ({remark})" if remark else ""),
+    )
+
+
+def expect_type(got: Any, kind: type | tuple[type, ...], *, likely: str | None = None) -> None:
+    """Raises `Wrong` unless `got` is a `kind`; call it before you index or unpack an answer."""
+    if not isinstance(got, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join(_article(k.__name__) for k in kinds)
+        raise Wrong(likely, expected=names, got=show(got))
+
+
+def compare(
+    got: Any, expected: Any, tolerance: float = TOLERANCE, each: str = "item"
+) -> Difference | None:
+    """Returns the first difference between two values, or None where they are equal."""
+    if isinstance(expected, torch.Tensor):
+        return _compare_tensors(got, expected, tolerance)
+    if isinstance(expected, Number):
+        return _compare_numbers(got, expected, tolerance)
+    if isinstance(expected, Mapping):
+        return _compare_mappings(got, expected, tolerance)
+    if isinstance(expected, AbstractSet):
+        return _compare_sets(got, expected)
+    if isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
+        return _compare_sequences(got, expected, tolerance, each)
+    try:
+        equal = bool(got == expected)
+    except Exception:
+        equal = False
+    return None if equal else Difference(show(expected), show(got))
+
+
+def _compare_tensors(got: Any, expected: torch.Tensor, tolerance: float) -> Difference | None:
+    if not isinstance(got, torch.Tensor):
+        return Difference(show(expected), show(got))
+    if got.shape != expected.shape:
+        return Difference(f"shape {tuple(expected.shape)}", f"shape {tuple(got.shape)}")
+    if got.dtype != expected.dtype:
+        return Difference(f"{expected.dtype}", f"{got.dtype}")
+    got, expected = got.detach().cpu(), expected.detach().cpu()
+    if expected.dtype.is_floating_point or expected.dtype.is_complex:
+        wrong = ~torch.isclose(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    else:
+        wrong = got != expected
+    count = int(wrong.sum())
+    if count == 0:
+        return None
+    index = tuple(wrong.nonzero()[0].tolist())
+    left, right = _numbers(expected[index].item(), got[index].item())
+    place = f"at [{', '.join(map(str, index))}]" if index else ""
+    if wrong.numel() > 1:
+        place += f"; {count} of {wrong.numel()} values differ"
+    return Difference(left, right, place)
+
+
+def _compare_numbers(got: Any, expected: Any, tolerance: float) -> Difference | None:
+    if isinstance(got, torch.Tensor) and got.numel() == 1:
+        got = got.item()
+    if not isinstance(got, Number) or isinstance(expected, bool) != isinstance(got, bool):
+        return Difference(show(expected), show(got))
+    if isinstance(expected, int) and isinstance(got, int):
+        equal = got == expected
+    else:
+        equal = got == expected or abs(got - expected) <= tolerance * (1 + abs(expected))
+    return None if equal else Difference(*_numbers(expected, got))
+
+
+def _compare_sequences(
+    got: Any, expected: Sequence, tolerance: float, each: str
+) -> Difference | None:
+    if not isinstance(got, Sequence) or isinstance(got, (str, bytes)):
+        return Difference(show(expected), show(got))
+    if len(got) != len(expected):
+        return Difference(
+            f"{len(expected)} entries: {show(expected)}", f"{len(got)} entries: {show(got)}"
+        )
+    for i, (g, e) in enumerate(zip(got, expected, strict=True)):
+        difference = compare(g, e, tolerance)
+        if difference:
+            return _inside(difference, f"{each} {i}")
+    return None
+
+
+def _compare_mappings(got: Any, expected: Mapping, tolerance: float) -> Difference | None:
+    if not isinstance(got, Mapping):
+        return Difference(show(expected), show(got))
+    missing = [key for key in expected if key not in got]
+    extra = [key for key in got if key not in expected]
+    if missing or extra:
+        parts = [
+            f"{word} {show(keys)}" for word, keys in (("without", missing), ("with", extra)) if keys
+        ]
+        return Difference(f"the keys {show(list(expected))}", " and ".join(parts))
+    for key, value in expected.items():
+        difference = compare(got[key], value, tolerance)
+        if difference:
+            return _inside(difference, f"{key!r}" if isinstance(key, str) else f"key {key}")
+    return None
+
+
+def _compare_sets(got: Any, expected: AbstractSet) -> Difference | None:
+    if not isinstance(got, AbstractSet):
+        return Difference(show(expected), show(got))
+    if got == expected:
+        return None
+    missing, extra = expected - got, got - expected
+    parts = [f"without {show(missing)}"] if missing else []
+    parts += [f"with {show(extra)}"] if extra else []
+    return Difference(show(expected), " and ".join(parts))
+
+
+def _inside(difference: Difference, outer: str) -> Difference:
+    place = f"{outer}, {difference.place}" if difference.place else outer
+    return Difference(difference.expected, difference.got, place)
+
+
+def _first_fitting(got: Any, likely: Mapping[str, Any], tolerance: float) -> str | None:
+    for slug, mistake in likely.items():
+        try:
+            if isinstance(mistake, bool):
+                fits = mistake
+            elif isinstance(mistake, Callable) and not isinstance(mistake, torch.nn.Module):
+                fits = bool(mistake(got))
+            else:
+                fits = compare(got, mistake, tolerance) is None
+        except Exception:
+            fits = False  # an answer so odd that the question makes no sense for it
+        if fits:
+            return slug
+    return None
+
+
+def relation(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
+    """Says how all values of `got` relate to those of `expected`, or "" where nothing is plain."""
+    if got is None:
+        return "did you forget to return?"
+    a, b = _flat(got), _flat(expected)
+    if a is None or b is None or a.numel() == 0:
+        return ""
+    if not a.isfinite().all():
+        return "not every value is finite"
+    if a.shape != b.shape:
+        return ""
+    if b.abs().max() > 0 and a.abs().max() == 0:
+        return "every value is zero"
+    slack = tolerance * (1 + b.abs())
+    nonzero = b.abs() > 100 * tolerance
+    if nonzero.any():
+        factor = (a[nonzero] / b[nonzero]).median().item()
+        if abs(factor - 1) > 1e-3 and ((a - factor * b).abs() <= 2 * slack).all():
+            return (
+                f"{_factor(factor)} what is expected"
+                if a.numel() == 1
+                else (f"every value is {_factor(factor)} what is expected")
+            )
+    if a.numel() > 1 and ((a.sort().values - b.sort().values).abs() <= slack).all():
+        return "the right values in another order"
+    return ""
+
+
+def _factor(factor: float) -> str:
+    if factor == -1 or abs(factor + 1) < 1e-3:
+        return "minus"
+    if 0 < factor < 0.99 and abs(1 / factor - round(1 / factor)) < 1e-3:
+        return f"1/{round(1 / factor)} of"
+    return f"{factor:.4g} times"
+
+
+def _flat(value: Any) -> torch.Tensor | None:
+    """All numbers of a tensor, a number, or a nest of lists and dicts of them, in order."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().reshape(-1).double() if not value.is_complex() else None
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return torch.tensor([float(value)], dtype=torch.float64)
+    if isinstance(value, Mapping):
+        value = [value[key] for key in sorted(value, key=str)]
+    if not isinstance(value, Sequence):
+        return None
+    parts = [_flat(part) for part in value]
+    if not parts or any(part is None for part in parts):
+        return None
+    return torch.cat(parts)
+
+
+def show(value: Any, width: int = 90) -> str:
+    """A value in at most about `width` characters: shapes and a few numbers, never a page."""
+    return _shorten(_show(value), width)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        if value.numel() <= 8 and value.dim() <= 1:
+            return f"tensor({_show(value.tolist())})"
+        kind = "" if value.dtype == torch.float32 else f", {value.dtype}".replace("torch.", "")
+        return f"tensor of shape {tuple(value.shape)}{kind}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {_show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return opening + ", ".join(map(_show, value)) + closing
+    if isinstance(value, type) or callable(value) and hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    if isinstance(value, torch.nn.Module) or type(value).__repr__ is object.__repr__:
+        return f"an object of class {type(value).__name__}"
+    try:
+        return repr(value)
+    except Exception:
+        return f"an object of class {type(value).__name__}"
+
+
+def _shorten(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else f"{text[: width - 24]} ... {text[-18:]}"
+
+
+def _numbers(expected: Any, got: Any) -> tuple[str, str]:
+    """Two numbers that differ, with as few digits as show the difference."""
+    for digits in (4, 6, 9, 17):
+        pair = tuple(
+            f"{x:.{digits}g}" if isinstance(x, float) else repr(x) for x in (expected, got)
+        )
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

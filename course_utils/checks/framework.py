@@ -1,0 +1,277 @@
+"""Exercises and their checks.
+
+How to write an exercise
+------------------------
+One module a chapter, `course_utils/checks/chNN.py`. An exercise has an id, the name of what the
+learner writes, points, hints (gentle, closer, the idea) and its misconceptions: the mistakes that
+the check can name, each with the sentence that the learner reads.
+
+    from course_utils.checks import Exercise, Wrong, expect, expect_type, run
+
+    exercise = Exercise(
+        "3.1",
+        "average_gradients",            # lower case: a function; CamelCase: a class
+        points=2,
+        parameters=("model",),          # optional: what it is called with, by position
+        hints=["gentle", "closer", "the idea, never the code"],
+        misconceptions={
+            "sum-not-mean": "Your gradients are world_size times too large: you summed them and "
+            "did not divide.",
+            "deadlock-unused": "A rank whose parameter has no gradient skips a collective that "
+            "the others wait in.",
+        },
+        failures={"timeout": "deadlock-unused"},     # what a hang means, see below
+    )
+
+    def gradients_after(rank, answer, seeds):        # at module level or nested, as you like
+        ...
+        answer(model)
+        return [p.grad for p in model.parameters()]
+
+    @exercise.requires("every rank ends with the mean of all ranks' gradients")
+    def _(answer, draw):
+        seeds = [draw.seed() for _ in range(3)]
+        got = run(gradients_after, 3, answer, seeds)
+        summed = ...
+        expect(got, [mean] * 3, each="rank", likely={"sum-not-mean": [summed] * 3})
+
+A requirement is a function of the learner's answer and of `draw`, the source of fresh inputs
+(`draw.integer(1, 9)`, `draw.number(0, 1)`, `draw.tensor(4, 3)`, `draw.whole(4, 3)` for exact
+sums, `draw.integers(5)`, `draw.choice([...])`, `draw.sample(options, k)`, `draw.seed()`). It
+returns when the answer is right, and otherwise
+  * `expect(got, expected, likely={...})` raises: it compares tensors (shape, dtype, values),
+    numbers, lists, dicts, sets, and names the first misconception in `likely` that fits: a value
+    that the mistake gives, a bool, or a function of `got`. Two mistakes that give the same value
+    on the same input: the first in the dict is named, so order them; or draw inputs that tell
+    them apart (unequal sizes, world size 3). `what="the bias"` and `each="rank"` say where;
+  * `expect_type(got, torch.Tensor)` raises on None and other types; use it before you index;
+  * or raise `Wrong("sum-not-mean", expected="...", got="...")` yourself; the slug may be None.
+`run(fn, nprocs, *args, timeout=20)` is `launch` with a short time: fn(rank, *args) on real ranks.
+Everything else runs in the kernel under a time limit (`@exercise.requires(..., seconds=10)`;
+the time spent in `run` does not count).
+
+What the framework does by itself: an answer that is None, or raises NotImplementedError from its
+stub, is "not attempted yet"; a class where a function is expected, a call instead of a function,
+a wrong number of parameters each get their sentence; an exception, in the kernel or in a rank,
+becomes its kind, its message and the learner's own line; an endless loop is ended; prints of the
+learner are kept and shown only when the check fails; the state of the kernel is restored.
+
+`failures` maps what went wrong to a misconception, for an exercise or for one requirement
+(`@exercise.requires(..., failures={...})` goes first). Keys: the name of an exception
+("ZeroDivisionError", looked up first), or the kind of a failure: "timeout" (a hang, in ranks or
+in the kernel), "mismatch" (of collectives), "exit", "signal", "pickle", "exception".
+The slugs "returns-nothing", "wrong-kind", "wrong-parameters", and the kinds of failure with
+nothing mapped ("exception", "timeout", ...), exist in every exercise.
+
+Requirements run in order, later ones also after a failure; `needs_earlier=True` leaves one out
+when an earlier one failed because it would only repeat it. After a hang the rest is left out.
+Order them from the plain to the awkward: the first line that fails is what the learner reads.
+
+Every printed line of a passed or unattempted check must be the same in every run: requirement
+texts are fixed strings, without numbers drawn.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from course_utils.checks.compare import Wrong, show
+from course_utils.checks.draw import Draw, fresh_seed
+from course_utils.checks.failures import explain, is_stub
+from course_utils.checks.guard import Deadline, undisturbed
+from course_utils.launch import launch
+
+# Mistakes that every exercise can meet. Where the line itself says it all, no sentence follows.
+COMMON = {
+    "returns-nothing": "Your function ends without a `return`, so Python returns None.",
+    "wrong-kind": "",
+    "wrong-parameters": "",
+    "exception": "",
+    "timeout": "",
+    "mismatch": "",
+    "exit": "",
+    "signal": "",
+    "pickle": "",
+}
+
+Requirement = Callable[[Any, Draw], None]
+registered: dict[str, "Exercise"] = {}
+_deadline: Deadline | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one requirement. `ok` is None where it was not run. `kind` is the kind of
+    the failure where the answer raised, hung or left instead of giving a wrong result."""
+
+    requirement: str
+    ok: bool | None
+    expected: str | None = None
+    got: str | None = None
+    misconception: str | None = None
+    text: str = ""
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a check: `status` is "not attempted", "passed" or "failed"; `seed` gives the
+    same inputs again."""
+
+    exercise: "Exercise"
+    status: str
+    seed: str
+    lines: list[Line] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
+
+    @property
+    def misconceptions(self) -> list[str]:
+        """The mistakes that were named, in the order of the requirements."""
+        return [line.misconception for line in self.lines if line.misconception]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    text: str
+    function: Requirement
+    failures: Mapping[str, str]
+    needs_earlier: bool
+    seconds: float
+
+
+class Exercise:
+    """An exercise; creating it registers it. The module's text says how to write one."""
+
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        *,
+        points: int,
+        hints: Sequence[str],
+        misconceptions: Mapping[str, str],
+        parameters: Sequence[str] | None = None,
+        failures: Mapping[str, str] | None = None,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.points = points
+        self.hints = list(hints)
+        self.misconceptions = {**COMMON, **misconceptions}
+        self.parameters = parameters
+        self.failures = dict(failures or {})
+        self.rules: list[_Rule] = []
+        self._must_know(self.failures.values())
+        registered[id] = self
+
+    def requires(
+        self,
+        text: str,
+        *,
+        failures: Mapping[str, str] | None = None,
+        needs_earlier: bool = False,
+        seconds: float = 10.0,
+    ) -> Callable[[Requirement], Requirement]:
+        """Decorator that adds a requirement, a function of (answer, draw)."""
+        merged = {**self.failures, **(failures or {})}
+        self._must_know(merged.values())
+
+        def add(function: Requirement) -> Requirement:
+            self.rules.append(_Rule(text, function, merged, needs_earlier, seconds))
+            return function
+
+        return add
+
+    def _must_know(self, slugs: Iterable[str | None]) -> None:
+        for slug in slugs:
+            if slug is not None and slug not in self.misconceptions:
+                raise ValueError(f"Exercise {self.id} has no misconception {slug!r}.")
+
+
+def run(fn: Callable, nprocs: int, *args: Any, timeout: float = 20.0) -> list:
+    """Runs fn(rank, *args) on real ranks, as `launch` does, inside a requirement."""
+    if _deadline is None:
+        return launch(fn, nprocs, *args, timeout=timeout)
+    with _deadline.paused():
+        return launch(fn, nprocs, *args, timeout=timeout)
+
+
+def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
+    """Checks an answer and returns what came of it; prints nothing. `seed` fixes the inputs;
+    without it they come from COURSE_SEED, or are fresh."""
+    seed = seed or fresh_seed()
+    if answer is None or answer is Ellipsis:
+        return Outcome(exercise, "not attempted", seed)
+    unfit = _unfit(exercise, answer)
+    if unfit:
+        rest = [Line(rule.text, None) for rule in exercise.rules[1:]]
+        return Outcome(exercise, "failed", seed, [unfit, *rest])
+    lines: list[Line] = []
+    with undisturbed() as printed:
+        for index, rule in enumerate(exercise.rules):
+            line = _skipped(rule, lines) or _try(
+                exercise, rule, answer, Draw(seed, f"{exercise.id}/{index}")
+            )
+            if line.kind == "stub" and not any(earlier.ok for earlier in lines):
+                return Outcome(exercise, "not attempted", seed)
+            lines.append(line)
+    status = "passed" if all(line.ok for line in lines) else "failed"
+    return Outcome(exercise, status, seed, lines, printed.lines())
+
+
+def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:
+    failed = [line for line in earlier if not line.ok]
+    hung = any(line.kind == "timeout" for line in failed)
+    return Line(rule.text, None) if hung or (failed and rule.needs_earlier) else None
+
+
+def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
+    """Runs one requirement under its time limit."""
+    global _deadline
+    outer = _deadline
+    try:
+        with Deadline(rule.seconds) as _deadline:
+            rule.function(answer, draw)
+        return Line(rule.text, True)
+    except Wrong as wrong:
+        exercise._must_know([wrong.misconception])
+        slug = wrong.misconception
+        if slug is None and wrong.got == "None":
+            slug = "returns-nothing"
+        return Line(rule.text, False, wrong.expected, wrong.got, slug)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if is_stub(error):
+            text = "a part of your answer that this needs still raises NotImplementedError"
+            return Line(rule.text, False, text=text, kind="stub")
+        failure = explain(error, rule.seconds)
+        slug = rule.failures.get(failure.error) or rule.failures.get(failure.kind) or failure.kind
+        return Line(rule.text, False, misconception=slug, text=failure.text, kind=failure.kind)
+    finally:
+        _deadline = outer
+
+
+def _unfit(exercise: Exercise, answer: Any) -> Line | None:
+    """The line for an answer that is no function (or class) of the expected form at all."""
+    first, name = exercise.rules[0].text, exercise.name
+    wants_class = name[0].isupper()
+    if wants_class and not isinstance(answer, type):
+        text = f"{name} must be a class, and you passed {show(answer)}; pass {name} itself"
+        return Line(first, False, misconception="wrong-kind", text=text)
+    if not wants_class and (isinstance(answer, type) or not callable(answer)):
+        text = f"{name} must be a function, and you passed {show(answer)}; pass {name} itself"
+        return Line(first, False, misconception="wrong-kind", text=text)
+    if exercise.parameters is None:
+        return None
+    try:
+        signature = inspect.signature(answer)
+        signature.bind(*exercise.parameters)
+    except TypeError:
+        wanted = ", ".join(exercise.parameters)
+        text = f"{name} is called as {name}({wanted}), and yours is {name}{signature}"
+        return Line(first, False, misconception="wrong-parameters", text=text)
+    except ValueError:
+        return None  # a builtin without a signature: the requirements will tell
+    return None

@@ -1,0 +1,158 @@
+"""Runs a learner's code in this process so that it cannot hang it, flood it or change it."""
+
+import contextlib
+import ctypes
+import io
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+
+class TimeIsUp(BaseException):
+    """Raised inside code that runs longer than its limit; not an Exception, so that a learner's
+    `except Exception` does not swallow it."""
+
+
+class Deadline:
+    """Ends the calling thread's code with `TimeIsUp` after `seconds`, again and again until it
+    gives in. Time inside `paused()` does not count.
+
+    In the main thread an alarm signal wakes Python from sleeping and from waiting for a lock;
+    where there is no such signal (Windows, other threads) Python raises between two bytecodes.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._left = seconds
+        self._by_signal = (
+            hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+        )
+        self._thread = threading.get_ident()
+        self._wake: threading.Event | None = None
+        self._before = None
+
+    def __enter__(self) -> "Deadline":
+        if self._by_signal:
+            self._before = signal.signal(signal.SIGALRM, self._raise)
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        if self._by_signal:
+            signal.signal(signal.SIGALRM, self._before)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock while something runs that has a clock of its own."""
+        self._stop()
+        try:
+            yield
+        finally:
+            self._start()
+
+    def _start(self) -> None:
+        self._since = time.monotonic()
+        if self._by_signal:
+            signal.setitimer(signal.ITIMER_REAL, self._left, 0.5)
+        else:
+            self._wake = threading.Event()
+            threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
+
+    def _stop(self) -> None:
+        if self._by_signal:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        else:
+            self._wake.set()
+        self._left = max(self._left - (time.monotonic() - self._since), 0.1)
+
+    @staticmethod
+    def _raise(*_: object) -> None:
+        raise TimeIsUp
+
+    def _watch(self, wake: threading.Event) -> None:
+        wait = self._left
+        while not wake.wait(wait):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread), ctypes.py_object(TimeIsUp)
+            )
+            wait = 0.5
+
+
+class Printed(io.TextIOBase):
+    """Keeps the first `limit` characters written to it and forgets the rest."""
+
+    def __init__(self, limit: int = 2000) -> None:
+        self._parts: list[str] = []
+        self._left = limit
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self._left > 0:
+            self._parts.append(text[: self._left])
+            self._left -= len(text)
+        return len(text)
+
+    def lines(self) -> list[str]:
+        return "".join(self._parts).splitlines()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[Printed]:
+    """Gives the code inside a known state (float32, gradients on, default device CPU), keeps what
+    it prints, and restores the caller's state: random numbers, dtype, threads, grad mode,
+    default device, environment, working folder, warnings."""
+    printed = Printed()
+    before = _snapshot()
+    try:
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            warnings.catch_warnings(),
+            torch.inference_mode(False),
+        ):
+            warnings.simplefilter("ignore")
+            torch.set_default_dtype(torch.float32)
+            torch.set_grad_enabled(True)
+            torch.set_default_device(None)
+            yield printed
+    finally:
+        _restore(before)
+
+
+def _snapshot() -> dict:
+    return {
+        "rng": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        "random": random.getstate(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "threads": torch.get_num_threads(),
+        "grad": torch.is_grad_enabled(),
+        "environ": dict(os.environ),
+        "folder": os.getcwd(),
+    }
+
+
+def _restore(state: dict) -> None:
+    torch.set_rng_state(state["rng"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    random.setstate(state["random"])
+    torch.set_default_dtype(state["dtype"])
+    torch.set_default_device(None if state["device"].type == "cpu" else state["device"])
+    if torch.get_num_threads() != state["threads"]:
+        torch.set_num_threads(state["threads"])
+    torch.set_grad_enabled(state["grad"])
+    for name in set(os.environ) - set(state["environ"]):
+        del os.environ[name]
+    os.environ.update(state["environ"])
+    os.chdir(state["folder"])

@@ -1,0 +1,109 @@
+"""What a learner calls: `check` and `hint`. Both print, return None and never raise."""
+
+import textwrap
+from typing import Any
+
+from course_utils.checks import catalogue, progress
+from course_utils.checks.framework import Line, Outcome, judge
+
+_WIDTH = 96
+_hints_shown: dict[str, int] = {}
+
+
+def check(exercise_id: str, answer: Any = None) -> None:
+    """Checks your answer to an exercise and prints a line for each requirement."""
+    try:
+        outcome = examine(exercise_id, answer)
+    except LookupError as error:
+        print(error.args[0])
+        return
+    print(render(outcome))
+    if outcome.status != "not attempted":
+        progress.record(outcome.exercise, outcome.status == "passed")
+
+
+def examine(exercise_id: str, answer: Any, seed: str | None = None) -> Outcome:
+    """Checks an answer and returns what came of it, printing nothing.
+
+    Raises LookupError where there is no such exercise. `seed` gives the inputs of an earlier
+    Outcome again; without it they come from COURSE_SEED, or are fresh.
+    """
+    return judge(catalogue.find(exercise_id), answer, seed)
+
+
+def hint(exercise_id: str) -> None:
+    """Prints the next hint of an exercise; a restarted kernel begins with the first again."""
+    try:
+        exercise = catalogue.find(exercise_id)
+    except LookupError as error:
+        print(error.args[0])
+        return
+    number = _hints_shown.get(exercise.id, 0) + 1
+    count = len(exercise.hints)
+    if number > count:
+        print(f"{exercise.id} {exercise.name}: you have seen all {count} hints. The last was:")
+        print(_wrap(exercise.hints[-1], "  "))
+        return
+    _hints_shown[exercise.id] = number
+    print(f"{exercise.id} {exercise.name}, hint {number} of {count}:")
+    print(_wrap(exercise.hints[number - 1], "  "))
+
+
+def render(outcome: Outcome) -> str:
+    """The text that `check` prints."""
+    exercise = outcome.exercise
+    title = f"{exercise.id} {exercise.name}"
+    points = f"{exercise.points} point{'s' if exercise.points != 1 else ''}"
+    if outcome.status == "not attempted":
+        return f"{title}: not attempted yet"
+    parts = [f"{title:<54} ({points})"]
+    seen: set[str] = set()
+    for line in outcome.lines:
+        parts += _render_line(line, exercise.misconceptions, seen)
+    if outcome.status == "passed":
+        return "\n".join([*parts, f"  passed: {points}"])
+    if outcome.printed:
+        parts.append("  your code printed:")
+        parts += [f"      {line[:_WIDTH]}" for line in outcome.printed[:8]]
+        if len(outcome.printed) > 8:
+            parts.append("      ...")
+    left = len(exercise.hints) > _hints_shown.get(exercise.id, 0)
+    parts.append(f'  next: hint("{exercise.id}")' if left else "  next: read the last hint again")
+    return "\n".join(parts)
+
+
+def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[str]:
+    if line.ok is None:
+        return [f"  --  {line.requirement}", "      not looked at: repair the line above first"]
+    if line.ok:
+        return [f"  ok  {line.requirement}"]
+    parts = [f"  no  {line.requirement}"]
+    if line.text:
+        same = line.text in seen
+        parts.append("      as above" if same else _wrap(line.text, "      "))
+        seen.add(line.text)
+    if line.expected is not None:
+        parts.append(_wrap(f"expected: {line.expected}", "      ", "                "))
+    if line.got is not None:
+        parts.append(_wrap(f"got:      {line.got}", "      ", "                "))
+    sentence = sentences[line.misconception] if line.misconception else ""
+    if sentence and sentence not in seen:
+        parts.append(_wrap(f"likely:   {sentence}", "      ", "                "))
+        seen.add(sentence)
+    return parts
+
+
+def _wrap(text: str, first: str, rest: str | None = None) -> str:
+    rest = first if rest is None else rest
+    lines = []
+    for i, line in enumerate(text.splitlines()):
+        lines += textwrap.wrap(
+            line.strip() if i == 0 else line.rstrip(),
+            _WIDTH,
+            initial_indent=first if i == 0 else rest,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+        )
+    return "\n".join(lines)
