@@ -15,9 +15,9 @@ def find(exercise_id: str) -> Exercise:
     if match and int(match[1]) in chapters():
         _load(int(match[1]))
     if exercise_id not in registered:
-        near = [e.id for e in registered.values() if match and e.id.startswith(f"{match[1]}.")]
-        known = f"this chapter has {', '.join(near)}" if near else 'ids look like "3.1"'
-        raise LookupError(f"There is no exercise {exercise_id!r}: {known}.")
+        near = [id for id in registered if match and id.split(".")[0] == match[1]]
+        known = f"chapter {match[1]} has {', '.join(near)}" if near else 'an id looks like "0.1"'
+        raise LookupError(f"There is no exercise {exercise_id!r}; {known}.")
     return registered[exercise_id]
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from course_utils.checks.framework import Exercise, Wrong, expect, expect_type, run
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run
 from course_utils.hardware import device
 
 average = Exercise(

@@ -97,7 +97,7 @@ def compare(
         return _compare_sequences(got, expected, tolerance, each)
     try:
         equal = bool(got == expected)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a learner's __eq__ may raise anything
         equal = False
     return None if equal else Difference(show(expected), show(got))
 
@@ -195,8 +195,8 @@ def _first_fitting(got: Any, likely: Mapping[str, Any], tolerance: float) -> str
                 fits = bool(mistake(got))
             else:
                 fits = compare(got, mistake, tolerance) is None
-        except Exception:
-            fits = False  # an answer so odd that the question makes no sense for it
+        except Exception:  # noqa: BLE001 - an answer so odd that the question makes no sense
+            fits = False
         if fits:
             return slug
     return None
@@ -280,7 +280,7 @@ def _show(value: Any) -> str:
         return f"an object of class {type(value).__name__}"
     try:
         return repr(value)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a learner's __repr__ may raise anything
         return f"an object of class {type(value).__name__}"
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Self
 
 import torch
 
@@ -37,7 +38,7 @@ class Deadline:
         self._wake: threading.Event | None = None
         self._before = None
 
-    def __enter__(self) -> "Deadline":
+    def __enter__(self) -> Self:
         if self._by_signal:
             self._before = signal.signal(signal.SIGALRM, self._raise)
         self._start()
