@@ -1,0 +1,387 @@
+# %% [markdown]
+# # 0. Start here
+#
+# This course teaches distributed training by doing it. Every chapter starts real processes, moves
+# real tensors between them, measures what was moved and compares it with what the arithmetic said.
+# You need no GPU. If you have one or several, the same notebooks use them.
+#
+# In the next ten minutes you see what your machine has, start two processes from a cell, watch a
+# mistake being explained, and answer three short exercises.
+#
+# Run a cell with **Shift+Enter**. Run them from top to bottom.
+
+# %% tags=["nbval-ignore-output"]
+import math
+import os
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+
+from course_utils import hardware, plots
+from course_utils.checks import check, hint, progress_map
+from course_utils.explore import Explorer
+from course_utils.launch import RankFailure, launch
+from course_utils.trace import Trace
+
+hardware.report()
+hardware.doctor().show()
+
+# %% [markdown]
+# The cell above speaks about *your* machine. `report` says which device each process would get.
+# `doctor` looks for the reasons why a GPU might stay idle. No other output in this chapter depends
+# on the hardware: what you see below is what everybody sees.
+
+# %% [markdown]
+# ## The factory: several workshops, one order
+#
+# Think of a training run as a factory order. One workshop can fill it alone, slowly. Several
+# workshops fill it faster, if they agree on who does what and exchange their parts at the right
+# moment. Most of this course is about that exchange.
+
+# %%
+figure, axes = plots.canvas(width=8, height=2.6)
+for rank, x in enumerate([1.0, 4.2, 7.4]):
+    plots.building(axes, x, 0.4, label=f"workshop {rank}", color=plots.RANK_COLORS[rank])
+plots.arrow(axes, (2.7, 1.0), (4.1, 1.0), color=plots.COLORS["communication"], label="truck")
+plots.arrow(axes, (5.9, 1.0), (7.3, 1.0), color=plots.COLORS["communication"], label="truck")
+plt.show()
+
+# %% [markdown]
+# *Three workshops of the same kind stand in a row; trucks carry parts from one to the next.*
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | workshop | **rank** | one process with its own memory and, where there is one, its own GPU; ranks are numbered from 0 |
+# | number of workshops | **world size** | how many ranks take part |
+# | truck | **message** | bytes that travel from one rank to another |
+# | a round of trucks that everybody joins | **collective** | one operation that all ranks call together, such as `all_reduce` |
+# | head office | the **kernel** | the process behind this notebook: it starts the ranks and collects their results |
+
+# %% [markdown]
+# ## The smallest real run: two ranks say hello and add their numbers
+#
+# `launch(fn, nprocs)` starts `nprocs` new processes and calls `fn(rank)` in each. What a rank
+# prints appears here with its number in front. What it returns comes back in a list, rank 0 first.
+
+
+# %%
+def hello(rank):
+    print(f"hello, I am rank {rank} of {dist.get_world_size()}")
+    return os.getpid()
+
+
+process_ids = launch(hello, 2)
+
+# %% [markdown]
+# These were processes of their own, not threads of this one. Each process has a number, and the
+# three numbers differ.
+
+# %%
+print("three different processes:", len({os.getpid(), *process_ids}) == 3)
+
+# %% [markdown]
+# Two processes share no memory. Rank 0 cannot read a variable of rank 1. To add their numbers they
+# have to communicate. **All-reduce** is the collective for it: every rank hands in a tensor, and
+# every rank gets the sum of all of them.
+
+
+# %%
+def add_numbers(rank):
+    number = torch.tensor([10.0 * (rank + 1)], device=hardware.device())
+    dist.all_reduce(number)  # in place: the sum replaces what was handed in
+    return number.item()
+
+
+launch(add_numbers, 2)
+
+# %% [markdown]
+# Rank 0 handed in 10, rank 1 handed in 20, and both hold 30. `hardware.device()` is the GPU of the
+# rank where there is one for each rank, and the CPU elsewhere.
+
+# %% [markdown]
+# ## Predict, then measure: the sum and the bytes of four ranks
+#
+# Before you run something, say what will come out. A prediction that fails teaches more than a
+# result that you only looked at. Four ranks hand in 1000 numbers each; rank $r$ hands in the value
+# $r + 1$. The sum over $n$ ranks is
+#
+# $$1 + 2 + \dots + n = \frac{n (n + 1)}{2},$$
+#
+# and a float32 number takes 4 bytes.
+
+# %%
+ranks, elements = 4, 1000
+predicted_sum = ranks * (ranks + 1) / 2
+predicted_bytes = 4 * elements
+print("each element becomes", predicted_sum, "and each rank hands in", predicted_bytes, "bytes")
+
+# %% [markdown]
+# `Trace` writes down every collective that a rank calls, and how many bytes it handed in.
+
+
+# %%
+def count_bytes(rank, elements):
+    numbers = torch.full((elements,), rank + 1.0, device=hardware.device())
+    with Trace() as trace:
+        dist.all_reduce(numbers)
+    return numbers[0].item(), trace.record().sent("all_reduce")
+
+
+for rank, (value, sent) in enumerate(launch(count_bytes, ranks, elements)):
+    print(f"rank {rank}: equal: {value == predicted_sum and sent == predicted_bytes}")
+
+# %% [markdown]
+# ## By hand, then with PyTorch: one sum, two ways
+#
+# A collective is made of messages. Here is the sum of two ranks from a `send` and a `recv` each.
+# `send` waits until the other side takes the bytes, `recv` waits until they arrive. One rank sends
+# first while the other receives first. In section "Break it" you see what happens otherwise.
+
+
+# %%
+def add_by_hand(rank, seed):
+    torch.manual_seed(seed + rank)
+    mine = torch.randn(1000, device=hardware.device())
+    theirs = torch.empty_like(mine)
+    if rank == 0:
+        dist.send(mine, dst=1)
+        dist.recv(theirs, src=1)
+    else:
+        dist.recv(theirs, src=0)
+        dist.send(mine, dst=0)
+    by_hand = mine + theirs
+    dist.all_reduce(mine)
+    return (by_hand - mine).abs().max().item()
+
+
+print("largest difference by rank:", launch(add_by_hand, 2, 0))
+
+# %% [markdown]
+# The two results are equal to the last bit. The course keeps this habit: every technique is written
+# by hand first, then with PyTorch's own interface, and both must end with the parameters that *one*
+# process reaches on the whole batch.
+
+# %% [markdown]
+# ## Break it: a rank that does not come, and a rank that fails
+#
+# The most common failure in distributed training is silence. One rank waits for another that never
+# comes, and nothing is printed. `launch` looks at ranks that wait, and says who waits where.
+#
+# **Bug hunt.** Snippets like the next one circulate widely. The author wants the sum printed once.
+# Read it, and decide what rank 0 will wait for.
+
+
+# %%
+def sum_once(rank):
+    number = torch.tensor([1.0], device=hardware.device())
+    if rank == 0:
+        dist.all_reduce(number)
+        print("the sum is", number.item())
+
+
+try:
+    launch(sum_once, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# A collective is a meeting: it takes place when *all* ranks call it. The repair is to move the
+# `all_reduce` in front of the `if`, and to leave only the `print` inside.
+#
+# The second kind of failure is an error in one rank. It names the rank and the line of your cell.
+
+
+# %%
+def divide(rank):
+    parts = [8.0, 4.0]
+    return parts[rank] / (1 - rank)
+
+
+try:
+    launch(divide, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# Outside a `try`, the same text appears in place of a traceback. Whatever goes wrong, no process is
+# left behind, and the next cell works:
+
+# %%
+launch(add_numbers, 2)
+
+# %% [markdown]
+# ## Exercises: three short ones, to learn how they work
+#
+# An exercise is a function with a description and no body. You replace the line
+# `raise NotImplementedError` by your answer, run the cell, and run the check under it. A check tries
+# your answer on fresh inputs with several ranks. It says what was required, what came, and the most
+# likely reason. You may try as often as you like: only a passed check counts, and it counts once.
+#
+# Here is a wrong answer to exercise 0.1, and what the check says to it.
+
+
+# %%
+def summed(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total
+
+
+check("0.1", summed)
+
+# %% [markdown]
+# When the check's sentence is not enough, ask for a hint. Each call gives the next one. The last
+# shows the idea, never the code.
+
+# %%
+hint("0.1")
+
+# %% [markdown]
+# **0.1 The average of all ranks** (1 point). Now write it right.
+
+
+# %% nbgrader={"grade_id": "0.1", "solution": true}
+def average_over_ranks(value: torch.Tensor) -> torch.Tensor:
+    """Return the mean of `value` over all ranks, on every rank.
+
+    value: any shape, float32, one tensor a rank. It is left unchanged.
+    Returns a new tensor of the same shape.
+    """
+    ### BEGIN SOLUTION
+    average = value.clone()
+    dist.all_reduce(average)
+    return average / dist.get_world_size()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "0.1-check", "grade": true, "points": 1, "locked": true}
+check("0.1", average_over_ranks)
+
+# %% [markdown]
+# **0.2 The size of a message** (1 point). Predictions in this course count bytes, so you will need
+# this often.
+
+
+# %% nbgrader={"grade_id": "0.2", "solution": true}
+def message_bytes(tensor: torch.Tensor) -> int:
+    """Return how many bytes the values of `tensor` take: a whole number, for any shape and dtype."""
+    ### BEGIN SOLUTION
+    return tensor.numel() * tensor.element_size()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "0.2-check", "grade": true, "points": 1, "locked": true}
+check("0.2", message_bytes)
+
+# %% [markdown]
+# **0.3 Pass it on** (2 points). Every rank sends its tensor to the next rank, the last one to
+# rank 0, and returns what it received. It has to work for any number of ranks, also for one.
+
+
+# %% nbgrader={"grade_id": "0.3", "solution": true}
+def pass_on(value: torch.Tensor) -> torch.Tensor:
+    """Send `value` to the next rank and return what the previous rank sent, with send and recv.
+
+    value: any shape, the same shape and dtype on every rank. It is left unchanged.
+    Returns the previous rank's tensor; with one rank, a copy of `value`.
+    """
+    ### BEGIN SOLUTION
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks == 1:
+        return received
+    if rank == 0:  # somebody has to receive first, or everybody waits in send
+        dist.recv(received, src=ranks - 1)
+        dist.send(value, dst=1)
+    else:
+        dist.send(value, dst=(rank + 1) % ranks)
+        dist.recv(received, src=rank - 1)
+    return received
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "0.3-check", "grade": true, "points": 2, "locked": true}
+check("0.3", pass_on)
+
+# %% [markdown]
+# ## See it: how many trucks a sum needs
+#
+# There are many ways to form a sum over $n$ ranks. In a **star**, every rank sends its tensor to
+# rank 0, which adds and sends the sum back: $2(n - 1)$ messages, all of them through rank 0's door. In a
+# **ring**, each rank talks only to its neighbours. Move the slider and compare how many tensors the
+# busiest rank sends and receives in all. Chapter 3 derives the ring's formula, and you build it there.
+
+
+# %%
+def draw_ranks(axes, ranks, routes):
+    angles = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
+    spots = [(math.cos(angle), math.sin(angle)) for angle in angles]
+    for start, end in routes:
+        style = dict(arrowstyle="<->", color=plots.COLORS["communication"], lw=2, shrinkA=14, shrinkB=14)
+        axes.annotate("", spots[end], spots[start], arrowprops=style)
+    for rank, (x, y) in enumerate(spots):
+        axes.plot(x, y, "o", ms=24, color=plots.RANK_COLORS[rank % len(plots.RANK_COLORS)])
+        axes.text(x, y, rank, ha="center", va="center", color="white", weight="bold")
+    axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+    axes.axis("off")
+
+
+def draw_star_and_ring(ranks):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.8))
+    draw_ranks(left, ranks, [(rank, 0) for rank in range(1, ranks)])
+    draw_ranks(right, ranks, [(rank, (rank + 1) % ranks) for rank in range(ranks)])
+    left.set_title(f"star: rank 0 moves {2 * (ranks - 1)} tensors")
+    right.set_title(f"ring: every rank moves {4 * (ranks - 1) / ranks:.2f} tensors")
+    return figure
+
+
+Explorer(draw_star_and_ring, ranks=(2, 8, 4))
+
+# %% [markdown]
+# *Left, all arrows end at rank 0: its load grows with every rank. Right, each rank has two
+# neighbours, and its load stays below four tensors however many ranks there are.*
+#
+# The map of the course fills as your checks pass. It is kept in one small file on this machine and
+# goes nowhere. A chapter takes 45 to 60 minutes, and its exercises one to six points each.
+
+# %% tags=["nbval-ignore-output"]
+progress_map()
+
+# %% [markdown]
+# ## On a cluster: the same variables, another launcher
+#
+# On a cluster you do not call `launch`. A launcher called `torchrun` starts your script on every
+# machine, and tells each process who it is through the environment. Ours sets the same variables,
+# so the code you write here runs there.
+
+
+# %%
+def who_am_i(rank):
+    return {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+for variables in launch(who_am_i, 2):
+    print(variables)
+
+# %% [markdown]
+# | variable | meaning |
+# |---|---|
+# | `RANK` | this process's number among all |
+# | `WORLD_SIZE` | how many processes there are in all |
+# | `LOCAL_RANK` | this process's number on its own machine: it chooses the GPU |
+#
+# Chapter 3 runs a script under `torchrun`, and chapter 9 lets it restart after failures.
+
+# %% [markdown]
+# ## Remember
+#
+# * A rank is a process with its own memory. Ranks share nothing but what they send.
+# * A collective is a meeting: all ranks call it, in the same order, with tensors that fit.
+# * `launch(fn, n)` runs `fn(rank)` on `n` real ranks and returns their results in rank order.
+# * Predict first, then measure. Bytes and sums must be equal; times are compared as ratios.
+# * A failure names the rank, the line and what the others were doing. Read it before you search.
+#
+# **Sources.** PyTorch documentation, *Distributed communication package* (torch.distributed):
+# sections "Point-to-point communication" and "Collective functions"; *torchrun (Elastic Launch)*:
+# section "Environment Variables".

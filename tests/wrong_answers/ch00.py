@@ -1,0 +1,164 @@
+"""Plausible wrong answers, and other right ones, to the exercises of chapter 00."""
+
+import torch
+import torch.distributed as dist
+
+from tests.wrong_answers import right, wrong
+
+
+@wrong("0.1", names="sum-not-mean")
+def returns_the_sum(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total
+
+
+@wrong("0.1", names="no-communication")
+def divides_without_talking(value):
+    return value / dist.get_world_size()
+
+
+@wrong("0.1", names="fixed-two")
+def always_halves(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total / 2
+
+
+@wrong("0.1", names="rank-0-only")
+def reduces_to_rank_0(value):
+    total = value.clone()
+    dist.reduce(total, dst=0)
+    return total / dist.get_world_size() if dist.get_rank() == 0 else value
+
+
+@wrong("0.1", names="input-changed")
+def works_in_place(value):
+    dist.all_reduce(value)
+    return value / dist.get_world_size()
+
+
+@wrong("0.1", names="only-rank-0-calls")
+def rank_0_alone(value):
+    total = value.clone()
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@wrong("0.1", names="own-value")
+def forgets_to_use_the_result(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+    return value
+
+
+@right("0.1")
+def gathers_and_averages(value):
+    values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(values, value)
+    return torch.stack(values).mean(dim=0)
+
+
+@wrong("0.2", names="values-not-bytes")
+def counts_values(tensor):
+    return tensor.numel()
+
+
+@wrong("0.2", names="four-bytes")
+def everything_is_float32(tensor):
+    return 4 * tensor.numel()
+
+
+@wrong("0.2", names="first-dimension")
+def counts_rows(tensor):
+    return (len(tensor) if tensor.dim() else 1) * tensor.element_size()
+
+
+@wrong("0.2", names="bits-not-bytes")
+def counts_bits(tensor):
+    return 8 * tensor.numel() * tensor.element_size()
+
+
+@wrong("0.2", names="whole-storage")
+def measures_the_storage(tensor):
+    return tensor.untyped_storage().nbytes()
+
+
+@right("0.2")
+def asks_the_tensor(tensor):
+    return tensor.nbytes
+
+
+@wrong("0.3", names="all-send-first")
+def everybody_sends_first(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        dist.send(value, dst=(rank + 1) % ranks)
+        dist.recv(received, src=(rank - 1) % ranks)
+    return received
+
+
+@wrong("0.3", names="wrong-direction")
+def passes_backwards(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        work = dist.isend(value, dst=(rank - 1) % ranks)
+        dist.recv(received, src=(rank + 1) % ranks)
+        work.wait()
+    return received
+
+
+@wrong("0.3", names="own-value")
+def returns_what_it_had(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks > 1:
+        work = dist.isend(value, dst=(rank + 1) % ranks)
+        dist.recv(torch.empty_like(value), src=(rank - 1) % ranks)
+        work.wait()
+    return value.clone()
+
+
+@wrong("0.3", names="no-wrap")
+def forgets_that_the_ring_closes(value):
+    rank = dist.get_rank()
+    received = value.clone()
+    work = dist.isend(value, dst=rank + 1)
+    dist.recv(received, src=rank - 1)
+    work.wait()
+    return received
+
+
+@wrong("0.3", names="input-changed")
+def receives_into_its_own(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return value.clone()
+    work = dist.isend(value.clone(), dst=(rank + 1) % ranks)
+    dist.recv(value, src=(rank - 1) % ranks)
+    work.wait()
+    return value
+
+
+@wrong("0.3", names="sends-to-itself")
+def forgets_the_single_rank(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    work = dist.isend(value, dst=(rank + 1) % ranks)
+    dist.recv(received, src=(rank - 1) % ranks)
+    work.wait()
+    return received
+
+
+@right("0.3")
+def posts_both_at_once(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        sending = dist.isend(value, dst=(rank + 1) % ranks)
+        dist.recv(received, src=(rank - 1) % ranks)
+        sending.wait()
+    return received
