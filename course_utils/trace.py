@@ -1,0 +1,455 @@
+"""What a rank did and when: compute, communication and waiting, and the bytes it handed over.
+
+    with Trace() as trace:
+        with trace.span("forward"):
+            loss = loss_function(model(images), labels)
+        dist.all_reduce(loss)
+    record = trace.record()
+
+Every collective and every message of this process is recorded, whoever starts it: the functions
+of torch.distributed, DistributedDataParallel's C++ reducer, FSDP, DTensor. Bytes are exact. They
+are the payload: what this rank hands to the call, which does not depend on how a backend moves it.
+
+    op                                    handed over by a rank
+    all_reduce, reduce, gather,           its tensor
+      all_gather
+    reduce_scatter, all_to_all            its whole input: all the pieces together
+    broadcast, scatter                    the root its whole input; the others nothing
+    send                                  its tensor (isend and batch_isend_irecv too)
+    recv, barrier                         nothing
+
+Times are seconds since the common start of all ranks. On the CPU they are `time.perf_counter`,
+which all processes of one machine share. With NCCL they are CUDA events, so that a span covers
+the work on the GPU and not the moment at which Python asked for it.
+"""
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time in seconds. `kind` is "compute", "communication" or "waiting".
+
+    Foreground spans of one rank never overlap: the rank does one thing at a time, and a span that
+    contains another is cut. `background` marks communication that runs beside them. `call` is the
+    index of a communication span's call in the record's `calls`.
+    """
+
+    name: str
+    kind: str
+    start: float
+    end: float
+    background: bool = False
+    call: int | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective or a message. `bytes`, `elements` and `dtype` describe its payload.
+
+    `sends` is False where this rank only receives. `ranks` are those that take part, for a message
+    (from, to); `root` is the rank at the centre of a broadcast, scatter, gather or reduce.
+    """
+
+    op: str
+    bytes: int
+    elements: int
+    dtype: str
+    sends: bool = True
+    ranks: tuple[int, ...] = ()
+    root: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank did; it can be returned from `launch`."""
+
+    rank: int
+    spans: list[Span] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def sent(self, op: str | None = None) -> int:
+        """Returns the bytes that this rank handed over, in calls of `op` or in all."""
+        return sum(call.bytes for call in self._named(op) if call.sends)
+
+    def count(self, op: str | None = None) -> int:
+        """Returns how many calls of `op`, or of any kind, this rank made."""
+        return len(self._named(op))
+
+    def seconds(self, kind: str) -> float:
+        """Returns the seconds in the foreground that were of `kind`."""
+        spans = [span for span in self.spans if span.kind == kind and not span.background]
+        return sum(span.end - span.start for span in spans)
+
+    def _named(self, op: str | None) -> list[Call]:
+        known = {entry[0] for entry in _OPS.values()}
+        if op is not None and op not in known:
+            raise ValueError(
+                f"There is no call named {op!r}; there are {', '.join(sorted(known))}."
+            )
+        return [call for call in self.calls if op in (None, call.op)]
+
+
+class Trace:
+    """Records this process between `with Trace() as trace:` and the end of the block.
+
+    Every rank of the default group has to open its Trace: the ranks meet there and set their
+    clocks to zero. The meeting itself is not recorded.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []  # in the order of their calls
+        self._spans: list[tuple[str, str, object, object]] = []  # name, kind, start, end marks
+        self._record: Record | None = None
+
+    def __enter__(self) -> Self:
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._clock = _common_clock()
+        self._recorder = _Recorder(self)
+        self._recorder.install()
+        return self
+
+    def __exit__(self, exception_type, exception, traceback) -> None:
+        self._recorder.remove()
+        if exception_type is None:
+            self._record = self._finish()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """A compute span: "forward", "backward", "update", "load" or a name of your own."""
+        start = self._clock.mark()
+        try:
+            yield
+        finally:
+            self._spans.append((name, "compute", start, self._clock.mark()))
+
+    def record(self) -> Record:
+        """Returns what was recorded. Call it after the block."""
+        if self._record is None:
+            raise RuntimeError("The record is ready when the `with Trace()` block has ended.")
+        return self._record
+
+    def _finish(self) -> Record:
+        now = self._clock.mark()
+        for entry in self._entries:
+            entry.settle(now)
+            entry.work = None
+        seconds = self._clock.seconds
+        foreground = [Span(name, kind, seconds(a), seconds(b)) for name, kind, a, b in self._spans]
+        background = []
+        for index, entry in enumerate(self._entries):
+            start, end = seconds(entry.start), seconds(entry.end)
+            span = Span(entry.call.op, "communication", start, end, not entry.blocking, index)
+            (foreground if entry.blocking else background).append(span)
+        spans = sorted(_cut(foreground) + background, key=lambda span: span.start)
+        return Record(self._rank, spans, [entry.call for entry in self._entries])
+
+
+def separate_waiting(records: list[Record]) -> list[Record]:
+    """Splits communication where the last partner arrives: before it the rank waits.
+
+    A collective can start only when the ranks that it needs have called it, and one rank alone
+    cannot see that. Takes the records of all ranks and returns them with "waiting" spans added.
+    """
+    starts = _starts(records)
+    result = []
+    for record in records:
+        keys, spans = _keys(record), []
+        for span in record.spans:
+            if span.kind != "communication":
+                spans.append(span)
+                continue
+            partners = _needed(record.calls[span.call], starts[keys[span.call]], record.rank)
+            # Who arrived after this rank had finished was not waited for.
+            arrivals = [start for start in partners if start < span.end]
+            ready = max([span.start, *arrivals])
+            if ready > span.start:
+                spans.append(replace(span, kind="waiting", end=ready))
+            spans.append(replace(span, start=ready))
+        result.append(replace(record, spans=spans))
+    return result
+
+
+def memory_ledger(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, int]:
+    """Returns the bytes that this process holds for `model`, by kind.
+
+    Kinds are parameters, gradients, optimizer (its state) and buffers. A tied tensor counts once.
+    """
+    parameters = list(model.parameters())
+    state = optimizer.state.values() if optimizer is not None else []
+    return {
+        "parameters": _bytes(parameters),
+        "gradients": _bytes(p.grad for p in parameters if p.grad is not None),
+        "optimizer": _bytes(v for s in state for v in s.values() if torch.is_tensor(v)),
+        "buffers": _bytes(model.buffers()),
+    }
+
+
+def _bytes(tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _cut(spans: list[Span]) -> list[Span]:
+    """Turns nested spans into a sequence: a span is interrupted where a later one runs."""
+    pieces, open_spans, now = [], [], 0.0
+
+    def close(span: Span, until: float) -> None:
+        if until > now:
+            pieces.append(replace(span, start=now, end=until))
+
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        while open_spans and open_spans[-1].end <= span.start:
+            close(open_spans[-1], open_spans[-1].end)
+            now = max(now, open_spans.pop().end)
+        if open_spans:
+            close(open_spans[-1], span.start)
+        open_spans.append(span)
+        now = max(now, span.start)
+    while open_spans:
+        close(open_spans[-1], open_spans[-1].end)
+        now = max(now, open_spans.pop().end)
+    return pieces
+
+
+def _keys(record: Record) -> list[tuple]:
+    """Names each call so that it has the same name on every rank that takes part in it."""
+    seen: Counter = Counter()
+    keys = []
+    for call in record.calls:
+        channel = ("message" if call.op in ("send", "recv") else "collective", call.ranks)
+        keys.append((*channel, seen[channel]))
+        seen[channel] += 1
+    return keys
+
+
+def _starts(records: list[Record]) -> dict[tuple, dict[int, float]]:
+    """For each call the time at which each rank entered it."""
+    starts: dict[tuple, dict[int, float]] = {}
+    for record in records:
+        for key in (keys := _keys(record)):
+            starts.setdefault(key, {})
+        for span in record.spans:
+            if span.call is not None:
+                entered = starts[keys[span.call]]
+                entered[record.rank] = min(span.start, entered.get(record.rank, span.start))
+    return starts
+
+
+def _needed(call: Call, starts: dict[int, float], rank: int) -> list[float]:
+    """The arrivals that this rank's part of `call` depends on."""
+    if call.root is None or call.root == rank:
+        return list(starts.values())
+    return [start for other, start in starts.items() if other == call.root]
+
+
+# ---- how the calls are seen ----------------------------------------------------------------------
+#
+# Every collective, whoever starts it, passes PyTorch's dispatcher as an operator of the namespace
+# c10d. While a Trace is open, each of these operators has one more kernel, in Python, in front of
+# the backend's own. No other operator becomes slower. The dispatcher's keys and the boxed objects
+# are private interfaces of PyTorch: they are used between here and the end of the file only, and
+# tests/test_trace.py shows for each supported version that every call is seen.
+
+# operator: (op, argument with this rank's payload, argument with what a non-root rank receives)
+_OPS = {
+    "allreduce_": ("all_reduce", "tensors", None),
+    "allreduce_coalesced_": ("all_reduce", "tensors", None),
+    "reduce_": ("reduce", "tensors", None),
+    "broadcast_": ("broadcast", "tensors", "tensors"),
+    "scatter_": ("scatter", "input_tensors", "output_tensors"),
+    "gather_": ("gather", "input_tensors", None),
+    "allgather_": ("all_gather", "input_tensors", None),
+    "_allgather_base_": ("all_gather", "input_tensor", None),
+    "allgather_coalesced_": ("all_gather", "input_list", None),
+    "allgather_into_tensor_coalesced_": ("all_gather", "inputs", None),
+    "reduce_scatter_": ("reduce_scatter", "input_tensors", None),
+    "_reduce_scatter_base_": ("reduce_scatter", "input_tensor", None),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs", None),
+    "alltoall_": ("all_to_all", "input_tensors", None),
+    "alltoall_base_": ("all_to_all", "input", None),
+    "send": ("send", "tensors", None),
+    "recv_": ("recv", None, "tensors"),
+    "recv_any_source_": ("recv", None, "tensors"),
+    "barrier": ("barrier", None, None),
+}
+
+
+class _Entry:
+    """One call while it runs: its marks, and how its end becomes known."""
+
+    def __init__(self, call: Call, start, blocking: bool) -> None:
+        self.call, self.start, self.blocking = call, start, blocking
+        self.end = None
+        self.work = None
+        self._done = threading.Event()
+
+    def finish(self, mark) -> None:
+        if self.end is None or self.blocking:
+            self.end = mark
+        self._done.set()
+
+    def settle(self, now) -> None:
+        """At the end of the Trace. The news of an end may still be on its way to this thread."""
+        if self.end is None and self.work is not None and self.work.is_completed():
+            self._done.wait(timeout=1.0)
+        if self.end is None:
+            self.end = now  # started, and nobody has waited for it
+
+
+class _Recorder:
+    """Puts itself in front of the operators of c10d and of Work.wait while a Trace is open."""
+
+    _installed: "_Recorder | None" = None
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.waiting_for: dict[int, _Entry] = {}  # by the identity of the Work
+
+    def install(self) -> None:
+        if _Recorder._installed is not None:
+            raise RuntimeError("A Trace is open in this process already; close it first.")
+        _Recorder._installed = self
+        self.library = torch.library.Library("c10d", "IMPL")
+        for name in _OPS:
+            if hasattr(torch.ops.c10d, name):
+                self.library.impl(name, self._kernel(name), "BackendSelect", with_keyset=True)
+        self.original_wait = dist.Work.wait
+        dist.Work.wait = self._waiter()
+
+    def remove(self) -> None:
+        dist.Work.wait = self.original_wait
+        self.library._destroy()
+        _Recorder._installed = None
+
+    def _kernel(self, name: str):
+        operator = getattr(torch.ops.c10d, name).default
+        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+        def kernel(keys, *args, **kwargs):
+            arguments = {a.name: a.default_value for a in operator._schema.arguments}
+            arguments |= dict(zip(arguments, args)) | kwargs
+            call = _describe(name, arguments)
+            blocking = arguments.get("async_op") is False
+            entry = _Entry(call, self.trace._clock.mark(), blocking)
+            self.trace._entries.append(entry)
+            result = operator.redispatch(keys & below, *args, **kwargs)
+            self._follow(entry, result[-1] if isinstance(result, (tuple, list)) else result)
+            return result
+
+        return kernel
+
+    def _follow(self, entry: _Entry, boxed) -> None:
+        entry.work = work = dist.Work.unbox(boxed)
+        self.waiting_for[id(work)] = entry
+        clock = self.trace._clock
+        try:
+            work.get_future().add_done_callback(lambda _: entry.finish(clock.mark()))
+        except RuntimeError:
+            pass  # gloo's messages have no future: they end when wait() returns
+
+    def _waiter(self):
+        recorder, original = self, self.original_wait
+
+        def wait(work, *args, **kwargs):
+            entry = recorder.waiting_for.pop(id(work), None)
+            if entry is None:
+                return original(work, *args, **kwargs)
+            # torch.distributed itself waits: the call was a blocking one, such as dist.send.
+            caller = sys._getframe(1).f_code.co_filename
+            entry.blocking = entry.blocking or caller == dist.distributed_c10d.__file__
+            clock = recorder.trace._clock
+            start = clock.mark()
+            result = original(work, *args, **kwargs)
+            end = clock.mark()
+            entry.finish(end)
+            entry.work = None  # it would keep the tensors alive
+            if not entry.blocking:
+                recorder.trace._spans.append(("wait", "waiting", start, end))
+            return result
+
+        return wait
+
+
+def _describe(name: str, arguments: dict) -> Call:
+    op, payload, received = _OPS[name]
+    ranks, root, sends = (), None, payload is not None
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
+    members = dist.get_process_group_ranks(group)
+    if name == "send":
+        ranks = (members[group.rank()], members[arguments["dst"]])
+    elif name == "recv_":
+        ranks = (members[arguments["src"]], members[group.rank()])
+    elif name != "recv_any_source_":
+        ranks = tuple(members)
+    if "root_rank" in arguments:
+        root = members[arguments["root_rank"]]
+        sends = received is None or root == members[group.rank()]
+    tensors = _flat(arguments[payload if sends else received]) if payload or received else []
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+    elements = sum(tensor.numel() for tensor in tensors)
+    return Call(op, _bytes(tensors), elements, dtype, sends, ranks, root)
+
+
+def _flat(tensors) -> list[torch.Tensor]:
+    if torch.is_tensor(tensors):
+        return [tensors]
+    return [tensor for item in tensors for tensor in _flat(item)]
+
+
+class _Clock:
+    """Seconds on the clock that the processes of one machine share."""
+
+    def __init__(self, zero: float) -> None:
+        self.zero = zero
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, mark: float) -> float:
+        return mark - self.zero
+
+
+class _CudaClock:
+    """Seconds at which the GPU reached a point of the current stream."""
+
+    def __init__(self, zero: float) -> None:
+        self.start = self.mark()
+        self.start.synchronize()
+        self.offset = time.perf_counter() - zero
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, mark: torch.cuda.Event) -> float:
+        mark.synchronize()
+        return self.offset + self.start.elapsed_time(mark) / 1000
+
+
+def _common_clock() -> _Clock | _CudaClock:
+    if not dist.is_initialized():
+        cuda = torch.cuda.is_initialized()
+        return (_CudaClock if cuda else _Clock)(time.perf_counter())
+    cuda = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    dist.barrier()
+    own = time.perf_counter()
+    zero = torch.tensor([own], dtype=torch.float64, device=device)
+    dist.all_reduce(zero, op=dist.ReduceOp.MIN)
+    # Clocks of other machines have another zero: there, each rank starts its own after the barrier.
+    common = zero.item() if abs(own - zero.item()) < 1.0 else own
+    return (_CudaClock if cuda else _Clock)(common)
