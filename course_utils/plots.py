@@ -1,0 +1,495 @@
+"""Every figure that more than one chapter draws, in one style.
+
+The style is applied on import. Colours mean the same everywhere. Saturated colours (Okabe and Ito's
+palette) say *what*: a phase of training and the memory it leaves share one colour, so activations
+look like the forward pass that made them, gradients like the backward pass, the optimizer's state
+like the update. Pale colours (Tol's light palette) say *who*: the rank that data belongs to. Both
+palettes are safe for colour-blind readers, and no figure says anything by colour alone.
+
+Every function returns its Figure (the drawing kit draws on axes that `canvas` gives). The last line
+of a cell is `plt.show()`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch, Polygon, Rectangle
+
+from course_utils.trace import Record, Span, separate_waiting
+
+COLORS = {
+    "forward": "#56B4E9",
+    "activations": "#56B4E9",
+    "backward": "#0072B2",
+    "gradients": "#0072B2",
+    "update": "#009E73",
+    "optimizer": "#009E73",
+    "parameters": "#CC79A7",
+    "buffers": "#8C8C8C",
+    "load": "#F0E442",
+    "communication": "#E69F00",
+    "waiting": "#D9D9D9",
+    "idle": "#F5F5F5",
+    "wrong": "#D55E00",
+    "other": "#B9A38C",
+    "ink": "#222222",
+}
+RANK_COLORS = [
+    "#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00",
+]  # fmt: skip
+WIDTH = 8.0  # inches: the width of a notebook's column at 100 dots per inch
+
+plt.rcParams.update(
+    {
+        "figure.figsize": (WIDTH, 3.6),
+        "figure.dpi": 100,
+        "figure.constrained_layout.use": True,
+        "font.size": 11,
+        "axes.titlesize": 12,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.labelsize": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.edgecolor": COLORS["ink"],
+        "axes.labelcolor": COLORS["ink"],
+        "axes.titlecolor": COLORS["ink"],
+        "text.color": COLORS["ink"],
+        "xtick.color": COLORS["ink"],
+        "ytick.color": COLORS["ink"],
+        "legend.frameon": False,
+        "legend.fontsize": 10,
+        "hatch.linewidth": 0.6,
+        "hatch.color": "#8C8C8C",
+        "axes.prop_cycle": plt.cycler(
+            color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222"]
+        ),
+    }
+)
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+_LANE, _SIDE = 0.62, 0.2  # heights of a rank's lane and of the communication beside it
+
+
+def timeline(records: list[Record], title: str = "") -> Figure:
+    """Draws one lane per rank: what it did when. See `timelines`."""
+    return timelines({title: records})
+
+
+def timelines(panels: Mapping[str, list[Record]], lane: str = "rank", unit: str = "") -> Figure:
+    """Draws several timelines under each other, {title: records of all ranks}, on one scale.
+
+    Communication in the background gets a narrow lane under its rank. Time that a rank spends in a
+    collective before the last partner has come is drawn as waiting. `lane` names the lanes. The
+    spans are in seconds, or in `unit`, where the times are a model's.
+    """
+    panels = {title: separate_waiting(records) for title, records in panels.items()}
+    rows = [len(records) for records in panels.values()]
+    end = max((s.end for rs in panels.values() for r in rs for s in r.spans), default=1.0)
+    factor, name = (1.0, unit) if unit else _time_unit(end)
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(WIDTH, 0.75 + sum(0.62 * n + 0.55 for n in rows)),
+        height_ratios=rows,
+        sharex=True,
+        squeeze=False,
+    )
+    shown: dict[str, Patch] = {}
+    for ax, (title, records) in zip(axes[:, 0], panels.items()):
+        sides = any(span.background for record in records for span in record.spans)
+        for row, record in enumerate(records):
+            _lane(ax, row, record, factor, end * factor, sides, shown)
+        ax.set_title(title)
+        ax.set_yticks(range(len(records)), [f"{lane} {record.rank}" for record in records])
+        ax.set_ylim(len(records) - 0.45, -0.55)
+        ax.set_xlim(0, end * factor)
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+    axes[-1, 0].set_xlabel(f"time ({name})")
+    figure.legend(
+        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=6
+    )
+    return figure
+
+
+def _lane(
+    ax: Axes, row: int, record: Record, factor: float, end: float, sides: bool, shown: dict
+) -> None:
+    height = _LANE - _SIDE if sides else _LANE
+    top = row - _LANE / 2
+    ax.add_patch(Rectangle((0, top), end, height, facecolor=COLORS["idle"], edgecolor="none"))
+    for span in record.spans:
+        key = _key(span)
+        start, width = span.start * factor, (span.end - span.start) * factor
+        y, h = (top + height + 0.02, _SIDE) if span.background else (top, height)
+        bar = Rectangle((start, y), width, h, **_look(key))
+        ax.add_patch(bar)
+        shown.setdefault(key, Patch(**_look(key)))
+        if not span.background and span.kind == "compute":
+            _label(ax, span.name, start, width, y + h / 2, end, key)
+
+
+def _key(span: Span) -> str:
+    return span.name if span.kind == "compute" else span.kind
+
+
+def _look(key: str) -> dict:
+    look = {"facecolor": COLORS.get(key, COLORS["other"]), "edgecolor": "white", "linewidth": 0.6}
+    return look | ({"hatch": "////"} if key == "waiting" else {})
+
+
+def _label(ax: Axes, text: str, start: float, width: float, y: float, end: float, key: str) -> None:
+    characters = width / end * WIDTH * 0.85 * 72 / 5.6  # at font size 9
+    if len(text) + 1 > characters:
+        return
+    ax.text(start + width / 2, y, text, ha="center", va="center", fontsize=9, color=_ink(key))
+
+
+def _ink(key: str) -> str:
+    return "white" if key in ("backward", "gradients", "update", "optimizer") else COLORS["ink"]
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    for factor, name in ((1.0, "s"), (1e3, "ms")):
+        if seconds * factor >= 1.0:
+            return factor, name
+    return 1e6, "µs"
+
+
+# ---- memory and loss -----------------------------------------------------------------------------
+
+
+def human_bytes(count: float) -> str:
+    """Returns a number of bytes as people read it: "155.3 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def memory(
+    ledgers: Sequence[Mapping[str, int]], labels: Sequence[str], title: str = "Memory"
+) -> Figure:
+    """Draws one bar per ledger (bytes by kind, as `trace.memory_ledger` gives them)."""
+    figure, ax = plt.subplots(figsize=(WIDTH, 1.35 + 0.52 * len(ledgers)))
+    largest = max(sum(ledger.values()) for ledger in ledgers)
+    shown = {}
+    for row, ledger in enumerate(ledgers):
+        left = 0
+        for kind, count in ledger.items():
+            if count == 0:
+                continue
+            bar = ax.barh(row, count, left=left, height=0.62, **_look(kind))
+            shown.setdefault(kind, bar)
+            if count > 0.11 * largest:
+                ax.text(
+                    left + count / 2,
+                    row,
+                    human_bytes(count),
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color=_ink(kind),
+                )
+            left += count
+        ax.text(left + 0.01 * largest, row, human_bytes(left), va="center", weight="bold")
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.set_xlim(0, largest * 1.16)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xticks([])
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.set_title(title)
+    figure.legend(
+        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=5
+    )
+    return figure
+
+
+def loss_curves(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Figure:
+    """Draws {label: loss after each step}. Equal curves stay visible: the later ones are thinner."""
+    figure, ax = plt.subplots()
+    for i, (label, values) in enumerate(curves.items()):
+        width = 1.6 + 2.4 * (len(curves) - 1 - i)
+        ax.plot(range(1, len(values) + 1), values, label=label, linewidth=width)
+    ax.set_xlabel("step")
+    ax.set_ylabel("loss")
+    ax.set_title(title)
+    ax.grid(axis="y", color="#E5E5E5")
+    ax.legend()
+    return figure
+
+
+def compare(predicted: Mapping[str, object], measured: Mapping[str, object]) -> None:
+    """Prints a small table: each quantity predicted and measured, and whether the two are equal."""
+    wide = max(len(name) for name in predicted)
+    print(f"{'':{wide}}  {'predicted':>12}  {'measured':>12}  equal")
+    for name, value in predicted.items():
+        got = measured[name]
+        print(f"{name:{wide}}  {value!s:>12}  {got!s:>12}  {value == got}")
+
+
+# ---- collectives ---------------------------------------------------------------------------------
+
+
+def collective(
+    name: str,
+    before: Sequence[Sequence[str]] | None = None,
+    after: Sequence[Sequence[str]] | None = None,
+    ranks: int = 4,
+) -> Figure:
+    """Draws what a collective does: what each rank holds before and after.
+
+    `before` and `after` hold a row of blocks per rank. A block is written "A0": the letter says
+    whose data it is (A belongs to rank 0, B to rank 1), the digit which piece. "A0+B0" is a sum and
+    has the colours of all its parts, "" is an empty place. Without them the picture is the
+    operation's usual one, for `ranks` ranks.
+    """
+    if before is None or after is None:
+        before, after = _BLOCKS[name](ranks)
+    figure, ax = canvas(WIDTH, 0.5 + 0.42 * len(before))
+    top = 10 * (0.42 * len(before)) / WIDTH
+    columns = max(len(row) for row in (*before, *after))
+    size = min(0.95, 3.7 / columns)
+    for x, title, rows in ((0.95, "before", before), (10 - size * columns - 0.1, "after", after)):
+        ax.text(x, top + 0.12, title, va="bottom", fontsize=10)
+        for rank, row in enumerate(rows):
+            y = top - (rank + 0.9) * 0.525
+            if title == "before":
+                ax.text(0.0, y + 0.2, f"rank {rank}", va="center", fontsize=10)
+            for i, block in enumerate(row):
+                _block(ax, x + i * size, y, size - 0.05, 0.44, block)
+    middle = (0.95 + size * columns + 10 - size * columns - 0.1) / 2
+    gap = 10 - 1.05 - 2 * size * columns
+    arrow(ax, (middle - gap / 2 + 0.15, top / 2), (middle + gap / 2 - 0.2, top / 2))
+    ax.text(middle, top / 2 + 0.12, name, ha="center", va="bottom", weight="bold", fontsize=10)
+    return figure
+
+
+def _block(ax: Axes, x: float, y: float, width: float, height: float, block: str) -> None:
+    parts = block.split("+") if block else []
+    for i, part in enumerate(parts):
+        color = RANK_COLORS[(ord(part[0]) - ord("A")) % len(RANK_COLORS)]
+        stripe = width / len(parts)
+        ax.add_patch(Rectangle((x + i * stripe, y), stripe, height, facecolor=color, linewidth=0))
+    edge = {"edgecolor": COLORS["ink"] if parts else "#BBBBBB", "linewidth": 0.8}
+    dashes = {} if parts else {"linestyle": (0, (3, 2))}
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, **edge, **dashes))
+    text = block if len(parts) < 2 else "Σ" + parts[0][1:]
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=9)
+
+
+def _letter(rank: int) -> str:
+    return chr(ord("A") + rank)
+
+
+def _pieces(rank: int, n: int) -> list[str]:
+    return [f"{_letter(rank)}{i}" for i in range(n)]
+
+
+def _total(piece: int | str, n: int) -> str:
+    return "+".join(f"{_letter(rank)}{piece}" for rank in range(n))
+
+
+def _only(rank: int, row: list[str], n: int) -> list[list[str]]:
+    return [row if r == rank else [""] * len(row) for r in range(n)]
+
+
+_BLOCKS = {
+    "broadcast": lambda n: (_only(0, ["A"], n), [["A"] for _ in range(n)]),
+    "scatter": lambda n: (
+        _only(0, _pieces(0, n), n),
+        [[f"A{r}"] for r in range(n)],
+    ),
+    "gather": lambda n: (
+        [[_letter(r)] for r in range(n)],
+        _only(0, [_letter(r) for r in range(n)], n),
+    ),
+    "all_gather": lambda n: (
+        [[_letter(r)] for r in range(n)],
+        [[_letter(r) for r in range(n)] for _ in range(n)],
+    ),
+    "reduce": lambda n: (
+        [[_letter(r)] for r in range(n)],
+        [[_total("", n)], *[[_letter(r)] for r in range(1, n)]],
+    ),
+    "all_reduce": lambda n: (
+        [[_letter(r)] for r in range(n)],
+        [[_total("", n)] for _ in range(n)],
+    ),
+    "reduce_scatter": lambda n: (
+        [_pieces(r, n) for r in range(n)],
+        [[_total(r, n)] for r in range(n)],
+    ),
+    "all_to_all": lambda n: (
+        [_pieces(r, n) for r in range(n)],
+        [[f"{_letter(s)}{r}" for s in range(n)] for r in range(n)],
+    ),
+}
+
+
+# ---- the drawing kit -----------------------------------------------------------------------------
+
+
+def canvas(width: float = WIDTH, height: float = 3.0) -> tuple[Figure, Axes]:
+    """Returns an empty figure of `width` x `height` inches. Its x runs from 0 to 10, its y from 0
+    to 10 * height / width: one unit is as long as it is high."""
+    figure, ax = plt.subplots(figsize=(width, height))
+    ax.set_xlim(0, 10)
+    ax.set_ylim(0, 10 * height / width)
+    ax.set_aspect("equal")
+    ax.axis("off")
+    return figure, ax
+
+
+def building(
+    ax: Axes,
+    x: float,
+    y: float,
+    width: float = 1.6,
+    height: float = 1.2,
+    label: str = "",
+    color: str = RANK_COLORS[0],
+) -> None:
+    """A factory building with its lower left corner at (x, y): a hall with a saw-tooth roof."""
+    tooth, roof = width / 3, min(0.3, 0.3 * height)
+    outline = [(x, y), (x, y + height - roof)]
+    for i in range(3):
+        outline += [(x + i * tooth, y + height), (x + (i + 1) * tooth, y + height - roof)]
+    outline += [(x + width, y)]
+    ax.add_patch(Polygon(outline, facecolor=color, edgecolor=COLORS["ink"], linewidth=1.2))
+    ax.text(x + width / 2, y + (height - roof) / 2, label, ha="center", va="center", fontsize=10)
+
+
+def head_office(ax: Axes, x: float, y: float, width: float = 1.1, label: str = "") -> None:
+    """The head office: a tower with windows and a flag."""
+    height = 1.5 * width
+    wall = {"facecolor": "#E8E8E8", "edgecolor": COLORS["ink"], "linewidth": 1.2}
+    ax.add_patch(Rectangle((x, y), width, height, **wall))
+    for row in range(3):
+        for column in range(3):
+            corner = (x + width * (0.14 + 0.28 * column), y + height * (0.38 + 0.2 * row))
+            ax.add_patch(Rectangle(corner, width * 0.16, height * 0.1, facecolor="white"))
+    ax.plot([x + width / 2] * 2, [y + height, y + height + 0.45], color=COLORS["ink"], lw=1.2)
+    flag = [(0, 0.45), (0.35, 0.36), (0, 0.25)]
+    ax.add_patch(
+        Polygon([(x + width / 2 + a, y + height + b) for a, b in flag], color=COLORS["wrong"])
+    )
+    ax.text(x + width / 2, y + 0.16 * height, label, ha="center", va="center", fontsize=10)
+
+
+def truck(
+    ax: Axes, x: float, y: float, label: str = "", color: str = COLORS["communication"]
+) -> None:
+    """A truck that drives to the right, 0.9 long, its wheels standing on y."""
+    ink = {"edgecolor": COLORS["ink"], "linewidth": 1.0}
+    ax.add_patch(Rectangle((x, y + 0.12), 0.6, 0.4, facecolor=color, **ink))
+    cab = [(0.62, 0.12), (0.62, 0.42), (0.78, 0.42), (0.9, 0.28), (0.9, 0.12)]
+    ax.add_patch(Polygon([(x + a, y + b) for a, b in cab], facecolor="white", **ink))
+    for wheel in (0.15, 0.75):
+        ax.add_patch(Circle((x + wheel, y + 0.1), 0.1, facecolor=COLORS["ink"]))
+    ax.text(x + 0.3, y + 0.32, label, ha="center", va="center", fontsize=9)
+
+
+def pile(ax: Axes, x: float, y: float, boxes: Sequence[str], label: str = "") -> None:
+    """A pile of raw material: one box per colour in `boxes`, in rows of three from the ground."""
+    for i, color in enumerate(boxes):
+        corner = (x + 0.26 * (i % 3), y + 0.26 * (i // 3))
+        ax.add_patch(
+            Rectangle(corner, 0.24, 0.24, facecolor=color, edgecolor=COLORS["ink"], linewidth=0.8)
+        )
+    rows = math.ceil(len(boxes) / 3)
+    ax.text(x + 0.39, y + 0.26 * rows + 0.06, label, ha="center", va="bottom", fontsize=9)
+
+
+def blueprint(ax: Axes, x: float, y: float, label: str = "", part: float = 1.0) -> None:
+    """A blueprint 0.9 wide; `part` of it is drawn out, the rest is blank paper."""
+    ax.add_patch(
+        FancyBboxPatch(
+            (x, y), 0.9, 0.62, boxstyle="round,pad=0.02", facecolor="white", edgecolor="#8C8C8C"
+        )
+    )
+    ax.add_patch(Rectangle((x, y), 0.9 * part, 0.62, facecolor=COLORS["parameters"], alpha=0.9))
+    for i in range(1, 4):
+        ax.plot([x, x + 0.9 * part], [y + 0.155 * i] * 2, color="white", linewidth=0.8)
+    ax.text(x + 0.45, y - 0.08, label, ha="center", va="top", fontsize=9)
+
+
+def arrow(
+    ax: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    color: str = COLORS["ink"],
+    label: str = "",
+    bend: float = 0.0,
+) -> None:
+    """An arrow with its label above the middle. `bend` curves it, to the left if positive."""
+    ax.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            arrowstyle="-|>",
+            mutation_scale=14,
+            linewidth=1.8,
+            color=color,
+            shrinkA=0,
+            shrinkB=0,
+            connectionstyle=f"arc3,rad={-bend}",
+        )
+    )
+    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    ax.text(x, y + 0.1, label, ha="center", va="bottom", fontsize=9)
+
+
+def star(ax: Axes, ranks: int) -> None:
+    """Ranks around rank 0, and the messages of a sum that rank 0 collects and sends back."""
+    places = _nodes(ax, [(0.0, 0.0), *_circle(ranks - 1)])
+    for place in places[1:]:
+        _between(ax, place, places[0], bend=0.12)
+        _between(ax, places[0], place, bend=0.12)
+
+
+def ring(ax: Axes, ranks: int) -> None:
+    """Ranks in a circle, each sending to the next."""
+    places = _nodes(ax, _circle(ranks))
+    for i, place in enumerate(places):
+        _between(ax, place, places[(i + 1) % ranks], bend=0.12)
+
+
+def _circle(count: int) -> list[tuple[float, float]]:
+    turns = [math.pi / 2 - 2 * math.pi * i / count for i in range(count)]
+    return [(math.cos(turn), math.sin(turn)) for turn in turns]
+
+
+def _nodes(ax: Axes, places: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    ax.set_xlim(-1.35, 1.35)
+    ax.set_ylim(-1.35, 1.35)
+    ax.set_aspect("equal")
+    ax.axis("off")
+    for rank, place in enumerate(places):
+        color = RANK_COLORS[rank % len(RANK_COLORS)]
+        ax.add_patch(
+            Circle(place, 0.2, facecolor=color, edgecolor=COLORS["ink"], linewidth=1.2, zorder=3)
+        )
+        ax.text(*place, str(rank), ha="center", va="center", zorder=4)
+    return places
+
+
+def _between(ax: Axes, a: tuple[float, float], b: tuple[float, float], bend: float) -> None:
+    length = math.dist(a, b)
+    step = ((b[0] - a[0]) / length * 0.24, (b[1] - a[1]) / length * 0.24)
+    arrow(
+        ax,
+        (a[0] + step[0], a[1] + step[1]),
+        (b[0] - step[0], b[1] - step[1]),
+        color=COLORS["communication"],
+        bend=bend,
+    )
