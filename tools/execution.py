@@ -39,6 +39,7 @@ class _ThisInterpreter(AsyncKernelManager):
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Run `notebook` in place with `folder` as its working directory; raise ExecutionError."""
+    started = [0]
     with tempfile.TemporaryDirectory(prefix="course-build-") as scratch:
         client = NotebookClient(
             notebook,
@@ -49,12 +50,13 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
             extra_arguments=["--log-level=ERROR"],  # no warnings of the kernel's own in between
             coalesce_streams=True,
             resources={"metadata": {"path": str(folder)}},
+            on_cell_execute=lambda cell, cell_index: started.append(cell_index),
         )
         try:
             client.execute(env=_environment(scratch))
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-            index = _stopped_at(notebook)
-            raise ExecutionError(index, _explain(error, notebook.cells[index])) from error
+            sentence = _explain(error, notebook.cells[started[-1]])
+            raise ExecutionError(started[-1], sentence) from error
     _clean(notebook, folder)
 
 
@@ -72,23 +74,13 @@ def _environment(scratch: str) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def _stopped_at(notebook: nbformat.NotebookNode) -> int:
-    """Index of the last code cell that was started."""
-    started = [i for i, cell in enumerate(notebook.cells) if cell.get("execution_count")]
-    failed = [i for i, cell in enumerate(notebook.cells) if _errors(cell)]
-    return (failed or started or [0])[-1]
-
-
-def _errors(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    return [output for output in cell.get("outputs", []) if output.output_type == "error"]
-
-
 def _explain(error: Exception, cell: nbformat.NotebookNode) -> str:
     if isinstance(error, CellTimeoutError):
         return f"the cell was still running after {CELL_TIMEOUT} s"
     if isinstance(error, DeadKernelError):
         return "the kernel died while it ran this cell"
-    traceback = "\n".join(_errors(cell)[-1].traceback)
+    errors = [output for output in cell.outputs if output.output_type == "error"]
+    traceback = "\n".join(errors[-1].traceback)
     return re.sub(r"\x1b\[[0-9;]*m", "", traceback)
 
 

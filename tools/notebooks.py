@@ -60,7 +60,7 @@ class Copy:
             return f"{self.name} is missing: run `make notebooks`."
         try:
             stored = nbformat.read(self.path, as_version=4)
-        except (ValueError, nbformat.ValidationError):  # half written, or a merge conflict
+        except (ValueError, AttributeError, nbformat.ValidationError):  # half written, merged ...
             return f"{self.name} is not a readable notebook: run `make notebooks`."
         if not is_sealed(stored):
             return (

@@ -318,7 +318,7 @@ def solution_lines(source: str) -> list[str]:
         marker = MARKER.match(line)
         if marker:
             inside = marker[1] == "BEGIN"
-        elif inside and _telling(line):
+        elif inside and _telling(_squeeze(line)):
             lines.append(_squeeze(line))
     return lines
 
@@ -328,9 +328,8 @@ def _squeeze(line: str) -> str:
 
 
 def _telling(line: str) -> bool:
-    text = _squeeze(line)
-    ordinary = text.startswith(("#", "import ", "from ", '"""')) or text.endswith(":")
-    return len(text) >= 10 and not ordinary
+    ordinary = line.startswith(("#", "import ", "from ", '"""')) or line.endswith(":")
+    return len(line) >= 10 and not ordinary
 
 
 def leaked_line(answer: str, text: str) -> int | None:
@@ -339,7 +338,8 @@ def leaked_line(answer: str, text: str) -> int | None:
     Given away means: half of the solution's telling lines, or three of them in a row.
     """
     wanted = solution_lines(answer)
-    lines = [(i, _squeeze(line)) for i, line in enumerate(text.split("\n")) if _telling(line)]
+    squeezed = enumerate(map(_squeeze, text.split("\n")))
+    lines = [(i, line) for i, line in squeezed if line and not line.endswith(":")]
     hits = [i for i, line in lines if any(telling in line for telling in wanted)]
     shown = {telling for telling in wanted if any(telling in line for _, line in lines)}
     if hits and (2 * len(shown) >= len(wanted) or _three_in_a_row(wanted, lines)):

@@ -1,0 +1,50 @@
+# Every target makes or reuses the environment in .venv by itself; README.md gives the commands
+# behind each target for people without make.
+#
+#   make lab ARGS="--no-browser --port 8888"     options for JupyterLab
+#   make test PYTHON=python3.12                  the Python that a new .venv is made with
+
+BOOT := $(or $(PYTHON),$(shell command -v python3 || command -v python || echo python3))
+SETUP := $(BOOT) tools/setup_env.py $(if $(PYTHON),--python "$(PYTHON)")
+RUN := .venv/bin/python
+# JupyterLab refuses to run as root, as in a container, unless it is told to
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help lab test check notebooks browser bench clean
+
+help:
+	@echo 'make lab        open the course in JupyterLab'
+	@echo 'make test       lint, notebooks against their sources, unit tests, strict nbval'
+	@echo 'make check      the fast part of it: lint, notebooks against their sources'
+	@echo 'make notebooks  rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
+	@echo 'make browser    run every notebook in headless Chromium and move its sliders'
+	@echo 'make bench      measure launch and the exercises against the usual tools'
+	@echo 'make clean      remove what was generated here, .venv included'
+
+lab:
+	@$(SETUP)
+	@$(RUN) -m jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks $(AS_ROOT) $(ARGS)
+
+test:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/run_tests.py
+
+check:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/run_tests.py lint sync
+
+notebooks:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/notebooks.py build $(ARGS)
+
+browser:
+	@$(SETUP) --extra dev
+	@$(RUN) -m pytest tests/browser $(ARGS)
+
+bench:
+	@$(SETUP) --extra dev --extra bench
+	@$(RUN) -m tests.benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv build .pytest_cache .ruff_cache *.egg-info
+	find course_utils tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
