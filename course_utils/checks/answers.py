@@ -24,7 +24,7 @@ _HEADER = re.compile(r"# %%(?:\s|$)(.*)")
 @dataclass(frozen=True)
 class _Cell:
     source: str
-    grade_id: str | None
+    grade_id: str  # "3-4", "3-4-check", or ""; nbgrader's ids have no dots
     filename: str
     line_before: int  # lines of the file before the cell's first
 
@@ -49,12 +49,16 @@ def load_answer(exercise_id: str, path: Path | str | None = None) -> Any:
     cells = list(_percent_cells(path) if path.suffix == ".py" else _notebook_cells(path))
     index, answer = _checked_expression(cells, exercise_id, path)
     statements = [s for cell in cells[:index] for s in _statements(cell)]
-    own = {i for i, s in enumerate(statements) if s.cell.grade_id == exercise_id}
+    own = {i for i, s in enumerate(statements) if s.cell.grade_id == _grade_id(exercise_id)}
     needed = _closure(statements, own, _uses(ast.unparse(answer)))
     namespace: dict[str, Any] = {"__name__": path.stem, "__builtins__": builtins}
     for i in sorted(needed):
         _execute(statements[i], namespace)
     return eval(compile(ast.Expression(answer), str(path), "eval"), namespace)
+
+
+def _grade_id(exercise_id: str) -> str:
+    return exercise_id.replace(".", "-")
 
 
 def _source(exercise_id: str) -> Path:
@@ -72,9 +76,9 @@ def _percent_cells(path: Path) -> Iterator[_Cell]:
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         header = _HEADER.fullmatch(lines[start])[1]
         if not header.startswith("["):
-            grade_id = re.search(r'"grade_id":\s*"([^"]+)"', header)
+            found = re.search(r'"grade_id":\s*"([^"]+)"', header)
             source = "\n".join(lines[start + 1 : end])
-            yield _Cell(source, grade_id and grade_id[1], str(path), start + 1)
+            yield _Cell(source, _grade_id(found[1]) if found else "", str(path), start + 1)
 
 
 def _notebook_cells(path: Path) -> Iterator[_Cell]:
@@ -85,14 +89,14 @@ def _notebook_cells(path: Path) -> Iterator[_Cell]:
             filename = f"{path.name}, cell {number}"
             lines = source.splitlines(keepends=True)
             linecache.cache[filename] = (len(source), None, lines, filename)
-            grade_id = cell.get("metadata", {}).get("nbgrader", {}).get("grade_id")
+            grade_id = cell.get("metadata", {}).get("nbgrader", {}).get("grade_id", "")
             yield _Cell(source, grade_id, filename, 0)
 
 
 def _checked_expression(cells: list[_Cell], exercise_id: str, path: Path) -> tuple[int, ast.expr]:
     """The index of the cell that calls check("3.4", answer), and the expression `answer`."""
     for index, cell in enumerate(cells):
-        if cell.grade_id != f"{exercise_id}-check":
+        if cell.grade_id != f"{_grade_id(exercise_id)}-check":
             continue
         for node in ast.walk(_parse(cell)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check":

@@ -1,0 +1,800 @@
+"""The checks of chapter 03: gradients averaged, a ring, the sampler, DDP that overlaps, evaluation.
+
+Functions whose first argument is `rank` run on real ranks and only report what they saw; the
+requirements, in the notebook's kernel, judge it. Gradients travel as {parameter name: tensor or
+None}; a tied parameter has the name under which it was registered first.
+"""
+
+import copy
+import math
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
+
+from course_utils.checks.framework import Exercise, Wrong, expect, expect_type, run
+from course_utils.hardware import device
+from course_utils.trace import Call, Trace
+
+Gradients = dict[str, Tensor | None]
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def _plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5))
+
+
+class _Frozen(nn.Module):
+    """A frozen layer, and one that the loss does not use, both between layers that learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.unused = nn.Linear(5, 3)
+        self.last = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.frozen(self.first(x)).tanh())
+
+
+class _Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(5, 5)
+        self.last = nn.Linear(5, 5)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.second(self.first(x).tanh()).tanh())
+
+
+class _Sometimes(nn.Module):
+    """A layer that rank 0 does not use and the other ranks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.sometimes = nn.Linear(5, 5)
+        self.last = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        return self.last(x if dist.get_rank() == 0 else self.sometimes(x))
+
+
+TOWER_LAYERS, TOWER_WIDTH = 6, 16
+TOWER_LAYER_BYTES = 4 * TOWER_WIDTH**2
+
+
+class _Tower(nn.Module):
+    """Six equal layers; tells when backward has all gradients but the first layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Linear(TOWER_WIDTH, TOWER_WIDTH, bias=False) for _ in range(TOWER_LAYERS)
+        )
+        self.before_first_gradient = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(x).tanh()
+            if i == 0:
+                x.register_hook(lambda _: self.before_first_gradient())
+        return x
+
+
+def _build(make, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make().to(device())
+
+
+def _gradients(model: nn.Module) -> Gradients:
+    return {
+        name: None if parameter.grad is None else parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+# ---- what the ranks' gradients should become, and what mistakes make of them ---------------------
+
+
+def _sum(parts: list[Gradients]) -> Gradients:
+    """The sum by name; None where no part has a gradient."""
+    total: Gradients = {}
+    for name in parts[0]:
+        there = [part[name] for part in parts if part[name] is not None]
+        total[name] = sum(there) if there else None
+    return total
+
+
+def _scaled(gradients: Gradients, factor: float) -> Gradients:
+    return {name: None if g is None else g * factor for name, g in gradients.items()}
+
+
+def _mean(parts: list[Gradients]) -> Gradients:
+    return _scaled(_sum(parts), 1 / len(parts))
+
+
+def _zeros_for_none(got: list[Gradients], expected: Gradients) -> bool:
+    """Whether something stands where no gradient should be."""
+    return any(g[name] is not None for g in got for name in expected if expected[name] is None)
+
+
+# ---- 3.1 -----------------------------------------------------------------------------------------
+
+averaging = Exercise(
+    "3.1",
+    "average_gradients",
+    points=2,
+    parameters=("model",),
+    hints=[
+        "After `backward()`, every `parameter.grad` is an ordinary tensor. Which collective gives "
+        "every rank the same result, made from all ranks' tensors?",
+        "`dist.all_reduce` works in place and adds. A mean is a sum divided by the number of "
+        "those who contributed.",
+        "Go through `model.parameters()`, which yields a tied parameter once. Skip those whose "
+        "`.grad` is None. All-reduce the gradient, then divide it in place by the world size.",
+    ],
+    misconceptions={
+        "sum-not-mean": "Your gradients are world_size times too large: all_reduce adds, and the "
+        "division is missing.",
+        "divided-twice": "Your gradients are world_size times too small: they are divided twice.",
+        "nothing-sent": "Each rank has divided its own gradient by the world size and heard nothing "
+        "of the others. Dividing alone averages nothing: the sum over the ranks is missing.",
+        "unchanged": "Each rank still has its own gradients. Either nothing was averaged, or the "
+        "average was not written back into `parameter.grad`.",
+        "parameters-averaged": "The parameters have changed. Average their gradients, "
+        "`parameter.grad`: the optimizer moves the parameters later.",
+        "rank-0s-gradient": "All ranks have rank 0's gradient. That is a broadcast: the other ranks' "
+        "data are lost.",
+        "one-rank-only": "Only one rank has the mean. `reduce` delivers to one rank, `all_reduce` "
+        "to all of them.",
+        "fixed-two": "You divide by 2. That is right on two ranks only: ask `dist.get_world_size()`.",
+        "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
+        "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
+        "none-gradient": "A frozen or unused parameter has no gradient: its `.grad` is None. Skip "
+        "it, on every rank alike.",
+        "zeros-for-none": "A parameter without a gradient has received one. A `.grad` of zeros is "
+        "not the same as None: weight decay and momentum would move the parameter.",
+        "tied-twice": "A tied parameter, one tensor in two layers, was divided once per layer. "
+        "`model.parameters()` yields it once; a walk over the layers meets it twice.",
+    },
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+)
+
+
+@dataclass(frozen=True)
+class _Averaged:
+    local: Gradients
+    got: Gradients
+    moved: bool  # have the parameters changed?
+
+
+def _averaged(rank, answer, make, seed) -> _Averaged:
+    model = _build(make, seed)
+    torch.manual_seed(seed + 1 + rank)
+    model(torch.randn(4, 5, device=device())).square().sum().backward()
+    local, before = _gradients(model), _state(model)
+    answer(model)
+    moved = any(not torch.equal(tensor, before[k]) for k, tensor in model.state_dict().items())
+    return _Averaged(local, _gradients(model), moved)
+
+
+def _check_average(answer, draw, make, ranks, likely=None) -> None:
+    """Compares what every rank holds afterwards with the mean. `likely` maps a misconception to
+    what it makes of the local gradients: a function of (local, got)."""
+    reports = run(_averaged, ranks, answer, make, draw.seed())
+    local, got = [r.local for r in reports], [r.got for r in reports]
+    mean = _mean(local)
+    mistakes = {
+        "parameters-averaged": any(r.moved for r in reports),
+        **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
+        "sum-not-mean": [_sum(local)] * ranks,
+        "unchanged": local,
+        "nothing-sent": [_scaled(g, 1 / ranks) for g in local],
+        "fixed-two": [_scaled(_sum(local), 1 / 2)] * ranks,
+        "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
+        "rank-0s-gradient": [local[0]] * ranks,
+        "one-rank-only": lambda got: any(_equal(g, mean) for g in got),
+    }
+    expect(got, [mean] * ranks, each="rank", likely=mistakes)
+    if mistakes["parameters-averaged"]:
+        raise Wrong(
+            "parameters-averaged", expected="the same parameters as before", got="other values"
+        )
+
+
+def _equal(got, expected) -> bool:
+    try:
+        expect(got, expected)
+    except Wrong:
+        return False
+    return True
+
+
+@averaging.requires("two ranks end with the mean of their gradients")
+def _(answer, draw):
+    _check_average(answer, draw, _plain, 2)
+
+
+@averaging.requires("three ranks do, and one rank keeps its own")
+def _(answer, draw):
+    for ranks in (3, 1):
+        _check_average(answer, draw, _plain, ranks)
+
+
+@averaging.requires(
+    "a frozen or unused parameter keeps no gradient",
+    failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
+)
+def _(answer, draw):
+    likely = {"zeros-for-none": lambda local, got: _zeros_for_none(got, local[0])}
+    _check_average(answer, draw, _Frozen, 2, likely)
+
+
+@averaging.requires("a tied parameter is averaged once")
+def _(answer, draw):
+    def twice(local, got):
+        mean = _mean(local)
+        return [{**mean, "first.weight": mean["first.weight"] / len(local)}] * len(local)
+
+    _check_average(answer, draw, _Tied, 2, {"tied-twice": twice})
+
+
+# ---- 3.2 -----------------------------------------------------------------------------------------
+
+ring = Exercise(
+    "3.2",
+    "ring_all_reduce",
+    points=3,
+    parameters=("tensor",),
+    hints=[
+        "Draw three ranks in a circle, each with three chunks. In each step every rank sends one "
+        "chunk to the right and receives one from the left. Which chunk has rank r just received, "
+        "and so can send on in the next step?",
+        "In step s rank r sends chunk (r - s) mod n and receives chunk (r - s - 1) mod n. During "
+        "the first n - 1 steps it adds what arrives, afterwards it overwrites. `tensor_split` gives "
+        "exactly n chunks, empty ones too; `isend` starts a send and lets you receive meanwhile.",
+        "Flatten the tensor, split it with `tensor_split(n)`; the chunks are views. For 2(n - 1) "
+        "steps: start the send and the receive, wait for both, add or overwrite. `flatten` copies "
+        "a tensor that is not contiguous: then copy the result back into the tensor.",
+    ],
+    misconceptions={
+        "everyone-sends-first": "The ranks wait for each other. If every rank begins with `send`, "
+        "nobody receives, and no send can end. Start it with `isend`, then receive, then wait for "
+        "it; and check that every send has a receive, and the other way round.",
+        "unchanged": "The tensor is as it was. The result must stand in the tensor that was handed "
+        "in, not in a new one.",
+        "mean-not-sum": "You have divided by the number of ranks: an all-reduce gives the sum.",
+        "no-all-gather": "Each chunk is complete on one rank only. That is the reduce-scatter; now "
+        "the complete chunks must travel round the ring once.",
+        "added-again": "Complete chunks are added to what stood there. In the second half the "
+        "chunk that arrives replaces the old one.",
+        "two-ranks-only": "Right on two ranks, wrong on three. With two ranks any chunk that is not "
+        "yours will do; with three, send on the chunk that you received in the step before.",
+        "one-rank-hangs": "With one rank there is nobody to talk to: there are 2(n - 1) = 0 steps.",
+        "remainder-lost": "The last elements are not summed: the length does not divide by the "
+        "number of ranks, and the remainder belongs to no chunk.",
+        "too-few-chunks": "For some lengths you have fewer chunks than ranks. `chunk` gives fewer if "
+        "the tensor is short; `tensor_split` gives exactly n, some of them empty.",
+        "short-wrong": "The ring works for long tensors only: with fewer elements than ranks, some "
+        "chunks are empty.",
+        "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `reshape`, "
+        "`flatten` and `contiguous` make a copy of it. Copy the result back.",
+        "needs-contiguous": "`view` works on contiguous tensors only. `flatten` works on all; where "
+        "it had to copy, copy the result back.",
+        "dtype-lost": "The buffer that you receive into has the wrong dtype: `torch.empty` makes "
+        "float32. `torch.empty_like` takes the tensor's own.",
+        "rounded": "Large integers come back rounded: somewhere the sum was made in floating point.",
+        "whole-tensor": "You send the whole tensor in every step: (n-1) times the tensor. Cut it "
+        "into n chunks.",
+        "through-one-rank": "One rank sends far more than the others: everything passes through it. "
+        "On a ring each rank sends equally much.",
+        "built-in-collective": "You called one of PyTorch's collectives. Build it from send and "
+        "receive.",
+        "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
+    },
+    failures={"timeout": "everyone-sends-first"},
+)
+
+
+@dataclass(frozen=True)
+class _Rung:
+    """What a rank saw of one call: the tensor afterwards, and the calls that were made."""
+
+    tensor: Tensor
+    calls: list[Call]
+
+
+def _summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
+    tensors = [case[rank].to(device()) for case in cases]
+    for tensor in tensors:
+        answer(tensor)
+    return tensors
+
+
+def _columns_summed(rank, answer, wholes: list[Tensor]) -> Tensor:
+    """Hands in every second column of a matrix: a view that is not contiguous."""
+    whole = wholes[rank].to(device())
+    answer(whole[:, ::2])
+    return whole
+
+
+def _traced_sum(rank, answer, tensors: list[Tensor]) -> _Rung:
+    tensor = tensors[rank].to(device())
+    with Trace() as trace:
+        answer(tensor)
+    return _Rung(tensor, trace.record().calls)
+
+
+def _check_sums(answer, cases: list[list[Tensor]], likely=None) -> None:
+    """`cases` holds a list with one tensor a rank for each call; `likely` as for `expect`, but
+    the functions take (got, tensors) of one case."""
+    ranks = len(cases[0])
+    reports = run(_summed, ranks, answer, cases)
+    for i, tensors in enumerate(cases):
+        got, total = [report[i] for report in reports], sum(tensors)
+        mistakes = {
+            "unchanged": tensors,
+            "mean-not-sum": [total / ranks] * ranks,
+            "no-all-gather": _complete_somewhere(got, total),
+            "added-again": _added_again(got, tensors),
+        }
+        extra = {slug: f(got, tensors) for slug, f in (likely or {}).items()}
+        what = f"the sum of {ranks} tensors of shape {tuple(total.shape)}"
+        expect(got, [total] * ranks, each="rank", what=what, likely=mistakes | extra)
+
+
+def _complete_somewhere(got: list[Tensor], total: Tensor) -> bool:
+    return bool(torch.stack([g == total for g in got]).any(dim=0).all())
+
+
+def _added_again(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    total = sum(tensors)
+    pairs = zip(got, tensors, strict=True)
+    return all(((g == total) | (g == total + own)).all() for g, own in pairs)
+
+
+def _remainder_left(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    rest = len(tensors[0]) % len(tensors)
+    done = len(tensors[0]) - rest
+    total = sum(tensors)
+    pairs = zip(got, tensors, strict=True)
+    return rest > 0 and all(
+        torch.equal(g[:done], total[:done]) and torch.equal(g[done:], own[done:])
+        for g, own in pairs
+    )
+
+
+@ring.requires("two ranks end with the sum of their tensors")
+def _(answer, draw):
+    length = 2 * draw.integer(2, 6)
+    _check_sums(answer, [[draw.whole(length) for _ in range(2)]])
+
+
+@ring.requires("three ranks do", failures={"timeout": "two-ranks-only"})
+def _(answer, draw):
+    length = 3 * draw.integer(2, 6)
+    cases = [[draw.whole(length) for _ in range(3)]]
+    _check_sums(answer, cases, {"two-ranks-only": lambda got, tensors: True})
+
+
+@ring.requires(
+    "one rank keeps its tensor",
+    failures=dict.fromkeys(("exception", "timeout"), "one-rank-hangs"),
+)
+def _(answer, draw):
+    _check_sums(answer, [[draw.whole(5)]])
+
+
+@ring.requires(
+    "lengths that do not divide by the number of ranks",
+    failures={"IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
+)
+def _(answer, draw):
+    lengths = [3 * draw.integer(3, 6) + 1, 3 * draw.integer(3, 6) + 2, 4]
+    cases = [[draw.whole(length) for _ in range(3)] for length in lengths]
+    _check_sums(answer, cases, {"remainder-lost": _remainder_left})
+
+
+@ring.requires(
+    "tensors with fewer elements than ranks, and with none",
+    failures={"IndexError": "too-few-chunks", "exception": "short-wrong", "timeout": "short-wrong"},
+)
+def _(answer, draw):
+    cases = [[draw.whole(length) for _ in range(3)] for length in (2, 1, 0)]
+    _check_sums(answer, cases, {"remainder-lost": _remainder_left})
+
+
+@ring.requires(
+    "several dimensions, and a tensor that is not contiguous",
+    failures={"RuntimeError": "needs-contiguous"},
+)
+def _(answer, draw):
+    _check_sums(answer, [[draw.whole(3, 5) for _ in range(2)]])
+    wholes = [draw.whole(4, 6) for _ in range(2)]
+    expected = [whole.clone() for whole in wholes]
+    for whole in expected:
+        whole[:, ::2] = sum(wholes)[:, ::2]
+    got = run(_columns_summed, 2, answer, wholes)
+    expect(got, expected, each="rank", likely={"copy-not-in-place": wholes})
+
+
+@ring.requires(
+    "integers and double precision are summed exactly",
+    failures=dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
+)
+def _(answer, draw):
+    large = [2**40 + draw.integers(6) for _ in range(2)]
+    precise = [1 + draw.tensor(6, dtype=torch.float64) * 1e-9 for _ in range(2)]
+    for tensors, tolerance in ((large, 0), (precise, 1e-15)):
+        reports = run(_summed, 2, answer, [tensors])
+        got = [report[0] for report in reports]
+        likely = {"unchanged": tensors, "rounded": True}
+        expect(got, [sum(tensors)] * 2, each="rank", tolerance=tolerance, likely=likely)
+
+
+@ring.requires("every rank sends 2(n-1)/n of the tensor's bytes, point to point")
+def _(answer, draw):
+    for ranks, remainder in ((3, 0), (4, 0), (3, 1)):
+        length = ranks * draw.integer(20, 40) + remainder
+        reports = run(_traced_sum, ranks, answer, [draw.whole(length) for _ in range(ranks)])
+        _check_traffic([report.calls for report in reports], length)
+
+
+def _check_traffic(calls: list[list[Call]], length: int) -> None:
+    """Raises Wrong unless every rank sent 2(n-1) chunks of `length` / n float32, up to padding."""
+    ranks = len(calls)
+    others = {call.op for own in calls for call in own} - {"send", "recv"}
+    if others:
+        raise Wrong("built-in-collective", expected="send and recv", got=", ".join(sorted(others)))
+    sent = [sum(call.bytes for call in own if call.sends) for own in calls]
+    steps, size = 2 * (ranks - 1), 4
+    low, high = steps * (length // ranks) * size, steps * math.ceil(length / ranks) * size
+    if all(low <= bytes <= high for bytes in sent):
+        return
+    mistakes = {
+        "whole-tensor": all(bytes >= (ranks - 1) * length * size for bytes in sent),
+        "through-one-rank": max(sent) >= 2 * max(1, min(sent)),
+        "sent-too-much": True,
+    }
+    raise Wrong(
+        next(slug for slug, made in mistakes.items() if made),
+        expected=f"{low} bytes from each of {ranks} ranks" if low == high else f"{low} to {high}",
+        got=f"{sent}, for a tensor of {length * size} bytes",
+    )
+
+
+# ---- 3.3 -----------------------------------------------------------------------------------------
+
+sharding = Exercise(
+    "3.3",
+    "shard_indices",
+    points=2,
+    parameters=("length", "rank", "world_size", "epoch", "seed"),
+    hints=[
+        "Three steps: shuffle all indices, make the list long enough, take this rank's part. Which "
+        "of them depend on the rank?",
+        "Only the last one does. All ranks shuffle with the seed `seed + epoch`, in a generator of "
+        "their own; the parts are strides, `order[rank::world_size]`, not blocks.",
+        "Draw `torch.randperm(length, generator=...)`. Repeat the order from its beginning until it "
+        "has ceil(length / world_size) * world_size entries: a very small dataset has to be "
+        "repeated more than once. Take every world_size-th entry, beginning at `rank`.",
+    ],
+    misconceptions={
+        "blocks": "Each rank has a block of neighbours in the order. DistributedSampler deals them "
+        "out like cards: rank, rank + world_size, rank + 2 * world_size, ...",
+        "not-shuffled": "The indices are not shuffled.",
+        "epoch-ignored": "Every epoch has the same order: the epoch does not enter the seed. This "
+        "is what training does that never calls `set_epoch`.",
+        "seed-per-rank": "Each rank shuffles with a seed of its own. Then the ranks' parts overlap, "
+        "and some samples are read by nobody.",
+        "seed-ignored": "The seed that was handed in plays no part.",
+        "shuffled-after": "You share the samples out first and then shuffle each part: a rank sees "
+        "the same samples in every epoch.",
+        "padded-from-end": "The order is lengthened with its last indices. DistributedSampler "
+        "starts again from its beginning.",
+        "not-padded": "The ranks get different numbers of samples: the order was not lengthened. "
+        "Ranks that train on fewer batches leave the others waiting in a collective.",
+        "dropped": "The last samples are left out, as with `drop_last=True`. Lengthen the order "
+        "instead of cutting it.",
+        "padded-once": "For a dataset smaller than the number of ranks the order has to be repeated "
+        "more than once.",
+        "empty-dataset": "A dataset without samples has no indices to share out: return an empty "
+        "list on every rank.",
+        "global-generator": "The notebook's own random numbers have changed: `torch.manual_seed` "
+        "sets the generator that everybody uses. Make a `torch.Generator` of your own.",
+        "not-a-list": "Return a list of ints.",
+    },
+)
+
+
+def _sampler(length: int, ranks: int, epoch: int, seed: int) -> list[list[int]]:
+    """What DistributedSampler gives each rank."""
+    parts = []
+    for rank in range(ranks):
+        sampler = DistributedSampler(range(length), ranks, rank, shuffle=True, seed=seed)
+        sampler.set_epoch(epoch)
+        parts.append(list(sampler))
+    return parts
+
+
+def _dealt(order: list[int], ranks: int) -> list[list[int]]:
+    return [order[rank::ranks] for rank in range(ranks)]
+
+
+def _order(length: int, seed: int) -> list[int]:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _sharding_mistakes(length: int, ranks: int, epoch: int, seed: int) -> dict:
+    """What each mistake gives, by misconception."""
+    order = _order(length, seed + epoch)
+    share = math.ceil(length / ranks)
+    missing = share * ranks - length
+    padded = order + order[:missing]
+    plain = list(range(length)) + list(range(missing))
+    parts = _dealt(plain, ranks)
+    shuffles = [_order(share, seed + epoch + r) for r in range(ranks)]
+    return {
+        "not-padded": missing and _dealt(order, ranks),
+        "dropped": missing and _dealt(order[: length - length % ranks], ranks),
+        "padded-from-end": missing and _dealt(order + order[length - missing :], ranks),
+        "blocks": [padded[r * share : (r + 1) * share] for r in range(ranks)],
+        "not-shuffled": lambda got: got in (parts, _dealt(list(range(length)), ranks)),
+        "epoch-ignored": epoch and _dealt_and_padded(_order(length, seed), ranks),
+        "seed-ignored": _dealt_and_padded(_order(length, epoch), ranks),
+        "seed-per-rank": lambda got: _ranks_disagree(got, length, ranks),
+        "shuffled-after": lambda got: (
+            len(parts[0]) == len(shuffles[0])
+            and all(set(g) == set(part) for g, part in zip(got, parts, strict=True))
+        ),
+    }
+
+
+def _dealt_and_padded(order: list[int], ranks: int) -> list[list[int]]:
+    return _dealt(order + order[: -len(order) % ranks], ranks)
+
+
+def _ranks_disagree(got: list[list[int]], length: int, ranks: int) -> bool:
+    """Whether the parts, of the right size, leave samples out."""
+    sizes = {len(part) for part in got}
+    return sizes == {math.ceil(length / ranks)} and len({i for part in got for i in part}) < length
+
+
+def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> None:
+    got = [answer(length, rank, ranks, epoch, seed) for rank in range(ranks)]
+    for part in got:
+        expect_type(part, list, likely=None if part is None else "not-a-list")
+    small = length < ranks
+    likely = {} if small else _sharding_mistakes(length, ranks, epoch, seed)
+    if small:
+        likely["padded-once"] = sum(map(len, got)) < ranks * math.ceil(length / ranks)
+    what = f"{length} samples, {ranks} ranks, epoch {epoch}, seed {seed}"
+    expect(got, _sampler(length, ranks, epoch, seed), each="rank", what=what, likely=likely)
+
+
+@sharding.requires("a dataset that divides by the number of ranks")
+def _(answer, draw):
+    ranks = draw.integer(3, 5)
+    _check_shards(answer, ranks * draw.integer(5, 9), ranks, 0, draw.integer(1, 99))
+
+
+@sharding.requires("every epoch has its own order")
+def _(answer, draw):
+    ranks = draw.integer(2, 4)
+    for epoch in (1, draw.integer(2, 9)):
+        _check_shards(answer, ranks * draw.integer(5, 9), ranks, epoch, draw.integer(1, 99))
+
+
+@sharding.requires("a dataset that does not divide by the number of ranks")
+def _(answer, draw):
+    for extra in (1, 2):
+        _check_shards(answer, 4 * draw.integer(5, 9) + extra, 4, draw.integer(0, 9), 7)
+
+
+@sharding.requires("one rank, and more ranks than samples")
+def _(answer, draw):
+    for length, ranks in ((draw.integer(5, 9), 1), (3, 5), (2, 7), (1, 4)):
+        _check_shards(answer, length, ranks, draw.integer(0, 9), draw.integer(1, 99))
+
+
+@sharding.requires("an empty dataset", failures={"exception": "empty-dataset"})
+def _(answer, draw):
+    expect([answer(0, rank, 3, 1, 2) for rank in range(3)], [[], [], []], each="rank")
+
+
+@sharding.requires("the notebook's own random numbers stay as they are")
+def _(answer, draw):
+    before = torch.get_rng_state()
+    answer(10, 1, 2, draw.integer(0, 9), draw.integer(1, 99))
+    if not torch.equal(torch.get_rng_state(), before):
+        raise Wrong("global-generator", expected="the same state", got="another state")
+
+
+# ---- 3.4 -----------------------------------------------------------------------------------------
+
+overlapping = Exercise(
+    "3.4",
+    "OverlappedDDP",
+    points=5,
+    hints=[
+        "Begin without overlap: broadcast in `__init__`, and average everything in "
+        "`finish_gradient_synchronization`. When that is right, move the all-reduces into hooks.",
+        "Fill the buckets with the trainable parameters in reverse order. Register one hook per "
+        "parameter; it counts down how many gradients its bucket still misses. At zero, the "
+        "gradients go into one flat tensor and its all-reduce starts with `async_op=True`; keep the "
+        "work handle, and call its `wait()` in `finish_gradient_synchronization` only.",
+        "A bucket may start only after all the buckets before it, so that the ranks agree on the "
+        "order; `finish_gradient_synchronization` starts those that never filled, with zeros for "
+        "what is missing, waits for all, writes the means back and resets the counters. To know "
+        "whether any rank used a parameter, let one number per parameter travel in the bucket. "
+        "`no_sync` sets a flag at which the hooks return at once.",
+    ],
+    misconceptions={
+        "no-module": "`model.module` is the module that was wrapped: keep it under that name.",
+        "no-broadcast": "The ranks start from different parameters. Broadcast rank 0's in "
+        "`__init__`: averaging gradients keeps equal models equal, but never makes them equal.",
+        "buffers-forgotten": "The parameters agree and the buffers do not, for instance BatchNorm's "
+        "running mean. Broadcast `module.buffers()` too.",
+        "averaged-at-start": "The ranks start from the mean of their parameters; rank 0's were "
+        "wanted.",
+        "unsynchronised": "Each rank still has its own gradients: they were not averaged, or the "
+        "average was not written into `parameter.grad`.",
+        "sum-not-mean": "Your gradients are world_size times too large: all_reduce adds, and the "
+        "division is missing.",
+        "divided-twice": "Your gradients are world_size times too small: they are divided twice.",
+        "first-step-only": "The first step is right and a later one is not. Reset the counters and "
+        "the work handles in `finish_gradient_synchronization`, and remember that "
+        "`zero_grad()` throws `.grad` away: the next backward puts a new tensor there.",
+        "starts-at-the-end": "No all-reduce had started when backward reached the first layer: "
+        "there is no overlap. Start a bucket's all-reduce in the hook that completes it.",
+        "waits-in-backward": "A rank's backward stops until another rank gets there. Start the "
+        "all-reduce with `async_op=True`, and wait in `finish_gradient_synchronization` only.",
+        "one-per-parameter": "There is one all-reduce for every parameter. Each costs a fixed time "
+        "before its first byte moves: pack gradients into buckets of up to `bucket_bytes`.",
+        "one-for-all": "All gradients travel in one all-reduce, which cannot start before backward "
+        "has ended. Split them into buckets of at most `bucket_bytes`.",
+        "bucket-size": "The size of the buckets does not follow `bucket_bytes`.",
+        "sends-in-no-sync": "Something is sent inside `no_sync()`. There the hooks must return "
+        "at once, and `.grad` just adds up.",
+        "accumulated-lost": "Only the last micro-batch's gradient was averaged, and the sum from "
+        "`no_sync()` is gone. Average `parameter.grad`, in which backward has added everything up.",
+        "accumulated-local": "What was added up inside `no_sync()` stays this rank's own: only the "
+        "last micro-batch's gradient was averaged. Average the whole `parameter.grad`.",
+        "frozen-hook": "A frozen parameter needs no gradient, and PyTorch takes no hook on it. Leave "
+        "it out of the buckets, but broadcast it.",
+        "frozen-gradient": "A frozen parameter has received a gradient.",
+        "tied-twice": "A tied parameter, one tensor in two layers, is in the buckets twice. "
+        "`module.parameters()` yields it once; a walk over the layers meets it twice.",
+        "bucket-never-full": "A bucket with an unused parameter never fills, so the others in it "
+        "were not averaged. Start what has not started in `finish_gradient_synchronization`.",
+        "unused-crash": "A parameter that the loss did not use has no gradient: its `.grad` is None.",
+        "zeros-for-unused": "A parameter that no rank used has received a gradient of zeros. It is "
+        "not the same as None: weight decay and momentum would move the parameter.",
+        "order-differs": "The ranks wait for each other in different all-reduces. One rank does not "
+        "use a layer, so its buckets fill in another order, or one not at all: start them in one "
+        "fixed order on every rank, and those that did not fill in "
+        "`finish_gradient_synchronization`.",
+        "used-elsewhere": "A parameter that this rank did not use, and another did, has no gradient "
+        "here, so the ranks' parameters drift apart. Its gradient is the mean with a zero for this "
+        "rank.",
+        "users-only": "You divide by the number of ranks that used the parameter. A rank that did "
+        "not use it counts, with a zero: divide by the world size.",
+        "rank-waits": "A rank waits in a collective that the others do not call.",
+    },
+    failures={"timeout": "rank-waits", "mismatch": "rank-waits"},
+)
+
+
+def _initial(rank, answer, seed) -> tuple[dict, dict]:
+    """The state of a module with a frozen layer and buffers, before and after construction."""
+    torch.manual_seed(seed + rank)
+    module = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).to(device())
+    module[0].requires_grad_(False)
+    module[1](torch.randn(9, 7, device=device()))  # moves BatchNorm's buffers
+    before = _state(module)
+    model = answer(module)
+    return before, _state(model.module)
+
+
+@overlapping.requires(
+    "every rank starts with rank 0's parameters and buffers",
+    failures={"AttributeError": "no-module"},
+)
+def _(answer, draw):
+    reports = run(_initial, 2, answer, draw.seed())
+    before, got = [r[0] for r in reports], [r[1] for r in reports]
+    mean = {name: (before[0][name] + before[1][name]) / 2 for name in before[0]}
+    buffers = [name for name in before[0] if name.startswith("1.") and "running" in name]
+    likely = {
+        "no-broadcast": before,
+        "buffers-forgotten": [before[0], before[0] | {k: before[1][k] for k in buffers}],
+        "averaged-at-start": lambda got: _equal(got[0]["2.weight"], mean["2.weight"]),
+    }
+    expect(got, [before[0]] * 2, each="rank", likely=likely)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """For each step of training: the local gradients of each micro-batch, and what came."""
+
+    local: list[list[Gradients]]
+    got: list[Gradients]
+
+
+def _steps(rank, answer, make, seed, bucket_bytes, micro_batches=1, keep_zeros=False) -> _Steps:
+    """Three steps with a twin beside the model; all but the last micro-batch under no_sync."""
+    module = _build(make, seed)
+    twin = copy.deepcopy(module)
+    model = answer(module, bucket_bytes=bucket_bytes)
+    torch.manual_seed(seed + 1 + rank)
+    local, got = [], []
+    for _ in range(3):
+        batches = [torch.randn(4, 5, device=device()) for _ in range(micro_batches)]
+        for batch in batches[:-1]:
+            with model.no_sync():
+                model(batch).square().sum().backward()
+        model(batches[-1]).square().sum().backward()
+        model.finish_gradient_synchronization()
+        got.append(_gradients(module))
+        local.append([_gradient_of(twin, batch) for batch in batches])
+        module.zero_grad(set_to_none=not keep_zeros)
+    return _Steps(local, got)
+
+
+def _gradient_of(twin: nn.Module, batch: Tensor) -> Gradients:
+    twin.zero_grad()
+    twin(batch).square().sum().backward()
+    return _gradients(twin)
+
+
+def _check_steps(answer, draw, make, ranks, bucket_bytes, likely=None, **plan) -> None:
+    """Compares the gradients after each step with the mean over the ranks of what each added up.
+    `likely` maps a misconception to a function of (the ranks' added up gradients, what came)."""
+    reports = run(_steps, ranks, answer, make, draw.seed(), bucket_bytes, **plan)
+    for step in range(3):
+        local = [_sum(report.local[step]) for report in reports]
+        last = [report.local[step][-1] for report in reports]
+        got = [report.got[step] for report in reports]
+        mean = _mean(local)
+        mistakes = {
+            **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
+            "first-step-only": step > 0,
+            "unsynchronised": local,
+            "sum-not-mean": [_sum(local)] * ranks,
+            "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
+            "accumulated-lost": [_mean(last)] * ranks,
+            "accumulated-local": [
+                _sum([own, _scaled(end, -1), _mean(last)])
+                for own, end in zip(local, last, strict=True)
+            ],
+        }
+        expect(got, [mean] * ranks, each="rank", what=f"step {step + 1}", likely=mistakes)
+
+
+@overlapping.requires("after each of three steps every rank has the mean gradients")
+def _(answer, draw):
+    _check_steps(answer, draw, _plain, 2, 25 * 2**20)
+
+
+@overlapping.requires("three ranks do, with small buckets, and zero_grad(set_to_none=False)")
+def _(answer, draw):
+    _check_steps(answer, draw, _plain, 3, 64)
+    _check_steps(answer, draw, _plain, 1, 64, keep_zeros=True)
