@@ -422,7 +422,7 @@ def test_nbval_sees_a_changed_number_but_no_changed_picture(course: Path) -> Non
     assert '"42"' in original
     (course / "notebooks/number.ipynb").write_text(original.replace('"42"', '"43"'))
     root = notebooks.ROOT
-    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "--nbval", "-c"]
+    command = [sys.executable, "-m", "pytest", "-rf", "--color=no", "--nbval", "-c"]
     command += [root / "pyproject.toml", "--rootdir", root, course / "notebooks"]
     run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert "1 failed, 17 passed" in run.stdout, run.stdout
