@@ -5,6 +5,7 @@ requirements, in the notebook's kernel, judge it. Gradients travel as {parameter
 None}; a tied parameter has the name under which it was registered first.
 """
 
+import contextlib
 import copy
 import math
 import tempfile
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
-from course_utils.checks.framework import Exercise, Wrong, expect, expect_type, run
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run
 from course_utils.hardware import device
 from course_utils.trace import Call, Trace
 
@@ -32,17 +33,29 @@ def _plain() -> nn.Module:
 
 
 class _Frozen(nn.Module):
-    """A frozen layer, and one that the loss does not use, both between layers that learn."""
+    """A frozen layer between two that learn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(5, 5)
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
-        self.unused = nn.Linear(5, 3)
         self.last = nn.Linear(5, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.frozen(self.first(x)).tanh())
+
+
+class _Unused(nn.Module):
+    """A layer that the loss does not use, between two that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.unused = nn.Linear(5, 3)
+        self.last = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh())
 
 
 class _Tied(nn.Module):
@@ -131,9 +144,10 @@ def _mean(parts: list[Gradients]) -> Gradients:
     return _scaled(_sum(parts), 1 / len(parts))
 
 
-def _zeros_for_none(got: list[Gradients], expected: Gradients) -> bool:
-    """Whether something stands where no gradient should be."""
-    return any(g[name] is not None for g in got for name in expected if expected[name] is None)
+def _zeros_for_none(got: list[Gradients], local: list[Gradients]) -> bool:
+    """Whether something stands where no rank has a gradient."""
+    nobody = [name for name in local[0] if all(g[name] is None for g in local)]
+    return any(g[name] is not None for g in got for name in nobody)
 
 
 # ---- 3.1 -----------------------------------------------------------------------------------------
@@ -144,12 +158,18 @@ averaging = Exercise(
     points=2,
     parameters=("model",),
     hints=[
-        "After `backward()`, every `parameter.grad` is an ordinary tensor. Which collective gives "
-        "every rank the same result, made from all ranks' tensors?",
-        "`dist.all_reduce` works in place and adds. A mean is a sum divided by the number of "
-        "those who contributed.",
-        "Go through `model.parameters()`, which yields a tied parameter once. Skip those whose "
-        "`.grad` is None. All-reduce the gradient, then divide it in place by the world size.",
+        (
+            "After `backward()`, every `parameter.grad` is an ordinary tensor. Which collective gives "
+            "every rank the same result, made from all ranks' tensors?"
+        ),
+        (
+            "`dist.all_reduce` works in place and adds. A mean is a sum divided by the number of "
+            "those who contributed."
+        ),
+        (
+            "Go through `model.parameters()`, which yields a tied parameter once. Skip those whose "
+            "`.grad` is None. All-reduce the gradient, then divide it in place by the world size."
+        ),
     ],
     misconceptions={
         "sum-not-mean": "Your gradients are world_size times too large: all_reduce adds, and the "
@@ -244,8 +264,9 @@ def _(answer, draw):
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
 def _(answer, draw):
-    likely = {"zeros-for-none": lambda local, got: _zeros_for_none(got, local[0])}
-    _check_average(answer, draw, _Frozen, 2, likely)
+    for make in (_Frozen, _Unused):
+        likely = {"zeros-for-none": lambda local, got: _zeros_for_none(got, local)}
+        _check_average(answer, draw, make, 2, likely)
 
 
 @averaging.requires("a tied parameter is averaged once")
@@ -265,15 +286,21 @@ ring = Exercise(
     points=3,
     parameters=("tensor",),
     hints=[
-        "Draw three ranks in a circle, each with three chunks. In each step every rank sends one "
-        "chunk to the right and receives one from the left. Which chunk has rank r just received, "
-        "and so can send on in the next step?",
-        "In step s rank r sends chunk (r - s) mod n and receives chunk (r - s - 1) mod n. During "
-        "the first n - 1 steps it adds what arrives, afterwards it overwrites. `tensor_split` gives "
-        "exactly n chunks, empty ones too; `isend` starts a send and lets you receive meanwhile.",
-        "Flatten the tensor, split it with `tensor_split(n)`; the chunks are views. For 2(n - 1) "
-        "steps: start the send and the receive, wait for both, add or overwrite. `flatten` copies "
-        "a tensor that is not contiguous: then copy the result back into the tensor.",
+        (
+            "Draw three ranks in a circle, each with three chunks. In each step every rank sends one "
+            "chunk to the right and receives one from the left. Which chunk has rank r just received, "
+            "and so can send on in the next step?"
+        ),
+        (
+            "In step s rank r sends chunk (r - s) mod n and receives chunk (r - s - 1) mod n. During "
+            "the first n - 1 steps it adds what arrives, afterwards it overwrites. `tensor_split` gives "
+            "exactly n chunks, empty ones too; `isend` starts a send and lets you receive meanwhile."
+        ),
+        (
+            "Split `tensor.contiguous().view(-1)` with `tensor_split(n)`; the chunks are views. For "
+            "2(n - 1) steps: start the send and the receive, wait for both, add or overwrite. Where "
+            "`contiguous` had to make a copy, copy the result back into the tensor."
+        ),
     ],
     misconceptions={
         "everyone-sends-first": "The ranks wait for each other. If every rank begins with `send`, "
@@ -295,10 +322,10 @@ ring = Exercise(
         "the tensor is short; `tensor_split` gives exactly n, some of them empty.",
         "short-wrong": "The ring works for long tensors only: with fewer elements than ranks, some "
         "chunks are empty.",
-        "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `reshape`, "
-        "`flatten` and `contiguous` make a copy of it. Copy the result back.",
-        "needs-contiguous": "`view` works on contiguous tensors only. `flatten` works on all; where "
-        "it had to copy, copy the result back.",
+        "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `contiguous` "
+        "and `reshape` make a copy of it. Copy the result back into the tensor.",
+        "needs-contiguous": "`send`, `recv` and `view` work on contiguous memory only. Work on "
+        "`tensor.contiguous()`, which is the tensor itself or a copy, and copy the result back.",
         "dtype-lost": "The buffer that you receive into has the wrong dtype: `torch.empty` makes "
         "float32. `torch.empty_like` takes the tensor's own.",
         "rounded": "Large integers come back rounded: somewhere the sum was made in floating point.",
@@ -489,13 +516,19 @@ sharding = Exercise(
     points=2,
     parameters=("length", "rank", "world_size", "epoch", "seed"),
     hints=[
-        "Three steps: shuffle all indices, make the list long enough, take this rank's part. Which "
-        "of them depend on the rank?",
-        "Only the last one does. All ranks shuffle with the seed `seed + epoch`, in a generator of "
-        "their own; the parts are strides, `order[rank::world_size]`, not blocks.",
-        "Draw `torch.randperm(length, generator=...)`. Repeat the order from its beginning until it "
-        "has ceil(length / world_size) * world_size entries: a very small dataset has to be "
-        "repeated more than once. Take every world_size-th entry, beginning at `rank`.",
+        (
+            "Three steps: shuffle all indices, make the list long enough, take this rank's part. Which "
+            "of them depend on the rank?"
+        ),
+        (
+            "Only the last one does. All ranks shuffle with the seed `seed + epoch`, in a generator of "
+            "their own; the parts are strides, `order[rank::world_size]`, not blocks."
+        ),
+        (
+            "Draw `torch.randperm(length, generator=...)`. Repeat the order from its beginning until it "
+            "has ceil(length / world_size) * world_size entries: a very small dataset has to be "
+            "repeated more than once. Take every world_size-th entry, beginning at `rank`."
+        ),
     ],
     misconceptions={
         "blocks": "Each rank has a block of neighbours in the order. DistributedSampler deals them "
@@ -635,17 +668,23 @@ overlapping = Exercise(
     "OverlappedDDP",
     points=5,
     hints=[
-        "Begin without overlap: broadcast in `__init__`, and average everything in "
-        "`finish_gradient_synchronization`. When that is right, move the all-reduces into hooks.",
-        "Fill the buckets with the trainable parameters in reverse order. Register one hook per "
-        "parameter; it counts down how many gradients its bucket still misses. At zero, the "
-        "gradients go into one flat tensor and its all-reduce starts with `async_op=True`; keep the "
-        "work handle, and call its `wait()` in `finish_gradient_synchronization` only.",
-        "A bucket may start only after all the buckets before it, so that the ranks agree on the "
-        "order; `finish_gradient_synchronization` starts those that never filled, with zeros for "
-        "what is missing, waits for all, writes the means back and resets the counters. To know "
-        "whether any rank used a parameter, let one number per parameter travel in the bucket. "
-        "`no_sync` sets a flag at which the hooks return at once.",
+        (
+            "Begin without overlap: broadcast in `__init__`, and average everything in "
+            "`finish_gradient_synchronization`. When that is right, move the all-reduces into hooks."
+        ),
+        (
+            "Fill the buckets with the trainable parameters in reverse order. Register one hook per "
+            "parameter; it counts down how many gradients its bucket still misses. At zero, the "
+            "gradients go into one flat tensor and its all-reduce starts with `async_op=True`; keep the "
+            "work handle, and call its `wait()` in `finish_gradient_synchronization` only."
+        ),
+        (
+            "A bucket may start only after all the buckets before it, so that the ranks agree on the "
+            "order; `finish_gradient_synchronization` starts those that never filled, with zeros for "
+            "what is missing, waits for all, writes the means back and resets the counters. To know "
+            "whether any rank used a parameter, let one number per parameter travel in the bucket. "
+            "`no_sync` sets a flag at which the hooks return at once."
+        ),
     ],
     misconceptions={
         "no-module": "`model.module` is the module that was wrapped: keep it under that name.",
@@ -680,12 +719,15 @@ overlapping = Exercise(
         "last micro-batch's gradient was averaged. Average the whole `parameter.grad`.",
         "frozen-hook": "A frozen parameter needs no gradient, and PyTorch takes no hook on it. Leave "
         "it out of the buckets, but broadcast it.",
+        "frozen-not-broadcast": "The frozen parameters differ between the ranks. They need no "
+        "gradients, but the same values everywhere: broadcast all parameters.",
         "frozen-gradient": "A frozen parameter has received a gradient.",
         "tied-twice": "A tied parameter, one tensor in two layers, is in the buckets twice. "
         "`module.parameters()` yields it once; a walk over the layers meets it twice.",
         "bucket-never-full": "A bucket with an unused parameter never fills, so the others in it "
         "were not averaged. Start what has not started in `finish_gradient_synchronization`.",
-        "unused-crash": "A parameter that the loss did not use has no gradient: its `.grad` is None.",
+        "unused-crash": "A parameter that the loss did not use has no gradient: its `.grad` is "
+        "None, its hook is never called, and its bucket does not start by itself.",
         "zeros-for-unused": "A parameter that no rank used has received a gradient of zeros. It is "
         "not the same as None: weight decay and momentum would move the parameter.",
         "order-differs": "The ranks wait for each other in different all-reduces. One rank does not "
@@ -703,15 +745,30 @@ overlapping = Exercise(
 )
 
 
-def _initial(rank, answer, seed) -> tuple[dict, dict]:
-    """The state of a module with a frozen layer and buffers, before and after construction."""
+def _initial(rank, answer, seed, frozen=False) -> tuple[dict, dict]:
+    """The state of a module with buffers, before and after construction."""
     torch.manual_seed(seed + rank)
     module = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).to(device())
-    module[0].requires_grad_(False)
+    module[0].requires_grad_(not frozen)
     module[1](torch.randn(9, 7, device=device()))  # moves BatchNorm's buffers
     before = _state(module)
-    model = answer(module)
-    return before, _state(model.module)
+    return before, _state(answer(module).module)
+
+
+def _check_start(answer, draw, frozen=False) -> None:
+    reports = run(_initial, 2, answer, draw.seed(), frozen)
+    before, got = [r[0] for r in reports], [r[1] for r in reports]
+    own = before[1]
+    weight = (before[0]["2.weight"] + own["2.weight"]) / 2
+    running = {name: own[name] for name in own if "running" in name}
+    first = {name: own[name] for name in own if name.startswith("0.")}
+    likely = {
+        "no-broadcast": before,
+        "buffers-forgotten": [before[0], before[0] | running],
+        "frozen-not-broadcast": [before[0], before[0] | first],
+        "averaged-at-start": lambda got: _equal(got[0]["2.weight"], weight),
+    }
+    expect(got, [before[0]] * 2, each="rank", likely=likely)
 
 
 @overlapping.requires(
@@ -719,16 +776,7 @@ def _initial(rank, answer, seed) -> tuple[dict, dict]:
     failures={"AttributeError": "no-module"},
 )
 def _(answer, draw):
-    reports = run(_initial, 2, answer, draw.seed())
-    before, got = [r[0] for r in reports], [r[1] for r in reports]
-    mean = {name: (before[0][name] + before[1][name]) / 2 for name in before[0]}
-    buffers = [name for name in before[0] if name.startswith("1.") and "running" in name]
-    likely = {
-        "no-broadcast": before,
-        "buffers-forgotten": [before[0], before[0] | {k: before[1][k] for k in buffers}],
-        "averaged-at-start": lambda got: _equal(got[0]["2.weight"], mean["2.weight"]),
-    }
-    expect(got, [before[0]] * 2, each="rank", likely=likely)
+    _check_start(answer, draw)
 
 
 @dataclass(frozen=True)
@@ -739,7 +787,7 @@ class _Steps:
     got: list[Gradients]
 
 
-def _steps(rank, answer, make, seed, bucket_bytes, micro_batches=1, keep_zeros=False) -> _Steps:
+def _steps(rank, answer, make, seed, bucket_bytes, micro_batches, keep_zeros) -> _Steps:
     """Three steps with a twin beside the model; all but the last micro-batch under no_sync."""
     module = _build(make, seed)
     twin = copy.deepcopy(module)
@@ -765,10 +813,24 @@ def _gradient_of(twin: nn.Module, batch: Tensor) -> Gradients:
     return _gradients(twin)
 
 
-def _check_steps(answer, draw, make, ranks, bucket_bytes, likely=None, **plan) -> None:
+def _check_steps(
+    answer,
+    draw,
+    make,
+    ranks,
+    bucket_bytes,
+    likely=None,
+    otherwise=None,
+    micro_batches=1,
+    keep_zeros=False,
+) -> None:
     """Compares the gradients after each step with the mean over the ranks of what each added up.
-    `likely` maps a misconception to a function of (the ranks' added up gradients, what came)."""
-    reports = run(_steps, ranks, answer, make, draw.seed(), bucket_bytes, **plan)
+
+    `likely` maps a misconception to a function of (the ranks' added up gradients, what came);
+    `otherwise` is the misconception to name where none fits.
+    """
+    plan = (bucket_bytes, micro_batches, keep_zeros)
+    reports = run(_steps, ranks, answer, make, draw.seed(), *plan)
     for step in range(3):
         local = [_sum(report.local[step]) for report in reports]
         last = [report.local[step][-1] for report in reports]
@@ -786,6 +848,8 @@ def _check_steps(answer, draw, make, ranks, bucket_bytes, likely=None, **plan) -
                 for own, end in zip(local, last, strict=True)
             ],
         }
+        if otherwise:
+            mistakes[otherwise] = True
         expect(got, [mean] * ranks, each="rank", what=f"step {step + 1}", likely=mistakes)
 
 
@@ -798,3 +862,359 @@ def _(answer, draw):
 def _(answer, draw):
     _check_steps(answer, draw, _plain, 3, 64)
     _check_steps(answer, draw, _plain, 1, 64, keep_zeros=True)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """What one rank saw of a backward pass through the tower."""
+
+    started_early: int  # all-reduces that had started when backward reached the first layer
+    sizes: list[int]  # bytes of each all-reduce that carries gradients
+    partner_got_through: bool  # rank 1: did rank 0 reach its first layer alone?
+
+
+def _tower_backward(rank, answer, seed, bucket_bytes, mark: Path | None = None) -> _Backward:
+    """One step after a first one. With `mark`, a file, rank 1 begins backward only when rank 0 has
+    come through its own as far as the first layer, which makes the file; or after a while."""
+    module = _build(_Tower, seed)
+    model = answer(module, bucket_bytes=bucket_bytes)
+    inputs = torch.randn(4, TOWER_WIDTH, device=device())
+    model(inputs).sum().backward()
+    model.finish_gradient_synchronization()
+    module.zero_grad()
+    waits, signals = mark is not None and rank == 1, mark is not None and rank == 0
+    with Trace() as trace, contextlib.ExitStack() as rest:
+
+        def first_layer() -> None:
+            rest.enter_context(trace.span("first layer"))
+            if signals:
+                _finish_device_work()
+                mark.touch()
+
+        loss = model(inputs).sum()
+        module.before_first_gradient = first_layer
+        came = _appears(mark) if waits else True
+        loss.backward()
+        rest.close()
+        model.finish_gradient_synchronization()
+    record = trace.record()
+    reached = min(span.start for span in record.spans if span.name == "first layer")
+    early = [s for s in record.spans if s.kind == "communication" and s.start < reached]
+    sizes = [call.bytes for call in record.calls if call.bytes >= TOWER_LAYER_BYTES // 2]
+    return _Backward(len(early), sizes, came)
+
+
+def _finish_device_work() -> None:
+    if device().type == "cuda":
+        torch.cuda.current_stream().synchronize()
+
+
+def _appears(path: Path, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    return path.exists()
+
+
+@overlapping.requires("all-reduces start while backward still runs")
+def _(answer, draw):
+    reports = run(_tower_backward, 2, answer, draw.seed(), 2 * TOWER_LAYER_BYTES)
+    if not all(report.started_early for report in reports):
+        raise Wrong(
+            "starts-at-the-end",
+            expected="at least one all-reduce before the first layer's gradient",
+            got="none",
+        )
+
+
+@overlapping.requires("backward does not wait for the other ranks", needs_earlier=True)
+def _(answer, draw):
+    with tempfile.TemporaryDirectory() as folder:
+        mark = Path(folder) / "rank_0_is_at_its_first_layer"
+        reports = run(_tower_backward, 2, answer, draw.seed(), 2 * TOWER_LAYER_BYTES, mark)
+    if not reports[1].partner_got_through:
+        raise Wrong(
+            "waits-in-backward",
+            expected="rank 0 gets to its first layer while rank 1 has not begun backward",
+            got="rank 0 waits",
+        )
+
+
+@overlapping.requires("gradients travel in buckets of bucket_bytes")
+def _(answer, draw):
+    for layers in (2, 3):
+        limit = layers * TOWER_LAYER_BYTES
+        sizes = run(_tower_backward, 2, answer, draw.seed(), limit)[0].sizes
+        likely = {
+            "one-per-parameter": len(sizes) >= TOWER_LAYERS,
+            "one-for-all": len(sizes) == 1,
+            "bucket-size": max(sizes, default=0) > limit + TOWER_LAYER_BYTES,
+        }
+        _name_first(likely, f"a bucket for every {layers} of {TOWER_LAYERS} equal layers", sizes)
+    sizes = run(_tower_backward, 2, answer, draw.seed(), 100 * TOWER_LAYER_BYTES)[0].sizes
+    likely = {"one-per-parameter": len(sizes) >= TOWER_LAYERS, "bucket-size": len(sizes) > 2}
+    _name_first(likely, "one bucket where everything fits in", sizes)
+
+
+def _name_first(mistakes: dict[str, bool], expected: str, sizes: list[int]) -> None:
+    for slug, made in mistakes.items():
+        if made:
+            raise Wrong(slug, expected=expected, got=f"all-reduces of {sizes} bytes")
+
+
+def _calls_in_no_sync(rank, answer, seed) -> int:
+    module = _build(_plain, seed)
+    model = answer(module, bucket_bytes=64)
+    inputs = torch.randn(4, 5, device=device())
+    with Trace() as trace:
+        for _ in range(2):
+            with model.no_sync():
+                model(inputs).sum().backward()
+    return trace.record().count()
+
+
+@overlapping.requires("no_sync() sends nothing")
+def _(answer, draw):
+    calls = run(_calls_in_no_sync, 2, answer, draw.seed())
+    expect(calls, [0, 0], each="rank", what="number of calls", likely={"sends-in-no-sync": True})
+
+
+@overlapping.requires("the backward after no_sync() averages the whole sum")
+def _(answer, draw):
+    _check_steps(answer, draw, _plain, 2, 128, micro_batches=3)
+
+
+@overlapping.requires(
+    "a frozen parameter is broadcast and then left alone", failures={"exception": "frozen-hook"}
+)
+def _(answer, draw):
+    _check_start(answer, draw, frozen=True)
+    likely = {"frozen-gradient": lambda local, got: _zeros_for_none(got, local)}
+    _check_steps(answer, draw, _Frozen, 2, 128, likely)
+
+
+@overlapping.requires("a tied parameter is averaged once")
+def _(answer, draw):
+    for bucket_bytes in (64, 2**20):
+        _check_steps(answer, draw, _Tied, 2, bucket_bytes, otherwise="tied-twice")
+
+
+@overlapping.requires(
+    "an unused parameter keeps no gradient, and the others are averaged",
+    failures={"exception": "unused-crash", "timeout": "bucket-never-full"},
+)
+def _(answer, draw):
+    def still_local(local, got):
+        pairs = zip(got, local, strict=True)
+        return any(_equal(g[name], own[name]) for g, own in pairs for name in ("last.weight",))
+
+    likely = {
+        "zeros-for-unused": lambda local, got: _zeros_for_none(got, local),
+        "bucket-never-full": still_local,
+    }
+    _check_steps(answer, draw, _Unused, 2, 2**20, likely)
+
+
+@overlapping.requires(
+    "a parameter that only some ranks used is averaged with zeros for the others",
+    failures=dict.fromkeys(("exception", "timeout", "mismatch", "signal"), "order-differs"),
+)
+def _(answer, draw):
+    def missing(local, got):
+        return got[0]["sometimes.weight"] is None
+
+    def divided_by_users(local, got):
+        used = [g["sometimes.weight"] for g in local if g["sometimes.weight"] is not None]
+        return _equal(got[-1]["sometimes.weight"], sum(used) / len(used))
+
+    likely = {"used-elsewhere": missing, "users-only": divided_by_users}
+    for bucket_bytes in (64, 2**20):
+        _check_steps(answer, draw, _Sometimes, 3, bucket_bytes, likely, otherwise="order-differs")
+
+
+# ---- 3.5 -----------------------------------------------------------------------------------------
+
+evaluation = Exercise(
+    "3.5",
+    "evaluate",
+    points=3,
+    parameters=("model", "images", "labels", "batch_size"),
+    hints=[
+        (
+            "Which images belong to this rank? A slice with a stride deals them out without repeats; "
+            "the shares then differ by at most one image."
+        ),
+        "Do not average averages. What can be added over the ranks, whatever their shares are?",
+        (
+            "Every rank counts its correct images in an integer tensor, batch by batch. One all-reduce "
+            "after the loop adds the counts, also on a rank without images. Divide by the number of "
+            "all images."
+        ),
+    ],
+    misconceptions={
+        "padded-duplicates": "Some images are counted twice: the shares were made equal by "
+        "repeating images, as DistributedSampler does. Let the shares differ instead.",
+        "everyone-everything": "Every rank evaluates all images. The number is right and nothing "
+        "is shared: each rank takes its part.",
+        "images-lost": "Some images are not evaluated at all: look at the last ones.",
+        "mean-of-ranks": "You average the ranks' accuracies. The ranks' shares differ in size: add "
+        "the counts of correct images and divide once.",
+        "mean-of-batches": "You average the batches' accuracies. The last batch may be smaller: "
+        "add the counts of correct images and divide once.",
+        "own-share": "Each rank returns the accuracy of its own share: add the counts over ranks.",
+        "divided-by-share": "The correct images of all ranks are divided by one rank's share. Divide "
+        "by the number of all images.",
+        "count-not-share": "You return the number of correct images: divide by the number of images.",
+        "one-rank-only": "Only one rank has the right number: `reduce` delivers to one rank, "
+        "`all_reduce` to all.",
+        "collective-per-batch": "A rank waits in a collective for ranks that have no batch left. Keep "
+        "collectives out of the loop over batches.",
+        "empty-rank": "A rank without images has nothing to divide by, and must take part in the "
+        "collective all the same.",
+        "train-mode": "The model is in training mode while it is evaluated: dropout and BatchNorm "
+        "then change the result. Call `model.eval()`.",
+        "mode-not-restored": "The model comes back in another mode than it had. Remember "
+        "`model.training` and restore it.",
+        "gradients-on": "Autograd records the evaluation, which costs memory: use `torch.no_grad()`.",
+        "batch-too-large": "A batch is larger than `batch_size`.",
+        "uneven-shares": "One rank evaluates more than ceil(N / world_size) images.",
+    },
+    failures={"timeout": "collective-per-batch", "mismatch": "collective-per-batch"},
+)
+
+CLASSES = 7
+
+
+class _Scores(nn.Module):
+    """A model whose scores stand in the image itself, after the image's number; keeps a diary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[int]] = []
+        self.modes: set[bool] = set()
+        self.recorded: set[bool] = set()
+
+    def forward(self, images: Tensor) -> Tensor:
+        numbers = images.flatten(1)
+        self.batches.append(numbers[:, 0].long().tolist())
+        self.modes.add(self.training)
+        self.recorded.add(torch.is_grad_enabled())
+        return numbers[:, 1:]
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    value: float
+    batches: list[list[int]]  # the numbers of the images, batch by batch
+    modes: set[bool]
+    recorded: set[bool]
+    mode_after: bool
+
+    def seen(self) -> list[int]:
+        return [image for batch in self.batches for image in batch]
+
+
+def _evaluated(rank, answer, images, labels, batch_size, training) -> _Evaluated:
+    model = _Scores().train(training)
+    value = answer(model, images.to(device()), labels.to(device()), batch_size)
+    return _Evaluated(value, model.batches, model.modes, model.recorded, model.training)
+
+
+def _evaluate(answer, draw, count, ranks, batch_size, training=True):
+    """Returns the ranks' reports, and for each image whether the model is right about it."""
+    scores = draw.tensor(count, CLASSES)
+    numbers = torch.arange(count, dtype=torch.float32).unsqueeze(1)
+    images = torch.cat([numbers, scores], dim=1).view(count, 1, 2, (CLASSES + 1) // 2)
+    right = torch.tensor([True, False] + [draw.choice([True, False]) for _ in range(count)])[:count]
+    labels = torch.where(right, scores.argmax(dim=1), scores.argmin(dim=1))
+    return run(_evaluated, ranks, answer, images, labels, batch_size, training), right.tolist()
+
+
+def _share(images: list[int], right: list[bool]) -> float:
+    return sum(right[i] for i in images) / len(images) if images else math.nan
+
+
+def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
+    reports, right = _evaluate(answer, draw, count, ranks, batch_size)
+    _check_seen([report.seen() for report in reports], count)
+    own = [_share(report.seen(), right) for report in reports]
+    batches = [[_share(batch, right) for batch in report.batches] for report in reports]
+    by_batch = [sum(shares) / len(shares) if shares else math.nan for shares in batches]
+    every_batch = [share for shares in batches for share in shares]
+    accuracy = sum(right) / count
+    got = [report.value for report in reports]
+    likely = {
+        "empty-rank": lambda got: any(math.isnan(value) for value in got),
+        "own-share": own,
+        "mean-of-ranks": [sum(own) / ranks] * ranks,
+        "mean-of-batches": lambda got: any(
+            _equal(got, [mean] * ranks)
+            for mean in (sum(by_batch) / ranks, sum(every_batch) / len(every_batch))
+        ),
+        "count-not-share": [sum(right)] * ranks,
+        "divided-by-share": [sum(right) / max(1, len(report.seen())) for report in reports],
+        "one-rank-only": lambda got: any(_equal(value, accuracy) for value in got),
+    }
+    expect(got, [accuracy] * ranks, each="rank", what="the accuracy", likely=likely)
+
+
+def _check_seen(seen: list[list[int]], count: int) -> None:
+    """Raises Wrong unless every image was seen once, by ranks with equal shares."""
+    times = Counter(image for images in seen for image in images)
+    ranks = len(seen)
+    if ranks > 1 and all(set(images) == set(range(count)) for images in seen):
+        raise Wrong("everyone-everything", expected="each image once", got="each on every rank")
+    twice = sum(1 for n in times.values() if n > 1)
+    if twice:
+        got = f"{sum(times.values())} evaluations, {twice} of the images more than once"
+        raise Wrong("padded-duplicates", expected=f"{count} images, each once", got=got)
+    if len(times) < count:
+        raise Wrong("images-lost", expected=f"{count} images", got=f"{len(times)} of them")
+    largest = max(map(len, seen))
+    if largest > math.ceil(count / ranks):
+        expected = f"at most {math.ceil(count / ranks)} of {count} images on a rank"
+        raise Wrong("uneven-shares", expected=expected, got=f"{largest} on one rank")
+
+
+@evaluation.requires("two ranks share the images and agree on the accuracy")
+def _(answer, draw):
+    _check_evaluation(answer, draw, 24, 2, 4)
+
+
+@evaluation.requires("image counts that divide neither by ranks nor by batches; one rank")
+def _(answer, draw):
+    _check_evaluation(answer, draw, 25, 3, 4)
+    _check_evaluation(answer, draw, 4 * draw.integer(2, 5) + 3, 4, 3)
+    _check_evaluation(answer, draw, draw.integer(5, 9), 1, 4)
+
+
+@evaluation.requires(
+    "fewer images than ranks", failures={"exception": "empty-rank", "timeout": "empty-rank"}
+)
+def _(answer, draw):
+    _check_evaluation(answer, draw, 2, 3, 4)
+
+
+@evaluation.requires("no batch is larger than batch_size")
+def _(answer, draw):
+    limit = draw.integer(2, 5)
+    reports, _ = _evaluate(answer, draw, 20, 2, limit)
+    largest = max(len(batch) for report in reports for batch in report.batches)
+    if largest > limit:
+        raise Wrong("batch-too-large", expected=f"at most {limit}", got=largest)
+
+
+@evaluation.requires("evaluation mode meanwhile, then the mode it had; no gradients")
+def _(answer, draw):
+    for training in (True, False):
+        [report], _ = _evaluate(answer, draw, 6, 1, 3, training)
+        if True in report.modes:
+            raise Wrong("train-mode", expected="model.training is False", got="True")
+        expect(
+            report.mode_after,
+            training,
+            what="model.training afterwards",
+            likely={"mode-not-restored": True},
+        )
+        if True in report.recorded:
+            raise Wrong("gradients-on", expected="no autograd", got="autograd records")
