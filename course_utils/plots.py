@@ -28,7 +28,7 @@ COLORS = {
     "update": "#009E73",
     "optimizer": "#009E73",
     "parameters": "#CC79A7",
-    "buffers": "#8C8C8C",
+    "buffers": "#5F5F5F",
     "load": "#F0E442",
     "communication": "#E69F00",
     "waiting": "#D9D9D9",
@@ -129,8 +129,10 @@ def _lane(
         key = _key(span)
         start, width = span.start * factor, (span.end - span.start) * factor
         y, h = (top + height + 0.02, _SIDE) if span.background else (top, height)
-        bar = Rectangle((start, y), width, h, **_look(key))
-        ax.add_patch(bar)
+        look = _look(key)
+        if width < 0.005 * end:  # a white edge would hide a bar of a few pixels
+            look["edgecolor"] = "none"
+        ax.add_patch(Rectangle((start, y), width, h, **look))
         shown.setdefault(key, Patch(**_look(key)))
         if not span.background and span.kind == "compute":
             _label(ax, span.name, start, width, y + h / 2, end, key)
@@ -153,7 +155,11 @@ def _label(ax: Axes, text: str, start: float, width: float, y: float, end: float
 
 
 def _ink(key: str) -> str:
-    return "white" if key in ("backward", "gradients", "update", "optimizer") else COLORS["ink"]
+    return (
+        "white"
+        if key in ("backward", "gradients", "update", "optimizer", "buffers")
+        else COLORS["ink"]
+    )
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
@@ -250,32 +256,34 @@ def collective(
 
     `before` and `after` hold a row of blocks per rank. A block is written "A0": the letter says
     whose data it is (A belongs to rank 0, B to rank 1), the digit which piece. "A0+B0" is a sum and
-    has the colours of all its parts, "" is an empty place. Without them the picture is the
-    operation's usual one, for `ranks` ranks.
+    has the colours of all its parts, "" is an empty place, "?" a place whose content is undefined.
+    Without them the picture is the operation's usual one, for `ranks` ranks.
     """
     if before is None or after is None:
         before, after = _BLOCKS[name](ranks)
-    figure, ax = canvas(WIDTH, 0.5 + 0.42 * len(before))
-    top = 10 * (0.42 * len(before)) / WIDTH
-    columns = max(len(row) for row in (*before, *after))
-    size = min(0.95, 3.7 / columns)
-    for x, title, rows in ((0.95, "before", before), (10 - size * columns - 0.1, "after", after)):
-        ax.text(x, top + 0.12, title, va="bottom", fontsize=10)
+    columns = [max(len(row) for row in rows) for rows in (before, after)]
+    size = min(1.2, 6.4 / sum(columns))  # of a block, so that the widest picture fits
+    gap = 1.75
+    left = 0.95
+    right = left + size * columns[0] + gap
+    height = 0.525 * len(before)
+    figure, ax = canvas(WIDTH, 0.8 * (height + 0.45))
+    for x, title, rows in ((left, "before", before), (right, "after", after)):
+        ax.text(x, height + 0.06, title, va="bottom", fontsize=10)
         for rank, row in enumerate(rows):
-            y = top - (rank + 0.9) * 0.525
-            if title == "before":
-                ax.text(0.0, y + 0.2, f"rank {rank}", va="center", fontsize=10)
+            y = height - (rank + 1) * 0.525 + 0.08
             for i, block in enumerate(row):
                 _block(ax, x + i * size, y, size - 0.05, 0.44, block)
-    middle = (0.95 + size * columns + 10 - size * columns - 0.1) / 2
-    gap = 10 - 1.05 - 2 * size * columns
-    arrow(ax, (middle - gap / 2 + 0.15, top / 2), (middle + gap / 2 - 0.2, top / 2))
-    ax.text(middle, top / 2 + 0.12, name, ha="center", va="bottom", weight="bold", fontsize=10)
+    for rank in range(len(before)):
+        ax.text(0, height - (rank + 0.5) * 0.525, f"rank {rank}", va="center", fontsize=10)
+    arrow(ax, (right - gap + 0.1, height / 2), (right - 0.15, height / 2))
+    middle = right - gap / 2 - 0.02
+    ax.text(middle, height / 2 + 0.1, name, ha="center", va="bottom", weight="bold", fontsize=10)
     return figure
 
 
 def _block(ax: Axes, x: float, y: float, width: float, height: float, block: str) -> None:
-    parts = block.split("+") if block else []
+    parts = block.split("+") if block not in ("", "?") else []
     for i, part in enumerate(parts):
         color = RANK_COLORS[(ord(part[0]) - ord("A")) % len(RANK_COLORS)]
         stripe = width / len(parts)
@@ -283,8 +291,9 @@ def _block(ax: Axes, x: float, y: float, width: float, height: float, block: str
     edge = {"edgecolor": COLORS["ink"] if parts else "#BBBBBB", "linewidth": 0.8}
     dashes = {} if parts else {"linestyle": (0, (3, 2))}
     ax.add_patch(Rectangle((x, y), width, height, fill=False, **edge, **dashes))
-    text = block if len(parts) < 2 else "Σ" + parts[0][1:]
-    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=9)
+    text = block if len(block) <= 7 else "Σ" + parts[0][1:]
+    size = 9 if len(text) <= 5 else 8
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size)
 
 
 def _letter(rank: int) -> str:
@@ -299,8 +308,8 @@ def _total(piece: int | str, n: int) -> str:
     return "+".join(f"{_letter(rank)}{piece}" for rank in range(n))
 
 
-def _only(rank: int, row: list[str], n: int) -> list[list[str]]:
-    return [row if r == rank else [""] * len(row) for r in range(n)]
+def _only(rank: int, row: list[str], n: int, empty: str = "") -> list[list[str]]:
+    return [row if r == rank else [empty] * len(row) for r in range(n)]
 
 
 _BLOCKS = {
@@ -319,7 +328,7 @@ _BLOCKS = {
     ),
     "reduce": lambda n: (
         [[_letter(r)] for r in range(n)],
-        [[_total("", n)], *[[_letter(r)] for r in range(1, n)]],
+        _only(0, [_total("", n)], n, empty="?"),
     ),
     "all_reduce": lambda n: (
         [[_letter(r)] for r in range(n)],

@@ -1,0 +1,200 @@
+import itertools
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
+
+matplotlib.use("Agg")
+from course_utils import plots
+from course_utils.trace import Call, Record, Span
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def overlaps(figure):
+    """Pairs of visible texts that cover each other, and texts that leave the figure."""
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    beyond = set()  # matplotlib keeps ticks outside the axes' limits, and does not draw them
+    for axis in (axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        beyond |= {
+            tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high
+        }
+    texts = [t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text()]
+    texts = [text for text in texts if text not in beyond]
+    boxes = [(t.get_text(), t.get_window_extent(renderer).shrunk(0.96, 0.9)) for t in texts]
+    for (one, a), (two, b) in itertools.combinations(boxes, 2):
+        if a.overlaps(b) and a.width * b.width > 0:
+            yield one, two
+    for text, box in boxes:
+        if box.x0 < -1 or box.x1 > figure.bbox.width + 1:
+            yield text, "the figure's edge"
+
+
+def step(rank):
+    """Forward, backward with an all_reduce beside it, update: the lane of one rank."""
+    spans = [
+        Span("forward", "compute", 0.0, 0.010 + 0.001 * rank),
+        Span("backward", "compute", 0.010 + 0.001 * rank, 0.030),
+        Span("all_reduce", "communication", 0.015 + 0.002 * rank, 0.034, True, 0),
+        Span("wait", "waiting", 0.030, 0.034),
+        Span("update", "compute", 0.034, 0.036),
+    ]
+    return Record(rank, spans, [Call("all_reduce", 4, 1, "float32", True, (0, 1))])
+
+
+def bars(ax, color):
+    return [p for p in ax.patches if p.get_facecolor()[:3] == to_rgb(color)]
+
+
+def test_a_timeline_shows_every_span_at_its_time():
+    figure = plots.timeline([step(0), step(1)], "One step")
+    (ax,) = figure.axes
+    assert ax.get_title(loc="left") == "One step"
+    assert ax.get_xlabel() == "time (ms)"
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+    forward = bars(ax, plots.COLORS["forward"])
+    assert [(p.get_x(), p.get_width()) for p in forward] == [(0, 10), (0, 11)]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["forward", "backward", "waiting", "communication", "update"]
+    assert not list(overlaps(figure))
+
+
+def test_background_communication_has_its_own_lane():
+    (ax,) = plots.timeline([step(0), step(1)]).axes
+    for backward, side in zip(
+        bars(ax, plots.COLORS["backward"]), bars(ax, plots.COLORS["communication"])
+    ):
+        assert backward.get_y() + backward.get_height() < side.get_y()
+    # until rank 1 has come, rank 0's all_reduce waits
+    assert [p.get_x() for p in bars(ax, plots.COLORS["communication"])] == [17, 17]
+
+
+def test_timelines_share_a_scale_and_can_be_in_a_models_unit():
+    model = [Record(0, [Span("forward", "compute", 0, 6)])]
+    figure = plots.timelines({"a": model, "b": model}, lane="building", unit="hours")
+    above, below = figure.axes
+    assert above.get_xlim() == below.get_xlim() == (0, 6)
+    assert below.get_xlabel() == "time (hours)"
+    assert not list(overlaps(figure))
+
+
+def test_memory_in_human_units():
+    assert [plots.human_bytes(n) for n in (0, 1023, 1024, 159_040, 3 << 30, 5 << 40)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.0 KiB",
+        "155.3 KiB",
+        "3.0 GiB",
+        "5.0 TiB",
+    ]
+    ledger = {"parameters": 159_040, "gradients": 159_040, "optimizer": 318_080, "buffers": 0}
+    half = {kind: count // 2 for kind, count in ledger.items()}
+    figure = plots.memory([ledger, half], ["one rank", "two ranks, half the layers each"])
+    (ax,) = figure.axes
+    assert [p.get_width() for p in bars(ax, plots.COLORS["optimizer"])] == [318_080, 159_040]
+    assert {"621.2 KiB", "310.6 KiB"} <= {text.get_text() for text in ax.texts}
+    assert not list(overlaps(figure))
+
+
+def test_loss_curves_leave_equal_curves_visible():
+    figure = plots.loss_curves({"one": [3, 2, 1], "two": [3, 2, 1], "three": [3, 2, 1]})
+    first, second, third = figure.axes[0].lines
+    assert first.get_linewidth() > second.get_linewidth() > third.get_linewidth()
+    assert list(first.get_xdata()) == [1, 2, 3]
+    assert not list(overlaps(figure))
+
+
+def test_compare_prints_a_table(capsys):
+    plots.compare({"bytes": 8, "calls": 2}, {"bytes": 8, "calls": 3})
+    assert capsys.readouterr().out.splitlines() == [
+        "          predicted      measured  equal",
+        "bytes             8             8  True",
+        "calls             2             3  False",
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", list(plots._BLOCKS))
+def test_collectives_fit(name, ranks):
+    figure = plots.collective(name, ranks=ranks)
+    assert not list(overlaps(figure))
+    (ax,) = figure.axes
+    for patch in ax.patches:
+        box = patch.get_window_extent()
+        assert box.x1 <= figure.bbox.x1 and box.y0 >= figure.bbox.y0 and box.y1 <= figure.bbox.y1
+
+
+def test_what_collectives_do():
+    """The pictures against the definition: who holds which piece of whom, written out for two."""
+    assert {name: blocks(2) for name, blocks in plots._BLOCKS.items()} == {
+        "broadcast": ([["A"], [""]], [["A"], ["A"]]),
+        "scatter": ([["A0", "A1"], ["", ""]], [["A0"], ["A1"]]),
+        "gather": ([["A"], ["B"]], [["A", "B"], ["", ""]]),
+        "all_gather": ([["A"], ["B"]], [["A", "B"], ["A", "B"]]),
+        "reduce": ([["A"], ["B"]], [["A+B"], ["?"]]),
+        "all_reduce": ([["A"], ["B"]], [["A+B"], ["A+B"]]),
+        "reduce_scatter": ([["A0", "A1"], ["B0", "B1"]], [["A0+B0"], ["A1+B1"]]),
+        "all_to_all": ([["A0", "A1"], ["B0", "B1"]], [["A0", "B0"], ["A1", "B1"]]),
+    }
+
+
+def test_a_collective_of_your_own():
+    figure = plots.collective("mine", [["A"], ["B"]], [["A+B"], [""]])
+    colors = [p.get_facecolor()[:3] for p in figure.axes[0].patches if isinstance(p, Rectangle)]
+    assert to_rgb(plots.RANK_COLORS[0]) in colors and to_rgb(plots.RANK_COLORS[1]) in colors
+
+
+def test_the_drawing_kit_stays_on_its_canvas():
+    figure, ax = plots.canvas(8, 3)
+    assert ax.get_xlim() == (0, 10) and ax.get_ylim() == (0, 3.75)
+    plots.building(ax, 0.2, 0.2, label="rank 0")
+    plots.truck(ax, 2.2, 0.2, label="grad")
+    plots.pile(ax, 3.5, 0.2, [plots.RANK_COLORS[0]] * 7, label="batch")
+    plots.blueprint(ax, 5.0, 0.6, label="half", part=0.5)
+    plots.head_office(ax, 7.0, 0.2, label="kernel")
+    plots.arrow(ax, (8.3, 1.0), (9.8, 1.0), label="loss")
+    assert not list(overlaps(figure))
+    limits = ax.get_window_extent()
+    for patch in ax.patches:
+        box = patch.get_window_extent()
+        assert limits.x0 <= box.x0 and box.x1 <= limits.x1 + 1 and limits.y0 <= box.y0
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_star_and_ring(ranks):
+    figure, (left, right) = plt.subplots(1, 2)
+    plots.star(left, ranks)
+    plots.ring(right, ranks)
+    arrows = [
+        sum(isinstance(p, matplotlib.patches.FancyArrowPatch) for p in ax.patches)
+        for ax in (left, right)
+    ]
+    assert arrows == [2 * (ranks - 1), ranks]
+    assert not list(overlaps(figure))
+
+
+def test_colours_differ_for_eyes_that_see_no_red_or_no_green():
+    """Kinds that stand side by side in one figure, as people with dichromacy see them.
+
+    Simulation: Vienot, Brettel, Mollon 1999 (protanopia, deuteranopia), on linear RGB.
+    """
+    import numpy as np
+
+    protan = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
+    deutan = np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])
+    time_kinds = ["forward", "backward", "update", "communication", "waiting", "load"]
+    memory_kinds = ["parameters", "gradients", "optimizer", "activations", "buffers"]
+    for kinds in (time_kinds, memory_kinds):
+        for matrix in (np.eye(3), protan, deutan):
+            seen = [matrix @ (np.array(to_rgb(plots.COLORS[kind])) ** 2.2) for kind in kinds]
+            seen = [np.clip(color, 0, 1) ** (1 / 2.2) for color in seen]
+            for (one, a), (two, b) in itertools.combinations(zip(kinds, seen), 2):
+                assert np.linalg.norm(a - b) > 0.1, (one, two)
