@@ -1,0 +1,214 @@
+"""hardware: who gets which device, and the doctor, on machines that are invented or real."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from course_utils import hardware
+from course_utils.hardware import CAUSES, Machine, Setup, doctor
+from course_utils.launch import launch
+
+FOUR = Machine(driver_gpus=4)
+GOOD = {"model_device": "cuda:0", "batch_device": "cuda:0", "batch_size": 64}
+WRAPPED = ("DataParallel",)
+
+# One set-up a cause: what reproduces it, and what its evidence has to say.
+MACHINES = [
+    ("no-gpu", Machine(driver_gpus=0), "lists none"),
+    ("no-gpu", Machine(driver_gpus=None), "no nvidia-smi"),
+    ("no-gpu", Machine(driver_gpus=None, visible="", torch_gpus=0), "CUDA_VISIBLE_DEVICES is ''"),
+    ("cpu-build", Machine(driver_gpus=4, cuda_build=False), "4 GPUs"),
+    ("visible-none", Machine(driver_gpus=4, visible=""), "''"),
+    ("visible-none", Machine(driver_gpus=4, visible="-1"), "'-1'"),
+    ("visible-partial", Machine(driver_gpus=4, visible="0"), "lists 4 GPUs"),
+    ("visible-partial", Machine(driver_gpus=4, visible="3, 1"), "'3, 1'"),
+    ("visible-wrong", Machine(driver_gpus=4, visible="4"), "shows 0 GPUs"),
+    ("visible-wrong", Machine(driver_gpus=4, visible="0,7,1"), "'7' is no GPU of this machine"),
+    ("visible-wrong", Machine(driver_gpus=4, visible="all"), "'all'"),
+    ("visible-wrong", Machine(driver_gpus=4, visible="0,1,0"), "stands twice"),
+    ("visible-late", Machine(driver_gpus=4, visible="0,1,2,3", started_gpus=1), "with 1"),
+    ("visible-late", Machine(driver_gpus=4, visible="0", started_gpus=4), "with 4"),
+    ("count-differs", Machine(driver_gpus=4, torch_gpus=0), "is 0"),
+    ("one-gpu", Machine(driver_gpus=1), "1 GPU"),
+    ("first-gpu-loaded", Machine(driver_gpus=4, memory_used=(0.8, 0.2, 0.2, 0.3)), "80%"),
+]
+SETUPS = [
+    ("not-wrapped", Setup(**GOOD), "4 GPUs"),
+    ("wrapped-late", Setup(other_wrapper=True, **GOOD), "the model itself"),
+    ("wrapped-twice", Setup(WRAPPED * 2, **GOOD), "DataParallel around DataParallel"),
+    ("few-devices", Setup(WRAPPED, device_ids=(0, 1), **GOOD), "[0, 1]"),
+    ("model-on-cpu", Setup(WRAPPED, **GOOD | {"model_device": "cpu"}), "refuses"),
+    ("inputs-on-cpu", Setup(WRAPPED, **GOOD | {"batch_device": "cpu"}), "scatter copies"),
+    ("batch-too-small", Setup(WRAPPED, **GOOD | {"batch_size": 1}), "keeps 1 busy"),
+    ("batch-too-small", Setup(WRAPPED, **GOOD | {"batch_size": 5}), "keeps 3 busy"),
+    ("optimizer-elsewhere", Setup(WRAPPED, optimizer_fits=False, **GOOD), "not every"),
+]
+
+
+@pytest.mark.parametrize(("cause", "machine", "evidence"), MACHINES)
+def test_each_cause_in_the_machine_is_found_alone(cause, machine, evidence):
+    [finding] = doctor(machine=machine)
+    assert finding.cause == cause
+    assert evidence in finding.evidence
+    assert finding.repair
+
+
+@pytest.mark.parametrize(("cause", "setup", "evidence"), SETUPS)
+def test_each_cause_in_the_program_is_found_alone(cause, setup, evidence):
+    [finding] = doctor(setup=setup, machine=FOUR)
+    assert finding.cause == cause
+    assert evidence in finding.evidence
+    assert finding.repair
+
+
+def test_every_cause_is_reproduced_here():
+    assert {case[0] for case in MACHINES + SETUPS} == set(CAUSES)
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        FOUR,  # not set: all GPUs are visible, whatever one reads
+        Machine(driver_gpus=4, visible="0,1,2,3"),
+        Machine(driver_gpus=4, visible="0,1,2,3", started_gpus=4),
+        Machine(driver_gpus=2, visible="GPU-5d2a,GPU-77b0"),
+        Machine(driver_gpus=4, memory_used=(0.3, 0.3, 0.2, 0.3)),
+        Machine(driver_gpus=None, torch_gpus=2, visible="0,1"),
+    ],
+)
+def test_nothing_is_found_on_a_healthy_machine(machine):
+    assert doctor(machine=machine) == []
+    assert doctor(setup=Setup(WRAPPED, optimizer_fits=True, **GOOD), machine=machine) == []
+    assert str(doctor(machine=machine)) == "Nothing found that keeps a GPU idle."
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 4), ("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,9,1", 1), ("1gpu,2", 2)],
+)
+def test_cuda_visible_devices_is_read_as_cuda_does(visible, count):
+    assert Machine(driver_gpus=4, visible=visible).torch_gpus == count
+
+
+def test_busy_gpus_are_the_chunks_that_scatter_makes():
+    for samples in range(1, 30):
+        for gpus in range(1, 9):
+            assert hardware._busy(samples, gpus) == len(torch.zeros(samples).chunk(gpus))
+
+
+def test_several_causes_come_in_order_and_print_numbered():
+    machine = Machine(driver_gpus=4, visible="0,1")
+    diagnosis = doctor(setup=Setup(**GOOD | {"batch_device": "cpu"}), machine=machine)
+    assert diagnosis.causes == ["visible-partial", "not-wrapped", "inputs-on-cpu"]
+    lines = str(diagnosis).splitlines()
+    assert lines[0] == "1. visible-partial: CUDA_VISIBLE_DEVICES shows only some of the GPUs."
+    assert lines[1].startswith("   evidence: ")
+    assert max(map(len, lines)) <= 96
+
+
+def test_a_setup_is_read_from_live_objects():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.zeros(5, 3), torch.zeros(5)
+    setup = Setup.of(model, inputs, optimizer)
+    assert setup == Setup((), None, False, "cpu", 5, "cpu", True)
+    wrapper = nn.DataParallel(model)
+    assert Setup.of(model).other_wrapper
+    assert Setup.of(wrapper, (inputs, labels), optimizer).wrappers == WRAPPED
+    assert Setup.of(wrapper, (inputs, labels), optimizer).optimizer_fits
+    assert Setup.of(nn.DataParallel(wrapper)).wrappers == WRAPPED * 2
+    assert not Setup.of(nn.Linear(3, 2), None, optimizer).optimizer_fits
+    del wrapper
+    assert not Setup.of(model).other_wrapper
+
+
+def test_inputs_left_on_the_cpu_are_seen_beside_labels_on_a_gpu():
+    batch = (torch.zeros(8, 3), torch.zeros(8, device="meta"))
+    assert Setup.of(nn.Linear(3, 2), batch).batch_device == "cpu"
+
+
+def test_a_bare_model_on_the_cpu_of_a_machine_with_gpus():
+    diagnosis = doctor(nn.Linear(3, 2), torch.zeros(8, 3), machine=FOUR)
+    assert diagnosis.causes == ["not-wrapped", "model-on-cpu", "inputs-on-cpu"]
+
+
+def test_the_doctor_sees_this_machine():
+    here = hardware.machine()
+    assert here.torch_gpus == torch.cuda.device_count()
+    assert here.cores >= 1
+    if here.torch_gpus == 0 and here.driver_gpus in (0, None):
+        assert doctor().causes == ["no-gpu"]
+
+
+def test_looking_does_not_start_cuda():
+    code = (
+        "import torch\n"
+        "from course_utils import hardware\n"
+        "hardware.report(); hardware.machine(); hardware.doctor(); hardware.device()\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert hardware.machine().started_gpus is None\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4])
+@pytest.mark.parametrize("nprocs", [1, 2, 3])
+def test_ranks_get_a_gpu_each_or_all_the_cpu(monkeypatch, gpus, nprocs):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    placement = hardware.placement(nprocs)
+    assert len(placement.devices) == nprocs
+    if gpus >= nprocs:
+        assert placement.backend == "nccl"
+        assert placement.devices == [torch.device("cuda", i) for i in range(nprocs)]
+    else:
+        assert placement.backend == "gloo"
+        assert set(placement.devices) == {torch.device("cpu")}
+
+
+def test_a_kernel_with_a_gpu_uses_the_first(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert hardware.device() == torch.device("cuda", 0)
+
+
+def test_a_rank_gets_the_device_of_its_placement():
+    ranks = 2
+    found = launch(lambda rank: str(hardware.device()), ranks)
+    assert found == [str(device) for device in hardware.placement(ranks).devices]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sentence"),
+    [
+        (0, "no GPU"),
+        (1, "Single-process parts use the GPU"),
+        (4, "Up to 4 ranks get one GPU each and NCCL"),
+    ],
+)
+def test_the_report_says_what_ranks_get(monkeypatch, capsys, gpus, sentence):
+    names = ("Model X",) * gpus
+    monkeypatch.setattr(
+        hardware, "machine", lambda: Machine(driver_gpus=gpus, names=names, cores=2)
+    )
+    hardware.report()
+    printed = capsys.readouterr().out
+    assert sentence in printed
+    assert "2 CPU cores" in printed
+    assert printed.count("Model X") == min(gpus, 1)
+
+
+def test_nvidia_smi_is_read(monkeypatch):
+    answer = "NVIDIA A, 1000, 4000\nNVIDIA A, [N/A], [N/A]\n"
+    monkeypatch.setattr(
+        subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, 0, answer, "")
+    )
+    assert hardware._driver_gpus() == [("NVIDIA A", 0.25), ("NVIDIA A", 0.0)]
+
+
+def test_a_failing_nvidia_smi_is_no_answer(monkeypatch):
+    monkeypatch.setattr(
+        subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, 9, "", "no driver")
+    )
+    assert hardware._driver_gpus() is None
