@@ -11,7 +11,6 @@
 # Run a cell with **Shift+Enter**. Run them from top to bottom.
 
 # %% tags=["nbval-ignore-output"]
-import math
 import os
 
 import matplotlib.pyplot as plt
@@ -25,7 +24,7 @@ from course_utils.launch import RankFailure, launch
 from course_utils.trace import Trace
 
 hardware.report()
-hardware.doctor().show()
+print(hardware.doctor())
 
 # %% [markdown]
 # The cell above speaks about *your* machine. `report` says which device each process would get.
@@ -40,11 +39,12 @@ hardware.doctor().show()
 # moment. Most of this course is about that exchange.
 
 # %%
-figure, axes = plots.canvas(width=8, height=2.6)
-for rank, x in enumerate([1.0, 4.2, 7.4]):
-    plots.building(axes, x, 0.4, label=f"workshop {rank}", color=plots.RANK_COLORS[rank])
-plots.arrow(axes, (2.7, 1.0), (4.1, 1.0), color=plots.COLORS["communication"], label="truck")
-plots.arrow(axes, (5.9, 1.0), (7.3, 1.0), color=plots.COLORS["communication"], label="truck")
+_, axes = plots.canvas(height=1.7)
+for rank, x in enumerate([0.2, 4.2, 8.2]):
+    plots.building(axes, x, 0.3, label=f"workshop {rank}", color=plots.RANK_COLORS[rank])
+for x in (2.55, 6.55):
+    plots.truck(axes, x, 0.3)
+    plots.arrow(axes, (x - 0.5, 1.15), (x + 1.4, 1.15), plots.COLORS["communication"], "parts")
 plt.show()
 
 # %% [markdown]
@@ -314,23 +314,10 @@ check("0.3", pass_on)
 
 
 # %%
-def draw_ranks(axes, ranks, routes):
-    angles = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
-    spots = [(math.cos(angle), math.sin(angle)) for angle in angles]
-    for start, end in routes:
-        style = dict(arrowstyle="<->", color=plots.COLORS["communication"], lw=2, shrinkA=14, shrinkB=14)
-        axes.annotate("", spots[end], spots[start], arrowprops=style)
-    for rank, (x, y) in enumerate(spots):
-        axes.plot(x, y, "o", ms=24, color=plots.RANK_COLORS[rank % len(plots.RANK_COLORS)])
-        axes.text(x, y, rank, ha="center", va="center", color="white", weight="bold")
-    axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
-    axes.axis("off")
-
-
 def draw_star_and_ring(ranks):
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.8))
-    draw_ranks(left, ranks, [(rank, 0) for rank in range(1, ranks)])
-    draw_ranks(right, ranks, [(rank, (rank + 1) % ranks) for rank in range(ranks)])
+    plots.star(left, ranks)
+    plots.ring(right, ranks)
     left.set_title(f"star: rank 0 moves {2 * (ranks - 1)} tensors")
     right.set_title(f"ring: every rank moves {4 * (ranks - 1) / ranks:.2f} tensors")
     return figure
@@ -371,7 +358,7 @@ for variables in launch(who_am_i, 2):
 # | `WORLD_SIZE` | how many processes there are in all |
 # | `LOCAL_RANK` | this process's number on its own machine: it chooses the GPU |
 #
-# Chapter 3 runs a script under `torchrun`, and chapter 9 lets it restart after failures.
+# Chapter 3 runs a whole training script under `torchrun`.
 
 # %% [markdown]
 # ## Remember
