@@ -82,17 +82,15 @@ def timeline(records: list[Record], title: str = "") -> Figure:
     return timelines({title: records})
 
 
-def timelines(panels: Mapping[str, list[Record]], lane: str = "rank", unit: str = "") -> Figure:
+def timelines(panels: Mapping[str, list[Record]], unit: str = "") -> Figure:
     """Draws several timelines under each other, {title: records of all ranks}, on one scale.
 
     Communication in the background gets a narrow lane under its rank. Time that a rank spends in a
-    collective before the last partner has come is drawn as waiting. `lane` names the lanes. The
-    spans are in seconds, or in `unit`, where the times are a model's.
+    collective before the last partner has come is drawn as waiting. The spans are in seconds, or in
+    `unit`, where the times are a model's.
     """
-    panels = {title: separate_waiting(records) for title, records in panels.items()}
     rows = [len(records) for records in panels.values()]
     end = max((s.end for rs in panels.values() for r in rs for s in r.spans), default=1.0)
-    factor, name = (1.0, unit) if unit else _time_unit(end)
     figure, axes = plt.subplots(
         len(panels),
         1,
@@ -103,20 +101,44 @@ def timelines(panels: Mapping[str, list[Record]], lane: str = "rank", unit: str 
     )
     shown: dict[str, Patch] = {}
     for ax, (title, records) in zip(axes[:, 0], panels.items()):
-        sides = any(span.background for record in records for span in record.spans)
-        for row, record in enumerate(records):
-            _lane(ax, row, record, factor, end * factor, sides, shown)
+        shown |= lanes(ax, records, end, unit=unit)
         ax.set_title(title)
-        ax.set_yticks(range(len(records)), [f"{lane} {record.rank}" for record in records])
-        ax.set_ylim(len(records) - 0.45, -0.55)
-        ax.set_xlim(0, end * factor)
-        ax.tick_params(axis="y", length=0)
-        ax.spines["left"].set_visible(False)
-    axes[-1, 0].set_xlabel(f"time ({name})")
+        ax.label_outer()
+    legend(figure, shown)
+    return figure
+
+
+def lanes(
+    ax: Axes,
+    records: list[Record],
+    end: float,
+    names: Sequence[str] | None = None,
+    unit: str = "",
+) -> dict[str, Patch]:
+    """Draws the lanes of one timeline, from 0 to `end`, on axes of your own; see `timelines`.
+
+    `names` are the lanes' names, "rank 0" and so on without them. Returns what `legend` needs.
+    """
+    factor, name = (1.0, unit) if unit else _time_unit(end)
+    names = names or [f"rank {record.rank}" for record in records]
+    sides = any(span.background for record in records for span in record.spans)
+    shown: dict[str, Patch] = {}
+    for row, record in enumerate(separate_waiting(records)):
+        _lane(ax, row, record, factor, end * factor, sides, shown)
+    ax.set_yticks(range(len(records)), names)
+    ax.set_ylim(len(records) - 0.45, -0.55)
+    ax.set_xlim(0, end * factor)
+    ax.set_xlabel(f"time ({name})")
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    return shown
+
+
+def legend(figure: Figure, shown: Mapping[str, Patch]) -> None:
+    """Puts one legend under all axes of a figure."""
     figure.legend(
         handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=6
     )
-    return figure
 
 
 def _lane(
@@ -148,7 +170,8 @@ def _look(key: str) -> dict:
 
 
 def _label(ax: Axes, text: str, start: float, width: float, y: float, end: float, key: str) -> None:
-    characters = width / end * WIDTH * 0.85 * 72 / 5.6  # at font size 9
+    inches = ax.get_position().width * ax.figure.get_figwidth()
+    characters = width / end * inches * 72 / 5.6  # at font size 9
     if len(text) + 1 > characters:
         return
     ax.text(start + width / 2, y, text, ha="center", va="center", fontsize=9, color=_ink(key))
@@ -214,9 +237,7 @@ def memory(
     ax.set_xticks([])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.set_title(title)
-    figure.legend(
-        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=5
-    )
+    legend(figure, shown)
     return figure
 
 

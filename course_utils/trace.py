@@ -36,6 +36,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_utils import intercept
+
 
 @dataclass(frozen=True)
 class Span:
@@ -167,7 +169,7 @@ def separate_waiting(records: list[Record]) -> list[Record]:
     for record in records:
         keys, spans = _keys(record), []
         for span in record.spans:
-            if span.kind != "communication":
+            if span.kind != "communication" or span.call is None:
                 spans.append(span)
                 continue
             partners = _needed(record.calls[span.call], starts[keys[span.call]], record.rank)
@@ -310,7 +312,7 @@ class _Entry:
 
 
 class _Recorder:
-    """Puts itself in front of the operators of c10d and of Work.wait while a Trace is open."""
+    """Listens to every call, and puts itself in front of Work.wait, while a Trace is open."""
 
     _installed: "_Recorder | None" = None
 
@@ -322,34 +324,26 @@ class _Recorder:
         if _Recorder._installed is not None:
             raise RuntimeError("A Trace is open in this process already; close it first.")
         _Recorder._installed = self
-        self.library = torch.library.Library("c10d", "IMPL")
-        for name in _OPS:
-            if hasattr(torch.ops.c10d, name):
-                self.library.impl(name, self._kernel(name), "BackendSelect", with_keyset=True)
+        intercept.listen(self._hear)
         self.original_wait = dist.Work.wait
         dist.Work.wait = self._waiter()
 
     def remove(self) -> None:
         dist.Work.wait = self.original_wait
-        self.library._destroy()
+        intercept.stop(self._hear)
         _Recorder._installed = None
 
-    def _kernel(self, name: str):
-        operator = getattr(torch.ops.c10d, name).default
-        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    def _hear(self, name: str, arguments: dict):
+        if name not in _OPS:
+            return None
+        blocking = arguments.get("async_op") is False
+        entry = _Entry(_describe(name, arguments), self.trace._clock.mark(), blocking)
+        self.trace._entries.append(entry)
 
-        def kernel(keys, *args, **kwargs):
-            arguments = {a.name: a.default_value for a in operator._schema.arguments}
-            arguments |= dict(zip(arguments, args)) | kwargs
-            call = _describe(name, arguments)
-            blocking = arguments.get("async_op") is False
-            entry = _Entry(call, self.trace._clock.mark(), blocking)
-            self.trace._entries.append(entry)
-            result = operator.redispatch(keys & below, *args, **kwargs)
+        def started(result):
             self._follow(entry, result[-1] if isinstance(result, (tuple, list)) else result)
-            return result
 
-        return kernel
+        return started
 
     def _follow(self, entry: _Entry, boxed) -> None:
         entry.work = work = dist.Work.unbox(boxed)

@@ -79,7 +79,7 @@ def test_background_communication_has_its_own_lane():
 
 def test_timelines_share_a_scale_and_can_be_in_a_models_unit():
     model = [Record(0, [Span("forward", "compute", 0, 6)])]
-    figure = plots.timelines({"a": model, "b": model}, lane="building", unit="hours")
+    figure = plots.timelines({"a": model, "b": model}, unit="hours")
     above, below = figure.axes
     assert above.get_xlim() == below.get_xlim() == (0, 6)
     assert below.get_xlabel() == "time (hours)"
