@@ -1,5 +1,10 @@
-"""The side of a rank: a process that joins the group, runs the function, reports and waits."""
+"""A rank as it sees itself: it joins the group, runs the function, reports, and waits for its end.
 
+Every rank is ended by the kernel, also when all went well. Until then it keeps its connections
+open, so that a rank which is done, or has failed, does not make the others fail too.
+"""
+
+import gc
 import linecache
 import os
 import signal
@@ -10,95 +15,105 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from course_utils.launch import packing
+from course_utils import intercept
+from course_utils.launch import output, packing, stacks
+from course_utils.launch.calls import Recorder
+
+inside = False  # True in the process of a rank
+
+gc.collect()
+gc.freeze()  # in the fork server: a rank's garbage collection then leaves the shared memory alone
 
 
-def main(rank, channel, output):
-    """Entry point of a rank's process."""
-    os.setsid()  # own process group: the parent can end a rank with all that it started
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
-    _write_to(output)
+def main(rank, channel, printing, stacking):
+    """The whole life of a rank's process. Never returns."""
     try:
-        message = _work(rank, channel)
-        packing.send(channel, message)
-        _flush()
-        channel.recv(1)  # peers may still need this rank's sockets: leave when the parent says so
+        os.setsid()  # a process group of its own, which the kernel can end as a whole
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the kernel's to handle
+        output.redirect(printing)
+        main_thread = stacks.answer_with_stacks(stacking)
+        job = packing.unpack(packing.receive(channel))
+        call = packing.receive(channel)
+        _adopt(job, rank)
+        packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
+        packing.send(channel, _work(job, rank, call))
+        channel.recv(1)  # until the end
     except (OSError, EOFError):
-        pass  # the parent is gone
-    os._exit(0)  # no destructor of the learner's or of a library's can hang the end
-
-
-def _write_to(output):
-    for fd in (1, 2):
-        os.dup2(output.fileno(), fd)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-
-
-def _flush():
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-
-def _work(rank, channel):
-    """Returns the message for the parent, packed."""
-    job = packing.unpack(packing.receive(channel))
-    call = packing.receive(channel)
-    _adopt(job, rank)
-    try:
-        fn, args = packing.unpack(call)
-        _join_group(job, rank)
-        result = fn(rank, *args)
-    except SystemExit as error:
-        return packing.pack({"kind": "exit", "code": error.code, "frames": _frames(error)})
-    except BaseException as error:
-        return packing.pack(_described(error))
-    try:
-        return packing.pack({"kind": "result", "result": result})
-    except Exception as error:
-        return packing.pack({"kind": "pickle", "text": str(error), "type": type(result).__name__})
+        pass  # the kernel is gone
+    finally:
+        os._exit(0)  # nothing that the learner or a library has registered can hang here
 
 
 def _adopt(job, rank):
     """Makes this process look like the kernel: environment, folder, import path, sources."""
+    global inside
+    inside = True
     os.environ.clear()
-    os.environ.update(job["environ"])
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(job["nprocs"]),
-        LOCAL_WORLD_SIZE=str(job["nprocs"]),
-    )
-    os.chdir(job["cwd"])
+    os.environ.update(job["environment"])
+    for name, value in (
+        ("RANK", rank),
+        ("LOCAL_RANK", rank),
+        ("WORLD_SIZE", job["nprocs"]),
+        ("LOCAL_WORLD_SIZE", job["nprocs"]),
+    ):
+        os.environ[name] = str(value)
+    os.chdir(job["directory"])
     sys.path[:] = job["path"]
+    sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])
     torch.set_num_threads(job["threads"])
 
 
+def _work(job, rank, call):
+    """Returns the rank's report, packed."""
+    try:
+        fn, args = packing.unpack(call)
+    except BaseException as error:
+        return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
+    try:
+        _join_group(job, rank)
+        result = fn(rank, *args)
+    except SystemExit as error:
+        return packing.pack(_described("exit", error) | {"code": error.code})
+    except BaseException as error:
+        return packing.pack(_described("exception", error))
+    return _packed(result)
+
+
 def _join_group(job, rank):
     device = job["devices"][rank]
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    gpu = device if device.type == "cuda" else None
+    if gpu:
+        torch.cuda.set_device(gpu)
+    intercept.listen(Recorder(os.path.join(job["folder"], f"calls-{rank}")).hear)
     dist.init_process_group(
         job["backend"],
         store=dist.FileStore(os.path.join(job["folder"], "store"), job["nprocs"]),
         rank=rank,
         world_size=job["nprocs"],
         timeout=timedelta(seconds=job["patience"]),
-        device_id=device if device.type == "cuda" else None,
+        device_id=gpu,
     )
 
 
-def _described(error):
+def _packed(result):
+    try:
+        return packing.pack({"kind": "result", "result": result})
+    except Exception:
+        what, error = packing.culprit("the return value", result) or ("the return value", None)
+        return packing.pack({"kind": "pickle", "what": what, "text": _text(error)})
+
+
+def _described(kind, error):
     return {
-        "kind": "exception",
+        "kind": kind,
         "type": type(error).__name__,
-        "text": str(error),
-        "frames": _frames(error),
+        "text": _text(error),
+        "frames": [
+            (f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)
+        ],
     }
 
 
-def _frames(error):
-    return [
-        (f.filename, f.lineno, f.name, f.line) for f in traceback.extract_tb(error.__traceback__)
-    ]
+def _text(error):
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -1,0 +1,76 @@
+"""What launch accepts, and one sentence for everything else."""
+
+import inspect
+import math
+import operator
+import os
+
+MOST_RANKS = 64
+
+
+def check(fn, nprocs, args, timeout) -> int:
+    """Returns `nprocs` as an int; raises TypeError or ValueError with what is expected."""
+    if os.name != "posix":
+        raise RuntimeError(
+            "launch needs Linux or macOS; on Windows, run the course inside WSL (wsl --install)."
+        )
+    _check_function(fn, args)
+    _check_timeout(timeout)
+    return _number_of_ranks(nprocs)
+
+
+def _number_of_ranks(nprocs):
+    try:
+        if isinstance(nprocs, bool):
+            raise TypeError
+        number = operator.index(nprocs)
+    except TypeError:
+        raise TypeError(
+            f"launch(fn, nprocs, ...): nprocs is the number of ranks, a whole number from 1 to "
+            f"{MOST_RANKS}, not {_short(nprocs)} of type {type(nprocs).__name__}."
+        ) from None
+    if not 1 <= number <= MOST_RANKS:
+        raise ValueError(
+            f"launch(fn, nprocs, ...): nprocs is the number of ranks, from 1 to {MOST_RANKS}, "
+            f"not {number}."
+        )
+    return number
+
+
+def _check_timeout(timeout):
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"launch(timeout=...) is a number of seconds, not {_short(timeout)}.")
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"launch(timeout=...) is a positive number of seconds, not {timeout}.")
+
+
+def _check_function(fn, args):
+    if inspect.isclass(fn):
+        raise TypeError(
+            f"launch(fn, nprocs, ...): fn is a function that every rank calls with its number; "
+            f"{fn.__name__} is a class."
+        )
+    if not callable(fn):
+        raise TypeError(
+            f"launch(fn, nprocs, ...): fn is a function that every rank calls with its number, "
+            f"not {_short(fn)} of type {type(fn).__name__}; pass the function itself, without "
+            f"calling it."
+        )
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # some callables written in C do not tell
+    try:
+        signature.bind(0, *args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        given = ", ".join(["rank", *(f"argument {i + 1}" for i in range(len(args)))])
+        raise TypeError(
+            f"launch calls {name}({given}), but it is defined as {name}{signature}: {error}. "
+            f"The first parameter is the rank, the others are launch's further arguments."
+        ) from None
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,150 @@
+"""A rank as the kernel sees it: its process, its three channels, its end."""
+
+import os
+import signal
+import socket
+
+import psutil
+
+from course_utils.launch import calls, packing, rank, server, stacks
+from course_utils.launch.janitor import janitor
+from course_utils.launch.output import Output
+
+
+class Rank:
+    """The process of one rank.
+
+    report:  what the rank has delivered (a dict with the key "kind"), None before
+    code:    its exit code once it is dead (negative: the number of a signal), None before
+    """
+
+    def __init__(self, number: int, folder: str):
+        self.number = number
+        self.report = None
+        self.code = None
+        self.main_thread = None  # known when the rank is ready to be asked for its stacks
+        self.record = os.path.join(folder, f"calls-{number}")
+        calls.prepare(self.record)
+        self.output = Output(number, live=number == 0)
+        self.channel, theirs = socket.socketpair()
+        self.printed, printing = server.context.Pipe(duplex=False)
+        self.stacks, stacking = server.context.Pipe(duplex=False)
+        try:
+            ends = (theirs, printing, stacking)
+            self.process = server.start(rank.main, (number, *ends), number)
+            janitor.keep("rank", self.process.pid)
+        finally:
+            for end in (theirs, printing, stacking):
+                end.close()
+        os.set_blocking(self.printed.fileno(), False)
+
+    def give(self, parts: list) -> None:
+        """Sends the rank a message; a rank that has died already shows it in other ways."""
+        try:
+            packing.send(self.channel, parts)
+        except ConnectionError:
+            pass
+
+    def listen(self) -> None:
+        """After all has been given: messages of the rank are read piece by piece."""
+        self.channel.setblocking(False)
+        self._inbox = packing.Inbox(self.channel)
+        self._activity = psutil.Process(self.process.pid)
+
+    def read_message(self) -> bool:
+        """Takes what has arrived from the rank; False when nothing more can come."""
+        try:
+            while self._inbox.read():
+                message = self._unpacked(self._inbox.parts)
+                if message["kind"] == "ready":
+                    self.main_thread = message["main_thread"]
+                else:
+                    self.report = message
+                self._inbox = packing.Inbox(self.channel)
+        except BlockingIOError:
+            return True
+        except (EOFError, ConnectionError):
+            return False
+        return True
+
+    def _unpacked(self, parts):
+        try:
+            return packing.unpack(parts)
+        except Exception as error:  # the rank could send what the kernel cannot rebuild
+            return {"kind": "pickle", "what": "receive", "text": f"{type(error).__name__}: {error}"}
+
+    def read_output(self) -> bool:
+        """Takes what the rank has printed; False when nothing more can come."""
+        try:
+            data = os.read(self.printed.fileno(), 1 << 18)
+        except BlockingIOError:
+            return True
+        self.output.add(data)
+        return bool(data)
+
+    def read_end(self) -> bool:
+        """Takes note of the rank's death."""
+        while self.read_message() and self.report is None and self._pending():
+            pass
+        self.process.join()
+        self.code = self.process.exitcode
+        return False
+
+    def _pending(self):
+        try:
+            return bool(self.channel.recv(1, socket.MSG_PEEK))
+        except (BlockingIOError, ConnectionError):
+            return False
+
+    @property
+    def finished(self) -> bool:
+        return self.report is not None and self.report["kind"] == "result"
+
+    @property
+    def failed(self) -> bool:
+        return not self.finished and (self.report is not None or self.code is not None)
+
+    @property
+    def living(self) -> bool:
+        """Neither finished nor failed."""
+        return self.report is None and self.code is None
+
+    def activity(self) -> tuple[float, bool]:
+        """Processor time used so far in seconds, and whether the rank sleeps now."""
+        try:
+            with self._activity.oneshot():
+                times = self._activity.cpu_times()
+                return times.user + times.system, self._activity.status() == psutil.STATUS_SLEEPING
+        except psutil.Error:
+            return 0.0, True
+
+    def calls_made(self) -> int:
+        """A number that changes with each collective call of the rank."""
+        return os.stat(self.record).st_mtime_ns
+
+    def where(self) -> stacks.Stacks | None:
+        """Asks the rank where it is; None if it cannot answer."""
+        if self.main_thread is None or self.code is not None:
+            return None
+        text = stacks.read(self.stacks, self.process.pid, self.main_thread)
+        return stacks.Stacks(text, self.main_thread) if text else None
+
+    def last_words(self) -> stacks.Stacks:
+        """The stack that a rank wrote when it crashed."""
+        return stacks.Stacks(stacks.drain(self.stacks), self.main_thread)
+
+    def kill(self) -> None:
+        """Ends the rank with all that it has started; nothing that it does can delay that."""
+        for end in (os.killpg, os.kill):  # the group exists once the rank has made it
+            try:
+                end(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def close(self) -> None:
+        """After kill: waits for the end and frees what the kernel holds of the rank."""
+        self.process.join()
+        janitor.forget("rank", self.process.pid)
+        self.process.close()
+        for channel in (self.channel, self.printed, self.stacks):
+            channel.close()

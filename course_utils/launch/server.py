@@ -1,0 +1,87 @@
+"""The fork server: one process that has imported torch, and forks each rank from its memory.
+
+A rank then starts in milliseconds and shares the memory of the libraries, where a process that
+`spawn` starts imports torch again: seconds, and hundreds of megabytes. The kernel itself is
+never forked: it has threads and perhaps a CUDA context, which a fork would break.
+"""
+
+import multiprocessing
+import sys
+import threading
+from multiprocessing import forkserver, spawn, util
+
+from course_utils.launch.janitor import janitor
+
+# What ranks import sooner or later. (An optimizer imports torch._dynamo when it is first used;
+# a module that is missing is skipped.)
+_PRELOADED = [
+    "course_utils.launch.rank",
+    "torch._dynamo",
+    "torchvision",
+    "course_utils.mnist",
+    "course_utils.models",
+    "course_utils.trace",
+]
+_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+_NAME = "course_utils rank"
+
+context = multiprocessing.get_context(_METHOD)
+_ready = threading.Lock()
+_warm = None  # the process id of the fork server that is known to have finished its imports
+
+
+def preload() -> None:
+    """Starts the fork server in the background: it imports torch while the learner reads."""
+    # The server and the ranks import this package too, and need no server of their own.
+    inside = multiprocessing.parent_process() or any("forkserver" in w for w in sys.orig_argv)
+    if context.get_start_method() == "forkserver" and not inside:
+        context.set_forkserver_preload(_PRELOADED)
+        threading.Thread(target=_try_to_start, name="preload", daemon=True).start()
+
+
+def _try_to_start():
+    try:
+        ensure_running()
+    except OSError:
+        pass  # a full disk, say; the first launch meets it again and explains it
+
+
+def ensure_running() -> None:
+    """Returns when the fork server has finished its imports. Can be interrupted."""
+    if context.get_start_method() != "forkserver":
+        return
+    global _warm
+    with _ready:
+        forkserver.ensure_running()
+        server = forkserver._forkserver._forkserver_pid
+        if _warm != server:
+            janitor.keep("server", util.get_temp_dir())  # the server's socket lies in it
+            first = start(_nothing, (), 0)
+            first.join()
+            first.close()
+            _warm = server
+
+
+def _nothing():
+    pass
+
+
+def start(target, args: tuple, number: int) -> multiprocessing.Process:
+    """Starts and returns the process of rank `number`."""
+    # Not daemonic: a rank may start processes of its own, such as a DataLoader's workers.
+    process = context.Process(target=target, args=args, name=f"{_NAME} {number}")
+    process.start()
+    return process
+
+
+def _without_main(name, prepare=spawn.get_preparation_data):
+    # multiprocessing runs the learner's script a second time in each process that it starts, to
+    # make the script's functions importable. cloudpickle sends them by value, so ranks need not.
+    data = prepare(name)
+    if name.startswith(_NAME):
+        data.pop("init_main_from_path", None)
+        data.pop("init_main_from_name", None)
+    return data
+
+
+spawn.get_preparation_data = _without_main

@@ -1,0 +1,109 @@
+"""Where each rank is right now, told by the rank's own interpreter on a signal.
+
+faulthandler writes all stacks from C, in the signal's handler, so it also works while a rank is
+inside of a collective, in a long matmul, or in C code that never gives Python's lock back. The
+same handler writes a last stack when a rank crashes.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import threading
+import time
+
+from course_utils.launch.frames import Frame, is_own
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
+
+
+def answer_with_stacks(pipe) -> str:
+    """In a rank: writes its stacks into `pipe` on SIGUSR1 and when it crashes.
+
+    Returns the name of the rank's main thread in these stacks.
+    """
+    os.set_blocking(pipe.fileno(), False)  # a full pipe must not stop the rank
+    faulthandler.enable(pipe.fileno(), all_threads=True)
+    faulthandler.register(signal.SIGUSR1, pipe.fileno(), all_threads=True)
+    return f"{threading.main_thread().ident:016x}"
+
+
+class Stacks:
+    """The threads of a rank: `main` is its main thread's stack, innermost frame first."""
+
+    def __init__(self, text: str, main: str):
+        self.threads = {}
+        frames = []
+        for line in text.splitlines():
+            if thread := _THREAD.match(line):
+                # A later dump replaces an earlier one.
+                frames = self.threads[thread[1]] = []
+            elif frame := _FRAME.match(line):
+                frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+        self.main = self.threads.get(main, [])
+
+    @property
+    def own(self) -> Frame | None:
+        """The learner's innermost line."""
+        return next((frame for frame in self.main if is_own(frame.file)), None)
+
+    @property
+    def collective(self) -> str | None:
+        """What the main thread waits for, if it can only be other ranks: "all_reduce"."""
+        return _collective(self.main)
+
+    @property
+    def all_collective(self) -> bool:
+        """True if each thread that runs the learner's code can only wait for other ranks."""
+        busy = [t for t in self.threads.values() if any(is_own(frame.file) for frame in t)]
+        return bool(busy) and all(_collective(thread) for thread in busy)
+
+
+def _collective(frames):
+    """Returns the name of the communication in which a stack ends, or None.
+
+    This alone does not say that the rank waits; that it uses no processor time does.
+    """
+    if not frames:
+        return None
+    inner = frames[0]
+    if inner.function == "_engine_run_backward":
+        return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
+    if _TORCH_DISTRIBUTED not in inner.file and _WAIT not in inner.file:
+        return None
+    name = inner.function
+    for frame in frames:  # the outermost one has the name that the learner has written
+        if is_own(frame.file):
+            break
+        if _TORCH_DISTRIBUTED in frame.file and frame.function not in ("wrapper", "inner"):
+            name = frame.function
+    return name
+
+
+def read(pipe, pid: int, main: str, patience: float = 1.0) -> str:
+    """Asks a rank for its stacks; returns what it wrote, empty if it does not answer."""
+    drain(pipe)
+    try:
+        os.kill(pid, signal.SIGUSR1)
+    except ProcessLookupError:
+        return ""
+    text, end = "", time.monotonic() + patience
+    # faulthandler does not mark its end: the dump is complete when nothing more comes.
+    while time.monotonic() < end and not (main in text and not pipe.poll(0.03)):
+        if pipe.poll(0.03):
+            text += drain(pipe)
+    return text
+
+
+def drain(pipe) -> str:
+    """Returns what lies in the pipe, without waiting."""
+    text = b""
+    while pipe.poll(0):
+        data = os.read(pipe.fileno(), 1 << 16)
+        if not data:
+            break
+        text += data
+    return text.decode(errors="replace")

@@ -1,0 +1,134 @@
+"""The kernel's loop: until all ranks have delivered, one has failed or none can move any more."""
+
+import selectors
+import time
+
+from course_utils.launch.process import Rank
+
+_TICK = 0.25  # seconds between two looks at how the ranks are
+_STILL = 2.0  # seconds without any movement after which stacks are asked for, and asked again
+_SETTLE = 2.0  # seconds at most that the others get to fail too, or to come to rest
+
+
+class Supervision:
+    """Watches the ranks of one call."""
+
+    def __init__(self, ranks: list[Rank], timeout: float):
+        self._ranks = ranks
+        self._end = time.monotonic() + timeout
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self):
+        for rank in self._ranks:
+            rank.listen()
+            for source, read in (
+                (rank.channel, rank.read_message),
+                (rank.printed, rank.read_output),
+                (rank.process.sentinel, rank.read_end),
+            ):
+                self._selector.register(source, selectors.EVENT_READ, read)
+        return self
+
+    def __exit__(self, *exception):
+        self._selector.close()
+
+    def watch(self) -> str:
+        """Returns why watching ended: 'finished', 'failed', 'stuck' or 'late'."""
+        stillness = Stillness(self._ranks)
+        while True:
+            self._read(min(_TICK, self._end - time.monotonic()))
+            if any(rank.failed for rank in self._ranks):
+                self._settle()
+                return "failed"
+            if all(rank.finished for rank in self._ranks):
+                return "finished"
+            if stillness.found():
+                return "stuck"
+            if time.monotonic() >= self._end:
+                return "late"
+
+    def _read(self, patience):
+        for key, _ in self._selector.select(max(0.0, patience)):
+            if not key.data():
+                self._selector.unregister(key.fileobj)
+
+    def _settle(self):
+        """After a failure: what the others do now belongs to its story, and must not depend on
+        which of them was a little faster."""
+        end = time.monotonic() + _SETTLE
+        before, quiet = None, 0
+        while time.monotonic() < end and quiet < 3:
+            time.sleep(0.05)
+            self._read(0)
+            now = [rank.activity() for rank in self._ranks if rank.living]
+            resting = now == before and all(sleeping for _, sleeping in now)
+            quiet = quiet + 1 if resting else 0
+            before = now
+
+
+class Stillness:
+    """Tells when the ranks wait for each other and nothing can ever wake them.
+
+    A slow rank must never be taken for a stuck one, so all of this has to hold, for each rank
+    that has not finished, twice in a row over two seconds: it sleeps, it has used no processor
+    time and made no new call, and its stack ends in a communication, at the same line as
+    before. A rank that computes, sleeps in time.sleep or reads a file has another stack; a rank
+    that gets no processor on a busy machine does not sleep, it is ready to run.
+    """
+
+    def __init__(self, ranks: list[Rank]):
+        self._ranks = ranks
+        self._last_look = 0.0
+        self._restart()
+        self._places = None
+
+    def _restart(self):
+        self._since = time.monotonic()
+        self._start = self._look()
+
+    def found(self) -> bool:
+        """True when no rank can move any more; to be called again and again."""
+        now = time.monotonic()
+        if now - self._last_look < _TICK:
+            return False
+        # If this very process was held up, the ranks may have been held up as well.
+        held_up = now - self._last_look > 4 * _TICK
+        self._last_look = now
+        if held_up or self._moved():
+            self._places = None
+            self._restart()
+        elif now - self._since >= _STILL:
+            return self._ask()
+        return False
+
+    def _look(self):
+        return [
+            (rank.number, *rank.activity(), rank.calls_made())
+            for rank in self._ranks
+            if rank.living
+        ]
+
+    def _moved(self):
+        now = self._look()
+        if len(now) != len(self._start):
+            return True
+        return any(
+            not sleeping or seconds - seconds_before > 0.02 or calls != calls_before
+            for (_, seconds, sleeping, calls), (_, seconds_before, _, calls_before) in zip(
+                now, self._start
+            )
+        )
+
+    def _ask(self):
+        places = []
+        for rank in self._ranks:
+            if rank.living:
+                stacks = rank.where()
+                if stacks is None or not stacks.all_collective:
+                    places = None
+                    break
+                places.append(stacks.main)
+        stuck = places is not None and places == self._places
+        self._places = places
+        self._restart()  # answering has cost the ranks some processor time
+        return stuck
