@@ -32,7 +32,7 @@ print(hardware.doctor())
 # on the hardware: what you see below is what everybody sees.
 
 # %% [markdown]
-# ## The factory: several workshops, one order
+# ## 1. The factory: several workshops, one order
 #
 # Think of a training run as a factory order. One workshop can fill it alone, slowly. Several
 # workshops fill it faster, if they agree on who does what and exchange their parts at the right
@@ -59,7 +59,7 @@ plt.show()
 # | head office | the **kernel** | the process behind this notebook: it starts the ranks and collects their results |
 
 # %% [markdown]
-# ## The smallest real run: two ranks say hello and add their numbers
+# ## 2. The smallest real run: two ranks say hello and add their numbers
 #
 # `launch(fn, nprocs)` starts `nprocs` new processes and calls `fn(rank)` in each. What a rank
 # prints appears here with its number in front. What it returns comes back in a list, rank 0 first.
@@ -100,7 +100,7 @@ launch(add_numbers, 2)
 # rank where there is one for each rank, and the CPU elsewhere.
 
 # %% [markdown]
-# ## Predict, then measure: the sum and the bytes of four ranks
+# ## 3. Predict, then measure: the sum and the bytes of four ranks
 #
 # Before you run something, say what will come out. A prediction that fails teaches more than a
 # result that you only looked at. Four ranks hand in 1000 numbers each; rank $r$ hands in the value
@@ -132,11 +132,11 @@ for rank, (value, sent) in enumerate(launch(count_bytes, ranks, elements)):
     print(f"rank {rank}: equal: {value == predicted_sum and sent == predicted_bytes}")
 
 # %% [markdown]
-# ## By hand, then with PyTorch: one sum, two ways
+# ## 4. By hand, then with PyTorch: one sum, two ways
 #
 # A collective is made of messages. Here is the sum of two ranks from a `send` and a `recv` each.
 # `send` waits until the other side takes the bytes, `recv` waits until they arrive. One rank sends
-# first while the other receives first. In section "Break it" you see what happens otherwise.
+# first while the other receives first. In section 5 you see what happens otherwise.
 
 
 # %%
@@ -163,7 +163,7 @@ print("largest difference by rank:", launch(add_by_hand, 2, 0))
 # process reaches on the whole batch.
 
 # %% [markdown]
-# ## Break it: a rank that does not come, and a rank that fails
+# ## 5. Break it: a rank that does not come, and a rank that fails
 #
 # The most common failure in distributed training is silence. One rank waits for another that never
 # comes, and nothing is printed. `launch` looks at ranks that wait, and says who waits where.
@@ -211,7 +211,7 @@ except RankFailure as failure:
 launch(add_numbers, 2)
 
 # %% [markdown]
-# ## Exercises: three short ones, to learn how they work
+# ## 6. Exercises: three short ones, to learn how they work
 #
 # An exercise is a function with a description and no body. You replace the line
 # `raise NotImplementedError` by your answer, run the cell, and run the check under it. A check tries
@@ -305,7 +305,7 @@ def pass_on(value: torch.Tensor) -> torch.Tensor:
 check("0.3", pass_on)
 
 # %% [markdown]
-# ## See it: how many trucks a sum needs
+# ## 7. See it: how many trucks a sum needs
 #
 # There are many ways to form a sum over $n$ ranks. In a **star**, every rank sends its tensor to
 # rank 0, which adds and sends the sum back: $2(n - 1)$ messages, all of them through rank 0's door. In a
@@ -336,7 +336,7 @@ Explorer(draw_star_and_ring, ranks=(2, 8, 4))
 progress_map()
 
 # %% [markdown]
-# ## On a cluster: the same variables, another launcher
+# ## 8. On a cluster: the same variables, another launcher
 #
 # On a cluster you do not call `launch`. A launcher called `torchrun` starts your script on every
 # machine, and tells each process who it is through the environment. Ours sets the same variables,
@@ -361,7 +361,7 @@ for variables in launch(who_am_i, 2):
 # Chapter 3 runs a whole training script under `torchrun`.
 
 # %% [markdown]
-# ## Remember
+# ## 9. Remember
 #
 # * A rank is a process with its own memory. Ranks share nothing but what they send.
 # * A collective is a meeting: all ranks call it, in the same order, with tensors that fit.
