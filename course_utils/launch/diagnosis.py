@@ -324,7 +324,7 @@ def _others(states, but):
 
 
 def _grouped(states, numbers=None):
-    """ "ranks 0 and 2 wait in barrier (Cell In[3], line 7)" for each group in the same state."""
+    """ "ranks 0 and 2 wait in barrier (cell line 7)" for each group in the same state."""
     by_words = defaultdict(list)
     for number, state in zip(numbers or range(len(states)), states):
         by_words[str(state)].append(number)

@@ -31,8 +31,10 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """The line in words: "Cell In[3], line 7" or "train.py, line 7"."""
-        return f"{_title(self.file)}, line {self.line}"
+        """The line in words: "cell line 7" or "train.py, line 7"."""
+        if _is_cell(self.file):
+            return f"cell line {self.line}"
+        return f"{os.path.basename(self.file)}, line {self.line}"
 
 
 @functools.cache
@@ -48,9 +50,9 @@ def own(frames: list[Frame]) -> list[Frame]:
     return [frame for frame in frames if is_own(frame.file)]
 
 
-def _title(file):
-    # Only IPython knows that /tmp/ipykernel_4711/123.py is the cell In[3].
+def _is_cell(file):
+    """Only IPython knows that /tmp/ipykernel_4711/123.py is a cell. It knows the cell's number too,
+    but that is no help: it grows with every run, and nbval runs every cell as number 1."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    name = shell.compile.format_code_name(file) if shell else None
-    return " ".join(name) if name else os.path.basename(file)
+    return bool(shell and shell.compile.format_code_name(file))
