@@ -4,6 +4,7 @@
 `expect` turns a difference into `Wrong`, naming the mistake that would have given what came.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def expect(
     difference = compare(got, expected, tolerance, each)
     if difference is None:
         return
-    slug = _first_fitting(got, likely or {}, tolerance)
+    slug = _first_fitting(got, likely or {}, tolerance) or _nothing_came(got)
     place = ", ".join(part for part in (what, difference.place) if part)
     remark = relation(got, expected, tolerance) if slug is None else ""
     raise Wrong(
@@ -74,11 +75,12 @@ def expect(
 
 
 def expect_type(got: Any, kind: type | tuple[type, ...], *, likely: str | None = None) -> None:
-    """Raises `Wrong` unless `got` is a `kind`; call it before you index or unpack an answer."""
+    """Raises `Wrong` unless `got` is a `kind`; call it before you index or unpack an answer.
+    `likely` names the mistake of every other type."""
     if not isinstance(got, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         names = " or ".join(_article(k.__name__) for k in kinds)
-        raise Wrong(likely, expected=names, got=show(got))
+        raise Wrong(likely or _nothing_came(got), expected=names, got=show(got))
 
 
 def compare(
@@ -202,10 +204,14 @@ def _first_fitting(got: Any, likely: Mapping[str, Any], tolerance: float) -> str
     return None
 
 
+def _nothing_came(got: Any) -> str | None:
+    """The framework's own misconception where a function, or each rank's, returned None."""
+    results = got if isinstance(got, (list, tuple)) and got else [got]
+    return "returns-nothing" if all(result is None for result in results) else None
+
+
 def relation(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
     """Says how all values of `got` relate to those of `expected`, or "" where nothing is plain."""
-    if got is None:
-        return "did you forget to return?"
     a, b = _flat(got), _flat(expected)
     if a is None or b is None or a.numel() == 0:
         return ""
@@ -285,7 +291,7 @@ def _show(value: Any) -> str:
 
 
 def _shorten(text: str, width: int) -> str:
-    text = " ".join(text.split())
+    text = re.sub(r" at 0x[0-9a-f]+", "", " ".join(text.split()))
     return text if len(text) <= width else f"{text[: width - 24]} ... {text[-18:]}"
 
 

@@ -1,6 +1,5 @@
 """Turns an exception from a learner's code into one sentence with the learner's own line."""
 
-import linecache
 import sys
 import sysconfig
 import traceback
@@ -19,6 +18,7 @@ _NOT_THE_LEARNERS = tuple(
         sysconfig.get_path("platlib"),
     )
 )
+_UNUSABLE = "the check could not use what your answer gave"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class Failure:
 def explain(error: BaseException, seconds: float) -> Failure:
     """Explains an exception that ended a requirement with a time limit of `seconds`."""
     if isinstance(error, RankFailure):
-        return Failure(error.kind, error.error, str(error))
+        text = str(error)
+        if error.kind == "exception" and error.line is None:
+            text = f"{_UNUSABLE}: {text}"
+        return Failure(error.kind, error.error, text)
     place = _place(error)
     if isinstance(error, TimeIsUp):
         return Failure("timeout", None, f"not finished after {seconds:g} seconds{place or ''}")
@@ -45,7 +48,7 @@ def explain(error: BaseException, seconds: float) -> Failure:
     message = " ".join(str(error).split())
     what = f"{name}: {_cut(message)}" if message else name
     if not place:
-        what = f"the check could not use what your answer gave ({what})"
+        what = f"{_UNUSABLE}: {what}"
     return Failure("exception", name, what + place)
 
 
@@ -59,15 +62,24 @@ def is_stub(error: BaseException) -> bool:
     return bool(frames) and _is_learners(frames[-1].filename)
 
 
+def explain_stub(error: BaseException) -> str:
+    """The sentence for an answer that is done in part."""
+    line = error.line if isinstance(error, RankFailure) else _learners_frame(error).lineno
+    return f"a part that this needs is not written yet: line {line} raises NotImplementedError"
+
+
 def _place(error: BaseException) -> str:
     """Where the learner's own code was: ", in line 4 of Cell In[3]: `x = 1 / 0`", or ""."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_learners(frame.filename):
-            text = linecache.getline(frame.filename, frame.lineno).strip()
-            return f", in line {frame.lineno} of {_name(frame.filename)}" + (
-                f": `{text}`" if text else ""
-            )
-    return ""
+    frame = _learners_frame(error)
+    if frame is None:
+        return ""
+    text = f": `{frame.line}`" if frame.line else ""
+    return f", in line {frame.lineno} of {_name(frame.filename)}{text}"
+
+
+def _learners_frame(error: BaseException) -> traceback.FrameSummary | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f for f in reversed(frames) if _is_learners(f.filename)), None)
 
 
 def _is_learners(filename: str) -> bool:

@@ -78,7 +78,7 @@ from typing import Any
 
 from course_utils.checks.compare import Wrong, show
 from course_utils.checks.draw import Draw, fresh_seed
-from course_utils.checks.failures import explain, is_stub
+from course_utils.checks.failures import explain, explain_stub, is_stub
 from course_utils.checks.guard import Deadline, undisturbed
 from course_utils.launch import launch
 
@@ -213,11 +213,20 @@ def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
             line = _skipped(rule, lines) or _try(
                 exercise, rule, answer, Draw(seed, f"{exercise.id}/{index}")
             )
-            if line.kind == "stub" and not any(earlier.ok for earlier in lines):
+            if line.kind == "stub" and index == 0 and _untouched(answer):
                 return Outcome(exercise, "not attempted", seed)
             lines.append(line)
     status = "passed" if all(line.ok for line in lines) else "failed"
     return Outcome(exercise, status, seed, lines, printed.lines())
+
+
+def _untouched(answer: Any) -> bool:
+    """Whether an answer that raised the stub's exception is the stub: a function is, and a class
+    whose every method still raises it; in a class begun, one method may wait for its turn."""
+    if not isinstance(answer, type):
+        return True
+    methods = [inspect.unwrap(m) for m in vars(answer).values() if inspect.isroutine(m)]
+    return all(m.__code__.co_names == ("NotImplementedError",) for m in methods)
 
 
 def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:
@@ -236,16 +245,12 @@ def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
         return Line(rule.text, True)
     except Wrong as wrong:
         exercise._must_know([wrong.misconception])
-        slug = wrong.misconception
-        if slug is None and wrong.got == "None":
-            slug = "returns-nothing"
-        return Line(rule.text, False, wrong.expected, wrong.got, slug)
+        return Line(rule.text, False, wrong.expected, wrong.got, wrong.misconception)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the answer raises is explained
         if is_stub(error):
-            text = "a part of your answer that this needs still raises NotImplementedError"
-            return Line(rule.text, False, text=text, kind="stub")
+            return Line(rule.text, False, text=explain_stub(error), kind="stub")
         failure = explain(error, rule.seconds)
         slug = rule.failures.get(failure.error) or rule.failures.get(failure.kind) or failure.kind
         return Line(rule.text, False, misconception=slug, text=failure.text, kind=failure.kind)

@@ -35,6 +35,7 @@ class Deadline:
             hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
         )
         self._thread = threading.get_ident()
+        self._active = False
         self._wake: threading.Event | None = None
         self._before = None
 
@@ -60,6 +61,7 @@ class Deadline:
 
     def _start(self) -> None:
         self._since = time.monotonic()
+        self._active = True
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, self._left, 0.5)
         else:
@@ -67,23 +69,29 @@ class Deadline:
             threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
 
     def _stop(self) -> None:
+        self._active = False  # from here on a late alarm does nothing
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
             self._wake.set()
+            _raise_in(self._thread, None)
         self._left = max(self._left - (time.monotonic() - self._since), 0.1)
 
-    @staticmethod
-    def _raise(*_: object) -> None:
-        raise TimeIsUp
+    def _raise(self, *_: object) -> None:
+        if self._active:
+            raise TimeIsUp
 
     def _watch(self, wake: threading.Event) -> None:
         wait = self._left
         while not wake.wait(wait):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread), ctypes.py_object(TimeIsUp)
-            )
+            _raise_in(self._thread, TimeIsUp)
             wait = 0.5
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Makes another thread raise before its next bytecode; None takes a waiting one back."""
+    what = ctypes.py_object(error) if error else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
 
 
 class Printed(io.TextIOBase):

@@ -74,7 +74,7 @@ def render(outcome: Outcome) -> str:
 
 def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[str]:
     if line.ok is None:
-        return [f"  --  {line.requirement}", "      not looked at: repair the line above first"]
+        return [f"  --  {line.requirement} (not looked at yet)"]
     if line.ok:
         return [f"  ok  {line.requirement}"]
     parts = [f"  no  {line.requirement}"]

@@ -27,7 +27,7 @@ def record(exercise: Exercise, passed: bool) -> None:
     try:
         path = location()
         with _locked(path):
-            entries = _read(path)
+            entries = _repaired(path)
             entry = entries.setdefault(exercise.id, {"passed": False, "tries": 0})
             entry["passed"] = entry["passed"] or passed
             entry["tries"] += 1
@@ -39,7 +39,12 @@ def record(exercise: Exercise, passed: bool) -> None:
 def passed() -> set[str]:
     """The ids of the exercises that were passed."""
     try:
-        return {id for id, entry in _read(location()).items() if entry["passed"]}
+        path = location()
+        entries, untouched = _read(path)
+        if not untouched:
+            with _locked(path):
+                entries = _repaired(path)
+        return {id for id, entry in entries.items() if entry["passed"]}
     except OSError as error:
         print(f"(Your progress cannot be read: {error.strerror or error}.)")
         return set()
@@ -93,12 +98,12 @@ def _chapter_titles() -> list[str]:
     return sorted(titles)
 
 
-def _read(path: Path) -> dict[str, dict]:
-    """The entries by exercise id; a file that is not as we wrote it is put aside and explained."""
+def _read(path: Path) -> tuple[dict[str, dict], bool]:
+    """The sound entries by exercise id, and whether the file is as it was written."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return {}
+        return {}, True
     try:
         content = json.loads(text)
         entries = content["exercises"]
@@ -106,9 +111,7 @@ def _read(path: Path) -> dict[str, dict]:
         untouched = len(sound) == len(entries) and content["checksum"] == _checksum(entries)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         sound, untouched = {}, False
-    if not untouched:
-        _put_aside(path, len(sound))
-    return sound
+    return sound, untouched
 
 
 def _is_sound(entry: object) -> bool:
@@ -121,13 +124,19 @@ def _is_sound(entry: object) -> bool:
     )
 
 
-def _put_aside(path: Path, kept: int) -> None:
-    number = 1
-    while (backup := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    os.replace(path, backup)
-    what = f"What could be read of it, {kept} exercises, is kept" if kept else "It starts anew"
-    print(f"(Your progress file was damaged or changed by hand. {what}; the old file is {backup}.)")
+def _repaired(path: Path) -> dict[str, dict]:
+    """The entries; a file that is not as it was written is put aside, explained and replaced."""
+    sound, untouched = _read(path)
+    if not untouched:
+        number = 1
+        while (backup := path.with_name(f"{path.name}.damaged-{number}")).exists():
+            number += 1
+        os.replace(path, backup)
+        _write(path, sound)
+        count = f"{len(sound)} exercise{'' if len(sound) == 1 else 's'}"
+        what = f"What can be read of it, {count}, is kept" if sound else "It starts anew"
+        print(f"(Your progress file was damaged or changed by hand. {what}. Old file: {backup})")
+    return sound
 
 
 def _write(path: Path, entries: dict[str, dict]) -> None:

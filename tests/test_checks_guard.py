@@ -1,0 +1,148 @@
+"""guard: code of a learner that hangs, floods or changes its process."""
+
+import os
+import queue
+import random
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+from course_utils.checks.guard import Deadline, TimeIsUp, undisturbed
+
+
+def spin():
+    while True:
+        pass
+
+
+def spin_and_swallow():
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:  # noqa: BLE001, S110 - what a learner may write
+            pass
+
+
+def swallow_once():
+    try:
+        spin()
+    except:  # noqa: E722 - what a learner may write
+        spin()
+
+
+def tensors():
+    t = torch.eye(50)
+    while True:
+        t = t @ t
+
+
+HANGS = [spin, spin_and_swallow, swallow_once, tensors]
+WAITS = [lambda: time.sleep(60), lambda: queue.Queue().get(), lambda: threading.Event().wait()]
+
+
+@pytest.mark.parametrize("hang", HANGS + WAITS)
+def test_a_hang_is_ended(hang):
+    with pytest.raises(TimeIsUp), Deadline(0.2):
+        hang()
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_hang_outside_the_main_thread_is_ended(hang):
+    ended = []
+
+    def work():
+        try:
+            with Deadline(0.2):
+                hang()
+        except TimeIsUp:
+            ended.append(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert ended == [True]
+
+
+def test_nothing_comes_after_the_end():
+    for _ in range(200):
+        try:
+            with Deadline(0.0005):
+                for _ in range(2000):
+                    pass
+        except TimeIsUp:
+            pass
+    time.sleep(0.6)  # an alarm left behind would ring here
+
+
+def test_paused_time_does_not_count():
+    with Deadline(0.2) as deadline, deadline.paused():
+        time.sleep(0.4)
+    with pytest.raises(TimeIsUp), Deadline(0.2) as deadline:
+        with deadline.paused():
+            time.sleep(0.1)
+        spin()
+
+
+def test_the_state_of_the_kernel_comes_back():
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = (torch.rand(3), random.random())
+    torch.manual_seed(3)
+    random.seed(3)
+    before = (os.getcwd(), dict(os.environ), torch.get_num_threads(), sys.stdout)
+    with undisturbed():
+        torch.manual_seed(9)
+        random.seed(9)
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(1)
+        os.environ["COURSE_TEST"] = "1"
+        os.environ.pop("PATH")
+        os.chdir("/")
+    assert (os.getcwd(), dict(os.environ), torch.get_num_threads(), sys.stdout) == before
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.get_default_device() == torch.device("cpu")
+    assert torch.is_grad_enabled()
+
+
+def test_the_state_comes_back_after_an_error():
+    with pytest.raises(ValueError), undisturbed():
+        torch.set_default_dtype(torch.float64)
+        raise ValueError
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_inside_the_state_is_known():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode(), undisturbed():
+            assert torch.tensor(1.0).dtype == torch.float32
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_prints_and_warnings_are_kept_apart(capsys):
+    with undisturbed() as printed:
+        print("one")
+        print("two", file=sys.stderr)
+        warnings.warn("three", stacklevel=1)
+    assert printed.lines() == ["one", "two"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_flood_of_prints_is_cut():
+    with undisturbed() as printed:
+        for _ in range(10_000):
+            print("x" * 100)
+    assert sum(map(len, printed.lines())) <= 2000
