@@ -356,11 +356,12 @@ def _summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
     return tensors
 
 
-def _columns_summed(rank, answer, wholes: list[Tensor]) -> Tensor:
-    """Hands in every second column of a matrix: a view that is not contiguous."""
-    whole = wholes[rank].to(device())
-    answer(whole[:, ::2])
-    return whole
+def _columns_summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
+    """Hands in every second column of matrices: views that are not contiguous."""
+    wholes = [case[rank].to(device()) for case in cases]
+    for whole in wholes:
+        answer(whole[:, ::2])
+    return wholes
 
 
 def _traced_sum(rank, answer, tensors: list[Tensor]) -> _Rung:
@@ -380,8 +381,8 @@ def _check_sums(answer, cases: list[list[Tensor]], likely=None) -> None:
         mistakes = {
             "unchanged": tensors,
             "mean-not-sum": [total / ranks] * ranks,
-            "no-all-gather": _complete_somewhere(got, total),
             "added-again": _added_again(got, tensors),
+            "no-all-gather": _complete_somewhere(got, total),
         }
         extra = {slug: f(got, tensors) for slug, f in (likely or {}).items()}
         what = f"the sum of {ranks} tensors of shape {tuple(total.shape)}"
@@ -455,12 +456,15 @@ def _(answer, draw):
 )
 def _(answer, draw):
     _check_sums(answer, [[draw.whole(3, 5) for _ in range(2)]])
-    wholes = [draw.whole(4, 6) for _ in range(2)]
-    expected = [whole.clone() for whole in wholes]
-    for whole in expected:
-        whole[:, ::2] = sum(wholes)[:, ::2]
-    got = run(_columns_summed, 2, answer, wholes)
-    expect(got, expected, each="rank", likely={"copy-not-in-place": wholes})
+    # of 6 columns, every second one can be viewed as a vector with a stride; of 7 it cannot
+    cases = [[draw.whole(4, columns) for _ in range(2)] for columns in (7, 6)]
+    reports = run(_columns_summed, 2, answer, cases)
+    for i, wholes in enumerate(cases):
+        expected = [whole.clone() for whole in wholes]
+        for whole in expected:
+            whole[:, ::2] = sum(wholes)[:, ::2]
+        got = [report[i] for report in reports]
+        expect(got, expected, each="rank", likely={"copy-not-in-place": wholes})
 
 
 @ring.requires(
@@ -921,7 +925,7 @@ def _(answer, draw):
     reports = run(_tower_backward, 2, answer, draw.seed(), 2 * TOWER_LAYER_BYTES)
     if not all(report.started_early for report in reports):
         raise Wrong(
-            "starts-at-the-end",
+            "one-for-all" if len(reports[0].sizes) == 1 else "starts-at-the-end",
             expected="at least one all-reduce before the first layer's gradient",
             got="none",
         )
