@@ -21,14 +21,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
@@ -37,7 +40,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils import explore, hardware, mnist, plots
-from course_utils.checks import check, hint  # noqa: F401 (hint is for you to call)
+from course_utils.checks import check, hint
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
 from course_utils.trace import Trace
@@ -192,7 +195,8 @@ print("the terminal says:", next(line for line in terminal if line.startswith("A
 
 # %% [markdown]
 # This error has stopped many people on their first day: look it up and you find it in the trackers
-# of Jupyter, Paddle and many projects ([jupyter/notebook #6258](https://github.com/jupyter/notebook/issues/6258)).
+# of Jupyter, Paddle and other projects
+# ([jupyter/notebook #6258](https://github.com/jupyter/notebook/issues/6258)).
 # There are two ways out. `launch` sends the code itself, with the library cloudpickle. The common way
 # is to put the function into a file, because a module that both processes can import makes the name
 # mean the same in both.
@@ -607,10 +611,16 @@ print("gradients on 4 ranks as alone:", equal(expected, launch(first_gradient, 4
 
 
 # %%
-def train_by_hand(rank, synchronise, start=start_like_rank_0, optimizer_class=torch.optim.SGD):
+def train_by_hand(
+    rank,
+    synchronise,
+    start=start_like_rank_0,
+    optimizer_class=torch.optim.SGD,
+    learning_rate=LEARNING_RATE,
+):
     model = new_model(seed=rank)
     start(model)
-    optimizer = optimizer_class(model.parameters(), lr=LEARNING_RATE)
+    optimizer = optimizer_class(model.parameters(), lr=learning_rate)
     for rows in my_batches(rank, dist.get_world_size()):
         optimizer.zero_grad()
         loss_of(model, rows).backward()
@@ -713,7 +723,7 @@ print("\n".join(launch(watched_step, 2, 2)[0]))
 # **Predict.** How many buckets do the 8 MiB need, for caps of 1, 2, 4 and 8 MiB? A bucket is closed
 # when it has reached its cap. The last entry leaves the cap to DDP: 25 MiB, but only 1 MiB for the
 # first bucket, so that the communication starts early
-# ([PyTorch Distributed](https://arxiv.org/abs/2006.15704), section 4.2, describes the buckets).
+# ([`torch/nn/parallel/distributed.py`](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/distributed.py)).
 
 # %%
 caps = {"1 MiB": 1, "2 MiB": 2, "4 MiB": 4, "8 MiB": 8, "default": None}
@@ -784,7 +794,8 @@ print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
 # If the batch that you want does not fit into memory, cut it into **micro-batches** and let `backward`
 # add their gradients up before one `step`. That is **gradient accumulation**. DDP does not know that
 # you wait: it averages after every `backward`. `model.no_sync()` tells it to keep the gradients of
-# this pass to itself. The next backward outside sends the sum.
+# this pass to itself. The next backward outside sends the sum. The forward belongs inside the block
+# too.
 #
 # **Predict.** MnistNet has 39,760 parameters of 4 bytes. A step has 4 micro-batches. How many bytes
 # does each rank hand to `all_reduce` in one step, without and with `no_sync`?
@@ -825,12 +836,12 @@ for name, patient in [("without no_sync", False), ("with no_sync", True)]:
 
 
 # %%
-def uneven(rank, **options):
+def uneven(rank, divide_by_initial=True):
     model = DDP(new_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     my_rows = my_batches(rank, 2)[: 5 - rank]  # rank 0 has 5 batches, rank 1 has 4
     history = []
-    with Join([model], **options):
+    with Join([model], divide_by_initial_world_size=divide_by_initial):
         for rows in my_rows:
             history.append(flat(model.parameters()))
             optimizer.zero_grad()
@@ -850,11 +861,7 @@ print("same parameters on both:", equal(after_0, [after_1]))
 
 
 # %%
-def uneven_by_remaining(rank):
-    return uneven(rank, divide_by_initial_world_size=False)
-
-
-_, before_too, after_too = launch(uneven_by_remaining, 2)[0]
+_, before_too, after_too = launch(uneven, 2, False)[0]
 halves = torch.allclose(after_0 - before, (after_too - before_too) / 2, atol=1e-6)
 print("the default takes half of the last step:", halves)
 
@@ -907,7 +914,7 @@ print("16 ranks, rate times 16: within 10 %:", abs(sixteen_scaled / one - 1) < 0
 
 # %%
 figure = plots.loss_curves(curves, title="The same 8,192 images, other batches and rates")
-figure.axes[0].set(xlabel="images seen, in thousands (1,024)", ylabel="test loss")
+figure.axes[0].set(xlabel="images seen, in units of 1,024", ylabel="test loss", ylim=(0, 3.2))
 plt.show()
 
 # %% [markdown]
@@ -954,7 +961,8 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
 #
 # Is that bad? With large shares, hardly. With a few rows a rank, statistics become noise. The repair
 # is to all-reduce the sums inside the layer: on GPUs `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
-# does it, at the price of two more messages a layer. The sums are all it needs:
+# does it, at the price of one more collective in forward and one in backward for every such layer. The
+# sums are all it needs:
 
 
 # %%
@@ -999,16 +1007,9 @@ print("same as alone with twice the rate:", equal(train_alone(2 * LEARNING_RATE)
 
 
 # %%
-def with_adam(rank, synchronise):
-    return train_by_hand(rank, synchronise, optimizer_class=adam)
-
-
-def adam(parameters, lr):
-    return torch.optim.Adam(parameters, lr=0.001)
-
-
-averaged_adam = launch(with_adam, 2, average_in_one_bucket)[0]
-summed_adam = launch(with_adam, 2, sum_in_one_bucket)[0]
+adam = (start_like_rank_0, torch.optim.Adam, 0.001)
+averaged_adam = launch(train_by_hand, 2, average_in_one_bucket, *adam)[0]
+summed_adam = launch(train_by_hand, 2, sum_in_one_bucket, *adam)[0]
 print("SGD: sum and mean differ by more than 0.05:", (summed[0] - alone).abs().max().item() > 0.05)
 largest = (summed_adam - averaged_adam).abs().max().item()
 print("Adam: sum and mean differ by less than 0.001:", largest < 0.001)
@@ -1110,10 +1111,10 @@ class TwoHeads(nn.Module):
         return getattr(self, head)(torch.relu(self.body(images.flatten(1))))
 
 
-def train_two_heads(rank, **options):
+def train_two_heads(rank, find_unused=False):
     torch.manual_seed(0)
     device = hardware.device()
-    model = DDP(TwoHeads().to(device), **options)
+    model = DDP(TwoHeads().to(device), find_unused_parameters=find_unused)
     head, targets = [("digit", labels), ("parity", labels % 2)][rank]
     for rows in my_batches(rank, 2)[:2]:
         model.zero_grad()
@@ -1122,18 +1123,27 @@ def train_two_heads(rank, **options):
     return model.module.parity.weight.grad.cpu()
 
 
-try:
-    launch(train_two_heads, 2)
-except RankFailure as failure:
-    print(failure)
+def error_of_two_heads(rank):
+    try:
+        train_two_heads(rank)
+    except RuntimeError as error:
+        return str(error)
+
+
+errors = launch(error_of_two_heads, 2)
+print(errors[0].split(". ")[0])
+for error in errors:
+    print(next(line for line in error.splitlines() if line.startswith("Parameter indices")))
 
 # %% [markdown]
 # The error comes one step late, at the second forward: only then does DDP see that the first step never
-# finished. Its numbers are positions in `model.parameters()`. You can name them:
+# finished. The full text is longer and offers you `find_unused_parameters=True`. First name the
+# parameters. The numbers are positions in `model.parameters()`.
 
 # %%
 names = [name for name, _ in TwoHeads().named_parameters()]
-print("unused on rank 0:", names[4:6], " unused on rank 1:", names[2:4])
+print("unused on rank 0:", names[4:6])
+print("unused on rank 1:", names[2:4])
 
 # %% [markdown]
 # `find_unused_parameters=True` makes DDP walk through the graph after every forward and count missing
@@ -1143,10 +1153,6 @@ print("unused on rank 0:", names[4:6], " unused on rank 1:", names[2:4])
 
 
 # %%
-def with_flag(rank):
-    return train_two_heads(rank, find_unused_parameters=True)
-
-
 def own_gradient():
     torch.manual_seed(0)
     model = TwoHeads()
@@ -1155,7 +1161,7 @@ def own_gradient():
     return model.parity.weight.grad
 
 
-averaged = launch(with_flag, 2)
+averaged = launch(train_two_heads, 2, True)
 print("half of rank 1's gradient on both ranks:", equal(own_gradient() / 2, averaged))
 
 # %% [markdown]
@@ -1250,32 +1256,17 @@ print("largest gradient:", max(p.grad.abs().max().item() for p in model.paramete
 # Cross-entropy over a single class: the softmax of one number is always 1, so the loss is 0 and every
 # gradient is exactly zero. Nothing is learned. Worse, all ranks agree perfectly, whether their gradients
 # are averaged or not. A test of synchronisation proves something only if the gradients of the ranks
-# differ. This snippet stood in an official tutorial; yours should check, as section 4 does, that
-# training changes the model and that leaving out the exchange changes the result.
+# differ. A well-known series of tutorials is built on such a snippet. Check yours: training must change
+# the model, and leaving out the exchange must change the result.
 
 # %% [markdown]
 # ## 6. Exercises: write the parts of DDP yourself
-
-# %% [markdown]
-# <!-- exercises begin: this section is written by the EX03 engineer -->
 
 # %% [markdown]
 # Five parts of DDP, from the few lines at its heart to the machinery around them. Every answer runs
 # on real ranks: `check` starts them, hands your code fresh random tensors and awkward models, and
 # prints one line per requirement. `hint("3.1")` prints the next of three hints. Wherever your code
 # runs, the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work.
-
-# %%
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from types import SimpleNamespace
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-from course_utils.checks import check
 
 # %% [markdown]
 # ### 3.1 Average the gradients (2 points)
@@ -1552,9 +1543,6 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
 check("3.5", evaluate)
 
 # %% [markdown]
-# <!-- exercises end -->
-
-# %% [markdown]
 # ## 7. See it: when communication hides behind backward
 #
 # How large should a bucket be? A small model answers. Backward takes the time $T$ and produces the
@@ -1635,6 +1623,35 @@ explore.Explorer(
 # *At the start, the upper bar is backward. Under it four all-reduces follow each other, and each one
 # begins when its quarter of backward is done. The grey stripe at the right is the part of the last
 # all-reduce that nothing hides.*
+
+# %% [markdown]
+# And the figure to remember: the exposed time against the size of the buckets, for 25 million parameters,
+# 8 ranks, 10 GB/s and 40 ms of backward, with three start-up costs.
+
+# %%
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
+sizes = [0.25 * 1.25**i for i in range(28)]  # MB, from 0.25 to 103
+for startup_us in (100, 300, 1000):
+    exposed = []
+    for size in sizes:
+        k = max(1, round(100 / size))
+        exposed.append(exposed_ms(k, 40, startup_us / 1000 + 2 * 7 / 8 * 100 / k / 10))
+    ax.loglog(sizes, exposed, label=f"start-up cost {startup_us} µs")
+    best = sizes[exposed.index(min(exposed))]
+    print(
+        f"start-up cost {startup_us} µs: best bucket {best:.1f} MB, exposed {min(exposed):.1f} ms"
+    )
+ax.set(xlabel="bucket size (MB)", ylabel="exposed (ms)", title="Neither tiny nor huge (simulated)")
+ax.set_xticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
+ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+ax.minorticks_off()
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# *Each curve falls steeply while the buckets queue up, reaches its best size, and rises slowly, because
+# the last bucket grows. The higher the start-up cost, the larger the best bucket and the more remains
+# exposed.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same script under torchrun
