@@ -4,8 +4,10 @@
 #   make lab ARGS="--no-browser --port 8888"     options for JupyterLab
 #   make test PYTHON=python3.12                  the Python that a new .venv is made with
 
-BOOT := $(or $(PYTHON),$(shell command -v python3 || command -v python || echo python3))
-SETUP := $(BOOT) tools/setup_env.py $(if $(PYTHON),--python "$(PYTHON)")
+BOOT := $(shell command -v python3 || command -v python || command -v "$(PYTHON)")
+NO_PYTHON := echo "The course needs Python 3.11, 3.12 or 3.13, and here there is none: install one \
+of these from https://www.python.org/downloads/." >&2; exit 1;
+SETUP := $(if $(BOOT),$(BOOT) tools/setup_env.py,$(NO_PYTHON)) $(if $(PYTHON),--python "$(PYTHON)")
 RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -23,7 +25,7 @@ help:
 
 lab:
 	@$(SETUP)
-	@$(RUN) -m jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks $(AS_ROOT) $(ARGS)
+	@$(RUN) -m jupyterlab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks $(AS_ROOT) $(ARGS)
 
 test:
 	@$(SETUP) --extra dev

@@ -94,9 +94,9 @@ def find_python(requested):
             )
     here = ["%s is Python %s" % (name, version) for name, (version, _) in found if version]
     raise SetupError(
-        "The course needs Python 3.11, 3.12 or 3.13, and here %s: install one of these from "
+        "The course needs Python 3.11, 3.12 or 3.13, and %s: install one of these from "
         "https://www.python.org/downloads/ (or name one: make lab PYTHON=/path/to/python3.12)."
-        % ("there is none" if not here else here[-1] if not requested else here[0])
+        % (here[0] if here else "there is no %s here" % (requested or "Python"))
     )
 
 
@@ -165,9 +165,9 @@ class Environment(object):
         status, output, _ = call([self.python, "-c", PROBE_PYTHON])
         version = output.strip()
         if status != 0 or version not in SUPPORTED:
-            reason = "is Python %s" % version if version else "does not start"
+            reason = "it is for Python %s" % version if version else "its Python does not start"
             raise SetupError(
-                "The environment in %s is broken (its Python %s): delete that folder and run "
+                "The environment in %s is broken (%s): delete that folder and run "
                 "the command again." % (self.folder, reason)
             )
         if requested and probe_python(requested)[0] != version:
@@ -181,13 +181,20 @@ class Environment(object):
         if call([self.python, "-m", "pip", "--version"])[0] == 0:
             return
         say("Making the environment in .venv with %s ..." % python)
-        status, output, errors = call([python, "-m", "venv", self.folder])
-        if status != 0:
-            raise SetupError(explain(output + errors, self.root, "The environment was not made"))
+        # two steps, because venv keeps to itself what stopped ensurepip
+        steps = (
+            [python, "-m", "venv", "--without-pip", self.folder],
+            [self.python, "-m", "ensurepip"],
+        )
+        for step in steps:
+            status, output, errors = call(step)
+            if status != 0:
+                text = explain(output + errors, self.root, "The environment was not made")
+                raise SetupError(text)
 
     def install(self, extras):
         """Install what is needed with pip's own progress on the screen."""
-        say("Installing the course's packages: this takes minutes, once, and about 7 GB of disk.")
+        say("Installing the course's packages: this takes minutes, once, and about 6 GB of disk.")
         extras = sorted(self.installed()[1].union(extras))
         target = ".[%s]" % ",".join(extras) if extras else "."
         command = [self.python, "-m", "pip", "install", "--disable-pip-version-check"]
@@ -208,14 +215,15 @@ class Environment(object):
 
 
 def explain(errors, root, otherwise):
-    """The sentence for what pip or venv wrote when it failed."""
+    """The sentence for what pip or venv wrote when it failed; that text itself if unknown."""
     for pattern, sentence in CAUSES:
         found = re.search(pattern, errors)
         if found:
             return sentence.format(*found.groups(), root=root, size="8 GB")
-    lines = [line for line in errors.splitlines() if line.strip()]
-    reason = lines[-1].strip() if lines else "it gave no reason"
-    return "%s (%s): delete .venv and run the command again." % (otherwise, reason)
+    return (
+        "%s\n%s, for the reason above: run the command again; if it fails in the same way, "
+        "delete .venv first." % (errors.strip(), otherwise)
+    )
 
 
 def say(text):
