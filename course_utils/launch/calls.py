@@ -49,7 +49,7 @@ _KINDS = {
     "recv_": ("recv", "tensors"),
     "recv_any_source_": ("recv", "tensors"),
 }
-_POINT_TO_POINT = ("send", "recv")
+POINT_TO_POINT = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,13 @@ class Call:
 
     number: int
     group: str
+    members: tuple[int, ...]
     index: int
     kind: str
     peer: int | None
     tag: int | None
     tensors: tuple[tuple[str, tuple[int, ...]], ...] | None  # ("float32", (2, 3)) each
     where: Frame | None
-
-    @property
-    def signature(self) -> tuple:
-        """What must be the same on every rank of the group."""
-        return self.kind, self.peer, self.tensors
 
     def __str__(self) -> str:
         words = [self.kind]
@@ -105,12 +101,13 @@ class Recorder:
         peer = next((given[name] for name in ("root_rank", "dst", "src") if name in given), None)
         peer = None if peer is None else members[peer]
         meeting = (group.group_name,)
-        if kind in _POINT_TO_POINT:
+        if kind in POINT_TO_POINT:
             meeting = (group.group_name, kind, peer, given.get("tag"))
         self._counts[meeting] += 1
         return [
             self._number,
             group.group_name,
+            members,
             self._counts[meeting],
             kind,
             peer,
@@ -161,7 +158,7 @@ def read(path: str) -> list[Call]:
     return sorted(calls, key=lambda call: call.number)
 
 
-def _call(number, group, index, kind, peer, tag, tensors, where):
+def _call(number, group, members, index, kind, peer, tag, tensors, where):
     looks = None if tensors is None else tuple((dtype, tuple(shape)) for dtype, shape in tensors)
     frame = Frame(*where) if where else None
-    return Call(number, group, index, kind, peer, tag, looks, frame)
+    return Call(number, group, tuple(members), index, kind, peer, tag, looks, frame)

@@ -10,7 +10,14 @@ import io
 import os
 import sys
 
-LIMIT = 64 * 1024  # bytes shown of a rank's output: half from its start, half from its end
+LIMIT = 200_000  # bytes shown of a rank's output: half from its start, half from its end
+
+# gloo prints this when it aborts because calls do not match, on whichever rank notices first.
+# The failure's message says it better, and the same in every run.
+_GLOO_ABORTS = (
+    b"terminate called after throwing an instance of 'gloo::",
+    b"  what():  [enforce fail at",
+)
 
 
 def redirect(pipe) -> None:
@@ -36,67 +43,49 @@ class Output:
     """The output of one rank as it arrives, cut in its middle when it is enormous."""
 
     def __init__(self, rank: int, live: bool):
-        self._prefix = f"[rank {rank}] ".encode()
+        self._prefix = f"[rank {rank}] "
         self._live = live
-        self._line = b""  # the last line, as long as it is incomplete
-        self._head, self._room = [], LIMIT // 2
-        self._tail, self._left_out = b"", 0
+        self._room = LIMIT // 2
+        self._line = b""  # the last line of the start, as long as it is incomplete
+        self._lines = []  # complete lines that have not been shown
+        self._end = b""  # what came after the room for the start was full
+        self._left_out = 0
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes that the rank has written."""
-        if self._room <= 0:
-            self._keep_end(data)
-            return
-        *lines, self._line = (self._line + data).split(b"\n")
-        while lines and self._room > 0:
-            self._add_line(lines.pop(0))
-        if self._room <= 0 or len(self._line) > self._room:
-            self._room = 0
-            rest = b"\n".join([*lines, self._line])
-            self._line = b""
-            self._keep_end(rest)
-
-    def _add_line(self, line):
-        self._room -= len(line) + 1
-        self._emit(line)
-
-    def _keep_end(self, data):
-        self._tail += data
-        if len(self._tail) > 2 * LIMIT:
-            self._left_out += len(self._tail) - LIMIT // 2
-            self._tail = self._tail[-LIMIT // 2 :]
+        start, data = data[: self._room], data[self._room :]
+        self._room -= len(start)
+        *lines, self._line = (self._line + start).split(b"\n")
+        self._lines += lines
+        self._end += data
+        if len(self._end) > 4 * LIMIT:
+            self._cut()
+        if self._live:
+            self._show()
 
     def finish(self) -> None:
-        """Shows what has not been shown yet."""
-        if self._line:
-            self._emit(self._line)
-        for line in self._end():
-            self._emit(line)
-        self._line = self._tail = b""
-        self._print(self._head)
-        self._head = []
+        """Shows all that has not been shown yet."""
+        self._cut()
+        if self._left_out:
+            half, newline, whole = self._end.partition(b"\n")
+            if newline:  # go on with a whole line
+                self._left_out, self._end = self._left_out + len(half) + 1, whole
+            self._lines += [self._line, f"... {self._left_out:,} bytes left out ...".encode()]
+            self._line = b""
+        self._lines += (self._line + self._end).split(b"\n")
+        if not self._lines[-1]:
+            self._lines.pop()
+        self._line = self._end = b""
+        self._show()
 
-    def _end(self):
-        if not self._tail:
-            return []
-        left_out = self._left_out + max(0, len(self._tail) - LIMIT // 2)
-        tail = self._tail[-LIMIT // 2 :]
-        if left_out:
-            # The tail starts at a whole line if it has one.
-            before, newline, after = tail.partition(b"\n")
-            if newline:
-                left_out, tail = left_out + len(before) + 1, after
-            yield f"... {left_out:,} bytes left out ...".encode()
-        yield from tail.removesuffix(b"\n").split(b"\n")
+    def _cut(self):
+        self._left_out += max(0, len(self._end) - LIMIT // 2)
+        self._end = self._end[-LIMIT // 2 :]
 
-    def _emit(self, line):
-        if self._live:
-            self._print([line])
-        else:
-            self._head.append(line)
-
-    def _print(self, lines):
-        if lines:
-            text = b"".join(self._prefix + line + b"\n" for line in lines)
-            sys.stdout.write(text.decode(errors="replace"))
+    def _show(self):
+        shown = [line for line in self._lines if not line.startswith(_GLOO_ABORTS)]
+        self._lines = []
+        if shown:
+            text = "".join(f"{self._prefix}{line.decode(errors='replace')}\n" for line in shown)
+            sys.stdout.write(text)
             sys.stdout.flush()

@@ -59,7 +59,7 @@ def culprit(name: str, obj: object) -> tuple[str, Exception] | None:
     try:
         pack(obj)
         return None
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
         for part, value in _parts(name, obj):
             inner = culprit(part, value)
             if inner:

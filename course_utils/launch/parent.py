@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 
 from course_utils import hardware
-from course_utils.launch import arguments, diagnosis, packing, rank, server
+from course_utils.launch import arguments, calls, diagnosis, packing, rank, server, unpicklable
 from course_utils.launch.janitor import janitor
 from course_utils.launch.process import Rank
 from course_utils.launch.supervise import Supervision
@@ -36,11 +36,11 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
         )
     nprocs = arguments.check(fn, nprocs, args, timeout)
     call = _packed(fn, args)
-    with _temporary_folder() as folder:
+    with _temporary_folder(nprocs) as (folder, records):
         server.ensure_running()
         ranks = []
         try:
-            _start(ranks, nprocs, folder)
+            _start(ranks, records)
             return _run(ranks, call, _job(nprocs, folder, timeout), timeout)
         finally:
             _end(ranks)
@@ -49,36 +49,38 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
 def _packed(fn, args):
     try:
         return packing.pack((fn, args))
-    except Exception:
-        failure = diagnosis.not_packed(fn, args)
+    except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
+        failure = unpicklable.explain(fn, args)
     raise failure
 
 
 @contextmanager
-def _temporary_folder():
-    """A private folder for the rendezvous and the records of calls."""
+def _temporary_folder(nprocs):
+    """A private folder for the rendezvous and each rank's record of calls."""
     folder = None
     try:
-        folder = tempfile.mkdtemp(prefix="course-launch-")
-        janitor.keep("folder", folder)
-        yield folder
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"launch needs a few hundred kilobytes in the temporary folder, and cannot write "
-            f"there ({error.strerror}); free some space, or set TMPDIR to another folder",
-            tempfile.gettempdir(),
-        ) from None
+        try:
+            folder = tempfile.mkdtemp(prefix="course-launch-")
+            janitor.keep("folder", folder)
+            records = [os.path.join(folder, f"calls-{number}") for number in range(nprocs)]
+            for record in records:
+                calls.prepare(record)
+        except OSError as error:
+            raise OSError(
+                f"launch cannot write to the temporary folder ({error.strerror or error}): free "
+                "some space there, or set TMPDIR to another folder and restart the kernel."
+            ) from None
+        yield folder, records
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
             janitor.forget("folder", folder)
 
 
-def _start(ranks, nprocs, folder):
+def _start(ranks, records):
     with _uninterrupted():  # a rank that was started but is not in the list would stay
-        for number in range(nprocs):
-            ranks.append(Rank(number, folder))
+        for number, record in enumerate(records):
+            ranks.append(Rank(number, record))
 
 
 def _end(ranks):
@@ -141,14 +143,15 @@ def _cell_sources():
 @contextmanager
 def _uninterrupted():
     """Keeps an interrupt (the stop button, Ctrl-C) waiting until the block is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # interrupts go to the main thread
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # Python hands interrupts to the main thread, and only if it has a handler
         return
     waiting = []
-    handler = signal.signal(signal.SIGINT, lambda *received: waiting.append(received))
+    signal.signal(signal.SIGINT, lambda *received: waiting.append(received))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if waiting and callable(handler):
+    if waiting:
         handler(*waiting[0])

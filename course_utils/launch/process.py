@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from course_utils.launch import calls, packing, rank, server, stacks
+from course_utils.launch import packing, rank, server, stacks
 from course_utils.launch.janitor import janitor
 from course_utils.launch.output import Output
 
@@ -18,13 +18,12 @@ class Rank:
     code:    its exit code once it is dead (negative: the number of a signal), None before
     """
 
-    def __init__(self, number: int, folder: str):
+    def __init__(self, number: int, record: str):
         self.number = number
         self.report = None
         self.code = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
-        self.record = os.path.join(folder, f"calls-{number}")
-        calls.prepare(self.record)
+        self.record = record
         self.output = Output(number, live=number == 0)
         self.channel, theirs = socket.socketpair()
         self.printed, printing = server.context.Pipe(duplex=False)
@@ -70,7 +69,7 @@ class Rank:
     def _unpacked(self, parts):
         try:
             return packing.unpack(parts)
-        except Exception as error:  # the rank could send what the kernel cannot rebuild
+        except Exception as error:  # noqa: BLE001 - what a rank could send may not be rebuilt
             return {"kind": "pickle", "what": "receive", "text": f"{type(error).__name__}: {error}"}
 
     def read_output(self) -> bool:

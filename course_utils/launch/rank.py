@@ -38,8 +38,10 @@ def main(rank, channel, printing, stacking):
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
         packing.send(channel, _work(job, rank, call))
         channel.recv(1)  # until the end
-    except (OSError, EOFError):
+    except (ConnectionError, EOFError):
         pass  # the kernel is gone
+    except BaseException:  # noqa: BLE001 - what is no learner's doing shows itself too
+        traceback.print_exc()
     finally:
         os._exit(0)  # nothing that the learner or a library has registered can hang here
 
@@ -68,14 +70,14 @@ def _work(job, rank, call):
     """Returns the rank's report, packed."""
     try:
         fn, args = packing.unpack(call)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
         return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
     try:
         _join_group(job, rank)
         result = fn(rank, *args)
     except SystemExit as error:
         return packing.pack(_described("exit", error) | {"code": error.code})
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
         return packing.pack(_described("exception", error))
     return _packed(result)
 
@@ -99,7 +101,7 @@ def _join_group(job, rank):
 def _packed(result):
     try:
         return packing.pack({"kind": "result", "result": result})
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
         what, error = packing.culprit("the return value", result) or ("the return value", None)
         return packing.pack({"kind": "pickle", "what": what, "text": _text(error)})
 

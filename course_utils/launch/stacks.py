@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 
-from course_utils.launch.frames import Frame, is_own
+from course_utils.launch.frames import Frame, is_own, own
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
@@ -46,9 +46,9 @@ class Stacks:
         self.main = self.threads.get(main, [])
 
     @property
-    def own(self) -> Frame | None:
-        """The learner's innermost line."""
-        return next((frame for frame in self.main if is_own(frame.file)), None)
+    def own_path(self) -> list[Frame]:
+        """The learner's own lines in the main thread, the innermost last."""
+        return own(self.main[::-1])
 
     @property
     def collective(self) -> str | None:

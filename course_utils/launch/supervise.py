@@ -3,9 +3,11 @@
 import selectors
 import time
 
+from course_utils.launch import calls, compare
 from course_utils.launch.process import Rank
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
+_BRIEFLY = 0.5  # seconds without any movement after which the ranks' calls are compared
 _STILL = 2.0  # seconds without any movement after which stacks are asked for, and asked again
 _SETTLE = 2.0  # seconds at most that the others get to fail too, or to come to rest
 
@@ -69,66 +71,72 @@ class Supervision:
 class Stillness:
     """Tells when the ranks wait for each other and nothing can ever wake them.
 
-    A slow rank must never be taken for a stuck one, so all of this has to hold, for each rank
-    that has not finished, twice in a row over two seconds: it sleeps, it has used no processor
-    time and made no new call, and its stack ends in a communication, at the same line as
-    before. A rank that computes, sleeps in time.sleep or reads a file has another stack; a rank
-    that gets no processor on a busy machine does not sleep, it is ready to run.
+    A slow rank must never be taken for a stuck one, so all of this has to hold for each rank
+    that has not finished, twice in a row over two seconds: it has used next to no processor
+    time although it was seen asleep, it has made no new call, and its stack ends in a
+    communication, at the same line as before. A rank that computes, sleeps in time.sleep or
+    reads a file has another stack; one that gets no processor on a busy machine is never asleep.
     """
 
     def __init__(self, ranks: list[Rank]):
         self._ranks = ranks
-        self._last_look = 0.0
+        self._looked = 0.0
+        self._stacks = None
         self._restart()
-        self._places = None
+
+    def found(self) -> bool:
+        """True when no rank can move any more; to be called every _TICK seconds or so."""
+        now = time.monotonic()
+        if now - self._looked < _TICK:
+            return False
+        # If this very process was held up, the ranks may have been held up as well.
+        held_up = now - self._looked > 4 * _TICK
+        self._looked = now
+        if held_up or self._moved(now):
+            self._stacks = None
+            self._restart()
+        elif now - self._since >= _BRIEFLY and not self._compared:
+            self._compared = True
+            return compare.first_mismatch([calls.read(r.record) for r in self._ranks]) is not None
+        elif now - self._since >= _STILL:
+            return self._stuck()
+        return False
 
     def _restart(self):
         self._since = time.monotonic()
+        self._compared = False
+        self._asleep = set()
         self._start = self._look()
 
-    def found(self) -> bool:
-        """True when no rank can move any more; to be called again and again."""
-        now = time.monotonic()
-        if now - self._last_look < _TICK:
-            return False
-        # If this very process was held up, the ranks may have been held up as well.
-        held_up = now - self._last_look > 4 * _TICK
-        self._last_look = now
-        if held_up or self._moved():
-            self._places = None
-            self._restart()
-        elif now - self._since >= _STILL:
-            return self._ask()
-        return False
-
     def _look(self):
-        return [
-            (rank.number, *rank.activity(), rank.calls_made())
-            for rank in self._ranks
-            if rank.living
-        ]
-
-    def _moved(self):
-        now = self._look()
-        if len(now) != len(self._start):
-            return True
-        return any(
-            not sleeping or seconds - seconds_before > 0.02 or calls != calls_before
-            for (_, seconds, sleeping, calls), (_, seconds_before, _, calls_before) in zip(
-                now, self._start
-            )
-        )
-
-    def _ask(self):
-        places = []
+        """Processor seconds and number of the last call of each rank that still has to finish."""
+        looks = {}
         for rank in self._ranks:
             if rank.living:
-                stacks = rank.where()
-                if stacks is None or not stacks.all_collective:
-                    places = None
-                    break
-                places.append(stacks.main)
-        stuck = places is not None and places == self._places
-        self._places = places
+                seconds, sleeping = rank.activity()
+                looks[rank] = seconds, rank.calls_made()
+                if sleeping:
+                    self._asleep.add(rank)
+        return looks
+
+    def _moved(self, now):
+        looks, allowed = self._look(), 0.02 + 0.05 * (now - self._since)
+        return looks.keys() != self._start.keys() or any(
+            seconds - self._start[rank][0] > allowed or calls_made != self._start[rank][1]
+            for rank, (seconds, calls_made) in looks.items()
+        )
+
+    def _stuck(self):
+        before, self._stacks = self._stacks, self._collective_stacks()
         self._restart()  # answering has cost the ranks some processor time
-        return stuck
+        return self._stacks is not None and self._stacks == before
+
+    def _collective_stacks(self):
+        """The stacks of all ranks that have not finished, if each ends in a communication."""
+        found = []
+        for rank in self._start:
+            stacks = rank.where() if rank in self._asleep else None
+            if stacks is None or not stacks.all_collective:
+                return None
+            found.append(stacks.main)
+        return found

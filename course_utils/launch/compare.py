@@ -1,0 +1,51 @@
+"""Finds the first point at which the ranks' collective calls do not match."""
+
+import math
+from collections import defaultdict
+
+from course_utils.launch.calls import POINT_TO_POINT, Call
+
+
+def first_mismatch(records: list[list[Call]]) -> dict[int, Call] | None:
+    """Returns the calls that meet and do not match, by rank; None if all calls match.
+
+    `records` holds each rank's calls, by rank. The n-th collective of a group meets the n-th of
+    the group's other ranks; the n-th send from one rank to another meets the n-th recv.
+    """
+    meetings = defaultdict(dict)
+    for rank, record in enumerate(records):
+        anything = any(call.kind == "recv" and call.peer is None for call in record)
+        for call in record:
+            # After a recv from any rank, nobody can count what came from whom.
+            if not (anything and call.kind == "recv"):
+                meetings[_meeting_point(rank, call)][rank] = call
+    for calls in meetings.values():
+        if not _match(list(calls.values())):
+            return dict(sorted(calls.items()))
+    return None
+
+
+def odd_one(calls: dict[int, Call]) -> int:
+    """Returns the rank whose call differs from most others; of two, the second."""
+    signatures = [_signature(call) for call in calls.values()]
+    return min(reversed(calls), key=lambda rank: signatures.count(_signature(calls[rank])))
+
+
+def _meeting_point(rank, call):
+    if call.kind == "send":
+        return call.group, rank, call.peer, call.tag, call.index
+    if call.kind == "recv":
+        return call.group, call.peer, rank, call.tag, call.index
+    return call.group, call.index
+
+
+def _match(calls):
+    return len({_signature(call) for call in calls}) == 1
+
+
+def _signature(call):
+    """What has to be equal where calls meet."""
+    if call.kind in POINT_TO_POINT:
+        # A tensor may arrive in one of another shape.
+        return tuple((dtype, math.prod(shape)) for dtype, shape in call.tensors)
+    return call.kind, call.peer, call.tensors
