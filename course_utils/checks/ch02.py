@@ -1,0 +1,972 @@
+"""The checks of chapter 02: scatter, replicate, gather, the whole step, and six broken set-ups.
+
+Two devices exist on every machine: the CPU, which may stand for several workers, and `meta`, whose
+tensors have no values. On `meta` a check sees where a tensor lies, on the CPU what is in it.
+"""
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils import hardware
+from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.hardware import Machine, Setup
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+# ---- 2.1 scatter ---------------------------------------------------------------------------------
+
+scatter = Exercise(
+    "2.1",
+    "scatter",
+    points=2,
+    parameters=("batch", "devices"),
+    hints=[
+        (
+            "First decide how many chunks there are, then how many rows each of them gets. Try 5 rows "
+            "on 4 devices on paper."
+        ),
+        (
+            "Every chunk gets rows // chunks rows, and the first rows % chunks of them get one more. "
+            "`torch.Tensor` has a method that splits like this."
+        ),
+        (
+            "There are as many chunks as devices, or as many as rows where there are fewer rows. "
+            "Split along dimension 0 as evenly as possible, and move chunk i to device i with `.to`."
+        ),
+    ],
+    misconceptions={
+        "chunks-like-torch": "`torch.chunk` fills the first chunks to the brim and leaves little "
+        "or nothing for the last. The sizes may differ by one row at most.",
+        "rest-lost": "Rows are missing: when the number of devices does not divide the batch, the "
+        "rest has to go somewhere.",
+        "rest-on-one": "The whole rest went to one worker. Give one row more to as many workers "
+        "as the rest has rows.",
+        "rows-dealt-like-cards": "The rows are dealt out like cards. Each chunk must hold "
+        "neighbouring rows, so that gather can put them together in their order.",
+        "everyone-gets-all": "Each worker got the whole batch, so all of them would do the same "
+        "work.",
+        "size-for-count": "You made chunks of len(devices) rows. The number of chunks is "
+        "len(devices); the number of rows follows from it.",
+        "columns": "You split the features of each row. Split along dimension 0, the rows.",
+        "empty-chunks": "There are chunks without rows. A replica cannot do anything with them.",
+        "fails-when-small": "With fewer rows than devices there is one row a chunk, and fewer "
+        "chunks than devices.",
+        "not-moved": "A chunk is not on its device: chunk i belongs on devices[i].",
+        "cut-from-the-graph": "The chunks are cut off from the batch: no gradient flows back. "
+        "`.to` and slices keep the connection, `.detach` and `.data` do not.",
+        "not-a-list": "Return a list with one tensor per chunk.",
+    },
+)
+
+
+def _even(rows: int, workers: int) -> list[int]:
+    """Sizes of as equal chunks as possible."""
+    chunks = min(rows, workers)
+    return [rows // chunks + (i < rows % chunks) for i in range(chunks)]
+
+
+def _chunks(answer, batch, devices):
+    chunks = answer(batch, devices)
+    expect_type(chunks, (list, tuple), likely="not-a-list")
+    for chunk in chunks:
+        expect_type(chunk, torch.Tensor, likely="not-a-list")
+    return list(chunks)
+
+
+def _sizes(chunks) -> str:
+    """The numbers of rows of the chunks, in words."""
+    return f"chunks of {', '.join(str(len(chunk)) for chunk in chunks)} rows"
+
+
+def _check_scatter(answer, batch, workers):
+    chunks = _chunks(answer, batch, [CPU] * workers)
+    rows, count = len(batch), min(len(batch), workers)
+    expected = list(batch.split(_even(rows, workers)))
+    total = sum(len(chunk) for chunk in chunks)
+    expect(
+        _sizes(chunks),
+        _sizes(expected),
+        what=f"{rows} rows on {workers} devices",
+        likely={
+            "columns": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
+            "everyone-gets-all": _sizes([batch] * workers),
+            "size-for-count": _sizes(batch.split(workers)[:workers]),
+            "empty-chunks": any(chunk.numel() == 0 for chunk in chunks),
+            "chunks-like-torch": _sizes(batch.chunk(workers)),
+            "rest-lost": total < rows,
+            "rest-on-one": total == rows
+            and [len(chunk) for chunk in chunks].count(rows // count) == count - 1,
+        },
+    )
+    expect(
+        chunks,
+        expected,
+        each="chunk",
+        likely={"rows-dealt-like-cards": [batch[i::workers] for i in range(count)]},
+    )
+
+
+@scatter.requires("12 rows on 3 devices give chunks of 4 rows, in order")
+def _(answer, draw):
+    _check_scatter(answer, draw.tensor(12, 3), 3)
+
+
+@scatter.requires("sizes that do not divide: images, labels, 1 to 5 devices")
+def _(answer, draw):
+    _check_scatter(answer, draw.tensor(5, 2, 3), 4)
+    _check_scatter(answer, draw.integers(11), 3)
+    for workers in (1, 2, 4, 5):
+        _check_scatter(answer, draw.tensor(draw.integer(2, 4) * workers + 1, 2), workers)
+    _check_scatter(answer, draw.tensor(14, 2), 4)
+
+
+@scatter.requires(
+    "fewer rows than devices: one row each, no empty chunk",
+    failures={"exception": "fails-when-small"},
+)
+def _(answer, draw):
+    _check_scatter(answer, draw.tensor(1, 4), 3)
+    _check_scatter(answer, draw.tensor(3, 4), 5)
+
+
+@scatter.requires("chunk i is on devices[i]", needs_earlier=True)
+def _(answer, draw):
+    devices = [CPU, META, CPU, META]
+    chunks = _chunks(answer, draw.tensor(8, 2), devices)
+    expect(
+        [str(chunk.device) for chunk in chunks],
+        [str(device) for device in devices],
+        what="the devices of the chunks",
+        likely={"not-moved": True},
+    )
+
+
+@scatter.requires("gradients flow back into the batch", needs_earlier=True)
+def _(answer, draw):
+    batch = draw.tensor(7, 2).requires_grad_()
+    chunks = _chunks(answer, batch, [CPU] * 3)
+    factors = [draw.number(1, 2) for _ in chunks]
+    total = sum(factor * chunk.sum() for factor, chunk in zip(factors, chunks))
+    if not total.requires_grad:
+        raise Wrong("cut-from-the-graph", expected="chunks with a history", got="chunks without")
+    total.backward()
+    sizes = _even(7, 3)
+    rows = [torch.full((size, 2), factor) for size, factor in zip(sizes, factors)]
+    expect(batch.grad, torch.cat(rows), what="the gradient of the batch")
+
+
+# ---- 2.2 replicate -------------------------------------------------------------------------------
+
+replicate = Exercise(
+    "2.2",
+    "replicate",
+    points=4,
+    parameters=("model", "devices"),
+    hints=[
+        (
+            "Worker 0 is the head office: what is the least that you have to do for it? The others "
+            "need copies that remember where they came from."
+        ),
+        (
+            "`tensor.to(device, copy=True)` copies and keeps the connection for the gradient. "
+            "`named_parameters()` names a tied parameter once, and `functional_call` then ties it "
+            "again. Do not forget `named_buffers()`."
+        ),
+        (
+            "Replica 0 is the model. For each other device, copy all parameters and buffers into a "
+            "dictionary, and return a function that runs `functional_call` with a frame of its own "
+            "(a deep copy of the model) and this dictionary."
+        ),
+    ],
+    misconceptions={
+        "wrong-count": "Return one replica per device.",
+        "gradients-lost": "A helper's gradients never arrive in the model. A deep copy, a state "
+        "dict and `.detach()` cut the connection; `.to(device, copy=True)` and `.clone()` keep it.",
+        "gradients-averaged": "The gradients of the replicas are averaged. They must be summed: the "
+        "loss divides by the number of rows already.",
+        "not-moved": "A helper's parameters are not on its device.",
+        "buffers-forgotten": "A helper's buffers are not on its device. Copy the buffers too.",
+        "late-binding": "All replicas use the tensors of the last device: a function made in a loop "
+        "looks its variables up when it is called. Bind them with `partial` or a default argument.",
+        "no-copies": "A helper computes with the model's own tensors. It needs copies, also where "
+        "its device is that of the model: `.to(device)` alone copies nothing there.",
+        "head-office-copied": "Replica 0 is a copy, made when you replicated. It must be the "
+        "original: only then do changes of its buffers stay.",
+        "copied-late": "The copies are made when a replica is called, not when you replicate.",
+        "tied-twice": "A tied parameter stands twice among your tensors. `named_parameters()` "
+        "names it once, and `functional_call` ties the second name by itself.",
+        "tied-once": "Of two tied layers only one uses your copy: either tie_weights is False, or "
+        'your frame is not tied any more. `.to("meta")` unties layers.',
+        "buffers-lost": "A change that replica 0 makes to a buffer must reach the model.",
+        "buffers-shared": "A change that a helper makes to a buffer reached the model: copy the "
+        "buffers, also where the device is the same.",
+        "shared-frame": "Two threads run `functional_call` on one module, and each overwrites the "
+        "other's tensors. Give every replica a frame of its own: `copy.deepcopy(model)`.",
+        "one-at-a-time": "The replicas wait for each other, so two threads cannot run at once.",
+        "frozen-thawed": "A frozen parameter got a gradient.",
+    },
+)
+
+
+class _Plain(nn.Module):
+    """Two layers; passes a gate, if one is set, before and after it computes."""
+
+    gate: Callable[[], object] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        gate = _Plain.gate or (lambda: None)
+        gate()
+        output = self.second(torch.tanh(self.first(x)))
+        gate()
+        return output
+
+
+class _Counting(nn.Module):
+    """A layer with two buffers, one of which is not saved; a forward pass changes both in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("rows", torch.zeros(()))
+        self.register_buffer("largest", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        self.rows += len(x)
+        self.largest.copy_(torch.maximum(self.largest, x.detach().amax(dim=0)))
+        return self.layer(x - 0.1 * self.largest)
+
+
+class _Awkward(nn.Module):
+    """Two tied layers, a frozen one and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.again = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.again.weight = self.into.weight
+        self.frozen, self.unused = nn.Linear(4, 3).requires_grad_(False), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.frozen(self.again(torch.tanh(self.into(x))))
+
+
+def _make(kind: type[nn.Module], draw) -> nn.Module:
+    """A model with fresh parameters."""
+    model = kind()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * draw.tensor(*parameter.shape))
+    return model
+
+
+def _replicas(answer, model, devices):
+    replicas = answer(model, devices)
+    expect_type(replicas, (list, tuple))
+    for replica in replicas:
+        expect_type(replica, Callable)
+    expect(len(replicas), len(devices), what="replicas", likely={"wrong-count": True})
+    return list(replicas)
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients by name; a parameter without one is left out."""
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _summed(model: nn.Module, batches, factors=None) -> dict[str, torch.Tensor]:
+    """The gradients that the model gets from all batches, run one after the other."""
+    twin = copy.deepcopy(model)
+    for batch, factor in zip(batches, factors or [1.0] * len(batches)):
+        (factor * twin(batch).pow(2).sum()).backward()
+    return _gradients(twin)
+
+
+def _run_backward(replicas, batches):
+    sum(replica(batch).pow(2).sum() for replica, batch in zip(replicas, batches)).backward()
+
+
+@replicate.requires("every replica gives the outputs of the model")
+def _(answer, draw):
+    model = _make(_Plain, draw)
+    for workers in (1, 3):
+        replicas = _replicas(answer, model, [CPU] * workers)
+        for replica in replicas:
+            batch = draw.tensor(draw.integer(1, 4), 5)
+            with torch.no_grad():
+                expect(replica(batch), model(batch), what="the outputs")
+
+
+@replicate.requires("the gradients of all replicas are summed in the model")
+def _(answer, draw):
+    model = _make(_Plain, draw)
+    batches = [draw.tensor(rows, 5) for rows in (3, 2, 4)]
+    expected = _summed(model, batches)
+    only_first = _summed(model, batches[:1])
+    _run_backward(_replicas(answer, model, [CPU] * 3), batches)
+    expect(
+        _gradients(model),
+        expected,
+        what="the gradient",
+        likely={
+            "gradients-lost": lambda got: not got or _equal(got, only_first),
+            "gradients-averaged": {name: gradient / 3 for name, gradient in expected.items()},
+        },
+    )
+
+
+def _equal(left: dict, right: dict) -> bool:
+    return left.keys() == right.keys() and all(torch.allclose(left[k], right[k]) for k in left)
+
+
+def _runs_on(replica, batch) -> bool:
+    with torch.no_grad():
+        try:
+            return replica(batch).device == batch.device
+        except (RuntimeError, NotImplementedError):
+            return False
+
+
+# The first computation on `meta` in a process loads a part of PyTorch, which takes seconds.
+@replicate.requires(
+    "each helper computes on its own device, buffers too", needs_earlier=True, seconds=30
+)
+def _(answer, draw):
+    for kind, width, slug in ((_Plain, 5, "not-moved"), (_Counting, 4, "buffers-forgotten")):
+        here = draw.tensor(3, width)
+        replicas = _replicas(answer, _make(kind, draw), [CPU, META, CPU])
+        if not _runs_on(replicas[0], here) and _runs_on(replicas[0], here.to(META)):
+            raise Wrong("late-binding", expected="replica 0 on the CPU", got="replica 0 on meta")
+        for i, batch in ((0, here), (1, here.to(META)), (2, here)):
+            if not _runs_on(replicas[i], batch):
+                late = all(_runs_on(replica, here) for replica in replicas) and slug == "not-moved"
+                raise Wrong(
+                    "late-binding" if late and _same_tensors(replicas, here) else slug,
+                    expected=f"replica {i} computes with tensors on {batch.device}",
+                    got="some of its tensors are elsewhere",
+                )
+
+
+def _same_tensors(replicas, batch) -> bool:
+    """Whether a helper's gradient arrives through a copy that replica 0 uses too."""
+    first, second = replicas[0](batch), replicas[1](batch)
+    return _copies_behind(first) == _copies_behind(second) != set()
+
+
+def _copies_behind(output: torch.Tensor) -> set:
+    """The copy operations in the history of a tensor."""
+    found, seen, todo = set(), set(), [output.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().startswith(("ToCopy", "Clone")):
+            found.add(node)
+        todo += [edge for edge, _ in node.next_functions]
+    return found
+
+
+@replicate.requires(
+    "replica 0 uses the model's own tensors, the helpers copies made at once", needs_earlier=True
+)
+def _(answer, draw):
+    model = _make(_Plain, draw)
+    batch = draw.tensor(3, 5)
+    replicas = _replicas(answer, model, [CPU] * 3)
+    with torch.no_grad():
+        before = model(batch)
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+        after = model(batch)
+        first, *helpers = [replica(batch) for replica in replicas]
+    expect(first, after, what="replica 0", likely={"head-office-copied": before})
+    for output in helpers:
+        late = _copies_behind(replicas[1](batch)) != set()
+        mistake = "copied-late" if late else "no-copies"
+        expect(output, before, what="a helper", likely={mistake: after})
+
+
+@replicate.requires(
+    "tied parameters stay tied, frozen ones frozen",
+    failures={"ValueError": "tied-twice", "RuntimeError": "tied-once"},
+    needs_earlier=True,
+)
+def _(answer, draw):
+    model = _make(_Awkward, draw)
+    batches = [draw.tensor(rows, 4) for rows in (2, 3)]
+    expected = _summed(model, batches)
+    _run_backward(_replicas(answer, model, [CPU] * 2), batches)
+    expect(
+        _gradients(model),
+        expected,
+        what="the gradient",
+        likely={
+            "frozen-thawed": lambda got: any(name.startswith("frozen") for name in got),
+            "tied-once": lambda got: got.keys() == expected.keys(),
+        },
+    )
+
+
+@replicate.requires("changes of buffers: replica 0's stay, the helpers' are lost")
+def _(answer, draw):
+    model = _make(_Counting, draw)
+    first, second = draw.tensor(2, 4), draw.tensor(3, 4) + 5
+    replicas = _replicas(answer, model, [CPU] * 2)
+    replicas[1](second)
+    expect(
+        model.rows.item(), 0.0, what="rows after the helper", likely={"buffers-shared": lambda g: g}
+    )
+    replicas[0](first)
+    expect(
+        model.rows.item(),
+        2.0,
+        what="rows after replica 0",
+        likely={"buffers-lost": lambda g: not g},
+    )
+
+
+@replicate.requires("two threads run two replicas at the same time", needs_earlier=True)
+def _(answer, draw):
+    model = _make(_Plain, draw)
+    batch = draw.tensor(3, 5)
+    replicas = _replicas(answer, model, [CPU] * 2)
+    with torch.no_grad():
+        before = model(batch)
+        for parameter in model.parameters():
+            parameter.mul_(2.0)
+        after = model(batch)
+    try:
+        with _both_inside(), ThreadPoolExecutor(2) as threads:
+            outputs = list(threads.map(lambda replica: replica(batch), replicas))
+    except threading.BrokenBarrierError:
+        raise Wrong(
+            "one-at-a-time", expected="both replicas at work", got="one waits for the other"
+        ) from None
+    expect(outputs, [after, before], each="replica", likely={"shared-frame": True})
+
+
+@contextlib.contextmanager
+def _both_inside():
+    """Makes two forward passes of _Plain begin together and end together, so that both compute
+    while both frames are in use."""
+    _Plain.gate = threading.Barrier(2, timeout=3).wait
+    try:
+        yield
+    finally:
+        _Plain.gate = None
+
+
+# ---- 2.3 gather ----------------------------------------------------------------------------------
+
+gather = Exercise(
+    "2.3",
+    "gather",
+    points=2,
+    parameters=("outputs", "device"),
+    hints=[
+        (
+            "Begin with plain tensors. The chunks may have different numbers of rows, so they have to "
+            "be joined along an existing dimension."
+        ),
+        (
+            "For a dict, a tuple or a list the task repeats itself for each entry: gather the entry of "
+            "all workers. A function may call itself. `zip(*outputs)` brings the workers' entries "
+            "together."
+        ),
+        (
+            "Look at the first output. A dict: gather each key over all workers. A tuple or list: "
+            "gather each position. A tensor without dimensions: stack. Any other tensor: concatenate, "
+            "after moving everything to the device."
+        ),
+    ],
+    misconceptions={
+        "stacked": "`torch.stack` makes a new dimension for the workers, and works for equal "
+        "chunks only. Concatenate along the rows that are there.",
+        "columns": "You joined the outputs side by side. Join them along dimension 0, the rows.",
+        "averaged": "You averaged the workers' outputs. They belong to different rows: keep all of "
+        "them.",
+        "summed": "You added the workers' outputs. They belong to different rows: keep all of them.",
+        "wrong-order": "The rows are not in the order of the workers.",
+        "first-only": "You return the output of one worker. The rows of the others are lost.",
+        "not-moved": "The result is not on the device that was asked for.",
+        "cut-from-the-graph": "The result has no history, so no gradient flows back to the workers.",
+        "no-nests": "A model may return a tuple, a list or a dict: gather each entry of it, and "
+        "keep the structure.",
+        "structure-lost": "The result must have the structure of one output: a dict stays a dict, "
+        "a tuple a tuple, a list a list.",
+        "scalars-fail": "Tensors without dimensions cannot be concatenated. Make a vector of them.",
+        "scalars-averaged": "You averaged the workers' numbers. Return all of them as a vector: "
+        "chunks may have different sizes, and a mean of means is not the mean.",
+    },
+)
+
+
+def _gathered(answer, outputs, expected, **likely):
+    got = answer(outputs, CPU)
+    likely = {slug.replace("_", "-"): value for slug, value in likely.items()}
+    expect(got, expected, likely=likely)
+    return got
+
+
+@gather.requires("equal chunks: the rows of all workers, in order")
+def _(answer, draw):
+    parts = [draw.tensor(3, 3) for _ in range(3)]
+    _gathered(
+        answer,
+        parts,
+        torch.cat(parts),
+        stacked=torch.stack(parts),
+        columns=torch.cat(parts, dim=1),
+        averaged=torch.stack(parts).mean(dim=0),
+        summed=torch.stack(parts).sum(dim=0),
+        first_only=lambda got: any(torch.equal(got, part) for part in parts),
+        wrong_order=lambda got: torch.equal(
+            got.flatten().sort().values, torch.cat(parts).flatten().sort().values
+        ),
+    )
+
+
+@gather.requires(
+    "chunks of different sizes, one or four workers", failures={"RuntimeError": "stacked"}
+)
+def _(answer, draw):
+    for sizes in ((4, 4, 4, 1), (3,), (1, 2)):
+        parts = [draw.tensor(size, 2, 3) for size in sizes]
+        _gathered(answer, parts, torch.cat(parts))
+
+
+@gather.requires(
+    "tuples, lists and dicts, also nested",
+    failures={"TypeError": "no-nests", "AttributeError": "no-nests", "KeyError": "no-nests"},
+)
+def _(answer, draw):
+    outputs = [
+        {"logits": draw.tensor(rows, 3), "hidden": (draw.tensor(rows, 2), [draw.tensor(rows)])}
+        for rows in (2, 1)
+    ]
+    expected = {
+        "logits": torch.cat([output["logits"] for output in outputs]),
+        "hidden": (
+            torch.cat([output["hidden"][0] for output in outputs]),
+            [torch.cat([output["hidden"][1][0] for output in outputs])],
+        ),
+    }
+    got = _gathered(answer, outputs, expected, structure_lost=lambda got: type(got) is not dict)
+    for part, kind in ((got["hidden"], tuple), (got["hidden"][1], list)):
+        expect_type(part, kind, likely="structure-lost")
+
+
+@gather.requires(
+    "tensors without dimensions become a vector", failures={"RuntimeError": "scalars-fail"}
+)
+def _(answer, draw):
+    losses = list(draw.tensor(3))
+    _gathered(
+        answer,
+        losses,
+        torch.stack(losses),
+        scalars_averaged=lambda got: got.numel() == 1,
+        scalars_fail=lambda got: got.dim() != 1,
+    )
+
+
+@gather.requires("the result is on the device that was asked for", needs_earlier=True)
+def _(answer, draw):
+    got = answer([draw.tensor(2, 3), draw.tensor(1, 3)], META)
+    expect(str(got.device), "meta", what="the device", likely={"not-moved": True})
+
+
+@gather.requires("gradients flow back to every worker", needs_earlier=True)
+def _(answer, draw):
+    parts = [draw.tensor(rows, 2).requires_grad_() for rows in (2, 1)]
+    weights = draw.tensor(3, 2)
+    got = answer(parts, CPU)
+    if not got.requires_grad:
+        raise Wrong("cut-from-the-graph", expected="a result with a history", got="one without")
+    (got * weights).sum().backward()
+    expect([part.grad for part in parts], list(weights.split([2, 1])), each="worker")
+
+
+# ---- 2.4 the whole step --------------------------------------------------------------------------
+
+step = Exercise(
+    "2.4",
+    "data_parallel_step",
+    points=4,
+    parameters=("model", "optimizer", "loss_fn", "images", "labels", "devices"),
+    hints=[
+        (
+            "Write down the six moves as comments and fill them in one by one. Which of them need a "
+            "line for each worker, and which happen once?"
+        ),
+        (
+            "Compute the loss once, from the outputs of all workers, put together on devices[0]. "
+            "`functional_call` runs the model with a copy of its tensors; the copies must keep their "
+            "history (`.to(device, copy=True)`)."
+        ),
+        (
+            "For each chunk: the tensors (none for worker 0, copies for a helper), functional_call, "
+            "the output moved to devices[0]. Then concatenate, loss, clear old gradients, backward, "
+            "update, and return the loss as a number."
+        ),
+    ],
+    misconceptions={
+        "no-update": "The parameters have not changed: the optimizer takes the step.",
+        "old-gradients": "Gradients of an earlier step are still in the sum. Clear them before "
+        "backward.",
+        "gradients-cleared": "The gradients are gone after the step. Clear them before backward, "
+        "not after the update.",
+        "one-device": "The whole batch went through one forward call. Divide it into chunks, one a "
+        "worker.",
+        "other-chunks": "The chunks are not those of torch.chunk(len(devices)).",
+        "mean-of-means": "You averaged the losses of the chunks. The chunks have different sizes, so "
+        "this is not the mean over the rows: compute one loss from all outputs.",
+        "losses-summed": "Your gradients are as many times too large as there are chunks: each chunk's "
+        "loss is a mean already, and you added these means.",
+        "helpers-lost": "Only the chunk of worker 0 reached the gradients. The helpers' copies must "
+        "keep their connection to the model (no deep copy, no detach).",
+        "rows-lost": "Some rows were left out: the last chunk may be smaller.",
+        "buffers-shared": "A helper changed the model's buffers. It must use copies of them.",
+        "buffers-lost": "Worker 0 must run the model itself: its changes of buffers are kept.",
+        "wrong-loss": "The number returned must be the mean loss over all rows, before the update.",
+        "loss-not-a-number": "Return the loss as a number: `loss.item()`.",
+        "tied-twice": "A tied parameter stands twice among your tensors. `named_parameters()` "
+        "names it once, and `functional_call` ties the second name by itself.",
+        "awkward": "A tied, frozen or unused parameter is treated wrongly. One without a gradient "
+        "has `grad` None.",
+    },
+    failures={"ValueError": "tied-twice"},
+)
+
+
+class _Watched(nn.Module):
+    """Runs a model and notes the rows of each forward call, whoever makes it."""
+
+    calls: ClassVar[list[int]] = []
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        _Watched.calls.append(len(x))
+        return self.model(x)
+
+
+def _after_step(model, batch, loss_fn=F.cross_entropy, rate=0.1):
+    """Parameters, gradients and loss of one step of a copy of the model on a batch; the gradients
+    of the model itself are not touched."""
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    images, labels = batch
+    loss = loss_fn(twin(images), labels)
+    loss.backward()
+    torch.optim.SGD(twin.parameters(), lr=rate).step()
+    return dict(twin.named_parameters()), _gradients(twin), loss.item()
+
+
+def _gradient_of(model, loss_of):
+    """The gradients that a mistaken loss would give to a copy of the model."""
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    loss_of(twin).backward()
+    return _gradients(twin)
+
+
+def _check_step(answer, draw, model, rows, workers, width, old=None):
+    """One step of the answer against the same step with the whole batch."""
+    images, labels = draw.tensor(rows, width), draw.integers(rows, low=0, high=2)
+    likely = _likely(model, images, labels, workers)
+    if old is not None:
+        likely["old-gradients"] = {name: likely["right"][name] + g for name, g in old.items()}
+    right = likely.pop("right")
+    parameters, _, loss = _after_step(model, (images, labels))
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _Watched.calls.clear()
+    got = answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * workers)
+    calls = sorted(_Watched.calls)
+    if calls == [rows] and workers > 1:
+        raise Wrong(
+            "one-device", expected=f"{workers} forward calls", got=f"1 call with {rows} rows"
+        )
+    gradients = _gradients(model)
+    if not gradients:
+        raise Wrong("gradients-cleared", expected="the gradients of this step", got="none")
+    expect(gradients, right, what="the gradient", likely=likely)
+    sizes = sorted(len(chunk) for chunk in images.chunk(workers))
+    expect(calls, sizes, what="rows of the forward calls", likely={"other-chunks": True})
+    now = {name: p.detach() for name, p in model.named_parameters()}
+    expect(now, parameters, what="the parameter", likely={"no-update": start})
+    expect_type(got, (float, int), likely="loss-not-a-number" if got is not None else None)
+    expect(got, loss, what="the loss", likely={"wrong-loss": True})
+
+
+def _likely(model, images, labels, workers):
+    """The gradients that each mistake would give, and those of the right step."""
+    chunks = list(zip(images.chunk(workers), labels.chunk(workers)))
+    floor = max(len(images) // workers, 1) * workers
+    means = lambda m: torch.stack([F.cross_entropy(m(x), y) for x, y in chunks])
+
+    def helpers_detached(m):
+        with torch.no_grad():
+            others = [m(x) for x, _ in chunks[1:]]
+        return F.cross_entropy(torch.cat([m(chunks[0][0]), *others]), labels)
+
+    calls = {
+        "right": lambda m: F.cross_entropy(m(images), labels),
+        "mean-of-means": lambda m: means(m).mean(),
+        "losses-summed": lambda m: means(m).sum(),
+        "helpers-lost": helpers_detached,
+        "rows-lost": lambda m: F.cross_entropy(m(images[:floor]), labels[:floor]),
+    }
+    return {slug: _gradient_of(model, loss_of) for slug, loss_of in calls.items()}
+
+
+@step.requires("12 rows on 3 workers: the step of the big batch")
+def _(answer, draw):
+    _check_step(answer, draw, _Watched(_make(_Plain, draw)), 12, 3, 5)
+
+
+@step.requires("chunks of different sizes, and fewer rows than workers")
+def _(answer, draw):
+    for rows, workers in ((13, 4), (5, 4), (2, 3), (7, 1)):
+        _check_step(answer, draw, _Watched(_make(_Plain, draw)), rows, workers, 5)
+
+
+@step.requires("gradients of an earlier step do not count")
+def _(answer, draw):
+    model = _Watched(_make(_Plain, draw))
+    for parameter in model.parameters():
+        parameter.grad = draw.tensor(*parameter.shape)
+    _check_step(answer, draw, model, 9, 2, 5, old=_gradients(copy_of_gradients(model)))
+
+
+def copy_of_gradients(model: nn.Module) -> nn.Module:
+    """A copy of the model with copies of its gradients."""
+    twin = copy.deepcopy(model)
+    for mine, other in zip(twin.parameters(), model.parameters()):
+        mine.grad = None if other.grad is None else other.grad.clone()
+    return twin
+
+
+@step.requires("tied, frozen and unused parameters")
+def _(answer, draw):
+    model = _Watched(_make(_Awkward, draw))
+    images, labels = draw.tensor(7, 4), draw.integers(7, low=0, high=2)
+    parameters, gradients, _ = _after_step(model, (images, labels))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * 3)
+    expect(_gradients(model), gradients, what="the gradient", likely={"awkward": True})
+    now = {name: p.detach() for name, p in model.named_parameters()}
+    expect(now, parameters, what="the parameter", likely={"awkward": True})
+
+
+@step.requires("changes of buffers: worker 0's stay, the helpers' are lost")
+def _(answer, draw):
+    model = _make(_Counting, draw)
+    images, labels = draw.tensor(7, 4), draw.integers(7, low=0, high=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * 3)
+    expect(
+        model.rows.item(),
+        3.0,
+        what="the rows that the model counted",
+        likely={"buffers-shared": lambda got: got > 3, "buffers-lost": lambda got: got == 0},
+    )
+
+
+# ---- 2.5 diagnose --------------------------------------------------------------------------------
+
+diagnosis = Exercise(
+    "2.5",
+    "diagnose",
+    points=3,
+    parameters=("machine", "setup"),
+    hints=[
+        (
+            "Start with the machine: compare the GPUs of the driver, those that the variable shows "
+            "(`machine.selected()`), and those that CUDA gave to the process."
+        ),
+        (
+            "`visible` None means not set: nothing is hidden. Fewer entries accepted than listed means "
+            "that one of them is wrong. Only then ask about the loop: who is called, where is the "
+            "batch, how many chunks does `torch.chunk` make of it."
+        ),
+        (
+            "Ask in this order: did CUDA start with another number than the variable shows now; are "
+            "fewer entries accepted than listed; fewer shown than the driver has; is there another "
+            "wrapper; is the batch on the CPU; are there fewer chunks than GPUs. Otherwise healthy."
+        ),
+    ],
+    misconceptions={
+        "not-a-name": "Return one of the names from the description, as a string.",
+        "unset-hides": "A variable that is not set hides nothing: all GPUs are visible.",
+        "reads-on": "CUDA reads the list only up to the first entry that is no GPU. The variable is "
+        "not short, it is wrong.",
+        "trusts-the-variable": "The variable says one thing now, but CUDA read it when it started in "
+        "this process. Compare with `started_gpus`.",
+        "partial-unseen": "The variable is right in itself, but the driver has more GPUs.",
+        "wrapper-unseen": "A wrapper exists somewhere, but `setup.wrappers` is what the loop calls.",
+        "inputs-unseen": "Look where the batch is.",
+        "larger-is-enough": "A batch larger than the number of GPUs can still leave some idle: "
+        "torch.chunk makes chunks of ceil(batch / GPUs) rows. Count the chunks.",
+        "batch-unseen": "The batch is smaller than the number of GPUs.",
+        "always-ill": "Nothing is wrong here, and you found something.",
+        "asked-the-doctor": "You asked `hardware.doctor`. Here you are the doctor: decide from the "
+        "fields of machine and setup.",
+    },
+)
+
+
+@contextlib.contextmanager
+def _doctor_is_away():
+    def away(*_, **__):
+        raise Wrong(
+            "asked-the-doctor", expected="a decision from the fields", got="hardware.doctor"
+        )
+
+    present, hardware.doctor = hardware.doctor, away
+    try:
+        yield
+    finally:
+        hardware.doctor = present
+
+
+def _good(draw, gpus: int, **change) -> Setup:
+    """A training loop with which all GPUs work, and what is changed in it."""
+    fields = {
+        "wrappers": ("DataParallel",),
+        "model_device": "cuda:0",
+        "batch_size": gpus * draw.integer(4, 60),
+        "batch_device": "cuda:0",
+    }
+    return Setup(**(fields | change))
+
+
+def _list(numbers) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _check_case(answer, machine, setup, cause, **likely):
+    """The answer must name `cause`; `likely` maps a misconception to the names that it gives."""
+    with _doctor_is_away():
+        got = answer(machine, setup)
+    if got is None:
+        raise Wrong(None, expected=repr(cause), got="None")
+    expect_type(got, str, likely="not-a-name")
+    names = {slug.replace("_", "-"): value for slug, value in likely.items()}
+    expect(got, cause, what=_describe(machine, setup), likely=names)
+
+
+def _describe(m: Machine, s: Setup) -> str:
+    parts = [f"{m.driver_gpus} GPUs, visible={m.visible!r}, started_gpus={m.started_gpus}"]
+    if m.torch_gpus == m.driver_gpus:
+        parts.append(f"wrappers={s.wrappers}, batch of {s.batch_size} on {s.batch_device}")
+    return "; ".join(parts)
+
+
+@diagnosis.requires("a variable that leaves GPUs out")
+def _(answer, draw):
+    gpus = draw.integer(3, 8)
+    for count in (1, gpus - 1):
+        visible = _list(sorted(draw.sample(range(gpus), count)))
+        for started in (None, count):
+            machine = Machine(driver_gpus=gpus, visible=visible, started_gpus=started)
+            _check_case(answer, machine, _good(draw, count), "visible-partial", partial_unseen=True)
+
+
+@diagnosis.requires("a variable that names a GPU that does not exist")
+def _(answer, draw):
+    for gpus in (2, draw.integer(3, 8)):
+        entries = [*range(gpus - 1), gpus + draw.integer(0, 3), gpus - 1]
+        machine = Machine(driver_gpus=gpus, visible=_list(entries))
+        _check_case(answer, machine, _good(draw, gpus - 1), "visible-wrong", reads_on=True)
+
+
+@diagnosis.requires("a variable that was changed after CUDA had started")
+def _(answer, draw):
+    gpus = draw.integer(3, 8)
+    everything = _list(range(gpus))
+    for visible in (everything, None):
+        started = draw.integer(1, gpus - 1)
+        machine = Machine(driver_gpus=gpus, visible=visible, started_gpus=started)
+        setup = _good(draw, started)
+        _check_case(answer, machine, setup, "visible-late", trusts_the_variable=True)
+
+
+@diagnosis.requires("a loop that calls the bare model")
+def _(answer, draw):
+    gpus = draw.integer(2, 8)
+    setup = _good(draw, gpus, wrappers=(), other_wrapper=True)
+    _check_case(
+        answer,
+        Machine(driver_gpus=gpus),
+        setup,
+        "wrapped-late",
+        unset_hides=lambda got: got.startswith("visible"),
+        wrapper_unseen=True,
+    )
+
+
+@diagnosis.requires("a batch on the CPU")
+def _(answer, draw):
+    gpus = draw.integer(2, 8)
+    setup = _good(draw, gpus, batch_device="cpu")
+    machine = Machine(driver_gpus=gpus, started_gpus=draw.choice([None, gpus]))
+    _check_case(
+        answer,
+        machine,
+        setup,
+        "inputs-on-cpu",
+        unset_hides=lambda got: got.startswith("visible"),
+        inputs_unseen=True,
+    )
+
+
+@diagnosis.requires("a batch with fewer chunks than GPUs")
+def _(answer, draw):
+    gpus = draw.integer(3, 8)
+    small = _good(draw, gpus, batch_size=draw.integer(1, gpus - 1))
+    _check_case(
+        answer,
+        Machine(driver_gpus=gpus),
+        small,
+        "batch-too-small",
+        unset_hides=lambda got: got.startswith("visible"),
+        batch_unseen=True,
+    )
+    uneven = _good(draw, gpus, batch_size=gpus + 1)
+    _check_case(
+        answer, Machine(driver_gpus=gpus), uneven, "batch-too-small", larger_is_enough="healthy"
+    )
+
+
+@diagnosis.requires("healthy set-ups, with and without the variable")
+def _(answer, draw):
+    gpus = draw.integer(2, 8)
+    for machine in (
+        Machine(driver_gpus=gpus),
+        Machine(driver_gpus=gpus, visible=_list(draw.sample(range(gpus), gpus)), started_gpus=gpus),
+    ):
+        for batch_size in (gpus, gpus * draw.integer(2, 9), gpus * gpus + gpus - 1):
+            setup = _good(draw, gpus, batch_size=batch_size)
+            _check_case(
+                answer,
+                machine,
+                setup,
+                "healthy",
+                unset_hides=lambda got, m=machine: m.visible is None and got.startswith("visible"),
+                always_ill=True,
+            )

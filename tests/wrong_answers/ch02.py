@@ -1,0 +1,565 @@
+"""Plausible wrong answers, and other right ones, to the exercises of chapter 02."""
+
+import copy
+import math
+from functools import partial
+
+import torch
+from torch.func import functional_call
+
+from course_utils import hardware
+from tests.wrong_answers import right, wrong
+
+# ---- 2.1 scatter ---------------------------------------------------------------------------------
+
+
+@wrong("2.1", names="chunks-like-torch")
+def as_torch_chunk_does(batch, devices):
+    return [chunk.to(device) for chunk, device in zip(batch.chunk(len(devices)), devices)]
+
+
+@wrong("2.1", names="rest-lost")
+def forgets_the_rest(batch, devices):
+    size = max(len(batch) // len(devices), 1)
+    return [batch[i * size : (i + 1) * size].to(device) for i, device in enumerate(devices)][
+        : len(batch)
+    ]
+
+
+@wrong("2.1", names="rest-on-one")
+def gives_the_rest_to_the_last(batch, devices):
+    count = min(len(devices), len(batch))
+    size = len(batch) // count
+    starts = [i * size for i in range(count)]
+    ends = [*starts[1:], len(batch)]
+    return [batch[a:b].to(device) for a, b, device in zip(starts, ends, devices)]
+
+
+@wrong("2.1", names="rows-dealt-like-cards")
+def deals_like_cards(batch, devices):
+    count = min(len(devices), len(batch))
+    return [batch[i::count].to(devices[i]) for i in range(count)]
+
+
+@wrong("2.1", names="everyone-gets-all")
+def copies_the_whole_batch(batch, devices):
+    return [batch.to(device) for device in devices]
+
+
+@wrong("2.1", names="size-for-count")
+def takes_the_count_for_the_size(batch, devices):
+    return [chunk.to(device) for chunk, device in zip(batch.split(len(devices)), devices)]
+
+
+@wrong("2.1", names="columns")
+def splits_the_columns(batch, devices):
+    return [
+        chunk.to(device) for chunk, device in zip(batch.tensor_split(len(devices), -1), devices)
+    ]
+
+
+@wrong("2.1", names="empty-chunks")
+def keeps_empty_chunks(batch, devices):
+    return [chunk.to(device) for chunk, device in zip(batch.tensor_split(len(devices)), devices)]
+
+
+@wrong("2.1", names="not-moved")
+def forgets_to_move(batch, devices):
+    return list(batch.tensor_split(min(len(devices), len(batch))))
+
+
+@wrong("2.1", names="cut-from-the-graph")
+def detaches(batch, devices):
+    chunks = batch.detach().tensor_split(min(len(devices), len(batch)))
+    return [chunk.to(device) for chunk, device in zip(chunks, devices)]
+
+
+@right("2.1")
+def counts_by_hand(batch, devices):
+    count = min(len(devices), len(batch))
+    size, rest = divmod(len(batch), count)
+    chunks, start = [], 0
+    for i in range(count):
+        end = start + size + (1 if i < rest else 0)
+        chunks.append(batch[start:end].to(devices[i]))
+        start = end
+    return chunks
+
+
+# ---- 2.2 replicate -------------------------------------------------------------------------------
+
+
+def _tensors(model):
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def _copies(model, device):
+    return {name: tensor.to(device, copy=True) for name, tensor in _tensors(model).items()}
+
+
+@wrong("2.2", names="gradients-lost")
+def deep_copies(model, devices):
+    return [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
+
+
+@wrong("2.2", names="gradients-lost")
+def copies_a_state_dict(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        state = {name: tensor.to(device, copy=True) for name, tensor in model.state_dict().items()}
+        replicas.append(partial(functional_call, copy.deepcopy(model), state))
+    return replicas
+
+
+@wrong("2.2", names="gradients-averaged")
+def averages_the_gradients(model, devices):
+    def replica(tensors, batch):
+        output = functional_call(copy.deepcopy(model), tensors, batch)
+        return output / len(devices) + (output * (1 - 1 / len(devices))).detach()
+
+    everyone = [_tensors(model), *(_copies(model, device) for device in devices[1:])]
+    return [partial(replica, tensors) for tensors in everyone]
+
+
+@wrong("2.2", names="not-moved")
+def clones_without_moving(model, devices):
+    replicas = [model]
+    for _ in devices[1:]:
+        tensors = {name: tensor.clone() for name, tensor in _tensors(model).items()}
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="buffers-forgotten")
+def copies_parameters_only(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        tensors = {name: p.to(device, copy=True) for name, p in model.named_parameters()}
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="late-binding")
+def looks_up_too_late(model, devices):
+    replicas = []
+    for device in devices:
+        frame, tensors = copy.deepcopy(model), _copies(model, device)
+        replicas.append(lambda batch: functional_call(frame, tensors, batch))  # noqa: B023
+    return replicas
+
+
+@wrong("2.2", names="no-copies")
+def moves_without_copying(model, devices):
+    replicas = []
+    for device in devices:
+        tensors = {name: tensor.to(device) for name, tensor in _tensors(model).items()}
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="head-office-copied")
+def copies_for_everyone(model, devices):
+    frames = [copy.deepcopy(model) for _ in devices]
+    return [partial(functional_call, f, _copies(model, d)) for f, d in zip(frames, devices)]
+
+
+@wrong("2.2", names="copied-late")
+def copies_when_called(model, devices):
+    def helper(frame, device, batch):
+        return functional_call(frame, _copies(model, device), batch)
+
+    return [model, *(partial(helper, copy.deepcopy(model), device) for device in devices[1:])]
+
+
+@wrong("2.2", names="tied-twice")
+def names_tied_parameters_twice(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+        tensors = {name: tensor.to(device, copy=True) for name, tensor in named}
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="tied-once")
+def does_not_tie(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        call = partial(functional_call, copy.deepcopy(model), _copies(model, device))
+        replicas.append(partial(call, tie_weights=False))
+    return replicas
+
+
+@wrong("2.2", names="buffers-shared")
+def shares_the_buffers(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        tensors = {name: p.to(device, copy=True) for name, p in model.named_parameters()}
+        tensors |= {name: buffer.to(device) for name, buffer in model.named_buffers()}
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="buffers-lost")
+def copies_the_buffers_of_worker_0(model, devices):
+    replicas = []
+    for i, device in enumerate(devices):
+        tensors = _copies(model, device)
+        if i == 0:
+            tensors |= dict(model.named_parameters())
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="shared-frame")
+def shares_the_frame(model, devices):
+    everyone = [_tensors(model), *(_copies(model, device) for device in devices[1:])]
+    return [partial(functional_call, model, tensors) for tensors in everyone]
+
+
+@wrong("2.2", names="one-at-a-time")
+def locks_the_frame(model, devices):
+    import threading
+
+    lock = threading.Lock()
+
+    def replica(tensors, batch):
+        with lock:
+            return functional_call(model, tensors, batch)
+
+    everyone = [_tensors(model), *(_copies(model, device) for device in devices[1:])]
+    return [partial(replica, tensors) for tensors in everyone]
+
+
+@wrong("2.2", names="tied-once")
+def frames_without_memory(model, devices):
+    everyone = [_tensors(model), *(_copies(model, device) for device in devices[1:])]
+    frames = [copy.deepcopy(model).to("meta") for _ in devices]
+    return [partial(functional_call, frame, tensors) for frame, tensors in zip(frames, everyone)]
+
+
+@right("2.2")
+def modules_with_tensors_as_attributes(model, devices):
+    """As torch.nn.parallel.replicate does it: the copies are attributes, not parameters."""
+    replicas = [model]
+    for device in devices[1:]:
+        replica, moved = copy.deepcopy(model), {}
+        for ours, theirs in zip(replica.modules(), model.modules()):
+            for kind in ("_parameters", "_buffers"):
+                for name, tensor in list(getattr(theirs, kind).items()):
+                    if tensor is None:
+                        continue
+                    if tensor not in moved:
+                        moved[tensor] = tensor.to(device, copy=True)
+                    del getattr(ours, kind)[name]
+                    object.__setattr__(ours, name, moved[tensor])
+        replicas.append(replica)
+    return replicas
+
+
+# ---- 2.3 gather ----------------------------------------------------------------------------------
+
+
+def _map(function, outputs):
+    """Applies a function of a list of tensors to every entry of the outputs' structure."""
+    first = outputs[0]
+    if isinstance(first, dict):
+        return {key: _map(function, [output[key] for output in outputs]) for key in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)(_map(function, list(parts)) for parts in zip(*outputs))
+    return function(outputs)
+
+
+def _join(parts):
+    return torch.stack(parts) if parts[0].dim() == 0 else torch.cat(parts)
+
+
+@wrong("2.3", names="stacked")
+def stacks(outputs, device):
+    return _map(lambda parts: torch.stack([part.to(device) for part in parts]), outputs)
+
+
+@wrong("2.3", names="columns")
+def joins_side_by_side(outputs, device):
+    return _map(lambda parts: torch.cat([part.to(device) for part in parts], dim=-1), outputs)
+
+
+@wrong("2.3", names="averaged")
+def averages(outputs, device):
+    return _map(lambda parts: sum(part.to(device) for part in parts) / len(parts), outputs)
+
+
+@wrong("2.3", names="wrong-order")
+def in_the_order_of_arrival(outputs, device):
+    return _map(lambda parts: _join([part.to(device) for part in parts[::-1]]), outputs)
+
+
+@wrong("2.3", names="no-nests")
+def knows_tensors_only(outputs, device):
+    return _join([output.to(device) for output in outputs])
+
+
+@wrong("2.3", names="structure-lost")
+def makes_lists_of_tuples(outputs, device):
+    first = outputs[0]
+    if isinstance(first, dict):
+        return {
+            key: makes_lists_of_tuples([output[key] for output in outputs], device) for key in first
+        }
+    if isinstance(first, (tuple, list)):
+        return [makes_lists_of_tuples(parts, device) for parts in zip(*outputs)]
+    return _join([output.to(device) for output in outputs])
+
+
+@wrong("2.3", names="scalars-fail")
+def concatenates_everything(outputs, device):
+    return _map(lambda parts: torch.cat([part.to(device) for part in parts]), outputs)
+
+
+@wrong("2.3", names="scalars-averaged")
+def averages_the_losses(outputs, device):
+    def join(parts):
+        joined = _join([part.to(device) for part in parts])
+        return joined.mean() if parts[0].dim() == 0 else joined
+
+    return _map(join, outputs)
+
+
+@wrong("2.3", names="not-moved")
+def forgets_the_device(outputs, device):
+    return _map(_join, outputs)
+
+
+@wrong("2.3", names="cut-from-the-graph")
+def detaches_the_outputs(outputs, device):
+    return _map(lambda parts: _join([part.detach().to(device) for part in parts]), outputs)
+
+
+@right("2.3")
+def fills_an_empty_tensor(outputs, device):
+    def join(parts):
+        parts = [part.unsqueeze(0) if part.dim() == 0 else part for part in parts]
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        whole, start = torch.empty(shape, dtype=parts[0].dtype, device=device), 0
+        for part in parts:
+            whole[start : start + len(part)] = part.to(device)
+            start += len(part)
+        return whole
+
+    return _map(join, outputs)
+
+
+# ---- 2.4 the whole step --------------------------------------------------------------------------
+
+
+def _outputs(model, images, devices, copies=_copies):
+    outputs = []
+    for i, (chunk, device) in enumerate(zip(images.chunk(len(devices)), devices)):
+        state = copies(model, device) if i > 0 else {}
+        outputs.append(functional_call(model, state, (chunk.to(device),)).to(devices[0]))
+    return outputs
+
+
+def _update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@wrong("2.4", names="mean-of-means")
+def averages_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _outputs(model, images, devices)
+    losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
+    return _update(optimizer, sum(losses) / len(losses))
+
+
+@wrong("2.4", names="losses-summed")
+def adds_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _outputs(model, images, devices)
+    losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
+    return _update(optimizer, sum(losses))
+
+
+@wrong("2.4", names="old-gradients")
+def never_clears(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@wrong("2.4", names="gradients-cleared")
+def clears_afterwards(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+@wrong("2.4", names="one-device")
+def ignores_the_devices(model, optimizer, loss_fn, images, labels, devices):
+    return _update(optimizer, loss_fn(model(images), labels))
+
+
+@wrong("2.4", names="helpers-lost")
+def deep_copies_for_helpers(model, optimizer, loss_fn, images, labels, devices):
+    first, *others = images.chunk(len(devices))
+    outputs = [model(first)]
+    for chunk, device in zip(others, devices[1:]):
+        outputs.append(copy.deepcopy(model).to(device)(chunk.to(device)).to(devices[0]))
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="rows-lost")
+def drops_the_rest(model, optimizer, loss_fn, images, labels, devices):
+    rows = max(len(images) // len(devices), 1) * len(devices)
+    loss = loss_fn(torch.cat(_outputs(model, images[:rows], devices)), labels[:rows])
+    return _update(optimizer, loss)
+
+
+@wrong("2.4", names="no-update")
+def forgets_the_update(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    return loss.item()
+
+
+@wrong("2.4", names="buffers-shared")
+def runs_the_model_itself(model, optimizer, loss_fn, images, labels, devices):
+    outputs = [model(chunk) for chunk in images.chunk(len(devices))]
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="buffers-lost")
+def copies_for_worker_0_too(model, optimizer, loss_fn, images, labels, devices):
+    outputs = [
+        functional_call(model, _copies(model, device), (chunk.to(device),)).to(devices[0])
+        for chunk, device in zip(images.chunk(len(devices)), devices)
+    ]
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="tied-twice")
+def copies_tied_parameters_twice(model, optimizer, loss_fn, images, labels, devices):
+    def copies(model, device):
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+        return {name: tensor.to(device, copy=True) for name, tensor in named}
+
+    loss = loss_fn(torch.cat(_outputs(model, images, devices, copies)), labels)
+    return _update(optimizer, loss)
+
+
+@wrong("2.4", names="wrong-loss")
+def reports_the_loss_afterwards(model, optimizer, loss_fn, images, labels, devices):
+    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
+    with torch.no_grad():
+        return loss_fn(torch.cat([o.detach() for o in _again(model, images)]), labels).item()
+
+
+def _again(model, images):
+    inner = getattr(model, "model", model)  # not through the model that counts its calls
+    return [inner(images)]
+
+
+@wrong("2.4", names="other-chunks")
+def divides_evenly(model, optimizer, loss_fn, images, labels, devices):
+    count = min(len(devices), len(images))
+    outputs = []
+    for i, (chunk, device) in enumerate(zip(images.tensor_split(count), devices)):
+        state = _copies(model, device) if i > 0 else {}
+        outputs.append(functional_call(model, state, (chunk.to(device),)).to(devices[0]))
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@right("2.4")
+def weights_the_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
+    """One backward pass a chunk: its loss weighted by its share of the rows."""
+    optimizer.zero_grad()
+    outputs = _outputs(model, images, devices)
+    total = 0.0
+    for output, part in zip(outputs, labels.chunk(len(devices))):
+        loss = loss_fn(output, part) * len(part) / len(labels)
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    return total
+
+
+# ---- 2.5 diagnose --------------------------------------------------------------------------------
+
+
+def _right_order(machine, setup, *, unset_hides=False, late=True, wrong=True, batch=None):
+    """The solution, with parts that can be left out."""
+    if machine.visible is None and unset_hides:
+        return "visible-partial"
+    shown = len(machine.selected())
+    if late and machine.started_gpus not in (None, shown):
+        return "visible-late"
+    if wrong and machine.visible is not None and shown < len(machine.visible.split(",")):
+        return "visible-wrong"
+    if machine.torch_gpus < machine.driver_gpus:
+        return "visible-partial"
+    if not setup.wrappers:
+        return "wrapped-late"
+    if setup.batch_device == "cpu":
+        return "inputs-on-cpu"
+    few = batch or (lambda rows, gpus: math.ceil(rows / math.ceil(rows / gpus)) < gpus)
+    return "batch-too-small" if few(setup.batch_size, machine.torch_gpus) else "healthy"
+
+
+@wrong("2.5", names="unset-hides")
+def takes_unset_for_hidden(machine, setup):
+    if machine.started_gpus not in (None, len(machine.selected())):
+        return "visible-late"
+    return _right_order(machine, setup, unset_hides=True)
+
+
+@wrong("2.5", names="trusts-the-variable")
+def reads_the_variable_only(machine, setup):
+    return _right_order(machine, setup, late=False)
+
+
+@wrong("2.5", names="reads-on")
+def counts_the_entries(machine, setup):
+    return _right_order(machine, setup, wrong=False)
+
+
+@wrong("2.5", names="larger-is-enough")
+def compares_batch_and_gpus(machine, setup):
+    return _right_order(machine, setup, batch=lambda rows, gpus: rows < gpus)
+
+
+@wrong("2.5", names="batch-unseen")
+def asks_for_more_than_one_sample(machine, setup):
+    return _right_order(machine, setup, batch=lambda rows, gpus: rows < 1)
+
+
+@wrong("2.5", names="always-ill")
+def wants_equal_chunks(machine, setup):
+    return _right_order(machine, setup, batch=lambda rows, gpus: rows % gpus != 0)
+
+
+@wrong("2.5", names="asked-the-doctor")
+def asks_the_doctor(machine, setup):
+    found = hardware.doctor(machine=machine, setup=setup)
+    return found[0].cause if found else "healthy"
+
+
+@wrong("2.5", names="not-a-name")
+def returns_a_list(machine, setup):
+    return [_right_order(machine, setup)]
+
+
+@wrong("2.5", names="wrapper-unseen")
+def believes_any_wrapper(machine, setup):
+    from dataclasses import replace
+
+    return _right_order(machine, replace(setup, wrappers=("DataParallel",)))
+
+
+@right("2.5")
+def by_counting_chunks(machine, setup):
+    return _right_order(machine, setup)
