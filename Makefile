@@ -41,7 +41,7 @@ notebooks:
 
 browser:
 	@$(SETUP) --extra dev
-	@$(RUN) -m pytest tests/browser $(ARGS)
+	@$(RUN) -m pytest tests/browser --all-notebooks $(ARGS)
 
 bench:
 	@$(SETUP) --extra dev --extra bench

@@ -1,4 +1,4 @@
-"""Keeps whoever runs the tests out of them: their progress and their IPython profile."""
+"""Options of the tests; keeps the progress and the IPython profile of whoever runs them out."""
 
 import os
 import tempfile
@@ -8,6 +8,13 @@ import pytest
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="course-tests-")  # removed when the process ends
 os.environ["IPYTHONDIR"] = str(Path(SCRATCH.name) / "ipython")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the browser tests."""
+    group = parser.getgroup("course")
+    group.addoption("--all-notebooks", action="store_true", help="open every notebook, not one")
+    group.addoption("--screenshots", default="build/screenshots", help="folder for screenshots")
 
 
 @pytest.hookimpl(tryfirst=True)  # before nbval starts the notebook's kernel
