@@ -260,14 +260,35 @@ def endless(values):
         pass
 
 
+def test_an_endless_loop_in_a_rank_is_no_hang():
+    exercise = make(failures={"endless": "waits", "timeout": "division"})
+
+    @exercise.requires("ranks")
+    def _(answer, draw):
+        run(_call, 2, answer, timeout=1.0)
+
+    outcome = judge(exercise, endless)
+    assert outcome.misconceptions == ["waits"]
+    assert "while True" in render(outcome) or "pass" in render(outcome)
+
+
+def test_a_failure_met_before_keeps_its_name():
+    exercise = make()
+    exercise.requires("one")(lambda answer, draw: answer(1))
+    exercise.requires("two", failures={"exception": "waits"})(lambda answer, draw: answer(1))
+    assert judge(exercise, divides).misconceptions == ["exception"] * 2
+    exercise.rules.pop(0)
+    assert judge(exercise, divides).misconceptions == ["waits"]
+
+
 def test_an_endless_loop_is_ended_and_the_rest_left_out():
-    exercise = make(failures={"timeout": "waits"})
+    exercise = make(failures={"endless": "waits", "timeout": "division"})
     exercise.requires("one", seconds=0.3)(lambda answer, draw: answer(1))
     exercise.requires("two", seconds=60)(lambda answer, draw: answer(1))
     lines = shown(exercise, endless)
     number = inspect.getsourcelines(endless)[1] + 1
     text = " ".join(" ".join(lines[2:4]).split())
-    assert text.startswith(f"not finished after 0.3 seconds, in line {number} of test_checks.py")
+    assert text.startswith(f"still running after 0.3 seconds, in line {number} of test_checks.py")
     assert "      likely:   A rank waits for ever." in lines
     assert "  --  two (not looked at yet)" in lines
 

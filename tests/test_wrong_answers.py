@@ -1,9 +1,11 @@
 """Proves the checks: unanswered they say so, solved they pass, and every plausible wrong answer is
 rejected with the hint that fits it.
 
-There is one class a chapter, so that `pytest -n2 --dist loadscope` shares them out. At the end
-`pytest -rP` or `python tests/test_wrong_answers.py` shows a line for each exercise.
+There is one class a chapter, so that `pytest -n2 --dist loadscope` shares them out. The run ends
+with a line for each exercise: see conftest.py in this folder.
 """
+
+import functools
 
 import nbformat
 import pytest
@@ -26,17 +28,20 @@ def _chapter_of(exercise):
 @pytest.fixture(scope="session")
 def learners_copies(tmp_path_factory):
     """A function from chapter to the learner's notebook, as the builder makes it, not executed."""
-    folder, made = tmp_path_factory.mktemp("learner"), {}
+    folder = tmp_path_factory.mktemp("learner")
 
+    @functools.cache
     def copy(chapter):
-        if chapter not in made:
-            source = next((root() / "solutions").glob(f"{chapter:02d}_*.py"))
-            notebook = make_copy(read_source(source), source.name, solved=False)
-            made[chapter] = folder / f"{source.stem}.ipynb"
-            nbformat.write(notebook, made[chapter])
-        return made[chapter]
+        path = folder / f"{chapter:02d}.ipynb"
+        nbformat.write(make_copy(_cells(chapter), "", solved=False), path)
+        return path
 
     return copy
+
+
+@functools.cache
+def _cells(chapter):
+    return read_source(next((root() / "solutions").glob(f"{chapter:02d}_*.py")))
 
 
 def _tests_of(chapter):
@@ -57,26 +62,35 @@ def _tests_of(chapter):
                 assert exercise.misconceptions[answer.names], "names a mistake with a sentence"
 
         @each
+        def test_the_notebook_has_the_same_name_and_points(self, exercise):
+            id = f"{exercise.id}-check"
+            [cell] = [c for c in _cells(chapter) if c.nbgrader.get("grade_id") == id]
+            assert cell.nbgrader["points"] == exercise.points
+            assert cell.source == f'check("{exercise.id}", {exercise.name})'
+
+        @each
         def test_unanswered_it_says_so(self, exercise, learners_copies):
             stub = load_answer(exercise.id, learners_copies(chapter))
             outcome = examine(exercise.id, stub)
             assert render(outcome) == f"{exercise.id} {exercise.name}: not attempted yet"
 
         @each
-        def test_the_solution_passes(self, exercise):
+        def test_the_solution_passes(self, exercise, record_property):
+            record_property("points", (exercise.id, exercise.name, exercise.points))
             _must_pass(exercise.id, load_answer(exercise.id))
 
         @pytest.mark.parametrize(
             "right", [a for a in answers if not a.names], ids=lambda a: _label(a)
         )
-        def test_another_right_answer_passes(self, right):
+        def test_another_right_answer_passes(self, right, record_property):
+            record_property("right", right.exercise)
             _must_pass(right.exercise, right.answer)
 
         @pytest.mark.parametrize("wrong", [a for a in answers if a.names], ids=lambda a: _label(a))
-        def test_a_wrong_answer_gets_its_hint(self, wrong):
+        def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
+            record_property("wrong", wrong.exercise)
             outcome = examine(wrong.exercise, wrong.answer)
             text = f"COURSE_SEED={outcome.seed}\n{render(outcome)}"
-            print(text)
             assert outcome.status == "failed", text
             assert outcome.misconceptions[:1] == [wrong.names], text
 

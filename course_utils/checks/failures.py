@@ -23,7 +23,8 @@ _UNUSABLE = "the check could not use what your answer gave"
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong: the kind, as in RankFailure; the exception's name; one sentence."""
+    """What went wrong: the kind, as in RankFailure, or "endless"; the exception's name; one
+    sentence."""
 
     kind: str
     error: str | None
@@ -34,12 +35,14 @@ def explain(error: BaseException, seconds: float) -> Failure:
     """Explains an exception that ended a requirement with a time limit of `seconds`."""
     if isinstance(error, RankFailure):
         text = str(error)
+        if error.kind == "timeout" and error.ranks[error.rank].startswith("was running"):
+            return Failure("endless", None, text)
         if error.kind == "exception" and error.line is None:
             text = f"{_UNUSABLE}: {text}"
         return Failure(error.kind, error.error, text)
     place = _place(error)
     if isinstance(error, TimeIsUp):
-        return Failure("timeout", None, f"not finished after {seconds:g} seconds{place or ''}")
+        return Failure("endless", None, f"still running after {seconds:g} seconds{place}")
     if isinstance(error, SystemExit):
         return Failure(
             "exit", "SystemExit", f"your code left Python with exit({error.code}){place}"

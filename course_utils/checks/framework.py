@@ -58,8 +58,11 @@ learner are kept and shown only when the check fails; the state of the kernel is
 
 `failures` maps what went wrong to a misconception, for an exercise or for one requirement
 (`@exercise.requires(..., failures={...})` goes first). Keys: the name of an exception
-("ZeroDivisionError", looked up first), or the kind of a failure: "timeout" (a hang, in ranks or
-in the kernel), "mismatch" (of collectives), "exit", "signal", "pickle", "exception".
+("ZeroDivisionError", looked up first), or the kind of a failure: "timeout" (ranks wait for each
+other), "endless" (code still ran when its time was up), "mismatch" (of collectives), "exit",
+"signal", "pickle", "exception". A failure that an earlier requirement met already is named as it
+was there, so what you map here is what is new here. Map an exception where a mistake leads to it
+and little else does: every bug of a learner may raise a RuntimeError.
 The slugs "returns-nothing", "wrong-kind", "wrong-parameters", and the kinds of failure with
 nothing mapped ("exception", "timeout", ...), exist in every exercise.
 
@@ -71,6 +74,7 @@ Every printed line of a passed or unattempted check must be the same in every ru
 texts are fixed strings, without numbers drawn.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +93,7 @@ COMMON = {
     "wrong-parameters": "",
     "exception": "",
     "timeout": "",
+    "endless": "",
     "mismatch": "",
     "exit": "",
     "signal": "",
@@ -210,12 +215,11 @@ def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
     lines: list[Line] = []
     with undisturbed() as printed:
         for index, rule in enumerate(exercise.rules):
-            line = _skipped(rule, lines) or _try(
-                exercise, rule, answer, Draw(seed, f"{exercise.id}/{index}")
-            )
+            draw = Draw(seed, f"{exercise.id}/{index}")
+            line = _skipped(rule, lines) or _try(exercise, rule, answer, draw)
             if line.kind == "stub" and index == 0 and _untouched(answer):
                 return Outcome(exercise, "not attempted", seed)
-            lines.append(line)
+            lines.append(_as_before(line, lines))
     status = "passed" if all(line.ok for line in lines) else "failed"
     return Outcome(exercise, status, seed, lines, printed.lines())
 
@@ -229,9 +233,15 @@ def _untouched(answer: Any) -> bool:
     return all(m.__code__.co_names == ("NotImplementedError",) for m in methods)
 
 
+def _as_before(line: Line, earlier: list[Line]) -> Line:
+    """The same failure has the same cause: what an earlier requirement called it."""
+    same = [other for other in earlier if line.text and other.text == line.text]
+    return dataclasses.replace(line, misconception=same[0].misconception) if same else line
+
+
 def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:
     failed = [line for line in earlier if not line.ok]
-    hung = any(line.kind == "timeout" for line in failed)
+    hung = any(line.kind in ("timeout", "endless") for line in failed)
     return Line(rule.text, None) if hung or (failed and rule.needs_earlier) else None
 
 
