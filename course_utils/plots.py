@@ -82,12 +82,12 @@ def timeline(records: list[Record], title: str = "") -> Figure:
     return timelines({title: records})
 
 
-def timelines(panels: Mapping[str, list[Record]], unit: str = "") -> Figure:
+def timelines(panels: Mapping[str, list[Record]], unit: str = "", seconds: float = 1.0) -> Figure:
     """Draws several timelines under each other, {title: records of all ranks}, on one scale.
 
     Communication in the background gets a narrow lane under its rank. Time that a rank spends in a
-    collective before the last partner has come is drawn as waiting. The spans are in seconds, or in
-    `unit`, where the times are a model's.
+    collective before the last partner has come is drawn as waiting. The axis is in s, ms or µs, or
+    in a `unit` of your own that is so many `seconds` long.
     """
     rows = [len(records) for records in panels.values()]
     end = max((s.end for rs in panels.values() for r in rs for s in r.spans), default=1.0)
@@ -101,7 +101,7 @@ def timelines(panels: Mapping[str, list[Record]], unit: str = "") -> Figure:
     )
     shown: dict[str, Patch] = {}
     for ax, (title, records) in zip(axes[:, 0], panels.items()):
-        shown |= lanes(ax, records, end, unit=unit)
+        shown |= lanes(ax, records, end, unit=unit, seconds=seconds)
         ax.set_title(title)
         ax.label_outer()
     legend(figure, shown)
@@ -114,12 +114,13 @@ def lanes(
     end: float,
     names: Sequence[str] | None = None,
     unit: str = "",
+    seconds: float = 1.0,
 ) -> dict[str, Patch]:
     """Draws the lanes of one timeline, from 0 to `end`, on axes of your own; see `timelines`.
 
     `names` are the lanes' names, "rank 0" and so on without them. Returns what `legend` needs.
     """
-    factor, name = (1.0, unit) if unit else _time_unit(end)
+    factor, name = (1 / seconds, unit) if unit else _time_unit(end)
     names = names or [f"rank {record.rank}" for record in records]
     sides = any(span.background for record in records for span in record.spans)
     shown: dict[str, Patch] = {}
@@ -411,7 +412,7 @@ def head_office(ax: Axes, x: float, y: float, width: float = 1.1, label: str = "
     ax.plot([x + width / 2] * 2, [y + height, y + height + 0.45], color=COLORS["ink"], lw=1.2)
     flag = [(0, 0.45), (0.35, 0.36), (0, 0.25)]
     ax.add_patch(
-        Polygon([(x + width / 2 + a, y + height + b) for a, b in flag], color=COLORS["wrong"])
+        Polygon([(x + width / 2 + a, y + height + b) for a, b in flag], color=COLORS["ink"])
     )
     ax.text(x + width / 2, y + 0.16 * height, label, ha="center", va="center", fontsize=10)
 
@@ -429,27 +430,29 @@ def truck(
     ax.text(x + 0.3, y + 0.32, label, ha="center", va="center", fontsize=9)
 
 
-def pile(ax: Axes, x: float, y: float, boxes: Sequence[str], label: str = "") -> None:
-    """A pile of raw material: one box per colour in `boxes`, in rows of three from the ground."""
+def pile(
+    ax: Axes, x: float, y: float, boxes: Sequence[str], label: str = "", columns: int = 3
+) -> None:
+    """A pile of raw material: one box per colour in `boxes`, in rows from the ground."""
     for i, color in enumerate(boxes):
-        corner = (x + 0.26 * (i % 3), y + 0.26 * (i // 3))
+        corner = (x + 0.26 * (i % columns), y + 0.26 * (i // columns))
         ax.add_patch(
             Rectangle(corner, 0.24, 0.24, facecolor=color, edgecolor=COLORS["ink"], linewidth=0.8)
         )
-    rows = math.ceil(len(boxes) / 3)
-    ax.text(x + 0.39, y + 0.26 * rows + 0.06, label, ha="center", va="bottom", fontsize=9)
+    middle, top = x + 0.13 * columns, y + 0.26 * math.ceil(len(boxes) / columns)
+    ax.text(middle, top + 0.06, label, ha="center", va="bottom", fontsize=9)
 
 
-def blueprint(ax: Axes, x: float, y: float, label: str = "", part: float = 1.0) -> None:
-    """A blueprint 0.9 wide; `part` of it is drawn out, the rest is blank paper."""
-    ax.add_patch(
-        FancyBboxPatch(
-            (x, y), 0.9, 0.62, boxstyle="round,pad=0.02", facecolor="white", edgecolor="#8C8C8C"
-        )
-    )
-    ax.add_patch(Rectangle((x, y), 0.9 * part, 0.62, facecolor=COLORS["parameters"], alpha=0.9))
+def blueprint(
+    ax: Axes, x: float, y: float, label: str = "", part: tuple[float, float] = (0.0, 1.0)
+) -> None:
+    """A blueprint 0.9 wide. `part` of it, from and to, is drawn out; the rest is blank paper."""
+    left, right = x + 0.9 * part[0], x + 0.9 * part[1]
+    sheet = {"boxstyle": "round,pad=0.02", "facecolor": "white", "edgecolor": "#8C8C8C"}
+    ax.add_patch(FancyBboxPatch((x, y), 0.9, 0.62, **sheet))
+    ax.add_patch(Rectangle((left, y), right - left, 0.62, facecolor=COLORS["parameters"]))
     for i in range(1, 4):
-        ax.plot([x, x + 0.9 * part], [y + 0.155 * i] * 2, color="white", linewidth=0.8)
+        ax.plot([left, right], [y + 0.155 * i] * 2, color="white", linewidth=0.8)
     ax.text(x + 0.45, y - 0.08, label, ha="center", va="top", fontsize=9)
 
 

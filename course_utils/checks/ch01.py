@@ -1,0 +1,370 @@
+"""The checks of chapter 01: a line that delivers, a line that stalls, and six decisions."""
+
+import math
+from types import SimpleNamespace
+
+from course_utils.checks import Exercise, Wrong, expect, expect_type
+
+deliveries = Exercise(
+    "1.1",
+    "deliveries",
+    points=2,
+    parameters=("minutes", "truck", "factories"),
+    hints=[
+        "Think of a full line. One order has just left it: how long until the next one leaves?",
+        (
+            "One building sets the pace of a full line. The way of a single order leads through all "
+            "buildings, and over every road between them."
+        ),
+        (
+            "Throughput: a line delivers once in the time of its slowest building, and the lines add "
+            "up. Delivery time: all buildings and all roads of one line; there is one road fewer than "
+            "there are buildings."
+        ),
+    ],
+    misconceptions={
+        "swapped": "Throughput comes first, then delivery time: you return them the other way.",
+        "one-at-a-time": "You let an order in when the one before has left the whole line. In a "
+        "full line each building works on an order of its own.",
+        "average-pace": "You take the average building. Orders queue before the slowest: that one "
+        "sets the pace.",
+        "fastest-pace": "You take the fastest building. It waits for the slowest.",
+        "factories-forgotten": "Your throughput is that of one line, and every factory has one.",
+        "slow-trucks": "Your trucks slow the line down. There are always enough of them: an order "
+        "is longer under way, and orders leave as often as before.",
+        "roads-forgotten": "The way from building to building is missing in the delivery time.",
+        "road-too-many": "You count a road for every building. The last building sends nothing on.",
+        "faster-delivery": "You divide the delivery time by the number of factories. An order is in "
+        "one of them, and there it takes as long as ever.",
+    },
+)
+
+
+def _both(answer, minutes, truck, factories):
+    got = answer(list(minutes), truck, factories)
+    expect_type(got, (tuple, list))
+    if len(got) != 2:
+        raise Wrong(expected="two numbers, throughput and delivery time", got=got)
+    way, road = sum(minutes), truck * (len(minutes) - 1)
+    rate, time = factories / max(minutes), way + road
+    swapped = math.isclose(got[0], time) and math.isclose(got[1], rate)
+    expect(
+        got[0],
+        rate,
+        what="the throughput",
+        likely={
+            "swapped": swapped,
+            "factories-forgotten": 1 / max(minutes),
+            "one-at-a-time": lambda value: _near(
+                value, *(lines / days for lines in (1, factories) for days in (way, way + road))
+            ),
+            "average-pace": factories * len(minutes) / way,
+            "fastest-pace": factories / min(minutes),
+            "slow-trucks": lambda value: _near(
+                value, factories / (max(minutes) + truck), factories / max(*minutes, truck)
+            ),
+        },
+    )
+    expect(
+        got[1],
+        time,
+        what="the delivery time",
+        likely={
+            "roads-forgotten": way,
+            "road-too-many": way + truck * len(minutes),
+            "faster-delivery": lambda value: _near(value, time / factories, way / factories),
+        },
+    )
+
+
+def _near(value, *candidates):
+    return any(math.isclose(value, candidate, rel_tol=1e-6) for candidate in candidates)
+
+
+@deliveries.requires("one line of 2, 5 and 3 minutes, free trucks: an order every 5 minutes")
+def _(answer, draw):
+    _both(answer, [2.0, 5.0, 3.0], 0.0, 1)
+
+
+@deliveries.requires("several factories with a line each")
+def _(answer, draw):
+    _both(answer, draw.sample(range(1, 12), 4), 0.0, draw.integer(2, 5))
+
+
+@deliveries.requires("trucks that take longer than any building")
+def _(answer, draw):
+    minutes = draw.sample(range(2, 12), draw.integer(3, 5))
+    _both(answer, minutes, max(minutes) + draw.integer(1, 5), draw.integer(2, 5))
+
+
+@deliveries.requires("a line of a single building, which needs no truck")
+def _(answer, draw):
+    _both(answer, [float(draw.integer(2, 9))], float(draw.integer(1, 5)), draw.integer(2, 4))
+
+
+idle = Exercise(
+    "1.2",
+    "idle_minutes",
+    points=3,
+    parameters=("minutes", "truck", "orders"),
+    hints=[
+        (
+            "Each building works `orders * minutes[b]`. So you need one number more: when does the "
+            "last order leave the line?"
+        ),
+        (
+            "An order starts in a building when two things are true: the order has arrived, and the "
+            "building has finished the order before. Keep for each building from when on it is free."
+        ),
+        (
+            "Go through the orders one by one, and for each through the buildings; note when it leaves "
+            "each of them. Or think: the first order takes its delivery time, and behind it the others "
+            "leave at the pace of the slowest building."
+        ),
+    ],
+    misconceptions={
+        "busy-not-idle": "You return the minutes in which a building works. Asked are the others.",
+        "one-at-a-time": "You let an order in when the one before has left the whole line. It may "
+        "enter the first building as soon as that one is free.",
+        "lock-step": "You let all buildings move on together, at the pace of the slowest. A fast "
+        "building passes its order on at once.",
+        "own-day": "You stop counting when a building has finished its own last order. It stands "
+        "idle until the last order has left the whole line.",
+        "first-sets-pace": "You take the first building for the one that sets the pace. It is the "
+        "slowest one, wherever it stands.",
+        "last-sets-pace": "You take the last building for the one that sets the pace. It is the "
+        "slowest one, wherever it stands.",
+        "roads-forgotten": "Your orders do not need time between two buildings.",
+        "road-too-many": "You count a road for every building. The last building sends nothing on.",
+        "slow-trucks": "Your orders queue for a truck. There are always enough of them.",
+    },
+)
+
+
+def _idle(answer, minutes, truck, orders):
+    way, roads, others = sum(minutes), truck * (len(minutes) - 1), orders - 1
+
+    def until(last):
+        return [last - orders * work for work in minutes]
+
+    end = way + roads + others * max(minutes)
+    leaves = [
+        sum(minutes[: b + 1]) + truck * b + others * max(minutes[: b + 1])
+        for b in range(len(minutes))
+    ]
+    got = answer(list(minutes), truck, orders)
+    expect_type(got, (list, tuple))
+    expect(
+        list(got),
+        until(end),
+        each="building",
+        likely={
+            "busy-not-idle": [orders * work for work in minutes],
+            "one-at-a-time": lambda value: _any(
+                value, until(orders * (way + roads)), until(orders * way)
+            ),
+            "lock-step": lambda value: _any(
+                value,
+                *(until((orders + len(minutes) - 1) * max(minutes) + r) for r in (roads, 0)),
+                until((orders + len(minutes) - 1) * (max(minutes) + truck)),
+            ),
+            "own-day": [last - orders * work for last, work in zip(leaves, minutes, strict=True)],
+            "first-sets-pace": until(way + roads + others * minutes[0]),
+            "last-sets-pace": until(way + roads + others * minutes[-1]),
+            "roads-forgotten": until(way + others * max(minutes)),
+            "road-too-many": until(end + truck),
+            "slow-trucks": lambda value: _any(
+                value,
+                *(until(way + roads + others * max(*minutes, trip)) for trip in (truck, 2 * truck)),
+                until(way + roads + others * (max(minutes) + truck)),
+            ),
+        },
+    )
+
+
+def _any(value, *candidates):
+    return any(
+        len(value) == len(candidate) and all(map(_near, value, candidate))
+        for candidate in candidates
+    )
+
+
+@idle.requires("one order: while one building works, the others do nothing")
+def _(answer, draw):
+    _idle(answer, [2.0, 5.0, 3.0], 0.0, 1)
+
+
+@idle.requires("several orders, the slowest building in the middle")
+def _(answer, draw):
+    first, last, slow = sorted(draw.sample(range(1, 15), 3))
+    _idle(answer, [first, slow, last], 0.0, draw.integer(3, 9))
+
+
+@idle.requires("the slowest building at the beginning, and at the end")
+def _(answer, draw):
+    rising = sorted(draw.sample(range(1, 15), 4))
+    _idle(answer, rising, 0.0, draw.integer(3, 9))
+    _idle(answer, rising[::-1], 0.0, draw.integer(3, 9))
+
+
+@idle.requires("trucks that take longer than any building")
+def _(answer, draw):
+    minutes = draw.sample(range(2, 12), draw.integer(3, 5))
+    _idle(answer, minutes, max(minutes) + draw.integer(1, 5), draw.integer(3, 9))
+
+
+decisions = Exercise(
+    "1.3",
+    "decide",
+    points=3,
+    parameters=("job",),
+    hints=[
+        "Begin with room: how many bytes does one copy at work need, and how many GPUs is that?",
+        (
+            "Three questions, in this order. Does a copy fit on one GPU? If not, on how many, and how "
+            "many such groups are there? If it fits, what would a step cost when all GPUs share it?"
+        ),
+        (
+            "A copy needs its state and one sample's activations; divide by the memory of a GPU and "
+            "round up. Compare with the number of GPUs, and with half of it. Only for a copy that "
+            "fits on one GPU, compare the shared compute and the exchange with the whole compute."
+        ),
+    ],
+    misconceptions={
+        "another-word": 'Return one of "one", "data", "model", "both" and "none".',
+        "cut-what-fits": "You cut a model that fits on one GPU. A cut makes room, and here there is "
+        "room: a line would only make buildings wait for each other.",
+        "copy-what-does-not-fit": "You put a whole copy on a GPU that it does not fit on.",
+        "activations-forgotten": "You count the state only. A copy that works also stores the "
+        "activations of at least one sample.",
+        "exchange-ignored": "More GPUs are not always faster: here the exchange costs more than "
+        "the shared compute saves.",
+        "exchange-feared": "Here sharing pays: what the compute saves is more than what the "
+        "exchange costs.",
+        "never-both": "The GPUs are enough for two or more cut copies. Use them: cut and copy.",
+        "one-copy-only": "You have GPUs for one cut copy only: there is nothing to copy.",
+        "rounded-down": "You rounded the GPUs of a copy down, so a part of it has no room.",
+        "no-limit": "The copy needs more GPUs than there are.",
+        "full-is-not-too-full": "A copy that fills its GPUs to the last byte fits.",
+    },
+)
+
+WORDS = ("one", "data", "model", "both", "none")
+
+
+def _decide(answer, job, what=""):
+    got = answer(SimpleNamespace(**job))
+    if got is not None and (not isinstance(got, str) or got not in WORDS):
+        raise Wrong("another-word", expected="one of " + ", ".join(WORDS), got=repr(got))
+    right = _right(job)
+    expect(got, right, what=what, likely={_mistake(job, right, got): got})
+
+
+def _right(job, size=None, gpus_a_copy=None):
+    size = size or job["state_bytes"] + job["sample_bytes"]
+    gpus_a_copy = gpus_a_copy or math.ceil(size / job["gpu_bytes"])
+    if gpus_a_copy > job["gpus"]:
+        return "none"
+    if gpus_a_copy > 1:
+        return "both" if job["gpus"] // gpus_a_copy >= 2 else "model"
+    shared = job["compute_seconds"] / job["gpus"] + job["exchange_seconds"]
+    return "data" if shared < job["compute_seconds"] else "one"
+
+
+def _mistake(job, right, got):
+    """The name of the mistake that says `got` where `right` is right."""
+    size = job["state_bytes"] + job["sample_bytes"]
+    if size % job["gpu_bytes"] == 0:
+        if got == _right(job, gpus_a_copy=size // job["gpu_bytes"] + 1):
+            return "full-is-not-too-full"
+    elif got == _right(job, size=job["state_bytes"]):
+        return "activations-forgotten"
+    elif size > job["gpu_bytes"] and got == _right(job, gpus_a_copy=size // job["gpu_bytes"]):
+        return "rounded-down"
+    if right in ("one", "data"):
+        return {"one": "exchange-feared", "data": "exchange-ignored"}.get(got, "cut-what-fits")
+    if got in ("one", "data"):
+        return "copy-what-does-not-fit"
+    return {"none": "no-limit", "both": "never-both", "model": "one-copy-only"}[right]
+
+
+def _job(gpus, gpu_gb, state_gb, sample_gb, compute, exchange):
+    return {
+        "gpus": gpus,
+        "gpu_bytes": gpu_gb * 10**9,
+        "state_bytes": state_gb * 10**9,
+        "sample_bytes": sample_gb * 10**9,
+        "compute_seconds": compute,
+        "exchange_seconds": exchange,
+    }
+
+
+@decisions.requires("a small model on several GPUs, where sharing pays")
+def _(answer, draw):
+    _decide(answer, _job(draw.integer(2, 8), 80, draw.integer(4, 20), 1, 1.0, 0.1))
+
+
+@decisions.requires("a small model whose exchange costs more than sharing saves")
+def _(answer, draw):
+    gpus = draw.integer(2, 4)
+    _decide(answer, _job(gpus, 80, draw.integer(4, 20), 1, 1.0, 1.0))
+    _decide(answer, _job(gpus, 80, draw.integer(4, 20), 1, 1.0, 1.02 - 1 / gpus))
+    _decide(answer, _job(1, 80, draw.integer(4, 20), 1, 1.0, 0.0))
+
+
+@decisions.requires("a copy that has to be cut, with room for one copy and for several")
+def _(answer, draw):
+    needed = draw.integer(4, 6)  # GPUs that a copy fills, the last of them by half
+    state = 40 * needed - 21
+    for gpus in (needed + 1, 2 * needed - 1, 2 * needed, 5 * needed):
+        _decide(answer, _job(gpus, 40, state, 1, 1.0, 0.1))
+
+
+@decisions.requires("a copy that does not fit on all GPUs together")
+def _(answer, draw):
+    gpus = draw.integer(2, 6)
+    _decide(answer, _job(gpus, 40, 80 * gpus + 10, 1, 1.0, 0.1))
+
+
+@decisions.requires("a copy whose activations are what does not fit")
+def _(answer, draw):
+    sample = draw.integer(4, 20)
+    _decide(answer, _job(3, 24, 23, sample, 1.0, 0.1))
+
+
+@decisions.requires("a copy that fills its GPUs to the last byte")
+def _(answer, draw):
+    gpus = draw.integer(2, 4)
+    _decide(answer, _job(2 * gpus - 1, 16, 16 * gpus - 3, 3, 1.0, 0.1))
+    _decide(answer, _job(3, 16, 13, 3, 1.0, 0.1))
+
+
+@decisions.requires("the six jobs of the notebook")
+def _(answer, draw):
+    for name, job in _six_jobs():
+        _decide(answer, job, what=name)
+
+
+def _six_jobs():
+    """The jobs as the notebook makes them; its text names the sources of the numbers."""
+    fast, slow = 300e9, 0.125e9
+    sizes = {
+        "BERT-large on 8 GPUs": (340e6, 24, 1024, 16, 512, 32, 8, 80, fast),
+        "BERT-large on an office network": (340e6, 24, 1024, 16, 512, 4, 2, 80, slow),
+        "GPT-2 on 2 GPUs of 24 GB": (1.5e9, 48, 1600, 25, 1024, 8, 2, 24, fast),
+        "Llama 3 8B": (8.03e9, 32, 4096, 32, 2048, 32, 8, 80, fast),
+        "Megatron 22B": (22e9, 48, 6144, 64, 2048, 4, 8, 80, fast),
+        "GPT-3 175B": (175e9, 96, 12288, 96, 2048, 64, 32, 80, fast),
+    }
+    for name, (count, layers, hidden, heads, sequence, batch, gpus, memory, link) in sizes.items():
+        yield (
+            name,
+            {
+                "gpus": gpus,
+                "gpu_bytes": memory * 1e9,
+                "state_bytes": 16 * count,
+                "sample_bytes": layers * sequence * hidden * (34 + 5 * heads * sequence / hidden),
+                "compute_seconds": 6 * count * sequence * batch / 140e12,
+                "exchange_seconds": 2 * (gpus - 1) / gpus * 2 * count / link,
+            },
+        )
