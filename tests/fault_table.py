@@ -1,0 +1,484 @@
+"""The ways in which a rank can fail, and what the learner has to get for each.
+
+One table for two users: the tests run each row once, `soak_launch.py` runs all of them again and
+again. Each row's function is written as a learner would write it in a cell; the line that the
+failure has to name carries the comment `# <- here`.
+"""
+
+import ctypes
+import inspect
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils.launch import RankFailure
+
+HERE = "# <- here"
+FAULTS: list["Fault"] = []
+_EXIT = "before it returned"
+_ALL = "Every rank of a group has to make the same collective calls"
+_BOTH = "Every send needs a recv"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What `launch(fn, nprocs)` has to raise: its fields, and words of its message."""
+
+    fn: Callable
+    nprocs: int
+    kind: str
+    rank: int | None
+    says: tuple[str, ...]
+    error: str | None = None
+    timeout: float = 60.0
+
+    @property
+    def lines(self) -> list[int | None]:
+        """The numbers of the lines that the failure may name."""
+        lines, first = inspect.getsourcelines(self.fn)
+        return [first + i for i, line in enumerate(lines) if HERE in line] or [None]
+
+    def check(self, failure: RankFailure) -> None:
+        """Compares what `launch` has raised with this row."""
+        message = str(failure)
+        got = (failure.kind, failure.rank, failure.error)
+        assert got == (self.kind, self.rank, self.error), message
+        assert failure.line in self.lines, message
+        for words in self.says:
+            assert words in message, f"{words!r} is not in: {message}"
+        for ours in ("course_utils", "site-packages", "Traceback"):
+            assert ours not in message
+        assert len(failure.ranks) == (0 if self.rank is None else self.nprocs)
+
+
+def fault(nprocs, kind, rank, *says, error=None, timeout=60.0):
+    """Registers the function below it as a row of the table."""
+
+    def register(fn):
+        FAULTS.append(Fault(fn, nprocs, kind, rank, says, error, timeout))
+        return fn
+
+    return register
+
+
+# --- a rank raises ----------------------------------------------------------------------------
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised ValueError: no data for this rank",
+    'raise ValueError("no data',
+    "barrier",
+    error="ValueError",
+)
+def raises(rank):
+    if rank == 1:
+        raise ValueError("no data for this rank")  # <- here
+    dist.barrier()
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "ZeroDivisionError",
+    "in share:  return total / ranks",
+    "share(10, 0)",
+    error="ZeroDivisionError",
+)
+def raises_in_nested_function(rank):
+    def share(total, ranks):
+        return total / ranks  # <- here
+
+    if rank == 1:
+        share(10, 0)
+    dist.barrier()
+
+
+@fault(
+    2,
+    "exception",
+    0,
+    "ArithmeticError: no gradient",
+    'raise ArithmeticError("no gradient")',
+    ".backward()",
+    error="ArithmeticError",
+)
+def raises_in_backward(rank):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ArithmeticError("no gradient")  # <- here
+
+    x = torch.ones(3, requires_grad=True)
+    Doubled.apply(x).sum().backward()
+
+
+@fault(
+    2,
+    "exception",
+    0,
+    "rank 0 raised RuntimeError",
+    "y.sum().backward()",
+    "rank 1 was waiting in barrier",
+    error="RuntimeError",
+)
+def overwrites_what_backward_needs(rank):
+    y = torch.ones(3, requires_grad=True).exp()
+    if rank == 0:
+        y += 1
+        y.sum().backward()  # <- here
+    dist.barrier()
+
+
+@fault(
+    3,
+    "exception",
+    0,
+    "rank 0 raised KeyError: 'weights'",
+    "ranks 1 and 2 raised KeyError",
+    error="KeyError",
+)
+def all_raise(rank):
+    raise KeyError("weights")  # <- here
+
+
+@fault(2, "exception", 0, "rank 0 raised", "dist.all_reduce([1, 2, 3])", error="TypeError")
+def no_text_of_ours(rank):
+    dist.all_reduce([1, 2, 3])  # <- here
+
+
+# --- a rank exits or is killed ------------------------------------------------------------------
+
+
+@fault(2, "exit", 0, "called sys.exit(3)", _EXIT, "sys.exit(3)  #")
+def calls_sys_exit(rank):
+    if rank == 0:
+        sys.exit(3)  # <- here
+    dist.barrier()
+
+
+@fault(2, "exit", 1, "rank 1 ended with exit code 3", _EXIT, "lost its")
+def calls_os_exit(rank):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+@fault(2, "exit", 1, "rank 1 ended with exit code 0", _EXIT)
+def exits_with_zero(rank):
+    if rank == 1:
+        os._exit(0)
+    dist.barrier()
+
+
+@fault(
+    3, "signal", 1, "rank 1 was killed by SIGKILL", "ranks 0 and 2 lost their connection in barrier"
+)
+def is_killed(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@fault(2, "signal", 1, "rank 1 was killed by SIGSEGV", "ctypes.string_at(0)")
+def uses_bad_memory(rank):
+    if rank == 1:
+        ctypes.string_at(0)  # <- here
+    dist.barrier()
+
+
+@fault(2, "signal", 1, "rank 1 was killed by SIGABRT", "os.abort()")
+def aborts(rank):
+    if rank == 1:
+        os.abort()  # <- here
+    dist.barrier()
+
+
+# --- a rank that does not come ------------------------------------------------------------------
+
+
+@fault(
+    4,
+    "timeout",
+    0,
+    "ranks 0, 2 and 3 wait in all_reduce",
+    "dist.all_reduce(t)",
+    "rank 1 finished without calling it",
+    _ALL,
+)
+def skips_a_collective(rank):
+    t = torch.ones(3)
+    if rank != 1:
+        dist.all_reduce(t)  # <- here
+
+
+@fault(2, "timeout", 0, "rank 0 waits in all_reduce", "rank 1 finished without calling it", _ALL)
+def all_reduce_under_if_rank_0(rank):
+    loss = torch.ones(())
+    dist.barrier()
+    if rank == 0:
+        dist.all_reduce(loss)  # <- here
+        print("loss", loss.item())
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in all_reduce",
+    "work.wait()",
+    "rank 1 finished without calling it",
+)
+def waits_for_an_asynchronous_call(rank):
+    t = torch.ones(3)
+    if rank == 0:
+        work = dist.all_reduce(t, async_op=True)
+        work.wait()  # <- here
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in the all_reduce of backward",
+    "rank 1 finished without calling it",
+)
+def skips_backward(rank):
+    model = DistributedDataParallel(torch.nn.Linear(3, 3))
+    if rank == 0:
+        model(torch.ones(2, 3)).sum().backward()  # <- here
+
+
+@fault(
+    3,
+    "timeout",
+    2,
+    "rank 0 finished without calling it",
+    "rank 1 finished\n",
+    "rank 2 waits in all_reduce",
+)
+def skips_in_a_smaller_group(rank):
+    group = dist.new_group([0, 2])
+    if rank == 2:
+        dist.all_reduce(torch.ones(3), group=group)  # <- here
+
+
+@fault(
+    2, "timeout", 0, "rank 0 waits in send to rank 1", "rank 1 finished without receiving it", _BOTH
+)
+def sends_without_a_receive(rank):
+    if rank == 0:
+        dist.send(torch.ones(3), 1)  # <- here
+
+
+@fault(
+    2, "timeout", 0, "rank 0 waits in recv from rank 1", "rank 1 finished without sending it", _BOTH
+)
+def receives_without_a_send(rank):
+    if rank == 0:
+        dist.recv(torch.ones(3), 1)  # <- here
+
+
+@fault(
+    2, "timeout", 0, "rank 0 waits in recv from rank 1", "rank 1 waits in recv from rank 0", _BOTH
+)
+def both_receive_first(rank):
+    t = torch.ones(3)
+    dist.recv(t, 1 - rank)  # <- here
+    dist.send(t, 1 - rank)
+
+
+# --- calls that do not match --------------------------------------------------------------------
+
+
+@fault(
+    2,
+    "mismatch",
+    1,
+    "rank 0: all_reduce of float32 [3]",
+    "rank 1: broadcast of float32 [3] from rank 0",
+    _ALL,
+)
+def different_collectives(rank):
+    t = torch.ones(3)
+    if rank == 0:
+        dist.all_reduce(t)
+    else:
+        dist.broadcast(t, 0)  # <- here
+
+
+@fault(
+    3,
+    "mismatch",
+    2,
+    "rank 0: all_reduce of float32 [3]",
+    "rank 1: all_reduce of float32 [4]",
+    "rank 2",
+)
+def different_shapes(rank):
+    dist.all_reduce(torch.ones(3 + rank))  # <- here
+
+
+@fault(
+    2,
+    "mismatch",
+    1,
+    "rank 0: all_reduce of float32 [10]",
+    "rank 1: all_reduce of float32 [1000000]",
+)
+def very_different_shapes(rank):
+    dist.all_reduce(torch.ones(10 ** (1 + 5 * rank)))  # <- here
+
+
+@fault(
+    3,
+    "mismatch",
+    1,
+    "ranks 0 and 2: all_reduce of float32 [3]",
+    "rank 1: all_reduce of float64 [3]",
+)
+def different_dtypes(rank):
+    dtype = torch.float64 if rank == 1 else torch.float32
+    dist.all_reduce(torch.ones(3, dtype=dtype))  # <- here
+
+
+@fault(
+    3, "mismatch", 1, "ranks 0 and 2: all_reduce of float32 [3]", "rank 1: all_reduce of int32 [3]"
+)
+def different_dtypes_of_one_size(rank):
+    dtype = torch.int32 if rank == 1 else torch.float32
+    dist.all_reduce(torch.ones(3, dtype=dtype))  # <- here
+
+
+@fault(
+    2,
+    "mismatch",
+    1,
+    "rank 0: all_reduce of float32",
+    "dist.all_reduce(a)",
+    "rank 1: broadcast of float32",
+)
+def different_orders(rank):
+    a, b = torch.ones(3), torch.ones(3)
+    if rank == 1:
+        dist.broadcast(b, 0)  # <- here
+        dist.all_reduce(a)
+    else:
+        dist.all_reduce(a)
+        dist.broadcast(b, 0)
+
+
+@fault(
+    2,
+    "mismatch",
+    1,
+    "rank 0: broadcast of float32 [3] from rank 0",
+    "rank 1: broadcast",
+    "from rank 1",
+)
+def different_roots(rank):
+    dist.broadcast(torch.ones(3), src=rank)  # <- here
+
+
+@fault(
+    2,
+    "mismatch",
+    1,
+    "rank 0: send of float32 [3] to rank 1",
+    "rank 1: recv of float32 [2] from rank 0",
+)
+def receives_less_than_was_sent(rank):
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+    else:
+        dist.recv(torch.ones(2), 0)  # <- here
+
+
+# --- endless work -------------------------------------------------------------------------------
+
+
+@fault(
+    2,
+    "timeout",
+    1,
+    "rank 1 was running when the time was up (timeout=2",
+    "barrier",
+    timeout=2.0,
+)
+def loops_in_python(rank):
+    if rank == 1:
+        while True:  # <- here
+            pass  # <- here
+    dist.barrier()
+
+
+@fault(2, "timeout", 1, "rank 1 was running when the time was up", "multi_dot", timeout=3.0)
+def multiplies_for_minutes(rank):
+    if rank == 1:
+        a = torch.ones(6000, 6000)
+        torch.linalg.multi_dot([a] * 60)  # <- here
+    dist.barrier()
+
+
+@fault(
+    2,
+    "timeout",
+    1,
+    "rank 1 was running when the time was up",
+    "sum(itertools.repeat(1))",
+    timeout=2.0,
+)
+def loops_in_c(rank):
+    if rank == 1:
+        sum(itertools.repeat(1))  # <- here
+    dist.barrier()
+
+
+@fault(2, "timeout", 1, "rank 1 was running when the time was up", "time.sleep(1000)", timeout=2.0)
+def sleeps(rank):
+    if rank == 1:
+        time.sleep(1000)  # <- here
+    dist.barrier()
+
+
+# --- what cannot be pickled ---------------------------------------------------------------------
+
+
+@fault(2, "pickle", 0, "the return value['locks'][0] (lock)", "cannot pickle '_thread.lock' object")
+def returns_a_lock(rank):
+    return {"loss": 1.0, "locks": [threading.Lock()]}
+
+
+@fault(2, "pickle", 0, "the return value (generator)")
+def returns_a_generator(rank):
+    yield rank
+
+
+def _closure():
+    lock = threading.Lock()
+
+    @fault(2, "pickle", None, "lock, used in uses_a_lock, (lock) cannot be")
+    def uses_a_lock(rank):
+        with lock:
+            return rank
+
+    return uses_a_lock
+
+
+_closure()
