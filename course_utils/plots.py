@@ -136,9 +136,11 @@ def lanes(
 
 
 def legend(figure: Figure, shown: Mapping[str, Patch]) -> None:
-    """Puts one legend under all axes of a figure."""
+    """Puts one legend under all axes of a figure, in as many columns as fit."""
+    column = 0.6 + 0.075 * max(map(len, shown), default=0)  # inches
+    columns = min(len(shown), int(figure.get_figwidth() / column))
     figure.legend(
-        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=6
+        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=columns
     )
 
 

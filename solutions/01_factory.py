@@ -213,7 +213,7 @@ plots.compare(predicted, measured)
 # %% [markdown]
 # Two things to take from the table. The copies moved twelve times as many bytes as the line, and a
 # larger batch would turn that around. And "half the layers" is not half the memory: the first layer
-# has 98 % of the parameters. Where you cut a model decides what a cut is worth.
+# has 99 % of the parameters. Where you cut a model decides what a cut is worth.
 #
 # **How long it takes.** Now a model of the factory itself. It is a **discrete-event simulation**:
 # nothing happens between two events, so it jumps from one to the next. An event is a piece of work
@@ -362,10 +362,11 @@ def alone_step(rank, net, images, labels, span):
 
 
 def copies_step(rank, net, images, labels, span):
-    alone_step(rank, net, images.chunk(2)[rank], labels.chunk(2)[rank], span)
+    ranks = dist.get_world_size()
+    alone_step(rank, net, images.chunk(ranks)[rank], labels.chunk(ranks)[rank], span)
     for parameter in net.parameters():
         dist.all_reduce(parameter.grad)
-        parameter.grad /= 2
+        parameter.grad /= ranks
 
 
 def line_step(rank, piece, images, labels, span):
@@ -676,8 +677,8 @@ for page in (0, 3, 12):
 # The first line has free trucks, and still 6 factories give 5.3 and 12 give 8: the largest share
 # counts, and 16 items over 12 factories make a share of 2. With slower trucks the exchange, which
 # more factories do not make shorter, takes over. The claim holds while the compute of one share is
-# much longer than the exchange. Now a real case in which it is not: the 784-50-10 network with 64
-# images, for which one process needs well under a millisecond.
+# much longer than the exchange. Now a real case in which it is not: the 784-50-10 network of section
+# 2, with its 64 images.
 
 
 # %%
@@ -704,8 +705,8 @@ two_small = max(launch(small_step, 2, half_the_batch, *small))
 print(f"two ranks take {two_small / one_small:.1f} x the time of one process")
 
 # %% [markdown]
-# Half of the compute, and more time: two ranks had to meet four times, once for each parameter, to
-# save a few hundred microseconds of arithmetic.
+# Half of the compute for each, and still no gain: the two ranks meet four times, once for each
+# parameter, and a meeting takes longer than the arithmetic that it saves.
 
 # %% [markdown]
 # ## 6. Exercises: a line that delivers, a line that stalls, six decisions
@@ -863,10 +864,10 @@ check("1.3", decide)
 #
 # Everything of section 3 in one picture. One shelf is the room that a page takes. A building stores
 # its pages, as many shelves of notes, and for each item in work an eighth of a shelf a page. It has
-# 14 shelves.
+# 16 shelves.
 
 # %%
-SHELVES, ITEM, PAGE = 14, 1 / 8, 4  # a page is as heavy on the road as four products
+SHELVES, ITEM, PAGE = 16, 1 / 8, 4  # a page is as heavy on the road as four products
 
 
 def storage(factories, buildings, batch, pages):
@@ -930,8 +931,8 @@ Explorer(
 #
 # 1. Four factories of one building. The step is shortest, but every building is too full.
 # 2. One factory of four buildings. Everything fits, and the step is slower than one building alone.
-# 3. Two factories of one building, trucks of 4 minutes, 24 pages: now the head office takes longer
-#    than a quarter of the step. Make the batch larger, and its share shrinks.
+# 3. Two factories of one building, trucks of 4 minutes, 24 pages: the head office takes two fifths of
+#    the step. Make the batch larger, and its share shrinks.
 #
 # The memory of the real runs of section 4, as each rank counted it at its last step:
 
@@ -949,8 +950,8 @@ print(sum(ledgers[3].values()) + sum(ledgers[4].values()) == sum(ledgers[0].valu
 # %% [markdown]
 # ## 8. On a cluster: fast roads inside a machine, slow roads between machines
 #
-# `copies_step` and `line_step` need no change on a cluster. They ask for nothing but a process group
-# and a rank, and there `torchrun` provides both. What you write once is the frame around them:
+# `copies_step` needs no change on a cluster: it asks for a process group, its size and a rank, and
+# there `torchrun` provides them. (`line_step` is written for two ranks.) What you add is the frame:
 #
 # ```python
 # # train.py, started on each of two machines by
