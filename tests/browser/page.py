@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, TimeoutError
 
 from .lab import Lab
 
 RUN_TIMEOUT = 240_000  # milliseconds for all cells
 PICTURE_TIMEOUT = 30_000
-WIDTH, HEIGHT, TALLEST = 1280, 900, 16_000  # pixels
+WIDTH, HEIGHT = 1100, 1300  # pixels
 
 RUN_ALL = "() => window.jupyterapp.commands.execute('notebook:run-all-cells')"
 CODE_CELLS = """() => {
@@ -31,6 +31,14 @@ IS_READY = """() => {
 PICTURE = """image => fetch(image.src).then(reply => reply.arrayBuffer()).then(buffer =>
     crypto.subtle.digest('SHA-256', buffer)).then(digest =>
     Array.from(new Uint8Array(digest)).join(' '))"""
+
+HIDE_SIDEBAR = "() => window.jupyterapp.shell.collapseLeft()"
+SCROLL = """top => {
+    const panel = document.querySelector('.jp-NotebookPanel:not(.lm-mod-hidden) '
+        + '.jp-WindowedPanel-outer');
+    panel.scrollTop = top;
+    return [panel.scrollHeight, panel.clientHeight];
+}"""
 
 
 class NotebookPage:
@@ -82,21 +90,20 @@ class NotebookPage:
         if "noUi-handle" in (control.get_attribute("class") or ""):
             now, highest = (control.get_attribute(f"aria-value{end}") for end in ("now", "max"))
             control.focus()
-            self.page.keyboard.press("ArrowLeft" if now == highest else "ArrowRight")
+            # five steps: one may be too little to show
+            self.page.keyboard.press("PageDown" if now == highest else "PageUp")
         else:
             control.locator("button:not(.mod-active)").first.click()
 
     def screenshot(self, label: str, what: Locator | None = None) -> None:
-        """Save a picture of one element, or of the whole notebook from top to bottom."""
+        """Save a picture of one element, or of the page as it is."""
         name = re.sub(r"[^a-z0-9]+", "-", f"{self.name} {label}".lower())
-        path = self.screenshots / f"{name}.png"
-        if what:
-            what.screenshot(path=path)
-            return
-        height = self.page.evaluate(
-            "() => Math.max(...Array.from(document.querySelectorAll('.jp-WindowedPanel-outer'),"
-            " panel => panel.scrollHeight))"
-        )
-        self.page.set_viewport_size({"width": WIDTH, "height": min(height + 200, TALLEST)})
-        self.page.screenshot(path=path)
-        self.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+        (what or self.page).screenshot(path=self.screenshots / f"{name}.png")
+
+    def screenshots_of_all(self) -> None:
+        """Save the whole notebook, one picture a window's height, from top to bottom."""
+        self.page.evaluate(HIDE_SIDEBAR)
+        height, window = self.page.evaluate(SCROLL, 0)
+        for number, top in enumerate(range(0, height, window), 1):
+            self.page.evaluate(SCROLL, top)
+            self.screenshot(f"page {number:02}")

@@ -55,7 +55,7 @@ def test_notebook_runs_and_its_sliders_move(
         for cell in notebook.run_all():
             assert not cell["errors"], f"{cell['source']}\n{cell['errors']}"
             assert cell["count"], f"this cell did not run:\n{cell['source']}"
-        notebook.screenshot("all")
+        notebook.screenshots_of_all()
         for number, explorer in enumerate(notebook.explorers(), 1):
             controls = notebook.controls(explorer)
             assert controls, "an explorer without anything to move"
