@@ -45,6 +45,7 @@ from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
 from course_utils.trace import Trace
 
+torch.set_num_threads(1)  # for small models, threads cost more than they bring
 hardware.report()
 
 # %% [markdown]
@@ -53,11 +54,12 @@ hardware.report()
 # In chapter 2 a head office owned the blueprint. It sent copies out in the morning, collected all
 # change notes in the evening, and everyone waited while it worked.
 #
-# Now picture four factories that are equals. Each has its own copy of the blueprint and its own pile of
-# raw material. During a shift every factory writes down how it would change the blueprint. In the evening
-# trucks drive round a ring road. They carry the notes from each factory to the next until all four have
-# the average of all notes. Each factory then applies the same average to its own copy. The copies were
-# equal in the morning, so they are equal in the evening. Nobody had to send a blueprint.
+# Now picture four factories that are equals. Each has its own copy of the blueprint and its own
+# pile of raw material. During a shift every factory writes down how it would change the blueprint.
+# In the evening trucks drive round a ring road. They carry the notes from each factory to the next
+# until all four have the average of all notes. Each factory then applies the same average to its
+# own copy. The copies were equal in the morning, so they are equal in the evening. Nobody had to
+# send a blueprint.
 
 # %%
 figure, ax = plots.canvas(height=2.7)
@@ -76,9 +78,9 @@ ax.set_title("Every evening the notes go round the ring")
 plt.show()
 
 # %% [markdown]
-# *Four equal factories stand on a ring road. Each has the whole blueprint and its own pile of material.
-# Trucks carry change notes to the next factory, and from the last back to the first. There is no office
-# in the middle.*
+# *Four equal factories stand on a ring road. Each has the whole blueprint and its own pile of
+# material. Trucks carry change notes to the next factory, and from the last back to the first.
+# There is no office in the middle.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -117,8 +119,8 @@ launch(average_one_gradient, 2)
 
 # %% [markdown]
 # Rank 0 computed 1, rank 1 computed 2. After the exchange both hold 1.5, the gradient of the mean
-# loss over both inputs. Nobody asked a master for it. Every rank ran the same program and called the
-# same **collective**, an operation that all ranks of a group must call, in the same order.
+# loss over both inputs. Nobody asked a master for it. Every rank ran the same program and called
+# the same **collective**, an operation that all ranks of a group must call, in the same order.
 #
 # ### Who is in the group
 #
@@ -148,10 +150,10 @@ launch(sum_in_pairs, 4)
 #
 # ### Why your function does not start without help
 #
-# Outside this course most people start ranks with `torch.multiprocessing.spawn`. It opens new Python
-# processes and sends each one your function. With a function from a notebook cell this fails. First
-# look at what is sent. A function is **pickled by reference**: the bytes hold the name of its module
-# and its own name, not its code.
+# Outside this course most people start ranks with `torch.multiprocessing.spawn`. It opens new
+# Python processes and sends each one your function. With a function from a notebook cell this
+# fails. First look at what is sent. A function is **pickled by reference**: the bytes hold the name
+# of its module and its own name, not its code.
 
 
 # %%
@@ -163,9 +165,9 @@ print(pickle.dumps(hello))
 
 # %% [markdown]
 # The new process is told to look up `hello` in `__main__`. In your notebook `__main__` is the
-# kernel, where `hello` lives. In the new process `__main__` is an empty module. The error appears in
-# the new process, so it goes to the terminal from which Jupyter was started. The cell sees less. The
-# helper below catches what a child process writes to the terminal, so that you can read both.
+# kernel, where `hello` lives. In the new process `__main__` is an empty module. The error appears
+# in the new process, so it goes to the terminal from which Jupyter was started. The cell sees less.
+# The helper below catches what a child process writes to the terminal, so that you can read both.
 
 
 # %%
@@ -195,17 +197,16 @@ print("the terminal says:", next(line for line in terminal if line.startswith("A
 
 # %% [markdown]
 # This error has stopped many people on their first day: look it up and you find it in the trackers
-# of Jupyter, Paddle and other projects
-# ([jupyter/notebook #6258](https://github.com/jupyter/notebook/issues/6258)).
-# There are two ways out. `launch` sends the code itself, with the library cloudpickle. The common way
-# is to put the function into a file, because a module that both processes can import makes the name
-# mean the same in both.
+# of Jupyter, Paddle and other projects ([issue 6258 of
+# jupyter/notebook](https://github.com/jupyter/notebook/issues/6258)). There are two ways out. `launch` sends
+# the code itself, with the library cloudpickle. The common way is to put the function into a file,
+# because a module that both processes can import makes the name mean the same in both.
 #
 # ### A script, as people write it
 #
-# The next cells write such a script to `scratch/ddp_mnist.py` and run it as you would in a terminal.
-# It trains the 784-50-10 network of chapter 2 on two ranks. Read it once from top to bottom. Each
-# line that is new gets its own part of this chapter.
+# The next cells write such a script to `scratch/ddp_mnist.py` and run it as you would in a
+# terminal. It trains the 784-50-10 network of chapter 2 on two ranks. Read it once from top to
+# bottom. Each line that is new gets its own part of this chapter.
 
 # %%
 script, result = Path("scratch/ddp_mnist.py"), Path("scratch/two_ranks.pt")
@@ -277,8 +278,10 @@ if __name__ == "__main__":
 def run_in_terminal(*command):
     """Runs a program and prints what it printed, or the end of its errors."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": loopback}  # stay on this machine
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}  # this machine, a core per rank
+    done = subprocess.run(
+        command, env=os.environ | own, capture_output=True, text=True, check=False
+    )
     print(done.stdout if done.returncode == 0 else done.stderr[-2000:], end="")
 
 
@@ -293,8 +296,8 @@ run_in_terminal(sys.executable, script, result)
 #
 # ### Eight collectives
 #
-# A letter says whose data a block holds, a digit which piece of it. First the four with a **root**, a
-# rank at the centre.
+# A letter says whose data a block holds, a digit which piece of it. First the four with a **root**,
+# a rank at the centre.
 
 # %%
 for name in ("broadcast", "scatter"):
@@ -302,7 +305,8 @@ for name in ("broadcast", "scatter"):
     plt.show()
 
 # %% [markdown]
-# *`broadcast` copies rank 0's block to all. `scatter` gives each rank one piece of what rank 0 holds.*
+# *`broadcast` copies rank 0's block to all. `scatter` gives each rank one piece of what rank 0
+# holds.*
 
 # %%
 for name in ("gather", "reduce"):
@@ -310,8 +314,8 @@ for name in ("gather", "reduce"):
     plt.show()
 
 # %% [markdown]
-# *`gather` brings the blocks of all ranks to rank 0, side by side. `reduce` brings their sum to rank 0;
-# what the other ranks hold afterwards is undefined.*
+# *`gather` brings the blocks of all ranks to rank 0, side by side. `reduce` brings their sum to
+# rank 0; what the other ranks hold afterwards is undefined.*
 #
 # The other four have no root. All ranks do the same.
 
@@ -321,8 +325,8 @@ for name in ("all_gather", "all_reduce"):
     plt.show()
 
 # %% [markdown]
-# *`all_gather` leaves the blocks of all ranks on every rank. `all_reduce` leaves their sum on every rank;
-# it is the one that averages gradients.*
+# *`all_gather` leaves the blocks of all ranks on every rank. `all_reduce` leaves their sum on every
+# rank; it is the one that averages gradients.*
 
 # %%
 for name in ("reduce_scatter", "all_to_all"):
@@ -330,22 +334,29 @@ for name in ("reduce_scatter", "all_to_all"):
     plt.show()
 
 # %% [markdown]
-# *`reduce_scatter` adds up and leaves one piece of the sum on each rank. `all_to_all` sends piece i of
-# every rank to rank i, like a transposed table.*
+# *`reduce_scatter` adds up and leaves one piece of the sum on each rank. `all_to_all` sends piece i
+# of every rank to rank i, like a transposed table.*
 #
 # ### What a rank hands over
 #
-# `Trace` records every collective of a process and the **payload** that this rank hands to the call.
-# How the backend routes the bytes is another question, which comes next. **Predict:** four ranks, a
-# tensor of 1,000 float32 numbers, so 4,000 bytes. What does each rank hand over? A rank that only
-# receives hands over nothing. An operation whose input is cut into pieces needs one piece for each rank,
-# so 16,000 bytes. Change the numbers below to your own before you run the second cell.
+# `Trace` records every collective of a process and the **payload** that this rank hands to the
+# call. How the backend routes the bytes is another question, which comes next. **Predict:** four
+# ranks, a tensor of 1,000 float32 numbers, so 4,000 bytes. What does each rank hand over? A rank
+# that only receives hands over nothing. An operation whose input is cut into pieces needs one piece
+# for each rank, so 16,000 bytes. Change the numbers below to your own before you run the second
+# cell.
 
 # %%
 predicted_rank_0 = {
-    "broadcast": 4_000, "scatter": 16_000, "gather": 4_000, "reduce": 4_000,
-    "all_gather": 4_000, "all_reduce": 4_000, "reduce_scatter": 16_000, "all_to_all": 16_000,
-}  # fmt: skip
+    "broadcast": 4_000,
+    "scatter": 16_000,
+    "gather": 4_000,
+    "reduce": 4_000,
+    "all_gather": 4_000,
+    "all_reduce": 4_000,
+    "reduce_scatter": 16_000,
+    "all_to_all": 16_000,
+}
 predicted_rank_1 = predicted_rank_0 | {"broadcast": 0, "scatter": 0}
 
 
@@ -374,8 +385,9 @@ print("rank 1 as predicted:", predicted_rank_1 == counted[1])
 # %% [markdown]
 # ### What travels: a head office against a ring
 #
-# An all-reduce can be routed in many ways. The first idea is a head office: all ranks send their tensor
-# to rank 0, which adds them up and sends the sum back. With plain `dist.send` and `dist.recv`:
+# An all-reduce can be routed in many ways. The first idea is a head office: all ranks send their
+# tensor to rank 0, which adds them up and sends the sum back. With plain `dist.send` and
+# `dist.recv`:
 
 
 # %%
@@ -408,13 +420,13 @@ plots.compare(predicted, {"rank 0": sent[0], "rank 1": sent[1]})
 
 # %% [markdown]
 # Rank 0's link carries n - 1 times the tensor out, and as much in. Every rank that you add makes it
-# slower. A **ring** has no such place. Cut the tensor into n pieces. Each rank sends one piece to its
-# right neighbour and receives one from its left, n - 1 times while the pieces are added up, and n - 1
-# times while the sums go round. That makes
+# slower. A **ring** has no such place. Cut the tensor into n pieces. Each rank sends one piece to
+# its right neighbour and receives one from its left, n - 1 times while the pieces are added up, and
+# n - 1 times while the sums go round. That makes
 #
 # $$\text{bytes sent by each rank} = 2\,(n - 1)\,\frac{S}{n} ,$$
 #
-# and no all-reduce can do with less
+# and no all-reduce gets by with less
 # ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In exercise 3.2 you write
 # the ring yourself, and its bytes are counted.
 
@@ -429,14 +441,15 @@ for n in (2, 4, 8, 64):
     print(f"{n:2} ranks: the head office sends {n - 1:2} S, each rank of a ring {ring:.2f} S")
 
 # %% [markdown]
-# *On the left all messages meet at rank 0. On the right each rank sends to one neighbour, and all links
-# are equally busy.* However many ranks there are, a ring sends less than twice the tensor.
+# *On the left all messages meet at rank 0. On the right each rank sends to one neighbour, and all
+# links are equally busy.* However many ranks there are, a ring sends less than twice the tensor.
 #
 # ### What DDP moves in the script
 #
-# Back to the script of section 2. DDP does two things with the network. The constructor copies rank 0's
-# parameters to all ranks. Each backward averages all gradients. **Predict** the bytes, from the shapes
-# of the network: 784 x 50 weights and 50 biases, then 50 x 10 weights and 10 biases, 4 bytes each.
+# Back to the script of section 2. DDP does two things with the network. The constructor copies rank
+# 0's parameters to all ranks. Each backward averages all gradients. **Predict** the bytes, from the
+# shapes of the network: 784 x 50 weights and 50 biases, then 50 x 10 weights and 10 biases, 4 bytes
+# each.
 
 # %%
 parameter_bytes = 4 * (784 * 50 + 50 + 50 * 10 + 10)
@@ -458,11 +471,12 @@ broadcast, all_reduce = launch(bytes_of_ddp, 2)[0]
 plots.compare(predicted, {"broadcast at the start": broadcast, "3 steps": all_reduce})
 
 # %% [markdown]
-# The cell counts float32 only. DDP also exchanges a few integers: the shapes of the parameters, to check
-# that all ranks built the same model, and the order of the buckets.
+# The cell counts float32 only. DDP also exchanges a few integers: the shapes of the parameters, to
+# check that all ranks built the same model, and the order of the buckets.
 #
-# Two facts to keep. The bytes depend on the model, not on the batch: a larger batch makes a step longer
-# and its communication relatively cheaper. And the bytes of a step are the same on 2 and on 400 ranks.
+# Two facts to keep. The bytes depend on the model, not on the batch: a larger batch makes a step
+# longer and its communication relatively cheaper. And what a rank hands over in a step is the same
+# on 2 and on 400 ranks.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: the same parameters on 1, 2 and 4 ranks
@@ -479,10 +493,10 @@ for rank in range(4):
     print(f"rank {rank}:", list(mine))
 
 # %% [markdown]
-# Two things to see. The sampler takes **strides**: rank 0 gets every fourth row, not the first block.
-# And every rank gets three rows, twelve together, although there are ten: rows 0 and 1 were used
-# twice, as **padding**, so that all ranks take equally many steps. Keep the padding in mind; it
-# comes back in section 5.
+# Two things to see. The sampler takes **strides**: rank 0 gets every fourth row, not the first
+# block. And every rank gets three rows, twelve together, although there are ten: rows 0 and 1 were
+# used twice, as **padding**, so that all ranks take equally many steps. Keep the padding in mind;
+# it comes back in section 5.
 #
 # With shuffling, all ranks draw the same permutation, from the same seed, and take their strides
 # from it. The permutation depends on `seed + epoch`. You announce the epoch with `set_epoch`:
@@ -494,9 +508,9 @@ for epoch in range(3):
     print(f"rank 2, epoch {epoch}:", list(sampler)[:5])
 
 # %% [markdown]
-# The strides have a consequence that the rest of this chapter is built on. Cut the rows of each rank
-# into shares of `GLOBAL_BATCH / world_size`. Then, in every step, the shares of all ranks together
-# are the same rows, whatever the number of ranks. The **global batch** is the same.
+# The strides have a consequence that the rest of this chapter is built on. Cut the rows of each
+# rank into shares of `GLOBAL_BATCH / world_size`. Then, in every step, the shares of all ranks
+# together are the same rows, whatever the number of ranks. The **global batch** is the same.
 
 # %%
 STEPS, GLOBAL_BATCH, LEARNING_RATE = 60, 128, 0.2
@@ -526,8 +540,8 @@ for n in (2, 4):
 # $$L = \frac{1}{B}\sum_{i=1}^{B} \ell_i = \frac{1}{n}\sum_{r=0}^{n-1} L_r
 # \qquad\text{so}\qquad \nabla L = \frac{1}{n}\sum_{r=0}^{n-1} \nabla L_r .$$
 #
-# Averaging the gradients of equal shares gives the gradient of the whole batch, exactly. With unequal
-# shares it does not: the rows of a small share would count more.
+# Averaging the gradients of equal shares gives the gradient of the whole batch, exactly. With
+# unequal shares it does not: the rows of a small share would count more.
 #
 # First the reference: one process, the whole batch. It runs in this kernel, without any rank.
 
@@ -564,8 +578,8 @@ alone = train_alone()
 # ### By hand
 #
 # The two pieces that make data parallelism out of this loop: every rank **starts** with the
-# parameters of rank 0, and between `backward` and `step` all ranks **average** their gradients. Here
-# all gradients travel together, copied into one vector. Such a vector is called a **bucket**.
+# parameters of rank 0, and between `backward` and `step` all ranks **average** their gradients.
+# Here all gradients travel together, copied into one vector. Such a vector is called a **bucket**.
 
 
 # %%
@@ -632,9 +646,9 @@ def train_by_hand(
 # %% [markdown]
 # ### With PyTorch
 #
-# `DistributedDataParallel` wraps the model. The constructor broadcasts the parameters and buffers of
-# rank 0. Hooks inside `backward` average the gradients. There is no line left between `backward` and
-# `step`. If the model is on a GPU, DDP follows it there.
+# `DistributedDataParallel` wraps the model. The constructor broadcasts the parameters and buffers
+# of rank 0. Hooks inside `backward` average the gradients. There is no line left between `backward`
+# and `step`. If the model is on a GPU, DDP follows it there.
 
 
 # %%
@@ -657,7 +671,8 @@ for n in (1, 2, 4):
 # %% [markdown]
 # This is the contract of the whole course: a parallel technique changes where the work is done, not
 # what is learned. The largest difference of any of the 39,760 parameters, on any rank, is at most
-# 1e-5 after 60 steps. The script from section 2 keeps the contract too, and the network has learned:
+# 1e-5 after 60 steps. The script from section 2 keeps the contract too, and the network has
+# learned:
 
 # %%
 saved = torch.load(result, weights_only=True)
@@ -674,12 +689,12 @@ print("more than 80 % of the 10,000 test images right:", share > 0.8)
 #
 # DDP does not wait for the end of `backward`. Backward works from the last layer to the first, so
 # the gradients of the last layers are ready early. DDP collects ready gradients in buckets, and as
-# soon as a bucket is full its all-reduce starts while backward goes on. The communication **overlaps**
-# with the computation.
+# soon as a bucket is full its all-reduce starts while backward goes on. The communication
+# **overlaps** with the computation.
 #
-# A **communication hook** lets you watch. DDP calls it for each full bucket, and `allreduce_hook` does
-# what DDP does by default. The model has 8 layers with 1 MiB of gradients each. `bucket_cap_mb=2` asks
-# for buckets of 2 MiB.
+# A **communication hook** lets you watch. DDP calls it for each full bucket, and `allreduce_hook`
+# does what DDP does by default. The model has 8 layers with 1 MiB of gradients each.
+# `bucket_cap_mb=2` asks for buckets of 2 MiB.
 
 
 # %%
@@ -716,9 +731,9 @@ print("\n".join(launch(watched_step, 2, 2)[0]))
 # %% [markdown]
 # Read the list from the top. Backward computes the gradients of layers 7 and 6, and the first
 # all-reduce starts long before layer 0 is reached. When `backward` returns, all buckets have been
-# averaged. `optimizer.step` moves no bytes at all. Some texts say that `step` is where the processes
-# synchronise; the list shows that it is `backward`
-# ([DDP design note](https://docs.pytorch.org/docs/stable/notes/ddp.html), *Internal Design*).
+# averaged. `optimizer.step` moves no bytes at all. Some texts say that `step` is where the
+# processes synchronise; the list shows that it is `backward` ([DDP design
+# note](https://docs.pytorch.org/docs/stable/notes/ddp.html), *Internal Design*).
 #
 # **Predict.** How many buckets do the 8 MiB need, for caps of 1, 2, 4 and 8 MiB? A bucket is closed
 # when it has reached its cap. The last entry leaves the cap to DDP: 25 MiB, but only 1 MiB for the
@@ -737,12 +752,12 @@ def count_buckets(cap):
 plots.compare(predicted_buckets, {name: count_buckets(cap) for name, cap in caps.items()})
 
 # %% [markdown]
-# Few large buckets send the last bytes late: nothing hides them. Many small ones pay the start-up cost
-# of an all-reduce many times. In section 7 you look for the best size.
+# Few large buckets send the last bytes late: nothing hides them. Many small ones pay the start-up
+# cost of an all-reduce many times. In section 7 you look for the best size.
 #
-# Now the clock. The next cells run a larger model, 8 layers of 4 MiB each, in two ways: with a bucket
-# for each layer, and with a single bucket, which is full only when `backward` is almost done. `Trace`
-# records when each rank computes and when it communicates.
+# Now the clock. The next cells run a larger model, 8 layers of 4 MiB each, in two ways: with a
+# bucket for each layer, and with a single bucket, which is full only when `backward` is almost
+# done. `Trace` records when each rank computes and when it communicates.
 
 
 # %%
@@ -750,7 +765,7 @@ def timed_steps(rank, bucket_cap_mb):
     device = hardware.device()
     layers = [nn.Linear(1024, 1024, bias=False) for _ in range(8)]
     model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_cap_mb)
-    x, records = torch.randn(256, 1024, device=device), []
+    x, records = torch.randn(128, 1024, device=device), []
     for _ in range(5):
         with Trace() as trace:
             with trace.span("forward"):
@@ -780,22 +795,22 @@ ratio = duration(fastest["8 buckets"]) / duration(fastest["1 bucket"])
 print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
 
 # %% [markdown]
-# *Above, with 8 buckets: the narrow lane under each rank shows all-reduces that run while backward goes
-# on. Below, with 1 bucket: the narrow lane stays empty until the last gradient is computed. The rest of
-# the backward bar is nothing but waiting for the one long all-reduce.*
+# *Above, with 8 buckets: the narrow lane under each rank shows all-reduces that run while backward
+# goes on. Below, with 1 bucket: the narrow lane stays empty until the last gradient is computed.
+# The rest of the backward bar is nothing but waiting for the one long all-reduce.*
 #
-# The bytes are the same, only their time differs. Do not expect much from the ratio on a CPU. There the
-# all-reduce and backward want the same cores. With GPUs the network works on its own, and what is
-# hidden costs nothing.
+# The bytes are the same, only their time differs. Do not expect much from the ratio on a CPU. There
+# the all-reduce and backward want the same cores. With GPUs the network works on its own, and what
+# is hidden costs nothing.
 
 # %% [markdown]
 # ### Several backward passes, one message: gradient accumulation and `no_sync`
 #
-# If the batch that you want does not fit into memory, cut it into **micro-batches** and let `backward`
-# add their gradients up before one `step`. That is **gradient accumulation**. DDP does not know that
-# you wait: it averages after every `backward`. `model.no_sync()` tells it to keep the gradients of
-# this pass to itself. The next backward outside sends the sum. The forward belongs inside the block
-# too.
+# If the batch that you want does not fit into memory, cut it into **micro-batches** and let
+# `backward` add their gradients up before one `step`. That is **gradient accumulation**. DDP does
+# not know that you wait: it averages after every `backward`. `model.no_sync()` tells it to keep the
+# gradients of this pass to itself. The next backward outside sends the sum. The forward belongs
+# inside the block too.
 #
 # **Predict.** MnistNet has 39,760 parameters of 4 bytes. A step has 4 micro-batches. How many bytes
 # does each rank hand to `all_reduce` in one step, without and with `no_sync`?
@@ -822,17 +837,17 @@ for name, patient in [("without no_sync", False), ("with no_sync", True)]:
     print("    gradient of the whole batch:", equal(expected, [gradient]))
 
 # %% [markdown]
-# The gradient is the same; three quarters of the bytes are saved. Note the division by the number of
-# micro-batches. Without it the gradient is 4 times too large, and an optimizer such as Adam hides it,
-# as section 5 shows.
+# The gradient is the same; three quarters of the bytes are saved. Note the division by the number
+# of micro-batches. Without it the gradient is 4 times too large, and an optimizer such as Adam
+# hides it, as section 5 shows.
 #
 # ### When one rank has fewer batches: `Join`
 #
-# The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads its
-# own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an all-reduce
-# that rank 1 never calls. The run hangs, silently, at the end of an epoch.
-# Section 5 runs such a hang. The context manager `Join` prevents it: a rank that has finished
-# **shadows** the others' collectives, with zeros, until all have finished.
+# The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads
+# its own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an
+# all-reduce that rank 1 never calls. The run hangs, silently, at the end of an epoch. Section 5
+# runs such a hang. The context manager `Join` prevents it: a rank that has finished **shadows** the
+# others' collectives, with zeros, until all have finished.
 
 
 # %%
@@ -855,9 +870,9 @@ print(f"rank 0 took {steps_0} steps, rank 1 took {steps_1}")
 print("same parameters on both:", equal(after_0, [after_1]))
 
 # %% [markdown]
-# Whom does the last batch belong to? By default `Join` still divides by the initial world size, as if
-# the missing rank had sent zeros. With `divide_by_initial_world_size=False` it divides by the number
-# of ranks that still have data. The cell compares the last step of both.
+# Whom does the last batch belong to? By default `Join` still divides by the initial world size, as
+# if the missing rank had sent zeros. With `divide_by_initial_world_size=False` it divides by the
+# number of ranks that still have data. The cell compares the last step of both.
 
 
 # %%
@@ -867,15 +882,15 @@ print("the default takes half of the last step:", halves)
 
 # %% [markdown]
 # Neither is the gradient of one big batch of nine shares. If you need equality, give all ranks the
-# same number of rows; `DataLoader(drop_last=True)` and the sampler's `drop_last=True` cut instead of
-# pad ([`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)).
+# same number of rows; `DataLoader(drop_last=True)` and the sampler's `drop_last=True` cut instead
+# of pad ([`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)).
 #
 # ### Batch size and learning rate
 #
 # So far the global batch stayed the same and each rank's share shrank. In practice people keep the
-# share and let the global batch grow: n ranks with 32 rows each make a batch of 32 n. Each epoch then
-# has n times fewer steps. With the same learning rate the model travels less far. Because a parallel run
-# equals one process on the global batch, you can study this in the kernel.
+# share and let the global batch grow: n ranks with 32 rows each make a batch of 32 n. Each epoch
+# then has n times fewer steps. With the same learning rate the model travels less far. Because a
+# parallel run equals one process on the global batch, you can study this in the kernel.
 
 # %%
 train_images, train_labels = mnist.tensors(train=True, limit=8192)
@@ -918,13 +933,13 @@ figure.axes[0].set(xlabel="images seen, in units of 1,024", ylabel="test loss", 
 plt.show()
 
 # %% [markdown]
-# *Four ranks with the old rate lag far behind. Four ranks with four times the rate follow the curve of
-# one rank. Sixteen ranks with sixteen times the rate jump up and down.*
+# *Four ranks with the old rate lag far behind. Four ranks with four times the rate follow the curve
+# of one rank. Sixteen ranks with sixteen times the rate jump up and down.*
 #
-# This is the **linear scaling rule**: batch times k, rate times k
-# ([Goyal et al. 2017](https://arxiv.org/abs/1706.02677), section 2.1). It is a rule of thumb with a
-# limit. Where k steps of the small run would have changed the gradient a lot, one step k times as long
-# overshoots. Warming the rate up over the first epochs moves the limit (section 2.2 there).
+# This is the **linear scaling rule**: batch times k, rate times k ([Goyal et al.
+# 2017](https://arxiv.org/abs/1706.02677), section 2.1). It is a rule of thumb with a limit. Where k
+# steps of the small run would have changed the gradient a lot, one step k times as long overshoots.
+# Warming the rate up over the first epochs moves the limit (section 2.2 there).
 #
 # ### BatchNorm looks at its own rank only
 #
@@ -955,14 +970,15 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
     print("    same buffers on all ranks:", equal(buffers[0], buffers))
 
 # %% [markdown]
-# Layer normalisation works within a row and keeps the contract. With batch normalisation the gradient
-# is another one, and each rank has its own running mean and variance. DDP copies rank 0's buffers to
-# all at the start of the next forward, so what ranks 1 to 3 have seen is lost (`broadcast_buffers=True`).
+# Layer normalisation works within a row and keeps the contract. With batch normalisation the
+# gradient is another one, and each rank has its own running mean and variance. DDP copies rank 0's
+# buffers to all at the start of the next forward, so what ranks 1 to 3 have seen is lost
+# (`broadcast_buffers=True`).
 #
-# Is that bad? With large shares, hardly. With a few rows a rank, statistics become noise. The repair
-# is to all-reduce the sums inside the layer: on GPUs `nn.SyncBatchNorm.convert_sync_batchnorm(model)`
-# does it, at the price of one more collective in forward and one in backward for every such layer. The
-# sums are all it needs:
+# Is that bad? With large shares, hardly. With a few rows a rank, statistics become noise. The
+# repair is to all-reduce the sums inside the layer: on GPUs
+# `nn.SyncBatchNorm.convert_sync_batchnorm(model)` does it, at the price of one more collective in
+# forward and one in backward for every such layer. The sums are all it needs:
 
 
 # %%
@@ -1002,8 +1018,8 @@ print("same as alone with twice the rate:", equal(train_alone(2 * LEARNING_RATE)
 
 # %% [markdown]
 # Now the same mistake with Adam. Adam divides each gradient by a running estimate of its size, so a
-# constant factor cancels. If you test with Adam, you do not find this bug. That is why the contract is
-# stated for SGD.
+# constant factor cancels. If you test with Adam, you do not find this bug. That is why the contract
+# is stated for SGD.
 
 
 # %%
@@ -1017,8 +1033,8 @@ print("Adam: sum and mean differ by less than 0.001:", largest < 0.001)
 # %% [markdown]
 # ### A missing broadcast
 #
-# The gradients are averaged, but each rank began with its own random parameters. **Predict:** do the
-# models come closer to each other in 60 steps?
+# The gradients are averaged, but each rank began with its own random parameters. **Predict:** do
+# the models come closer to each other in 60 steps?
 
 
 # %%
@@ -1032,13 +1048,15 @@ print("the ranks end with the same model:", equal(first, [second]))
 print("the difference is that of the start:", equal(first - second, [difference_at_start]))
 
 # %% [markdown]
-# They never meet. All ranks take the same step, so the distance between them stays what it was. Each
-# step is the average of gradients taken at different points, which is the gradient of neither model.
+# They never meet. All ranks take the same step, so the distance between them stays what it was.
+# Each step is the average of gradients taken at different points, which is the gradient of neither
+# model.
 #
 # ### A collective under `if rank == 0`
 #
-# Saving and validating are often done by rank 0 alone. If there is a collective inside, rank 0 waits
-# for partners who are not coming. With `mp.spawn` or torchrun you would look at a silent terminal.
+# Saving and validating are often done by rank 0 alone. If there is a collective inside, rank 0
+# waits for partners who are not coming. With `mp.spawn` or torchrun you would look at a silent
+# terminal.
 
 
 # %%
@@ -1090,13 +1108,13 @@ print("forgotten: ", forgotten)
 print("remembered:", remembered)
 
 # %% [markdown]
-# Without `set_epoch` every epoch has the same batches in the same order, and each row always meets the
-# same neighbours. Nothing warns you.
+# Without `set_epoch` every epoch has the same batches in the same order, and each row always meets
+# the same neighbours. Nothing warns you.
 #
 # ### A parameter that the loss does not use
 #
-# The network below has two heads. Rank 0 trains the one for digits, rank 1 the one for odd and even.
-# DDP waits for the gradients of all parameters, and on each rank some never come.
+# The network below has two heads. Rank 0 trains the one for digits, rank 1 the one for odd and
+# even. DDP waits for the gradients of all parameters, and on each rank some never come.
 
 
 # %%
@@ -1136,9 +1154,9 @@ for error in errors:
     print(next(line for line in error.splitlines() if line.startswith("Parameter indices")))
 
 # %% [markdown]
-# The error comes one step late, at the second forward: only then does DDP see that the first step never
-# finished. The full text is longer and offers you `find_unused_parameters=True`. First name the
-# parameters. The numbers are positions in `model.parameters()`.
+# The error comes one step late, at the second forward: only then does DDP see that the first step
+# never finished. The full text is longer and offers you `find_unused_parameters=True`. First name
+# the parameters. The numbers are positions in `model.parameters()`.
 
 # %%
 names = [name for name, _ in TwoHeads().named_parameters()]
@@ -1146,10 +1164,10 @@ print("unused on rank 0:", names[4:6])
 print("unused on rank 1:", names[2:4])
 
 # %% [markdown]
-# `find_unused_parameters=True` makes DDP walk through the graph after every forward and count missing
-# gradients as zeros. It costs that walk and one more small all-reduce in every step, so do not set it
-# as a charm. Set it where the graph really changes. And know what it gives you. **Predict:** rank 1
-# alone trained the head for odd and even. Which part of its gradient arrives?
+# `find_unused_parameters=True` makes DDP walk through the graph after every forward and count
+# missing gradients as zeros. It costs that walk and one more small all-reduce in every step, so do
+# not set it as a charm. Set it where the graph really changes. And know what it gives you.
+# **Predict:** rank 1 alone trained the head for odd and even. Which part of its gradient arrives?
 
 
 # %%
@@ -1185,8 +1203,8 @@ correct, scored = launch(evaluate_with_padding, 4)[0]
 print(f"{correct} of {scored}: {correct / scored:.1%} instead of {right.float().mean():.1%}")
 
 # %% [markdown]
-# The sampler padded ten to twelve. Images 0 and 1 were scored twice, and they were easy ones. Exercise
-# 3.5 asks for an evaluation that counts each image once.
+# The sampler padded ten to twelve. Images 0 and 1 were scored twice, and they were easy ones.
+# Exercise 3.5 asks for an evaluation that counts each image once.
 #
 # ### Bug hunt: code from the web
 #
@@ -1240,7 +1258,8 @@ except AttributeError as error:
 
 # %% [markdown]
 # The class lives in `torch.nn.parallel`. And it needs no second machine: every run in this chapter
-# took place on one, with 1, 2 and 4 ranks. It needs a process group, even if the group has one rank.
+# took place on one, with 1, 2 and 4 ranks. It needs a process group, even if the group has one
+# rank.
 #
 # **Hunt 4.** A DDP demonstration trains `nn.Linear(20, 1)` with `cross_entropy` on targets of shape
 # (batch, 1). It runs without an error, on any number of ranks.
@@ -1253,11 +1272,11 @@ print("loss is zero:", loss.item() == 0)
 print("largest gradient:", max(p.grad.abs().max().item() for p in model.parameters()))
 
 # %% [markdown]
-# Cross-entropy over a single class: the softmax of one number is always 1, so the loss is 0 and every
-# gradient is exactly zero. Nothing is learned. Worse, all ranks agree perfectly, whether their gradients
-# are averaged or not. A test of synchronisation proves something only if the gradients of the ranks
-# differ. A well-known series of tutorials is built on such a snippet. Check yours: training must change
-# the model, and leaving out the exchange must change the result.
+# Cross-entropy over a single class: the softmax of one number is always 1, so the loss is 0 and
+# every gradient is exactly zero. Nothing is learned. Worse, all ranks agree perfectly, whether
+# their gradients are averaged or not. A test of synchronisation proves something only if the
+# gradients of the ranks differ. A well-known series of tutorials is built on such a snippet. Check
+# yours: training must change the model, and leaving out the exchange must change the result.
 
 # %% [markdown]
 # ## 6. Exercises: write the parts of DDP yourself
@@ -1550,9 +1569,9 @@ check("3.5", evaluate)
 #
 # $$t = a + \frac{2(n-1)}{n}\cdot\frac{\text{bucket bytes}}{\text{bandwidth}} ,$$
 #
-# where $a$ is its start-up cost, and the link sends one bucket at a time. If $t$ is shorter than $T/k$,
-# the link keeps up, and only the last bucket is **exposed**: it ends after backward. If $t$ is longer,
-# buckets queue up, and every one adds its lag:
+# where $a$ is its start-up cost, and the link sends one bucket at a time. If $t$ is shorter than
+# $T/k$, the link keeps up, and only the last bucket is **exposed**: it ends after backward. If $t$
+# is longer, buckets queue up, and every one adds its lag:
 #
 # $$\text{exposed} = t + (k - 1)\,\max(0,\; t - T/k) .$$
 
@@ -1581,13 +1600,14 @@ for buckets in (1, 2, 7, 40):
 print("formula and schedule agree:", all(agree))
 
 # %% [markdown]
-# The explorer draws the schedule. All its times are the model's, none is measured. Move one slider at a
-# time:
+# The explorer draws the schedule. All its times are the model's, none is measured. Move one slider
+# at a time:
 #
-# * Lower the bandwidth until buckets queue up. From there on only fewer bytes or more backward time help.
+# * Lower the bandwidth until buckets queue up. From there on only fewer bytes or more backward time
+#   help.
 # * Raise the world size. From 2 to 4 ranks the times grow by half; after that they hardly change.
-# * Make the buckets very small and raise the start-up cost. Then make them very large. The best size lies
-#   between.
+# * Make the buckets very small and raise the start-up cost. Then make them very large. The best
+#   size lies between.
 
 
 # %%
@@ -1620,13 +1640,13 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start, the upper bar is backward. Under it four all-reduces follow each other, and each one
-# begins when its quarter of backward is done. The grey stripe at the right is the part of the last
-# all-reduce that nothing hides.*
+# *At the start, the upper bar is backward. Under it four all-reduces follow each other, and each
+# one begins when its quarter of backward is done. The grey stripe at the right is the part of the
+# last all-reduce that nothing hides.*
 
 # %% [markdown]
-# And the figure to remember: the exposed time against the size of the buckets, for 25 million parameters,
-# 8 ranks, 10 GB/s and 40 ms of backward, with three start-up costs.
+# And the figure to remember: the exposed time against the size of the buckets, for 25 million
+# parameters, 8 ranks, 10 GB/s and 40 ms of backward, with three start-up costs.
 
 # %%
 figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
@@ -1649,15 +1669,15 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# *Each curve falls steeply while the buckets queue up, reaches its best size, and rises slowly, because
-# the last bucket grows. The higher the start-up cost, the larger the best bucket and the more remains
-# exposed.*
+# *Each curve falls steeply while the buckets queue up, reaches its best size, and rises slowly,
+# because the last bucket grows. The higher the start-up cost, the larger the best bucket and the
+# more remains exposed.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same script under torchrun
 #
-# On a cluster nobody calls `mp.spawn`. **torchrun** starts one process per GPU on each machine, sets a
-# few environment variables in each, and watches over them.
+# On a cluster nobody calls `mp.spawn`. **torchrun** starts one process per GPU on each machine,
+# sets a few environment variables in each, and watches over them.
 #
 # | variable | what it says |
 # |---|---|
@@ -1666,8 +1686,8 @@ plt.show()
 # | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same two on this machine; `LOCAL_RANK` chooses the GPU |
 # | `MASTER_ADDR`, `MASTER_PORT` | where the ranks meet |
 #
-# `init_process_group` reads them when the meeting place is `env://`, which is the default. The script
-# from section 2 does so when it finds `RANK`. Run the unchanged file:
+# `init_process_group` reads them when the meeting place is `env://`, which is the default. The
+# script from section 2 does so when it finds `RANK`. Run the unchanged file:
 
 # %%
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -1693,39 +1713,45 @@ print("torchrun's two ranks as alone:", equal(alone, [flat(saved.values())]))
 #
 # What changes there:
 #
-# * **The backend.** With enough GPUs the script chooses NCCL. Collectives then run on the GPU, beside
-#   the kernels of backward, and overlap costs no processor time.
-# * **The slowest link decides.** A ring passes through every link, and between machines they are slower
-#   than inside. The explorer above tells you when that begins to hurt.
-# * **The global batch.** Sixteen ranks with the old share make a batch sixteen times as large. Decide
-#   what to do with the learning rate.
+# * **The backend.** With enough GPUs the script chooses NCCL. Collectives then run on the GPU,
+#   beside the kernels of backward, and overlap costs no processor time.
+# * **The slowest link decides.** A ring passes through every link, and between machines they are
+#   slower than inside. The explorer above tells you when that begins to hurt.
+# * **The global batch.** Sixteen ranks with the old share make a batch sixteen times as large.
+#   Decide what to do with the learning rate.
 # * **The data.** Each machine needs to reach it. The sampler needs no change.
 # * **One file.** Only rank 0 saves, and `module.` stays out of the names because the script saves
-#   `model.module`.
+# `model.module`.
 # * **Failures.** When one rank dies, torchrun ends all and can start them again. Then you need a
-#   checkpoint to continue from. Chapter 9 is about that.
+# checkpoint to continue from. Chapter 9 is about that.
 #
 # ## 9. Remember
 #
 # 1. DDP is one process per device. Every rank holds the whole model and its own share of the batch.
-# 2. Two exchanges make the ranks one model: the broadcast at the start and the mean of the gradients in
+# 2. Two exchanges make the ranks one model: the broadcast at the start and the mean of the
+#    gradients in
 #    every backward. `optimizer.step` sends nothing.
-# 3. A ring all-reduce sends 2(n - 1)/n of the gradients' bytes per rank, almost the same for 4 ranks
+# 3. A ring all-reduce sends 2(n - 1)/n of the gradients' bytes per rank, almost the same for 4
+#    ranks
 #    and for 400. Buckets let it hide behind backward.
-# 4. All ranks must call the same collectives in the same order. If one does not come, the others wait.
+# 4. All ranks must call the same collectives in the same order. If one does not come, the others
+#    wait.
 # 5. Test with SGD against one process on the global batch. Falling loss proves little.
 #
 # **Sources**
 #
-# * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020,
-#   [arXiv 2006.15704](https://arxiv.org/abs/2006.15704): section 3.2 gradient reduction, buckets and
-#   overlap, section 3.2.4 accumulation.
-# * P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*,
-#   Journal of Parallel and Distributed Computing 69, 2009: the lower bound and the ring.
-# * P. Goyal et al., *Accurate, Large Minibatch SGD*, 2017, [arXiv 1706.02677](https://arxiv.org/abs/1706.02677),
-#   sections 2.1 and 2.2.
-# * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv 1502.03167](https://arxiv.org/abs/1502.03167), section 3.
-# * PyTorch: [`DistributedDataParallel`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
+# * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB
+#   2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704): section 3.2 gradient reduction,
+#   buckets and overlap, section 3.2.4 accumulation.
+# * P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
+#   workstations*, Journal of Parallel and Distributed Computing 69, 2009: the lower bound and the
+#   ring.
+# * P. Goyal et al., *Accurate, Large Minibatch SGD*, 2017, [arXiv
+#   1706.02677](https://arxiv.org/abs/1706.02677), sections 2.1 and 2.2.
+# * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv
+#   1502.03167](https://arxiv.org/abs/1502.03167), section 3.
+# * PyTorch:
+#   [`DistributedDataParallel`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
 #   [DDP design note](https://docs.pytorch.org/docs/stable/notes/ddp.html),
 #   [`torch.distributed`](https://docs.pytorch.org/docs/stable/distributed.html),
 #   [`DistributedSampler`](https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler),
