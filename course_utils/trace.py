@@ -113,6 +113,7 @@ class Trace:
     def __init__(self) -> None:
         self._entries: list[_Entry] = []  # in the order of their calls
         self._spans: list[tuple[str, str, object, object]] = []  # name, kind, start, end marks
+        self._backwards: dict[int, _Backward] = {}  # those that communicate, by autograd's number
         self._record: Record | None = None
 
     def __enter__(self) -> Self:
@@ -149,6 +150,7 @@ class Trace:
             entry.work = None
         seconds = self._clock.seconds
         foreground = [Span(name, kind, seconds(a), seconds(b)) for name, kind, a, b in self._spans]
+        foreground += [span for run in self._backwards.values() for span in run.waiting(seconds)]
         background = []
         for index, entry in enumerate(self._entries):
             start, end = seconds(entry.start), seconds(entry.end)
@@ -259,11 +261,9 @@ def _needed(call: Call, starts: dict[int, float], rank: int) -> list[float]:
 
 # ---- how the calls are seen ----------------------------------------------------------------------
 #
-# Every collective, whoever starts it, passes PyTorch's dispatcher as an operator of the namespace
-# c10d. While a Trace is open, each of these operators has one more kernel, in Python, in front of
-# the backend's own. No other operator becomes slower. The dispatcher's keys and the boxed objects
-# are private interfaces of PyTorch: they are used between here and the end of the file only, and
-# tests/test_trace.py shows for each supported version that every call is seen.
+# `intercept` hears of every collective, whoever starts it. What is private in PyTorch (the boxed
+# objects, autograd's number of a backward pass and its callbacks) is used between here and the end
+# of the file only; tests/test_trace.py shows for each supported version that it works.
 
 # operator: (op, argument with this rank's payload, argument with what a non-root rank receives)
 _OPS = {
@@ -311,6 +311,38 @@ class _Entry:
             self.end = now  # started, and nobody has waited for it
 
 
+class _Backward:
+    """A backward pass that starts communication, as DistributedDataParallel's does.
+
+    Its reducer waits, in C++ and unseen, when the last gradient is computed. Autograd calls its
+    callbacks at that moment, in the order in which they were queued: the first here is queued
+    before the reducer's own, and queues the second, which then comes after it.
+    """
+
+    def __init__(self, clock) -> None:
+        self.entries: list[_Entry] = []
+        self.clock, self.computed, self.left = clock, None, None
+        self._queue(self._all_computed)
+
+    def _queue(self, callback) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+    def _all_computed(self) -> None:
+        self.computed = self.clock.mark()
+        self._queue(self._over)
+
+    def _over(self) -> None:
+        self.left = self.clock.mark()
+
+    def waiting(self, seconds) -> list[Span]:
+        """The time between the last gradient and the end of what the pass has started."""
+        ends = [seconds(entry.end) for entry in self.entries if not entry.blocking]
+        if self.left is None or not ends:
+            return []
+        start, end = seconds(self.computed), min(seconds(self.left), max(ends))
+        return [Span("wait", "waiting", start, end)] if end > start else []
+
+
 class _Recorder:
     """Listens to every call, and puts itself in front of Work.wait, while a Trace is open."""
 
@@ -339,11 +371,21 @@ class _Recorder:
         blocking = arguments.get("async_op") is False
         entry = _Entry(_describe(name, arguments), self.trace._clock.mark(), blocking)
         self.trace._entries.append(entry)
+        self._note_backward(entry)
 
         def started(result):
             self._follow(entry, result[-1] if isinstance(result, (tuple, list)) else result)
 
         return started
+
+    def _note_backward(self, entry: _Entry) -> None:
+        task = torch._C._current_graph_task_id()
+        if task == -1:  # this call does not come out of a backward pass
+            return
+        backwards = self.trace._backwards
+        if task not in backwards:
+            backwards[task] = _Backward(self.trace._clock)
+        backwards[task].entries.append(entry)
 
     def _follow(self, entry: _Entry, boxed) -> None:
         entry.work = work = dist.Work.unbox(boxed)

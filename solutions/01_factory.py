@@ -891,7 +891,8 @@ def draw_company(factories, buildings, batch, pages, truck):
     shown = plots.lanes(left, records, max(minutes, alone), names, unit="minutes")
     left.axvline(alone, color=plots.COLORS["ink"], linestyle=":", linewidth=1.5)
     left.text(alone, -0.6, "one building alone ", ha="right", va="bottom", fontsize=9)
-    for row, ledger in enumerate(storage(factories, buildings, batch, pages)):
+    ledgers = storage(factories, buildings, batch, pages)
+    for row, ledger in enumerate(ledgers):
         start = 0
         for kind, shelves in ledger.items():
             bar = right.barh(row, shelves, left=start, height=0.6, color=plots.COLORS[kind])
@@ -901,7 +902,8 @@ def draw_company(factories, buildings, batch, pages, truck):
                 start, row, " too full", va="center", color=plots.COLORS["wrong"], fontsize=9
             )
     right.axvline(SHELVES, color=plots.COLORS["wrong"], linestyle=":", linewidth=1.5)
-    right.set_xlim(0, 2.2 * SHELVES)
+    fullest = max(sum(ledger.values()) for ledger in ledgers)
+    right.set_xlim(0, max(2 * SHELVES, 1.7 * fullest))
     right.set_xlabel("shelves")
     right.tick_params(axis="y", length=0)
     idle = 1 - 3 * batch * pages / (places * minutes)

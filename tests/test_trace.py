@@ -151,9 +151,31 @@ def test_what_ddp_reduces_by_itself_is_recorded():
     for record in launch(body, 2):
         assert record.sent("all_reduce") == 39_760 * 4
         spans = [span for span in record.spans if span.kind == "communication"]
-        (backward,) = [span for span in record.spans if span.name == "backward"]
+        backward = [span for span in record.spans if span.name == "backward"]
         assert all(span.background for span in spans)
-        assert all(backward.start < span.start < backward.end for span in spans)
+        assert all(backward[0].start < span.start < backward[-1].end for span in spans)
+
+
+def test_the_reducers_wait_is_no_computing():
+    def body(rank):
+        layers = [nn.Linear(512, 512, bias=False) for _ in range(4)]
+        model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=100)
+        for _ in range(2):  # after the first step the reducer lays out its buckets anew
+            model(torch.rand(8, 512)).sum().backward()
+        with Trace() as trace:
+            loss = model(torch.rand(8, 512)).sum()
+            time.sleep(0.5 * rank)
+            with trace.span("backward"):
+                loss.backward()
+        return trace.record()
+
+    first, second = launch(body, 2)
+    (call,) = [span for span in first.spans if span.background]
+    waits = [span for span in first.spans if span.kind == "waiting"]
+    assert first.seconds("waiting") > 0.3, "one bucket: all of it is sent after the last gradient"
+    assert all(span.end <= call.end for span in waits)
+    assert second.seconds("waiting") < first.seconds("waiting")
+    assert first.seconds("compute") < first.seconds("waiting")
 
 
 def test_calls_that_do_not_come_from_the_functions_of_torch_distributed():
@@ -251,6 +273,8 @@ def test_a_trace_in_one_process():
 
 
 def test_one_trace_at_a_time_and_nothing_is_left_behind():
+    with Trace():
+        pass
     wait = dist.Work.wait
     with Trace(), pytest.raises(RuntimeError, match="open in this process already"), Trace():
         pass
