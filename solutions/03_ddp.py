@@ -196,11 +196,13 @@ with caught_terminal() as terminal:
 print("the terminal says:", next(line for line in terminal if line.startswith("AttributeError")))
 
 # %% [markdown]
-# This error has stopped many people on their first day: look it up and you find it in the trackers
-# of Jupyter, Paddle and other projects ([issue 6258 of
-# jupyter/notebook](https://github.com/jupyter/notebook/issues/6258)). There are two ways out. `launch` sends
-# the code itself, with the library cloudpickle. The common way is to put the function into a file,
-# because a module that both processes can import makes the name mean the same in both.
+# This error has stopped many people on their first day. You find it in the trackers of Jupyter,
+# Paddle and other projects
+# ([issue 6258 of jupyter/notebook](https://github.com/jupyter/notebook/issues/6258)).
+#
+# There are two ways out. `launch` sends the code itself, with the library cloudpickle. The common
+# way is to put the function into a file, because a module that both processes can import makes the
+# name mean the same in both.
 #
 # ### A script, as people write it
 #
@@ -789,7 +791,9 @@ def duration(step):
 
 
 fastest = {name: min(zip(*of_rank), key=duration) for name, of_rank in steps.items()}
-figure = plots.timelines({f"{name}, measured": step for name, step in fastest.items()})
+gpus = hardware.placement(2).backend == "nccl"
+source = "measured" if gpus else "emulated: ranks on the CPU"
+figure = plots.timelines({f"{name}, {source}": step for name, step in fastest.items()})
 plt.show()
 ratio = duration(fastest["8 buckets"]) / duration(fastest["1 bucket"])
 print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
