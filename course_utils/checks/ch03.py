@@ -113,6 +113,12 @@ def _build(make, seed: int) -> nn.Module:
     return make().to(device())
 
 
+def _come_late(rank: int) -> None:
+    """Rank 0 is early: if it does not wait for a result, it reads one that has not arrived."""
+    if rank > 0:
+        time.sleep(0.05)
+
+
 def _gradients(model: nn.Module) -> Gradients:
     return {
         name: None if parameter.grad is None else parameter.grad.clone()
@@ -177,6 +183,8 @@ averaging = Exercise(
         "divided-twice": "Your gradients are world_size times too small: they are divided twice.",
         "nothing-sent": "Each rank has divided its own gradient by the world size and heard nothing "
         "of the others. Dividing alone averages nothing: the sum over the ranks is missing.",
+        "not-waited": "A rank has used a result before it was there: with `async_op=True`, call "
+        "`wait()` on what all_reduce returns before you touch the tensor.",
         "unchanged": "Each rank still has its own gradients. Either nothing was averaged, or the "
         "average was not written back into `parameter.grad`.",
         "parameters-averaged": "The parameters have changed. Average their gradients, "
@@ -204,6 +212,7 @@ class _Averaged:
     local: Gradients
     got: Gradients
     moved: bool  # have the parameters changed?
+    silent: bool  # was nothing sent?
 
 
 def _averaged(rank, answer, make, seed) -> _Averaged:
@@ -211,9 +220,12 @@ def _averaged(rank, answer, make, seed) -> _Averaged:
     torch.manual_seed(seed + 1 + rank)
     model(torch.randn(4, 5, device=device())).square().sum().backward()
     local, before = _gradients(model), _state(model)
-    answer(model)
+    with Trace() as trace:
+        _come_late(rank)
+        answer(model)
+        got = _gradients(model)
     moved = any(not torch.equal(tensor, before[k]) for k, tensor in model.state_dict().items())
-    return _Averaged(local, _gradients(model), moved)
+    return _Averaged(local, got, moved, trace.record().count() == 0)
 
 
 def _check_average(answer, draw, make, ranks, likely=None) -> None:
@@ -227,7 +239,8 @@ def _check_average(answer, draw, make, ranks, likely=None) -> None:
         **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
         "sum-not-mean": [_sum(local)] * ranks,
         "unchanged": local,
-        "nothing-sent": [_scaled(g, 1 / ranks) for g in local],
+        "nothing-sent": all(r.silent for r in reports) and [_scaled(g, 1 / ranks) for g in local],
+        "not-waited": ranks > 1 and _equal(got[0], _scaled(local[0], 1 / ranks)),
         "fixed-two": [_scaled(_sum(local), 1 / 2)] * ranks,
         "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
         "rank-0s-gradient": [local[0]] * ranks,
@@ -351,6 +364,7 @@ class _Rung:
 
 def _summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
     tensors = [case[rank].to(device()) for case in cases]
+    _come_late(rank)
     for tensor in tensors:
         answer(tensor)
     return tensors
@@ -698,6 +712,8 @@ overlapping = Exercise(
         "running mean. Broadcast `module.buffers()` too.",
         "averaged-at-start": "The ranks start from the mean of their parameters; rank 0's were "
         "wanted.",
+        "not-waited": "A rank has used gradients before the other ranks' had arrived: wait for "
+        "every all-reduce in `finish_gradient_synchronization`.",
         "unsynchronised": "Each rank still has its own gradients: they were not averaged, or the "
         "average was not written into `parameter.grad`.",
         "sum-not-mean": "Your gradients are world_size times too large: all_reduce adds, and the "
@@ -707,7 +723,8 @@ overlapping = Exercise(
         "the work handles in `finish_gradient_synchronization`, and remember that "
         "`zero_grad()` throws `.grad` away: the next backward puts a new tensor there.",
         "starts-at-the-end": "No all-reduce had started when backward reached the first layer: "
-        "there is no overlap. Start a bucket's all-reduce in the hook that completes it.",
+        "there is no overlap. Start a bucket's all-reduce in the hook that completes it, and fill the "
+        "buckets in the order in which backward comes by: the last layer first.",
         "waits-in-backward": "A rank's backward stops until another rank gets there. Start the "
         "all-reduce with `async_op=True`, and wait in `finish_gradient_synchronization` only.",
         "one-per-parameter": "There is one all-reduce for every parameter. Each costs a fixed time "
@@ -803,7 +820,9 @@ def _steps(rank, answer, make, seed, bucket_bytes, micro_batches, keep_zeros) ->
         for batch in batches[:-1]:
             with model.no_sync():
                 model(batch).square().sum().backward()
-        model(batches[-1]).square().sum().backward()
+        loss = model(batches[-1]).square().sum()
+        _come_late(rank)
+        loss.backward()
         model.finish_gradient_synchronization()
         got.append(_gradients(module))
         local.append([_gradient_of(twin, batch) for batch in batches])
@@ -842,6 +861,7 @@ def _check_steps(
         mean = _mean(local)
         mistakes = {
             **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
+            "not-waited": ranks > 1 and _equal(got[0], _scaled(local[0], 1 / ranks)),
             "first-step-only": step > 0,
             "unsynchronised": local,
             "sum-not-mean": [_sum(local)] * ranks,
@@ -1066,6 +1086,8 @@ evaluation = Exercise(
         "mean-of-batches": "You average the batches' accuracies. The last batch may be smaller: "
         "add the counts of correct images and divide once.",
         "own-share": "Each rank returns the accuracy of its own share: add the counts over ranks.",
+        "not-added": "Each rank divides its own count by the number of all images: the counts of the "
+        "ranks were not added, or not waited for.",
         "divided-by-share": "The correct images of all ranks are divided by one rank's share. Divide "
         "by the number of all images.",
         "count-not-share": "You return the number of correct images: divide by the number of images.",
@@ -1120,6 +1142,7 @@ class _Evaluated:
 
 def _evaluated(rank, answer, images, labels, batch_size, training) -> _Evaluated:
     model = _Scores().train(training)
+    _come_late(rank)
     value = answer(model, images.to(device()), labels.to(device()), batch_size)
     return _Evaluated(value, model.batches, model.modes, model.recorded, model.training)
 
@@ -1155,6 +1178,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
             _equal(got, [mean] * ranks)
             for mean in (sum(by_batch) / ranks, sum(every_batch) / len(every_batch))
         ),
+        "not-added": [sum(right[i] for i in report.seen()) / count for report in reports],
         "count-not-share": [sum(right)] * ranks,
         "divided-by-share": [sum(right) / max(1, len(report.seen())) for report in reports],
         "one-rank-only": lambda got: any(_equal(value, accuracy) for value in got),

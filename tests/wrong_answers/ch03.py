@@ -41,6 +41,14 @@ def divides_without_communicating(model):
             parameter.grad /= dist.get_world_size()
 
 
+@wrong("3.1", names="not-waited")
+def does_not_wait(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, async_op=True)
+            parameter.grad = parameter.grad / dist.get_world_size()
+
+
 @wrong("3.1", names="unchanged")
 def averages_a_copy(model):
     for parameter in model.parameters():
@@ -609,6 +617,21 @@ class ForgetsToWriteBack(Bucketed):
         """The means stay in the buckets."""
 
 
+@wrong("3.4", names="not-waited")
+class NeverWaits(Bucketed):
+    def finish_gradient_synchronization(self):
+        self.start_the_rest()
+        for index, (flat, _) in self.running.items():
+            self.unpack(self.buckets[index], flat)
+        self.reset()
+
+
+@wrong("3.4", names="starts-at-the-end")
+class FillsFirstLayerFirst(Bucketed):
+    def trainable(self):
+        return super().trainable()[::-1]
+
+
 @wrong("3.4", names="first-step-only")
 class NeverResets(Bucketed):
     def reset(self):
@@ -874,6 +897,11 @@ def averages_the_batches(model, images, labels, batch_size):
 @wrong("3.5", names="own-share")
 def returns_its_own(model, images, labels, batch_size):
     return _count(model, _mine(images), _mine(labels), batch_size).item() / len(_mine(images))
+
+
+@wrong("3.5", names="not-added")
+def does_not_add(model, images, labels, batch_size):
+    return _count(model, _mine(images), _mine(labels), batch_size).item() / len(images)
 
 
 @wrong("3.5", names="divided-by-share")
