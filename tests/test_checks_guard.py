@@ -88,6 +88,15 @@ def test_paused_time_does_not_count():
         spin()
 
 
+def test_time_without_a_processor_does_not_count(monkeypatch):
+    # a machine so busy that this process computes for a tenth of the time
+    monkeypatch.setattr(time, "process_time", lambda: time.monotonic() / 10)
+    started = time.monotonic()
+    with pytest.raises(TimeIsUp), Deadline(0.1):
+        spin()
+    assert time.monotonic() - started > 0.8
+
+
 def test_the_state_of_the_kernel_comes_back():
     torch.manual_seed(3)
     random.seed(3)

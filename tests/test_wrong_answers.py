@@ -1,7 +1,7 @@
 """Proves the checks: unanswered they say so, solved they pass, and every plausible wrong answer is
 rejected with the hint that fits it.
 
-There is one class a chapter, so that `pytest -n2 --dist loadscope` shares them out. The run ends
+There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out. The run ends
 with a line for each exercise: see conftest.py in this folder.
 """
 
@@ -13,7 +13,10 @@ from copies import make_copy
 from source import read_source
 
 from course_utils.checks import examine, load_answer
-from course_utils.checks.catalogue import chapters, exercises, root
+from course_utils.checks.catalogue import exercises, root
+from course_utils.checks.draw import fresh_seed
+from course_utils.checks.framework import attempt
+from course_utils.checks.guard import undisturbed
 from course_utils.checks.learner import render
 from tests.wrong_answers import collect
 
@@ -21,91 +24,79 @@ FEWEST_WRONG = 4
 HINTS = 3
 
 
-def _chapter_of(exercise):
-    return int(exercise.id.split(".")[0])
+@functools.cache
+def cells_of(chapter):
+    return read_source(next((root() / "solutions").glob(f"{chapter:02d}_*.py")))
 
 
 @pytest.fixture(scope="session")
-def learners_copies(tmp_path_factory):
+def learners_copy(tmp_path_factory):
     """A function from chapter to the learner's notebook, as the builder makes it, not executed."""
     folder = tmp_path_factory.mktemp("learner")
 
     @functools.cache
     def copy(chapter):
         path = folder / f"{chapter:02d}.ipynb"
-        nbformat.write(make_copy(_cells(chapter), "", solved=False), path)
+        nbformat.write(make_copy(cells_of(chapter), "", solved=False), path)
         return path
 
     return copy
 
 
-@functools.cache
-def _cells(chapter):
-    return read_source(next((root() / "solutions").glob(f"{chapter:02d}_*.py")))
+def tests_of(exercise):
+    chapter = int(exercise.id.split(".")[0])
+    answers = [a for a in collect(chapter) if a.exercise == exercise.id]
+    wrongs = [a for a in answers if a.names]
+    rights = [a for a in answers if not a.names]
 
-
-def _tests_of(chapter):
-    mine = [e for e in exercises() if _chapter_of(e) == chapter]
-    answers = collect(chapter)
-    each = pytest.mark.parametrize("exercise", mine, ids=lambda e: e.id)
-
-    class TestChapter:
-        @each
-        def test_has_enough_hints_and_answers(self, exercise):
-            wrong = [a for a in answers if a.exercise == exercise.id and a.names]
-            right = [a for a in answers if a.exercise == exercise.id and not a.names]
-            assert len(exercise.hints) == HINTS
+    class TestExercise:
+        def test_has_enough_hints_and_answers(self):
             assert exercise.rules, "an exercise without a requirement accepts everything"
-            assert len({a.names for a in wrong}) >= FEWEST_WRONG, "each with a mistake of its own"
-            assert right, "another right way to write it"
-            for answer in wrong:
-                assert exercise.misconceptions[answer.names], "names a mistake with a sentence"
+            assert len(exercise.hints) == HINTS
+            assert rights, "another right way to write it"
+            assert len({a.names for a in wrongs}) >= FEWEST_WRONG, "each with its own mistake"
+            assert all(exercise.misconceptions[a.names] for a in wrongs), "each with its sentence"
 
-        @each
-        def test_the_notebook_has_the_same_name_and_points(self, exercise):
+        def test_the_notebook_has_the_same_name_and_points(self):
             id = f"{exercise.id}-check"
-            [cell] = [c for c in _cells(chapter) if c.nbgrader.get("grade_id") == id]
+            [cell] = [c for c in cells_of(chapter) if c.nbgrader.get("grade_id") == id]
             assert cell.nbgrader["points"] == exercise.points
             assert cell.source == f'check("{exercise.id}", {exercise.name})'
 
-        @each
-        def test_unanswered_it_says_so(self, exercise, learners_copies):
-            stub = load_answer(exercise.id, learners_copies(chapter))
-            outcome = examine(exercise.id, stub)
+        def test_unanswered_it_says_so(self, learners_copy):
+            outcome = examine(exercise.id, load_answer(exercise.id, learners_copy(chapter)))
             assert render(outcome) == f"{exercise.id} {exercise.name}: not attempted yet"
 
-        @each
-        def test_the_solution_passes(self, exercise, record_property):
+        def test_the_solution_passes(self, record_property):
             record_property("points", (exercise.id, exercise.name, exercise.points))
-            _must_pass(exercise.id, load_answer(exercise.id))
+            must_pass(exercise, load_answer(exercise.id))
 
-        @pytest.mark.parametrize(
-            "right", [a for a in answers if not a.names], ids=lambda a: _label(a)
-        )
+        @pytest.mark.parametrize("right", rights, ids=name_of)
         def test_another_right_answer_passes(self, right, record_property):
-            record_property("right", right.exercise)
-            _must_pass(right.exercise, right.answer)
+            record_property("right", exercise.id)
+            must_pass(exercise, right.answer)
 
-        @pytest.mark.parametrize("wrong", [a for a in answers if a.names], ids=lambda a: _label(a))
+        @pytest.mark.parametrize("wrong", wrongs, ids=name_of)
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
-            record_property("wrong", wrong.exercise)
-            outcome = examine(wrong.exercise, wrong.answer)
-            text = f"COURSE_SEED={outcome.seed}\n{render(outcome)}"
-            assert outcome.status == "failed", text
-            assert outcome.misconceptions[:1] == [wrong.names], text
+            record_property("wrong", exercise.id)
+            seed = fresh_seed()
+            with undisturbed():
+                lines = attempt(exercise, wrong.answer, seed)
+                first = next((line for line in lines if line.misconception), None)
+            assert first, f"COURSE_SEED={seed}: no mistake was named"
+            assert first.misconception == wrong.names, f"COURSE_SEED={seed}: {first}"
 
-    return TestChapter
-
-
-def _label(answer):
-    return f"{answer.exercise}-{answer.answer.__name__}"
+    return TestExercise
 
 
-def _must_pass(exercise_id, answer):
-    outcome = examine(exercise_id, answer)
+def name_of(answer):
+    return answer.answer.__name__
+
+
+def must_pass(exercise, answer):
+    outcome = examine(exercise.id, answer)
     assert outcome.status == "passed", f"COURSE_SEED={outcome.seed}\n{render(outcome)}"
-    assert not outcome.misconceptions
 
 
-for _chapter in chapters():
-    globals()[f"TestChapter{_chapter:02d}"] = _tests_of(_chapter)
+for each in exercises():
+    globals()[f"TestExercise{each.id.replace('.', '_')}"] = tests_of(each)

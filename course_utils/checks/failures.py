@@ -86,7 +86,8 @@ def _learners_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def _is_learners(filename: str) -> bool:
-    return not filename.startswith(("<frozen", *_NOT_THE_LEARNERS))
+    generated = filename.startswith("<") and not filename.startswith(("<ipython", "<stdin"))
+    return not generated and not filename.startswith(_NOT_THE_LEARNERS)
 
 
 def _name(filename: str) -> str:

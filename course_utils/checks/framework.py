@@ -76,7 +76,7 @@ texts are fixed strings, without numbers drawn.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,29 +208,39 @@ def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
     seed = seed or fresh_seed()
     if answer is None or answer is Ellipsis:
         return Outcome(exercise, "not attempted", seed)
-    unfit = _unfit(exercise, answer)
-    if unfit:
-        rest = [Line(rule.text, None) for rule in exercise.rules[1:]]
-        return Outcome(exercise, "failed", seed, [unfit, *rest])
     lines: list[Line] = []
     with undisturbed() as printed:
-        for index, rule in enumerate(exercise.rules):
-            draw = Draw(seed, f"{exercise.id}/{index}")
-            line = _skipped(rule, lines) or _try(exercise, rule, answer, draw)
-            if line.kind == "stub" and index == 0 and _untouched(answer):
+        for line in attempt(exercise, answer, seed):
+            if line.kind == "stub" and not lines and _untouched(answer):
                 return Outcome(exercise, "not attempted", seed)
-            lines.append(_as_before(line, lines))
+            lines.append(line)
     status = "passed" if all(line.ok for line in lines) else "failed"
     return Outcome(exercise, status, seed, lines, printed.lines())
 
 
+def attempt(exercise: Exercise, answer: Any, seed: str) -> Iterator[Line]:
+    """Runs the requirements in their order and yields a line for each. What is not asked for is
+    not run: who wants the first mistake only can stop there."""
+    unfit = _unfit(exercise, answer)
+    if unfit:
+        yield unfit
+        yield from (Line(rule.text, None) for rule in exercise.rules[1:])
+        return
+    lines: list[Line] = []
+    for index, rule in enumerate(exercise.rules):
+        draw = Draw(seed, f"{exercise.id}/{index}")
+        line = _skipped(rule, lines) or _try(exercise, rule, answer, draw)
+        lines.append(_as_before(line, lines))
+        yield lines[-1]
+
+
 def _untouched(answer: Any) -> bool:
     """Whether an answer that raised the stub's exception is the stub: a function is, and a class
-    whose every method still raises it; in a class begun, one method may wait for its turn."""
-    if not isinstance(answer, type):
+    whose __init__ still raises it; in a class begun, another method may wait for its turn."""
+    if not isinstance(answer, type) or "__init__" not in vars(answer):
         return True
-    methods = [inspect.unwrap(m) for m in vars(answer).values() if inspect.isroutine(m)]
-    return all(m.__code__.co_names == ("NotImplementedError",) for m in methods)
+    code = getattr(inspect.unwrap(answer.__init__), "__code__", None)
+    return code is not None and "NotImplementedError" in code.co_names
 
 
 def _as_before(line: Line, earlier: list[Line]) -> Line:

@@ -22,15 +22,19 @@ class TimeIsUp(BaseException):
 
 class Deadline:
     """Ends the calling thread's code with `TimeIsUp` after `seconds`, again and again until it
-    gives in. Time inside `paused()` does not count.
+    gives in.
+
+    The time counts in which this process computes or waits, not the time in which a busy machine
+    has no processor for it: a right answer must not fail because something else runs. Time inside
+    `paused()` does not count either.
 
     In the main thread an alarm signal wakes Python from sleeping and from waiting for a lock;
     where there is no such signal (Windows, other threads) Python raises between two bytecodes.
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
         self._left = seconds
+        self._tick = min(0.25, seconds / 4)
         self._by_signal = (
             hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
         )
@@ -41,7 +45,7 @@ class Deadline:
 
     def __enter__(self) -> Self:
         if self._by_signal:
-            self._before = signal.signal(signal.SIGALRM, self._raise)
+            self._before = signal.signal(signal.SIGALRM, self._ring)
         self._start()
         return self
 
@@ -60,10 +64,10 @@ class Deadline:
             self._start()
 
     def _start(self) -> None:
-        self._since = time.monotonic()
+        self._seen = time.monotonic(), time.process_time()
         self._active = True
         if self._by_signal:
-            signal.setitimer(signal.ITIMER_REAL, self._left, 0.5)
+            signal.setitimer(signal.ITIMER_REAL, self._tick, self._tick)
         else:
             self._wake = threading.Event()
             threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
@@ -75,17 +79,23 @@ class Deadline:
         else:
             self._wake.set()
             _raise_in(self._thread, None)
-        self._left = max(self._left - (time.monotonic() - self._since), 0.1)
 
-    def _raise(self, *_: object) -> None:
-        if self._active:
+    def _ring(self, *_: object) -> None:
+        if self._active and self._is_up():
             raise TimeIsUp
 
     def _watch(self, wake: threading.Event) -> None:
-        wait = self._left
-        while not wake.wait(wait):
-            _raise_in(self._thread, TimeIsUp)
-            wait = 0.5
+        while not wake.wait(self._tick):
+            if self._is_up():
+                _raise_in(self._thread, TimeIsUp)
+
+    def _is_up(self) -> bool:
+        now = time.monotonic(), time.process_time()
+        passed, computed = now[0] - self._seen[0], now[1] - self._seen[1]
+        self._seen = now
+        waiting = computed < 0.01 * passed
+        self._left -= passed if waiting else min(computed, passed)
+        return self._left <= 0
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
