@@ -45,7 +45,6 @@ from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
 from course_utils.trace import Trace
 
-torch.set_num_threads(1)  # for small models, threads cost more than they bring
 hardware.report()
 
 # %% [markdown]
@@ -550,6 +549,7 @@ for n in (2, 4):
 
 # %%
 def new_model(seed=0):
+    torch.set_num_threads(1)  # so small a model loses time with more
     torch.manual_seed(seed)
     return MnistNet().to(hardware.device())
 
@@ -1023,7 +1023,8 @@ print("same as alone with twice the rate:", equal(train_alone(2 * LEARNING_RATE)
 # %% [markdown]
 # Now the same mistake with Adam. Adam divides each gradient by a running estimate of its size, so a
 # constant factor cancels. If you test with Adam, you do not find this bug. That is why the contract
-# is stated for SGD.
+# is stated for SGD. The repair is the division. With NCCL, `op=dist.ReduceOp.AVG` adds and divides
+# in one call.
 
 
 # %%
@@ -1054,7 +1055,7 @@ print("the difference is that of the start:", equal(first - second, [difference_
 # %% [markdown]
 # They never meet. All ranks take the same step, so the distance between them stays what it was.
 # Each step is the average of gradients taken at different points, which is the gradient of neither
-# model.
+# model. The repair is the broadcast at the start, which DDP's constructor does for you.
 #
 # ### A collective under `if rank == 0`
 #
@@ -1268,17 +1269,27 @@ except AttributeError as error:
 # **Hunt 4.** A DDP demonstration trains `nn.Linear(20, 1)` with `cross_entropy` on targets of shape
 # (batch, 1). It runs without an error, on any number of ranks.
 
+
 # %%
-model = nn.Linear(20, 1)
-loss = cross_entropy(model(torch.randn(32, 20)), torch.rand(32, 1))
-loss.backward()
-print("loss is zero:", loss.item() == 0)
-print("largest gradient:", max(p.grad.abs().max().item() for p in model.parameters()))
+def without_any_exchange(rank):
+    torch.manual_seed(0)
+    model = nn.Linear(20, 1)
+    torch.manual_seed(rank)  # each rank draws its own data
+    loss = cross_entropy(model(torch.randn(32, 20)), torch.rand(32, 1))
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss.item() == 0, flat(p.grad for p in model.parameters()), flat(model.parameters())
+
+
+(zero, gradient, first), (_, _, second) = launch(without_any_exchange, 2)
+print("the loss is zero:", zero)
+print("the largest gradient:", gradient.abs().max().item())
+print("the ranks end with the same model:", equal(first, [second]))
 
 # %% [markdown]
 # Cross-entropy over a single class: the softmax of one number is always 1, so the loss is 0 and
-# every gradient is exactly zero. Nothing is learned. Worse, all ranks agree perfectly, whether
-# their gradients are averaged or not. A test of synchronisation proves something only if the
+# every gradient is exactly zero. Nothing is learned. Worse, the ranks agree perfectly, although
+# nothing was exchanged. A test of synchronisation proves something only if the
 # gradients of the ranks differ. A well-known series of tutorials is built on such a snippet. Check
 # yours: training must change the model, and leaving out the exchange must change the result.
 
@@ -1728,7 +1739,8 @@ print("torchrun's two ranks as alone:", equal(alone, [flat(saved.values())]))
 # `model.module`.
 # * **Failures.** When one rank dies, torchrun ends all and can start them again. Then you need a
 # checkpoint to continue from. Chapter 9 is about that.
-#
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. DDP is one process per device. Every rank holds the whole model and its own share of the batch.
