@@ -9,6 +9,7 @@ A technique is a function `(rank, job) -> Trained` that runs on every rank. To a
 it with `@technique`. `rows(...)` gives a rank its share, which may be uneven, or empty.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -204,6 +206,58 @@ def data_parallel_by_hand(devices: list[torch.device], job: Job) -> Trained:
     return trained(model)
 
 
+def piece_of(model: MnistNet, rank: int) -> nn.Module:
+    """The rank's half of the layers, for two ranks, with the names that they have in the whole."""
+    first = OrderedDict(flat=nn.Flatten(), linear1=model.linear1, relu=nn.ReLU())
+    return nn.Sequential((first, OrderedDict(linear2=model.linear2))[rank])
+
+
+def line_by_hand(rank: int, job: Job, comes_back: bool = True) -> Trained:
+    """Half of the layers each: activations to rank 1, their gradients back to rank 0."""
+    piece = piece_of(job.model(), rank)
+    optimizer = torch.optim.SGD(piece.parameters(), LEARNING_RATE)
+    for images, labels in job.batches:
+        optimizer.zero_grad()
+        hidden = torch.empty(len(images), 50, device=device())
+        if rank == 0:
+            hidden = piece(images.to(device()))
+            dist.send(hidden.detach(), dst=1)
+            gradient = torch.empty_like(hidden)
+            if comes_back:
+                dist.recv(gradient, src=1)
+                hidden.backward(gradient)
+        else:
+            dist.recv(hidden, src=0)
+            cross_entropy(piece(hidden.requires_grad_()), labels.to(device())).backward()
+            if comes_back:
+                dist.send(hidden.grad, dst=0)
+        optimizer.step()
+    return trained(piece)
+
+
+def line_with_pipelining(rank: int, job: Job) -> Trained:
+    piece = piece_of(job.model(), rank)
+    stage = PipelineStage(piece, stage_index=rank, num_stages=2, device=device())
+    schedule = ScheduleGPipe(stage, n_microbatches=1, loss_fn=cross_entropy)
+    optimizer = torch.optim.SGD(piece.parameters(), LEARNING_RATE)
+    for images, labels in job.batches:
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(images.to(device()))
+        else:
+            schedule.step(target=labels.to(device()))
+        optimizer.step()
+    return trained(piece)
+
+
+def put_together(pieces: list[Trained]) -> Trained:
+    parameters, gradients = {}, {}
+    for piece in pieces:
+        parameters |= piece.parameters
+        gradients |= piece.gradients
+    return Trained(parameters, gradients)
+
+
 def forgets_to_divide(rank: int, job: Job) -> Trained:
     model = job.model()
 
@@ -299,6 +353,20 @@ def test_data_parallel_by_hand_equals_one_process(count, jobs, expected):
     for case, job in jobs.items():
         result = data_parallel_by_hand([device()] * count, job)
         assert distance([result], expected[case]) <= TOLERANCE, case
+
+
+@pytest.mark.parametrize(
+    ("line", "case"),
+    [(line_by_hand, "even"), (line_by_hand, "uneven"), (line_with_pipelining, "even")],
+)
+def test_a_model_cut_over_two_ranks_equals_one_process(line, case, jobs, expected):
+    result = put_together(launch(line, 2, jobs[case]))
+    assert distance([result], expected[case]) <= TOLERANCE
+
+
+def test_the_contract_sees_a_half_that_never_learns(jobs, expected):
+    result = put_together(launch(line_by_hand, 2, jobs["even"], False))
+    assert difference(result.parameters, expected["even"].parameters) > 100 * TOLERANCE
 
 
 def test_overlapped_ddp_and_torchs_own_give_the_same_bits_on_two_ranks(jobs):

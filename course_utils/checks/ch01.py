@@ -1,7 +1,7 @@
 """The checks of chapter 01: a line that delivers, a line that stalls, and six decisions."""
 
 import math
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type
 
@@ -47,11 +47,12 @@ def _both(answer, minutes, truck, factories):
         raise Wrong(expected="two numbers, throughput and delivery time", got=got)
     way, road = sum(minutes), truck * (len(minutes) - 1)
     rate, time = factories / max(minutes), way + road
+    case = f"minutes={list(minutes)}, truck={truck}, factories={factories}"
     swapped = math.isclose(got[0], time) and math.isclose(got[1], rate)
     expect(
         got[0],
         rate,
-        what="the throughput",
+        what=f"the throughput of {case}",
         likely={
             "swapped": swapped,
             "factories-forgotten": 1 / max(minutes),
@@ -68,7 +69,7 @@ def _both(answer, minutes, truck, factories):
     expect(
         got[1],
         time,
-        what="the delivery time",
+        what=f"the delivery time of {case}",
         likely={
             "roads-forgotten": way,
             "road-too-many": way + truck * len(minutes),
@@ -157,6 +158,7 @@ def _idle(answer, minutes, truck, orders):
     expect(
         list(got),
         until(end),
+        what=f"minutes={list(minutes)}, truck={truck}, orders={orders}",
         each="building",
         likely={
             "busy-not-idle": [orders * work for work in minutes],
@@ -249,37 +251,54 @@ decisions = Exercise(
     },
 )
 
+
+@dataclass(frozen=True)
+class Job:
+    """As the notebook defines it."""
+
+    gpus: int
+    gpu_bytes: float
+    state_bytes: float
+    sample_bytes: float
+    compute_seconds: float
+    exchange_seconds: float
+
+    def __str__(self) -> str:
+        copy = (self.state_bytes + self.sample_bytes) / 1e9
+        return f"a copy of {copy:.0f} GB on {self.gpus} GPUs of {self.gpu_bytes / 1e9:.0f} GB"
+
+
 WORDS = ("one", "data", "model", "both", "none")
 
 
 def _decide(answer, job, what=""):
-    got = answer(SimpleNamespace(**job))
+    got = answer(job)
     if got is not None and (not isinstance(got, str) or got not in WORDS):
         raise Wrong("another-word", expected="one of " + ", ".join(WORDS), got=repr(got))
     right = _right(job)
-    expect(got, right, what=what, likely={_mistake(job, right, got): got})
+    expect(got, right, what=what or str(job), likely={_mistake(job, right, got): got})
 
 
 def _right(job, size=None, gpus_a_copy=None):
-    size = size or job["state_bytes"] + job["sample_bytes"]
-    gpus_a_copy = gpus_a_copy or math.ceil(size / job["gpu_bytes"])
-    if gpus_a_copy > job["gpus"]:
+    size = size or job.state_bytes + job.sample_bytes
+    gpus_a_copy = gpus_a_copy or math.ceil(size / job.gpu_bytes)
+    if gpus_a_copy > job.gpus:
         return "none"
     if gpus_a_copy > 1:
-        return "both" if job["gpus"] // gpus_a_copy >= 2 else "model"
-    shared = job["compute_seconds"] / job["gpus"] + job["exchange_seconds"]
-    return "data" if shared < job["compute_seconds"] else "one"
+        return "both" if job.gpus // gpus_a_copy >= 2 else "model"
+    shared = job.compute_seconds / job.gpus + job.exchange_seconds
+    return "data" if shared < job.compute_seconds else "one"
 
 
 def _mistake(job, right, got):
     """The name of the mistake that says `got` where `right` is right."""
-    size = job["state_bytes"] + job["sample_bytes"]
-    if size % job["gpu_bytes"] == 0:
-        if got == _right(job, gpus_a_copy=size // job["gpu_bytes"] + 1):
+    size = job.state_bytes + job.sample_bytes
+    if size % job.gpu_bytes == 0:
+        if got == _right(job, gpus_a_copy=size // job.gpu_bytes + 1):
             return "full-is-not-too-full"
-    elif got == _right(job, size=job["state_bytes"]):
+    elif got == _right(job, size=job.state_bytes):
         return "activations-forgotten"
-    elif size > job["gpu_bytes"] and got == _right(job, gpus_a_copy=size // job["gpu_bytes"]):
+    elif size > job.gpu_bytes and got == _right(job, gpus_a_copy=size // job.gpu_bytes):
         return "rounded-down"
     if right in ("one", "data"):
         return {"one": "exchange-feared", "data": "exchange-ignored"}.get(got, "cut-what-fits")
@@ -289,14 +308,8 @@ def _mistake(job, right, got):
 
 
 def _job(gpus, gpu_gb, state_gb, sample_gb, compute, exchange):
-    return {
-        "gpus": gpus,
-        "gpu_bytes": gpu_gb * 10**9,
-        "state_bytes": state_gb * 10**9,
-        "sample_bytes": sample_gb * 10**9,
-        "compute_seconds": compute,
-        "exchange_seconds": exchange,
-    }
+    giga = 10**9
+    return Job(gpus, gpu_gb * giga, state_gb * giga, sample_gb * giga, compute, exchange)
 
 
 @decisions.requires("a small model on several GPUs, where sharing pays")
@@ -359,12 +372,12 @@ def _six_jobs():
     for name, (count, layers, hidden, heads, sequence, batch, gpus, memory, link) in sizes.items():
         yield (
             name,
-            {
-                "gpus": gpus,
-                "gpu_bytes": memory * 1e9,
-                "state_bytes": 16 * count,
-                "sample_bytes": layers * sequence * hidden * (34 + 5 * heads * sequence / hidden),
-                "compute_seconds": 6 * count * sequence * batch / 140e12,
-                "exchange_seconds": 2 * (gpus - 1) / gpus * 2 * count / link,
-            },
+            Job(
+                gpus,
+                memory * 1e9,
+                16 * count,
+                layers * sequence * hidden * (34 + 5 * heads * sequence / hidden),
+                6 * count * sequence * batch / 140e12,
+                2 * (gpus - 1) / gpus * 2 * count / link,
+            ),
         )
