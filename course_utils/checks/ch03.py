@@ -150,6 +150,23 @@ def _mean(parts: list[Gradients]) -> Gradients:
     return _scaled(_sum(parts), 1 / len(parts))
 
 
+def _equal(got, expected) -> bool:
+    try:
+        expect(got, expected)
+    except Wrong:
+        return False
+    return True
+
+
+def _some_local(got: list[Gradients], local: list[Gradients], mean: Gradients) -> bool:
+    """Whether every gradient is either the mean or, for some parameters, the rank's own."""
+    return all(
+        _equal(g[name], mean[name]) or _equal(g[name], own[name])
+        for g, own in zip(got, local, strict=True)
+        for name in mean
+    )
+
+
 def _zeros_for_none(got: list[Gradients], local: list[Gradients]) -> bool:
     """Whether something stands where no rank has a gradient."""
     nobody = [name for name in local[0] if all(g[name] is None for g in local)]
@@ -193,6 +210,8 @@ averaging = Exercise(
         "data are lost.",
         "one-rank-only": "Only one rank has the mean. `reduce` delivers to one rank, `all_reduce` "
         "to all of them.",
+        "left-out": "Some parameters' gradients are averaged, others are still the rank's own: does "
+        "your loop leave some out, or end early?",
         "fixed-two": "You divide by 2. That is right on two ranks only: ask `dist.get_world_size()`.",
         "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
         "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
@@ -245,20 +264,13 @@ def _check_average(answer, draw, make, ranks, likely=None) -> None:
         "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
         "rank-0s-gradient": [local[0]] * ranks,
         "one-rank-only": lambda got: any(_equal(g, mean) for g in got),
+        "left-out": lambda got: _some_local(got, local, mean),
     }
     expect(got, [mean] * ranks, each="rank", likely=mistakes)
     if mistakes["parameters-averaged"]:
         raise Wrong(
             "parameters-averaged", expected="the same parameters as before", got="other values"
         )
-
-
-def _equal(got, expected) -> bool:
-    try:
-        expect(got, expected)
-    except Wrong:
-        return False
-    return True
 
 
 @averaging.requires("two ranks end with the mean of their gradients")
@@ -333,6 +345,9 @@ ring = Exercise(
         "number of ranks, and the remainder belongs to no chunk.",
         "too-few-chunks": "For some lengths you have fewer chunks than ranks. `chunk` gives fewer if "
         "the tensor is short; `tensor_split` gives exactly n, some of them empty.",
+        "chunk-sizes": "A rank receives a chunk of another size than was sent. Chunks may differ by "
+        "one element: make the buffer like the chunk that arrives, chunk (r - s - 1) mod n in step "
+        "s.",
         "short-wrong": "The ring works for long tensors only: with fewer elements than ranks, some "
         "chunks are empty.",
         "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `contiguous` "
@@ -350,7 +365,7 @@ ring = Exercise(
         "receive.",
         "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
     },
-    failures={"timeout": "everyone-sends-first"},
+    failures={"timeout": "everyone-sends-first", "mismatch": "chunk-sizes"},
 )
 
 
@@ -559,8 +574,10 @@ sharding = Exercise(
         "seed-ignored": "The seed that was handed in plays no part.",
         "shuffled-after": "You share the samples out first and then shuffle each part: a rank sees "
         "the same samples in every epoch.",
-        "padded-from-end": "The order is lengthened with its last indices. DistributedSampler "
-        "starts again from its beginning.",
+        "padded-wrongly": "The order is lengthened with the wrong indices. DistributedSampler starts "
+        "again from the order's beginning: order[0], order[1], ...",
+        "padded-needlessly": "The order is lengthened although it divides by the number of ranks: "
+        "`length % world_size` is 0 then.",
         "not-padded": "The ranks get different numbers of samples: the order was not lengthened. "
         "Ranks that train on fewer batches leave the others waiting in a collective.",
         "dropped": "The last samples are left out, as with `drop_last=True`. Lengthen the order "
@@ -601,22 +618,25 @@ def _sharding_mistakes(length: int, ranks: int, epoch: int, seed: int) -> dict:
     missing = share * ranks - length
     padded = order + order[:missing]
     plain = list(range(length)) + list(range(missing))
-    parts = _dealt(plain, ranks)
-    shuffles = [_order(share, seed + epoch + r) for r in range(ranks)]
+    parts = [sorted(part) for part in _dealt(plain, ranks)]
     return {
         "not-padded": missing and _dealt(order, ranks),
         "dropped": missing and _dealt(order[: length - length % ranks], ranks),
-        "padded-from-end": missing and _dealt(order + order[length - missing :], ranks),
+        "padded-needlessly": not missing and (lambda got: len(got[0]) > share),
         "blocks": [padded[r * share : (r + 1) * share] for r in range(ranks)],
-        "not-shuffled": lambda got: got in (parts, _dealt(list(range(length)), ranks)),
+        "not-shuffled": lambda got: got in (_dealt(plain, ranks), _dealt(plain[:length], ranks)),
         "epoch-ignored": epoch and _dealt_and_padded(_order(length, seed), ranks),
         "seed-ignored": _dealt_and_padded(_order(length, epoch), ranks),
         "seed-per-rank": lambda got: _ranks_disagree(got, length, ranks),
-        "shuffled-after": lambda got: (
-            len(parts[0]) == len(shuffles[0])
-            and all(set(g) == set(part) for g, part in zip(got, parts, strict=True))
-        ),
+        "shuffled-after": ranks > 1 and (lambda got: list(map(sorted, got)) == parts),
+        "padded-wrongly": lambda got: _same_start(got, _dealt(order, ranks), share),
     }
+
+
+def _same_start(got: list[list[int]], unpadded: list[list[int]], share: int) -> bool:
+    """Whether the parts have the right size, and only what was repeated is wrong."""
+    pairs = zip(got, unpadded, strict=True)
+    return all(len(g) == share and g[: len(part)] == part for g, part in pairs)
 
 
 def _dealt_and_padded(order: list[int], ranks: int) -> list[list[int]]:
@@ -637,7 +657,7 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> Non
     likely = {} if small else _sharding_mistakes(length, ranks, epoch, seed)
     if small:
         likely["padded-once"] = sum(map(len, got)) < ranks * math.ceil(length / ranks)
-    what = f"{length} samples, {ranks} ranks, epoch {epoch}, seed {seed}"
+    what = f"{length} samples, world size {ranks}, epoch {epoch}, seed {seed}"
     expect(got, _sampler(length, ranks, epoch, seed), each="rank", what=what, likely=likely)
 
 
@@ -705,7 +725,8 @@ overlapping = Exercise(
         ),
     ],
     misconceptions={
-        "no-module": "`model.module` is the module that was wrapped: keep it under that name.",
+        "no-module": "`model.module` is the module that was wrapped: call `super().__init__()`, then "
+        "keep the module under that name.",
         "no-broadcast": "The ranks start from different parameters. Broadcast rank 0's in "
         "`__init__`: averaging gradients keeps equal models equal, but never makes them equal.",
         "buffers-forgotten": "The parameters agree and the buffers do not, for instance BatchNorm's "
@@ -732,6 +753,8 @@ overlapping = Exercise(
         "one-for-all": "All gradients travel in one all-reduce, which cannot start before backward "
         "has ended. Split them into buckets of at most `bucket_bytes`.",
         "bucket-size": "The size of the buckets does not follow `bucket_bytes`.",
+        "no-context-manager": "`with model.no_sync():` needs a context manager: a method that yields "
+        "once, with `@contextmanager` above it.",
         "sends-in-no-sync": "Something is sent inside `no_sync()`. There the hooks must return "
         "at once, and `.grad` just adds up.",
         "accumulated-lost": "Only the last micro-batch's gradient was averaged, and the sum from "
@@ -997,7 +1020,10 @@ def _calls_in_no_sync(rank, answer, seed) -> int:
     return trace.record().count()
 
 
-@overlapping.requires("no_sync() sends nothing")
+@overlapping.requires(
+    "no_sync() sends nothing",
+    failures={"TypeError": "no-context-manager", "AttributeError": "no-context-manager"},
+)
 def _(answer, draw):
     calls = run(_calls_in_no_sync, 2, answer, draw.seed())
     expect(calls, [0, 0], each="rank", what="number of calls", likely={"sends-in-no-sync": True})

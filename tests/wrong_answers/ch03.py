@@ -67,6 +67,23 @@ def averages_the_parameters(model):
         parameter += 0.1 * torch.ones_like(parameter)  # an optimizer's step, by hand
 
 
+@wrong("3.1", names="left-out")
+def averages_matrices_only(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None and parameter.dim() > 1:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@wrong("3.1", names="left-out")
+def returns_at_the_first_none(model):
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            return
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
 @wrong("3.1", names="fixed-two")
 def divides_by_two(model):
     for parameter in model.parameters():
@@ -265,6 +282,19 @@ def cuts_with_chunk(tensor):
         kept.copy_(kept + incoming if step < n - 1 else incoming)
 
 
+@wrong("3.2", names="chunk-sizes")
+def makes_room_for_what_it_sends(tensor):
+    rank, n, *_ = _neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(outgoing)
+        _exchange(outgoing, incoming)
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+    tensor.copy_(flat.view_as(tensor))
+
+
 @wrong("3.2", names="copy-not-in-place")
 def works_on_a_copy(tensor):
     rank, n, *_ = _neighbours()
@@ -399,11 +429,23 @@ def shuffles_its_own_share(length, rank, world_size, epoch, seed):
     return share
 
 
-@wrong("3.3", names="padded-from-end")
+@wrong("3.3", names="padded-wrongly")
 def pads_with_the_last(length, rank, world_size, epoch, seed):
     order = _shuffled(length, seed + epoch)
     missing = -length % world_size
     return (order + order[length - missing :])[rank::world_size]
+
+
+@wrong("3.3", names="padded-wrongly")
+def pads_with_one_sample(length, rank, world_size, epoch, seed):
+    order = _shuffled(length, seed + epoch)
+    return (order + order[:1] * (-length % world_size))[rank::world_size]
+
+
+@wrong("3.3", names="padded-needlessly")
+def always_pads(length, rank, world_size, epoch, seed):
+    order = _shuffled(length, seed + epoch)
+    return (order + order[: world_size - length % world_size])[rank::world_size]
 
 
 @wrong("3.3", names="not-padded")
@@ -705,6 +747,14 @@ class IgnoresNoSync(Bucketed):
     def no_sync(self):
         yield
         self.finish_gradient_synchronization()
+
+
+@wrong("3.4", names="no-context-manager")
+class ForgetsTheDecorator(Bucketed):
+    def no_sync(self):
+        self.silent = True
+        yield
+        self.silent = False
 
 
 @wrong("3.4", names="accumulated-lost")
