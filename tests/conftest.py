@@ -19,6 +19,6 @@ def pytest_terminal_summary(terminalreporter):
     for id, name, points in sorted(names.values()):
         wrong, right = ("wrong", id), ("right", id)
         terminalreporter.line(
-            f"{id} {name:<40} {points} points; {good[wrong]} of {tried[wrong]} wrong answers "
+            f"{id} {name:<40} {points} point{'s' if points > 1 else ''}; {good[wrong]} of {tried[wrong]} wrong answers "
             f"rejected with their hint; {good[right]} of {tried[right]} other right ones accepted"
         )

@@ -43,7 +43,7 @@ def learners_copy(tmp_path_factory):
     return copy
 
 
-def tests_of(exercise):
+def class_of(exercise):
     chapter = int(exercise.id.split(".")[0])
     answers = [a for a in collect(chapter) if a.exercise == exercise.id]
     wrongs = [a for a in answers if a.names]
@@ -99,4 +99,4 @@ def must_pass(exercise, answer):
 
 
 for each in exercises():
-    globals()[f"TestExercise{each.id.replace('.', '_')}"] = tests_of(each)
+    globals()[f"TestExercise{each.id.replace('.', '_')}"] = class_of(each)
