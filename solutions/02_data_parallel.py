@@ -6,8 +6,8 @@
 # take a training step apart into these moves, do each of them by hand, and find out why the first
 # GPU carries most of the load. Then you learn to recognise the reasons why the other GPUs stay idle.
 #
-# You need no GPU. Where there is none, CPU threads play the part of the GPUs: every number that is
-# computed is the same, and only the time is not a GPU's. Plan 45 to 60 minutes.
+# You need no GPU. Where there is none, CPU threads play the part of the GPUs. They do the same
+# computation; only their time is not a GPU's. Plan 45 to 60 minutes.
 
 # %% tags=["nbval-ignore-output"]
 import copy
@@ -52,19 +52,22 @@ hardware.report()
 # photocopies away. The next order starts with new ones.
 
 # %%
-figure, axes = plots.canvas(height=4.0)
-floors = ["worker 0, head office", "worker 1", "worker 2", "worker 3"]
-for i, name in enumerate(floors):
-    color = plots.RANK_COLORS[i]
-    axes.add_patch(
-        plt.Rectangle((2.6, 0.2 + 1.15 * i), 5.0, 1.05, facecolor=color, edgecolor="black")
-    )
-    plots.blueprint(axes, 2.9, 0.42 + 1.15 * i)
-    plots.pile(axes, 4.1, 0.42 + 1.15 * i, [color] * 3)
-    axes.text(5.1, 0.72 + 1.15 * i, name, va="center")
+figure, axes = plots.canvas(height=4.3)
+plots.building(axes, 2.3, 0.1, width=5.4, height=5.1, color="#F4F4F4")
+colors = plots.RANK_COLORS[:4]
+boxes = [color for color in colors for _ in range(3)]
+for i in range(4):
+    floor = 0.2 + 1.15 * i
+    axes.plot([2.3, 7.7], [floor + 1.05] * 2, color=plots.COLORS["ink"], linewidth=1)
+    plots.blueprint(axes, 2.6, floor + 0.2)
+    plots.pile(axes, 3.9, floor + 0.02, boxes if i == 0 else boxes[3 * i : 3 * i + 3])
+    axes.text(5.1, floor + 0.5, f"worker {i}", va="center", fontsize=10)
     if i > 0:
-        plots.arrow(axes, (2.4 - 0.5 * i, 0.7), (2.4 - 0.5 * i, 0.7 + 1.15 * i), bend=0.0)
-        plots.arrow(axes, (7.8 + 0.5 * i, 0.7 + 1.15 * i), (7.8 + 0.5 * i, 0.7))
+        plots.arrow(axes, (2.3 - 0.45 * i, 0.7), (2.3 - 0.45 * i, floor + 0.5))
+        plots.arrow(axes, (7.7 + 0.45 * i, floor + 0.5), (7.7 + 0.45 * i, 0.7))
+axes.text(6.1, 0.7, "head office:\ninspects, corrects", va="center", fontsize=9)
+axes.text(1.2, 0.35, "copies of the\nblueprint, material", ha="center", va="center", fontsize=9)
+axes.text(8.8, 0.35, "pieces,\ncorrections", ha="center", va="center", fontsize=9)
 plt.show()
 
 # %% [markdown]
@@ -176,7 +179,7 @@ figure = plots.loss_curves({"loss of each batch of 200": losses})
 plt.show()
 
 # %% [markdown]
-# *The loss falls fast during the first few hundred updates and then slowly, with noise from batch to
+# *The loss falls fast during the first hundred updates and then slowly, with noise from batch to
 # batch.*
 #
 # Now the six moves, with two workers and eight images. `worker_devices` deals the workers round the
@@ -241,10 +244,13 @@ print("gradients arrived in the original:", all(p.grad is not None for p in mode
 #
 # (These are the steps of `torch/nn/parallel`: `replicate.py`, `scatter_gather.py`, `_functions.py`.)
 #
-# Before you run the cell: with 4 workers and 1000 images, which is larger, the parameters that travel
-# or the images?
+# (The reduce is called "replicate, back" in the cells below, and the way of the outputs' gradients
+# "gather, back".) Before you compute it: with 4 workers and 1000 images, what makes up more of the
+# bytes, the images or the parameters and their gradients? Write down what you think.
 
 # %%
+my_prediction = "images"  # or "parameters"
+
 workers, batch = 4, 1000
 helper_rows = batch - math.ceil(batch / workers)
 predicted = {
@@ -326,19 +332,18 @@ model = MnistNet().to(devices[0])
 measured = measured_step(model, train_images[:batch], train_labels[:batch], devices)
 
 # %%
-for road, size in predicted.items():
-    print(
-        f"{road:16} predicted {size:8}  measured {measured[road]:8}  equal: {size == measured[road]}"
-    )
+plots.compare(predicted, measured)
 print("no other trips:", measured.keys() == predicted.keys())
+more = measured["scatter"] > measured["replicate"] + measured["replicate, back"]
+print("my prediction was right:", my_prediction == ("images" if more else "parameters"))
 
 # %% [markdown]
 # With 1000 images the images weigh most. The parameters, though, travel in *every* step and twice,
 # however small the batch is. Change `workers` and `batch` and run the cells again. Try a batch that
-# the number of workers does not divide, and one that is smaller than the number of workers: the
-# formula fails there. Which part of it?
+# the number of workers does not divide. Then try 5 images: the formula fails there. Which part of it?
 #
-# (With $B < n$ there are only $B$ chunks, and only $B - 1$ helpers get a replica.)
+# (5 rows on 4 workers make chunks of 2, 2 and 1 rows. The fourth worker gets no replica, so the $n$ of
+# the formula is the number of chunks.)
 #
 # **The loss of unequal chunks.** Batches rarely divide evenly. `torch.chunk`, which `nn.DataParallel`
 # uses too, gives every worker $\lceil B / n \rceil$ rows until none are left. Take 13 rows and 4
@@ -439,7 +444,7 @@ big_batch = five_steps(lambda model: model)
 for workers in (1, 2, 3, 4):
     by_hand = five_steps(partial(HandDataParallel, devices=worker_devices(workers)))
     difference = largest_difference(big_batch, by_hand)
-    print(f"{workers} workers by hand equal the big batch within 1e-5: {difference <= 1e-5}")
+    print(f"workers: {workers}  parameters and gradients within 1e-5: {difference <= 1e-5}")
 
 # %% [markdown]
 # ### nn.DataParallel itself
@@ -452,9 +457,9 @@ for workers in (1, 2, 3, 4):
 # | 1 | moves the model to this GPU when it is wrapped, moves the batch there, calls the model |
 # | $n$ | scatters the batch, replicates the model, one thread per replica, gathers on the first GPU |
 #
-# So one cell must tell the three cases apart on any machine. A **hook** is a function that a module
-# calls before its forward. Replicas inherit it, so a list behind a hook shows how the batch was
-# divided.
+# To see which case you have, look at the rows of each forward call. A **hook** is a function that a
+# module calls by itself, here before its forward. Replicas inherit it, so a list behind a hook shows
+# how the batch was divided.
 
 
 # %%
@@ -475,11 +480,10 @@ print("every row was computed once:", sum(rows) == 64)
 
 # %%
 difference = largest_difference(big_batch, five_steps(nn.DataParallel))
-print("nn.DataParallel equals the big batch within 1e-5:", difference <= 1e-5)
+print("nn.DataParallel  parameters and gradients within 1e-5:", difference <= 1e-5)
 
 # %% [markdown]
-# By hand with four workers you can see what $n$ GPUs would do on any machine. Here is how the chunks
-# of small batches turn out:
+# What four GPUs would do with small batches, you can see by hand on any machine:
 
 # %%
 model = MnistNet().to(home)
@@ -509,7 +513,8 @@ for batch in (64, 10, 5, 1):
 # that the backward pass needs again.
 #
 # The time of a step has the same shape. Forward and backward are shared, the rest is not: copies go
-# through the one connection of the first GPU, and the update runs there alone.
+# through the one connection of the first GPU, and loss and update run there alone. Section 7 puts this
+# into a formula too.
 
 
 # %%
@@ -548,10 +553,10 @@ print(
 # *Four bars, a model, not a measurement: all four GPUs hold the same activations, and the first one
 # holds in addition the optimizer's state, the whole batch and all outputs.*
 #
-# The batch has to be small enough for the *first* GPU. The other GPUs have memory left that nobody
-# can use. The more outputs a row has, the worse it gets.
+# The batch has to be small enough for the *first* GPU. The others have memory left that this program
+# cannot use. The more outputs a row has, the worse it gets.
 #
-# The next cell measures where there are GPUs. With fewer than two it says that it cannot.
+# The next cell measures it where there are GPUs, on a network of two layers.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -565,7 +570,8 @@ def measured_memory(gpus, batch=4096, hidden=4096, outputs=10_000):
         torch.cuda.reset_peak_memory_stats(i)
     for _ in range(3):
         optimizer.zero_grad()
-        F.cross_entropy(parallel(images), train_labels[:batch]).backward()
+        logits = parallel(images)
+        F.cross_entropy(logits, train_labels[:batch]).backward()
         optimizer.step()
     own = sum(4 * p.numel() for p in model.parameters())
     peaks = [torch.cuda.max_memory_allocated(i) - before[i] for i in range(gpus)]
@@ -573,17 +579,14 @@ def measured_memory(gpus, batch=4096, hidden=4096, outputs=10_000):
 
 
 gpus = torch.cuda.device_count()
-if gpus < 2:
-    print(
-        f"{gpus} GPU: one GPU or none has no helpers to compare with. The figure above is a model."
-    )
+if gpus == 0:
+    print("No GPU to measure. The figure above is a model.")
 else:
     peaks, count = measured_memory(gpus)
-    model_of = memory_model(gpus, 4096, count, 0, 4096, 10_000)
+    ledgers = memory_model(gpus, 4096, count, 0, 4096, 10_000)
     for i, peak in enumerate(peaks):
-        print(
-            f"GPU {i}: measured {peak / 1e6:.0f} MB, model {sum(model_of[i > 0].values()) / 1e6:.0f} MB"
-        )
+        size = sum(ledgers[i > 0].values())
+        print(f"GPU {i}: measured {peak / 1e6:.0f} MB, model {size / 1e6:.0f} MB")
 
 # %% [markdown]
 # ### Why Python's threads hold it back
@@ -592,37 +595,58 @@ else:
 # **global interpreter lock** (GIL). PyTorch releases it inside large operations, so two threads can
 # multiply matrices at the same moment. They cannot both run the Python code in between. Compare three
 # kinds of work: a loop in Python, the forward pass of a small network, a large matrix product. Each
-# is done once by one thread, then once by each of two threads at the same time.
+# is done once by one thread, then once by each of two threads at the same time. Operations start no
+# threads of their own here, because the first cell said so.
 
 
 # %% tags=["nbval-ignore-output"]
 def seconds(work, threads):
+    """Shortest of five times that `threads` threads need to do `work` once each."""
+    times = []
     with ThreadPoolExecutor(threads) as pool:
-        start = time.perf_counter()
-        list(pool.map(lambda _: work(), range(threads)))
-        return time.perf_counter() - start
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(lambda _: work(), range(threads)))
+            times.append(time.perf_counter() - start)
+    return min(times)
 
 
-small, eight, square = MnistNet(), torch.randn(8, 784), torch.randn(1000, 1000)
+small, eight, square = MnistNet(), torch.randn(8, 784), torch.randn(800, 800)
 kinds = {
-    "a loop in Python": lambda: sum(i * i for i in range(1_000_000)),
-    "small forward passes": lambda: [small(eight) for _ in range(2000)],
-    "large matrix products": lambda: [square @ square for _ in range(4)],
+    "a loop in Python": lambda: sum(i * i for i in range(300_000)),
+    "small forward passes": lambda: [small(eight) for _ in range(500)],
+    "large matrix products": lambda: [square @ square for _ in range(3)],
 }
 for name, work in kinds.items():
-    ratios = sorted(seconds(work, 2) / seconds(work, 1) for _ in range(3))
-    print(f"{name:22} two threads need {ratios[1]:.1f} times the time of one, for twice the work")
+    ratio = seconds(work, 2) / seconds(work, 1)
+    print(f"{name:22} two threads need {ratio:.1f} times the time of one, for twice the work")
 
 # %% [markdown]
-# A ratio near 1 means that the threads worked side by side, a ratio near 2 that they took turns. (The
-# ratios vary from run to run, and on a machine with one core all of them are near 2 or above.) A loop
-# in Python takes turns. Large products run side by side. A small forward pass is mostly Python, and
-# waiting for the lock can make it worse than taking turns.
+# A ratio near 1 means that the threads worked side by side, a ratio near 2 that they took turns. A
+# loop in Python takes turns. Large products run side by side, if two cores are free for them. A small
+# forward pass is mostly Python, so a second thread helps it little or not at all. Your ratios vary
+# from run to run and with whatever else the machine does.
 #
 # The forward pass of a replica is Python code that asks a GPU for one operation after another. The
 # GPU works on its own, but somebody has to ask. With $n$ replicas in one process, $n$ threads ask in
-# turn. If one forward pass takes longer to ask for than to compute, more GPUs do not help. One
-# process per GPU has one lock per GPU: this is what chapter 3 does.
+# turn. If a forward pass takes longer to ask for than to compute, more GPUs do not help. One process
+# per GPU has one lock per GPU: this is what chapter 3 does.
+#
+# Our network is an extreme case. Its step is so short that copies and threads cost more than they
+# can win, here by hand and on GPUs alike:
+
+
+# %% tags=["nbval-ignore-output"]
+def one_step(parallel):
+    F.cross_entropy(parallel(train_images[:200]), train_labels[:200]).backward()
+
+
+model = MnistNet().to(home)
+alone = seconds(partial(one_step, model), 1)
+for workers in (2, 4):
+    parallel = HandDataParallel(model, worker_devices(workers))
+    ratio = seconds(partial(one_step, parallel), 1) / alone
+    print(f"workers: {workers}  a step by hand takes {ratio:.1f} times as long as with one worker")
 
 # %% [markdown]
 # ## 5. Break it: why only one GPU is busy, and other ways to fail
@@ -647,30 +671,40 @@ healthy = hardware.Setup(
 )
 hardware.doctor(machine=four, setup=healthy)
 
-# %%
-hardware.doctor(machine=hardware.Machine(driver_gpus=4, visible="0,1"), setup=healthy)
-
 # %% [markdown]
-# **CUDA_VISIBLE_DEVICES** is a list of the GPUs that a program may see. It is read once, when CUDA
-# starts in a process. A change after that has no effect on this process, even if the variable now
-# says what you want:
+# **CUDA_VISIBLE_DEVICES** is an environment variable with the list of the GPUs that a program may
+# see. CUDA reads it once, when it starts in a process. A change after that has no effect on this
+# process, even if the variable now says what you want:
 
 # %%
 late = hardware.Machine(driver_gpus=4, visible="0,1,2,3", started_gpus=1)
-print("torch.cuda.device_count() would be", late.torch_gpus)
 hardware.doctor(machine=late, setup=healthy)
+
+# %% [markdown]
+# Four more machines, each with one thing wrong:
+
+# %%
+machines = {
+    "a list of two": hardware.Machine(driver_gpus=4, visible="0,1"),
+    "a GPU that does not exist": hardware.Machine(driver_gpus=4, visible="0,4,1,2"),
+    "a driver that does not fit": hardware.Machine(driver_gpus=4, torch_gpus=0),
+    "a full first GPU": hardware.Machine(driver_gpus=4, memory_used=(0.9, 0.3, 0.3, 0.3)),
+}
+for symptom, machine in machines.items():
+    [finding] = hardware.doctor(machine=machine, setup=healthy)
+    print(f"{symptom}: {finding.cause}\n    {finding.evidence}")
 
 # %% [markdown]
 # The same for the training loop. `replace` copies a description with one field changed.
 
 # %%
-symptoms = {
+loops = {
     "the loop calls the bare model": {"wrappers": (), "other_wrapper": True},
     "the batch has 5 samples": {"batch_size": 5},
     "the inputs stayed behind": {"batch_device": "cpu"},
     "two GPUs were listed": {"device_ids": (0, 1)},
 }
-for symptom, change in symptoms.items():
+for symptom, change in loops.items():
     [finding] = hardware.doctor(machine=four, setup=replace(healthy, **change))
     print(f"{symptom}: {finding.cause}\n    {finding.evidence}")
 
@@ -712,11 +746,11 @@ except RuntimeError as error:
     print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
-# The repair is `images.to(device)` in every step. **Bug hunt.** The troubleshooting article that this
-# chapter follows says: if you move the model to the GPU and forget the inputs, the computation will
-# "likely default to the CPU". Nothing defaults. A plain model raises the error above.
-# `nn.DataParallel` is the exception: its scatter fetches the inputs from wherever they are. The
-# labels, which it never sees, then stop the loss.
+# The repair is `images.to(device)` in every step. **Bug hunt.** A troubleshooting article says: if you
+# move only the model to the GPU and forget the inputs, the computation will "likely default to the
+# CPU". Nothing defaults. A plain model raises the error above. `nn.DataParallel` is the exception: its
+# scatter fetches the inputs from wherever they are. The labels, which it never sees, then stop the
+# loss.
 
 # %%
 parallel = nn.DataParallel(MnistNet().to(home))
@@ -761,8 +795,16 @@ print("wrapped before:", rows)
 # Nothing failed, and the loss would have gone down. Only the shape of the inputs shows it: print it
 # inside `forward`, as the hook does here. The order that works is: build the model, move it, wrap it,
 # then make the optimizer and everything else from the wrapped one. (The optimizer alone would not
-# mind. Wrapping copies no parameter.)
-#
+# mind. Wrapping copies no parameter.) The doctor can tell as well, because it looks for wrappers that
+# the loop does not use:
+
+# %%
+bare = MnistNet()
+parallel = nn.DataParallel(bare)
+print("the loop calls bare:", "wrapped-late" in hardware.doctor(bare, machine=four).causes)
+print("the loop calls parallel:", "wrapped-late" in hardware.doctor(parallel, machine=four).causes)
+
+# %% [markdown]
 # ### `module.` in the checkpoint
 #
 # The wrapper holds your model under the name `module`, and so do the names of its parameters. A
@@ -794,7 +836,7 @@ print(
 # %% [markdown]
 # ### Bug hunt: an argument that does not exist, and an average that averages nothing
 #
-# A widely read page on several GPUs shows these lines. Find two mistakes before you run the cell.
+# A page on training with several GPUs shows these lines. Find two mistakes before you run the cell.
 #
 # ```python
 # parallel_net = nn.DataParallel(myNet, gpu_ids=[0, 1, 2])
@@ -846,9 +888,9 @@ print("a device has a type:", torch.device("cuda", 1).type)
 #
 # ### Bug hunt: the variable that is said to hide your GPUs
 #
-# The troubleshooting article claims: "If this variable is not set or is set to a single GPU index,
-# PyTorch will only see that specific GPU." Half of this is wrong. Which half? The next cell starts a
-# fresh Python without the variable and asks how many GPUs it sees.
+# The troubleshooting article says that PyTorch sees a single GPU when CUDA_VISIBLE_DEVICES is not set,
+# or when it names one. Half of this is wrong. Which half? The next cell starts a fresh Python without
+# the variable and asks how many GPUs it sees.
 
 # %%
 environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
@@ -856,20 +898,21 @@ program = "import torch; print(torch.cuda.device_count())"
 answer = subprocess.run(
     [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
 )
-driver = hardware.machine().driver_gpus
-print("without the variable, torch sees every GPU of the driver:", int(answer.stdout) == driver)
+driver = hardware.machine().driver_gpus or 0  # None where there is no driver to ask
+print("without the variable, torch sees every GPU of the driver:", int(answer.stdout) >= driver)
 
 # %% [markdown]
-# An unset variable hides nothing; all GPUs are visible. An *empty* one hides all of them, and a list
+# An unset variable hides nothing: all GPUs are visible. An *empty* one hides all of them, and a list
 # hides those that it leaves out (CUDA Programming Guide, section 5.2.1.1). So the article's first
-# repair, to set the variable to `0,1,2,3`, changes nothing where it was unset.
+# repair, to set the variable to `0,1,2,3`, changes nothing where it was unset. (Without a GPU both
+# numbers of the cell are 0, and it proves little. With several it proves the point.)
 
 # %% [markdown]
 # ## 6. Exercises: write the moves yourself, then be the doctor
 #
-# The functions of section 4 work for one network with even luck: no buffers, one output tensor, a
-# chunk size that PyTorch happened to choose. Your versions handle more. All of them must work with
-# any list of devices, and a device may occur several times in it, as the CPU does here.
+# The functions of sections 3 and 4 serve a simple network: no buffers, no tied parameters, a single
+# output tensor. Yours handle more. All of them must work with any list of devices, and a device may
+# occur several times in it, as the CPU does here.
 #
 # **2.1 Scatter, without idle workers** (2 points). `torch.chunk` gave 5 rows to only three of four
 # workers. Divide better.
@@ -1048,11 +1091,18 @@ check("2.5", diagnose)
 # %% [markdown]
 # ## 7. See it: what more GPUs buy, and what the first one pays
 #
-# The last two models, memory and time, in one picture that you can move. The time model adds up:
-# copies at the speed of one connection, $2$ operations per parameter and use in the forward pass and
-# twice as many in the backward pass (Kaplan et al. 2020, section 2.1), and an update that reads
-# parameter, gradient and momentum and writes two of them. The three speeds are assumptions that you
-# can change, not measurements.
+# Memory had a formula in section 4. Here is one for the time of a step, with $H = B - R$ rows that
+# travel to helpers:
+#
+# $$T = \underbrace{\frac{8 P (n - 1) + 4 \, (I + 2 \, O) H}{W}}_{\text{copies}}
+#   + \underbrace{\frac{6 P u R}{F}}_{\text{forward, backward}}
+#   + \underbrace{\frac{16 \, O B + 20 P}{V}}_{\text{loss, update}}$$
+#
+# $W$ is the speed of the first GPU's connection in bytes per second, $V$ that of its memory, $F$ the
+# operations per second of each GPU. A row uses each parameter $u$ times, with 2 operations in the
+# forward pass and 4 in the backward pass (Kaplan et al. 2020, section 2.1, where $u$ is 1). The update
+# reads parameter, gradient and momentum, and writes parameter and momentum. Only the middle term is
+# divided among the GPUs. $W$, $V$, $F$ and $u$ are assumptions that you can change, not measurements.
 
 # %%
 LINK, ARITHMETIC, MEMORY = 25e9, 20e12, 1e12  # assumed: bytes, operations and bytes per second
@@ -1086,14 +1136,12 @@ def shares(gpus, *sizes):
 # %%
 for gpus in (1, 2, 4, 8):
     helping, faster = shares(gpus, 256, 25_000_000, IMAGE, 1000)
-    print(
-        f"{gpus} GPUs: {faster:.2f} times as fast as one; helpers compute {helping:.0%} of a step"
-    )
+    print(f"GPUs: {gpus}  speed: {faster:.2f} of one  helpers compute {helping:.0%} of the step")
 
 # %% [markdown]
-# In this model eight GPUs are slower than four would suggest by far: the shared part of the step
-# shrinks, the part that passes through the first GPU grows. Move the sliders and look for a network
-# that profits. Then make it fail: many parameters and a small batch.
+# In this model eight GPUs are slower than four. The shared part of the step shrinks with every GPU, and
+# the part that passes through the first one grows. Move the sliders and look for a network that
+# profits. Then make it fail, with many parameters and a small batch.
 
 
 # %%
@@ -1102,16 +1150,17 @@ PHASES = {"forward": "forward", "backward": "backward", "update": "update", "los
 
 def draw_time(axes, gpus, phases):
     """One lane per GPU: coloured where it computes or copies, pale where it waits."""
-    now, total = 0.0, sum(phases.values())
-    for phase, length in phases.items():
-        color = plots.COLORS[PHASES.get(phase, "communication")]
-        lanes = range(gpus) if phase in ("forward", "backward") else [0]
+    start, total = 0.0, sum(phases.values())
+    for phase, seconds in phases.items():
+        kind, width = PHASES.get(phase, "communication"), seconds / total
         for gpu in range(gpus):
-            look = color if gpu in lanes else plots.COLORS["waiting"]
-            axes.barh(gpu, length / total, left=now / total, height=0.8, color=look)
-        if length > 0.12 * total:
-            axes.text((now + length / 2) / total, 0, phase, ha="center", va="center", fontsize=9)
-        now += length
+            busy = gpu == 0 or phase in ("forward", "backward")
+            color = plots.COLORS[kind if busy else "waiting"]
+            axes.barh(gpu, width, left=start, height=0.8, color=color, edgecolor="white")
+        if width > 0.18:
+            ink = "white" if phase == "backward" else "black"
+            axes.text(start + width / 2, 0, phase, ha="center", va="center", color=ink, fontsize=9)
+        start += width
     axes.set_xlabel("share of one step")
 
 
@@ -1121,29 +1170,30 @@ def draw_memory(axes, gpus, ledgers):
         left = 0.0
         for kind, size in ledgers[gpu > 0].items():
             color = plots.COLORS.get(kind, plots.COLORS["other"])
-            axes.barh(
-                gpu,
-                size / 2**30,
-                left=left,
-                height=0.8,
-                color=color,
-                label=kind if gpu == 0 else None,
-            )
+            axes.barh(gpu, size / 2**30, left=left, height=0.8, color=color, edgecolor="white")
             left += size / 2**30
     axes.set_xlabel("memory (GiB)")
 
 
 # %%
+def legend(figure):
+    kinds = {"inputs and outputs": "other", "copying": "communication", "waiting": "waiting"}
+    kinds = {k: k for k in ("parameters", "gradients", "optimizer", "activations")} | kinds
+    patches = [plt.Rectangle((0, 0), 1, 1, color=plots.COLORS[kind]) for kind in kinds.values()]
+    figure.legend(patches, kinds, loc="outside lower center", ncols=4)
+
+
 def draw_load(gpus, batch, million_parameters, outputs):
     sizes = (batch, million_parameters * 1_000_000, IMAGE)
-    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(plots.WIDTH, 4))
+    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(plots.WIDTH, 4.4))
     draw_memory(left, gpus, memory_model(gpus, *sizes, KEPT, outputs))
     draw_time(right, gpus, time_model(gpus, *sizes, outputs))
     left.set_yticks(range(gpus), [f"GPU {gpu}" for gpu in range(gpus)])
     left.invert_yaxis()
-    helping, faster = shares(gpus, *sizes, outputs)
-    right.set_title(f"{faster:.2f} x one GPU, helpers compute {helping:.0%}")
-    figure.legend(loc="outside lower center", ncols=5)
+    _, faster = shares(gpus, *sizes, outputs)
+    left.set_title("Memory (a model)")
+    right.set_title(f"{faster:.2f} times as fast as one GPU")
+    legend(figure)
     return figure
 
 
@@ -1161,15 +1211,15 @@ Explorer(
 # rest. It is a model, not a measurement.*
 #
 # Three questions for the sliders. How large must the batch be before four GPUs are three times as
-# fast as one? What do 100,000 outputs per row do to the first GPU's memory? Which slider hurts the
-# helpers most?
+# fast as one? What do 100,000 outputs per row do to the first GPU's memory? Which slider makes the
+# helpers wait longest?
 
 # %% [markdown]
-# ## 8. On a cluster: nothing, and that is the point
+# ## 8. On a cluster: two processes, two models
 #
-# `nn.DataParallel` is one process on one machine. It has no ranks and does not communicate. Under
+# `nn.DataParallel` is one process on one machine. It sends nothing to other processes. Under
 # `torchrun --nproc-per-node 2 train.py` the script runs twice, and the two processes know nothing of
-# each other. Each trains a model of its own, and each tries to use all GPUs. Two ranks show it. Each
+# each other. Each trains a model of its own, and each tries to use all GPUs. Two ranks show it: each
 # takes a data-parallel step on its own images.
 
 
@@ -1190,10 +1240,10 @@ first, second = launch(train_alone, 2)
 print("same parameters on both ranks after one step:", torch.equal(first, second))
 
 # %% [markdown]
-# On more than one machine, and also on one machine with several GPUs, PyTorch's documentation
-# recommends `DistributedDataParallel`: one process per GPU, each with its own lock, its own copy of
-# the model that stays where it is, and its own optimizer. Nobody is the head office. The only thing
-# that travels is the gradients. That is chapter 3.
+# For several machines, and even for one machine with several GPUs, PyTorch's documentation recommends
+# `DistributedDataParallel`: one process per GPU, each with its own lock, its own copy of the model that
+# stays where it is, and its own optimizer. There is no head office. In a step only gradients travel.
+# That is chapter 3.
 
 # %% [markdown]
 # ## 9. Remember
@@ -1216,7 +1266,7 @@ print("same parameters on both ranks after one step:", torch.equal(first, second
 # * PyTorch source, `torch/nn/parallel/`: `data_parallel.py`, `replicate.py`, `scatter_gather.py`,
 #   `parallel_apply.py`, `_functions.py`.
 # * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020,
-#   sections 2.2 and 3.
+#   section 2.2.
 # * NVIDIA, *CUDA Programming Guide*, section 5.2.1.1, CUDA_VISIBLE_DEVICES.
 # * Python documentation, glossary: global interpreter lock.
 # * J. Kaplan et al., *Scaling Laws for Neural Language Models*, 2020, section 2.1.

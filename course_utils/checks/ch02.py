@@ -75,7 +75,7 @@ def _even(rows: int, workers: int) -> list[int]:
 
 def _chunks(answer, batch, devices):
     chunks = answer(batch, devices)
-    expect_type(chunks, (list, tuple), likely="not-a-list")
+    expect_type(chunks, (list, tuple), likely="not-a-list" if chunks is not None else None)
     for chunk in chunks:
         expect_type(chunk, torch.Tensor, likely="not-a-list")
     return list(chunks)
@@ -187,6 +187,8 @@ replicate = Exercise(
         ),
     ],
     misconceptions={
+        "not-callable": "Return functions or modules that can be called with a batch; a dictionary "
+        "of tensors cannot.",
         "wrong-count": "Return one replica per device.",
         "gradients-lost": "A helper's gradients never arrive in the model. A deep copy, a state "
         "dict and `.detach()` cut the connection; `.to(device, copy=True)` and `.clone()` keep it.",
@@ -274,7 +276,7 @@ def _replicas(answer, model, devices):
     replicas = answer(model, devices)
     expect_type(replicas, (list, tuple))
     for replica in replicas:
-        expect_type(replica, Callable)
+        expect_type(replica, Callable, likely="not-callable")
     expect(len(replicas), len(devices), what="replicas", likely={"wrong-count": True})
     return list(replicas)
 
@@ -497,6 +499,8 @@ gather = Exercise(
         "averaged": "You averaged the workers' outputs. They belong to different rows: keep all of "
         "them.",
         "summed": "You added the workers' outputs. They belong to different rows: keep all of them.",
+        "not-joined": "You return the workers' outputs as they are. Put them together into one "
+        "tensor.",
         "wrong-order": "The rows are not in the order of the workers.",
         "first-only": "You return the output of one worker. The rows of the others are lost.",
         "not-moved": "The result is not on the device that was asked for.",
@@ -506,8 +510,8 @@ gather = Exercise(
         "structure-lost": "The result must have the structure of one output: a dict stays a dict, "
         "a tuple a tuple, a list a list.",
         "scalars-fail": "Tensors without dimensions cannot be concatenated. Make a vector of them.",
-        "scalars-averaged": "You averaged the workers' numbers. Return all of them as a vector: "
-        "chunks may have different sizes, and a mean of means is not the mean.",
+        "scalars-averaged": "You made one number of the workers' numbers. Return all of them as a "
+        "vector: chunks may have different sizes, and a mean of means is not the mean.",
     },
 )
 
@@ -530,6 +534,7 @@ def _(answer, draw):
         columns=torch.cat(parts, dim=1),
         averaged=torch.stack(parts).mean(dim=0),
         summed=torch.stack(parts).sum(dim=0),
+        not_joined=lambda got: isinstance(got, (list, tuple)),
         first_only=lambda got: any(torch.equal(got, part) for part in parts),
         wrong_order=lambda got: torch.equal(
             got.flatten().sort().values, torch.cat(parts).flatten().sort().values
@@ -812,6 +817,8 @@ diagnosis = Exercise(
     ],
     misconceptions={
         "not-a-name": "Return one of the names from the description, as a string.",
+        "unset-is-none": "`visible` is None where the variable is not set. Ask for that before you "
+        "split it.",
         "unset-hides": "A variable that is not set hides nothing: all GPUs are visible.",
         "reads-on": "CUDA reads the list only up to the first entry that is no GPU. The variable is "
         "not short, it is wrong.",
@@ -827,7 +834,18 @@ diagnosis = Exercise(
         "asked-the-doctor": "You asked `hardware.doctor`. Here you are the doctor: decide from the "
         "fields of machine and setup.",
     },
+    failures={"AttributeError": "unset-is-none"},
 )
+
+NAMES = {
+    "visible-partial",
+    "visible-wrong",
+    "visible-late",
+    "wrapped-late",
+    "inputs-on-cpu",
+    "batch-too-small",
+    "healthy",
+}
 
 
 @contextlib.contextmanager
@@ -866,6 +884,8 @@ def _check_case(answer, machine, setup, cause, **likely):
     if got is None:
         raise Wrong(None, expected=repr(cause), got="None")
     expect_type(got, str, likely="not-a-name")
+    if got not in NAMES:
+        raise Wrong("not-a-name", expected="a name from the description", got=repr(got))
     names = {slug.replace("_", "-"): value for slug, value in likely.items()}
     expect(got, cause, what=_describe(machine, setup), likely=names)
 

@@ -148,6 +148,11 @@ def looks_up_too_late(model, devices):
     return replicas
 
 
+@wrong("2.2", names="not-callable")
+def returns_the_tensors(model, devices):
+    return [_tensors(model), *(_copies(model, device) for device in devices[1:])]
+
+
 @wrong("2.2", names="no-copies")
 def moves_without_copying(model, devices):
     replicas = []
@@ -272,6 +277,11 @@ def _map(function, outputs):
 
 def _join(parts):
     return torch.stack(parts) if parts[0].dim() == 0 else torch.cat(parts)
+
+
+@wrong("2.3", names="not-joined")
+def only_moves(outputs, device):
+    return [output.to(device) for output in outputs]
 
 
 @wrong("2.3", names="stacked")
@@ -551,6 +561,18 @@ def asks_the_doctor(machine, setup):
 @wrong("2.5", names="not-a-name")
 def returns_a_list(machine, setup):
     return [_right_order(machine, setup)]
+
+
+@wrong("2.5", names="not-a-name")
+def spells_it_otherwise(machine, setup):
+    return _right_order(machine, setup).replace("-", "_")
+
+
+@wrong("2.5", names="unset-is-none")
+def splits_none(machine, setup):
+    if len(machine.visible.split(",")) > len(machine.selected()):
+        return "visible-wrong"
+    return _right_order(machine, setup)
 
 
 @wrong("2.5", names="wrapper-unseen")
