@@ -128,6 +128,7 @@ RELATIONS = [
     (T([math.nan, 0.0]), T([1.0, 2.0]), "not every value is finite"),
     ({"b": [4], "a": 2.0}, {"a": 1, "b": [2]}, "every value is 2 times what is expected"),
     ([3, 1], [1, 3], "the right values in another order"),
+    ([1.0, 2.0], T([1.0, 2.0]), ""),  # the order is right, only the kind is not
     (12, 4, "3 times what is expected"),
     (T([1.0, 5.0]), T([1.0, 2.0]), ""),
     (T([1.0, 5.0]), T([1.0]), ""),
