@@ -162,8 +162,7 @@ pass_on = Exercise(
         "receives from the last.",
         "own-value": "You return the value that the rank already had: return what was received.",
         "sends-to-itself": "With one rank there is nobody to send to. Return a copy of the value.",
-        "no-wrap": "The last rank's neighbour is rank 0: after the last number the count starts "
-        "again.",
+        "broadcast": "Every rank has rank 0's value. Each needs that of its own predecessor.",
         "input-changed": "The tensor that was handed in has changed: receive into a tensor of "
         "your own.",
         "not-a-copy": "With one rank you return the tensor that was handed in, not a copy of it.",
@@ -190,14 +189,13 @@ def _check_pass(answer, values):
         each="rank",
         likely={
             "own-value": values,
+            "broadcast": [values[0]] * ranks,
             "wrong-direction": [values[(rank + 1) % ranks] for rank in range(ranks)],
         },
     )
 
 
-@pass_on.requires(
-    "three ranks: each gets its predecessor's tensor", failures={"exception": "no-wrap"}
-)
+@pass_on.requires("three ranks: each gets its predecessor's tensor")
 def _(answer, draw):
     _check_pass(answer, [draw.tensor(4) for _ in range(3)])
 
@@ -216,7 +214,7 @@ def _(answer, draw):
 
 @pass_on.requires(
     "one rank gets a copy of its own tensor",
-    failures={"exception": "sends-to-itself", "timeout": "sends-to-itself"},
+    failures={"RuntimeError": "sends-to-itself", "timeout": "sends-to-itself"},
 )
 def _(answer, draw):
     value = draw.tensor(4)

@@ -122,13 +122,10 @@ def returns_what_it_had(value):
     return value.clone()
 
 
-@wrong("0.3", names="no-wrap")
-def forgets_that_the_ring_closes(value):
-    rank = dist.get_rank()
+@wrong("0.3", names="broadcast")
+def sends_one_value_to_all(value):
     received = value.clone()
-    work = dist.isend(value, dst=rank + 1)
-    dist.recv(received, src=rank - 1)
-    work.wait()
+    dist.broadcast(received, src=0)
     return received
 
 
@@ -147,6 +144,18 @@ def receives_into_its_own(value):
 def forgets_the_single_rank(value):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = value.clone()
+    work = dist.isend(value, dst=(rank + 1) % ranks)
+    dist.recv(received, src=(rank - 1) % ranks)
+    work.wait()
+    return received
+
+
+@wrong("0.3", names="not-a-copy")
+def returns_its_argument(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return value
+    received = torch.empty_like(value)
     work = dist.isend(value, dst=(rank + 1) % ranks)
     dist.recv(received, src=(rank - 1) % ranks)
     work.wait()
