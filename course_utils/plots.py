@@ -248,7 +248,7 @@ def loss_curves(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> F
     """Draws {label: loss after each step}. Equal curves stay visible: the later ones are thinner."""
     figure, ax = plt.subplots()
     for i, (label, values) in enumerate(curves.items()):
-        width = 1.6 + 2.4 * (len(curves) - 1 - i)
+        width = 1.6 + 1.2 * (len(curves) - 1 - i)
         ax.plot(range(1, len(values) + 1), values, label=label, linewidth=width)
     ax.set_xlabel("step")
     ax.set_ylabel("loss")
