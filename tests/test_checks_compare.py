@@ -130,6 +130,11 @@ RELATIONS = [
     ([3, 1], [1, 3], "the right values in another order"),
     ([1.0, 2.0], T([1.0, 2.0]), ""),  # the order is right, only the kind is not
     (12, 4, "3 times what is expected"),
+    (4, 12, "1/3 of what is expected"),
+    (-4, 4, "minus what is expected"),
+    (7, 4, ""),
+    (0, 4, ""),
+    (400, 4, ""),
     (T([1.0, 5.0]), T([1.0, 2.0]), ""),
     (T([1.0, 5.0]), T([1.0]), ""),
     (1.0, 0.0, ""),

@@ -219,6 +219,8 @@ def relation(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
         return "not every value is finite"
     if a.shape != b.shape:
         return ""
+    if a.numel() == 1:
+        return _relation_of_numbers(a.item(), b.item())
     if b.abs().max() > 0 and a.abs().max() == 0:
         return "every value is zero"
     slack = tolerance * (1 + b.abs())
@@ -226,14 +228,19 @@ def relation(got: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
     if nonzero.any():
         factor = (a[nonzero] / b[nonzero]).median().item()
         if abs(factor - 1) > 1e-3 and ((a - factor * b).abs() <= 2 * slack).all():
-            return (
-                f"{_factor(factor)} what is expected"
-                if a.numel() == 1
-                else (f"every value is {_factor(factor)} what is expected")
-            )
+            return f"every value is {_factor(factor)} what is expected"
     moved = ((a - b).abs() > slack).any()
     if moved and ((a.sort().values - b.sort().values).abs() <= slack).all():
         return "the right values in another order"
+    return ""
+
+
+def _relation_of_numbers(a: float, b: float) -> str:
+    """Of two numbers a factor tells something only if it is a small whole one."""
+    for factor in (a / b, b / a) if a and b else ():
+        whole = round(factor)
+        if abs(factor - whole) < 1e-6 and (2 <= whole <= 16 or whole == -1):
+            return f"{_factor(a / b)} what is expected"
     return ""
 
 

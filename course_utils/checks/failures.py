@@ -1,30 +1,19 @@
-"""Turns an exception from a learner's code into one sentence with the learner's own line."""
+"""Turns an exception from a learner's code into a sentence with the learner's own line."""
 
-import sys
-import sysconfig
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 
 from course_utils.checks.guard import TimeIsUp
 from course_utils.launch import RankFailure
+from course_utils.launch.frames import Frame, own
 
-_NOT_THE_LEARNERS = tuple(
-    str(folder)
-    for folder in (
-        Path(__file__).parents[1],
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-    )
-)
 _UNUSABLE = "the check could not use what your answer gave"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong: the kind, as in RankFailure, or "endless"; the exception's name; one
-    sentence."""
+    """What went wrong: the kind, as in RankFailure, or "endless"; the exception's name; a sentence,
+    on the next lines the learner's code."""
 
     kind: str
     error: str | None
@@ -34,13 +23,9 @@ class Failure:
 def explain(error: BaseException, seconds: float) -> Failure:
     """Explains an exception that ended a requirement with a time limit of `seconds`."""
     if isinstance(error, RankFailure):
-        text = str(error)
-        if error.kind == "timeout" and error.ranks[error.rank].startswith("was running"):
-            return Failure("endless", None, text)
-        if error.kind == "exception" and error.line is None:
-            text = f"{_UNUSABLE}: {text}"
-        return Failure(error.kind, error.error, text)
-    place = _place(error)
+        return _explain_rank(error)
+    frame = _learners_frame(error)
+    place = f"\n  {frame.place}, in {frame.function}:  {frame.source}" if frame else ""
     if isinstance(error, TimeIsUp):
         return Failure("endless", None, f"still running after {seconds:g} seconds{place}")
     if isinstance(error, SystemExit):
@@ -50,9 +35,16 @@ def explain(error: BaseException, seconds: float) -> Failure:
     name = type(error).__name__
     message = " ".join(str(error).split())
     what = f"{name}: {_cut(message)}" if message else name
-    if not place:
-        what = f"{_UNUSABLE}: {what}"
-    return Failure("exception", name, what + place)
+    return Failure("exception", name, f"{what}{place}" if place else f"{_UNUSABLE}: {what}")
+
+
+def _explain_rank(error: RankFailure) -> Failure:
+    text = str(error)
+    if error.kind == "timeout" and error.ranks[error.rank].startswith("was running"):
+        return Failure("endless", None, text)
+    if error.kind == "exception" and error.line is None:
+        text = f"{_UNUSABLE}: {text}"
+    return Failure(error.kind, error.error, text)
 
 
 def is_stub(error: BaseException) -> bool:
@@ -61,43 +53,24 @@ def is_stub(error: BaseException) -> bool:
         return error.error == "NotImplementedError" and "raise NotImplementedError" in str(error)
     if not isinstance(error, NotImplementedError) or error.args:
         return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and _is_learners(frames[-1].filename)
+    frames = _frames(error)
+    return bool(frames) and own(frames[-1:]) == frames[-1:]
 
 
 def explain_stub(error: BaseException) -> str:
     """The sentence for an answer that is done in part."""
-    line = error.line if isinstance(error, RankFailure) else _learners_frame(error).lineno
+    line = error.line if isinstance(error, RankFailure) else _learners_frame(error).line
     return f"a part that this needs is not written yet: line {line} raises NotImplementedError"
 
 
-def _place(error: BaseException) -> str:
-    """Where the learner's own code was: ", in line 4 of Cell In[3]: `x = 1 / 0`", or ""."""
-    frame = _learners_frame(error)
-    if frame is None:
-        return ""
-    text = f": `{frame.line}`" if frame.line else ""
-    return f", in line {frame.lineno} of {_name(frame.filename)}{text}"
+def _learners_frame(error: BaseException) -> Frame | None:
+    """The innermost line that is the learner's."""
+    return next(iter(own(_frames(error))[::-1]), None)
 
 
-def _learners_frame(error: BaseException) -> traceback.FrameSummary | None:
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((f for f in reversed(frames) if _is_learners(f.filename)), None)
-
-
-def _is_learners(filename: str) -> bool:
-    generated = filename.startswith("<") and not filename.startswith(("<ipython", "<stdin"))
-    return not generated and not filename.startswith(_NOT_THE_LEARNERS)
-
-
-def _name(filename: str) -> str:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    if shell is not None:
-        label = shell.compile.format_code_name(filename)
-        if label:
-            return "your cell" if label[0] == "Cell" else f"{label[0]} {label[1]}"
-    return Path(filename).name
+def _frames(error: BaseException) -> list[Frame]:
+    summary = traceback.extract_tb(error.__traceback__)
+    return [Frame(f.filename, f.lineno, f.name) for f in summary]
 
 
 def _cut(text: str, width: int = 160) -> str:

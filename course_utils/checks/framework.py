@@ -57,10 +57,11 @@ becomes its kind, its message and the learner's own line; an endless loop is end
 learner are kept and shown only when the check fails; the state of the kernel is restored.
 
 `failures` maps what went wrong to a misconception, for an exercise or for one requirement
-(`@exercise.requires(..., failures={...})` goes first). Keys: the name of an exception
-("ZeroDivisionError", looked up first), or the kind of a failure: "timeout" (ranks wait for each
-other), "endless" (code still ran when its time was up), "mismatch" (of collectives), "exit",
-"signal", "pickle", "exception". A failure that an earlier requirement met already is named as it
+(`@exercise.requires(..., failures={...})` goes first). Keys, the most special first: a part of
+the message ("for /: 'NoneType'", anything that is not a single word); the name of an exception
+("ZeroDivisionError"); the kind of a failure: "timeout" (ranks wait for each other), "endless"
+(code still ran when its time was up), "mismatch" (of collectives), "exit", "signal", "pickle",
+"exception". A failure that an earlier requirement met already is named as it
 was there, so what you map here is what is new here. Map an exception where a mistake leads to it
 and little else does: every bug of a learner may raise a RuntimeError.
 The slugs "returns-nothing", "wrong-kind", "wrong-parameters", and the kinds of failure with
@@ -82,7 +83,7 @@ from typing import Any
 
 from course_utils.checks.compare import Wrong, show
 from course_utils.checks.draw import Draw, fresh_seed
-from course_utils.checks.failures import explain, explain_stub, is_stub
+from course_utils.checks.failures import Failure, explain, explain_stub, is_stub
 from course_utils.checks.guard import Deadline, undisturbed
 from course_utils.launch import launch
 
@@ -272,10 +273,22 @@ def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
         if is_stub(error):
             return Line(rule.text, False, text=explain_stub(error), kind="stub")
         failure = explain(error, rule.seconds)
-        slug = rule.failures.get(failure.error) or rule.failures.get(failure.kind) or failure.kind
-        return Line(rule.text, False, misconception=slug, text=failure.text, kind=failure.kind)
+        return Line(
+            rule.text,
+            False,
+            misconception=_mapped(rule.failures, failure),
+            text=failure.text,
+            kind=failure.kind,
+        )
     finally:
         _deadline = outer
+
+
+def _mapped(failures: Mapping[str, str], failure: Failure) -> str:
+    """The misconception behind a failure: the most special key that fits."""
+    in_text = [key for key in failures if not key.isidentifier() and key in failure.text]
+    key = next((k for k in (*in_text, failure.error, failure.kind) if k in failures), None)
+    return failures[key] if key else failure.kind
 
 
 def _unfit(exercise: Exercise, answer: Any) -> Line | None:

@@ -87,23 +87,28 @@ def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[
     if line.got is not None:
         parts.append(_wrap(f"got:      {line.got}", "      ", "                "))
     sentence = sentences[line.misconception] if line.misconception else ""
-    if sentence and sentence not in seen:
-        parts.append(_wrap(f"likely:   {sentence}", "      ", "                "))
+    if sentence:
+        said = "as above" if sentence in seen else sentence
+        parts.append(_wrap(f"likely:   {said}", "      ", "                "))
         seen.add(sentence)
     return parts
 
 
 def _wrap(text: str, first: str, rest: str | None = None) -> str:
+    """Wraps the sentences of a text; an indented line, which is code, stays one line."""
     rest = first if rest is None else rest
     lines = []
     for i, line in enumerate(text.splitlines()):
-        lines += textwrap.wrap(
-            line.strip() if i == 0 else line.rstrip(),
-            _WIDTH,
-            initial_indent=first if i == 0 else rest,
-            subsequent_indent=rest,
-            break_long_words=False,
-            break_on_hyphens=False,
-            drop_whitespace=True,
-        )
+        indent = first if i == 0 else rest
+        if line.startswith("  "):
+            lines.append(indent + line[:_WIDTH])
+        else:
+            lines += textwrap.wrap(
+                line,
+                _WIDTH,
+                initial_indent=indent,
+                subsequent_indent=rest,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
     return "\n".join(lines)
