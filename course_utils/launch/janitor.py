@@ -28,8 +28,10 @@ class Janitor:
         self._lock = threading.Lock()
 
     def keep(self, what: str, which: int | str) -> None:
-        """From now on, `rank 4711`, `folder /tmp/x` or `server /tmp/y` goes when this process
-        dies."""
+        """From now on, `which` goes when this process dies.
+
+        what: "rank" or "process" with a process id, "folder" or "socket" with a folder's path.
+        """
         with self._lock:
             if (what, which) not in self._held:
                 self._held.append((what, which))
@@ -68,7 +70,7 @@ class Janitor:
     def _stop(self, process):
         if self._owner == os.getpid():
             for what, which in self._held:
-                if what == "server":  # multiprocessing removes its folder itself
+                if what == "socket":  # multiprocessing removes that itself
                     self._write("forget", what, which)
             process.stdin.close()
             process.wait(5)
@@ -95,6 +97,8 @@ def _remove(what, which):
     try:
         if what == "rank":
             os.killpg(int(which), signal.SIGKILL)
+        elif what == "process":
+            os.kill(int(which), signal.SIGKILL)
         else:
             shutil.rmtree(which, ignore_errors=True)
     except ProcessLookupError:

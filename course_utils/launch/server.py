@@ -8,6 +8,7 @@ never forked: it has threads and perhaps a CUDA context, which a fork would brea
 import multiprocessing
 import sys
 import threading
+import time
 from multiprocessing import forkserver, spawn, util
 
 from course_utils.launch.janitor import janitor
@@ -24,6 +25,7 @@ _PRELOADED = [
 ]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _NAME = "course_utils rank"
+_OURS = ("multiprocessing.forkserver", "--multiprocessing-fork")
 
 context = multiprocessing.get_context(_METHOD)
 _ready = threading.Lock()
@@ -32,9 +34,10 @@ _warm = None  # the process id of the fork server that is known to have finished
 
 def preload() -> None:
     """Starts the fork server in the background: it imports torch while the learner reads."""
-    # The server and the ranks import this package too, and need no server of their own.
-    inside = multiprocessing.parent_process() or any("forkserver" in w for w in sys.orig_argv)
-    if context.get_start_method() == "forkserver" and not inside:
+    # The server, and every process that multiprocessing starts, may import this package too.
+    # They need no server of their own; if one of them calls launch, that starts it.
+    started_by_us = any(mark in word for mark in _OURS for word in sys.orig_argv)
+    if context.get_start_method() == "forkserver" and not started_by_us:
         context.set_forkserver_preload(_PRELOADED)
         threading.Thread(target=_try_to_start, name="preload", daemon=True).start()
 
@@ -55,7 +58,8 @@ def ensure_running() -> None:
         forkserver.ensure_running()
         server = forkserver._forkserver._forkserver_pid
         if _warm != server:
-            janitor.keep("server", util.get_temp_dir())  # the server's socket lies in it
+            janitor.keep("process", server)  # by itself it takes its time to end
+            janitor.keep("socket", util.get_temp_dir())  # the folder in which its socket lies
             first = start(_nothing, (), 0)
             first.join()
             first.close()
@@ -68,10 +72,17 @@ def _nothing():
 
 def start(target, args: tuple, number: int) -> multiprocessing.Process:
     """Starts and returns the process of rank `number`."""
-    # Not daemonic: a rank may start processes of its own, such as a DataLoader's workers.
-    process = context.Process(target=target, args=args, name=f"{_NAME} {number}")
-    process.start()
-    return process
+    for attempts_left in reversed(range(20)):
+        # Not daemonic: a rank may start processes of its own, such as a DataLoader's workers.
+        process = context.Process(target=target, args=args, name=f"{_NAME} {number}")
+        try:
+            process.start()
+            return process
+        except (EOFError, ConnectionError):
+            # The fork server is dying at this moment; multiprocessing replaces it when it is dead.
+            if not attempts_left:
+                raise
+            time.sleep(0.1)
 
 
 def _without_main(name, prepare=spawn.get_preparation_data):

@@ -1,0 +1,243 @@
+"""launch where learners use it: in the cells of a real kernel, and in a plain script.
+
+The kernel is one of Jupyter's own, started and interrupted as JupyterLab does it. Each test looks
+at what is left of the kernel's processes and files from outside.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from queue import Empty
+
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager
+
+SECONDS = 2  # after which nothing may be left
+
+
+class Kernel:
+    """A running kernel with a temporary folder of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(
+            cwd=str(folder), env={**os.environ, "TMPDIR": str(folder), "JUPYTER_PLATFORM_DIRS": "1"}
+        )
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.pid = self.manager.provisioner.pid
+        self.run("import os, sys, time, torch, torch.distributed as dist")
+        self.run("from course_utils.launch import launch, RankFailure")
+
+    def start(self, code):
+        self._message = self.client.execute(code)
+
+    def wait(self, for_text=None, timeout=90):
+        """Returns what the cell prints and, if it fails, how its error is shown. With `for_text`,
+        returns as soon as that was printed."""
+        shown, end = "", time.monotonic() + timeout
+        while time.monotonic() < end:
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except Empty:
+                continue
+            if message["parent_header"].get("msg_id") != self._message:
+                continue
+            content = message["content"]
+            shown += content.get("text", "")
+            shown += "\n".join(content.get("traceback", []))
+            shown += content.get("data", {}).get("text/plain", "")
+            if for_text and for_text in shown:
+                return shown
+            if content.get("execution_state") == "idle":
+                return shown
+        raise AssertionError(f"not finished after {timeout} seconds: {shown}")
+
+    def run(self, code):
+        self.start(code)
+        return self.wait()
+
+    def processes(self):
+        return psutil.Process(self.pid).children(recursive=True)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    with _kernel(tmp_path_factory.mktemp("kernel")) as kernel:
+        yield kernel
+
+
+@contextmanager
+def _kernel(folder):
+    kernel = Kernel(folder)
+    try:
+        yield kernel
+    finally:
+        kernel.client.stop_channels()
+        kernel.manager.shutdown_kernel(now=True)
+
+
+def _wait_until(condition, seconds=SECONDS):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _alive(processes):
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+ENDLESS = """
+def work(rank):
+    print("rank", rank, "has pid", os.getpid(), flush=True)
+    if rank == 0:
+        dist.barrier()
+    {}
+
+launch(work, 2)
+"""
+# The second holds Python's lock for ever, so that no Python code of the rank can react.
+LOOPS = ["time.sleep(1000)", "import itertools; sum(itertools.repeat(1))"]
+
+
+def test_cells(kernel):
+    shown = kernel.run(
+        "def work(rank, factor):\n"
+        "    t = torch.tensor(rank * factor)\n"
+        "    dist.all_reduce(t)\n"
+        "    print('sum', t.item())\n"
+        "    return t.item()\n"
+        "\n"
+        "launch(work, 3, 10)"
+    )
+    assert shown == "[rank 0] sum 30\n[rank 1] sum 30\n[rank 2] sum 30\n[30, 30, 30]"
+
+    shown = kernel.run("%%time\nresults = launch(work, 2, 1)")
+    assert shown.startswith("[rank 0] sum 1\n[rank 1] sum 1\nCPU times")
+
+    shown = kernel.run(
+        "def mean(values):\n"
+        "    return sum(values) / len(values)\n"
+        "\n"
+        "def work(rank):\n"
+        "    if rank == 1:\n"
+        "        mean([])\n"
+        "    dist.barrier()"
+    )
+    shown = kernel.run("launch(work, 2)")
+    assert shown == (
+        "RankFailure: rank 1 raised ZeroDivisionError: division by zero\n"
+        "    cell line 6, in work:  mean([])\n"
+        "    cell line 2, in mean:  return sum(values) / len(values)\n"
+        "Meanwhile rank 0 was waiting in barrier (cell line 7)."
+    )
+
+    shown = kernel.run(
+        "try:\n    launch(work, 2)\nexcept RankFailure as failure:\n    print(failure)"
+    )
+    assert shown.startswith("rank 1 raised ZeroDivisionError: division by zero\n")
+
+
+def test_hang_in_a_cell(kernel):
+    shown = kernel.run(
+        "def work(rank):\n"
+        "    t = torch.ones(3)\n"
+        "    if rank != 1:\n"
+        "        dist.all_reduce(t)\n"
+        "\n"
+        "launch(work, 4)"
+    )
+    assert shown == (
+        "RankFailure: the ranks wait for each other, and none can go on.\n"
+        "  ranks 0, 2 and 3 wait in all_reduce\n"
+        "    cell line 4, in work:  dist.all_reduce(t)\n"
+        "  rank 1 finished without calling it\n"
+        "Every rank of a group has to make the same collective calls, in the same order, "
+        "with tensors of the same shape and data type."
+    )
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["sleeps", "holds_the_lock"])
+def test_interrupt(kernel, loop):
+    before = {p.pid for p in kernel.processes()}
+    kernel.start(ENDLESS.format(loop))
+    kernel.wait(for_text="[rank 0] rank 0 has pid")
+    ranks = [p for p in kernel.processes() if p.pid not in before and p.ppid() != kernel.pid]
+    assert len(ranks) >= 2
+    start = time.monotonic()
+    kernel.manager.interrupt_kernel()
+    assert "KeyboardInterrupt" in kernel.wait()
+    assert time.monotonic() - start < 1 + SECONDS
+    _wait_until(lambda: not _alive(ranks))
+    assert [p.name for p in kernel.folder.iterdir() if p.name.startswith("course-")] == []
+    assert kernel.run("launch(lambda rank: rank, 2)") == "[0, 1]"
+
+
+@pytest.mark.parametrize("end", ["kill", "restart"])
+def test_end_of_the_kernel(end, tmp_path):
+    with _kernel(tmp_path) as kernel:
+        kernel.start(ENDLESS.format(LOOPS[end == "kill"]))
+        kernel.wait(for_text="[rank 0] rank 0 has pid")
+        processes = kernel.processes()
+        assert len(processes) >= 5  # two ranks, fork server, resource tracker, janitor
+        if end == "kill":
+            os.kill(kernel.pid, signal.SIGKILL)
+        else:
+            kernel.manager.restart_kernel(now=True)
+        _wait_until(lambda: not _alive(processes))
+        _wait_until(lambda: not [*tmp_path.glob("course-*"), *tmp_path.glob("pymp-*")])
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from course_utils.launch import RankFailure, launch
+
+print("the script runs")
+
+def work(rank):
+    t = torch.tensor(rank)
+    dist.all_reduce(t)
+    return t.item()
+
+print(launch(work, 2))  # no `if __name__ == "__main__"` is needed
+
+def broken(rank):
+    return 1 / rank
+
+try:
+    launch(broken, 2)
+except RankFailure as failure:
+    print(failure)
+"""
+
+
+def test_plain_script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "temporary").mkdir()
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == (
+        "the script runs\n[1, 1]\n"
+        "rank 0 raised ZeroDivisionError: division by zero\n"
+        "    train.py, line 17, in broken:  return 1 / rank\n"
+        "Meanwhile rank 1 finished.\n"
+    )
+    assert done.stderr == ""
+    left = {path.name.split("_")[0] for path in (tmp_path / "temporary").iterdir()}
+    assert left <= {"torchinductor"}  # PyTorch's own lasting cache
