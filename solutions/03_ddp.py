@@ -801,7 +801,7 @@ print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
 # %% [markdown]
 # *Above, with 8 buckets: the narrow lane under each rank shows all-reduces that run while backward
 # goes on. Below, with 1 bucket: the narrow lane stays empty until the last gradient is computed.
-# The rest of the backward bar is nothing but waiting for the one long all-reduce.*
+# Then both ranks do nothing but wait, hatched, for the one long all-reduce.*
 #
 # The bytes are the same, only their time differs. Do not expect much from the ratio on a CPU. There
 # the all-reduce and backward want the same cores. With GPUs the network works on its own, and what
@@ -849,19 +849,34 @@ for name, patient in [("without no_sync", False), ("with no_sync", True)]:
 #
 # The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads
 # its own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an
-# all-reduce that rank 1 never calls. The run hangs, silently, at the end of an epoch. Section 5
-# runs such a hang. The context manager `Join` prevents it: a rank that has finished **shadows** the
-# others' collectives, with zeros, until all have finished.
+# all-reduce that rank 1 never calls. Under `mp.spawn` or torchrun the run now hangs, silently, at
+# the end of an epoch. `launch` notices after a few seconds that nobody can go on.
 
 
 # %%
-def uneven(rank, divide_by_initial=True):
+def uneven_batches(rank):
+    model = DDP(new_model())
+    for rows in my_batches(rank, 2)[: 5 - rank]:  # rank 0 has 5 batches, rank 1 has 4
+        loss_of(model, rows).backward()
+
+
+try:
+    launch(uneven_batches, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# The context manager `Join` is the repair: a rank that has finished **shadows** the others'
+# collectives, with zeros, until all have finished.
+
+
+# %%
+def uneven_with_join(rank, divide_by_initial=True):
     model = DDP(new_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    my_rows = my_batches(rank, 2)[: 5 - rank]  # rank 0 has 5 batches, rank 1 has 4
     history = []
     with Join([model], divide_by_initial_world_size=divide_by_initial):
-        for rows in my_rows:
+        for rows in my_batches(rank, 2)[: 5 - rank]:
             history.append(flat(model.parameters()))
             optimizer.zero_grad()
             loss_of(model, rows).backward()
@@ -869,7 +884,7 @@ def uneven(rank, divide_by_initial=True):
     return len(history), history[-1], flat(model.parameters())
 
 
-(steps_0, before, after_0), (steps_1, _, after_1) = launch(uneven, 2)
+(steps_0, before, after_0), (steps_1, _, after_1) = launch(uneven_with_join, 2)
 print(f"rank 0 took {steps_0} steps, rank 1 took {steps_1}")
 print("same parameters on both:", equal(after_0, [after_1]))
 
@@ -880,7 +895,7 @@ print("same parameters on both:", equal(after_0, [after_1]))
 
 
 # %%
-_, before_too, after_too = launch(uneven, 2, False)[0]
+_, before_too, after_too = launch(uneven_with_join, 2, False)[0]
 halves = torch.allclose(after_0 - before, (after_too - before_too) / 2, atol=1e-6)
 print("the default takes half of the last step:", halves)
 
@@ -1060,8 +1075,7 @@ print("the difference is that of the start:", equal(first - second, [difference_
 # ### A collective under `if rank == 0`
 #
 # Saving and validating are often done by rank 0 alone. If there is a collective inside, rank 0
-# waits for partners who are not coming. With `mp.spawn` or torchrun you would look at a silent
-# terminal.
+# waits for partners who are not coming.
 
 
 # %%
@@ -1092,8 +1106,8 @@ def validate_together(rank):
 _ = launch(validate_together, 2)
 
 # %% [markdown]
-# Uneven batches, section 4, end in the same kind of hang. There the missing partner has left the
-# training loop.
+# The uneven batches of section 4 hung for the same reason: a partner did not come, there because it
+# had left the training loop.
 #
 # ### A missing `set_epoch`
 #
