@@ -1634,7 +1634,8 @@ print("formula and schedule agree:", all(agree))
 #
 # * Lower the bandwidth until buckets queue up. From there on only fewer bytes or more backward time
 #   help.
-# * Raise the world size. From 2 to 4 ranks the times grow by half; after that they hardly change.
+# * Raise the world size. From 2 to 4 ranks the traffic grows by half, from 4 to 64 by less than a
+#   third.
 # * Make the buckets very small and raise the start-up cost. Then make them very large. The best
 #   size lies between.
 
@@ -1687,9 +1688,7 @@ for startup_us in (100, 300, 1000):
         exposed.append(exposed_ms(k, 40, startup_us / 1000 + 2 * 7 / 8 * 100 / k / 10))
     ax.loglog(sizes, exposed, label=f"start-up cost {startup_us} µs")
     best = sizes[exposed.index(min(exposed))]
-    print(
-        f"start-up cost {startup_us} µs: best bucket {best:.1f} MB, exposed {min(exposed):.1f} ms"
-    )
+    print(f"start-up cost {startup_us} µs: best {best:.1f} MB, exposed {min(exposed):.1f} ms")
 ax.set(xlabel="bucket size (MB)", ylabel="exposed (ms)", title="Neither tiny nor huge (simulated)")
 ax.set_xticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
 ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
@@ -1705,7 +1704,7 @@ plt.show()
 # %% [markdown]
 # ## 8. On a cluster: the same script under torchrun
 #
-# On a cluster nobody calls `mp.spawn`. **torchrun** starts one process per GPU on each machine,
+# On a cluster few people call `mp.spawn`. **torchrun** starts one process per GPU on each machine,
 # sets a few environment variables in each, and watches over them.
 #
 # | variable | what it says |
@@ -1746,24 +1745,23 @@ print("torchrun's two ranks as alone:", equal(alone, [flat(saved.values())]))
 #   beside the kernels of backward, and overlap costs no processor time.
 # * **The slowest link decides.** A ring passes through every link, and between machines they are
 #   slower than inside. The explorer above tells you when that begins to hurt.
-# * **The global batch.** Sixteen ranks with the old share make a batch sixteen times as large.
-#   Decide what to do with the learning rate.
+# * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep the share
+#   of one rank instead, sixteen ranks make a batch sixteen times as large. Then decide what to do
+#   with the learning rate.
 # * **The data.** Each machine needs to reach it. The sampler needs no change.
 # * **One file.** Only rank 0 saves, and `module.` stays out of the names because the script saves
-# `model.module`.
+#   the state of `model.module`.
 # * **Failures.** When one rank dies, torchrun ends all and can start them again. Then you need a
-# checkpoint to continue from. Chapter 9 is about that.
+#   checkpoint to continue from. Chapter 9 is about that.
 
 # %% [markdown]
 # ## 9. Remember
 #
 # 1. DDP is one process per device. Every rank holds the whole model and its own share of the batch.
 # 2. Two exchanges make the ranks one model: the broadcast at the start and the mean of the
-#    gradients in
-#    every backward. `optimizer.step` sends nothing.
-# 3. A ring all-reduce sends 2(n - 1)/n of the gradients' bytes per rank, almost the same for 4
-#    ranks
-#    and for 400. Buckets let it hide behind backward.
+#    gradients in every backward. `optimizer.step` sends nothing.
+# 3. In a ring all-reduce each rank sends 2(n - 1)/n times the gradients' bytes, less than twice,
+#    however many ranks there are. Buckets let it hide behind backward.
 # 4. All ranks must call the same collectives in the same order. If one does not come, the others
 #    wait.
 # 5. Test with SGD against one process on the global batch. Falling loss proves little.
