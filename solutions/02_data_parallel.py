@@ -37,7 +37,7 @@ from course_utils.explore import Explorer
 from course_utils.launch import launch
 from course_utils.models import MnistNet
 
-torch.set_num_threads(1)  # a worker is one thread here: its operations do not start more
+torch.set_num_threads(1)  # the matrices are small: a second core would only wait for the first
 hardware.report()
 
 # %% [markdown]
@@ -60,7 +60,7 @@ for i in range(4):
     floor = 0.2 + 1.15 * i
     axes.plot([2.3, 7.7], [floor + 1.05] * 2, color=plots.COLORS["ink"], linewidth=1)
     plots.blueprint(axes, 2.6, floor + 0.2)
-    plots.pile(axes, 3.9, floor + 0.02, boxes if i == 0 else boxes[3 * i : 3 * i + 3])
+    plots.pile(axes, 3.9, floor - 0.06, boxes if i == 0 else boxes[3 * i : 3 * i + 3])
     axes.text(5.1, floor + 0.5, f"worker {i}", va="center", fontsize=10)
     if i > 0:
         plots.arrow(axes, (2.3 - 0.45 * i, 0.7), (2.3 - 0.45 * i, floor + 0.5))
@@ -391,6 +391,11 @@ print("equal:", math.isclose(13 * weight[-1].item(), predicted_factor))
 
 
 # %%
+def one_core_threads(count):
+    """Threads whose operations use one core each; torch keeps this setting thread by thread."""
+    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+
+
 class HandDataParallel(nn.Module):
     """Runs `module` on several workers of this process, as nn.DataParallel does."""
 
@@ -402,7 +407,7 @@ class HandDataParallel(nn.Module):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         chunks = deal_out(batch, self.devices)
         copies = photocopy(self.module, self.devices[: len(chunks)])
-        with ThreadPoolExecutor(len(chunks)) as threads:
+        with one_core_threads(len(chunks)) as threads:
             outputs = list(threads.map(functional_call, self.frames, copies, chunks))
         return collect(outputs, self.devices[0])
 
@@ -595,15 +600,14 @@ else:
 # **global interpreter lock** (GIL). PyTorch releases it inside large operations, so two threads can
 # multiply matrices at the same moment. They cannot both run the Python code in between. Compare three
 # kinds of work: a loop in Python, the forward pass of a small network, a large matrix product. Each
-# is done once by one thread, then once by each of two threads at the same time. Operations start no
-# threads of their own here, because the first cell said so.
+# is done once by one thread, then once by each of two threads at the same time.
 
 
 # %% tags=["nbval-ignore-output"]
 def seconds(work, threads):
     """Shortest of five times that `threads` threads need to do `work` once each."""
     times = []
-    with ThreadPoolExecutor(threads) as pool:
+    with one_core_threads(threads) as pool:
         for _ in range(5):
             start = time.perf_counter()
             list(pool.map(lambda _: work(), range(threads)))
