@@ -170,7 +170,7 @@ class Environment(object):
                 "The environment in %s is broken (%s): delete that folder and run "
                 "the command again." % (self.folder, reason)
             )
-        if requested and probe_python(requested)[0] != version:
+        if requested and probe_python(find_python(requested))[0] != version:
             raise SetupError(
                 "The environment in %s is for Python %s: delete that folder to have it made "
                 "with %s." % (self.folder, version, requested)
