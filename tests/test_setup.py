@@ -57,7 +57,8 @@ def old_pythons() -> list[str]:
 
 @pytest.mark.skipif(not old_pythons(), reason="no Python older than 3.11 is installed to try")
 def test_a_python_too_old_gets_one_sentence(course: Path) -> None:
-    copy = shutil.copy(ROOT / "tools/setup_env.py", course)
+    (course / "tools").mkdir()
+    copy = shutil.copy(ROOT / "tools/setup_env.py", course / "tools")
     for python in old_pythons():
         command = [python, copy, "--python", python]
         run = subprocess.run(command, check=False, capture_output=True, text=True)
