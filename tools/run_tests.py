@@ -21,7 +21,7 @@ STEPS = {
         [*PYTHON, "-m", "ruff", "format", "--check"],
     ],
     "sync": [[*PYTHON, "tools/notebooks.py", "check"]],
-    "unit": [[*PYTHON, "-m", "pytest", "tests"]],
+    "unit": [[*PYTHON, "-m", "pytest", "tests", "-n2", "--dist", "loadscope"]],
     "nbval": [[*PYTHON, "-m", "pytest", "--nbval", *NOTEBOOKS, "-n2", "--dist", "loadfile"]],
 }
 WORDS = {
