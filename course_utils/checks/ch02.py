@@ -47,6 +47,9 @@ scatter = Exercise(
         "or nothing for the last. The sizes may differ by one row at most.",
         "rest-lost": "Rows are missing: when the number of devices does not divide the batch, the "
         "rest has to go somewhere.",
+        "larger-last": "The sizes are right and their order is not: the larger chunks come first.",
+        "too-many-chunks": "There are more chunks than devices: no device is left for the last.",
+        "one-by-one": "Every row became a chunk. A chunk holds the rows of a whole device.",
         "rest-on-one": "The whole rest went to one worker. Give one row more to as many workers "
         "as the rest has rows.",
         "rows-dealt-like-cards": "The rows are dealt out like cards. Each chunk must hold "
@@ -83,27 +86,29 @@ def _chunks(answer, batch, devices):
 
 def _sizes(chunks) -> str:
     """The numbers of rows of the chunks, in words."""
-    return f"chunks of {', '.join(str(len(chunk)) for chunk in chunks)} rows"
+    return f"chunks of {', '.join(str(len(c)) if c.dim() else 'no' for c in chunks)} rows"
 
 
 def _check_scatter(answer, batch, workers):
     chunks = _chunks(answer, batch, [CPU] * workers)
     rows, count = len(batch), min(len(batch), workers)
     expected = list(batch.split(_even(rows, workers)))
-    total = sum(len(chunk) for chunk in chunks)
+    sizes = [len(chunk) for chunk in chunks if chunk.dim()]
     expect(
         _sizes(chunks),
         _sizes(expected),
         what=f"{rows} rows on {workers} devices",
         likely={
+            "one-by-one": len(chunks) == rows > count,
             "columns": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
             "everyone-gets-all": _sizes([batch] * workers),
             "size-for-count": _sizes(batch.split(workers)[:workers]),
             "empty-chunks": any(chunk.numel() == 0 for chunk in chunks),
             "chunks-like-torch": _sizes(batch.chunk(workers)),
-            "rest-lost": total < rows,
-            "rest-on-one": total == rows
-            and [len(chunk) for chunk in chunks].count(rows // count) == count - 1,
+            "too-many-chunks": len(chunks) > workers,
+            "rest-lost": sum(sizes) < rows,
+            "larger-last": sorted(sizes, reverse=True) == _even(rows, workers),
+            "rest-on-one": sum(sizes) == rows and sizes.count(rows // count) == count - 1,
         },
     )
     expect(
@@ -121,7 +126,8 @@ def _(answer, draw):
 
 @scatter.requires("sizes that do not divide: images, labels, 1 to 5 devices")
 def _(answer, draw):
-    _check_scatter(answer, draw.tensor(5, 2, 3), 4)
+    _check_scatter(answer, draw.tensor(6, 2, 3), 4)
+    _check_scatter(answer, draw.tensor(5, 2), 4)
     _check_scatter(answer, draw.integers(11), 3)
     for workers in (1, 2, 4, 5):
         _check_scatter(answer, draw.tensor(draw.integer(2, 4) * workers + 1, 2), workers)
@@ -187,9 +193,11 @@ replicate = Exercise(
         ),
     ],
     misconceptions={
+        "other-outputs": "A replica computes with other values than the model has now. Copy the "
+        "model's own parameters.",
         "not-callable": "Return functions or modules that can be called with a batch; a dictionary "
         "of tensors cannot.",
-        "wrong-count": "Return one replica per device.",
+        "wrong-count": "Return a list with one replica per device.",
         "gradients-lost": "A helper's gradients never arrive in the model. A deep copy, a state "
         "dict and `.detach()` cut the connection; `.to(device, copy=True)` and `.clone()` keep it.",
         "gradients-averaged": "The gradients of the replicas are averaged. They must be summed: the "
@@ -274,7 +282,7 @@ def _make(kind: type[nn.Module], draw) -> nn.Module:
 
 def _replicas(answer, model, devices):
     replicas = answer(model, devices)
-    expect_type(replicas, (list, tuple))
+    expect_type(replicas, (list, tuple), likely="wrong-count" if replicas is not None else None)
     for replica in replicas:
         expect_type(replica, Callable, likely="not-callable")
     expect(len(replicas), len(devices), what="replicas", likely={"wrong-count": True})
@@ -306,7 +314,12 @@ def _(answer, draw):
         for replica in replicas:
             batch = draw.tensor(draw.integer(1, 4), 5)
             with torch.no_grad():
-                expect(replica(batch), model(batch), what="the outputs")
+                expect(
+                    replica(batch),
+                    model(batch),
+                    what="the outputs",
+                    likely={"other-outputs": True},
+                )
 
 
 @replicate.requires("the gradients of all replicas are summed in the model")
@@ -360,8 +373,8 @@ def _(answer, draw):
 
 
 def _same_tensors(replicas, batch) -> bool:
-    """Whether a helper's gradient arrives through a copy that replica 0 uses too."""
-    first, second = replicas[0](batch), replicas[1](batch)
+    """Whether two helpers compute with the same copies."""
+    first, second = replicas[1](batch), replicas[2](batch)
     return _copies_behind(first) == _copies_behind(second) != set()
 
 
@@ -495,6 +508,7 @@ gather = Exercise(
     misconceptions={
         "stacked": "`torch.stack` makes a new dimension for the workers, and works for equal "
         "chunks only. Concatenate along the rows that are there.",
+        "flattened": "The rows have lost their shape: join the outputs as they are.",
         "columns": "You joined the outputs side by side. Join them along dimension 0, the rows.",
         "averaged": "You averaged the workers' outputs. They belong to different rows: keep all of "
         "them.",
@@ -530,7 +544,8 @@ def _(answer, draw):
         answer,
         parts,
         torch.cat(parts),
-        stacked=torch.stack(parts),
+        stacked=lambda got: got.dim() == 3,
+        flattened=lambda got: got.dim() == 1,
         columns=torch.cat(parts, dim=1),
         averaged=torch.stack(parts).mean(dim=0),
         summed=torch.stack(parts).sum(dim=0),
@@ -573,7 +588,8 @@ def _(answer, draw):
 
 
 @gather.requires(
-    "tensors without dimensions become a vector", failures={"RuntimeError": "scalars-fail"}
+    "tensors without dimensions become a vector",
+    failures={"RuntimeError": "scalars-fail", "ValueError": "scalars-fail"},
 )
 def _(answer, draw):
     losses = list(draw.tensor(3))
@@ -627,6 +643,17 @@ step = Exercise(
         ),
     ],
     misconceptions={
+        "step-per-chunk": "You update after every chunk, so the next chunk meets other parameters. "
+        "All chunks belong to one step: one loss, one backward, one update.",
+        "divided-by-workers": "Your gradients are divided by the number of workers. The loss is the "
+        "mean over the rows already.",
+        "one-chunk-only": "Only one chunk reached the loss. Put the outputs of all workers together.",
+        "wrong-labels": "The outputs meet the labels of other rows: keep the chunks in their order.",
+        "two-updates": "The parameters moved twice as far: call the optimizer once.",
+        "other-update": "The gradients are right and the parameters are not those that the optimizer "
+        "makes of them: leave the update to `optimizer.step()`.",
+        "runs-again": "Every chunk went through the model more than once. The loss to return is the "
+        "one that you called backward on.",
         "no-update": "The parameters have not changed: the optimizer takes the step.",
         "old-gradients": "Gradients of an earlier step are still in the sum. Clear them before "
         "backward.",
@@ -711,9 +738,12 @@ def _check_step(answer, draw, model, rows, workers, width, old=None):
         raise Wrong("gradients-cleared", expected="the gradients of this step", got="none")
     expect(gradients, right, what="the gradient", likely=likely)
     sizes = sorted(len(chunk) for chunk in images.chunk(workers))
-    expect(calls, sizes, what="rows of the forward calls", likely={"other-chunks": True})
+    again = {"runs-again": len(calls) > len(sizes) and set(calls) == set(sizes)}
+    expect(calls, sizes, what="rows of the forward calls", likely={**again, "other-chunks": True})
     now = {name: p.detach() for name, p in model.named_parameters()}
-    expect(now, parameters, what="the parameter", likely={"no-update": start})
+    twice = {name: 2 * p.detach() - start[name] for name, p in parameters.items()}
+    mistakes = {"no-update": start, "two-updates": twice, "other-update": True}
+    expect(now, parameters, what="the parameter", likely=mistakes)
     expect_type(got, (float, int), likely="loss-not-a-number" if got is not None else None)
     expect(got, loss, what="the loss", likely={"wrong-loss": True})
 
@@ -724,6 +754,14 @@ def _likely(model, images, labels, workers):
     floor = max(len(images) // workers, 1) * workers
     means = lambda m: torch.stack([F.cross_entropy(m(x), y) for x, y in chunks])
 
+    def last_of_many_steps(m):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        for x, y in chunks[:-1]:
+            F.cross_entropy(m(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return F.cross_entropy(m(chunks[-1][0]), chunks[-1][1])
+
     def helpers_detached(m):
         with torch.no_grad():
             others = [m(x) for x, _ in chunks[1:]]
@@ -733,10 +771,18 @@ def _likely(model, images, labels, workers):
         "right": lambda m: F.cross_entropy(m(images), labels),
         "mean-of-means": lambda m: means(m).mean(),
         "losses-summed": lambda m: means(m).sum(),
+        "step-per-chunk": last_of_many_steps,
+        "divided-by-workers": lambda m: F.cross_entropy(m(images), labels) / workers,
         "helpers-lost": helpers_detached,
+        "wrong-labels": lambda m: F.cross_entropy(
+            torch.cat([m(x) for x, _ in reversed(chunks)]), labels
+        ),
         "rows-lost": lambda m: F.cross_entropy(m(images[:floor]), labels[:floor]),
     }
-    return {slug: _gradient_of(model, loss_of) for slug, loss_of in calls.items()}
+    gradients = {slug: _gradient_of(model, loss_of) for slug, loss_of in calls.items()}
+    ones = [_gradient_of(model, lambda m, x=x, y=y: F.cross_entropy(m(x), y)) for x, y in chunks]
+    gradients["one-chunk-only"] = lambda got: any(_equal(got, one) for one in ones)
+    return gradients
 
 
 @step.requires("12 rows on 3 workers: the step of the big batch")
@@ -766,7 +812,7 @@ def copy_of_gradients(model: nn.Module) -> nn.Module:
     return twin
 
 
-@step.requires("tied, frozen and unused parameters")
+@step.requires("tied, frozen and unused parameters", needs_earlier=True)
 def _(answer, draw):
     model = _Watched(_make(_Awkward, draw))
     images, labels = draw.tensor(7, 4), draw.integers(7, low=0, high=2)
@@ -778,7 +824,7 @@ def _(answer, draw):
     expect(now, parameters, what="the parameter", likely={"awkward": True})
 
 
-@step.requires("changes of buffers: worker 0's stay, the helpers' are lost")
+@step.requires("changes of buffers: worker 0's stay, the helpers' are lost", needs_earlier=True)
 def _(answer, draw):
     model = _make(_Counting, draw)
     images, labels = draw.tensor(7, 4), draw.integers(7, low=0, high=2)
@@ -830,6 +876,8 @@ diagnosis = Exercise(
         "larger-is-enough": "A batch larger than the number of GPUs can still leave some idle: "
         "torch.chunk makes chunks of ceil(batch / GPUs) rows. Count the chunks.",
         "batch-unseen": "The batch is smaller than the number of GPUs.",
+        "busy-after-all": "torch.chunk makes as many chunks of this batch as there are GPUs: all of "
+        "them work, also where the last chunk is smaller.",
         "always-ill": "Nothing is wrong here, and you found something.",
         "asked-the-doctor": "You asked `hardware.doctor`. Here you are the doctor: decide from the "
         "fields of machine and setup.",
@@ -988,5 +1036,6 @@ def _(answer, draw):
                 setup,
                 "healthy",
                 unset_hides=lambda got, m=machine: m.visible is None and got.startswith("visible"),
+                busy_after_all="batch-too-small",
                 always_ill=True,
             )

@@ -1,6 +1,7 @@
 """Plausible wrong answers, and other right ones, to the exercises of chapter 02."""
 
 import copy
+import dataclasses
 import math
 from functools import partial
 
@@ -72,6 +73,38 @@ def forgets_to_move(batch, devices):
 def detaches(batch, devices):
     chunks = batch.detach().tensor_split(min(len(devices), len(batch)))
     return [chunk.to(device) for chunk, device in zip(chunks, devices)]
+
+
+@wrong("2.1", names="larger-last")
+def gives_the_rest_to_the_last_ones(batch, devices):
+    count = min(len(devices), len(batch))
+    bounds = [i * len(batch) // count for i in range(count + 1)]
+    return [batch[a:b].to(d) for a, b, d in zip(bounds, bounds[1:], devices)]
+
+
+@wrong("2.1", names="one-by-one")
+def makes_a_chunk_of_every_row(batch, devices):
+    return [row.to(devices[i % len(devices)]) for i, row in enumerate(batch)]
+
+
+@wrong("2.1", names="too-many-chunks")
+def appends_the_rest(batch, devices):
+    size, rest = divmod(len(batch), len(devices))
+    return list(batch.split([size] * len(devices) + [rest] * (rest > 0)))
+
+
+@wrong("2.1", names="not-a-list")
+def maps_devices_to_chunks(batch, devices):
+    return dict(zip(devices, batch.tensor_split(len(devices))))
+
+
+@wrong("2.1", names="fails-when-small")
+def needs_a_row_for_everyone(batch, devices):
+    size, rest = divmod(len(batch), len(devices))
+    sizes = [size + (i < rest) for i in range(len(devices))]
+    chunks = [chunk.to(device) for chunk, device in zip(batch.split(sizes), devices)]
+    assert all(len(chunk) for chunk in chunks)
+    return chunks
 
 
 @right("2.1")
@@ -243,6 +276,25 @@ def frames_without_memory(model, devices):
     return [partial(functional_call, frame, tensors) for frame, tensors in zip(frames, everyone)]
 
 
+@wrong("2.2", names="other-outputs")
+def builds_new_models(model, devices):
+    return [model] + [type(model)().to(device) for device in devices[1:]]
+
+
+@wrong("2.2", names="wrong-count")
+def leaves_out_the_head_office(model, devices):
+    frames = [copy.deepcopy(model) for _ in devices[1:]]
+    return [partial(functional_call, f, _copies(model, d)) for f, d in zip(frames, devices[1:])]
+
+
+@wrong("2.2", names="frozen-thawed")
+def thaws_everything(model, devices):
+    model.requires_grad_(True)
+    frames = [copy.deepcopy(model) for _ in devices[1:]]
+    helpers = [partial(functional_call, f, _copies(model, d)) for f, d in zip(frames, devices[1:])]
+    return [model, *helpers]
+
+
 @right("2.2")
 def modules_with_tensors_as_attributes(model, devices):
     """As torch.nn.parallel.replicate does it: the copies are attributes, not parameters."""
@@ -343,6 +395,21 @@ def forgets_the_device(outputs, device):
 @wrong("2.3", names="cut-from-the-graph")
 def detaches_the_outputs(outputs, device):
     return _map(lambda parts: _join([part.detach().to(device) for part in parts]), outputs)
+
+
+@wrong("2.3", names="first-only")
+def takes_the_first(outputs, device):
+    return outputs[0].to(device)
+
+
+@wrong("2.3", names="summed")
+def adds_them_up(outputs, device):
+    return sum(output.to(device) for output in outputs)
+
+
+@wrong("2.3", names="flattened")
+def flattens_first(outputs, device):
+    return torch.cat([output.flatten() for output in outputs]).to(device)
 
 
 @right("2.3")
@@ -484,6 +551,76 @@ def divides_evenly(model, optimizer, loss_fn, images, labels, devices):
     return _update(optimizer, loss_fn(torch.cat(outputs), labels))
 
 
+@wrong("2.4", names="step-per-chunk")
+def updates_after_every_chunk(model, optimizer, loss_fn, images, labels, devices):
+    count = len(devices)
+    parts = zip(images.chunk(count), labels.chunk(count))
+    losses = [_update(optimizer, loss_fn(model(part), own)) for part, own in parts]
+    return sum(losses) / len(losses)
+
+
+@wrong("2.4", names="divided-by-workers")
+def averages_over_the_workers(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    return _update(optimizer, loss / len(devices)) * len(devices)
+
+
+@wrong("2.4", names="one-chunk-only")
+def forgets_to_gather(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _outputs(model, images, devices)
+    return _update(optimizer, loss_fn(outputs[0], labels[: len(outputs[0])]))
+
+
+@wrong("2.4", names="wrong-labels")
+def gathers_the_wrong_way_round(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _outputs(model, images, devices)
+    return _update(optimizer, loss_fn(torch.cat(outputs[::-1]), labels))
+
+
+@wrong("2.4", names="two-updates")
+def updates_twice(model, optimizer, loss_fn, images, labels, devices):
+    loss = _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
+    optimizer.step()
+    return loss
+
+
+@wrong("2.4", names="other-update")
+def updates_by_hand(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    return loss.item()
+
+
+@wrong("2.4", names="runs-again")
+def computes_the_loss_again(model, optimizer, loss_fn, images, labels, devices):
+    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
+    return loss_fn(torch.cat(_outputs(model, images, devices)), labels).item()
+
+
+@wrong("2.4", names="loss-not-a-number")
+def returns_a_tensor(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    _update(optimizer, loss)
+    return loss
+
+
+@wrong("2.4", names="awkward")
+def fills_in_missing_gradients(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return loss.item()
+
+
 @right("2.4")
 def weights_the_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
     """One backward pass a chunk: its loss weighted by its share of the rows."""
@@ -547,7 +684,7 @@ def asks_for_more_than_one_sample(machine, setup):
     return _right_order(machine, setup, batch=lambda rows, gpus: rows < 1)
 
 
-@wrong("2.5", names="always-ill")
+@wrong("2.5", names="busy-after-all")
 def wants_equal_chunks(machine, setup):
     return _right_order(machine, setup, batch=lambda rows, gpus: rows % gpus != 0)
 
@@ -580,6 +717,25 @@ def believes_any_wrapper(machine, setup):
     from dataclasses import replace
 
     return _right_order(machine, replace(setup, wrappers=("DataParallel",)))
+
+
+@wrong("2.5", names="always-ill")
+def suspects_every_variable(machine, setup):
+    found = _right_order(machine, setup)
+    return "visible-partial" if found == "healthy" and machine.visible is not None else found
+
+
+@wrong("2.5", names="partial-unseen")
+def never_asks_the_driver(machine, setup):
+    seen = dataclasses.replace(machine, driver_gpus=machine.torch_gpus)
+    if machine.selected() and "," not in (machine.visible or ","):
+        return "healthy"
+    return _right_order(seen, setup) if machine.visible is None else _right_order(machine, setup)
+
+
+@wrong("2.5", names="inputs-unseen")
+def does_not_look_at_the_inputs(machine, setup):
+    return _right_order(machine, dataclasses.replace(setup, batch_device="cuda:0"))
 
 
 @right("2.5")
