@@ -328,9 +328,10 @@ ring = Exercise(
         ),
     ],
     misconceptions={
-        "everyone-sends-first": "The ranks wait for each other. If every rank begins with `send`, "
-        "nobody receives, and no send can end. Start it with `isend`, then receive, then wait for "
-        "it; and check that every send has a receive, and the other way round.",
+        "everyone-sends-first": "Every rank waits in `send`, and so nobody receives. Start the send "
+        "with `isend`, then receive, then wait for the send; or let one rank receive first.",
+        "unanswered": "A rank waits for a chunk that nobody sends to it. Send to rank + 1 and receive "
+        "from rank - 1, both modulo n, as often on every rank.",
         "unchanged": "The tensor is as it was. The result must stand in the tensor that was handed "
         "in, not in a new one.",
         "mean-not-sum": "You have divided by the number of ranks: an all-reduce gives the sum.",
@@ -365,7 +366,11 @@ ring = Exercise(
         "receive.",
         "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
     },
-    failures={"timeout": "everyone-sends-first", "mismatch": "chunk-sizes"},
+    failures={
+        " in recv": "unanswered",
+        "timeout": "everyone-sends-first",
+        "mismatch": "chunk-sizes",
+    },
 )
 
 

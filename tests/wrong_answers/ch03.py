@@ -232,6 +232,20 @@ def all_ranks_send_first(tensor):
         kept.copy_(kept + incoming if step < n - 1 else incoming)
 
 
+@wrong("3.2", names="unanswered")
+def receives_from_the_right(tensor):
+    """Right on two ranks, where both neighbours are the same rank."""
+    rank, n, right_rank, _ = _neighbours()
+    chunks = tensor.contiguous().view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(kept)
+        request = dist.isend(outgoing, right_rank)
+        dist.recv(incoming, right_rank)
+        request.wait()
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+
+
 @wrong("3.2", names="no-all-gather")
 def reduce_scatter_alone(tensor):
     rank, n, *_ = _neighbours()
