@@ -388,9 +388,12 @@ class _Recorder:
         backwards[task].entries.append(entry)
 
     def _follow(self, entry: _Entry, boxed) -> None:
-        entry.work = work = dist.Work.unbox(boxed)
-        self.waiting_for[id(work)] = entry
         clock = self.trace._clock
+        entry.work = work = None if boxed is None else dist.Work.unbox(boxed)
+        if work is None:  # a blocking call of NCCL: the current stream itself waits for it
+            entry.finish(clock.mark())
+            return
+        self.waiting_for[id(work)] = entry
         try:
             work.get_future().add_done_callback(lambda _: entry.finish(clock.mark()))
         except RuntimeError:

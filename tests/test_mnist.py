@@ -58,6 +58,19 @@ def test_a_half_unpacked_file_is_repaired(fresh):
     assert len(mnist.dataset(train=True)) == 60_000
 
 
+def test_a_file_appears_when_it_is_complete(fresh, monkeypatch):
+    replace, sizes = Path.replace, []
+
+    def looked_at(partial, path):
+        assert not path.exists()
+        sizes.append(partial.stat().st_size)
+        return replace(partial, path)
+
+    monkeypatch.setattr(Path, "replace", looked_at)
+    mnist.dataset(train=True)
+    assert sizes == [47_040_016, 60_008, 7_840_016, 10_008]
+
+
 def test_damaged_and_missing_files_are_named(fresh):
     (fresh / NAMES[1]).write_bytes(b"not a gzip file")
     with pytest.raises(RuntimeError, match=rf"{NAMES[1]} is damaged.*git checkout"):

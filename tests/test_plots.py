@@ -86,6 +86,22 @@ def test_timelines_share_a_scale_and_can_be_in_a_models_unit():
     assert not list(overlaps(figure))
 
 
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_a_legend_has_as_many_columns_as_fit(count):
+    figure, _ = plt.subplots()
+    names = [
+        "forward",
+        "communication",
+        "waiting",
+        "parameters",
+        "gradients",
+        "activations",
+        "load",
+    ]
+    plots.legend(figure, {name: Rectangle((0, 0), 1, 1) for name in names[:count]})
+    assert not list(overlaps(figure))
+
+
 def test_memory_in_human_units():
     assert [plots.human_bytes(n) for n in (0, 1023, 1024, 159_040, 3 << 30, 5 << 40)] == [
         "0 bytes",

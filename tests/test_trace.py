@@ -227,6 +227,43 @@ def test_spans_share_one_clock_and_are_cut_where_others_run():
     assert first.seconds("waiting") > 0.03
 
 
+def test_all_ranks_have_the_same_zero():
+    def body(rank):
+        barrier = dist.barrier
+
+        def leaves_late():
+            barrier()
+            time.sleep(0.05 * rank)
+
+        dist.barrier = leaves_late
+        with Trace() as trace:
+            before = []
+            for _ in range(20):
+                before.append(time.perf_counter())
+                with trace.span("forward"):
+                    pass
+        return max(b - span.start for b, span in zip(before, trace.record().spans))
+
+    first, second = launch(body, 2)
+    assert abs(first - second) < 0.01
+
+
+def test_a_blocking_call_without_a_work_ends_when_it_returns():
+    """NCCL's blocking calls have no Work to wait for; gloo's have, so one is taken away here."""
+
+    def body(rank):
+        with Trace() as trace:
+            arguments = {"tensors": [vector()], "process_group": dist.group.WORLD.boxed()}
+            started = trace._recorder._hear("allreduce_", arguments | {"async_op": False})
+            started((arguments["tensors"], None))
+            time.sleep(0.05)
+        return trace.record()
+
+    (record,) = launch(body, 1)
+    (span,) = record.spans
+    assert not span.background and span.end - span.start < 0.04
+
+
 def by_hand(rank, op, start, end, root=None, ranks=(0, 1)):
     span = Span(op, "communication", start, end, False, 0)
     return Record(rank, [span], [Call(op, 4, 1, "float32", True, ranks, root)])
@@ -253,6 +290,15 @@ def test_waiting_is_for_the_ranks_that_a_call_needs(op, root, late, expected):
     first, second = separate_waiting(records)
     assert kinds(first) == expected
     assert kinds(second) == [("communication", 5, 6)]
+
+
+def test_a_receiver_of_a_broadcast_waits_for_the_root_only():
+    records = [
+        by_hand(rank, "broadcast", start, 6, root=0, ranks=(0, 1, 2))
+        for rank, start in enumerate((1, 0, 5))
+    ]
+    _, second, _ = separate_waiting(records)
+    assert kinds(second) == [("waiting", 0, 1), ("communication", 1, 6)]
 
 
 def test_a_call_without_its_partners_record_stays_as_it_is():
