@@ -2,10 +2,12 @@
 rejected with the hint that fits it.
 
 There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out. The run ends
-with a line for each exercise: see conftest.py in this folder.
+with a line for each exercise: see conftest.py in this folder. The inputs are those of one seed,
+COURSE_SEED or 0; `tests/soak_checks.py` tries many.
 """
 
 import functools
+import os
 
 import nbformat
 import pytest
@@ -14,7 +16,6 @@ from source import read_source
 
 from course_utils.checks import examine, load_answer
 from course_utils.checks.catalogue import exercises, root
-from course_utils.checks.draw import fresh_seed
 from course_utils.checks.framework import attempt
 from course_utils.checks.guard import undisturbed
 from course_utils.checks.learner import render
@@ -22,6 +23,7 @@ from tests.wrong_answers import collect
 
 FEWEST_WRONG = 4
 HINTS = 3
+SEED = os.environ.get("COURSE_SEED", "0")
 
 
 @functools.cache
@@ -79,14 +81,18 @@ def class_of(exercise):
         @pytest.mark.parametrize("wrong", wrongs, ids=name_of)
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
             record_property("wrong", exercise.id)
-            seed = fresh_seed()
-            with undisturbed():
-                lines = attempt(exercise, wrong.answer, seed)
-                first = next((line for line in lines if line.misconception), None)
-            assert first, f"COURSE_SEED={seed}: no mistake was named"
-            assert first.misconception == wrong.names, f"COURSE_SEED={seed}: {first}"
+            first = first_mistake(exercise, wrong.answer, SEED)
+            assert first, "no mistake was named"
+            assert first.misconception == wrong.names, first
 
     return TestExercise
+
+
+def first_mistake(exercise, answer, seed):
+    """The first line that names a mistake, or None."""
+    with undisturbed():
+        lines = attempt(exercise, answer, seed)
+        return next((line for line in lines if line.misconception), None)
 
 
 def name_of(answer):
@@ -94,8 +100,8 @@ def name_of(answer):
 
 
 def must_pass(exercise, answer):
-    outcome = examine(exercise.id, answer)
-    assert outcome.status == "passed", f"COURSE_SEED={outcome.seed}\n{render(outcome)}"
+    outcome = examine(exercise.id, answer, SEED)
+    assert outcome.status == "passed", render(outcome)
 
 
 for each in exercises():

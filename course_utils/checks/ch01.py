@@ -29,11 +29,21 @@ deliveries = Exercise(
         "average-pace": "You take the average building. Orders queue before the slowest: that one "
         "sets the pace.",
         "fastest-pace": "You take the fastest building. It waits for the slowest.",
+        "some-pace": "You take one building by its place in the line. The slowest one sets the "
+        "pace, wherever it stands.",
+        "paces-added": "You add up the paces of the buildings. They work on the same orders, one "
+        "after the other.",
+        "inverted": "That is the time between two orders. Throughput is orders per minute.",
         "factories-forgotten": "Your throughput is that of one line, and every factory has one.",
         "slow-trucks": "Your trucks slow the line down. There are always enough of them: an order "
         "is longer under way, and orders leave as often as before.",
         "roads-forgotten": "The way from building to building is missing in the delivery time.",
         "road-too-many": "You count a road for every building. The last building sends nothing on.",
+        "one-road": "You count one road. There is one between any two buildings.",
+        "slowest-everywhere": "You let the order stay in every building as long as in the slowest. "
+        "Where it never waits, it stays in each as long as that one works on it.",
+        "one-building": "You count one building. The order goes through all of them.",
+        "not-a-pair": "Return both numbers: `return throughput, delivery_time`.",
         "faster-delivery": "You divide the delivery time by the number of factories. An order is in "
         "one of them, and there it takes as long as ever.",
     },
@@ -42,9 +52,9 @@ deliveries = Exercise(
 
 def _both(answer, minutes, truck, factories):
     got = answer(list(minutes), truck, factories)
-    expect_type(got, (tuple, list))
+    expect_type(got, (tuple, list), likely="not-a-pair" if got is not None else None)
     if len(got) != 2:
-        raise Wrong(expected="two numbers, throughput and delivery time", got=got)
+        raise Wrong("not-a-pair", expected="throughput and delivery time", got=got)
     way, road = sum(minutes), truck * (len(minutes) - 1)
     rate, time = factories / max(minutes), way + road
     case = f"minutes={list(minutes)}, truck={truck}, factories={factories}"
@@ -61,6 +71,9 @@ def _both(answer, minutes, truck, factories):
             ),
             "average-pace": factories * len(minutes) / way,
             "fastest-pace": factories / min(minutes),
+            "some-pace": lambda value: any(_near(value, factories / work) for work in minutes),
+            "paces-added": factories * sum(1 / work for work in minutes),
+            "inverted": lambda value: _near(value, 1 / rate, max(minutes)),
             "slow-trucks": lambda value: _near(
                 value, factories / (max(minutes) + truck), factories / max(*minutes, truck)
             ),
@@ -74,6 +87,11 @@ def _both(answer, minutes, truck, factories):
             "roads-forgotten": way,
             "road-too-many": way + truck * len(minutes),
             "faster-delivery": lambda value: _near(value, time / factories, way / factories),
+            "one-road": way + truck,
+            "slowest-everywhere": lambda value: _near(
+                value, *(len(minutes) * max(minutes) + r for r in (0, road))
+            ),
+            "one-building": lambda value: value in minutes,
         },
     )
 
@@ -82,20 +100,29 @@ def _near(value, *candidates):
     return any(math.isclose(value, candidate, rel_tol=1e-6) for candidate in candidates)
 
 
-@deliveries.requires("one line of 2, 5 and 3 minutes, free trucks: an order every 5 minutes")
+def _minutes(draw, count):
+    """Different times; with a fraction, so that two mistakes hardly ever give the same result."""
+    return [tenths / 10 for tenths in draw.sample(range(20, 400), count)]
+
+
+def _longer(draw, minutes):
+    return round(max(minutes) + draw.integer(1, 200) / 10, 1)
+
+
+@deliveries.requires("one line of 3, 6, 2 and 4 minutes, free trucks: an order every 6 minutes")
 def _(answer, draw):
-    _both(answer, [2.0, 5.0, 3.0], 0.0, 1)
+    _both(answer, [3.0, 6.0, 2.0, 4.0], 0.0, 1)
 
 
 @deliveries.requires("several factories with a line each")
 def _(answer, draw):
-    _both(answer, draw.sample(range(1, 12), 4), 0.0, draw.integer(2, 5))
+    _both(answer, _minutes(draw, 4), 0.0, draw.integer(2, 5))
 
 
 @deliveries.requires("trucks that take longer than any building")
 def _(answer, draw):
-    minutes = draw.sample(range(2, 12), draw.integer(3, 5))
-    _both(answer, minutes, max(minutes) + draw.integer(1, 5), draw.integer(2, 5))
+    minutes = _minutes(draw, draw.integer(3, 5))
+    _both(answer, minutes, _longer(draw, minutes), draw.integer(2, 5))
 
 
 @deliveries.requires("a line of a single building, which needs no truck")
@@ -124,6 +151,16 @@ idle = Exercise(
         ),
     ],
     misconceptions={
+        "not-each": "Return a list with a number for each building.",
+        "share-not-minutes": "You return shares of the time. Asked are minutes.",
+        "one-order-too-many": "You let one order too many leave at the pace of the slowest: the "
+        "first one is in the delivery time already.",
+        "one-order-only": "You count the minutes of one order. There are several.",
+        "work-once": "You subtract the work of one order. Each building works on all of them.",
+        "before-the-first": "You begin to count when the first order reaches a building. It stands "
+        "idle from minute 0 on.",
+        "between-orders-only": "You count only the waiting between two orders. Before the first and "
+        "after its last order a building is idle too.",
         "busy-not-idle": "You return the minutes in which a building works. Asked are the others.",
         "one-at-a-time": "You let an order in when the one before has left the whole line. It may "
         "enter the first building as soon as that one is free.",
@@ -153,8 +190,9 @@ def _idle(answer, minutes, truck, orders):
         sum(minutes[: b + 1]) + truck * b + others * max(minutes[: b + 1])
         for b in range(len(minutes))
     ]
+    starts = [sum(minutes[:b]) + truck * b for b in range(len(minutes))]
     got = answer(list(minutes), truck, orders)
-    expect_type(got, (list, tuple))
+    expect_type(got, (list, tuple), likely="not-each" if got is not None else None)
     expect(
         list(got),
         until(end),
@@ -162,6 +200,18 @@ def _idle(answer, minutes, truck, orders):
         each="building",
         likely={
             "busy-not-idle": [orders * work for work in minutes],
+            "share-not-minutes": lambda value: _any(
+                value,
+                [1 - orders * work / end for work in minutes],
+                [orders * work / end for work in minutes],
+            ),
+            "one-order-too-many": until(end + max(minutes)),
+            "one-order-only": [way + roads - work for work in minutes],
+            "work-once": [end - work for work in minutes],
+            "before-the-first": [u - s for u, s in zip(until(end), starts, strict=True)],
+            "between-orders-only": lambda value: _any(
+                value, *([n * (max(minutes) - work) for work in minutes] for n in (orders, others))
+            ),
             "one-at-a-time": lambda value: _any(
                 value, until(orders * (way + roads)), until(orders * way)
             ),
@@ -193,26 +243,26 @@ def _any(value, *candidates):
 
 @idle.requires("one order: while one building works, the others do nothing")
 def _(answer, draw):
-    _idle(answer, [2.0, 5.0, 3.0], 0.0, 1)
+    _idle(answer, [2.0, 6.0, 3.0], 0.0, 1)
 
 
 @idle.requires("several orders, the slowest building in the middle")
 def _(answer, draw):
-    first, last, slow = sorted(draw.sample(range(1, 15), 3))
+    first, last, slow = sorted(_minutes(draw, 3))
     _idle(answer, [first, slow, last], 0.0, draw.integer(3, 9))
 
 
 @idle.requires("the slowest building at the beginning, and at the end")
 def _(answer, draw):
-    rising = sorted(draw.sample(range(1, 15), 4))
+    rising = sorted(_minutes(draw, 4))
     _idle(answer, rising, 0.0, draw.integer(3, 9))
     _idle(answer, rising[::-1], 0.0, draw.integer(3, 9))
 
 
 @idle.requires("trucks that take longer than any building")
 def _(answer, draw):
-    minutes = draw.sample(range(2, 12), draw.integer(3, 5))
-    _idle(answer, minutes, max(minutes) + draw.integer(1, 5), draw.integer(3, 9))
+    minutes = _minutes(draw, draw.integer(3, 5))
+    _idle(answer, minutes, _longer(draw, minutes), draw.integer(3, 9))
 
 
 decisions = Exercise(
@@ -239,6 +289,9 @@ decisions = Exercise(
         "copy-what-does-not-fit": "You put a whole copy on a GPU that it does not fit on.",
         "activations-forgotten": "You count the state only. A copy that works also stores the "
         "activations of at least one sample.",
+        "whole-batch": "You count the activations of a whole batch, or of one sample for each GPU. "
+        "A copy needs room for one sample at a time.",
+        "gives-up": "You say that it cannot be done, and there is room enough.",
         "exchange-ignored": "More GPUs are not always faster: here the exchange costs more than "
         "the shared compute saves.",
         "exchange-feared": "Here sharing pays: what the compute saves is more than what the "
@@ -293,13 +346,18 @@ def _right(job, size=None, gpus_a_copy=None):
 def _mistake(job, right, got):
     """The name of the mistake that says `got` where `right` is right."""
     size = job.state_bytes + job.sample_bytes
+    everybodys = job.state_bytes + job.gpus * job.sample_bytes
     if size % job.gpu_bytes == 0:
         if got == _right(job, gpus_a_copy=size // job.gpu_bytes + 1):
             return "full-is-not-too-full"
+    elif right == "data" and got == _right(job, size=everybodys):
+        return "whole-batch"
     elif got == _right(job, size=job.state_bytes):
         return "activations-forgotten"
     elif size > job.gpu_bytes and got == _right(job, gpus_a_copy=size // job.gpu_bytes):
         return "rounded-down"
+    if got == "none":
+        return "gives-up"
     if right in ("one", "data"):
         return {"one": "exchange-feared", "data": "exchange-ignored"}.get(got, "cut-what-fits")
     if got in ("one", "data"):
@@ -330,13 +388,19 @@ def _(answer, draw):
     needed = draw.integer(4, 6)  # GPUs that a copy fills, the last of them by half
     state = 40 * needed - 21
     for gpus in (needed + 1, 2 * needed - 1, 2 * needed, 5 * needed):
-        _decide(answer, _job(gpus, 40, state, 1, 1.0, 0.1))
+        for exchange in (0.1, 2.0):  # how slow the exchange is matters for a copy that fits
+            _decide(answer, _job(gpus, 40, state, 1, 1.0, exchange))
 
 
 @decisions.requires("a copy that does not fit on all GPUs together")
 def _(answer, draw):
     gpus = draw.integer(2, 6)
     _decide(answer, _job(gpus, 40, 80 * gpus + 10, 1, 1.0, 0.1))
+
+
+@decisions.requires("a copy for which the activations of one sample fit, and those of two do not")
+def _(answer, draw):
+    _decide(answer, _job(draw.integer(2, 6), 80, draw.integer(10, 30), 45, 1.0, 0.1))
 
 
 @decisions.requires("a copy whose activations are what does not fit")

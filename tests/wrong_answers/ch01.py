@@ -59,6 +59,42 @@ def prints_it(minutes, truck, factories):
     print(factories / max(minutes), sum(minutes) + truck * (len(minutes) - 1))
 
 
+@wrong("1.1", names="some-pace")
+def the_last_building_delivers(minutes, truck, factories):
+    return factories / minutes[-1], sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="paces-added")
+def adds_the_paces(minutes, truck, factories):
+    paces = sum(1 / work for work in minutes)
+    return factories * paces, sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="inverted")
+def minutes_for_an_order(minutes, truck, factories):
+    return max(minutes) / factories, sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="one-road")
+def a_single_road(minutes, truck, factories):
+    return factories / max(minutes), sum(minutes) + truck
+
+
+@wrong("1.1", names="slowest-everywhere")
+def waits_in_every_building(minutes, truck, factories):
+    return factories / max(minutes), len(minutes) * max(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="one-building")
+def the_slowest_building_alone(minutes, truck, factories):
+    return factories / max(minutes), max(minutes)
+
+
+@wrong("1.1", names="not-a-pair")
+def gives_names_to_them(minutes, truck, factories):
+    return {"throughput": factories / max(minutes), "delivery": sum(minutes)}
+
+
 @right("1.1")
 def from_two_orders_in_a_row(minutes, truck, factories):
     def leaves(orders):
@@ -136,6 +172,47 @@ def a_single_truck_for_each_road(minutes, truck, orders):
             road[b] = max(free[b], road[b]) + truck
             arrival = road[b]
     return [free[-1] - orders * work for work in minutes]
+
+
+def _end(minutes, truck, orders):
+    return sum(minutes) + truck * (len(minutes) - 1) + (orders - 1) * max(minutes)
+
+
+@wrong("1.2", names="not-each")
+def adds_everything_up(minutes, truck, orders):
+    return sum(_end(minutes, truck, orders) - orders * work for work in minutes)
+
+
+@wrong("1.2", names="share-not-minutes")
+def returns_shares(minutes, truck, orders):
+    return [1 - orders * work / _end(minutes, truck, orders) for work in minutes]
+
+
+@wrong("1.2", names="one-order-too-many")
+def counts_the_first_order_twice(minutes, truck, orders):
+    return [_end(minutes, truck, orders + 1) - orders * work for work in minutes]
+
+
+@wrong("1.2", names="one-order-only")
+def looks_at_one_order(minutes, truck, orders):
+    return [_end(minutes, truck, 1) - work for work in minutes]
+
+
+@wrong("1.2", names="work-once")
+def subtracts_one_order(minutes, truck, orders):
+    return [_end(minutes, truck, orders) - work for work in minutes]
+
+
+@wrong("1.2", names="before-the-first")
+def begins_with_the_first_order(minutes, truck, orders):
+    end = _end(minutes, truck, orders)
+    starts = [sum(minutes[:b]) + truck * b for b in range(len(minutes))]
+    return [end - start - orders * work for start, work in zip(starts, minutes)]
+
+
+@wrong("1.2", names="between-orders-only")
+def counts_the_gaps(minutes, truck, orders):
+    return [(orders - 1) * (max(minutes) - work) for work in minutes]
 
 
 @right("1.2")
@@ -241,6 +318,26 @@ def wants_a_byte_to_spare(job):
 @wrong("1.3", names="another-word")
 def says_it_in_words(job):
     return {"data": "data parallel", "model": "model parallel"}.get(fits(job), fits(job))
+
+
+@wrong("1.3", names="whole-batch")
+def stores_a_sample_for_every_gpu(job):
+    gpus_a_copy = math.ceil((job.state_bytes + job.gpus * job.sample_bytes) / job.gpu_bytes)
+    return fits(job) if gpus_a_copy == 1 else cut(job, gpus_a_copy)
+
+
+@wrong("1.3", names="gives-up")
+def wants_a_gpu_to_spare(job):
+    if needed(job) >= job.gpus:
+        return "none"
+    return fits(job) if needed(job) == 1 else cut(job, needed(job))
+
+
+@wrong("1.3", names="copy-what-does-not-fit")
+def looks_at_the_time_first(job):
+    if fits(job) == "one":
+        return "one"
+    return "data" if needed(job) == 1 else cut(job, needed(job))
 
 
 @right("1.3")
