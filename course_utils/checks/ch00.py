@@ -1,5 +1,7 @@
 """The checks of chapter 00: the average of all ranks, the size of a message, passing it on."""
 
+import sys
+
 import torch
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run
@@ -12,10 +14,14 @@ average = Exercise(
     parameters=("value",),
     hints=[
         "What does `all_reduce` leave in the tensor that you hand in: the sum, or the mean?",
-        "`all_reduce` works in place, so hand in a copy. `dist.get_world_size()` tells how many "
-        "ranks took part.",
-        "Copy the value, let all ranks sum their copies, divide the sum by the number of ranks, "
-        "and return it.",
+        (
+            "`all_reduce` works in place, so hand in a copy. `dist.get_world_size()` tells how many "
+            "ranks took part."
+        ),
+        (
+            "Copy the value, let all ranks sum their copies, divide the sum by the number of ranks, "
+            "and return it."
+        ),
     ],
     misconceptions={
         "sum-not-mean": "You return the sum. `all_reduce` adds; the division is yours.",
@@ -26,10 +32,11 @@ average = Exercise(
         "to all.",
         "input-changed": "The tensor that was handed in has changed: `all_reduce` works in place, "
         "so give it a copy.",
+        "uses-none": "`all_reduce` returns nothing: the sum stands in the tensor that you gave it.",
         "only-rank-0-calls": "A collective is a meeting: every rank has to call it, or the ranks "
         "that do wait for ever.",
     },
-    failures={"timeout": "only-rank-0-calls"},
+    failures={"timeout": "only-rank-0-calls", "'NoneType' and 'int'": "uses-none"},
 )
 
 
@@ -57,7 +64,7 @@ def _check_average(answer, values):
             "no-communication": [value / ranks for value in values],
             "own-value": values,
             "fixed-two": [total / 2] * ranks,
-            "rank-0-only": ranks > 1 and torch.allclose(results[0], mean),
+            "rank-0-only": [mean, *results[1:]],
         },
     )
 
@@ -94,6 +101,10 @@ size = Exercise(
         "values-not-bytes": "You count the values. A value takes more than one byte: ask the "
         "tensor how many.",
         "four-bytes": "You take 4 bytes a value. That is float32; other dtypes take 1, 2 or 8.",
+        "python-object": "`sys.getsizeof` measures the Python object, not the values of the tensor.",
+        "one-value": "You return the bytes of one value: count the values too.",
+        "dimensions-added": "You add the sizes of the dimensions. Multiplied they give the number "
+        "of values.",
         "first-dimension": "You count the rows only: `len` and `shape[0]` leave out the other "
         "dimensions.",
         "bits-not-bytes": "You count bits: 8 of them are one byte.",
@@ -128,14 +139,17 @@ def _(answer, draw):
 
 def _check_size(answer, tensor):
     values, each = tensor.numel(), tensor.element_size()
-    rows = len(tensor) if tensor.dim() else 1
+    rows, added = len(tensor) if tensor.dim() else 1, sum(tensor.shape)
     expect(
         answer(tensor),
         values * each,
         what=f"the size of {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}",
         likely={
             "values-not-bytes": values,
+            "python-object": sys.getsizeof(tensor),
+            "one-value": each,
             "first-dimension": lambda got: got in (rows, rows * each),
+            "dimensions-added": lambda got: got in (added, added * each),
             "bits-not-bytes": 8 * values * each,
             "four-bytes": 4 * values,
             "whole-storage": tensor.untyped_storage().nbytes(),
@@ -150,10 +164,14 @@ pass_on = Exercise(
     parameters=("value",),
     hints=[
         "`send` waits until the other side takes the bytes. What if every rank begins with it?",
-        "One rank has to receive first. The neighbours' numbers go round: after the last rank "
-        "comes rank 0, and the remainder operator `%` does that.",
-        "Let rank 0 receive before it sends, and all others send before they receive. With one "
-        "rank there is nobody to send to: return a copy.",
+        (
+            "One rank has to receive first. The neighbours' numbers go round: after the last rank "
+            "comes rank 0, and the remainder operator `%` does that."
+        ),
+        (
+            "Let rank 0 receive before it sends, and all others send before they receive. With one "
+            "rank there is nobody to send to: return a copy."
+        ),
     ],
     misconceptions={
         "all-send-first": "Somebody waits in a send or a receive that nobody answers. If all "
@@ -162,6 +180,7 @@ pass_on = Exercise(
         "receives from the last.",
         "own-value": "You return the value that the rank already had: return what was received.",
         "sends-to-itself": "With one rank there is nobody to send to. Return a copy of the value.",
+        "no-wrap": "Rank 0 still has its own value: after the last rank comes rank 0.",
         "broadcast": "Every rank has rank 0's value. Each needs that of its own predecessor.",
         "input-changed": "The tensor that was handed in has changed: receive into a tensor of "
         "your own.",
@@ -190,6 +209,7 @@ def _check_pass(answer, values):
         likely={
             "own-value": values,
             "broadcast": [values[0]] * ranks,
+            "no-wrap": [values[0], *values[:-1]],
             "wrong-direction": [values[(rank + 1) % ranks] for rank in range(ranks)],
         },
     )
@@ -214,7 +234,7 @@ def _(answer, draw):
 
 @pass_on.requires(
     "one rank gets a copy of its own tensor",
-    failures={"RuntimeError": "sends-to-itself", "timeout": "sends-to-itself"},
+    failures=dict.fromkeys(("RuntimeError", "ValueError", "timeout"), "sends-to-itself"),
 )
 def _(answer, draw):
     value = draw.tensor(4)

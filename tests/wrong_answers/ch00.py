@@ -1,5 +1,7 @@
 """Plausible wrong answers, and other right ones, to the exercises of chapter 00."""
 
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -54,6 +56,12 @@ def forgets_to_use_the_result(value):
     return value
 
 
+@wrong("0.1", names="uses-none")
+def takes_what_all_reduce_returns(value):
+    total = dist.all_reduce(value.clone())
+    return total / dist.get_world_size()
+
+
 @right("0.1")
 def gathers_and_averages(value):
     values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
@@ -84,6 +92,21 @@ def counts_bits(tensor):
 @wrong("0.2", names="whole-storage")
 def measures_the_storage(tensor):
     return tensor.untyped_storage().nbytes()
+
+
+@wrong("0.2", names="python-object")
+def asks_python(tensor):
+    return sys.getsizeof(tensor)
+
+
+@wrong("0.2", names="one-value")
+def measures_one_value(tensor):
+    return tensor.element_size()
+
+
+@wrong("0.2", names="dimensions-added")
+def adds_the_dimensions(tensor):
+    return sum(tensor.shape) * tensor.element_size()
 
 
 @right("0.2")
@@ -159,6 +182,30 @@ def returns_its_argument(value):
     work = dist.isend(value, dst=(rank + 1) % ranks)
     dist.recv(received, src=(rank - 1) % ranks)
     work.wait()
+    return received
+
+
+@wrong("0.3", names="no-wrap")
+def stops_at_the_last_rank(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if rank > 0:
+        dist.recv(received, src=rank - 1)
+    if rank < ranks - 1:
+        dist.send(value, dst=rank + 1)
+    return received
+
+
+@wrong("0.3", names="sends-to-itself")
+def even_ranks_send_first(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(value)
+    if rank % 2 == 0:
+        dist.send(value, dst=(rank + 1) % ranks)
+        dist.recv(received, src=(rank - 1) % ranks)
+    else:
+        dist.recv(received, src=(rank - 1) % ranks)
+        dist.send(value, dst=(rank + 1) % ranks)
     return received
 
 
