@@ -166,8 +166,8 @@ for rank, gradients in enumerate(launch(on_device, 2, half_the_layers, net, imag
 # %% [markdown]
 # ## 3. Predict, then measure: what is moved, what is stored, how long it takes
 #
-# **Moved.** Call the number of parameters $P$, the batch $N$ and the number of values that a truck
-# carries for one image $H$. A float32 takes 4 bytes. With copies each rank hands $4P$ bytes to the
+# **Moved.** Call the number of parameters $W$, the batch $N$ and the number of values that a truck
+# carries for one image $H$. A float32 takes 4 bytes. With copies each rank hands $4W$ bytes to the
 # all-reduces of a step. In the line, rank 0 sends $4NH$ bytes of activations, and rank 1 sends $4NH$
 # bytes of their gradients.
 #
@@ -237,15 +237,16 @@ def simulate(work):
 simulate({"cut": ("saw", 3, []), "drill": ("drill", 2, ["cut"]), "cut again": ("saw", 3, [])})
 
 # %% [markdown]
-# One training step of a whole company: `factories` copies of a line of `buildings` buildings each.
-# The batch is shared out over the factories, the pages of the blueprint over the buildings. Shares
-# are as equal as they can be: the first ones get one more where it does not come out even.
+# One training step of a whole company: $F$ factories, copies of a line of $B$ buildings each. The
+# batch of $N$ items is shared out over the factories, the $P$ pages of the blueprint over the
+# buildings. Shares are as equal as they can be: the first ones get one more where it does not come
+# out even.
 #
 # * Forward: one minute per item and page. Backward takes twice as long, because it computes two
 #   products where forward computes one: the gradient of the input and that of the weights.
 # * A truck takes `product` minutes for the half-finished product of one item.
-# * The head office takes $2\,(F-1)/F$ times `page` minutes for each page, where $F$ is the number of
-#   factories: the cost of an all-reduce in a ring, which chapter 3 derives.
+# * The head office takes $2\,(F-1)/F$ times `page` minutes for each page: the cost of an all-reduce
+#   in a ring, which chapter 3 derives.
 
 
 # %%
