@@ -146,13 +146,13 @@ def _check_size(answer, tensor):
         what=f"the size of {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}",
         likely={
             "values-not-bytes": values,
-            "python-object": sys.getsizeof(tensor),
             "one-value": each,
             "first-dimension": lambda got: got in (rows, rows * each),
             "dimensions-added": lambda got: got in (added, added * each),
             "bits-not-bytes": 8 * values * each,
             "four-bytes": 4 * values,
             "whole-storage": tensor.untyped_storage().nbytes(),
+            "python-object": sys.getsizeof(tensor),
         },
     )
 

@@ -975,6 +975,20 @@ def divides_by_its_share(model, images, labels, batch_size):
     return correct.item() / len(_mine(images))
 
 
+@wrong("3.5", names="percent")
+def returns_percent(model, images, labels, batch_size):
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    dist.all_reduce(correct)
+    return 100 * correct.item() / len(images)
+
+
+@wrong("3.5", names="errors-counted")
+def returns_the_error_rate(model, images, labels, batch_size):
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    dist.all_reduce(correct)
+    return 1 - correct.item() / len(images)
+
+
 @wrong("3.5", names="count-not-share")
 def returns_a_count(model, images, labels, batch_size):
     correct = _count(model, _mine(images), _mine(labels), batch_size)
