@@ -469,7 +469,7 @@ def _(answer, draw):
 
 @ring.requires(
     "lengths that do not divide by the number of ranks",
-    failures={"IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
+    failures={"raised IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
 )
 def _(answer, draw):
     lengths = [3 * draw.integer(3, 6) + 1, 3 * draw.integer(3, 6) + 2, 4]
@@ -479,7 +479,11 @@ def _(answer, draw):
 
 @ring.requires(
     "tensors with fewer elements than ranks, and with none",
-    failures={"IndexError": "too-few-chunks", "exception": "short-wrong", "timeout": "short-wrong"},
+    failures={
+        "raised IndexError": "too-few-chunks",
+        "exception": "short-wrong",
+        "timeout": "short-wrong",
+    },
 )
 def _(answer, draw):
     cases = [[draw.whole(length) for _ in range(3)] for length in (2, 1, 0)]

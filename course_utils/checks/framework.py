@@ -180,7 +180,8 @@ class Exercise:
         seconds: float = 10.0,
     ) -> Callable[[Requirement], Requirement]:
         """Decorator that adds a requirement, a function of (answer, draw)."""
-        merged = {**self.failures, **(failures or {})}
+        own = failures or {}
+        merged = {**own, **{k: v for k, v in self.failures.items() if k not in own}}  # own first
         self._must_know(merged.values())
 
         def add(function: Requirement) -> Requirement:
