@@ -21,20 +21,14 @@ _listeners: list[Listener] = []
 _library = None
 
 
-def listen(listener: Listener) -> None:
-    """From now on, `listener` hears of each call that this process makes."""
-    if _library is None:
-        _install()
-    _listeners.append(listener)
+def install() -> None:
+    """Puts the listeners' place in front of the operators, for the life of this process.
 
-
-def stop(listener: Listener) -> None:
-    """`listener` hears no more."""
-    _listeners.remove(listener)
-
-
-def _install():
+    `listen` does that too; a process that others are forked from can do it once for all.
+    """
     global _library
+    if _library is not None:
+        return
     _library = torch.library.Library("c10d", "IMPL")
     for full_name in torch._C._dispatch_get_all_op_names():
         library, _, name = full_name.partition("::")
@@ -43,6 +37,17 @@ def _install():
             if any(argument.name == "process_group" for argument in operator._schema.arguments):
                 _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
     _show_waits()
+
+
+def listen(listener: Listener) -> None:
+    """From now on, `listener` hears of each call that this process makes."""
+    install()
+    _listeners.append(listener)
+
+
+def stop(listener: Listener) -> None:
+    """`listener` hears no more."""
+    _listeners.remove(listener)
 
 
 def _kernel(name, operator):

@@ -53,8 +53,10 @@ def _lasting(process):
 
 
 def _files(folder):
-    # multiprocessing keeps one folder, for its fork server's socket, as long as this process.
-    return {str(path) for path in folder.iterdir() if not path.name.startswith("pymp-")}
+    # multiprocessing keeps one folder, for its fork server's socket, as long as this process;
+    # PyTorch keeps a cache for good.
+    lasting = ("pymp-", "torchinductor_")
+    return {str(path) for path in folder.iterdir() if not path.name.startswith(lasting)}
 
 
 def _listening():

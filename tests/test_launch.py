@@ -320,6 +320,24 @@ def test_output_that_is_not_text(capsys):
     assert capsys.readouterr().out == "[rank 0] caf\ufffd\n[rank 0] naïve\n"
 
 
+def test_output_without_what_differs_in_every_run(capsys):
+    def speak(rank):
+        os.write(1, b"/tmp/ipykernel_4711/123.py:3: UserWarning: mind this\n")
+        os.write(2, b"[W1121 02:35:43.936201674 reducer.cpp:15] Warning: and this\n")
+
+    launch(speak, 1)
+    assert capsys.readouterr().out == (
+        "[rank 0] cell:3: UserWarning: mind this\n[rank 0] [W reducer.cpp:15] Warning: and this\n"
+    )
+
+
+def test_gloo_does_not_say_which_rank_aborted_first():
+    shown = output.Output(0, live=False)
+    shown.add(b"mine\nterminate called after throwing an instance of 'gloo::EnforceNotMet'\n")
+    assert shown._lines[0] == b"mine"
+    shown.finish()
+
+
 # --- what launch says before any rank starts ----------------------------------------------------
 
 

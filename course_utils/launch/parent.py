@@ -40,8 +40,12 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
         server.ensure_running()
         ranks = []
         try:
-            _start(ranks, records)
-            return _run(ranks, call, _job(nprocs, folder, timeout), timeout)
+            job = _job(nprocs, folder, timeout)
+            for record in records:
+                _start(ranks, record)
+                ranks[-1].give(job)  # it begins while the next one starts
+                ranks[-1].give(call)
+            return _run(ranks, timeout)
         finally:
             _end(ranks)
 
@@ -77,10 +81,9 @@ def _temporary_folder(nprocs):
             janitor.forget("folder", folder)
 
 
-def _start(ranks, records):
+def _start(ranks, record):
     with _uninterrupted():  # a rank that was started but is not in the list would stay
-        for number, record in enumerate(records):
-            ranks.append(Rank(number, record))
+        ranks.append(Rank(len(ranks), record))
 
 
 def _end(ranks):
@@ -91,10 +94,7 @@ def _end(ranks):
             r.close()
 
 
-def _run(ranks, call, job, timeout):
-    for r in ranks:
-        r.give(job)
-        r.give(call)
+def _run(ranks, timeout):
     with Supervision(ranks, timeout) as supervision:
         try:
             failure = diagnosis.explain(supervision.watch(), ranks, timeout)

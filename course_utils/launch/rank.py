@@ -4,7 +4,6 @@ Every rank is ended by the kernel, also when all went well. Until then it keeps 
 open, so that a rank which is done, or has failed, does not make the others fail too.
 """
 
-import gc
 import linecache
 import os
 import signal
@@ -20,9 +19,6 @@ from course_utils.launch import output, packing, stacks
 from course_utils.launch.calls import Recorder
 
 inside = False  # True in the process of a rank
-
-gc.collect()
-gc.freeze()  # in the fork server: a rank's garbage collection then leaves the shared memory alone
 
 
 def main(rank, channel, printing, stacking):

@@ -22,6 +22,7 @@ _PRELOADED = [
     "course_utils.mnist",
     "course_utils.models",
     "course_utils.trace",
+    "course_utils.launch.preloaded",
 ]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _NAME = "course_utils rank"

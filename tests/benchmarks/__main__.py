@@ -1,0 +1,44 @@
+"""`python -m tests.benchmarks [name ...]`: measures and prints Markdown.
+
+Each `bench_*.py` in this folder is one part: its docstring's first line is its heading, its
+`main()` prints its tables. Names choose parts: `launch` stands for bench_launch.py.
+"""
+
+import datetime
+import importlib
+import platform
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+from course_utils import hardware
+
+
+def main(names: list[str]) -> None:
+    parts = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
+    unknown = [name for name in names if f"bench_{name}" not in parts]
+    if unknown:
+        sys.exit(f"No benchmark is called {unknown[0]}; there are: {', '.join(parts)}.")
+    print(_machine(), end="\n\n", flush=True)
+    for part in parts:
+        if not names or part.removeprefix("bench_") in names:
+            module = importlib.import_module(f"tests.benchmarks.{part}")
+            print(f"## {module.__doc__.splitlines()[0]}", end="\n\n", flush=True)
+            module.main()
+
+
+def _machine() -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    gpus = torch.cuda.device_count()
+    return (
+        f"Measured on {datetime.date.today()}: {hardware.cores()} CPU cores, {memory:.0f} GB of "
+        f"memory, {gpus} GPUs, {platform.system()}, Python {platform.python_version()}, "
+        f"PyTorch {torch.__version__}. "
+        "Medians, with quartiles in brackets."
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

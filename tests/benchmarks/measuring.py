@@ -1,0 +1,67 @@
+"""Times of several candidates, taken side by side, as ratios in a Markdown table.
+
+A round runs each candidate once, in an order that rotates; ratios are taken round by round. What
+slows the machine for a while then slows all candidates, and the ratios stay.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some numbers and their quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        return cls(*statistics.quantiles(values, n=4))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def side_by_side(
+    candidates: dict[str, Callable[[], float | None]], rounds: int
+) -> dict[str, list[float]]:
+    """Returns the seconds of each candidate in each round, after one round to warm up.
+
+    A candidate that measures itself returns its seconds.
+    """
+    seconds = {name: [] for name in candidates}
+    order = list(candidates)
+    for number in range(rounds + 1):
+        for name in order:
+            start = time.perf_counter()
+            own = candidates[name]()
+            if number > 0:
+                seconds[name].append(own or time.perf_counter() - start)
+        order = order[1:] + order[:1]
+    return seconds
+
+
+def ratios(seconds: dict[str, list[float]], to: str) -> dict[str, Spread]:
+    """Returns each candidate's time as a multiple of that of the candidate `to`."""
+    return {
+        name: Spread.of([a / b for a, b in zip(times, seconds[to], strict=True)])
+        for name, times in seconds.items()
+    }
+
+
+def print_table(head: list[str], rows: list[list[object]]) -> None:
+    """Prints a table in Markdown; all columns but the first are numbers."""
+    print("| " + " | ".join(head) + " |")
+    print("|---" + "|--:" * (len(head) - 1) + "|")
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+    print()
+
+
+def met(reached: bool) -> str:
+    """Returns how a target ended, for the end of its line."""
+    return "met" if reached else "NOT MET"
