@@ -210,6 +210,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
     launch(_rank, 2)  # multiprocessing's own folder lies elsewhere
     tempfile.tempdir = str(FOLDER)
     total = [0, 0]
