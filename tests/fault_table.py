@@ -457,6 +457,13 @@ def sleeps(rank):
     dist.barrier()
 
 
+@fault(2, "timeout", 1, "rank 1 was stopped when the time was up", "barrier", timeout=2.0)
+def stops_itself(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
 # --- what cannot be pickled ---------------------------------------------------------------------
 
 

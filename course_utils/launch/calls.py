@@ -2,11 +2,12 @@
 
 Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the
 process or, worst, adds up the wrong bytes. PyTorch can check that itself
-(TORCH_DISTRIBUTED_DEBUG=DETAIL), but by a second round of messages before each call, which
-waits for all ranks: an asynchronous all-reduce would no longer overlap with anything, and every
-timeline of the course would show the check. So a rank only notes what it is about to call; the
+(TORCH_DISTRIBUTED_DEBUG=DETAIL), but by messages of its own before each call, for which each rank
+waits: an asynchronous all-reduce no longer overlaps with anything, small calls take several times
+as long, every timeline of the course would show the check, and in torch 2.14.1 the construction
+of DistributedDataParallel crashes under it. So a rank only notes what it is about to call; the
 kernel reads all notes when a rank has failed, when nothing moves, and at the end. A note takes
-about ten microseconds, sends nothing and outlives the rank, because it is in a file.
+microseconds, sends nothing and outlives the rank, because it is in a file.
 
 The notes are taken where all calls pass (see `intercept`): also those that
 DistributedDataParallel makes from C++.

@@ -37,7 +37,7 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
         return _mismatch(mismatch, states)
     if reason == "failed":
         return _failed(ranks, states)
-    if reason == "stuck":
+    if reason == "stuck" and any(each.waits_in for each in states.values()):
         return _stuck(states)
     return _late(ranks, states, timeout)
 
@@ -68,9 +68,11 @@ def _failed(ranks, states):
 
 
 def _headline(rank, own):
+    if rank.report is None and rank.code >= 0:
+        return f"{own.words} before it returned."
     if rank.report is None:
-        meaning = _SIGNALS.get(signal_name(-rank.code)) if rank.code < 0 else None
-        return own.words + (f": {meaning}." if meaning else " before it returned.")
+        meaning = _SIGNALS.get(signal_name(-rank.code), "the signal ended it")
+        return "\n  ".join([f"{own.words}: {meaning}.", *rank.output.aborts])
     kind, text = rank.report["kind"], _shortened(rank.report["text"])
     if kind == "exception":
         return f"raised {text}"

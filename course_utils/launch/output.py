@@ -14,10 +14,10 @@ import sys
 LIMIT = 200_000  # bytes shown of a rank's output: half from its start, half from its end
 
 # gloo prints this when it aborts because calls do not match, on whichever rank notices first.
-# The failure's message says it better, and the same in every run.
+# That differs from run to run, so it is kept for the failure's message, which may know better.
 _GLOO_ABORTS = (
-    b"terminate called after throwing an instance of 'gloo::",
-    b"  what():  [enforce fail at",
+    "terminate called after throwing an instance of 'gloo::",
+    "  what():  [enforce fail at",
 )
 
 # What differs in every run and says nothing: the name of a cell's file, the time of a warning
@@ -58,6 +58,7 @@ class Output:
         self._lines = []  # complete lines that have not been shown
         self._end = b""  # what came after the room for the start was full
         self._left_out = 0
+        self.aborts = []  # what gloo wrote as it aborted the rank
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes that the rank has written."""
@@ -91,11 +92,12 @@ class Output:
         self._end = self._end[-LIMIT // 2 :]
 
     def _show(self):
-        shown = [_steady(line) for line in self._lines if not line.startswith(_GLOO_ABORTS)]
+        lines = [_steady(line).decode(errors="replace") for line in self._lines]
         self._lines = []
+        self.aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
+        shown = [line for line in lines if not line.startswith(_GLOO_ABORTS)]
         if shown:
-            text = "".join(f"{self._prefix}{line.decode(errors='replace')}\n" for line in shown)
-            sys.stdout.write(text)
+            sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in shown))
             sys.stdout.flush()
 
 

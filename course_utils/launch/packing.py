@@ -45,7 +45,7 @@ def pack(obj: object) -> list:
     """
     stream, buffers = io.BytesIO(), []
     _Pickler(stream, protocol=5, buffer_callback=lambda b: buffers.append(b.raw())).dump(obj)
-    return [stream.getbuffer(), *buffers]
+    return [stream.getvalue(), *buffers]
 
 
 def unpack(parts: list) -> object:

@@ -1,8 +1,10 @@
 """A rank as the kernel sees it: its process, its three channels, its end."""
 
+import contextlib
 import os
 import signal
 import socket
+import sys
 
 import psutil
 
@@ -39,10 +41,8 @@ class Rank:
 
     def give(self, parts: list) -> None:
         """Sends the rank a message; a rank that has died already shows it in other ways."""
-        try:
+        with contextlib.suppress(ConnectionError):
             packing.send(self.channel, parts)
-        except ConnectionError:
-            pass
 
     def listen(self) -> None:
         """After all has been given: messages of the rank are read piece by piece."""
@@ -111,9 +111,10 @@ class Rank:
     def activity(self) -> tuple[float, bool]:
         """Processor time used so far in seconds, and whether the rank sleeps now."""
         try:
-            with self._activity.oneshot():
-                times = self._activity.cpu_times()
-                return times.user + times.system, self._activity.status() == psutil.STATUS_SLEEPING
+            times = self._activity.cpu_times()
+            # macOS calls every process running.
+            asleep = sys.platform != "linux" or self._activity.status() == psutil.STATUS_SLEEPING
+            return times.user + times.system, asleep
         except psutil.Error:
             return 0.0, True
 
@@ -134,11 +135,11 @@ class Rank:
 
     def kill(self) -> None:
         """Ends the rank with all that it has started; nothing that it does can delay that."""
-        for end in (os.killpg, os.kill):  # the group exists once the rank has made it
-            try:
-                end(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        with contextlib.suppress(ProcessLookupError):  # it has no process group before main
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.code is None:  # else its number may be another process's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """After kill: waits for the end and frees what the kernel holds of the rank."""

@@ -83,7 +83,7 @@ def _collective(frames):
     return name
 
 
-def read(pipe, pid: int, main: str, patience: float = 1.0) -> str:
+def read(pipe, pid: int, main: str, patience: float = 2.0) -> str:
     """Asks a rank for its stacks; returns what it wrote, empty if it does not answer."""
     drain(pipe)
     try:
@@ -91,11 +91,17 @@ def read(pipe, pid: int, main: str, patience: float = 1.0) -> str:
     except ProcessLookupError:
         return ""
     text, end = "", time.monotonic() + patience
-    # faulthandler does not mark its end: the dump is complete when nothing more comes.
-    while time.monotonic() < end and not (main in text and not pipe.poll(0.03)):
-        if pipe.poll(0.03):
+    while time.monotonic() < end and not _complete(text, main):
+        if pipe.poll(0.05):
             text += drain(pipe)
     return text
+
+
+def _complete(text, main):
+    """True if the stack of the main thread, which is the last one, is there to its outermost
+    frame, or to where faulthandler cuts a very deep one."""
+    _, found, stack = text.rpartition(main)
+    return bool(found) and stack.endswith((" in <module>\n", "\n  ...\n"))
 
 
 def drain(pipe) -> str:

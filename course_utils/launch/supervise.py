@@ -62,6 +62,8 @@ class Supervision:
         while time.monotonic() < end and quiet < 3:
             time.sleep(0.05)
             self._read(0)
+            if not any(rank.living for rank in self._ranks):
+                return
             now = [rank.activity() for rank in self._ranks if rank.living]
             resting = now == before and all(sleeping for _, sleeping in now)
             quiet = quiet + 1 if resting else 0
