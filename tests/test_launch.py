@@ -4,6 +4,7 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -143,7 +144,12 @@ def test_each_call_has_fresh_processes():
     assert len({pid for pid, _ in first + second}) == 4
 
 
-def test_ranks_listen_on_this_machine_only():
+def test_ranks_listen_on_this_machine_only(monkeypatch):
+    # What a cluster needs, and what must not reach the ranks: an address that others can reach.
+    for interface, addresses_of in psutil.net_if_addrs().items():
+        if any(a.family == socket.AF_INET and a.address[:4] != "127." for a in addresses_of):
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+
     def addresses(rank):
         total(rank)
         dist.new_group([0, 1])

@@ -107,6 +107,16 @@ def _all_sleep(rank):
     return rank
 
 
+def _always_in_a_call(rank):
+    """Wherever one looks, both ranks are in the same call, but in another one each time."""
+    end = time.monotonic() + 2.5
+    again = torch.ones(1_000_000)
+    while again[0] > 0:
+        again.fill_(float(time.monotonic() < end))
+        dist.all_reduce(again, op=dist.ReduceOp.MIN)
+    return rank
+
+
 def _many_small_calls(rank):
     end = torch.tensor(time.monotonic() + 2.5, dtype=torch.float64)
     dist.broadcast(end, 0)
@@ -125,6 +135,7 @@ def _many_small_calls(rank):
         _computes_before_the_barrier,
         _waits_for_a_thread,
         _all_sleep,
+        _always_in_a_call,
         _many_small_calls,
     ],
     ids=lambda fn: fn.__name__.strip("_"),

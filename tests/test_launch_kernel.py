@@ -196,7 +196,7 @@ def test_end_of_the_kernel(end, tmp_path):
 
 
 SCRIPT = """
-import sys
+import ctypes
 import torch
 import torch.distributed as dist
 from course_utils.launch import RankFailure, launch
@@ -206,6 +206,7 @@ print("the script runs")
 def work(rank):
     t = torch.tensor(rank)
     dist.all_reduce(t)
+    ctypes.CDLL(None).printf(b"C writes\\n")
     return t.item()
 
 print(launch(work, 2))  # no `if __name__ == "__main__"` is needed
@@ -226,16 +227,17 @@ def test_plain_script(tmp_path):
     (tmp_path / "temporary").mkdir()
     done = subprocess.run(
         [sys.executable, str(path)],
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        # With PYTHONUNBUFFERED, Python itself makes C's output unbuffered.
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
     assert done.stdout == (
-        "the script runs\n[1, 1]\n"
+        "the script runs\n[rank 0] C writes\n[rank 1] C writes\n[1, 1]\n"
         "rank 0 raised ZeroDivisionError: division by zero\n"
-        "    train.py, line 17, in broken:  return 1 / rank\n"
+        "    train.py, line 18, in broken:  return 1 / rank\n"
         "Meanwhile rank 1 finished.\n"
     )
     assert done.stderr == ""
