@@ -177,6 +177,14 @@ def _runs(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+def test_an_interrupt_is_not_for_the_ranks():
+    def work(rank):
+        os.kill(os.getpid(), signal.SIGINT)
+        return rank
+
+    assert launch(work, 2) == [0, 1]
+
+
 def test_data_loader_workers_in_a_rank():
     def load(rank):
         data = torch.utils.data.TensorDataset(torch.arange(4))

@@ -1,4 +1,4 @@
-"""The answer to exercise 3.4 against PyTorch's DDP, and against itself without overlap.
+"""The answer to exercise 3.4 against PyTorch's DDP, and against itself without overlap
 
 All three train the same model in the same ranks. A round is one step of each, in an order that
 rotates, every step begun together after a barrier; a step lasts as long as on the slowest rank.
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils.checks import load_answer
 from course_utils.hardware import device
 from course_utils.launch import launch
+from tests.benchmarks.measuring import Spread, met, print_table
 
 RANKS = 2
 LAYERS, WIDTH, BATCH = 10, 1024, 128
@@ -118,13 +119,15 @@ def _step(
 def main() -> None:
     medians, ratios = measure()
     parameters = sum(p.numel() for p in _model().parameters())
-    print(
-        f"{RANKS} ranks, {LAYERS} layers, {parameters / 1e6:.1f} million parameters, batch {BATCH}"
-    )
-    for kind, seconds in medians.items():
-        print(f"  {kind:<18} {1000 * seconds:7.1f} ms a step")
-    for r in ratios:
-        print(f"  {r.of} / {r.to}: {r.median:.2f} (quartiles {r.low:.2f} to {r.high:.2f})")
+    size = f"{RANKS} ranks, {LAYERS} layers, {parameters / 1e6:.1f} million parameters"
+    times = [[kind, f"{1000 * seconds:.0f}"] for kind, seconds in medians.items()]
+    print_table([f"{size}, batch {BATCH}", "ms a step"], times)
+    spreads = [[f"{r.of} to {r.to}", Spread(r.low, r.median, r.high)] for r in ratios]
+    print_table(["a step's time, as a ratio", "ratio"], spreads)
+    ours, late = ratios[0].median, ratios[1].median
+    print(f"- {OVERLAPPED} at most 1.1 times {DDP}: {met(ours <= 1.1)}")
+    print(f"- {OVERLAPPED} faster than {LATE}: {met(late < 1)}")
+    print(flush=True)
 
 
 if __name__ == "__main__":
