@@ -159,7 +159,7 @@ def test_hang_in_a_cell(kernel):
         "  ranks 0, 2 and 3 wait in all_reduce\n"
         "    cell line 4, in work:  dist.all_reduce(t)\n"
         "  rank 1 finished without calling it\n"
-        "Every rank of a group has to make the same collective calls, in the same order, "
+        "Every rank of a group has to make the same collective calls, in the same order,\n"
         "with tensors of the same shape and data type."
     )
 

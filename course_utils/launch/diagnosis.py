@@ -10,7 +10,7 @@ from course_utils.launch.process import Rank
 from course_utils.launch.states import State, grouped, names, signal_name, state
 
 _SAME_CALLS = (
-    "Every rank of a group has to make the same collective calls, in the same order, with "
+    "Every rank of a group has to make the same collective calls, in the same order,\nwith "
     "tensors of the same shape and data type."
 )
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
