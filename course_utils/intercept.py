@@ -8,7 +8,8 @@ ten microseconds a call and sends nothing.
 The key BackendSelect is the one that all calls pass, with or without autograd and on any device.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,16 @@ def listen(listener: Listener) -> None:
 def stop(listener: Listener) -> None:
     """`listener` hears no more."""
     _listeners.remove(listener)
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Within the block, `listener` hears of each call that this process makes."""
+    listen(listener)
+    try:
+        yield
+    finally:
+        stop(listener)
 
 
 def _kernel(name, operator):

@@ -202,6 +202,38 @@ def memory_ledger(
     }
 
 
+@dataclass
+class Kept:
+    """What autograd keeps for backward: the bytes of storages that are no parameters."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def kept_for_backward(model: nn.Module) -> Iterator[Kept]:
+    """Counts the activations that forward passes of `model` inside the block keep for backward.
+
+    A storage counts once, with all its bytes, however many operations keep it. Parameters and
+    buffers are not counted: they stay whether or not there is a backward. The inputs of the model
+    are, where a layer keeps them. The source is autograd's own list of saved tensors,
+    docs.pytorch.org/docs/stable/autograd.html, "Hooks for saved tensors".
+    """
+    kept = Kept()
+    seen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    alive = []  # a storage that is counted must not be freed and its address used again
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            alive.append(storage)
+            kept.bytes += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        yield kept
+
+
 def _bytes(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

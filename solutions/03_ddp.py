@@ -41,6 +41,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils import explore, hardware, mnist, plots
 from course_utils.checks import check, hint
+from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
 from course_utils.trace import Trace
@@ -559,11 +560,6 @@ def loss_of(model, rows):
     return cross_entropy(model(images[rows].to(device)), labels[rows].to(device))
 
 
-def flat(tensors):
-    """All values in one vector on the CPU, to compare models."""
-    return torch.cat([t.detach().flatten().cpu() for t in tensors])
-
-
 def train_alone(learning_rate=LEARNING_RATE):
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
@@ -609,11 +605,6 @@ def first_gradient(rank):
     loss_of(model, my_batches(rank, dist.get_world_size())[0]).backward()
     average_in_one_bucket(model)
     return flat(p.grad for p in model.parameters())
-
-
-def equal(some, others):
-    """Whether no number differs by more than 1e-5."""
-    return all((some - other).abs().max().item() <= 1e-5 for other in others)
 
 
 model = new_model()

@@ -5,7 +5,7 @@ import linecache
 
 import pytest
 
-from course_utils.checks import load_answer
+from course_utils.checks import load_answer, load_code
 from course_utils.launch import launch
 
 SOURCE = '''\
@@ -160,3 +160,17 @@ def test_what_is_missing_is_named(chapter, tmp_path):
         load_answer("77.1")
     with pytest.raises(LookupError, match="no source of chapter 'x'"):
         load_answer("x.1")
+
+
+def test_code_of_a_chapter_comes_by_its_name():
+    function = load_code(3, "first_gradient")
+    assert function.__name__ == "first_gradient"
+    assert function.__globals__["flat"], "with what it needs"
+    assert load_code(3, "LEARNING_RATE") == function.__globals__["LEARNING_RATE"]
+
+
+def test_code_that_is_missing_is_named():
+    with pytest.raises(LookupError, match="binds no 'no_such_name'"):
+        load_code(3, "no_such_name")
+    with pytest.raises(LookupError, match="no source of chapter '77'"):
+        load_code(77, "x")

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from course_utils.checks.compare import Wrong, compare, expect, expect_type, relation, show
+from course_utils.checks.compare import (
+    Wrong,
+    compare,
+    expect,
+    expect_type,
+    relation,
+    same,
+    show,
+)
 
 T = torch.tensor
 
@@ -211,3 +219,9 @@ def test_long_values_are_cut_in_the_middle():
     assert len(text) <= 90
     assert text.startswith("[0, 1, 2")
     assert text.endswith("998, 999]")
+
+
+def test_same_says_whether_two_values_are_equal_to_within_the_tolerance():
+    assert same({"w": torch.ones(2)}, {"w": torch.ones(2) + 1e-7})
+    assert not same({"w": torch.ones(2)}, {"w": torch.ones(3)})
+    assert not same(None, torch.ones(2))

@@ -11,7 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launch import launch
 from course_utils.models import MnistNet
-from course_utils.trace import Call, Record, Span, Trace, memory_ledger, separate_waiting
+from course_utils.trace import (
+    Call,
+    Record,
+    Span,
+    Trace,
+    kept_for_backward,
+    memory_ledger,
+    separate_waiting,
+)
 
 
 def traced(rank, body):
@@ -357,3 +365,19 @@ def test_memory_ledger():
         "optimizer": 2 * numbers * 4 + steps,
         "buffers": buffers,
     }
+
+
+def test_kept_for_backward_counts_each_storage_once_and_no_parameter():
+    model = nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
+    images = torch.rand(4, 10)
+    with kept_for_backward(model) as kept:
+        model(images)
+    # the images for the first layer; the ReLU's result for the ReLU and for the last layer
+    assert kept.bytes == 4 * (4 * 10 + 4 * 6)
+
+
+def test_kept_for_backward_keeps_nothing_without_a_graph():
+    model = nn.Linear(10, 6)
+    with kept_for_backward(model) as kept, torch.no_grad():
+        model(torch.rand(4, 10))
+    assert kept.bytes == 0

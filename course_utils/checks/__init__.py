@@ -3,8 +3,8 @@
 `course_utils.checks.framework` says how to write an exercise.
 """
 
-from course_utils.checks.answers import load_answer
-from course_utils.checks.compare import Wrong, expect, expect_type
+from course_utils.checks.answers import load_answer, load_code
+from course_utils.checks.compare import Wrong, expect, expect_type, same
 from course_utils.checks.framework import Exercise, Line, Outcome, run
 from course_utils.checks.learner import check, examine, hint
 from course_utils.checks.progress import progress_map
@@ -20,6 +20,8 @@ __all__ = [
     "expect_type",
     "hint",
     "load_answer",
+    "load_code",
     "progress_map",
     "run",
+    "same",
 ]

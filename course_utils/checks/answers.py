@@ -1,8 +1,12 @@
-"""Gets an answer out of a notebook or its source without running the rest of it.
+"""Gets code out of a notebook or its source without running the rest of it.
 
 `load_answer("3.4")` finds the cell that checks exercise 3.4, collects the statements that its
 answer needs (imports, functions, constants of earlier cells, found by name), executes those and
-returns the function or class. Tests, benchmarks and the grader use this, never a second copy.
+returns the function or class. `load_code(5, "Stage")` does the same for what a chapter defines
+under this name. Tests, benchmarks and the grader use these, never a second copy.
+
+A call for its effect, such as `torch.manual_seed(0)`, is not executed: a constant that is made
+from random numbers brings its own generator.
 """
 
 import ast
@@ -50,11 +54,30 @@ def load_answer(exercise_id: str, path: Path | str | None = None) -> Any:
     index, answer = _checked_expression(cells, exercise_id, path)
     statements = [s for cell in cells[:index] for s in _statements(cell)]
     own = {i for i, s in enumerate(statements) if s.cell.grade_id == _grade_id(exercise_id)}
-    needed = _closure(statements, own, _uses(ast.unparse(answer)))
-    namespace: dict[str, Any] = {"__name__": path.stem, "__builtins__": builtins}
-    for i in sorted(needed):
-        _execute(statements[i], namespace)
+    namespace = _namespace(statements, own, _uses(ast.unparse(answer)), path)
     return eval(compile(ast.Expression(answer), str(path), "eval"), namespace)
+
+
+def load_code(chapter: int, name: str) -> Any:
+    """Returns what the source of a chapter binds to `name`: a function, a class, a constant.
+
+    Raises LookupError where there is no such chapter or name, and what the code itself raises.
+    """
+    path = _source(str(chapter))
+    statements = [s for cell in _percent_cells(path) for s in _statements(cell)]
+    if not any(name in statement.binds for statement in statements):
+        raise LookupError(f"{path} binds no {name!r}.")
+    return _namespace(statements, set(), frozenset([name]), path)[name]
+
+
+def _namespace(
+    statements: list[_Statement], own: set[int], names: frozenset[str], path: Path
+) -> dict[str, Any]:
+    """Executes the statements `own` and those that bind `names`, with all that they need."""
+    namespace: dict[str, Any] = {"__name__": path.stem, "__builtins__": builtins}
+    for i in sorted(_closure(statements, own, names)):
+        _execute(statements[i], namespace)
+    return namespace
 
 
 def _grade_id(exercise_id: str) -> str:

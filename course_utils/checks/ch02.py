@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils import hardware
-from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.checks import Exercise, Wrong, expect, expect_type, same
 from course_utils.hardware import Machine, Setup
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -334,14 +334,10 @@ def _(answer, draw):
         expected,
         what="the gradient",
         likely={
-            "gradients-lost": lambda got: not got or _equal(got, only_first),
+            "gradients-lost": lambda got: not got or same(got, only_first),
             "gradients-averaged": {name: gradient / 3 for name, gradient in expected.items()},
         },
     )
-
-
-def _equal(left: dict, right: dict) -> bool:
-    return left.keys() == right.keys() and all(torch.allclose(left[k], right[k]) for k in left)
 
 
 def _runs_on(replica, batch) -> bool:
@@ -781,7 +777,7 @@ def _likely(model, images, labels, workers):
     }
     gradients = {slug: _gradient_of(model, loss_of) for slug, loss_of in calls.items()}
     ones = [_gradient_of(model, lambda m, x=x, y=y: F.cross_entropy(m(x), y)) for x, y in chunks]
-    gradients["one-chunk-only"] = lambda got: any(_equal(got, one) for one in ones)
+    gradients["one-chunk-only"] = lambda got: any(same(got, one) for one in ones)
     return gradients
 
 

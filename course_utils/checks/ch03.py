@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import come_late, finish_device_work
 from course_utils.hardware import device
 from course_utils.trace import Call, Trace
 
@@ -113,12 +114,6 @@ def _build(make, seed: int) -> nn.Module:
     return make().to(device())
 
 
-def _come_late(rank: int) -> None:
-    """Rank 0 is early: if it does not wait for a result, it reads one that has not arrived."""
-    if rank > 0:
-        time.sleep(0.05)
-
-
 def _gradients(model: nn.Module) -> Gradients:
     return {
         name: None if parameter.grad is None else parameter.grad.clone()
@@ -150,18 +145,10 @@ def _mean(parts: list[Gradients]) -> Gradients:
     return _scaled(_sum(parts), 1 / len(parts))
 
 
-def _equal(got, expected) -> bool:
-    try:
-        expect(got, expected)
-    except Wrong:
-        return False
-    return True
-
-
 def _some_local(got: list[Gradients], local: list[Gradients], mean: Gradients) -> bool:
     """Whether every gradient is either the mean or, for some parameters, the rank's own."""
     return all(
-        _equal(g[name], mean[name]) or _equal(g[name], own[name])
+        same(g[name], mean[name]) or same(g[name], own[name])
         for g, own in zip(got, local, strict=True)
         for name in mean
     )
@@ -240,7 +227,7 @@ def _averaged(rank, answer, make, seed) -> _Averaged:
     model(torch.randn(4, 5, device=device())).square().sum().backward()
     local, before = _gradients(model), _state(model)
     with Trace() as trace:
-        _come_late(rank)
+        come_late(rank)
         answer(model)
         got = _gradients(model)
     moved = any(not torch.equal(tensor, before[k]) for k, tensor in model.state_dict().items())
@@ -259,11 +246,11 @@ def _check_average(answer, draw, make, ranks, likely=None) -> None:
         "sum-not-mean": [_sum(local)] * ranks,
         "unchanged": local,
         "nothing-sent": all(r.silent for r in reports) and [_scaled(g, 1 / ranks) for g in local],
-        "not-waited": ranks > 1 and _equal(got[0], _scaled(local[0], 1 / ranks)),
+        "not-waited": ranks > 1 and same(got[0], _scaled(local[0], 1 / ranks)),
         "fixed-two": [_scaled(_sum(local), 1 / 2)] * ranks,
         "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
         "rank-0s-gradient": [local[0]] * ranks,
-        "one-rank-only": lambda got: any(_equal(g, mean) for g in got),
+        "one-rank-only": lambda got: any(same(g, mean) for g in got),
         "left-out": lambda got: _some_local(got, local, mean),
     }
     expect(got, [mean] * ranks, each="rank", likely=mistakes)
@@ -386,7 +373,7 @@ class _Rung:
 
 def _summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
     tensors = [case[rank].to(device()) for case in cases]
-    _come_late(rank)
+    come_late(rank)
     for tensor in tensors:
         answer(tensor)
     return tensors
@@ -824,7 +811,7 @@ def _check_start(answer, draw, frozen=False) -> None:
         "no-broadcast": before,
         "buffers-forgotten": [before[0], before[0] | running],
         "frozen-not-broadcast": [before[0], before[0] | first],
-        "averaged-at-start": lambda got: _equal(got[0]["2.weight"], weight),
+        "averaged-at-start": lambda got: same(got[0]["2.weight"], weight),
     }
     expect(got, [before[0]] * 2, each="rank", likely=likely)
 
@@ -858,7 +845,7 @@ def _steps(rank, answer, make, seed, bucket_bytes, micro_batches, keep_zeros) ->
             with model.no_sync():
                 model(batch).square().sum().backward()
         loss = model(batches[-1]).square().sum()
-        _come_late(rank)
+        come_late(rank)
         loss.backward()
         model.finish_gradient_synchronization()
         got.append(_gradients(module))
@@ -898,7 +885,7 @@ def _check_steps(
         mean = _mean(local)
         mistakes = {
             **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
-            "not-waited": ranks > 1 and _equal(got[0], _scaled(local[0], 1 / ranks)),
+            "not-waited": ranks > 1 and same(got[0], _scaled(local[0], 1 / ranks)),
             "first-step-only": step > 0,
             "unsynchronised": local,
             "sum-not-mean": [_sum(local)] * ranks,
@@ -949,7 +936,7 @@ def _tower_backward(rank, answer, seed, bucket_bytes, mark: Path | None = None) 
         def first_layer() -> None:
             rest.enter_context(trace.span("first layer"))
             if signals:
-                _finish_device_work()
+                finish_device_work()
                 mark.touch()
 
         loss = model(inputs).sum()
@@ -963,11 +950,6 @@ def _tower_backward(rank, answer, seed, bucket_bytes, mark: Path | None = None) 
     early = [s for s in record.spans if s.kind == "communication" and s.start < reached]
     sizes = [call.bytes for call in record.calls if call.bytes >= TOWER_LAYER_BYTES // 2]
     return _Backward(len(early), sizes, came)
-
-
-def _finish_device_work() -> None:
-    if device().type == "cuda":
-        torch.cuda.current_stream().synchronize()
 
 
 def _appears(path: Path, seconds: float = 5.0) -> bool:
@@ -1070,7 +1052,7 @@ def _(answer, draw):
 def _(answer, draw):
     def still_local(local, got):
         pairs = zip(got, local, strict=True)
-        return any(_equal(g[name], own[name]) for g, own in pairs for name in ("last.weight",))
+        return any(same(g[name], own[name]) for g, own in pairs for name in ("last.weight",))
 
     likely = {
         "zeros-for-unused": lambda local, got: _zeros_for_none(got, local),
@@ -1089,7 +1071,7 @@ def _(answer, draw):
 
     def divided_by_users(local, got):
         used = [g["sometimes.weight"] for g in local if g["sometimes.weight"] is not None]
-        return _equal(got[-1]["sometimes.weight"], sum(used) / len(used))
+        return same(got[-1]["sometimes.weight"], sum(used) / len(used))
 
     likely = {"used-elsewhere": missing, "users-only": divided_by_users}
     for bucket_bytes in (64, 2**20):
@@ -1184,7 +1166,7 @@ class _Evaluated:
 
 def _evaluated(rank, answer, images, labels, batch_size, training) -> _Evaluated:
     model = _Scores().train(training)
-    _come_late(rank)
+    come_late(rank)
     value = answer(model, images.to(device()), labels.to(device()), batch_size)
     return _Evaluated(value, model.batches, model.modes, model.recorded, model.training)
 
@@ -1217,7 +1199,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
         "own-share": own,
         "mean-of-ranks": [sum(own) / ranks] * ranks,
         "mean-of-batches": lambda got: any(
-            _equal(got, [mean] * ranks)
+            same(got, [mean] * ranks)
             for mean in (sum(by_batch) / ranks, sum(every_batch) / len(every_batch))
         ),
         "not-added": [sum(right[i] for i in report.seen()) / count for report in reports],
@@ -1225,7 +1207,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
         "percent": [100 * accuracy] * ranks,
         "errors-counted": [1 - accuracy] * ranks,
         "divided-by-share": [sum(right) / max(1, len(report.seen())) for report in reports],
-        "one-rank-only": lambda got: any(_equal(value, accuracy) for value in got),
+        "one-rank-only": lambda got: any(same(value, accuracy) for value in got),
     }
     expect(got, [accuracy] * ranks, each="rank", what="the accuracy", likely=likely)
 

@@ -104,6 +104,11 @@ def compare(
     return None if equal else Difference(show(expected), show(got))
 
 
+def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
+    """Whether two values are equal, floats to within the tolerance of `expect`."""
+    return compare(got, expected, tolerance) is None
+
+
 def _compare_tensors(got: Any, expected: torch.Tensor, tolerance: float) -> Difference | None:
     if not isinstance(got, torch.Tensor):
         return Difference(show(expected), show(got))
