@@ -203,10 +203,10 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 
 # ---- pipelines -----------------------------------------------------------------------------------
 
-_KINDS = {  # of an op: its name in the legend, and its colour
-    "F": ("F: forward", COLORS["forward"]),
-    "B": ("B: backward", COLORS["backward"]),
-    "W": ("W: gradients of the weights", COLORS["parameters"]),
+_KINDS = {  # of an op: its name in the legend, its colour, and the colour that later chunks turn to
+    "F": ("F: forward", COLORS["forward"], "white"),
+    "B": ("B: backward", COLORS["backward"], "black"),
+    "W": ("W: weights' part", COLORS["parameters"], "white"),
 }
 _OP = re.compile(r"([FBW])(\d+)(?:\.(\d+))?")
 
@@ -239,6 +239,7 @@ def gantt(panels: Pipelined | Mapping[str, Pipelined]) -> Figure:
     shown: dict[str, Patch] = {}
     for ax, (title, ops) in zip(axes[:, 0], spans.items()):
         shown |= _gantt_lanes(ax, ops, end)
+        shown["idle"] = shown.pop("idle")  # the last
         ax.set_title(title)
         ax.label_outer()
     legend(figure, shown)
@@ -260,17 +261,15 @@ def _gantt_lanes(ax: Axes, spans: list[schedules.Span], end: float) -> dict[str,
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     points = ax.get_figure().get_figwidth() * 72 * ax.get_position().width / end
-    shown = {}
     for rank in range(ranks):
-        ax.add_patch(Rectangle((0, rank - 0.43), end, 0.86, facecolor=COLORS["idle"], linewidth=0))
+        lane = {"facecolor": COLORS["idle"], "linewidth": 0}
+        ax.add_patch(Rectangle((0, rank - 0.43), max(s.end for s in spans), 0.86, **lane))
+    shown = {}
     for kind, chunk in sorted({(s.op.kind, s.op.chunk) for s in spans}, key=_drawing_order):
-        name, color = _KINDS[kind]
-        color = _paler(color, chunk / chunks)
-        ops = [s for s in spans if (s.op.kind, s.op.chunk) == (kind, chunk)]
-        _op_boxes(ax, ops, color, points)
-        shown.setdefault(name, Patch(facecolor=color))
-    if chunks > 1:
-        shown["paler: later chunks"] = Patch(facecolor=_paler(COLORS["forward"], 0.6))
+        name, color, later = _KINDS[kind]
+        color = _mixed(color, later, 0.85 * chunk / chunks)
+        _op_boxes(ax, [s for s in spans if (s.op.kind, s.op.chunk) == (kind, chunk)], color, points)
+        shown.setdefault(f"{kind}, later chunks" if chunk else name, Patch(facecolor=color))
     shown["idle"] = Patch(facecolor=COLORS["idle"], edgecolor=COLORS["waiting"])
     return shown
 
@@ -291,13 +290,16 @@ def _op_boxes(ax: Axes, spans: list[schedules.Span], color: tuple, points: float
     ax.add_collection(
         PolyCollection(boxes, facecolors=[color], edgecolors="white", linewidths=edge)
     )
-    size = min(9, room / (0.62 * max(len(str(s.op.micro_batch)) for s in spans)))
-    if size < 6:
+    digits = max(len(str(span.op.micro_batch)) for span in spans)
+    size = min(9, (room - 2.5) / (0.64 * digits))  # a digit is 0.64 times as wide as it is high
+    if size < 5.5:
         return
     ink = "white" if _luminance(color) < 0.25 else COLORS["ink"]
-    look = {"ha": "center", "va": "center", "fontsize": size, "color": ink}
+    look = {"ha": "center", "va": "center_baseline", "fontsize": size, "color": ink}
     for span in spans:
-        ax.text((span.start + span.end) / 2, span.rank, str(span.op.micro_batch), **look)
+        text = str(span.op.micro_batch)
+        if points * (span.end - span.start) > 0.64 * size * len(text) + 1:
+            ax.text((span.start + span.end) / 2, span.rank, text, **look)
 
 
 def _op_spans(work: Pipelined) -> list[schedules.Span]:
@@ -323,9 +325,9 @@ def _recorded_ops(records: Sequence[Record]) -> Iterator[schedules.Span]:
                 yield schedules.Span(record.rank, op, span.start, span.end)
 
 
-def _paler(color: str, share: float) -> tuple[float, ...]:
-    """Mixes a colour with white."""
-    return tuple(part + (1 - part) * share for part in to_rgb(color))
+def _mixed(color: str, other: str, share: float) -> tuple[float, ...]:
+    """A colour with a `share` of another one in it."""
+    return tuple((1 - share) * a + share * b for a, b in zip(to_rgb(color), to_rgb(other)))
 
 
 def _luminance(color: tuple[float, ...]) -> float:

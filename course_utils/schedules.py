@@ -11,7 +11,7 @@ With chunks, a rank holds several pieces of the model that are not neighbours: c
 virtual stage c * ranks + r. Times have no unit of their own; one forward is usually the unit.
 
 Sources: GPipe (arXiv 1811.06965, section 2.3); Megatron-LM (2104.04473, sections 2.2.1 and 2.2.2);
-zero bubble (2401.10241, sections 2 and 2.3, table 2).
+zero bubble (2401.10241, sections 2 and 5.3).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,8 @@ Schedule = list[list[Op]]
 def gpipe(stages: int, micro_batches: int) -> Schedule:
     """All forward passes, then all backward passes (GPipe, 1811.06965, section 2.3, figure 2c).
 
-    The backward passes run in the order of the forward passes; torch and Megatron-LM do the same.
+    The paper draws the backward passes in reverse order. Here they run in the order of the forward
+    passes, as in torch.distributed.pipelining; neither time nor memory depends on it.
     """
     _require(stages=stages, micro_batches=micro_batches)
     row = [Op(kind, i) for kind in "FB" for i in range(micro_batches)]
@@ -97,17 +98,20 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def zb_h1(stages: int, micro_batches: int) -> Schedule:
-    """ZB-H1 (zero bubble, 2401.10241, section 2.2, figure 2): at most 1F1B's p in flight.
+    """ZB-H1 (zero bubble, 2401.10241, section 2.1, figure 3, top): at most 1F1B's p in flight.
 
-    1F1B with B and W apart: rank r is r micro-batches late with its W.
+    1F1B with B and W apart. Rank r is r micro-batches late with its W, so that every rank has p in
+    flight.
     """
     return _zero_bubble(stages, micro_batches, lambda r: stages - r, lambda r: r)
 
 
 def zb_h2(stages: int, micro_batches: int) -> Schedule:
-    """ZB-H2 (zero bubble, 2401.10241, section 2.2, figure 3): up to 2p - 1 in flight.
+    """ZB-H2 (zero bubble, 2401.10241, section 2.2, figure 3, bottom): up to 2p - 1 in flight.
 
     Rank r runs 2 * (stages - r) - 1 forward passes first, and is 2r micro-batches late with its W.
+    The bubble goes only if each rank begins its next step without waiting for the others (section
+    4): see `Simulation.step`.
     """
     return _zero_bubble(stages, micro_batches, lambda r: 2 * (stages - r) - 1, lambda r: 2 * r)
 
@@ -164,12 +168,16 @@ def first_illegal_move(
         plan = _Plan(schedule, stages, micro_batches, chunks)
         _execute(plan, [0] * plan.costs, 0)
     except IllegalMove as illegal:
-        return str(illegal)
+        return illegal.move
     return None
 
 
 class IllegalMove(ValueError):
-    """What `simulate` raises for a schedule that no pipeline can run."""
+    """A schedule that no pipeline can run. `move` is the sentence of `first_illegal_move`."""
+
+    def __init__(self, move: str) -> None:
+        super().__init__(f"This schedule cannot run: {move}.")
+        self.move = move
 
 
 class _Plan:
@@ -184,23 +192,21 @@ class _Plan:
     def __init__(
         self, schedule: Schedule, stages: int | None, micro_batches: int | None, chunks: int | None
     ) -> None:
+        if not isinstance(schedule, list) or not all(isinstance(row, list) for row in schedule):
+            raise IllegalMove("it is no list that holds a list of ops for each stage")
         self.schedule = schedule
         self.stages = len(schedule) if stages is None else stages
         known = {id(op): op for row in schedule for op in row}  # ranks may share their Op objects
         if len(schedule) != self.stages or not known:
             raise IllegalMove(
-                f"the schedule has {len(schedule)} lists with {sum(map(len, schedule))} ops in all, "
-                f"and each of the {self.stages} stages needs its own"
+                f"it has {len(schedule)} lists with {sum(map(len, schedule))} ops in them, and each "
+                f"of the {self.stages} stages needs its own"
             )
         for op in known.values():
             if not isinstance(op, Op):
-                raise IllegalMove(f"stage {self._runs(op)} is to run {op!r}, which is no Op")
-        most = [
-            max(op.micro_batch for op in known.values()),
-            max(op.chunk for op in known.values()),
-        ]
-        self.micro_batches = most[0] + 1 if micro_batches is None else micro_batches
-        self.chunks = most[1] + 1 if chunks is None else chunks
+                raise IllegalMove(f"stage {self._who(op)} is to run {op!r}, which is no Op")
+        self.micro_batches = micro_batches or 1 + max(op.micro_batch for op in known.values())
+        self.chunks = chunks or 1 + max(op.chunk for op in known.values())
         self.each = len(KINDS) * self.chunks * self.micro_batches
         self.costs = self.stages * len(KINDS) * self.chunks
         self.nothing = self.stages * self.each
@@ -211,7 +217,7 @@ class _Plan:
         self.ops = [(row + rank * self.each).tolist() for rank, row in enumerate(rows)]
         self.needs = [self._needs(rank, row) for rank, row in enumerate(rows)]
 
-    def _runs(self, op: object) -> int:
+    def _who(self, op: object) -> int:
         """The first rank that runs this very object."""
         return next(r for r, row in enumerate(self.schedule) for other in row if other is op)
 
@@ -225,7 +231,7 @@ class _Plan:
         else:
             kind = KINDS.index(op.kind)
             return (kind * self.chunks + op.chunk) * self.micro_batches + op.micro_batch
-        raise IllegalMove(f"stage {self._runs(op)} runs {op}, and {strange}")
+        raise IllegalMove(f"stage {self._who(op)} runs {op}, and {strange}")
 
     def op(self, number: int) -> Op:
         """The op with this number, with or without its rank."""
@@ -366,11 +372,11 @@ class Simulation:
 
     @property
     def step(self) -> float:
-        """The longest time that a rank is at it, from its first op to its last.
+        """The longest time that a rank needs from its first op to its last.
 
-        It is what each step costs when many follow each other and no rank waits for the others in
+        It is what a step costs when many follow each other and no rank waits for the others in
         between; the zero-bubble paper counts so (2401.10241, section 5.3, "cost"). It is less than
-        the makespan where the rank that begins last also ends last, as under ZB-H2.
+        the makespan where ranks that begin later also end later, as under ZB-H2.
         """
         return max(ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends))
 
@@ -388,7 +394,7 @@ class Simulation:
     def peak_in_flight(self) -> list[int]:
         """The most micro-batches, times chunks, whose activations each rank keeps at once.
 
-        An op F keeps them until its W, or its B in a schedule without W.
+        From F on they are kept until W; until B in a schedule without W.
         """
         return [_peak(row) for row in self.schedule]
 
@@ -469,23 +475,60 @@ def bubble_of_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float:
 def bubble_of_total(stages: int, micro_batches: int, chunks: int = 1) -> float:
     """The same bubble as a share of the whole time: (p - 1) / (v m + p - 1).
 
-    GPipe, 1811.06965, section 2.3.
+    GPipe, 1811.06965, section 2.3; it follows from `bubble_of_ideal` with chunks.
     """
     return (stages - 1) / (chunks * micro_batches + stages - 1)
+
+
+def bubble_time_of(
+    name: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int = 1,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    weight: float | None = None,
+) -> float | None:
+    """The idle time of a step under the schedule `name`, without latency; times as in `simulate`.
+
+    Zero bubble, 2401.10241, table 2. None where no closed form holds: with fewer micro-batches than
+    a schedule needs to fill, and with chunks, where they are no multiple of the stages. The paper's
+    forms for ZB-H1 and ZB-H2 are the first of each maximum; the others take over where the weights'
+    part is longer than a forward pass, which the paper leaves out.
+    """
+    _require_name(name)
+    fill = {"zb_h1": stages, "zb_h2": 2 * stages - 1}.get(name, 1)
+    if micro_batches < fill or (name == "interleaved" and micro_batches % stages):
+        return None
+    weight = backward / 2 if weight is None else weight
+    inputs = backward - weight
+    each = {
+        "zb_h1": max(forward + inputs - weight, inputs),
+        "zb_h2": max(forward + inputs - 2 * weight, inputs - forward, 0),
+    }
+    return (stages - 1) * each.get(name, (forward + backward) / chunks)
 
 
 def peak_in_flight_of(name: str, stages: int, micro_batches: int, chunks: int = 1) -> list[int]:
     """The most micro-batches, times chunks, that each rank keeps at once under the schedule `name`.
 
-    Names are those of the functions here: "gpipe", "zb_h1". Megatron-LM, 2104.04473, sections
-    2.2.1 and 2.2.2; zero bubble, 2401.10241, table 2.
+    Megatron-LM, 2104.04473, sections 2.2.1 and 2.2.2; zero bubble, 2401.10241, section 2.2. With
+    chunks it is exact for a multiple of `stages` micro-batches, and a limit for other numbers.
     """
-    ranks = range(stages)
+    _require_name(name)
     most = {
-        "gpipe": [micro_batches for _ in ranks],
-        "one_forward_one_backward": [stages - r for r in ranks],
-        "interleaved": [2 * (stages - r - 1) + (chunks - 1) * stages + 1 for r in ranks],
-        "zb_h1": [stages for _ in ranks],
-        "zb_h2": [2 * stages - 1 for _ in ranks],
+        "gpipe": [micro_batches] * stages,
+        "one_forward_one_backward": [stages - r for r in range(stages)],
+        "interleaved": [2 * (stages - r - 1) + (chunks - 1) * stages + 1 for r in range(stages)],
+        "zb_h1": [stages] * stages,
+        "zb_h2": [2 * stages - 1] * stages,
     }
     return [min(count, micro_batches * chunks) for count in most[name]]
+
+
+def _require_name(name: str) -> None:
+    if name not in (names := [function.__name__ for function in SCHEDULES]):
+        raise ValueError(f"There is no schedule named {name!r}; there are {', '.join(names)}.")
+
+
+SCHEDULES = [gpipe, one_forward_one_backward, interleaved, zb_h1, zb_h2]
