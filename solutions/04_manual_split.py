@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from time import perf_counter
@@ -37,7 +38,14 @@ from course_utils.equality import equal, flat
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
-from course_utils.trace import Record, Span, Trace, kept_for_backward, memory_ledger
+from course_utils.trace import (
+    Record,
+    Span,
+    Trace,
+    kept_for_backward,
+    memory_ledger,
+    separate_waiting,
+)
 
 hardware.report()
 
@@ -219,9 +227,9 @@ print(
 #
 # ### What crosses the yard
 #
-# A batch of $N$ items, $H$ values for each at the cut, 4 bytes for each value: $4NH$ bytes there and
-# as many back. The formula has no number of layers and no number of parameters in it. **Predict**
-# for 64 images and the cut with 256 values:
+# A batch of $N$ items, $H$ values for each at the cut, 4 bytes for each value: $4NH$ bytes there
+# and as many back. The formula has no number of layers and no number of parameters in it.
+# **Predict** for 64 images and the cut with 256 values:
 
 # %%
 predicted = {
@@ -344,7 +352,7 @@ def equal_stations():
     return nn.Sequential(*layers)
 
 
-def timed_steps(rank, cut, rounds=4):
+def timed_steps(rank, cut, rounds=6):
     torch.set_num_threads(1)
     device = hardware.device()
     items, targets = torch.ones(256, 512, device=device), torch.zeros(256, device=device).long()
@@ -367,8 +375,9 @@ def end_of(records):
 
 
 def fastest(results):
-    """The records of all ranks in the round that took the least time."""
-    return min(zip(*results), key=end_of)
+    """The records of all ranks in the round that took the least time, without `isend`s."""
+    records = separate_waiting(min(zip(*results), key=end_of))
+    return [replace(r, spans=[s for s in r.spans if not s.background]) for r in records]
 
 
 balanced, uneven_cut = fastest(launch(timed_steps, 2, 4)), fastest(launch(timed_steps, 2, 2))
@@ -411,9 +420,9 @@ for name, records in panels.items():
 
 # %% [markdown]
 # For each building alone, count the work in units of one product of a 256 x 512 and a 512 x 512
-# matrix. Forward takes one for each station. Backward takes two, one for the gradient of the weights
-# and one for that of the input, except that the very first station does not need the second: nobody
-# asks how the images should have been different. That makes 23 units in all.
+# matrix. Forward takes one for each station. Backward takes two, one for the gradient of the
+# weights and one for that of the input, except that the very first station does not need the
+# second: nobody asks how the images should have been different. That makes 23 units in all.
 
 
 # %%
@@ -442,8 +451,8 @@ for cut, records in ((4, balanced), (2, uneven_cut)):
 #
 # In a training step that goes through the buildings one after the other, it costs no time: the sum
 # stays the sum. It costs in two other ways. The fuller building needs more memory, and it is the
-# fullest one that has to fit. And as soon as more than one batch is on its way, the slowest building
-# sets the pace for all.
+# fullest one that has to fit. And as soon as more than one batch is on its way, the slowest
+# building sets the pace for all.
 #
 # The simplest case with several batches is evaluation, where nothing comes back. Building 0 starts
 # the next batch while building 1 works on the one before. With the times $t_1, \dots, t_p$ of the
@@ -486,7 +495,7 @@ for cut in (4, 2):
 
 
 # %%
-def evaluate_stream(rank, cut, batches=10, rounds=4):
+def evaluate_stream(rank, cut, batches=10, rounds=8):
     torch.set_num_threads(1)
     device, records = hardware.device(), []
     stage = (equal_stations()[:cut], equal_stations()[cut:])[rank].to(device).requires_grad_(False)
@@ -518,12 +527,13 @@ plots.timelines(streams)
 plt.show()
 
 # %% [markdown]
-# *Ten batches, forward only. With the balanced cut both buildings are busy almost all the time. With
-# the other cut building 0 is through early, and building 1 decides when the last batch leaves.*
+# *Ten batches, forward only. With the balanced cut both buildings are busy almost all the time.
+# With the other cut building 0 is through early, and building 1 decides when the last batch
+# leaves.*
 #
 # `isend` makes this possible: building 0 hands its products over and goes on at once, without
-# waiting for the other end. The ratio below should be near 62/44 = 1.41. Two ranks on two busy cores
-# show less of it.
+# waiting for the other end. The ratio below should be near 62/44 = 1.41. Two ranks on two busy
+# cores show less of it.
 
 # %% tags=["nbval-ignore-output"]
 ends = [end_of(records) for records in streams.values()]
@@ -540,8 +550,8 @@ print(f"time with the cut after 2 stations, over the balanced one: {ends[1] / en
 #
 # * **Parameters**: 4 bytes each. A linear layer from $a$ to $b$ values has $ab + b$.
 # * **Gradients**: as many bytes.
-# * **Optimizer**: Adam keeps two averages for each parameter, and a step counter of 4 bytes for each
-#   tensor.
+# * **Optimizer**: Adam keeps two averages for each parameter, and a step counter of 4 bytes for
+#   each tensor.
 # * **Activations** that autograd keeps until backward. A linear layer keeps its input. A ReLU keeps
 #   its output, which is the next layer's input, so the two share one tensor. The loss keeps the
 #   logarithms of the probabilities, the targets (8 bytes each), and one number, the sum of the
@@ -601,8 +611,8 @@ plt.show()
 # layers: the first layer reads 784 values. Equal numbers of layers are not equal memory.*
 #
 # Two things to keep. Neither building stores anything of the other's parameters, gradients or
-# optimizer: this is what the cut is for. And the activations at the cut exist on both sides, once as
-# what was sent and once as what arrived.
+# optimizer: this is what the cut is for. And the activations at the cut exist on both sides, once
+# as what was sent and once as what arrived.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: four ways, one result, and where to cut
@@ -690,9 +700,10 @@ def train_with_pytorch(rank):
         if rank == 0:
             schedule.step(items.to(device))
         else:
-            schedule.step(target=target.to(device), losses=losses)
+            schedule.step(target=target.to(device), losses=(own := []))
+            losses += [loss.item() for loss in own]  # one for each micro-batch
         optimizer.step()
-    return outcome([loss.item() for loss in losses], module)
+    return outcome(losses, module)
 
 
 # %%
@@ -846,17 +857,18 @@ def stage_bytes(stage, vocabulary, width, heads, layers, context, texts):
 
 # %% [markdown]
 # First the test: is the formula right for the small model, to the byte? Both halves run in this
-# process, on the CPU, so that `kept_for_backward` counts what autograd really keeps.
+# process, on the CPU, so that `kept_for_backward` counts what autograd really keeps. The `clone`
+# has a reason: a batch that is a slice keeps the memory of the whole tensor it was cut from.
 
 # %%
 halves = [half(small_model(), cut=2) for half in (FirstHalf, SecondHalf)]
 optimizers = [torch.optim.Adam(half.parameters()) for half in halves]
 
 with kept_for_backward(halves[0]) as kept_0:
-    products = halves[0](token_batches[0])
+    products = halves[0](token_batches[0].clone())
 arrived = products.detach().requires_grad_()
 with kept_for_backward(halves[1]) as kept_1:
-    loss = cross_entropy(halves[1](arrived).flatten(0, 1), next_batches[0].flatten())
+    loss = cross_entropy(halves[1](arrived).flatten(0, 1), next_batches[0].clone().flatten())
 loss.backward()
 products.backward(arrived.grad)
 
@@ -903,8 +915,8 @@ for name, ledger in zip(("building 0", "building 1", "both in one"), bars):
 print(f"a step sends {4 * 4 * 512 * 2048:,} bytes there and as many back")
 
 # %% [markdown]
-# *The whole model needs 27 GiB and would not fit on a GPU with 24 GiB. Each half needs less than 14
-# GiB and fits. Most of it is the optimizer's, the gradients' and the parameters' share.*
+# *The whole model needs 27.5 GiB and would not fit on a GPU with 24 GiB. Each half needs less than
+# 14 GiB and fits. Most of it is the optimizer's, the gradients' and the parameters' share.*
 #
 # Compare the last line with the bars: 16 MiB cross the yard in each direction, while data
 # parallelism would hand over the gradients of all 1.4 billion parameters, 5.3 GiB, in each step.
@@ -1018,7 +1030,7 @@ plt.show()
 
 
 # %%
-def stream_of_images(rank, cut, batches=8, rounds=3):
+def stream_of_images(rank, cut, batches=8, rounds=6):
     torch.set_num_threads(1)
     device, records = hardware.device(), []
     line = uneven_line().to(device).requires_grad_(False)
@@ -1148,9 +1160,9 @@ features = part1[:3](pictures).flatten(start_dim=1)
 print("with a flatten:", tuple(nn.Linear(16 * 16 * 16, 512)(features).shape))
 
 # %% [markdown]
-# Now each row of each channel of each image has features of its own. The repair is a flatten between
-# the two kinds of layers, and an input size that counts channels x height x width after the pooling.
-# In exercise 4.4 you repair the whole model.
+# Now each row of each channel of each image has features of its own. The repair is a flatten
+# between the two kinds of layers, and an input size that counts channels x height x width after the
+# pooling. In exercise 4.4 you repair the whole model.
 
 # %% [markdown]
 # ### A target on the wrong device
@@ -1169,6 +1181,33 @@ print(error_of(lambda: cross_entropy(scores, labels.to(scores.device))))
 # to ask the output where it is, and not to name a device: `target.to(output.device)`. It is right
 # for any cut. Do not move the output to the CPU instead: then `backward` starts with a transfer of
 # all scores.
+
+# %% [markdown]
+# ### Two ends that disagree
+#
+# Nothing travels with the products that says how large they are. Building 1 has to know. 1,000
+# images make fifteen batches of 64 and one of 40, and here building 1 has not thought of the last.
+
+
+# %%
+def last_batch(rank):
+    device = hardware.device()
+    if rank == 0:
+        dist.send(torch.ones(40, WIDTH, device=device), dst=1)
+    else:
+        dist.recv(torch.empty(64, WIDTH, device=device), src=0)
+
+
+try:
+    launch(last_batch, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# `launch` compares what the two ends asked for. Plain gloo does not: it fills the first 40 rows and
+# leaves whatever was in the other 24, without a word. A message that is larger than its room ends
+# the process. The repair is to take the size from the targets of the same batch, which
+# `train_last_stage` does, or to send the shape first.
 
 # %% [markdown]
 # ### A tied embedding, cut in two
@@ -1210,9 +1249,9 @@ print("exit as in one process:    ", equal(tied_alone.token.weight.detach(), [ex
 # The table is **silently untied**. Each building has only its own half of the gradient. The two
 # copies drift apart from the first step on, and neither is the table of the single process.
 #
-# The repair is to let both ranks have the sum, as autograd makes it in one process. Between backward
-# and the update both call one all-reduce for the gradient of the table. An optimizer can be asked to
-# do something before each step, so the training loops stay as they are:
+# The repair is to let both ranks have the sum, as autograd makes it in one process. Between
+# backward and the update both call one all-reduce for the gradient of the table. An optimizer can
+# be asked to do something before each step, so the training loops stay as they are:
 
 
 # %%
@@ -1242,41 +1281,54 @@ print(
 
 
 # %%
-def draw_tables(ax, title, note, color):
-    for number, (x, label) in enumerate(((0.1, "entrance"), (6.4, "exit"))):
-        plots.building(ax, x, 3.2, 3.5, 3.0, color=plots.RANK_COLORS[number])
-        plots.blueprint(ax, x + 1.3, 3.85)
-        ax.text(x + 1.75, 3.4, f"table at the {label}", ha="center", fontsize=9)
-    ax.text(5, 2.5, note, ha="center", va="top", fontsize=9)
-    ax.annotate(
-        "", (6.3, 4.2), (3.7, 4.2), arrowprops={"arrowstyle": "<->", "color": color, "lw": 2}
-    )
-    ax.set(xlim=(0, 10), ylim=(0, 7.5))
-    ax.set_title(title)
-    ax.axis("off")
+def draw_tables(ax, left, title, buildings, note):
+    """One panel: its buildings, each with a table, and what goes in and out."""
+    width, gap = (1.25, 0.35) if len(buildings) == 2 else (1.6, 0)
+    plots.arrow(ax, (left - 0.05, 2.2), (left + 0.3, 2.2))
+    for number, table in enumerate(buildings):
+        x = left + 0.35 + number * (width + gap)
+        plots.building(ax, x, 1.6, width, 1.75, color=plots.RANK_COLORS[number])
+        plots.blueprint(ax, x + width / 2 - 0.45, 2.15)
+        ax.text(x + width / 2, 1.72, table, ha="center", va="bottom", fontsize=9)
+    plots.arrow(ax, (x + width + 0.05, 2.2), (x + width + 0.4, 2.2))
+    middle = (left + x + width + 0.35) / 2
+    ax.text(middle, 3.75, title, ha="center", weight="bold", fontsize=11)
+    ax.text(middle, 1.4, note, ha="center", va="top", fontsize=9)
+    return middle
 
 
-figure, axes = plt.subplots(1, 3, figsize=(plots.WIDTH, 2.9), width_ratios=(1, 1, 1.25))
-hidden = plots.COLORS["idle"]
-draw_tables(axes[0], "silently untied", "each table gets the gradient\nof its own use only", "none")
+figure, ax = plots.canvas(height=3.4)
+draw_tables(ax, 0.05, "one process", ["one table"], "both gradients\nadd up in it")
+cut_tables = ["entrance", "exit"]
 draw_tables(
-    axes[1],
-    "tied again",
-    "both tables get the sum\nof both gradients",
-    plots.COLORS["communication"],
+    ax, 2.65, "silently untied", cut_tables, "each table gets the gradient\nof its own use only"
 )
-drift = [(a - b).abs().max().item() for a, b in zip(entrance, exit_)]
-kept = [(a - b).abs().max().item() for a, b in zip(entrance_tied, exit_tied)]
-axes[2].plot(range(1, 31), drift, color=plots.COLORS["wrong"], label="silently untied")
-axes[2].plot(range(1, 31), kept, color=plots.COLORS["communication"], label="tied again")
-axes[2].set(xlabel="step", title="Between the tables", ylabel="largest difference")
-axes[2].legend()
+middle = draw_tables(
+    ax, 6.4, "tied again", cut_tables, "both tables get the sum\nof both gradients"
+)
+for start, end in ((-0.25, 0.25), (0.25, -0.25)):
+    points = (middle + start, 2.5), (middle + end, 2.5)
+    plots.arrow(ax, *points, color=plots.COLORS["communication"])
 plt.show()
 
 # %% [markdown]
-# *Left: two tables that nobody keeps equal. Middle: an exchange between them in every step. Right:
-# the largest difference between the two tables; untied it grows with every step, tied again it
-# stays at zero.*
+# *Left: in one process the entrance and the exit use the same table. Middle: after the cut there
+# are two tables, and nobody keeps them equal. Right: an exchange of the gradients in every step
+# keeps them equal.*
+
+# %%
+drift = [(a - b).abs().max().item() for a, b in zip(entrance, exit_)]
+kept = [(a - b).abs().max().item() for a, b in zip(entrance_tied, exit_tied)]
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.6))
+ax.plot(range(1, 31), drift, color=plots.COLORS["wrong"], label="silently untied")
+ax.plot(range(1, 31), kept, color=plots.COLORS["communication"], label="tied again")
+ax.set(xlabel="step", ylabel="largest difference", title="Between entrance and exit")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# *Untied, the tables are apart after the first step, and the distance goes on growing. Tied again,
+# it stays at zero.*
 #
 # The price: the table is stored twice, and its gradient crosses the yard in every step. For the
 # planned model that would be 50,000 x 2,048 numbers, 410 MB, where the activations are 17 MB. This
@@ -1288,9 +1340,9 @@ plt.show()
 # ### An optimizer that was built before the move
 #
 # "Build the optimizer after `model.to(device)`", people say. Is that still so? A plain `.to` from
-# the CPU to a GPU puts new data into the *same* `Parameter` objects, so an optimizer that knows them
-# goes on working. But there are moves that make new objects, and they are the ones that you need for
-# large models: you build on meta, keep your half, and let `to_empty` give it memory.
+# the CPU to a GPU puts new data into the *same* `Parameter` objects, so an optimizer that knows
+# them goes on working. But there are moves that make new objects, and they are the ones that you
+# need for large models: you build on meta, keep your half, and let `to_empty` give it memory.
 
 # %%
 stage = nn.Linear(4, 4, device="meta")
@@ -1309,8 +1361,9 @@ for _ in range(5):
 print("parameters changed in five steps:", not equal(before, [flat(stage.parameters())]))
 
 # %% [markdown]
-# No error and no warning. The optimizer holds the old parameters on meta. They never get a gradient,
-# so it skips them, and the stage never learns. A loss that does not fall is all that you see.
+# No error and no warning. The optimizer holds the old parameters on meta. They never get a
+# gradient, so it skips them, and the stage never learns. A loss that does not fall is all that you
+# see.
 #
 # One question finds this bug and its relatives (a stage that was copied with `deepcopy`, a layer
 # that was replaced): does the optimizer hold the parameters of the model that I call?
@@ -1383,6 +1436,334 @@ what_it_reads(ArticleModel(batch_first=True), src_mask=mask, is_causal=True)
 
 # %% [markdown]
 # ## 6. Exercises: cut, hand over, balance
+#
+# Five exercises, from three buildings to an experiment of your own. `check` hands your code fresh
+# random layers and sizes and prints one line per requirement. `hint("4.1")` prints the next of
+# three hints.
+#
+# Where a machine has no GPU, a check needs a second device to see what you move where. It takes
+# PyTorch's **meta device**: a tensor there has shape, dtype and place, and no content.
+
+# %% [markdown]
+# ### 4.1 Three buildings (2 points)
+#
+# Spread a chain of layers over three devices. The parts are as even as whole layers allow. The
+# devices are given: they may be three GPUs, one GPU and the CPU, or the same device three times.
+
+
+# %% nbgrader={"grade_id": "4.1", "solution": true}
+class ThreeBuildings(nn.Module):
+    """A chain of layers in three consecutive parts, part i on `devices[i]`.
+
+    `layers`: at least three modules that are called one after the other. No two parts differ by
+    more than one layer. All parameters and buffers of a part are on its device, and an optimizer
+    finds every parameter in `parameters()`.
+
+    The inputs may come from any device. The output stays on the last part's device. Backward
+    reaches the first layer.
+    """
+
+    def __init__(self, layers: list[nn.Module], devices: list[torch.device]) -> None:
+        super().__init__()
+        ### BEGIN SOLUTION
+        size, longer = divmod(len(layers), 3)  # the first `longer` parts take one layer more
+        ends = [size + min(1, longer), 2 * size + longer, len(layers)]
+        chains = layers[: ends[0]], layers[ends[0] : ends[1]], layers[ends[1] :]
+        self.buildings = nn.ModuleList(nn.Sequential(*chain) for chain in chains)
+        self.places = devices
+        for building, place in zip(self.buildings, devices):
+            building.to(place)
+        ### END SOLUTION
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        ### BEGIN SOLUTION
+        goods = inputs
+        for building, place in zip(self.buildings, self.places):
+            goods = building(goods.to(place))
+        return goods
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "4.1-check", "grade": true, "points": 2, "locked": true}
+check("4.1", ThreeBuildings)
+
+# %% [markdown]
+# ### 4.2 Across the cut and back (2 points)
+#
+# Autograd does not know that there is another rank. Its graph on rank 0 ends at the activations,
+# and the graph on rank 1 begins with what arrived. Carry one training step across: activations go
+# forward, gradients come back.
+#
+# In a real network more than one tensor crosses: a residual, a mask, token numbers. What crosses
+# therefore is a list. Three rules keep both ranks in step, whatever the loss does.
+#
+# * Every tensor of the list is sent forward, in the order of the list.
+# * For every *floating-point* tensor of the list, a gradient of the same shape and dtype is sent
+#   back, in the same order. Where the loss did not use the tensor, it is zero.
+# * Integer tensors have no gradient, so nothing is sent back for them.
+
+
+# %% nbgrader={"grade_id": "4.2", "solution": true}
+def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | None:
+    """Forward and backward of one step through a model that is cut between ranks 0 and 1.
+
+    Called on both ranks, each with its own stage. `room` holds one tensor for each that crosses,
+    with its shape, dtype and device, contiguous; the contents mean nothing, and you may overwrite
+    them.
+
+    On rank 0, `data` are the inputs, `stage(data)` returns the tuple of tensors that cross, and
+    the result is None. They may be not contiguous, and some may need no gradient. On rank 1,
+    `data` are the targets, `stage(*tensors, data)` returns the loss, a scalar, and so does the
+    function, as a float.
+
+    Gradients are added to `.grad` of both stages' parameters, as `loss.backward()` does it in a
+    model that is not cut.
+    """
+    ### BEGIN SOLUTION
+    if dist.get_rank() == 1:
+        for tensor in room:
+            dist.recv(tensor, src=0)
+            tensor.requires_grad_(tensor.is_floating_point())  # a leaf: here this graph begins
+        loss = stage(*room, data)
+        loss.backward()
+        for tensor in room:
+            if tensor.requires_grad:
+                unused = tensor.grad is None
+                dist.send(torch.zeros_like(tensor) if unused else tensor.grad.contiguous(), dst=0)
+        return loss.item()
+    crossing = stage(data)
+    for tensor in crossing:
+        dist.send(tensor.detach().contiguous(), dst=1)
+    pairs = []
+    for tensor, gradient in zip(crossing, room):
+        if tensor.is_floating_point():
+            dist.recv(gradient, src=1)
+            pairs += [(tensor, gradient)] if tensor.requires_grad else []
+    torch.autograd.backward(*zip(*pairs))  # all at once: they may share a part of the graph
+    return None
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "4.2-check", "grade": true, "points": 2, "locked": true}
+check("4.2", hand_over)
+
+# %% [markdown]
+# ### 4.3 The best cut (3 points)
+#
+# A chain of stages is as fast as its slowest stage. Given each layer's cost, find the cut whose
+# slowest stage is as fast as possible. "As many layers each" misses it, and so does "fill a stage
+# until it has its share". Your answer has to be exact.
+#
+# There are 11 ways to cut 12 layers once, and more than 10^12 ways to cut 96 layers into 12
+# stages. The check tries such a model, so trying all cuts does not finish.
+
+
+# %% nbgrader={"grade_id": "4.3", "solution": true}
+def balanced_cuts(costs: list[float], stages: int) -> list[int]:
+    """Returns where to cut a chain of layers so that the slowest stage is as fast as possible.
+
+    `costs` are the layers' costs, each at least 0, in any unit: whole numbers or not. Every stage
+    is a run of consecutive layers, at least one. The cost of a stage is the sum of its layers'.
+
+    The result has stages - 1 indices in ascending order. A cut c stands before layer c: with cuts
+    [2, 5], the stages are costs[:2], costs[2:5] and costs[5:]. Any best cut will do.
+
+    Raises ValueError, with a message, where `stages` is less than 1 or more than there are layers.
+    """
+    ### BEGIN SOLUTION
+    from itertools import accumulate
+
+    layers = len(costs)
+    if not 1 <= stages <= layers:
+        raise ValueError(f"{layers} layers cannot be cut into {stages} stages of one or more.")
+    total = [0, *accumulate(costs)]  # total[i]: the cost of the first i layers
+    # best[i] is (slowest stage, cuts) for the first i layers, with one stage more in each round.
+    best = [(total[i], []) for i in range(layers + 1)]
+    for stage in range(1, stages):
+        previous = best
+        best = [(float("inf"), [])] * (layers + 1)
+        for i in range(stage + 1, layers + 1):
+            slowest, cut = min(
+                (max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i)
+            )
+            best[i] = slowest, [*previous[cut][1], cut]
+    return best[layers][1]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "4.3-check", "grade": true, "points": 3, "locked": true}
+check("4.3", balanced_cuts)
+
+# %% [markdown]
+# ### 4.4 Repair the convolutional model (2 points)
+#
+# This model is put together from articles about model parallelism. It does not run. Read it, count
+# its mistakes, then write a model of the same architecture that works. Six things are wrong or too
+# narrow.
+#
+# ```python
+# class ConvNet(nn.Module):
+#     def __init__(self):
+#         self.part1 = nn.Sequential(
+#             nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3),
+#             nn.ReLU(),
+#             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+#             nn.Linear(1024, 512),
+#         ).to("cuda:0")
+#         self.part2 = nn.Sequential(
+#             nn.ReLU(),
+#             nn.Linear(512, 256),
+#             nn.ReLU(),
+#             nn.Linear(256, 10),
+#         ).to("cuda:1")
+#
+#     def forward(x):
+#         x = self.part1(x)
+#         x = x.to("cuda:1")
+#         return self.part2(x)
+# ```
+#
+# A convolution or pooling with kernel k, stride s and padding p turns a height of h into
+# floor((h + 2p - k) / s) + 1.
+
+
+# %% nbgrader={"grade_id": "4.4", "solution": true}
+class RepairedConvNet(nn.Module):
+    """The model above, for images of any size, in two parts on the two `devices`.
+
+    `image_size` is (height, width) in pixels. `part1` reaches up to the first linear layer and is
+    on `devices[0]`; the rest is `part2`, on `devices[1]`. The layers and their order are those of
+    the model above; the first linear layer takes all that pooling leaves of an image. All
+    parameters exist after construction, so that an optimizer can be built.
+
+    Called with images (N, 3, height, width) on any device, it returns the logits (N, 10) on
+    `devices[1]`.
+    """
+
+    def __init__(self, image_size: tuple[int, int], devices: list[torch.device]) -> None:
+        ### BEGIN SOLUTION
+        super().__init__()
+        self.devices = devices
+        see = nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten()
+        with torch.no_grad():
+            seen = nn.Sequential(*see)(torch.zeros(1, 3, *image_size))
+        self.part1 = nn.Sequential(*see, nn.Linear(seen.shape[1], 512)).to(devices[0])
+        classify = nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)
+        self.part2 = nn.Sequential(*classify).to(devices[1])
+        ### END SOLUTION
+
+    def forward(self, images: Tensor) -> Tensor:
+        ### BEGIN SOLUTION
+        first, second = self.devices
+        return self.part2(self.part1(images.to(first)).to(second))
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "4.4-check", "grade": true, "points": 2, "locked": true}
+check("4.4", RepairedConvNet)
+
+# %% [markdown]
+# ### 4.5 An experiment: three strategies (3 points)
+#
+# Which cut is best? Some count layers, some count parameters, some measure time. Compare the
+# three. The first step is a table that can be trusted, and the check goes through it to the byte.
+#
+# The time of each layer comes in as a list, measured before. So the table depends on nothing but
+# its inputs. `cut(costs, stages)` returns the best cuts in the form of exercise 4.3: your
+# `balanced_cuts`, or `try_all_cuts` from section 4.
+#
+# To run a stage alone, feed it what arrives there: the output of the stage before it, detached.
+# It came over a cut, so it has to be a leaf that requires a gradient, if it is floating point.
+# Otherwise autograd keeps less than it does in training. `kept_for_backward` counts what a
+# forward pass keeps:
+#
+# ```python
+# with kept_for_backward(stage) as kept:
+#     outputs = stage(arriving)
+# kept.bytes
+# ```
+
+
+# %% nbgrader={"grade_id": "4.5", "solution": true}
+def compare_cuts(
+    layers: nn.Sequential,
+    inputs: Tensor,
+    seconds: list[float],
+    stages: int,
+    cut: Callable[[list[float], int], list[int]],
+) -> dict[str, dict]:
+    """Returns a table of three ways to cut `layers` into `stages` consecutive stages.
+
+    `seconds` is each layer's time for forward and backward. `inputs` is the batch that enters the
+    first layer. The keys of the result are the strategies:
+
+        "equal layers"      as many layers each; where that does not divide, the first stages have
+                            one more (as `torch.tensor_split` does it)
+        "equal parameters"  what `cut` returns for the number of parameters of each layer, frozen
+                            ones included
+        "profiled time"     what `cut` returns for `seconds`
+
+    Each row is a dict:
+
+        "cuts"     the indices of the layers before which the chain is cut
+        "memory"   for each stage, the bytes of its parameters, buffers, gradients and of what it
+                   keeps for backward of this batch. A parameter that a stage uses twice counts
+                   once; a frozen one has no gradient. The optimizer is plain SGD and keeps nothing.
+        "slowest"  the seconds of the slowest stage
+        "idle"     the share of all stages' time that is idle when batches follow each other
+                   without a gap: a stage works its own seconds in every `slowest` seconds
+    """
+
+    ### BEGIN SOLUTION
+    def memory_of(parts: list[nn.Sequential]) -> list[int]:
+        result, goods = [], inputs
+        for part in parts:
+            with kept_for_backward(part) as kept:
+                outputs = part(goods)
+            held = [*part.parameters(), *part.buffers()]
+            gradients = [p for p in part.parameters() if p.requires_grad]
+            result.append(kept.bytes + sum(tensor.nbytes for tensor in held + gradients))
+            goods = outputs.detach().requires_grad_(outputs.is_floating_point())
+        return result
+
+    def row(cuts: list[int]) -> dict:
+        spans = [slice(*span) for span in pairwise([0, *cuts, len(layers)])]
+        times = [sum(seconds[span]) for span in spans]
+        return {
+            "cuts": cuts,
+            "memory": memory_of([layers[span] for span in spans]),
+            "slowest": max(times),
+            "idle": 1 - sum(times) / (stages * max(times)),
+        }
+
+    numbers = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    size, longer = divmod(len(layers), stages)
+    return {
+        "equal layers": row([i * size + min(i, longer) for i in range(1, stages)]),
+        "equal parameters": row(cut(numbers, stages)),
+        "profiled time": row(cut(seconds, stages)),
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "4.5-check", "grade": true, "points": 3, "locked": true}
+check("4.5", compare_cuts)
+
+# %% [markdown]
+# Now the experiment itself. It has no single right answer, so nothing checks it.
+#
+# 1. Take `uneven_line()` from section 4, or a model of your own. Profile its layers: forward alone
+#    as `seconds_of` does it, or better with backward.
+# 2. Add cells below that make the table for 2, 3 and 4 stages, and a bar chart: one group of bars
+#    for each strategy, one bar for each stage, once for the memory and once for the seconds.
+# 3. Write your conclusion into the next cell, in three sentences. Which strategy has the fastest
+#    slowest stage, and by how much? Which has the largest stage in memory? Which would you take
+#    where memory is short, and why?
+
+# %% [markdown]
+# *Your conclusion:*
+#
+# ...
 
 # %% [markdown]
 # ## 7. See it: one line, its cuts, and who waits
@@ -1392,8 +1773,8 @@ what_it_reads(ArticleModel(batch_first=True), src_mask=mask, is_causal=True)
 #
 # * Move the heavy station through the line, with equal numbers of stations in each building. Then
 #   let the best cut follow it.
-# * Take more buildings. Where does the heavy station set the pace alone, so that more buildings stop
-#   helping?
+# * Take more buildings. Where does the heavy station set the pace alone, so that more buildings
+#   stop helping?
 # * Switch to training, one batch at a time. Every cut now takes the same time.
 
 
@@ -1466,8 +1847,8 @@ Explorer(
 # building 1.*
 
 # %% [markdown]
-# And the figure to remember: what more buildings buy, and what they cost. It shows the planned model
-# of section 4, with its 24 blocks shared out evenly over 1 to 24 stages.
+# And the figure to remember: what more buildings buy, and what they cost. It shows the planned
+# model of section 4, with its 24 blocks shared out evenly over 1 to 24 stages.
 
 
 # %%
@@ -1590,22 +1971,23 @@ print("as in one process:", equal(alone["parameters"], [flat(saved)]))
 # %% [markdown]
 # What changes on a real cluster:
 #
-# * **Where the yard is.** Stages next to each other belong on devices with a fast link between them.
-#   The bytes are few, but nothing hides them here: both buildings wait while the truck drives.
+# * **Where the yard is.** Stages next to each other belong on devices with a fast link between
+#   them. The bytes are few, but nothing hides them here: both buildings wait while the truck
+#   drives.
 # * **No rank has the whole model.** Each builds its own stage, or builds all on meta and gives
 #   memory to its own part only. A checkpoint has one file for each stage.
 # * **The data.** Only the first rank needs the inputs and only the last one the targets. Both must
 #   walk through the same batches in the same order, so they share a seed.
 # * **The last batch.** Its size may differ. Both ends must know the shape of what crosses before it
 #   arrives.
-# * **Data parallelism on top.** Several such lines can share the batch. Then the ranks with the same
-#   stage average their gradients, as in chapter 3. Chapter 7 does that.
+# * **Data parallelism on top.** Several such lines can share the batch. Then the ranks with the
+#   same stage average their gradients, as in chapter 3. Chapter 7 does that.
 
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. Cut between layers, and only activations and their gradients cross: 4NH bytes in each direction,
-#    however many parameters there are.
+# 1. Cut between layers, and only activations and their gradients cross: 4NH bytes in each
+#    direction, however many parameters there are.
 # 2. In one process `.to(device)` is enough, autograd brings the gradient back. Between ranks you
 #    send it yourself and call `products.backward(gradient)`.
 # 3. The parameters, gradients and optimizer state of a stage are stored on its device alone: a cut
@@ -1616,13 +1998,15 @@ print("as in one process:", equal(alone["parameters"], [flat(saved)]))
 #
 # **Sources**
 #
-# * Y. Huang et al., *GPipe*, 2019, [arXiv 1811.06965](https://arxiv.org/abs/1811.06965): section
-#   2.1 cuts a model into cells and balances their estimated costs, section 2.3 memory and idle time.
+# * Y. Huang et al., *GPipe*, 2019, [arXiv 1811.06965](https://arxiv.org/abs/1811.06965): sections
+#   2.1 and 2.2 cut a model into cells of similar estimated cost, section 2.3 is about memory and
+#   idle time.
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 2.2
-#   pipeline stages, section 3 what crosses between them.
+#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 2.2,
+#   pipeline stages.
 # * V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022,
-#   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4, the activations of a block.
+#   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4, what
+#   a block keeps for backward.
 # * O. Press and L. Wolf, *Using the Output Embedding to Improve Language Models*, 2017, [arXiv
 #   1608.05859](https://arxiv.org/abs/1608.05859): tied embeddings.
 # * PyTorch: [autograd mechanics](https://docs.pytorch.org/docs/stable/notes/autograd.html),
@@ -1630,4 +2014,5 @@ print("as in one process:", equal(alone["parameters"], [flat(saved)]))
 #   `recv`](https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication),
 #   [meta device](https://docs.pytorch.org/docs/stable/meta.html),
 #   [`torch.distributed.pipelining`](https://docs.pytorch.org/docs/stable/distributed.pipelining.html),
-#   [hooks for saved tensors](https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks).
+#   [hooks for saved
+#   tensors](https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks).
