@@ -269,7 +269,7 @@ def _gantt_lanes(ax: Axes, spans: list[schedules.Span], end: float) -> dict[str,
         name, color, later = _KINDS[kind]
         color = _mixed(color, later, 0.85 * chunk / chunks)
         _op_boxes(ax, [s for s in spans if (s.op.kind, s.op.chunk) == (kind, chunk)], color, points)
-        shown.setdefault(f"{kind}, later chunks" if chunk else name, Patch(facecolor=color))
+        shown.setdefault(f"{kind}, chunk > 0" if chunk else name, Patch(facecolor=color))
     shown["idle"] = Patch(facecolor=COLORS["idle"], edgecolor=COLORS["waiting"])
     return shown
 
