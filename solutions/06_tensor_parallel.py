@@ -1,0 +1,1657 @@
+# %% [markdown]
+# # 6. Tensor parallel: one station, several workers
+#
+# Chapters 4 and 5 cut a model between its layers. That fails where a single layer is too large, or
+# where one batch has to become faster and not only more batches per hour. This chapter cuts the
+# layers themselves. Every rank holds a part of every weight matrix, all ranks work on the same
+# tokens at the same time, and a few collectives put the parts together. This is **tensor
+# parallelism**.
+#
+# At the end you have cut a transformer block by hand: its MLP, its attention, its embedding and its
+# loss. You know how many bytes each cut sends and how many it saves, because you predicted both and
+# counted them. And you have done it again with PyTorch's own API, with the same result.
+
+# %% tags=["nbval-ignore-output"]
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Rectangle
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy, dropout, embedding, gelu, linear
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_utils import explore, hardware, plots, text
+from course_utils.checks import check, hint
+from course_utils.equality import equal, flat
+from course_utils.launch import launch
+from course_utils.models import Attention, Block, FeedForward, LanguageModel
+from course_utils.trace import Trace, kept_for_backward, memory_ledger
+
+hardware.report()
+
+# %% [markdown]
+# ## 1. The factory: one station, several workers
+#
+# In chapter 5 each building had its own stations, and products travelled from one to the next. Now
+# look at one station. Its instruction sheet has become so large that no worker can hold it, or its
+# step takes so long that the whole line waits for it.
+#
+# So several workers stand at this one station. The sheet is cut, and each worker holds a part. A
+# product arrives, and every worker sees all of it. Each does what the own part of the sheet says.
+# What they have made are parts of one result. They add them up, and then the product moves on.
+#
+# They have to agree several times for every product. Workers who talk that much stand side by side:
+# in one building, not in two cities.
+
+# %%
+figure, ax = plots.canvas(height=3.3)
+plots.pile(ax, 0.1, 1.75, [plots.COLORS["activations"]] * 6, label="product x")
+for worker, y in enumerate((3.05, 2.15, 1.25, 0.35)):
+    color = plots.RANK_COLORS[worker]
+    plots.arrow(ax, (1.05, 2.05), (2.15, y + 0.33), color=plots.COLORS["communication"])
+    ax.add_patch(Rectangle((2.2, y), 1.35, 0.66, facecolor=color, edgecolor=plots.COLORS["ink"]))
+    ax.text(2.88, y + 0.33, f"worker {worker}", ha="center", va="center", fontsize=10)
+    plots.blueprint(ax, 3.75, y + 0.02, part=(worker / 4, (worker + 1) / 4))
+    plots.pile(ax, 4.95, y + 0.06, [color] * 4, columns=2)
+    plots.arrow(ax, (5.65, y + 0.33), (7.0, 2.05), color=plots.COLORS["communication"])
+ax.text(4.2, 3.82, "part of the sheet", ha="center", va="bottom", fontsize=9)
+ax.text(5.21, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
+ax.text(7.3, 2.05, "+", ha="center", va="center", fontsize=22)
+plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), color=plots.COLORS["communication"])
+plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result")
+plt.show()
+
+# %% [markdown]
+# *The same product goes to all four workers. Each holds a quarter of the instruction sheet and makes
+# a partial result. The results are added up, and every worker gets the sum.*
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | worker | **rank** | one process with its own device |
+# | instruction sheet | weight matrix | each rank holds a part of it, a **shard** |
+# | product that every worker sees | activations, **replicated** | every rank holds the same tensor |
+# | partial results | activations, **partial** | the true tensor is the sum over the ranks |
+# | half-made pieces, one at each worker | activations, **sharded** | each rank holds other columns, or other tokens |
+# | adding up | **all-reduce** | partial becomes replicated |
+# | workers of one station | **tensor-parallel group** | the ranks that share one copy of the model |
+
+# %% [markdown]
+# ## 2. The smallest real run: two ranks, one MLP
+#
+# An **MLP** is two matrices with a function between them: `gelu(x @ A) @ B`. Rank 0 takes the left
+# half of A's columns and the upper half of B's rows, rank 1 the others. One all-reduce puts the
+# result together.
+
+
+# %%
+def half_an_mlp_each(rank):
+    torch.manual_seed(0)  # the same numbers on both ranks
+    x, A, B = torch.randn(3, 4), torch.randn(4, 16), torch.randn(16, 4)
+    mine = slice(8 * rank, 8 * rank + 8)
+    partial = (gelu(x @ A[:, mine]) @ B[mine]).to(hardware.device())
+    dist.all_reduce(partial)  # adds up what the two ranks have
+    return equal((gelu(x @ A) @ B), [partial.cpu()])
+
+
+launch(half_an_mlp_each, 2)
+
+# %% [markdown]
+# Both ranks end with the whole result, and neither has used more than half of either matrix. The
+# rest of the chapter is about three questions. Why these halves? What about backward? And what is
+# there in a real model besides an MLP?
+
+# %% [markdown]
+# ## 3. Predict, then measure: what each cut sends
+#
+# ### Two ways to cut a matrix
+#
+# $Y = XA$ can be cut in two ways ([Shoeybi et al. 2019](https://arxiv.org/abs/1909.08053), section
+# 3).
+#
+# * **Column cut:** $A = [A_0\; A_1]$. Then $Y = [XA_0\; XA_1]$. Each rank needs all of $X$ and gets
+#   some columns of $Y$, finished.
+# * **Row cut:** $A = \begin{bmatrix} A_0 \\ A_1 \end{bmatrix}$. Then $Y = X_0A_0 + X_1A_1$, where
+#   $X = [X_0\; X_1]$. Each rank needs some columns of $X$ only, and gets a partial sum of all of
+#   $Y$.
+#
+# A trap lies in the names. `nn.Linear` stores the transposed matrix: `weight` has the shape (out,
+# in). So a column cut of $A$ cuts the *rows* of `weight`, dimension 0, and the bias with it. A row
+# cut of $A$ cuts dimension 1, and the bias stays whole. In this chapter "column" and "row" speak of
+# $A$, as the papers and PyTorch's class names do.
+
+
+# %%
+def draw_matrix(ax, x, y, width, height, label, ranks, along="none"):
+    """A matrix cut between `ranks`: "columns", "rows", "sum" (partial on each) or "none"."""
+    for rank in range(ranks):
+        color = plots.RANK_COLORS[rank]
+        if along == "columns":
+            box = (x + width * rank / ranks, y), width / ranks, height
+        elif along == "rows":
+            box = (x, y + height * (ranks - 1 - rank) / ranks), width, height / ranks
+        elif along == "sum":  # one sheet behind the other
+            box = (x + 0.07 * (ranks - 1 - rank), y + 0.07 * (ranks - 1 - rank)), width, height
+        else:
+            box, color = ((x, y), width, height), "white"
+        ax.add_patch(Rectangle(*box, facecolor=color, edgecolor=plots.COLORS["ink"]))
+    ax.text(x + width / 2, y - 0.12, label, ha="center", va="top", fontsize=9)
+
+
+def draw_cut(ax, y, ranks, cut, titles):
+    cuts = {"columns": ("none", "columns", "columns"), "rows": ("columns", "rows", "sum")}[cut]
+    for (x, width, height), along, label in zip(
+        [(0.3, 1.6, 1.1), (3.0, 2.2, 1.6), (6.6, 2.2, 1.1)], cuts, titles
+    ):
+        draw_matrix(ax, x, y + 0.3, width, height, label, ranks, along)
+    ax.text(2.45, y + 0.85, "times", ha="center", va="center")
+    ax.text(5.85, y + 0.85, "is", ha="center", va="center")
+
+
+figure, ax = plots.canvas(height=4.3)
+draw_cut(ax, 2.9, 4, "columns", ["X, whole on every rank", "A, column cut", "Y, in columns"])
+draw_cut(ax, 0.2, 4, "rows", ["X, in columns", "A, row cut", "Y, a partial sum on each rank"])
+plt.show()
+
+# %% [markdown]
+# *Above, the column cut: every rank needs all of X, and each colour makes its own columns of Y.
+# Below, the row cut: each colour needs only its columns of X, and makes a full sheet that is one
+# term of Y.*
+#
+# ### Why column and then row
+#
+# An MLP has two matrices, so there are four ways to cut it. Between the two stands the GELU. It is
+# not linear: $\text{gelu}(a + b) \ne \text{gelu}(a) + \text{gelu}(b)$, so a partial sum must be
+# added up before it. But it acts on each number alone, so it does not mind cut columns.
+#
+# **Predict** what a rank hands to collectives in forward, for $t$ tokens of width $W$, a hidden
+# width of $4W$ and $n$ ranks, if the result shall be whole on every rank. Change the numbers to
+# your own before you run the cell that counts.
+#
+# * column, column: the second matrix needs all hidden columns, so gather them, $4tW/n$ from each
+#   rank; the result is in columns, gather again, $tW/n$.
+# * row, row: sum before the GELU, $4tW$; sum after the second matrix, $tW$.
+# * row, column: sum, $4tW$; gather, $tW/n$.
+# * column, row: the hidden columns that a rank has made are the ones that its rows of the second
+#   matrix need. One sum at the end, $tW$.
+
+# %%
+t, W, n = 24, 32, 4  # tokens, width, ranks
+predicted = {
+    "column, column": [4 * t * W // n * 4, t * W // n * 4],  # bytes: 4 for each float32
+    "row, row": [4 * t * W * 4, t * W * 4],
+    "row, column": [4 * t * W * 4, t * W // n * 4],
+    "column, row": [t * W * 4],
+}
+
+
+# %%
+def multiply(x, matrix, cut):
+    """Multiplies with this rank's part of `matrix`; x is whole, or already this rank's columns."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if cut == "column":
+        return x @ matrix.chunk(ranks, dim=1)[rank]
+    rows = matrix.chunk(ranks, dim=0)[rank]
+    own_columns = x if x.shape[1] == len(rows) else x.chunk(ranks, dim=1)[rank]
+    return own_columns @ rows
+
+
+def made_whole(y, cut):
+    if cut == "row":
+        dist.all_reduce(y)
+        return y
+    columns = [torch.empty_like(y) for _ in range(dist.get_world_size())]
+    dist.all_gather(columns, y)
+    return torch.cat(columns, dim=1)
+
+
+def cut_mlp(rank, first, second):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (t, W), (W, 4 * W), (4 * W, W)
+    x, A, B = (torch.randn(s, generator=generator).to(hardware.device()) for s in shapes)
+    with Trace() as trace:
+        hidden = multiply(x, A, first)
+        if (first, second) != ("column", "row"):
+            hidden = made_whole(hidden, first)
+        y = made_whole(multiply(gelu(hidden), B, second), second)
+    expected = gelu(x @ A) @ B
+    right = torch.allclose(y, expected, rtol=1e-4, atol=1e-3)
+    return right, [call.bytes for call in trace.record().calls]
+
+
+results = {name: launch(cut_mlp, n, *name.split(", "))[0] for name in predicted}
+print("all four right:", all(right for right, _ in results.values()))
+plots.compare(predicted, {name: handed_over for name, (_, handed_over) in results.items()})
+
+# %% [markdown]
+# Column, then row wins in both respects: one collective, and the smallest tensor. From here on every
+# pair of matrices is cut this way.
+#
+# ### Memory, and what a ring carries
+#
+# The MLP's matrices, their gradients and the optimizer's state are cut by $n$. What is not cut: $x$
+# and the result, which every rank holds whole. The cut buys memory with communication, in every
+# layer, in forward and in backward.
+#
+# A rank hands $S$ bytes to an all-reduce. A ring then sends $2(n-1)/n \cdot S$ from each rank
+# (chapter 3, section 3). A reduce-scatter of $S$ bytes sends $(n-1)/n \cdot S$, and so does an
+# all-gather whose *result* has $S$ bytes: of each piece of $S/n$ the ring makes $n - 1$ hops. The
+# chapter needs these three again:
+
+
+# %%
+def ring_bytes(record):
+    """What a ring would send from this rank, in bytes, for the collectives of a record."""
+    n = dist.get_world_size()
+    hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
+    return int(sum(hops[call.op] * call.bytes for call in record.calls))
+
+
+# %% [markdown]
+# ## 4. By hand, then with PyTorch: a block, a model, and half the activations
+#
+# ### What backward needs: a pair of functions
+#
+# Autograd works within a process. It does not know that the other ranks' partial results contain
+# your `x` too. Take the column cut: every rank used all of $x$, so the gradient of $x$ is the *sum*
+# of what the ranks find. Here is what happens without help.
+
+
+# %%
+def gradient_without_help(rank):
+    torch.manual_seed(0)
+    device = hardware.device()
+    x, A, B = (torch.randn(s).to(device) for s in ((3, 4), (4, 16), (16, 4)))
+    x.requires_grad_()
+    (gelu(x @ A) @ B).sum().backward()
+    expected, x.grad = x.grad, None
+    mine = slice(8 * rank, 8 * rank + 8)
+    (gelu(x @ A[:, mine]) @ B[mine]).sum().backward()
+    partial = x.grad.clone()
+    dist.all_reduce(x.grad)
+    return equal(expected, [partial]), equal(expected, [x.grad])
+
+
+for rank, (alone, summed) in enumerate(launch(gradient_without_help, 2)):
+    print(f"rank {rank}: its gradient of x is right: {alone}, the sum over the ranks is: {summed}")
+
+# %% [markdown]
+# So two boundaries need a function with a backward of its own. Where a replicated tensor enters the
+# cut region, forward does nothing and backward adds up. Where the partial results leave it, forward
+# adds up, and backward does nothing: the sum's gradient is each term's gradient. The two mirror each
+# other, a **conjugate pair**; the paper calls them $f$ and $g$.
+
+
+# %%
+class SumBackward(torch.autograd.Function):
+    """Identity in forward, all-reduce in backward: where a replicated tensor enters a cut region."""
+
+    @staticmethod
+    def forward(ctx, whole):
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # others may hold it too
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class SumForward(torch.autograd.Function):
+    """All-reduce in forward, identity in backward: where partial sums leave a cut region."""
+
+    @staticmethod
+    def forward(ctx, partial):
+        total = partial.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+# %% [markdown]
+# ### Cut the weights
+#
+# Which weight of a block is cut how? `part_of` answers for any rank, without any process group. The
+# clone matters: a slice is a view and would keep the whole matrix in memory.
+
+# %%
+CUT_DIMENSION = {  # of the tensor as nn.Linear and nn.Embedding store it: (out, in), (rows, width)
+    "up.weight": 0,
+    "up.bias": 0,
+    "down.weight": 1,
+    "qkv.weight": 0,
+    "qkv.bias": 0,
+    "out.weight": 1,
+    "token.weight": 0,
+    "head.weight": 0,
+}
+
+
+def cut_dimension(name):
+    """The dimension along which the parameter `name` is cut; None: every rank holds all of it."""
+    return next((dim for end, dim in CUT_DIMENSION.items() if name.endswith(end)), None)
+
+
+def part_of(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
+    """Returns a copy of what `rank` holds of the parameter `name`."""
+    dim = cut_dimension(name)
+    if dim is None:
+        return whole.detach().clone()
+    sections = whole.chunk(3) if "qkv" in name else [whole]  # queries, keys, values: cut each
+    size, rest = divmod(sections[0].shape[dim], ranks)
+    if rest:
+        raise ValueError(f"{name}: {sections[0].shape[dim]} does not divide by {ranks} ranks.")
+    return torch.cat([s.detach().narrow(dim, rank * size, size) for s in sections], dim)
+
+
+# %% [markdown]
+# `cut_half` takes one half of a block, its MLP or its attention, and changes it in place: each
+# parameter becomes this rank's part, and two hooks put the pair around the module. One detail is the
+# bias of the last layer. Each rank computes a partial sum, and a bias inside it would be added once
+# per rank. So the layer leaves it out, and the hook adds it once, after the sum.
+
+
+# %%
+def cut_parameters(module: nn.Module) -> None:
+    """Replaces each parameter of `module` by the part that this rank holds."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for name, parameter in list(module.named_parameters()):
+        owner, _, attribute = name.rpartition(".")
+        part = part_of(name, parameter, rank, ranks)
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(part))
+
+
+def cut_half(inner: nn.Module, last: nn.Linear, enter=SumBackward, leave=SumForward) -> None:
+    """Cuts a module that ends with the layer `last`, and joins the parts with `enter`, `leave`."""
+    cut_parameters(inner)
+    last.forward = lambda x: linear(x, last.weight)
+    inner.register_forward_pre_hook(lambda module, inputs: enter.apply(*inputs))
+    inner.register_forward_hook(lambda module, inputs, y: leave.apply(y) + last.bias)
+
+
+# %% [markdown]
+# The MLP is cut as in section 2. The next cell compares the output, the gradient of the input and
+# all gradients of parameters with those of the whole MLP. For the comparison the whole gradients are
+# cut with the same `part_of`.
+
+
+# %%
+def outcome(module, x):
+    """The output, and the gradients of the input and of the parameters, by name."""
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    y = module(x)
+    (y * torch.linspace(-1, 1, y.shape[-1], device=y.device)).sum().backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    return {"output": y.detach(), "input": x.grad} | gradients
+
+
+def same_when_cut(rank, make, cut):
+    """Whether `make()`, cut, has on this rank what the whole module has."""
+    torch.manual_seed(0)
+    module, x = make().to(hardware.device()), torch.randn(2, 6, 32).to(hardware.device())
+    expected = outcome(module, x)
+    cut(module)
+    got, ranks = outcome(module, x), dist.get_world_size()
+    return all(equal(part_of(name, expected[name], rank, ranks), [got[name]]) for name in got)
+
+
+def cut_feed_forward(feed_forward: FeedForward) -> None:
+    cut_half(feed_forward, feed_forward.down)
+
+
+for n in (1, 2, 4):
+    same = launch(same_when_cut, n, lambda: FeedForward(32), cut_feed_forward)
+    print(f"MLP on {n} ranks: output and all gradients as whole: {all(same)}")
+
+# %% [markdown]
+# ### Attention: each rank takes some heads
+#
+# Attention has two matrices as well. The first makes queries, keys and values, the second mixes what
+# the heads have found. Between them stands the attention itself, which is not linear either. But
+# each **head** works alone: it uses its own columns of the queries, keys and values and nothing of
+# the other heads. So cut by heads: rank $r$ holds the columns that make *its* heads' queries, keys
+# and values, and the rows of the second matrix that read its heads. Column, then row, one sum.
+#
+# The rows of `qkv.weight` are all queries, then all keys, then all values. That is why `part_of`
+# takes a part of each of the three. A plain cut would give rank 0 of 2 all the queries and half of
+# the keys; section 4 meets that again with PyTorch.
+
+
+# %%
+def share_heads(attention: Attention) -> None:
+    """Tells the attention how many heads this rank has."""
+    heads, rest = divmod(attention.heads, dist.get_world_size())
+    if rest:
+        raise ValueError(f"{attention.heads} heads do not divide by {dist.get_world_size()} ranks.")
+    attention.heads = heads
+
+
+def cut_attention(attention: Attention) -> None:
+    share_heads(attention)
+    cut_half(attention, attention.out)
+
+
+for n in (1, 2, 4):
+    same = launch(same_when_cut, n, lambda: Attention(32, heads=4), cut_attention)
+    print(f"attention on {n} ranks: output and all gradients as whole: {all(same)}")
+
+# %% [markdown]
+# ### A whole block: four collectives
+#
+# A transformer's **block** is attention and MLP, each with a layer norm before it and its input
+# added after it. Norms and additions run on the replicated activations, on every rank the same.
+
+
+# %%
+def tensor_parallel(block: Block) -> Block:
+    """Cuts a block in place: rank r holds its share of the heads and of the hidden columns."""
+    cut_attention(block.attention)
+    cut_feed_forward(block.feed_forward)
+    return block
+
+
+for n in (1, 2, 4):
+    same = launch(same_when_cut, n, lambda: Block(32, heads=4), tensor_parallel)
+    print(f"block on {n} ranks: output and all gradients as whole: {all(same)}")
+
+# %% [markdown]
+# The gradients of the norms are right on every rank without any help: all ranks have computed the
+# same ones from the same tensors.
+#
+# **Predict** for $t = 48$ tokens of width $W = 64$ on 4 ranks: how many collectives does the block
+# call in forward and in backward, and how many bytes does this rank hand over? How many bytes of
+# parameters does it hold? A whole block has $12 W^2 + 13 W$ parameters. Of those, the matrices and
+# the biases of `qkv` (3W) and `up` (4W) are cut; the two norms (4W) and the biases of `out` and
+# `down` (2W) are not.
+
+# %%
+t, W, n = 48, 64, 4
+predicted = {
+    "collectives in forward": 2,  # one for each half
+    "collectives in backward": 2,
+    "bytes in forward": 2 * t * W * 4,
+    "bytes in backward": 2 * t * W * 4,
+    "parameter bytes": 4 * ((12 * W * W + 7 * W) // n + 6 * W),
+    "gradient bytes": 4 * ((12 * W * W + 7 * W) // n + 6 * W),
+}
+
+
+# %%
+def costs_of_block(rank, cut):
+    torch.manual_seed(0)
+    block = cut(Block(W, heads=8).to(hardware.device()))
+    x = torch.randn(3, t // 3, W, device=hardware.device(), requires_grad=True)
+    with Trace() as forward:
+        y = block(x)
+    with Trace() as backward:
+        y.sum().backward()
+    passes = {"forward": forward.record(), "backward": backward.record()}
+    counts = {f"collectives in {name}": record.count() for name, record in passes.items()}
+    sent = {f"bytes in {name}": record.sent() for name, record in passes.items()}
+    ledger = memory_ledger(block)
+    held = {"parameter bytes": ledger["parameters"], "gradient bytes": ledger["gradients"]}
+    return counts | sent | held
+
+
+costs = launch(costs_of_block, n, tensor_parallel)
+plots.compare(predicted, costs[0])
+print("the same on all ranks:", all(cost == costs[0] for cost in costs))
+
+# %% [markdown]
+# Four all-reduces of $tW$ numbers per block and step, however many ranks there are. On a ring each
+# sends $2(n-1)/n$ of that, together $8\,tW\,(n-1)/n$ numbers: the formula of [Narayanan et al.
+# 2021](https://arxiv.org/abs/2104.04473), section 3.2. And nothing hides these collectives. In
+# chapter 3 the gradients travelled while backward went on. Here the next layer needs the sum.
+
+# %%
+ledgers = []
+for ranks in (1, 2, 4):
+    cost = launch(costs_of_block, ranks, tensor_parallel)[0]
+    kinds = {"parameters": cost["parameter bytes"], "gradients": cost["gradient bytes"]}
+    ledgers.append(kinds)
+plots.memory(ledgers, ["1 rank", "2 ranks", "4 ranks"], title="A block's memory on each rank")
+plt.show()
+
+# %% [markdown]
+# *Parameters and gradients of the block on each rank. With every doubling of the ranks the bar
+# becomes almost half as long; the small rest, norms and two biases, stays.*
+#
+# ### The embedding and the loss: cut by vocabulary
+#
+# In a language model the largest matrices are often the first and the last: one row for each word
+# of the vocabulary. Both are cut by **vocabulary**: rank $r$ knows the words from $rV/n$ on.
+#
+# The **embedding** looks up rows. A rank that does not know a word contributes zeros, and the sum
+# over the ranks is the row.
+
+
+# %%
+class CutEmbedding(nn.Module):
+    """Looks up the rows of a table that is cut by rows between the ranks."""
+
+    def __init__(self, whole: nn.Embedding) -> None:
+        super().__init__()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.weight = nn.Parameter(part_of("token.weight", whole.weight, rank, ranks))
+        self.first = rank * len(self.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        row = tokens - self.first
+        known = (row >= 0) & (row < len(self.weight))
+        rows = embedding(row.where(known, 0), self.weight)
+        return SumForward.apply(rows * known.unsqueeze(-1))
+
+
+# %% [markdown]
+# The **head** turns each token into $V$ logits, cut in columns: each rank has $V/n$ logits of every
+# token. To gather them would take $tV$ numbers on every rank, often the largest tensor of all. The
+# loss does not need them. For a token with logits $z$ and target $y$ it is
+#
+# $$-\log\frac{e^{z_y}}{\sum_j e^{z_j}} = \log \sum_j e^{z_j} - z_y .$$
+#
+# The logarithm of a sum of exponentials can be computed in parts: each rank reduces its own logits
+# to one number for each token, and the logsumexp of these $n$ numbers is that of all logits. So a
+# rank tells the others one number per token instead of $V/n$. The target's logit comes from the one
+# rank that has it. `torch.logsumexp` subtracts the maximum before it exponentiates, so nothing
+# overflows.
+
+
+# %%
+def loss_from_cut_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the mean cross-entropy of (t, V / n) logits of this rank's words, (t,) targets."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = logits.logsumexp(dim=1)
+    everyone = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(everyone, own.detach())
+    everyone[rank] = own  # through this one the gradient reaches our logits
+    normaliser = torch.stack(everyone).logsumexp(dim=0)
+    words = torch.arange(rank * logits.shape[1], (rank + 1) * logits.shape[1], device=own.device)
+    hit = targets[:, None] == words
+    return (normaliser - SumForward.apply(logits.where(hit, 0).sum(dim=1))).mean()
+
+
+# %% [markdown]
+# **Predict** the bytes that a rank hands over for the loss of $t$ tokens: two float32 numbers for
+# each token. Gathering the logits would take $V/n$ numbers for each. The logits below are large on
+# purpose: $e^{1000}$ overflows.
+
+# %%
+t, V, n = 20, 4096, 4
+predicted = {"bytes for the loss": 2 * t * 4, "bytes to gather the logits": V // n * t * 4}
+
+
+# %%
+def cut_loss(rank):
+    generator = torch.Generator().manual_seed(0)
+    logits = 1000 * torch.randn(t, V, generator=generator)
+    targets = torch.randint(V, (t,), generator=generator).to(hardware.device())
+    logits = logits.to(hardware.device()).requires_grad_()
+    expected = cross_entropy(logits, targets)
+    expected.backward()
+    mine = logits.detach().chunk(n, dim=1)[rank].clone().requires_grad_()
+    with Trace() as trace:
+        loss = loss_from_cut_logits(mine, targets)
+    loss.backward()
+    gradient = torch.allclose(mine.grad, logits.grad.chunk(n, dim=1)[rank], atol=1e-6)
+    return torch.allclose(loss, expected), gradient, trace.record().sent(), mine.nbytes
+
+
+same_loss, same_gradient, sent, to_gather = launch(cut_loss, n)[0]
+print("loss and gradient as from whole logits:", same_loss and same_gradient)
+plots.compare(predicted, dict(zip(predicted, (sent, to_gather))))
+
+# %% [markdown]
+# ### A language model, trained
+#
+# Now everything together: embedding, blocks, head and loss, on the story that the course brings
+# along. The vocabulary is made of its characters, rounded up to a multiple of 8, so that it divides;
+# Megatron-LM pads its vocabulary for the same reason. Embedding, blocks and head are cut; the
+# position table and the norms are small and stay whole.
+
+# %%
+CONTEXT, WINDOWS, STEPS, LEARNING_RATE = 32, 8, 3, 0.1
+VOCABULARY = len(text.vocabulary())  # 72, so it divides by 2, 4 and 8
+
+
+def new_model() -> LanguageModel:
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(0)
+    model = LanguageModel(VOCABULARY, width=32, heads=4, layers=2, context=CONTEXT)
+    return model.to(hardware.device())
+
+
+def batches():
+    for step in range(STEPS):
+        inputs, targets = text.windows(CONTEXT, WINDOWS, seed=step)
+        yield inputs.to(hardware.device()), targets.flatten().to(hardware.device())
+
+
+def tensor_parallel_model(model: LanguageModel) -> LanguageModel:
+    """Cuts a whole language model in place. Its head then gives this rank's logits only."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model.token = CutEmbedding(model.token)
+    for block in model.blocks:
+        tensor_parallel(block)
+    model.head.weight = nn.Parameter(part_of("head.weight", model.head.weight, rank, ranks))
+    model.head.register_forward_pre_hook(lambda module, inputs: SumBackward.apply(*inputs))
+    return model
+
+
+# %%
+def train(model, loss_function):
+    """Three steps of SGD. Returns the losses; the model keeps its parameters and gradients."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), []
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        loss = loss_function(model(inputs).flatten(0, 1), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def parts_of_model(model, rank, ranks):
+    """Each parameter and its gradient, or the parts of both that `rank` would hold."""
+    named = list(model.named_parameters())
+    values = [part_of(name, p, rank, ranks) for name, p in named]
+    gradients = [part_of(name, p.grad, rank, ranks) for name, p in named]
+    return flat(values), flat(gradients)
+
+
+alone = new_model()
+losses_alone = train(alone, cross_entropy)
+
+
+def train_cut(rank):
+    model = tensor_parallel_model(new_model())
+    losses = train(model, loss_from_cut_logits)
+    return losses, flat(model.parameters()), flat(p.grad for p in model.parameters())
+
+
+def as_alone(results):
+    """Compares the losses, parameters and last gradients of all ranks with the single process."""
+    claims = {"losses": True, "parameters": True, "gradients": True}
+    results = list(results)
+    for rank, (losses, values, gradients) in enumerate(results):
+        expected_values, expected_gradients = parts_of_model(alone, rank, len(results))
+        claims["losses"] &= equal(torch.tensor(losses_alone), [torch.tensor(losses)])
+        claims["parameters"] &= equal(expected_values, [values])
+        claims["gradients"] &= equal(expected_gradients, [gradients])
+    return claims
+
+
+for n in (1, 2, 4):
+    print(f"{n} ranks as alone:", as_alone(launch(train_cut, n)))
+
+# %% [markdown]
+# That is the contract of the course (chapter 3, section 4), with a new condition: the parts
+# together are the parameters of the single process. No rank ever held the whole model's gradients,
+# or all logits.
+#
+# ### Sequence parallelism: the same bytes, less memory
+#
+# One thing is not cut yet: the tensors between the halves. Every rank holds all $tW$ activations,
+# and runs the same norm over all of them. But norms work on each token alone. So let each rank keep
+# $t/n$ of the tokens there. This is **sequence parallelism** ([Korthikanti et al.
+# 2022](https://arxiv.org/abs/2205.05198), section 4.2.2): between the halves the activations are
+# cut by tokens, inside them by columns.
+#
+# The boundaries change. Where a half begins, an all-gather fetches the other ranks' tokens. Where
+# it ends, each rank needs the sum of its own tokens only, which is a reduce-scatter. In backward
+# each becomes the other.
+
+
+# %%
+def gather_tokens(piece):
+    """(N, T / n, W) from every rank to (N, T, W) on every rank."""
+    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, piece)
+    return torch.cat(pieces, dim=1)
+
+
+def sum_tokens(partial):
+    """(N, T, W), one term on every rank, to this rank's tokens of the sum, (N, T / n, W)."""
+    pieces = [piece.contiguous() for piece in partial.chunk(dist.get_world_size(), dim=1)]
+    mine = torch.empty_like(pieces[0])
+    dist.reduce_scatter(mine, pieces)
+    return mine
+
+
+class GatherSequence(torch.autograd.Function):
+    """All-gather along the tokens in forward, reduce-scatter in backward."""
+
+    @staticmethod
+    def forward(ctx, piece):
+        return gather_tokens(piece.contiguous())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return sum_tokens(gradient)
+
+
+class ScatterSequence(torch.autograd.Function):
+    """Reduce-scatter along the tokens in forward, all-gather in backward."""
+
+    @staticmethod
+    def forward(ctx, partial):
+        return sum_tokens(partial)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gather_tokens(gradient.contiguous())
+
+
+# %% [markdown]
+# The rest of the block stays as it is. Only the pair of functions is another one. The number of
+# tokens in a sequence, T, has to divide by the ranks.
+
+
+# %%
+def sequence_parallel(block: Block) -> Block:
+    """Cuts a block in place. It takes and returns this rank's tokens, (N, T / n, W)."""
+    pair = GatherSequence, ScatterSequence
+    share_heads(block.attention)
+    cut_half(block.attention, block.attention.out, *pair)
+    cut_half(block.feed_forward, block.feed_forward.down, *pair)
+    return block
+
+
+def sum_gradients_of_whole_parameters(model: nn.Module) -> None:
+    """Adds up, after backward, what each rank has found from its own tokens."""
+    for name, parameter in model.named_parameters():
+        if cut_dimension(name) is None:
+            dist.all_reduce(parameter.grad)
+
+
+# %% [markdown]
+# The second function is new, too. A norm now sees a rank's own tokens only, and so do the biases
+# that are added after the reduce-scatter. Their gradients are terms of a sum. Forget this, and
+# nothing fails: the norms of the ranks drift apart. The cell compares with and without it.
+
+
+# %%
+def block_by_tokens(rank, repair):
+    torch.manual_seed(0)
+    block, x = Block(32, heads=4).to(hardware.device()), torch.randn(2, 8, 32)
+    expected, ranks = outcome(block, x.to(hardware.device())), dist.get_world_size()
+    sequence_parallel(block).zero_grad()
+    weights = torch.linspace(-1, 1, 32, device=hardware.device())  # as in `outcome`
+    y = block(x.chunk(ranks, dim=1)[rank].to(hardware.device()))
+    (y * weights).sum().backward()
+    if repair:
+        sum_gradients_of_whole_parameters(block)
+    right = {"output": equal(expected["output"].chunk(ranks, dim=1)[rank], [y])}
+    for name, p in block.named_parameters():
+        right[name] = equal(part_of(name, expected[name], rank, ranks), [p.grad])
+    return right
+
+
+for repair in (True, False):
+    right = launch(block_by_tokens, 2, repair)[0]
+    wrong = [name for name, fine in right.items() if not fine]
+    print("gradients of whole parameters", "summed:" if repair else "not summed:", end=" ")
+    print("all as whole" if not wrong else "wrong: " + ", ".join(wrong))
+
+# %% [markdown]
+# **Predict**, for one block, forward and backward together: the number of collectives, and the
+# bytes that a ring sends. An all-reduce *is* a reduce-scatter and an all-gather, so the bytes are
+# the same.
+
+# %%
+t, W, n = 48, 64, 4
+ring = 4 * 2 * (n - 1) * t * W * 4 // n  # 4 all-reduces of t W float32 numbers
+predicted = {
+    "collectives, tensor parallel": 4,
+    "collectives, with sequence": 8,
+    "ring bytes, tensor parallel": ring,
+    "ring bytes, with sequence": ring,
+}
+
+
+# %%
+def traffic_of_block(rank, cut, tokens):
+    torch.manual_seed(0)
+    block = cut(Block(W, heads=8).to(hardware.device()))
+    x = torch.randn(3, tokens // 3, W, device=hardware.device(), requires_grad=True)
+    with Trace() as trace:
+        block(x).sum().backward()
+    return trace.record().count(), ring_bytes(trace.record())
+
+
+together = launch(traffic_of_block, n, tensor_parallel, t)[0]
+by_tokens = launch(traffic_of_block, n, sequence_parallel, t // n)[0]
+plots.compare(predicted, dict(zip(predicted, [together[0], by_tokens[0], together[1], by_tokens[1]])))
+
+# %% [markdown]
+# And the memory. **Predict** how many numbers autograd keeps for the backward of a norm with the
+# MLP behind it. The norm keeps its input, $tW$, and two numbers for each token, a mean and a
+# deviation. The `up` layer keeps its input, $tW$. The GELU keeps its input, $4tW$, and the `down`
+# layer keeps its, $4tW$. Tensor parallelism cuts the last two. Sequence parallelism also cuts what
+# the norm keeps.
+
+# %%
+predicted = {
+    "whole": 4 * (10 * t * W + 2 * t),
+    "tensor parallel": 4 * (2 * t * W + 2 * t + 8 * t * W // n),
+    "with sequence": 4 * (t * W + (t * W + 2 * t) // n + 8 * t * W // n),
+}
+
+
+# %%
+def kept_by_mlp(rank, cut, tokens):
+    block = cut(Block(W, heads=8).to(hardware.device()))
+    x = torch.randn(3, tokens // 3, W, device=hardware.device())
+    with kept_for_backward(block) as kept:
+        block.feed_forward(block.norm2(x))
+    return kept.bytes
+
+
+kept = {
+    "whole": launch(kept_by_mlp, 1, lambda block: block, t)[0],
+    "tensor parallel": launch(kept_by_mlp, n, tensor_parallel, t)[0],
+    "with sequence": launch(kept_by_mlp, n, sequence_parallel, t // n)[0],
+}
+plots.compare(predicted, kept)
+
+# %%
+figure = plots.memory(
+    [{"activations": count} for count in kept.values()],
+    ["whole, 1 rank", "tensor parallel, 4 ranks", "with sequence, 4 ranks"],
+    title="What backward needs from a norm and an MLP, on each rank",
+)
+plt.show()
+
+# %% [markdown]
+# *Tensor parallelism alone leaves the two uncut tensors in front of the MLP. With sequence
+# parallelism one of them is cut as well.*
+#
+# One whole tensor remains: the gathered input that `up` keeps. Megatron-LM keeps this rank's tokens
+# only and gathers them once more in backward. Then everything is divided by $n$: for a block with
+# dropout and 16-bit numbers, $tW(34/n + 5as/(hn))$ bytes instead of $tW(10 + 24/n + 5as/(hn))$
+# (table 2 there; $a$ heads, $s$ tokens in a sequence, $h = W$).
+#
+# ### With PyTorch: DTensor and a plan
+#
+# A **DTensor** is a tensor that knows how it is cut. It has a **mesh** of devices and, for each
+# dimension of the mesh, a **placement**: `Shard(dim)`, `Replicate()` or `Partial()`. Operations on
+# DTensors compute the placement of the result and call a collective where one is needed.
+#
+# `parallelize_module` takes a module, a mesh and a **plan** that names what becomes of each layer.
+# It cuts the parameters into DTensors and puts hooks around the layers, as you did by hand.
+# `ColwiseParallel` takes a replicated input and gives columns, `RowwiseParallel` takes columns and
+# gives the sum.
+
+# %%
+PLAN = {
+    "attention.qkv": ColwiseParallel(),
+    "attention.out": RowwiseParallel(),
+    "feed_forward.up": ColwiseParallel(),
+    "feed_forward.down": RowwiseParallel(),
+}
+
+
+def mesh():
+    return init_device_mesh(hardware.device().type, (dist.get_world_size(),))
+
+
+def queries_keys_values_by_rank(attention: Attention) -> None:
+    """Reorders the rows of qkv: rank 0's queries, keys and values first, then rank 1's."""
+    ranks = dist.get_world_size()
+    for name, parameter in attention.qkv.named_parameters():
+        parts = [part_of(f"qkv.{name}", parameter, rank, ranks) for rank in range(ranks)]
+        parameter.data = torch.cat(parts)
+
+
+def tensor_parallel_with_pytorch(block: Block) -> Block:
+    """Does what `tensor_parallel` does, with parallelize_module."""
+    queries_keys_values_by_rank(block.attention)
+    parallelize_module(block, mesh(), PLAN)
+    share_heads(block.attention)
+    return block
+
+
+# %% [markdown]
+# Two lines more than the documentation shows. `ColwiseParallel` cuts the rows of `qkv.weight` into
+# $n$ runs of neighbours and knows nothing of queries and keys. So the rows are reordered first. And
+# the attention has to know that it has fewer heads now; nobody tells it. What happens without the
+# first line:
+
+
+# %%
+def block_with_pytorch(rank, reorder=True):
+    torch.manual_seed(0)
+    block, x = Block(32, heads=4).to(hardware.device()), torch.randn(2, 8, 32)
+    x = x.to(hardware.device())
+    expected = block(x)
+    if reorder:
+        tensor_parallel_with_pytorch(block)
+    else:
+        parallelize_module(block, mesh(), PLAN)
+        share_heads(block.attention)
+    return equal(expected, [block(x)])
+
+
+print("2 ranks, rows reordered: output as whole:", all(launch(block_with_pytorch, 2)))
+print("2 ranks, rows as they are: output as whole:", any(launch(block_with_pytorch, 2, False)))
+
+# %% [markdown]
+# No error, another model. Remember this one when you parallelize somebody's fused projection.
+#
+# `CommDebugMode` counts the collectives that DTensor calls. **Predict** them, for the plan above
+# and for one with sequence parallelism. In that plan, `SequenceParallel` makes the norms work on
+# cut tokens, `PrepareModuleInput` gathers them where a half begins, and `output_layouts=Shard(1)`
+# turns the sum at its end into a reduce-scatter.
+
+# %%
+gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+SEQUENCE_PLAN = PLAN | {
+    "norm1": SequenceParallel(),
+    "attention": gather,
+    "attention.out": RowwiseParallel(output_layouts=Shard(1)),
+    "norm2": SequenceParallel(),
+    "feed_forward": gather,
+    "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
+}
+
+
+def sequence_parallel_with_pytorch(block: Block) -> Block:
+    """Does what `sequence_parallel` does, with parallelize_module."""
+    queries_keys_values_by_rank(block.attention)
+    parallelize_module(block, mesh(), SEQUENCE_PLAN)
+    share_heads(block.attention)
+    return block
+
+
+# %%
+predicted = {
+    "tensor, forward": {"all_reduce": 2},
+    "tensor, both": {"all_reduce": 4},
+    "sequence, forward": {"all_gather": 2, "reduce_scatter": 2},
+    "sequence, both": {"all_gather": 4, "reduce_scatter": 4},
+}
+
+
+# %%
+def counted(comm):
+    counts = {str(op).split(".")[-1]: count for op, count in comm.get_comm_counts().items()}
+    short = {name.split("_into_tensor")[0].split("_tensor")[0]: c for name, c in counts.items()}
+    return dict(sorted(short.items()))
+
+
+def count_with_comm_debug(rank, cut, tokens):
+    block = cut(Block(W, heads=8).to(hardware.device()))
+    x = torch.randn(3, tokens // 3, W, device=hardware.device(), requires_grad=True)
+    with CommDebugMode() as comm:
+        y = block(x)
+        forward = counted(comm)
+        y.sum().backward()
+        return forward, counted(comm)
+
+
+measured = [
+    *launch(count_with_comm_debug, n, tensor_parallel_with_pytorch, t)[0],
+    *launch(count_with_comm_debug, n, sequence_parallel_with_pytorch, t // n)[0],
+]
+plots.compare(predicted, dict(zip(predicted, measured)))
+
+# %% [markdown]
+# ### The whole model with PyTorch
+#
+# For the model, the plan also names the embedding and the head. `RowwiseParallel` on an
+# `nn.Embedding` cuts its rows, the words. The head keeps its logits in columns, as a DTensor, and
+# inside `loss_parallel()` the usual `cross_entropy` works on them without gathering.
+
+# %%
+MODEL_PLAN = {f"blocks.*.{name}": style for name, style in PLAN.items()} | {
+    "token": RowwiseParallel(input_layouts=Replicate()),
+    "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+}
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """The gradient of what this rank holds of a parameter."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor):  # it may be cut in another way than its parameter
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return local(gradient)
+
+
+def tensor_parallel_model_with_pytorch(model: LanguageModel) -> LanguageModel:
+    """Does what `tensor_parallel_model` does, with parallelize_module."""
+    for block in model.blocks:
+        queries_keys_values_by_rank(block.attention)
+        share_heads(block.attention)
+    return parallelize_module(model, mesh(), MODEL_PLAN)
+
+
+def train_with_pytorch(rank):
+    model = tensor_parallel_model_with_pytorch(new_model())
+    with loss_parallel():
+        losses = train(model, cross_entropy)
+    values = flat(local(p) for p in model.parameters())
+    gradients = flat(local_gradient(p) for p in model.parameters())
+    return losses, values, gradients, model.token.weight.grad.placements
+
+
+for n in (1, 2, 4):
+    *results, placements = zip(*launch(train_with_pytorch, n))
+    print(f"{n} ranks as alone:", as_alone(zip(*results)))
+print("the embedding's weight is cut by rows, its gradient is", placements[0])
+
+# %% [markdown]
+# The same model again. The last line is a surprise. PyTorch cuts the embedding's weight, but every
+# rank gets its gradient whole, and with a large vocabulary that is much memory. `CutEmbedding` keeps
+# the gradient of its own rows only. (This is torch 2.14; look at your version.)
+
+# %% [markdown]
+# ### Who holds what
+#
+# A picture of one block on 4 ranks. The ranks draw it themselves. Each number of each parameter is
+# replaced by its own position, then the block is cut on real ranks. What a rank has afterwards says
+# which positions it holds.
+
+
+# %%
+def positions_held(rank, cut):
+    block = Block(32, heads=8)
+    for parameter in block.parameters():
+        parameter.data = torch.arange(parameter.numel()).reshape(parameter.shape).float()
+    block = cut(block.to(hardware.device()))
+    return {name: local(p.detach()).flatten().long() for name, p in block.named_parameters()}
+
+
+def holders(cut, ranks=4):
+    """For each parameter a matrix: the rank that holds each number, or `ranks` if all do."""
+    held = launch(positions_held, ranks, cut)
+    result = {}
+    for name, parameter in Block(32, heads=8).named_parameters():
+        holder = torch.full((parameter.numel(),), -1)
+        for rank in range(ranks):
+            seen = holder[held[rank][name]] >= 0
+            holder[held[rank][name]] = torch.where(seen, ranks, rank)
+        result[name] = holder.view(len(parameter), -1)
+    return result
+
+
+by_hand, with_pytorch = holders(tensor_parallel), holders(tensor_parallel_with_pytorch)
+print("every number has a holder:", all((h >= 0).all() for h in by_hand.values()))
+print("by hand and with PyTorch the same:", all(map(torch.equal, by_hand.values(), with_pytorch.values())))
+
+
+# %%
+def draw_holder(ax, holder, x, top, scale):
+    """Draws a parameter and returns where it ends."""
+    height, width = holder.shape[0] * scale, max(3, holder.shape[1]) * scale  # a vector: 3 wide
+    colors = ListedColormap([*plots.RANK_COLORS[:4], "#DDDDDD"])
+    box = (x, x + width, top - height, top)
+    ax.imshow(holder, cmap=colors, vmin=0, vmax=4, extent=box, interpolation="nearest")
+    ax.add_patch(Rectangle((x, top - height), width, height, fill=False, linewidth=0.8))
+    return x + width
+
+
+def draw_block(holders):
+    figure, ax = plots.canvas(height=4.3)
+    x = 0.1
+    for layer in ("norm1", "attention.qkv", "attention.out", "norm2", "feed_forward.up"):
+        start = x
+        for kind in ("weight", "bias"):
+            x = draw_holder(ax, holders[f"{layer}.{kind}"], x, 4.75, scale=0.034) + 0.06
+        label = layer.replace(".", ".\n")
+        ax.text((start + x) / 2, 4.85, label, ha="center", va="bottom", fontsize=9)
+        x += 0.55
+    for kind in ("weight", "bias"):
+        x = draw_holder(ax, holders[f"feed_forward.down.{kind}"], x, 4.75, scale=0.034) + 0.06
+    ax.text(x - 2.4, 4.85, "feed_forward.\ndown", ha="center", va="bottom", fontsize=9)
+    for rank in range(4):
+        plots.pile(ax, 5.6, 2.6 - 0.4 * rank, [plots.RANK_COLORS[rank]], columns=1)
+        ax.text(5.95, 2.72 - 0.4 * rank, f"rank {rank}", va="center", fontsize=10)
+    plots.pile(ax, 7.2, 2.6, ["#DDDDDD"], columns=1)
+    ax.text(7.55, 2.72, "all ranks", va="center", fontsize=10)
+    ax.set(xlim=(0, 10), ylim=(0, 5.375))
+    return figure
+
+
+draw_block(by_hand)
+plt.show()
+
+# %% [markdown]
+# *Each matrix is drawn as PyTorch stores it, its bias as a narrow strip at its right. `qkv` and `up`
+# are cut into rows, `qkv` three times, for queries, keys and values. `out` and `down` are cut into
+# columns. Norms and the biases of `out` and `down` are grey: every rank holds them.*
+#
+# ## 5. Break it: two articles and five mistakes
+#
+# ### Bug hunt: a wrapper called tensor parallelism
+#
+# An article on model parallelism shows this under the heading *Tensor Parallelism with
+# torch.nn.parallel.DistributedDataParallel*, with the remark *creating a large layer that can be
+# split*. Before you run it: which part of the layer does each rank hold? What does forward send?
+
+
+# %%
+class LargeModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.large_layer = nn.Linear(1000, 1000)
+
+    def forward(self, x):
+        return self.large_layer(x)
+
+
+def run_model(rank):
+    model = LargeModel().to(hardware.device())
+    ddp_model = DDP(model)
+    input_tensor = torch.randn(20, 1000).to(hardware.device())
+    with Trace() as trace:
+        output = ddp_model(input_tensor)
+    shape = tuple(output.shape)
+    return f"output {shape}, holds {memory_ledger(model)['parameters']:,} bytes, " + (
+        f"sent {trace.record().sent()} bytes in forward"
+    )
+
+
+for rank, line in enumerate(launch(run_model, 2)):
+    print(f"rank {rank}: {line}")
+
+# %% [markdown]
+# Nothing is split. 4,004,000 bytes are the whole layer: 1,000 x 1,000 weights and 1,000 biases of 4
+# bytes. Both ranks hold all of it, and each computes a whole output from an input of its own. This
+# is data parallelism, chapter 3. If the layer does not fit on one GPU, it does not fit on two. Cut
+# in columns, each rank would hold half:
+
+
+# %%
+def run_cut_model(rank):
+    layer = LargeModel().large_layer
+    part = part_of("up.weight", layer.weight, rank, 2), part_of("up.bias", layer.bias, rank, 2)
+    return sum(tensor.nbytes for tensor in part)
+
+
+print("bytes on each rank:", launch(run_cut_model, 2))
+
+# %% [markdown]
+# ### Bug hunt: a style used as a layer
+#
+# The same article goes on with *nn.parallel.DistributedTensorParallel (New API)* and this function.
+# What is `tp_fc`?
+
+
+# %%
+def tensor_parallel_example(rank):
+    fc = nn.Linear(2048, 2048)
+    tp_fc = RowwiseParallel(fc)
+    inp = torch.randn(32, 2048).to(hardware.device())
+    return tp_fc(inp).shape
+
+
+def first_line(function):
+    try:
+        return function()
+    except (TypeError, RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+print(launch(lambda rank: first_line(lambda: tensor_parallel_example(rank)), 2)[0])
+print(launch(lambda rank: first_line(lambda: RowwiseParallel()(torch.ones(32, 2048))), 2)[0])
+print("there is an nn.parallel.DistributedTensorParallel:", hasattr(nn.parallel, "DistributedTensorParallel"))
+
+# %% [markdown]
+# The class does not wrap a layer and is no layer. It is a **style**: an entry of a plan, without a
+# weight of its own. And no class has the name in the heading. The repair is a mesh and
+# `parallelize_module`. By default `RowwiseParallel` expects that the input is cut in columns
+# already; this one is whole, and has to be the same on both ranks.
+
+
+# %%
+def repaired_example(rank):
+    torch.manual_seed(0)
+    fc, inp = nn.Linear(2048, 2048).to(hardware.device()), torch.randn(32, 2048)
+    inp = inp.to(hardware.device())
+    expected = fc(inp)
+    tp_fc = parallelize_module(fc, mesh(), RowwiseParallel(input_layouts=Replicate()))
+    return equal(expected, [tp_fc(inp)]), tuple(local(tp_fc.weight).shape)
+
+
+for rank, (same, shape) in enumerate(launch(repaired_example, 2)):
+    print(f"rank {rank}: output as whole: {same}, holds a weight of shape {shape}")
+
+# %% [markdown]
+# ### The bias, added once per rank
+#
+# The obvious way to write a row cut: give each rank a smaller `nn.Linear`, and sum their outputs.
+# Each of these layers adds its bias. **Predict** the error on 4 ranks.
+
+
+# %%
+def careless_cut(feed_forward):
+    cut_parameters(feed_forward)  # and the last layer keeps its bias
+    feed_forward.register_forward_pre_hook(lambda module, inputs: SumBackward.apply(*inputs))
+    feed_forward.register_forward_hook(lambda module, inputs, y: SumForward.apply(y))
+
+
+def error_of_careless_cut(rank):
+    torch.manual_seed(0)
+    whole, x = FeedForward(32).to(hardware.device()), torch.randn(2, 6, 32)
+    expected = outcome(whole, x.to(hardware.device()))
+    careless_cut(whole)
+    got, bias = outcome(whole, x.to(hardware.device())), whole.down.bias
+    error = got["output"] - expected["output"]
+    three_too_many = equal(error, [(3 * bias).expand_as(error)])
+    return three_too_many, equal(expected["down.bias"], [got["down.bias"]])
+
+
+error, gradient = launch(error_of_careless_cut, 4)[0]
+print("the error is three times the bias:", error)
+print("the gradient of the bias is right:", gradient)
+
+# %% [markdown]
+# Many models start with biases of zero. Then the first output is right, and the error grows as the
+# bias learns. Only a comparison after some steps shows it. The repair is in `cut_half`: add the
+# bias after the sum.
+#
+# ### Twelve heads on eight ranks
+#
+# GPT-2 has 12 heads, and a machine has 8 GPUs
+# ([issue 17 of build-nanogpt](https://github.com/karpathy/build-nanogpt/issues/17)). The width
+# divides by 8, the heads do not. The first function below rounds down. The second one "repairs" the
+# error by making the heads as wide as the shapes want.
+
+
+# %%
+def rounded_down(attention):
+    cut_half(attention, attention.out)
+    attention.heads = 12 // dist.get_world_size()  # 1
+
+
+def made_to_fit(attention):
+    rounded_down(attention)
+    attention.head_width = 48 // dist.get_world_size()  # 6; the heads of the model are 4 wide
+
+
+def attention_as_whole(rank, cut):
+    torch.manual_seed(0)
+    attention, x = Attention(48, heads=12).to(hardware.device()), torch.randn(2, 6, 48)
+    expected = attention(x.to(hardware.device()))
+    cut(attention)
+    return equal(expected, [attention(x.to(hardware.device()))])
+
+
+for cut in (rounded_down, made_to_fit, cut_attention):
+    results = launch(lambda rank, cut: first_line(lambda: attention_as_whole(rank, cut)), 8, cut)
+    print(f"{cut.__name__} on 8 ranks:", results[0])
+print("cut_attention on 6 ranks:", launch(attention_as_whole, 6, cut_attention)[0])
+
+# %% [markdown]
+# The first raises an error about a shape. The second runs, with 8 heads that are each one and a half
+# heads of the model: no error, another model. `cut_attention` refuses with a sentence. Take a number
+# of ranks that divides the heads, or a model with another number of heads.
+#
+# ### Dropout masks: equal here, different there
+#
+# Dropout throws a coin for every number. In a replicated tensor all ranks hold the same numbers, so
+# their coins must agree. In a cut tensor each rank holds other columns, so their coins must differ.
+# One seed for everything gets one of the two wrong. The cell counts both: on two ranks, does the
+# output after the last dropout agree? And how many of the hidden numbers were dropped in exactly
+# the same places on both ranks?
+
+
+# %%
+def coins(shape, generator):
+    return (torch.rand(shape, generator=generator) < 0.5).to(hardware.device())
+
+
+def mlp_with_dropout(rank, seed_inside, seed_outside):
+    """An MLP with dropout on its hidden columns, cut, and on its output, replicated."""
+    torch.manual_seed(0)
+    mlp, x = FeedForward(32).to(hardware.device()), torch.randn(4, 32).to(hardware.device())
+    inside, outside = (torch.Generator().manual_seed(s[rank]) for s in (seed_inside, seed_outside))
+    cut_feed_forward(mlp)
+    hidden_coins = coins((4, 64), inside)
+    mlp.up.register_forward_hook(lambda module, inputs, hidden: hidden * hidden_coins * 2)
+    return mlp(x) * coins((4, 32), outside) * 2, hidden_coins
+
+
+same_seed, own_seed = (7, 7), (8, 9)
+for inside, outside in [(same_seed, same_seed), (own_seed, own_seed), (own_seed, same_seed)]:
+    (y0, coins0), (y1, coins1) = launch(mlp_with_dropout, 2, inside, outside)
+    names = {same_seed: "one seed", own_seed: "own seed"}
+    print(f"inside {names[inside]}, outside {names[outside]}:")
+    print("    ranks agree on the output:", equal(y0, [y1]), end="")
+    print(", hidden columns drop alike:", torch.equal(coins0, coins1))
+
+# %% [markdown]
+# With one seed, column 0 and column 64 of the hidden tensor always fall together: the model has half
+# as many independent coins as it should, and nothing fails. With own seeds everywhere the ranks no
+# longer hold the same output, and from here on each trains a model of its own. The last line is the
+# repair: two generators, a common one for replicated tensors and one of its own for each rank.
+# Megatron-LM keeps such a pair (Shoeybi et al. 2019, appendix B.2).
+#
+# ### A shard that is a view
+#
+# A row cut takes columns of the stored matrix: `weight.chunk(2, dim=1)[rank]`. That is a **view**:
+# it has the right shape, lies in the memory of the whole matrix, and its numbers are not neighbours
+# there. It is not **contiguous**. **Predict:** how many bytes does it keep alive? What does
+# `all_reduce` make of it?
+
+
+# %%
+def shard_as_view(rank, shard_of):
+    weight = torch.arange(24.0).view(4, 6).to(hardware.device())
+    expected = weight[:, :3] + weight[:, 3:]
+    shard = shard_of(weight.chunk(2, dim=1)[rank])
+    kept = shard.untyped_storage().nbytes()
+    try:
+        dist.all_reduce(shard)
+        right = torch.equal(shard, expected)
+    except ValueError:  # NCCL refuses
+        right = False
+    return kept, right
+
+
+for name, shard_of in [("view", lambda shard: shard), ("copy", Tensor.clone)]:
+    kept, right = launch(shard_as_view, 2, shard_of)[0]
+    print(f"{name}: a shard of 48 bytes keeps {kept} bytes, all_reduce is right: {right}")
+
+# %% [markdown]
+# The view keeps the whole matrix, so the cut saves no memory. And gloo reads 12 neighbouring numbers
+# from where the shard begins, which are other numbers than the shard's, and writes the sum there: a
+# wrong result without an error. NCCL raises `Tensors must be contiguous`. The repair is the copy,
+# once, when the weight is cut.
+#
+# ### Clipping by a local norm
+#
+# **Gradient clipping** scales all gradients down if their norm is too large. The norm is that of the
+# *whole* gradient. `clip_grad_norm_` on a rank sees its parts only.
+
+
+# %%
+def clip_and_step(rank, cut, max_norm=1.0):
+    torch.manual_seed(0)
+    block, x = cut(Block(32, heads=4).to(hardware.device())), torch.randn(2, 8, 32)
+    if cut is sequence_parallel_with_pytorch:  # it takes this rank's tokens
+        x = x.chunk(dist.get_world_size(), dim=1)[rank]
+    y = block(x.to(hardware.device()))
+    (y * torch.linspace(-1, 1, 32, device=y.device)).sum().backward()
+    norm = nn.utils.clip_grad_norm_(block.parameters(), max_norm)
+    torch.optim.SGD(block.parameters(), lr=1.0).step()
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.item(), local(block.norm1.weight).detach()
+
+
+def report_clipping(results):
+    print("norm as alone, on each rank:", [abs(norm / norm_alone - 1) < 1e-5 for norm, _ in results])
+    (_, norm1_of_0), (_, norm1_of_1) = results
+    print("after the step, ranks agree on norm1:", equal(norm1_of_0, [norm1_of_1]))
+    print("and have norm1 as alone:", equal(norm1_alone, [norm1_of_0, norm1_of_1]))
+
+
+norm_alone, norm1_alone = launch(clip_and_step, 1, tensor_parallel)[0]
+report_clipping(launch(clip_and_step, 2, tensor_parallel))
+
+# %% [markdown]
+# Each rank finds another norm, so each scales by another factor, and the parameters that all ranks
+# hold drift apart in the first step. Adding up the squares of the local norms is not right either:
+# it counts the parameters that everybody holds once per rank. With DTensors PyTorch's function knows
+# who holds what. It wants DTensors everywhere, so the cell takes the plan with sequence parallelism,
+# which makes the norms DTensors too. By hand it is exercise 6.6.
+
+# %%
+report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
+
+# %% [markdown]
+# ## 6. Exercises: write the cuts yourself
+
+# %% [markdown]
+# ## 7. See it: who holds what, who sends what
+#
+# The explorer cuts one matrix of a model that is 1,024 wide. Choose the matrix and the cut, and add
+# workers. The lines under the picture say what each rank holds, and what forward and backward send.
+# Three things to try:
+#
+# * Cut `MLP up` in columns and `MLP down` in rows: neither sends anything between them.
+# * Add ranks and watch the bytes of an all-reduce: what a rank holds shrinks, what it sends does
+#   not.
+# * Add tokens: the weights stay, the bytes on the wire grow.
+
+# %%
+SHAPES = {
+    "MLP up": (1024, 4096),
+    "MLP down": (4096, 1024),
+    "attention qkv": (1024, 3072),
+    "attention out": (1024, 1024),
+}
+
+
+def draw_who(matrix, cut, world_size, tokens):
+    rows, columns = SHAPES[matrix]
+    KiB, n = 4 / 1024, world_size
+    held = rows * columns // n * KiB / 1024
+    whole_x, whole_y = tokens * rows * KiB, tokens * columns * KiB
+    if cut == "columns":
+        names = ["X, whole on every rank", "A", "Y, in columns"]
+        forward = "nothing; Y stays in columns"
+        backward = f"all-reduce of X's gradient, {whole_x:,.0f} KiB"
+        activations = f"X {whole_x:,.0f} KiB, Y {whole_y / n:,.1f} KiB"
+    else:
+        names = ["X, in columns", "A", "Y, a term of a sum on each rank"]
+        forward = f"all-reduce of Y, {whole_y:,.0f} KiB"
+        backward = "nothing; X's gradient comes in columns"
+        activations = f"X {whole_x / n:,.1f} KiB, Y {whole_y:,.0f} KiB"
+    if n == 1:
+        forward = backward = "nothing; there is one rank"
+    figure, ax = plots.canvas(height=3.6)
+    draw_cut(ax, 2.0, n, cut, names)
+    lines = [
+        f"{matrix}, {rows:,} x {columns:,}, {tokens} tokens, float32",
+        f"each rank holds: {held:.2f} MiB of A; {activations}",
+        f"forward sends:  {forward}",
+        f"backward sends:  {backward}",
+    ]
+    for i, line in enumerate(lines):
+        ax.text(0.3, 1.5 - 0.4 * i, line, va="center", weight="bold" if i == 0 else "normal")
+    return figure
+
+
+explore.Explorer(
+    draw_who,
+    matrix=list(SHAPES),
+    cut=["columns", "rows"],
+    world_size=(1, 8, 4),
+    tokens=(1, 128, 32),
+)
+
+# %% [markdown]
+# *At the start: MLP up, cut in columns for four ranks. Every rank sees all of X and makes a quarter
+# of Y's columns. Forward sends nothing; backward sums X's gradient.*
+#
+# And the figure to remember: how far does it pay to cut? A block of GPT-3's size ($W$ = 12,288, a
+# sequence of 2,048 tokens, 16-bit numbers) computes $24 t W^2 + 4 t s W$ operations in forward and
+# twice that in backward (Narayanan et al. 2021, appendix). The times below are simulated: GPUs that
+# do 150 TFLOP/s, a ring with 250 GB/s inside a machine of 8 GPUs and with 25 GB/s between machines.
+
+
+# %%
+def seconds_of_block(n, W=12_288, tokens=2_048, flops=150e12, inside=250e9, between=25e9):
+    """Computing and communicating, forward and backward; the ring is as fast as its slowest link."""
+    compute = 3 * (24 * tokens * W**2 + 4 * tokens**2 * W) / n / flops
+    bandwidth = inside if n <= 8 else between
+    return compute, 4 * 2 * (n - 1) / n * tokens * W * 2 / bandwidth
+
+
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
+sizes = [1, 2, 4, 8, 16, 32]
+compute, communicate = zip(*(seconds_of_block(n) for n in sizes))
+places = range(len(sizes))
+ax.bar(places, [1e3 * c for c in compute], color=plots.COLORS["forward"], label="compute")
+ax.bar(
+    places,
+    [1e3 * c for c in communicate],
+    bottom=[1e3 * c for c in compute],
+    color=plots.COLORS["communication"],
+    label="all-reduce",
+)
+ax.set_xticks(places, sizes)
+ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
+ax.set_title("Inside a machine it pays, between machines it does not")
+ax.legend()
+plt.show()
+for n, a, b in zip(sizes, compute, communicate):
+    print(f"{n:2} ranks: {1e3 * (a + b):5.1f} ms, {b / (a + b):3.0%} of it communication")
+
+# %% [markdown]
+# *The blue part halves with every doubling. The orange part hardly depends on the number of ranks,
+# until the ring leaves the machine at 16: then the whole bar grows again.* In a measurement on 64
+# GPUs with a model of 162 billion parameters, 8 ranks were the best number, the size of a machine
+# (Narayanan et al. 2021, section 5.4.1, figure 13).
+#
+# ## 8. On a cluster: the same model under torchrun
+#
+# The script trains the language model of section 4 with `parallelize_module`. There are a few lines
+# for the process group; the mesh has a name now, because on a cluster it gets a second dimension.
+
+# %%
+script = Path("scratch/tensor_parallel.py")
+script.parent.mkdir(exist_ok=True)
+script.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/tensor_parallel.py
+"""Trains a small language model, cut between all ranks. Start it with torchrun."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
+
+from course_utils import text
+from course_utils.models import LanguageModel
+
+PLAN = {
+    "token": RowwiseParallel(input_layouts=Replicate()),
+    "blocks.*.feed_forward.up": ColwiseParallel(),
+    "blocks.*.feed_forward.down": RowwiseParallel(),
+    "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+}
+
+local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+device = "cuda" if torch.cuda.device_count() >= local_ranks else "cpu"
+if device == "cuda":
+    torch.cuda.set_device(local_rank)
+ranks = int(os.environ["WORLD_SIZE"])
+mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("tensor",))
+
+torch.manual_seed(0)  # the same model on every rank
+model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=2, context=32).to(device)
+parallelize_module(model, mesh["tensor"], PLAN)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    tokens, targets = (part.to(device) for part in text.windows(32, 8, seed=step))  # the same, too
+    with loss_parallel():
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print(f"step {step}: loss {loss.full_tensor().item():.3f}")
+dist.destroy_process_group()
+
+
+# %%
+def run_in_terminal(*command):
+    """Runs a program; returns what it printed, or the end of its errors."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}  # this machine, a core per rank
+    done = subprocess.run(
+        command, env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    return done.stdout if done.returncode == 0 else done.stderr[-2000:]
+
+
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+
+printed = run_in_terminal(*torchrun, *meeting, script)
+print(printed, end="")
+expected = [f"step {step}: loss {loss:.3f}" for step, loss in enumerate(losses_alone)]
+print("as the single process of section 4:", printed.splitlines() == expected)
+
+# %% [markdown]
+# What changes there:
+#
+# * **All ranks of the group read the same batch.** In chapter 3 each rank read its own. Give the
+#   ranks different batches here, and their parts no longer belong together.
+# * **The group stays inside a machine**, where links are fast. Between machines, use data
+#   parallelism or a pipeline; chapter 7 combines them. The mesh is then
+#   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("data", "tensor"))`, and
+#   `mesh["tensor"]` is the part for this chapter.
+# * **Nothing hides the all-reduces** by itself. Libraries cut them into pieces that overlap with the
+#   matrix products; PyTorch calls it asynchronous tensor parallelism.
+# * **The random numbers.** Each rank needs the common generator and its own, from section 5.
+# * **Checkpoints** hold parts. `torch.distributed.checkpoint` saves DTensors from all ranks and loads
+#   them for another number of ranks.
+
+# %% [markdown]
+# ## 9. Remember
+#
+# 1. A column cut needs the whole input and gives columns; a row cut takes columns and gives terms of
+#    a sum. Column, then row, needs one all-reduce.
+# 2. Autograd knows one process. Where a replicated tensor enters a cut region, backward sums; where
+#    terms leave it, forward sums.
+# 3. A block takes two all-reduces in forward and two in backward, of $tW$ numbers each, however many
+#    ranks there are. So the group stays where links are fast.
+# 4. Sequence parallelism splits each all-reduce in two and cuts the activations between them: the
+#    same bytes, less memory, but gradients of whole parameters have to be summed.
+# 5. Most mistakes run without an error: a bias per rank, a fused matrix cut in the wrong place,
+#    coins that agree, a local norm. Compare with one process.
+#
+# **Sources**
+#
+# * M. Shoeybi et al., *Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+#   Parallelism*, 2019, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053): section 3 the cuts, the
+#   functions f and g, embedding and loss; appendix B.2 random numbers.
+# * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
+#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 3.2 bytes,
+#   section 5.4.1 tensor against pipeline parallelism, appendix operations.
+# * V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022,
+#   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2 tensor and sequence
+#   parallelism, table 2.
+# * PyTorch: [tensor
+#   parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html),
+#   [DTensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html),
+#   [extending autograd](https://docs.pytorch.org/docs/stable/notes/extending.html),
+#   [tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html).
