@@ -1,0 +1,108 @@
+"""The techniques of the course, for tests/test_equality.py: each trains a job on one or more ranks.
+
+A technique is a function `(rank, job) -> Trained` that runs on every rank. The files of this folder
+decorate theirs with `@technique`; one file holds what one family of techniques needs. Code of the
+chapters comes by `load_code` and `load_answer`, never as a second copy. `@mistake` marks one that
+goes wrong: the contract has to see it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from course_utils.hardware import device
+
+LEARNING_RATE = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train on: global batches, the same for all techniques."""
+
+    make_model: Callable[[], nn.Module]
+    batches: list[tuple[Tensor, Tensor]]  # images (N, 1, 28, 28) or tokens (N, T); targets
+
+    def model(self, seed: int = 0) -> nn.Module:
+        torch.manual_seed(seed)
+        return self.make_model().to(device())
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a rank ends with, by the names of the whole model: all of it, or the part it holds."""
+
+    parameters: dict[str, Tensor]
+    gradients: dict[str, Tensor | None] | None  # of the last step; None if this rank missed it
+
+
+Run = Callable[[int, Job], Trained]
+
+
+@dataclass(frozen=True)
+class Technique:
+    run: Run
+    ranks: tuple[int, ...]  # numbers of ranks to try
+    jobs: tuple[str, ...]  # names of jobs to try
+
+
+TECHNIQUES: dict[str, Technique] = {}
+MISTAKES: dict[str, Technique] = {}
+
+
+def technique(ranks: Iterable[int], jobs: Iterable[str], name: str = "") -> Callable[[Run], Run]:
+    """Adds a function to the techniques, under its own name or another."""
+    return _adds_to(TECHNIQUES, ranks, jobs, name)
+
+
+def mistake(ranks: Iterable[int], jobs: Iterable[str], name: str = "") -> Callable[[Run], Run]:
+    """Adds a function to what must not equal one process."""
+    return _adds_to(MISTAKES, ranks, jobs, name)
+
+
+def _adds_to(table, ranks, jobs, name) -> Callable[[Run], Run]:
+    def add(run: Run) -> Run:
+        key = name or run.__name__
+        assert key not in table, f"two techniques are called {key}"
+        table[key] = Technique(run, tuple(ranks), tuple(jobs))
+        return run
+
+    return add
+
+
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all rows, or over all tokens of all rows."""
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), LEARNING_RATE)
+
+
+def alone(rank: int, job: Job) -> Trained:
+    """The single process on the whole batch: what all techniques must equal."""
+    model = job.model()
+    optimizer = sgd(model)
+    for inputs, targets in job.batches:
+        optimizer.zero_grad()
+        mean_loss(model(inputs.to(device())), targets.to(device())).backward()
+        optimizer.step()
+    return trained(model)
+
+
+def train_all(rank: int, run: Run, jobs: dict[str, Job]) -> dict[str, Trained]:
+    """Runs on a rank: one launch for all jobs of a technique."""
+    torch.set_num_threads(1)  # on busy cores, two threads make small models many times slower
+    return {name: run(rank, job) for name, job in jobs.items()}
+
+
+def trained(model: nn.Module, held: nn.Module | None = None) -> Trained:
+    """The parameters of `model`, or only those that the part `held` of it shares with it."""
+    own = {id(p) for p in (held or model).parameters()}
+    named = {name: p for name, p in model.named_parameters() if id(p) in own}
+    return Trained(
+        {name: p.detach().cpu().clone() for name, p in named.items()},
+        {name: None if p.grad is None else p.grad.cpu().clone() for name, p in named.items()},
+    )

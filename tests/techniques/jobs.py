@@ -1,0 +1,57 @@
+"""What the techniques train: models from friendly to awkward, on MNIST and on the course's story."""
+
+from torch import Tensor, nn
+
+from course_utils import mnist, text
+from course_utils.models import LanguageModel, MnistConvNet, MnistNet
+from tests.techniques import Job
+
+# rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
+EVEN, UNEVEN = (24, 24, 24), (24, 11, 13, 2)
+CONTEXT = 12  # tokens of a window
+
+
+class Awkward(nn.Module):
+    """A tied, a frozen and an unused layer; shapes that divide by nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(784, 13)
+        self.middle = nn.Linear(13, 13)
+        self.unused = nn.Linear(13, 7)
+        self.tied = nn.Linear(13, 13)
+        self.tied.weight = self.middle.weight
+        self.last = nn.Linear(13, 10)
+        self.last.bias.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.first(images.flatten(1)).tanh()
+        return self.last(self.tied(self.middle(hidden).tanh()).tanh())
+
+
+def small_language_model(tied: bool = False) -> LanguageModel:
+    """Sizes that divide by 2, 3 and 4 ranks, and a layer for each of 4 stages."""
+    vocabulary = len(text.vocabulary())
+    return LanguageModel(vocabulary, width=24, heads=12, layers=4, context=CONTEXT, tied=tied)
+
+
+def make_jobs() -> dict[str, Job]:
+    images = mnist.tensors(train=True, limit=max(sum(EVEN), sum(UNEVEN)))
+    windows = text.windows(CONTEXT, sum(EVEN))
+    return {
+        "even": Job(MnistNet, _batches(images, EVEN)),
+        "uneven": Job(MnistNet, _batches(images, UNEVEN)),
+        "awkward": Job(Awkward, _batches(images, UNEVEN)),
+        "convolutional": Job(MnistConvNet, _batches(images, EVEN)),
+        "language": Job(small_language_model, _batches(windows, EVEN)),
+        "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
+    }
+
+
+def _tied_language_model() -> LanguageModel:
+    return small_language_model(tied=True)
+
+
+def _batches(data: tuple[Tensor, Tensor], sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    inputs, targets = (tensor[: sum(sizes)].split(sizes) for tensor in data)
+    return list(zip(inputs, targets, strict=True))
