@@ -1,0 +1,1358 @@
+"""The checks of chapter 06: linear layers cut in two ways, attention by heads, a cross-entropy over
+a shared vocabulary, a norm on a part of the sequence, clipping by the global norm.
+
+Functions whose first argument is `rank` run on real ranks and only report what they saw; the
+requirements, in the notebook's kernel, judge it. Every rank gets the whole layer with the same
+values, and so the kernel knows what each of them should hold and compute.
+"""
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import come_late
+from course_utils.hardware import device
+from course_utils.models import Attention
+from course_utils.trace import Trace, kept_for_backward
+
+# ---- what several exercises need -----------------------------------------------------------------
+
+
+def _blocks(tensor: Tensor | None, dim: int | None, ranks: int) -> list[Tensor | None]:
+    """What each rank has of a tensor that is cut in `dim`, or whole on every rank."""
+    if tensor is None or dim is None:
+        return [tensor] * ranks
+    return list(tensor.chunk(ranks, dim))
+
+
+def _own_bytes(parameter: Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
+
+
+def _loss_of(y: Tensor, slope: Tensor) -> Tensor:
+    """A loss for which `slope` is the gradient of y. An output of another shape, which the
+    requirement will see, gets any loss."""
+    return (y * slope.to(device())).sum() if y.shape == slope.shape else y.sum()
+
+
+def _refusal(rank, answer, full) -> tuple[str, str] | None:
+    """The exception, and its message, with which an answer refuses a layer; None where it does not."""
+    try:
+        answer(copy.deepcopy(full).to(device()))
+    except Exception as error:  # noqa: BLE001 - which one it is, is the question
+        return type(error).__name__, str(error)
+    return None
+
+
+REFUSAL = {
+    "no-error": "Sizes that do not divide are accepted without a word, and the ranks' shares are "
+    "unequal, or something is lost. Compare the remainder with zero and raise a ValueError.",
+    "other-error": "Sizes that do not divide end in another exception than a ValueError. An assert "
+    "disappears under `python -O`, and a message from deep inside names the wrong cause.",
+    "error-without-sizes": "The ValueError does not say what does not divide by what. Name both "
+    "numbers in its message: who reads it wants to know which to change.",
+}
+
+
+def _check_refusal(answer, full: nn.Module, ranks: int, size: int) -> None:
+    """Raises Wrong unless every rank refuses with a ValueError that names the size and the ranks."""
+    for refusal in run(_refusal, ranks, answer, full):
+        expected = f"a ValueError that names {size} and {ranks}"
+        if refusal is None:
+            raise Wrong("no-error", expected=expected, got="no exception")
+        name, message = refusal
+        if name != "ValueError":
+            raise Wrong("other-error", expected=expected, got=name)
+        if not {str(size), str(ranks)} <= set(re.findall(r"\d+", message)):
+            raise Wrong("error-without-sizes", expected=expected, got=f"{name}: {message}")
+
+
+# ---- 6.1 and 6.2: a linear layer cut by its outputs, or by its inputs ----------------------------
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The dimension in which each tensor is shared out; None where every rank has all of it."""
+
+    weight: int
+    bias: int | None
+    x: int | None
+    y: int | None
+
+
+COLUMN = _Cut(weight=0, bias=0, x=None, y=-1)
+ROW = _Cut(weight=1, bias=None, x=-1, y=None)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a rank's layer holds."""
+
+    parameters: dict[str, Tensor]
+    views: list[str]  # parameters that are not contiguous, or in memory larger than themselves
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What a rank's layer computed, and the bytes that it sent."""
+
+    y: Tensor
+    x_gradient: Tensor | None
+    gradients: dict[str, Tensor | None]
+    sent_forward: int
+    sent_backward: int
+
+
+def _held(rank, answer, full) -> _Held:
+    layer = answer(copy.deepcopy(full).to(device()))
+    parameters = dict(layer.named_parameters())
+    views = [
+        name
+        for name, parameter in parameters.items()
+        if not parameter.is_contiguous()
+        or parameter.untyped_storage().nbytes() > _own_bytes(parameter)
+    ]
+    return _Held({name: p.detach().clone() for name, p in parameters.items()}, views)
+
+
+def _ran(rank, answer, full, inputs, slopes, x_learns, beside) -> _Ran:
+    """The loss is sum(slope * y); with `beside`, x also reaches it by another way."""
+    layer = answer(copy.deepcopy(full).to(device()))
+    x = inputs[rank].clone().to(device()).requires_grad_(x_learns)
+    with Trace() as forward:
+        come_late(rank)
+        y = layer(x)
+    loss = _loss_of(y, slopes[rank])
+    if beside is not None:
+        loss = loss + (x * beside.to(device())).sum()
+    with Trace() as backward:
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
+    sent = forward.record().sent(), backward.record().sent()
+    return _Ran(y.detach(), x.grad, gradients, *sent)
+
+
+@dataclass(frozen=True)
+class _LinearTask:
+    """A whole layer and its input, what it gives, and each rank's part of all that."""
+
+    cut: _Cut
+    ranks: int
+    full: nn.Linear
+    x: Tensor
+    slope: Tensor  # the gradient of y
+    y: Tensor
+    x_gradient: Tensor
+
+    def parts(self, name: str) -> list[Tensor]:
+        return _blocks(getattr(self, name), getattr(self.cut, name), self.ranks)
+
+    def slopes(self) -> list[Tensor]:
+        return _blocks(self.slope, self.cut.y, self.ranks)
+
+    def x_gradients(self) -> list[Tensor]:
+        return _blocks(self.x_gradient, self.cut.x, self.ranks)
+
+    def weights(self) -> list[Tensor]:
+        return _blocks(self.full.weight.detach(), self.cut.weight, self.ranks)
+
+    def held(self) -> list[dict[str, Tensor]]:
+        """Each rank's parameters."""
+        return self._by_name(self.full.weight.detach(), self.full.bias)
+
+    def gradients(self) -> list[dict[str, Tensor]]:
+        bias = None if self.full.bias is None else self.full.bias.grad
+        return self._by_name(self.full.weight.grad, bias)
+
+    def _by_name(self, weight: Tensor, bias: Tensor | None) -> list[dict[str, Tensor]]:
+        weights = _blocks(weight, self.cut.weight, self.ranks)
+        if bias is None:
+            return [{"weight": block} for block in weights]
+        biases = _blocks(bias.detach(), self.cut.bias, self.ranks)
+        return [{"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True)]
+
+
+def _linear_task(draw, cut: _Cut, ranks: int, leading=(3,), bias=True) -> _LinearTask:
+    """Sizes that only the cut dimension makes divisible; inputs differ in every leading dimension."""
+    inside = 2 * ranks * draw.integer(1, 2)
+    outside = inside + 2 * ranks
+    torch.manual_seed(draw.seed())
+    full = nn.Linear(inside, outside, bias=bias)
+    x, slope = draw.tensor(*leading, inside), draw.tensor(*leading, outside)
+    y = full(x.requires_grad_())
+    (y * slope).sum().backward()
+    return _LinearTask(cut, ranks, full, x.detach(), slope, y.detach(), x.grad)
+
+
+def _run_linear(answer, task: _LinearTask, x_learns=True, beside=None) -> list[_Ran]:
+    full = copy.deepcopy(task.full)
+    full.zero_grad()
+    return run(_ran, task.ranks, answer, full, task.parts("x"), task.slopes(), x_learns, beside)
+
+
+def _check_held(answer, task: _LinearTask) -> None:
+    """Compares the parameters of every rank with its blocks."""
+    weight, bias, n = task.full.weight.detach(), task.full.bias, task.ranks
+    dim = task.cut.weight
+
+    def weights_are(blocks: list[Tensor]) -> Callable:
+        return lambda got: all(same(g["weight"], b) for g, b in zip(got, blocks, strict=True))
+
+    strided = [weight.transpose(0, dim)[r::n].transpose(0, dim) for r in range(n)]
+    reports = run(_held, n, answer, task.full)
+    got = [report.parameters for report in reports]
+    mistakes = {
+        "not-parameters": lambda got: any(not set(g) >= set(task.held()[0]) for g in got),
+        "keeps-the-whole": lambda got: any(len(g) > len(task.held()[0]) for g in got),
+        "wrong-dimension": weights_are(list(weight.chunk(n, 1 - dim))),
+        "everyone-everything": weights_are([weight] * n),
+        "rank-0s-block": weights_are([task.weights()[0]] * n),
+        "strided": weights_are(strided),
+        "bias-whole": lambda got: all(same(g["bias"], bias) for g in got),
+        "bias-cut": lambda got: same([g["bias"] for g in got], list(bias.chunk(n))),
+    }
+    expect(got, task.held(), each="rank", likely=_possible(task.cut, mistakes))
+
+
+def _check_memory(answer, task: _LinearTask) -> None:
+    for report in run(_held, task.ranks, answer, task.full):
+        if report.views:
+            raise Wrong(
+                "a-view",
+                expected="contiguous parameters in memory of exactly their size",
+                got=f"{' and '.join(report.views)} as a view into the whole",
+            )
+
+
+def _check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
+    weight, bias, n = task.full.weight.detach(), task.full.bias, task.ranks
+    zero = torch.zeros(weight.shape[0])
+    bias = zero if bias is None else bias.detach()
+    partial = [x @ w.T for x, w in zip(task.parts("x"), task.weights(), strict=True)]
+    mistakes = {
+        "output-gathered": [task.y] * n,
+        "bias-per-rank": [task.y + (n - 1) * bias] * n,
+        "bias-lost": _blocks(task.y - bias, task.cut.y, n),
+        "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
+        "mean-not-sum": [(task.y - bias) / n + bias] * n,
+        "one-rank-only": lambda got: any(same(g, task.y) for g in got),
+    }
+    got, likely = [report.y for report in reports], _possible(task.cut, mistakes)
+    expect(got, task.parts("y"), each="rank", what="the output", likely=likely)
+
+
+def _check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None:
+    n = task.ranks
+    own = [s @ w for s, w in zip(task.slopes(), task.weights(), strict=True)]
+    expected = task.x_gradients()
+    if beside is not None:
+        expected = [gradient + beside for gradient in expected]
+    mistakes = {
+        "cuts-the-graph": lambda got: any(g is None for g in got),
+        "residual-summed": beside is not None and [task.x_gradient + n * beside] * n,
+        "input-gradient-local": own,
+        "input-gradient-mean": [g / n for g in expected],
+        "summed-again": [n * g for g in expected],
+    }
+    got, likely = [report.x_gradient for report in reports], _possible(task.cut, mistakes)
+    expect(got, expected, each="rank", what="the gradient of x", likely=likely)
+    for name in task.held()[0]:
+        expect(
+            [report.gradients[name] for report in reports],
+            [gradients[name] for gradients in task.gradients()],
+            each="rank",
+            what=f"the gradient of {name}",
+            likely={"bias-gradient": name == "bias"} if task.cut is ROW else {},
+        )
+
+
+def _possible(cut: _Cut, mistakes: dict) -> dict:
+    """Those of the mistakes that the exercise about this cut can name."""
+    known = (column if cut is COLUMN else row).misconceptions
+    return {slug: mistake for slug, mistake in mistakes.items() if slug in known}
+
+
+def _check_linear(answer, task: _LinearTask) -> None:
+    reports = _run_linear(answer, task)
+    _check_outputs(reports, task)
+    _check_gradients(reports, task)
+
+
+def _check_sent(reports: list[_Ran], forward: int, backward: int) -> None:
+    for report in reports:
+        if report.sent_forward > forward or report.sent_backward > backward:
+            raise Wrong(
+                "sends-too-much",
+                expected=f"{forward} bytes forward and {backward} backward",
+                got=f"{report.sent_forward} and {report.sent_backward}",
+            )
+
+
+BOTH_CUTS = {
+    "not-parameters": "The layer lacks a parameter that it should have. Only an `nn.Parameter` that "
+    "is an attribute of the module is one: a plain tensor is never trained.",
+    "keeps-the-whole": "The layer has more parameters than its shard: did you keep `full` as an "
+    "attribute? Then every rank still holds the whole matrix.",
+    "wrong-dimension": "The weight is cut in the other dimension. `nn.Linear` stores it as (out, in): "
+    "dimension 0 counts the output features, dimension 1 the input features.",
+    "everyone-everything": "Every rank holds the whole weight: nothing is shared.",
+    "rank-0s-block": "All ranks hold the same block. Which one is yours depends on "
+    "`dist.get_rank()`.",
+    "strided": "Each rank has every n-th feature. Asked is a block of consecutive ones, as `chunk` "
+    "gives it: the next layer relies on the order.",
+    "a-view": "The shard is a view: it is not contiguous, or it keeps the memory of the whole matrix "
+    "alive. `clone()` gives it memory of its own.",
+    "sends-too-much": "More bytes are sent than needed. The right result does not show that: the "
+    "check counts the calls forward and backward.",
+    **REFUSAL,
+}
+
+column = Exercise(
+    "6.1",
+    "ColumnParallelLinear",
+    points=2,
+    parameters=("full",),
+    hints=[
+        (
+            "Forward is an ordinary linear layer with fewer output features. Which dimension of "
+            "`full.weight` counts them, and which block of it is this rank's?"
+        ),
+        (
+            "Backward, each rank gets the part of x's gradient that its own features give. The "
+            "conjugate pair has a function that does nothing forward and adds up backward."
+        ),
+        (
+            "In `__init__`, compare sizes first; cut weight and bias with `chunk`, and `clone` the "
+            "block, so that it is no view. In `forward`, send x through the function that sums "
+            "gradients, then through `nn.functional.linear`. Because the function gives a new "
+            "tensor, a residual connection around the layer is left alone."
+        ),
+    ],
+    misconceptions={
+        **BOTH_CUTS,
+        "bias-whole": "Every rank holds the whole bias. A column cut shares the output features out, "
+        "and each of them has its own bias.",
+        "output-gathered": "You return the outputs of all ranks. Asked is this rank's block: the "
+        "row cut that follows needs no more.",
+        "bias-lost": "The bias is missing from the output.",
+        "input-gradient-local": "Each rank has only its own part of x's gradient. Every output "
+        "feature depends on every input feature: add the ranks' parts up in backward.",
+        "input-gradient-mean": "The gradient of x is divided by the number of ranks. Its parts are "
+        "to be added: no rank has seen other data.",
+        "residual-summed": "You sum the whole gradient of x, also the part that comes past your layer "
+        "and is complete on every rank already. Sum only what comes through the layer.",
+        "needs-input-gradient": "An input that needs no gradient, such as the data themselves, makes "
+        "your layer fail: a hook can only sit on a tensor that requires one.",
+    },
+)
+
+
+@column.requires("each of two ranks holds its block of the output features")
+def _(answer, draw):
+    _check_held(answer, _linear_task(draw, COLUMN, 2))
+
+
+@column.requires("each rank computes its block of the outputs")
+def _(answer, draw):
+    task = _linear_task(draw, COLUMN, 2)
+    _check_outputs(_run_linear(answer, task), task)
+
+
+@column.requires("every rank has the whole gradient of the input")
+def _(answer, draw):
+    _check_linear(answer, _linear_task(draw, COLUMN, 2))
+
+
+@column.requires("three ranks and one; inputs (N, T, in); no bias")
+def _(answer, draw):
+    _check_linear(answer, _linear_task(draw, COLUMN, 3, leading=(2, 5)))
+    _check_linear(answer, _linear_task(draw, COLUMN, 1))
+    task = _linear_task(draw, COLUMN, 2, bias=False)
+    _check_held(answer, task)
+    _check_linear(answer, task)
+
+
+@column.requires("what goes past the layer is not summed")
+def _(answer, draw):
+    task = _linear_task(draw, COLUMN, 3)
+    beside = draw.tensor(*task.x.shape)
+    _check_gradients(_run_linear(answer, task, beside=beside), task, beside)
+
+
+@column.requires("an input that needs no gradient", failures={"exception": "needs-input-gradient"})
+def _(answer, draw):
+    task = _linear_task(draw, COLUMN, 2)
+    _check_outputs(_run_linear(answer, task, x_learns=False), task)
+
+
+@column.requires("the shards are contiguous, in memory of exactly their size")
+def _(answer, draw):
+    _check_memory(answer, _linear_task(draw, COLUMN, 2))
+
+
+@column.requires("nothing is sent forward, the size of the input backward")
+def _(answer, draw):
+    task = _linear_task(draw, COLUMN, 2)
+    _check_sent(_run_linear(answer, task), 0, _own_bytes(task.x))
+
+
+@column.requires("a ValueError with both numbers where the sizes do not divide")
+def _(answer, draw):
+    size = 3 * draw.integer(3, 6) + draw.choice([1, 2])
+    _check_refusal(answer, nn.Linear(6, size), 3, size)
+
+
+row = Exercise(
+    "6.2",
+    "RowParallelLinear",
+    points=2,
+    parameters=("full",),
+    hints=[
+        (
+            "Each rank multiplies its block of input features with the weights for them. What do "
+            "the ranks' results have to do with the whole layer's?"
+        ),
+        (
+            "Partial sums are added over the ranks, and every rank needs the result. The bias is not "
+            "a partial sum: at which moment is there one output to add it to?"
+        ),
+        (
+            "Cut the weight in the dimension of the input features and clone the block; keep the "
+            "whole bias. In forward: the linear product without bias, the function of the conjugate "
+            "pair that adds up forward, then the bias. Its backward hands the gradient through."
+        ),
+    ],
+    misconceptions={
+        **BOTH_CUTS,
+        "bias-cut": "The bias is cut. It belongs to the output features, and a row cut leaves each of "
+        "them on every rank: every rank holds the whole bias.",
+        "takes-the-whole-input": "The layer expects the whole input, or cuts what it gets once more. "
+        "A rank is handed its own block of the input features.",
+        "partial-output": "Each rank returns its own partial sum: the sum over the ranks is missing.",
+        "bias-per-rank": "The bias is added once per rank: add it after the sum over the ranks, "
+        "not before.",
+        "bias-lost": "The bias is missing from the output.",
+        "mean-not-sum": "The partial sums are averaged: they are to be added.",
+        "one-rank-only": "Only one rank has the output. `reduce` delivers to one rank, `all_reduce` "
+        "to all of them.",
+        "cuts-the-graph": "No gradient gets through your layer: the sum over the ranks was made where "
+        "autograd does not see it. Use an autograd function that hands the gradient through.",
+        "summed-again": "The gradients are world_size times too large: backward sums over the ranks "
+        "once more. Every rank has the whole gradient of the output already.",
+        "bias-gradient": "The output is right, and the bias's gradient is not. A copy that only one "
+        "rank uses, or that every rank uses by a fraction, gets another gradient, and the copies "
+        "drift apart. Let every rank add the whole bias after the sum.",
+    },
+    failures={
+        "shapes cannot be multiplied": "takes-the-whole-input",
+        "does not require grad": "cuts-the-graph",
+    },
+)
+
+
+@row.requires("each of two ranks holds its block of the input features, and the whole bias")
+def _(answer, draw):
+    _check_held(answer, _linear_task(draw, ROW, 2))
+
+
+@row.requires("every rank has the whole output")
+def _(answer, draw):
+    task = _linear_task(draw, ROW, 2)
+    _check_outputs(_run_linear(answer, task), task)
+
+
+@row.requires("the gradients are those of the whole layer")
+def _(answer, draw):
+    _check_linear(answer, _linear_task(draw, ROW, 2))
+
+
+@row.requires("three ranks and one; inputs (N, T, in/n); no bias")
+def _(answer, draw):
+    _check_linear(answer, _linear_task(draw, ROW, 3, leading=(2, 5)))
+    _check_linear(answer, _linear_task(draw, ROW, 1))
+    task = _linear_task(draw, ROW, 2, bias=False)
+    _check_held(answer, task)
+    _check_linear(answer, task)
+
+
+@row.requires("the shards are contiguous, in memory of exactly their size")
+def _(answer, draw):
+    _check_memory(answer, _linear_task(draw, ROW, 2))
+
+
+@row.requires("the size of the output is sent forward, nothing backward")
+def _(answer, draw):
+    task = _linear_task(draw, ROW, 2)
+    _check_sent(_run_linear(answer, task), _own_bytes(task.y), 0)
+
+
+@row.requires("a ValueError with both numbers where the sizes do not divide")
+def _(answer, draw):
+    size = 3 * draw.integer(3, 6) + draw.choice([1, 2])
+    _check_refusal(answer, nn.Linear(size, 6), 3, size)
+
+
+# ---- 6.3 -----------------------------------------------------------------------------------------
+
+attention = Exercise(
+    "6.3",
+    "HeadParallelAttention",
+    points=3,
+    parameters=("full",),
+    hints=[
+        (
+            "Write down the rows of `full.qkv.weight` for 4 heads: first all queries, then all keys, "
+            "then all values. Which rows does rank 1 of 2 need?"
+        ),
+        (
+            "Three blocks of rows, one from each part. If you put the rows of rank 0 first, then "
+            "those of rank 1, a plain column cut does the rest. The output projection meets the "
+            "heads in the order of its input features: a plain row cut."
+        ),
+        (
+            "View the row numbers as (3, ranks, features of a rank), swap the first two dimensions, "
+            "flatten: the order of rows in which every rank's are together. Build a linear layer "
+            "with the rows in this order and cut it by columns. Inside a rank, the attention is as "
+            "in `full`, with fewer heads of the same width."
+        ),
+    ],
+    misconceptions={
+        "cut-across-the-parts": "The rows of `full.qkv` are cut into equal runs, so that one rank has "
+        "mostly queries and another mostly values. Cut each of the three parts, and give a rank its "
+        "block of every one.",
+        "parts-inside-heads": "The rank's rows are its queries, then its keys, then its values. You "
+        "read them as if each head had its three parts together: split off the parts first.",
+        "wrong-scale": "The scores are scaled by another width than the head's. A head is as wide on a "
+        "rank as in the whole layer: only their number is smaller.",
+        "not-causal": "Tokens attend to later ones: `full` is causal.",
+        "partial-output": "Each rank returns what its own heads give: the sum over the ranks is "
+        "missing.",
+        "bias-per-rank": "The bias of `full.out` is added once per rank: add it after the sum over "
+        "the ranks.",
+        "cuts-the-graph": "No gradient gets through: the sum over the ranks was made where autograd "
+        "does not see it.",
+        "input-gradient-local": "Each rank has the part of x's gradient that its own heads give: the "
+        "parts must be added in backward.",
+        "summed-again": "The gradient of x is world_size times too large: backward sums over the "
+        "ranks once too often.",
+        "wrong-after-a-step": "Output and input gradient are right, but a step of SGD leads "
+        "elsewhere: a parameter's gradient is wrong. Look at the bias of the output projection: "
+        "every rank adds all of it, after the sum.",
+        "holds-too-much": "A rank holds more than its heads' share of the parameters: does it keep a "
+        "whole matrix, or a view into one?",
+        "sends-too-much": "More bytes are sent than one all-reduce of x's size each way. Queries, keys "
+        "and values come from the same x: sum its gradient once.",
+        **REFUSAL,
+    },
+    failures={"does not require grad": "cuts-the-graph"},
+)
+
+LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class _Attended:
+    y: Tensor
+    x_gradient: Tensor | None
+    y_after: Tensor  # after a step of SGD
+    held: int  # bytes of parameters
+    sent_forward: int
+    sent_backward: int
+
+
+def _step(model: nn.Module) -> None:
+    """A step of SGD by hand: it does not mind a parameter without gradient."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= LEARNING_RATE * parameter.grad
+
+
+def _attended(rank, answer, full, x, slope) -> _Attended:
+    model = answer(copy.deepcopy(full).to(device()))
+    x = x.clone().to(device()).requires_grad_()
+    with Trace() as forward:
+        y = model(x)
+    with Trace() as backward:
+        _loss_of(y, slope).backward()
+    _step(model)
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
+    held = sum(storage.nbytes() for storage in storages.values())
+    sent = forward.record().sent(), backward.record().sent()
+    return _Attended(y.detach(), x.grad, model(x).detach(), held, *sent)
+
+
+def _attend(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
+    """All heads' results (N, T, width), before the output projection, from qkv (N, T, 3 * width)."""
+    n, t, _ = qkv.shape
+    q, k, v = qkv.view(n, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    return y.transpose(1, 2).flatten(2)
+
+
+def _rows_of_ranks(full: Attention, ranks: int) -> Tensor:
+    """(rank, its rows): queries, keys and values of its heads."""
+    rows = torch.arange(full.qkv.out_features).view(3, ranks, -1)
+    return rows.transpose(0, 1).flatten(1)
+
+
+def _in_place_of(wanted: Tensor, taken: Tensor) -> Tensor:
+    """The rows of the whole layer, if each rank takes rows `taken` where `wanted` were right."""
+    rows = torch.empty(wanted.numel(), dtype=torch.int64)
+    rows[wanted.flatten()] = taken.flatten()
+    return rows
+
+
+@torch.no_grad()
+def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, list[Tensor]]:
+    """What each mistake makes of the ranks' outputs."""
+    qkv, heads, width = full.qkv(x), full.heads, full.head_width * full.heads
+    wanted = _rows_of_ranks(full, ranks)
+    runs = torch.arange(3 * width).view(ranks, -1)
+    by_head = wanted.view(ranks, heads // ranks, 3, -1).transpose(1, 2)
+    results = {
+        "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
+        "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
+        "not-causal": [_attend(qkv, heads, causal=False)],
+        "wrong-scale": [
+            _attend(qkv, heads, scale=scale)
+            for scale in (1 / math.sqrt(width), 1 / math.sqrt(width / ranks), 1.0)
+        ],
+    }
+    return {slug: [full.out(y) for y in given] for slug, given in results.items()}
+
+
+@torch.no_grad()
+def _partial_outputs(full: Attention, x: Tensor, ranks: int) -> list[Tensor]:
+    parts = _attend(full.qkv(x), full.heads).chunk(ranks, dim=-1)
+    return [y @ w.T for y, w in zip(parts, full.out.weight.chunk(ranks, dim=1), strict=True)]
+
+
+@dataclass(frozen=True)
+class _AttentionTask:
+    ranks: int
+    full: Attention
+    x: Tensor
+    slope: Tensor
+    y: Tensor
+    x_gradient: Tensor
+    y_after: Tensor
+
+
+def _attention_task(draw, ranks: int, heads: int) -> _AttentionTask:
+    torch.manual_seed(draw.seed())
+    full = Attention(width=heads * draw.choice([4, 6]), heads=heads)
+    x = 2 * draw.tensor(2, 5, full.qkv.in_features)
+    slope = draw.tensor(*x.shape)
+    trained, leaf = copy.deepcopy(full), x.clone().requires_grad_()
+    y = trained(leaf)
+    (y * slope).sum().backward()
+    _step(trained)
+    return _AttentionTask(ranks, full, x, slope, y.detach(), leaf.grad, trained(x).detach())
+
+
+def _run_attention(answer, task: _AttentionTask) -> list[_Attended]:
+    return run(_attended, task.ranks, answer, task.full, task.x, task.slope)
+
+
+def _check_attention(answer, task: _AttentionTask) -> None:
+    n, bias = task.ranks, task.full.out.bias.detach()
+    partial = _partial_outputs(task.full, task.x, n)
+    mistaken = _mistaken_attention(task.full, task.x, n)
+
+    def gives(outputs: list[Tensor]) -> Callable:
+        return lambda got: any(same(got, [output] * n) for output in outputs)
+
+    likely = {
+        **{slug: gives(outputs) for slug, outputs in mistaken.items()},
+        "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
+        "bias-per-rank": [task.y + (n - 1) * bias] * n,
+    }
+    reports = _run_attention(answer, task)
+    got = [report.y for report in reports]
+    expect(got, [task.y] * n, each="rank", what="the output", likely=likely)
+    likely = {
+        "cuts-the-graph": lambda got: any(g is None for g in got),
+        "summed-again": [n * task.x_gradient] * n,
+        "input-gradient-local": lambda got: same(sum(got), task.x_gradient, tolerance=1e-4),
+    }
+    got = [report.x_gradient for report in reports]
+    expect(got, [task.x_gradient] * n, each="rank", what="the gradient of x", likely=likely)
+    expect(
+        [report.y_after for report in reports],
+        [task.y_after] * n,
+        each="rank",
+        what="the output after a step of SGD",
+        likely={"wrong-after-a-step": True},
+        tolerance=1e-4,
+    )
+
+
+@attention.requires("two ranks with two heads each give the whole attention")
+def _(answer, draw):
+    _check_attention(answer, _attention_task(draw, 2, 4))
+
+
+@attention.requires("three ranks and one; one head to each rank")
+def _(answer, draw):
+    _check_attention(answer, _attention_task(draw, 3, 6))
+    _check_attention(answer, _attention_task(draw, 1, 3))
+    _check_attention(answer, _attention_task(draw, 4, 4))
+
+
+@attention.requires("each rank holds the parameters of its heads alone", needs_earlier=True)
+def _(answer, draw):
+    task = _attention_task(draw, 2, 4)
+    qkv, out = task.full.qkv, task.full.out
+    cut = sum(map(_own_bytes, (qkv.weight, qkv.bias, out.weight)))
+    limit = cut // task.ranks + _own_bytes(out.bias)
+    held = max(report.held for report in _run_attention(answer, task))
+    if held > limit:
+        raise Wrong("holds-too-much", expected=f"{limit} bytes on each rank", got=f"{held} bytes")
+
+
+@attention.requires("one all-reduce of the input's size each way", needs_earlier=True)
+def _(answer, draw):
+    task = _attention_task(draw, 2, 4)
+    size = _own_bytes(task.x)
+    for report in _run_attention(answer, task):
+        if report.sent_forward > size or report.sent_backward > size:
+            raise Wrong(
+                "sends-too-much",
+                expected=f"{size} bytes forward and {size} backward",
+                got=f"{report.sent_forward} and {report.sent_backward}",
+            )
+
+
+@attention.requires("12 heads on 8 ranks: a ValueError with both numbers")
+def _(answer, draw):
+    _check_refusal(answer, Attention(width=24, heads=12), 8, 12)
+
+
+# ---- 6.4 -----------------------------------------------------------------------------------------
+
+cross_entropy = Exercise(
+    "6.4",
+    "vocabulary_parallel_cross_entropy",
+    points=3,
+    parameters=("logits", "targets"),
+    hints=[
+        (
+            "For one token, the loss needs the largest logit, the sum of the exponentials and the "
+            "target's logit. Each is one number: what does a rank know of each of them?"
+        ),
+        (
+            "A maximum over all ranks, then two sums over all ranks. The rank that has the target's "
+            "class gives its logit, every other one gives zero. Autograd must see the two sums, and "
+            "not the maximum."
+        ),
+        (
+            "Find the row's maximum without gradient, all-reduce it with `ReduceOp.MAX`, subtract it. "
+            "Sum the exponentials over the rank's classes, then over ranks with the function that "
+            "adds up forward. Subtract the rank's first class from the targets, clamp them, gather, "
+            "and put zero where the target is not here. Log of one sum minus the other; the mean."
+        ),
+    ],
+    misconceptions={
+        "targets-not-shifted": "A target is a class of the whole vocabulary. On this rank, class "
+        "r * V/n stands in column 0: subtract it, and see to the targets that are elsewhere.",
+        "target-not-masked": "Ranks that do not have the target's class contribute another logit "
+        "for it: theirs must count as zero.",
+        "own-classes-only": "The sum of the exponentials is over this rank's classes only: the sum "
+        "over the ranks is missing.",
+        "local-max": "Each rank subtracts its own largest logit, and then the exponentials of "
+        "different ranks do not fit together. Subtract the largest of all ranks.",
+        "sum-not-mean": "You return the sum over the tokens: asked is the mean.",
+        "one-rank-only": "Only one rank has the loss: every rank needs it for its backward.",
+        "cuts-the-graph": "Some gradient does not get through: a sum over the ranks was made where "
+        "autograd does not see it.",
+        "summed-again": "The gradient is world_size times too large: backward sums over the ranks, "
+        "though every rank comes to the same loss.",
+        "target-gradient-lost": "The gradient is the softmax alone. At the target's class, 1 is to be "
+        "subtracted: has the target's logit lost its gradient?",
+        "total-gradient-lost": "Only the target's logit has a gradient: the sum of the exponentials has "
+        "lost its own.",
+        "overflow": "Logits of ten thousands give no finite loss: subtract the row's largest logit "
+        "before you take the exponential.",
+        "log-of-zero": "A class that is much less likely than another has a probability that rounds to "
+        "0, and log(0) is minus infinity. Take the logarithm of the sum only, and subtract the "
+        "target's logit.",
+        "padding-counted": "A token with the target -100 has an effect on the loss or on a gradient.",
+        "divided-by-all": "The padding is not in the sum, but in the number of tokens by which you "
+        "divide: divide by the number of those that count.",
+        "gathers-the-logits": "More than four numbers a token are handed over: the logits must stay "
+        "where they are.",
+        "changes-the-logits": "The logits that were handed in have changed: work on a new tensor.",
+    },
+    failures={"out of bounds": "targets-not-shifted", "does not require grad": "cuts-the-graph"},
+)
+
+
+PADDING = -100  # the target of a token that does not count
+
+
+@dataclass(frozen=True)
+class _Loss:
+    value: Tensor
+    gradient: Tensor | None
+    sent: int
+    changed: bool
+
+
+def _lost(rank, answer, parts, targets) -> _Loss:
+    leaf = parts[rank].clone().to(device()).requires_grad_()
+    logits = leaf * 1.0
+    with Trace() as trace:
+        come_late(rank)
+        value = answer(logits, targets.to(device()))
+        if torch.is_tensor(value) and value.requires_grad:
+            value.backward()
+    changed = not torch.equal(logits, parts[rank].to(device()))
+    value = value.detach() if torch.is_tensor(value) else value
+    return _Loss(value, leaf.grad, trace.record().sent(), changed)
+
+
+@dataclass(frozen=True)
+class _LossTask:
+    """Logits of the whole vocabulary, and what PyTorch's own cross-entropy makes of them."""
+
+    logits: Tensor
+    targets: Tensor
+    value: Tensor
+    gradient: Tensor
+
+    def parts(self, ranks: int) -> list[Tensor]:
+        return list(self.logits.chunk(ranks, dim=1))
+
+
+def _loss_task(draw, logits: Tensor, ranks: int, padding=()) -> _LossTask:
+    """Targets fall on every rank, in random order; those of the tokens `padding` do not count."""
+    share = logits.shape[1] // ranks
+    on_rank = draw.sample([i % ranks for i in range(len(logits))], len(logits))
+    targets = torch.tensor([r * share + draw.integer(0, share - 1) for r in on_rank])
+    targets[list(padding)] = PADDING
+    leaf = logits.clone().requires_grad_()
+    value = nn.functional.cross_entropy(leaf, targets)
+    value.backward()
+    return _LossTask(logits, targets, value.detach(), leaf.grad)
+
+
+def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]]]:
+    """What each mistake makes of the ranks' losses, in the ways in which it can be written."""
+    z, targets, parts = task.logits, task.targets, task.parts(ranks)
+    share = z.shape[1] // ranks
+    total, highest = z.logsumexp(1), z.amax(1)
+    at_target = z.gather(1, targets.unsqueeze(1)).squeeze(1)
+    firsts = [rank * share for rank in range(ranks)]
+
+    def picked(columns: list[Tensor]) -> list[Tensor]:
+        return [p.gather(1, c.unsqueeze(1)).squeeze(1) for p, c in zip(parts, columns, strict=True)]
+
+    unmasked = [
+        sum(picked([(targets - first).clamp(0, share - 1) for first in firsts])),
+        sum(picked([targets % share] * ranks)),
+    ]
+    not_masked = [total - given for given in unmasked]
+    not_masked += [total - given + (ranks - 1) * highest for given in unmasked]
+    own_highest = torch.stack([part.amax(1) for part in parts])
+    mixed = sum((p - m.unsqueeze(1)).exp().sum(1) for p, m in zip(parts, own_highest, strict=True))
+    shifted_target = at_target - own_highest.gather(0, (targets // share).unsqueeze(0)).squeeze(0)
+    local = mixed.log() - shifted_target
+    own = [part.logsumexp(1) - at_target for part in parts]
+    return {
+        "sum-not-mean": [[task.value * len(z)] * ranks],
+        "target-not-masked": [[loss.mean()] * ranks for loss in not_masked],
+        "own-classes-only": [[loss.mean() for loss in own]],
+        "local-max": [
+            [local.mean()] * ranks,
+            [(mixed.log() + m - at_target).mean() for m in own_highest],
+        ],
+    }
+
+
+def _check_loss(answer, draw, tokens: int, classes: int, ranks: int) -> None:
+    task = _loss_task(draw, draw.tensor(tokens, classes), ranks)
+    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    for report in reports:
+        expect_type(report.value, Tensor)
+    mistaken = _mistaken_losses(task, ranks)
+
+    def gives(losses: list[list[Tensor]]) -> Callable:
+        return lambda got: any(same(got, given) for given in losses)
+
+    likely = {slug: gives(losses) for slug, losses in mistaken.items()}
+    likely["one-rank-only"] = lambda got: any(same(g, task.value) for g in got)
+    got = [report.value for report in reports]
+    expect(got, [task.value] * ranks, each="rank", what="the loss", likely=likely)
+    softmax = task.logits.softmax(1) / tokens
+    expected = list(task.gradient.chunk(ranks, dim=1))
+    likely = {
+        "cuts-the-graph": lambda got: any(g is None for g in got),
+        "summed-again": [ranks * g for g in expected],
+        "target-gradient-lost": list(softmax.chunk(ranks, dim=1)),
+        "total-gradient-lost": list((task.gradient - softmax).chunk(ranks, dim=1)),
+    }
+    got = [report.gradient for report in reports]
+    expect(got, expected, each="rank", what="the gradient of the logits", likely=likely)
+
+
+@cross_entropy.requires("two ranks agree on the loss, and each has its logits' gradient")
+def _(answer, draw):
+    _check_loss(answer, draw, 6, 2 * draw.integer(4, 7), 2)
+
+
+@cross_entropy.requires("three ranks and one; fewer tokens than ranks")
+def _(answer, draw):
+    _check_loss(answer, draw, 7, 15, 3)
+    _check_loss(answer, draw, 4, 5, 1)
+    _check_loss(answer, draw, 1, 9, 3)
+
+
+def _check_large(answer, draw, logits: Tensor, slug: str) -> None:
+    task = _loss_task(draw, logits, 2)
+    reports = run(_lost, 2, answer, task.parts(2), task.targets)
+    likely = {slug: lambda got: not all(math.isfinite(value) for value in got)}
+    got = [report.value for report in reports]
+    # Near ten thousand, float32 itself rounds to a thousandth.
+    expect(got, [task.value] * 2, each="rank", what="the loss", likely=likely, tolerance=2e-3)
+    likely = {slug: lambda got: not all(bool(g.isfinite().all()) for g in got)}
+    got, expected = [report.gradient for report in reports], task.gradient.chunk(2, dim=1)
+    what = "the gradient of the logits"
+    expect(got, list(expected), each="rank", what=what, likely=likely, tolerance=2e-3)
+
+
+@cross_entropy.requires("logits of ten thousands, and minus ten thousands")
+def _(answer, draw):
+    for offset in (1e4, -1e4):
+        _check_large(answer, draw, draw.tensor(6, 10) + offset, "overflow")
+
+
+@cross_entropy.requires("classes that are far from likely")
+def _(answer, draw):
+    _check_large(answer, draw, draw.tensor(6, 10) * 1e4, "log-of-zero")
+
+
+@cross_entropy.requires("tokens with the target -100 do not count", needs_earlier=True)
+def _(answer, draw):
+    tokens, ranks = 6, 2
+    padding = draw.sample(range(tokens), 2)
+    task = _loss_task(draw, draw.tensor(tokens, 10), ranks, padding)
+    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    likely = {
+        "divided-by-all": [task.value * (tokens - len(padding)) / tokens] * ranks,
+        "padding-counted": True,
+    }
+    got, expected = [report.value for report in reports], [task.value] * ranks
+    expect(got, expected, each="rank", what="the loss", likely=likely)
+    got, expected = [report.gradient for report in reports], task.gradient.chunk(ranks, dim=1)
+    what = "the gradient of the logits"
+    expect(got, list(expected), each="rank", what=what, likely={"padding-counted": True})
+
+
+@cross_entropy.requires("at most four numbers a token are handed over", needs_earlier=True)
+def _(answer, draw):
+    tokens = draw.integer(3, 6)
+    task = _loss_task(draw, draw.tensor(tokens, 80), 2)
+    limit = 4 * tokens * task.logits.element_size()
+    sent = max(report.sent for report in run(_lost, 2, answer, task.parts(2), task.targets))
+    if sent > limit:
+        raise Wrong("gathers-the-logits", expected=f"at most {limit} bytes", got=f"{sent} bytes")
+
+
+@cross_entropy.requires("the logits stay as they are")
+def _(answer, draw):
+    task = _loss_task(draw, draw.tensor(4, 10), 2)
+    if any(report.changed for report in run(_lost, 2, answer, task.parts(2), task.targets)):
+        raise Wrong("changes-the-logits", expected="the logits as before", got="other values")
+
+
+# ---- 6.5 -----------------------------------------------------------------------------------------
+
+sequence_norm = Exercise(
+    "6.5",
+    "SequenceParallelNorm",
+    points=2,
+    parameters=("norm",),
+    hints=[
+        (
+            "A LayerNorm looks at one token at a time, so that the forward pass is easy. Then follow "
+            "two gradients backward: that of the tokens, and that of the norm's weight."
+        ),
+        (
+            "What comes back to the gathered sequence is, on each rank, a part of the sum: the reverse "
+            "of gathering is to add up and to keep one's own stretch. The norm's weight has seen a "
+            "rank's own tokens: its gradient, too, is a sum over ranks."
+        ),
+        (
+            "Send the norm's weight and bias through the function that does nothing forward and adds "
+            "up backward, and use the results in `nn.functional.layer_norm` on the rank's own tokens. "
+            "Then gather along the sequence, with the function whose backward is a reduce-scatter."
+        ),
+    ],
+    misconceptions={
+        "parameters-differ": "The module's parameters are not those of `self.norm` alone.",
+        "not-gathered": "You return this rank's tokens only: the column cut that follows needs the "
+        "whole sequence.",
+        "gathered-along-batch": "The parts are put one after the other along the batch: the sequence "
+        "is dimension 1.",
+        "cuts-the-graph": "No gradient gets back through the all-gather: `dist.all_gather` fills new "
+        "tensors, of which autograd knows nothing.",
+        "slice-backward": "Backward hands each rank its own stretch of its own gradient. The other "
+        "ranks' gradients for these tokens are lost: add them up, as a reduce-scatter does.",
+        "mean-backward": "The gradient of x is divided by the number of ranks: its parts are to be "
+        "added.",
+        "parameter-gradients-local": "The gradients of the norm's parameters come from this rank's "
+        "tokens only: the copies would drift apart. Sum them over the ranks.",
+        "parameter-gradients-mean": "The gradients of the norm's parameters are divided by the number "
+        "of ranks. Each rank has seen other tokens of the same loss: add them.",
+        "summed-again": "The gradients of two backward passes do not add up: the second one sums over "
+        "the ranks what the first has summed already. Sum each new gradient, not `.grad`.",
+        "frozen-norm": "A frozen norm makes your module fail, or gives it a gradient: a hook can only "
+        "sit on a tensor that requires one.",
+        "norms-the-whole": "Autograd keeps the whole sequence: you gather first and normalise "
+        "everything on every rank. Normalise the rank's own tokens, then gather.",
+    },
+    failures={"does not require grad": "cuts-the-graph"},
+)
+
+
+@dataclass(frozen=True)
+class _Normed:
+    names: list[str]
+    y: Tensor
+    x_gradient: Tensor | None
+    gradients: dict[str, Tensor | None]
+    kept: int  # bytes that autograd keeps
+
+
+def _normed(rank, answer, norm, parts, slopes, passes) -> _Normed:
+    model = answer(copy.deepcopy(norm).to(device()))
+    x = parts[rank].clone().to(device()).requires_grad_()
+    for _ in range(passes):
+        with kept_for_backward(model) as kept:
+            y = model(x)
+        _loss_of(y, slopes[rank]).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return _Normed(list(gradients), y.detach(), x.grad, gradients, kept.bytes)
+
+
+@dataclass(frozen=True)
+class _NormTask:
+    """A norm, the whole sequence, and for each rank the gradient that comes back to it."""
+
+    norm: nn.LayerNorm
+    x: Tensor
+    slopes: list[Tensor]
+    y: Tensor
+
+    def parts(self) -> list[Tensor]:
+        return list(self.x.chunk(len(self.slopes), dim=1))
+
+    def gradients(self, slope: Tensor, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """The gradients of `tokens` and of the parameters, where `slope` comes back."""
+        norm, x = copy.deepcopy(self.norm), tokens.clone().requires_grad_()
+        (norm(x) * slope).sum().backward()
+        return x.grad, {f"norm.{name}": p.grad for name, p in norm.named_parameters()}
+
+
+def _norm_task(draw, ranks: int, share: int = 3, frozen: bool = False) -> _NormTask:
+    width = draw.integer(4, 7)
+    norm = nn.LayerNorm(width, eps=0.1)
+    norm.weight.data, norm.bias.data = draw.tensor(width), draw.tensor(width)
+    norm.requires_grad_(not frozen)
+    x = draw.tensor(2, ranks * share, width)
+    return _NormTask(norm, x, [draw.tensor(*x.shape) for _ in range(ranks)], norm(x).detach())
+
+
+def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
+    ranks, parts = len(task.slopes), task.parts()
+    reports = run(_normed, ranks, answer, task.norm, parts, task.slopes, passes)
+    names = ["norm.weight", "norm.bias"]
+    likely = {"parameters-differ": True}
+    expect([sorted(r.names) for r in reports], [sorted(names)] * ranks, each="rank", likely=likely)
+    y = task.y.chunk(ranks, dim=1)
+    likely = {"not-gathered": list(y), "gathered-along-batch": [torch.cat(y)] * ranks}
+    got = [report.y for report in reports]
+    expect(got, [task.y] * ranks, each="rank", what="the output", likely=likely)
+    _check_norms_gradients(reports, task, passes)
+    return reports
+
+
+def _check_norms_gradients(reports: list[_Normed], task: _NormTask, passes: int) -> None:
+    ranks, slope = len(reports), sum(task.slopes)
+    whole, parameters = task.gradients(slope, task.x)
+    expected = [passes * g for g in whole.chunk(ranks, dim=1)]
+    own = [task.gradients(s, task.x)[0].chunk(ranks, 1)[r] for r, s in enumerate(task.slopes)]
+    likely = {
+        "cuts-the-graph": lambda got: any(g is None for g in got),
+        "slice-backward": [passes * g for g in own],
+        "mean-backward": [g / ranks for g in expected],
+    }
+    got = [report.x_gradient for report in reports]
+    expect(got, expected, each="rank", what="the gradient of x", likely=likely)
+    pieces = zip(slope.chunk(ranks, 1), task.parts(), strict=True)
+    local = [task.gradients(s, tokens)[1] for s, tokens in pieces]
+    for name, gradient in parameters.items():
+        expected = None if gradient is None else passes * gradient
+        likely = {
+            "frozen-norm": gradient is None,
+            "summed-again": passes > 1,
+            "parameter-gradients-local": lambda got, name=name: same(got, [g[name] for g in local]),
+            "parameter-gradients-mean": lambda got, g=expected: same(got, [g / ranks] * ranks),
+        }
+        got = [report.gradients[name] for report in reports]
+        what = f"the gradient of {name}"
+        expect(got, [expected] * ranks, each="rank", what=what, likely=likely)
+
+
+@sequence_norm.requires("two ranks normalise their tokens, and both have the whole sequence")
+def _(answer, draw):
+    _check_norm(answer, _norm_task(draw, 2))
+
+
+@sequence_norm.requires("three ranks and one; one token to each rank")
+def _(answer, draw):
+    for ranks, share in ((3, 2), (1, 4), (3, 1)):
+        _check_norm(answer, _norm_task(draw, ranks, share))
+
+
+@sequence_norm.requires("the gradients of two backward passes add up", needs_earlier=True)
+def _(answer, draw):
+    _check_norm(answer, _norm_task(draw, 2), passes=2)
+
+
+@sequence_norm.requires("a frozen norm", failures={"exception": "frozen-norm"})
+def _(answer, draw):
+    _check_norm(answer, _norm_task(draw, 2, frozen=True))
+
+
+@sequence_norm.requires("autograd keeps less than the whole sequence", needs_earlier=True)
+def _(answer, draw):
+    task = _norm_task(draw, 4, share=8)
+    kept = max(report.kept for report in _check_norm(answer, task))
+    if kept >= _own_bytes(task.x):
+        limit = f"less than {_own_bytes(task.x)} bytes, the whole sequence"
+        raise Wrong("norms-the-whole", expected=limit, got=f"{kept} bytes")
+
+
+# ---- 6.6 -----------------------------------------------------------------------------------------
+
+clipping = Exercise(
+    "6.6",
+    "clip_gradient_norm",
+    points=2,
+    parameters=("sharded", "replicated", "max_norm"),
+    hints=[
+        (
+            "Norms do not add, their squares do. Which squares does a rank have that no other one has, "
+            "and which does every rank have?"
+        ),
+        (
+            "All-reduce the sum of the squares of the shards, in one call that every rank makes. Add "
+            "the squares of the replicated gradients after it."
+        ),
+        (
+            "Collect the gradients that are not None. Sum their squares for the shards into one "
+            "number, zero where there are none; all-reduce it; add those of the copies; take the "
+            "root. If it is above the limit, multiply every gradient in place by limit / norm."
+        ),
+    ],
+    misconceptions={
+        "local-norm": "Each rank computes the norm of its own gradients. The ranks then scale by "
+        "different factors: add the squares of the shards over the ranks.",
+        "replicated-per-rank": "The replicated gradients count once per rank: they are in every "
+        "rank's sum. Add their squares after the all-reduce.",
+        "replicated-left-out": "The replicated gradients are not in the norm.",
+        "norms-added": "You add norms. Add their squares, and take the root at the end.",
+        "not-rooted": "You return the sum of the squares: the root is missing.",
+        "mean-of-squares": "The squares are averaged over the ranks: they are to be added.",
+        "clipped-norm": "You return the norm after clipping: asked is the one before.",
+        "not-scaled": "The norm is right, and the gradients are as before: scale them in place.",
+        "local-factor": "You return the global norm, and scale by a factor of the rank's own norm.",
+        "replicated-not-scaled": "The replicated gradients are as before: all gradients are scaled by "
+        "the same factor.",
+        "scaled-to-one": "The gradients end with norm 1: multiply by max_norm / norm.",
+        "always-scaled": "Gradients below the limit are scaled up to it: leave them alone.",
+        "parameters-changed": "The parameters have changed: scale their gradients.",
+        "none-gradient": "A parameter without a gradient has `.grad` None: leave it out.",
+        "zeros-for-none": "A parameter without a gradient has received one: None stays None.",
+        "not-every-rank": "A rank without gradients, or with fewer, makes fewer collective calls, and "
+        "the others wait for it. Make one call, on every rank, with zero where there is nothing.",
+        "zero-norm": "Where all gradients are zero, you divide by a norm of zero.",
+    },
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+)
+
+Values = list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class _Clipped:
+    norm: float
+    sharded: Values
+    replicated: Values
+    moved: bool
+
+
+def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
+    def parameters(gradients: Values) -> list[nn.Parameter]:
+        made = [nn.Parameter(torch.ones(3 if g is None else g.shape)) for g in gradients]
+        for parameter, gradient in zip(made, gradients, strict=True):
+            parameter.data = parameter.data.to(device())
+            parameter.grad = None if gradient is None else gradient.clone().to(device())
+        return made
+
+    shards, copies = parameters(sharded[rank]), parameters(replicated)
+    come_late(rank)
+    norm = answer(shards, copies, max_norm)
+    moved = any(not torch.equal(p, torch.ones_like(p)) for p in shards + copies)
+    return _Clipped(norm, [p.grad for p in shards], [p.grad for p in copies], moved)
+
+
+@dataclass(frozen=True)
+class _ClipTask:
+    """The gradients of every rank's shards, and those that are the same everywhere."""
+
+    sharded: list[Values]
+    replicated: Values
+
+    def norm(self) -> float:
+        return math.sqrt(sum(map(_squares, self.sharded)) + _squares(self.replicated))
+
+    def mistaken_norms(self) -> dict[str, list[float]]:
+        shards, copies = [_squares(values) for values in self.sharded], _squares(self.replicated)
+        ranks, own = len(shards), [math.sqrt(square + copies) for square in shards]
+        root = math.sqrt
+        return {
+            "local-norm": own,
+            "replicated-per-rank": [root(sum(shards) + ranks * copies)] * ranks,
+            "replicated-left-out": [root(sum(shards))] * ranks,
+            "not-rooted": [sum(shards) + copies] * ranks,
+            "mean-of-squares": [root(sum(shards) / ranks + copies)] * ranks,
+        }
+
+    def sums_of_norms(self) -> list[float]:
+        shards, copies = [_squares(values) for values in self.sharded], _squares(self.replicated)
+        every = [g for values in self.sharded for g in values] + self.replicated
+        return [
+            sum(math.sqrt(square + copies) for square in shards),
+            sum(map(math.sqrt, shards)) + math.sqrt(copies),
+            sum(math.sqrt(_squares([g])) for g in every),
+        ]
+
+
+def _squares(values: Values) -> float:
+    return sum(g.double().square().sum().item() for g in values if g is not None)
+
+
+def _scaled(values: Values, factor: float) -> Values:
+    return [None if g is None else g * factor for g in values]
+
+
+def _clip_task(draw, ranks: int) -> _ClipTask:
+    sharded = [[draw.tensor(3, 2), draw.tensor(draw.integer(2, 5))] for _ in range(ranks)]
+    return _ClipTask(sharded, [draw.tensor(4), draw.tensor(2, 2)])
+
+
+def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> None:
+    norm, ranks = task.norm(), len(reports)
+    likely = {
+        **task.mistaken_norms(),
+        "norms-added": lambda got: any(same(got, [n] * ranks) for n in task.sums_of_norms()),
+        "clipped-norm": [min(norm, max_norm)] * ranks,
+        "zero-norm": lambda got: any(math.isnan(value) for value in got),
+    }
+    expect(
+        [report.norm for report in reports],
+        [norm] * ranks,
+        each="rank",
+        what="the norm",
+        likely=likely,
+    )
+
+
+def _check_clipped(answer, task: _ClipTask, share: float) -> None:
+    """Clips at `share` of the norm, or at 1 where the norm is 0."""
+    ranks, norm = len(task.sharded), task.norm()
+    max_norm = share * norm or 1.0
+    reports = run(_clipped, ranks, answer, task.sharded, task.replicated, max_norm)
+    _check_norms(reports, task, max_norm)
+    if any(report.moved for report in reports):
+        raise Wrong("parameters-changed", expected="parameters as before", got="other values")
+
+    def by(factors: list[float], of_copies: list[float] | None = None) -> list[list[Values]]:
+        pairs = zip(task.sharded, factors, of_copies or factors, strict=True)
+        return [[_scaled(own, f), _scaled(task.replicated, c)] for own, f, c in pairs]
+
+    factor = min(1.0, share)
+    local = [
+        min(1.0, max_norm / own) if own else 1.0 for own in task.mistaken_norms()["local-norm"]
+    ]
+    missing = [[g is None for g in (*own, *task.replicated)] for own in task.sharded]
+    likely = {
+        "zeros-for-none": lambda got: [[g is None for g in (*a, *b)] for a, b in got] != missing,
+        "not-scaled": share < 1 and by([1.0] * ranks),
+        "local-factor": by(local),
+        "replicated-not-scaled": by([factor] * ranks, [1.0] * ranks),
+        "scaled-to-one": by([1 / norm] * ranks) if norm else False,
+        "always-scaled": by([share] * ranks),
+        "zero-norm": norm == 0,
+    }
+    got = [[report.sharded, report.replicated] for report in reports]
+    expect(got, by([factor] * ranks), each="rank", what="the gradients", likely=likely)
+
+
+@clipping.requires("two ranks agree on the norm of the whole model")
+def _(answer, draw):
+    task = _clip_task(draw, 2)
+    max_norm = 0.5 * task.norm()
+    reports = run(_clipped, 2, answer, task.sharded, task.replicated, max_norm)
+    _check_norms(reports, task, max_norm)
+
+
+@clipping.requires("gradients above the limit are scaled by one factor")
+def _(answer, draw):
+    _check_clipped(answer, _clip_task(draw, 2), draw.number(0.2, 0.6))
+
+
+@clipping.requires("gradients below the limit stay as they are")
+def _(answer, draw):
+    _check_clipped(answer, _clip_task(draw, 2), draw.number(1.5, 3.0))
+
+
+@clipping.requires("three ranks and one; nothing replicated, nothing sharded")
+def _(answer, draw):
+    for ranks in (3, 1):
+        _check_clipped(answer, _clip_task(draw, ranks), 0.5)
+    task = _clip_task(draw, 2)
+    _check_clipped(answer, replace(task, replicated=[]), 0.5)
+    _check_clipped(answer, replace(task, sharded=[[], []]), 0.5)
+
+
+@clipping.requires(
+    "a parameter without a gradient",
+    failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
+)
+def _(answer, draw):
+    task = _clip_task(draw, 2)
+    sharded = [[values[0], None] for values in task.sharded]
+    _check_clipped(answer, _ClipTask(sharded, [None, *task.replicated]), 0.5)
+
+
+@clipping.requires("a rank without any gradient of its own", needs_earlier=True)
+def _(answer, draw):
+    task = _clip_task(draw, 2)
+    _check_clipped(answer, replace(task, sharded=[task.sharded[0], [None, None]]), 0.5)
+
+
+@clipping.requires("gradients that are all zero", failures={"ZeroDivisionError": "zero-norm"})
+def _(answer, draw):
+    task = _clip_task(draw, 2)
+    sharded = [_scaled(values, 0.0) for values in task.sharded]
+    _check_clipped(answer, _ClipTask(sharded, _scaled(task.replicated, 0.0)), 0.5)
