@@ -1,0 +1,1187 @@
+"""The checks of chapter 04: three devices, the cut between two ranks, the best cut, a repaired
+model, and a table of three strategies.
+
+Places are checked without a GPU: PyTorch's meta device is a second device on every machine. A
+tensor there has no content, so values are checked on the CPU and places on [cpu, meta].
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from operator import index
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.hardware import device
+from course_utils.trace import kept_for_backward
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+# What PyTorch says where code names a GPU that is not there.
+NO_SUCH_GPU = dict.fromkeys(
+    ("NVIDIA driver", "not compiled with CUDA", "device ordinal"), "devices-fixed"
+)
+
+
+@contextlib.contextmanager
+def _watched_moves() -> Iterator[None]:
+    """Raises Wrong where a layer with parameters is called with inputs from another device.
+
+    PyTorch itself does not always: a convolution of meta and CPU tensors runs.
+    """
+    worked = []
+
+    def look(layer: nn.Module, inputs: tuple) -> None:
+        own = next(layer.parameters(recurse=False), None)
+        if own is None or not inputs or not isinstance(inputs[0], Tensor):
+            return
+        if inputs[0].device != own.device:
+            slug = "activation-not-moved" if worked else "input-not-moved"
+            raise Wrong(slug, expected=f"inputs on {own.device}", got=f"on {inputs[0].device}")
+        worked.append(layer)
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# ---- 4.1 -----------------------------------------------------------------------------------------
+
+buildings = Exercise(
+    "4.1",
+    "ThreeBuildings",
+    points=2,
+    parameters=("layers", "devices"),
+    hints=[
+        (
+            "Two jobs: the constructor decides which layers go where, and `forward` carries the "
+            "activations. Do the first with slices of the list."
+        ),
+        (
+            "With 8 layers, the parts have 3, 3 and 2 layers: the quotient for everyone, and one more "
+            "for as many parts as the remainder says."
+        ),
+        (
+            "Keep the parts in an `nn.ModuleList`, move each with `.to(device)`. In `forward`, move "
+            "what comes in before each part, also before the first. `.to` keeps the graph; "
+            "nothing else is needed for backward."
+        ),
+    ],
+    misconceptions={
+        "not-registered": "The parts are in a plain list, so `parameters()` does not find them: an "
+        "optimizer would train nothing. Use `nn.ModuleList`.",
+        "layers-lost": "Some layers are never called. Where the number of layers does not divide by "
+        "three, the rest has to go somewhere.",
+        "layers-repeated": "A layer is called twice: where one part ends, the next begins.",
+        "layers-out-of-order": "The layers are not called in their order: a part is a run of "
+        "consecutive layers, and the parts follow each other.",
+        "gradient-lost": "Backward does not reach the first layers. `detach`, `.data`, "
+        "`torch.no_grad` and a new tensor made from the old one cut the graph; `.to` does not.",
+        "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
+        "nothing-placed": "The layers are where they were: each part has to be moved to its device.",
+        "uneven": "The parts differ by more than one layer.",
+        "devices-mixed-up": "The parts are not on the devices in their order: part i belongs on "
+        "`devices[i]`.",
+        "buffers-left": "A layer's parameters have moved and its buffers have not. Move the module, "
+        "`layer.to(device)`: it takes both along.",
+        "input-not-moved": "The inputs may come from any device: move them before the first part "
+        "too.",
+        "activation-not-moved": "The activations stay on the former device, and the next part's "
+        "parameters are elsewhere. `x.to(device)` returns the moved tensor: use the result.",
+        "output-elsewhere": "The output belongs on the last part's device: the loss is computed "
+        "there, and a move back costs a transfer.",
+    },
+    failures={
+        **NO_SUCH_GPU,
+        "Cannot copy out of meta": "output-elsewhere",
+    },
+)
+
+WIDTH = 4
+
+
+class _Station(nn.Module):
+    """A layer with parameters and a buffer, that knows its number and notes its calls."""
+
+    def __init__(self, number: int, diary: list[int]) -> None:
+        super().__init__()
+        self.number, self.diary = number, diary
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
+        self.register_buffer("shift", torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.diary.append(self.number)
+        return torch.tanh(x @ self.weight) + self.shift
+
+
+def _stations(draw, count: int) -> tuple[list[nn.Module], list[int]]:
+    torch.manual_seed(draw.seed())
+    diary: list[int] = []
+    return [_Station(number, diary) for number in range(count)], diary
+
+
+def _found(model: nn.Module, count: int) -> list[_Station]:
+    """The stations inside a learner's model, in their order."""
+    stations = {m.number: m for m in model.modules() if isinstance(m, _Station)}
+    if not stations:
+        raise Wrong("not-registered", expected=f"{count} layers in the model", got="none")
+    if len(stations) < count:
+        raise Wrong("layers-lost", expected=f"{count} layers", got=f"{len(stations)} of them")
+    return [stations[number] for number in range(count)]
+
+
+def _check_values(answer, draw, count: int) -> None:
+    layers, diary = _stations(draw, count)
+    inputs, weights = draw.tensor(3, WIDTH), [layer.weight.detach().clone() for layer in layers]
+    expected = nn.Sequential(*layers)(inputs)
+    expected.square().sum().backward()
+    gradients = [layer.weight.grad for layer in layers]
+    for layer in layers:
+        layer.weight.grad = None
+    diary.clear()
+
+    model = answer(layers, [CPU] * 3)
+    output = model(inputs)
+    expect_type(output, Tensor)
+    mistakes = {
+        "layers-lost": len(set(diary)) < count,
+        "layers-repeated": len(diary) > count,
+        "layers-out-of-order": diary != sorted(diary),
+    }
+    expect(output, expected, what="the output", likely=mistakes)
+    stations = _found(model, count)
+    expect([s.weight for s in stations], weights, each="layer", what="the weights")
+    if not output.requires_grad:
+        raise Wrong("gradient-lost", expected="an output with a graph", got="none")
+    output.square().sum().backward()
+    got = [s.weight.grad for s in stations]
+    cut = any(gradient is None for gradient in got)
+    expect(got, gradients, each="layer", what="the gradient", likely={"gradient-lost": cut})
+
+
+@buildings.requires("three parts on one device give the chain's output and gradients")
+def _(answer, draw):
+    for count in (3, 6):
+        _check_values(answer, draw, count)
+
+
+@buildings.requires("numbers of layers that do not divide by three")
+def _(answer, draw):
+    for count in (4, 5, 3 * draw.integer(2, 4) + 1, 3 * draw.integer(2, 4) + 2):
+        _check_values(answer, draw, count)
+
+
+def _places(answer, draw, count: int, devices) -> list[torch.device]:
+    """The devices of the layers' parameters; their buffers must be there too."""
+    layers, _ = _stations(draw, count)
+    stations = _found(answer(layers, devices), count)
+    for station in stations:
+        if station.shift.device != station.weight.device:
+            raise Wrong("buffers-left", expected=station.weight.device, got=station.shift.device)
+    return [station.weight.device for station in stations]
+
+
+@buildings.requires("part i is on devices[i]; no two parts differ by more than one layer")
+def _(answer, draw):
+    for count in (3, 8, 3 * draw.integer(2, 5) + 1):
+        # The meta device shows one border at a time: once behind part 1, once behind part 0.
+        first_two = _places(answer, draw, count, [CPU, CPU, META])
+        first = _places(answer, draw, count, [CPU, META, META])
+        if set(first_two + first) == {CPU}:
+            raise Wrong("nothing-placed", expected="the last part on the meta device", got="on cpu")
+        borders = first.count(CPU), first_two.count(CPU)
+        in_order = [CPU] * borders[0] + [META] * (count - borders[0])
+        in_order_too = [CPU] * borders[1] + [META] * (count - borders[1])
+        if first != in_order or first_two != in_order_too or borders[0] > borders[1]:
+            raise Wrong(
+                "devices-mixed-up", expected="consecutive parts on devices 0, 1, 2", got=first
+            )
+        sizes = [borders[0], borders[1] - borders[0], count - borders[1]]
+        if max(sizes) - min(sizes) > 1:
+            expected = f"{count} layers in parts that differ by one at most"
+            raise Wrong("uneven", expected=expected, got=f"parts of {sizes}")
+
+
+@buildings.requires("activations move from part to part, and the output stays on the last device")
+def _(answer, draw):
+    for devices in ([CPU, CPU, META], [CPU, META, META], [META] * 3):
+        layers, _ = _stations(draw, 7)
+        model = answer(layers, devices)
+        with _watched_moves():
+            output = model(draw.tensor(2, WIDTH))
+        if output.device != devices[-1]:
+            raise Wrong("output-elsewhere", expected=f"on {devices[-1]}", got=f"on {output.device}")
+
+
+# ---- 4.2 -----------------------------------------------------------------------------------------
+
+crossing = Exercise(
+    "4.2",
+    "hand_over",
+    points=2,
+    parameters=("stage", "data", "room"),
+    hints=[
+        (
+            "Write down first, for one tensor, who sends what to whom, in which order. Both ranks "
+            "call the same function, and `dist.get_rank()` says which half to play."
+        ),
+        (
+            "What rank 1 receives is a new beginning of a graph: a leaf that requires a gradient. "
+            "After `loss.backward()` its `.grad` is what rank 0 waits for. `tensor.backward(gradient)` "
+            "starts backward in the middle of a model."
+        ),
+        (
+            "Rank 0: run the stage, send each tensor (detached, contiguous), receive a gradient for "
+            "each floating-point tensor, and call `torch.autograd.backward(tensors, gradients)` once, "
+            "for those that require one. Rank 1: receive all, make leaves, run the stage and backward, "
+            "send each leaf's gradient, or zeros where there is none."
+        ),
+    ],
+    misconceptions={
+        "unanswered": "A rank waits for a message that the other never sends. Every send on one "
+        "rank needs a recv on the other, in the same order.",
+        "messages-differ": "A message and the place where it is received differ in dtype or in "
+        "number of elements. Each tensor of `room` has the shape and dtype of its message.",
+        "no-leaf": "What arrived on rank 1 does not require a gradient, so backward computes none "
+        "for it, and there is nothing to hand back. Call `requires_grad_()` before the stage runs.",
+        "first-stage-left": "Backward ends on rank 1: the parameters of rank 0's stage have no "
+        "gradient. Receive what comes back and run it through the stage.",
+        "own-gradient": "Rank 0 begins its backward with ones, as if the sum of the activations were "
+        "the loss. Begin with the gradient that rank 1 sends.",
+        "activations-returned": "Rank 1 sends the activations back. Rank 0 needs their gradient.",
+        "order-swapped": "The gradients reach the wrong tensors: send them back in the order of the "
+        "list, the order in which they are received.",
+        "first-tensor-only": "Only the first tensor of the list is handed over and back, or only its "
+        "gradient is used.",
+        "last-stage-left": "The parameters of rank 1's stage have no gradient: call "
+        "`loss.backward()` there.",
+        "loss-not-returned": "Rank 1 has to return the loss.",
+        "graph-twice": "You run backward once for each tensor, and the tensors share a part of the "
+        "graph, which the first pass frees. Run one pass for all: "
+        "`torch.autograd.backward(tensors, gradients)`.",
+        "not-contiguous": "A message has to be contiguous in memory: send `tensor.contiguous()`.",
+        "float32-only": "The model's activations are not always float32. Receive into tensors of the "
+        "dtype that `room` shows.",
+        "integer-leaf": "An integer tensor has no gradient: require one of floating-point tensors "
+        "only, and hand nothing back for the others.",
+        "unused-tensor": "The loss has not used this tensor, so its `.grad` is None. Rank 0 waits "
+        "for a message all the same: send zeros.",
+        "constant-tensor": "One of the tensors that cross needs no gradient on rank 0: there is no "
+        "graph behind it. Receive its gradient, and leave it out of backward.",
+        "gradients-replaced": "A second step has replaced the gradients. Backward adds to `.grad`; "
+        "clearing it is the caller's job.",
+    },
+    failures={
+        "timeout": "unanswered",
+        "mismatch": "messages-differ",
+        "a second time": "graph-twice",
+        "be contiguous": "not-contiguous",
+    },
+)
+
+
+class _First(nn.Module):
+    """A first stage; `kind` says what crosses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inner, self.left, self.right = (nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        hidden = torch.tanh(self.inner(inputs))
+        if self.kind == "one":
+            return (self.right(self.left(hidden)),)
+        if self.kind == "turned":
+            return (self.right(self.left(hidden)).T,)
+        numbers = torch.arange(len(inputs), device=inputs.device)
+        extra = {
+            "two": (),
+            "numbers": (numbers,),
+            "unused": (hidden.exp(),),
+            "constant": (inputs.detach().abs(),),
+        }[self.kind]
+        return self.left(hidden), *extra, self.right(hidden)
+
+
+class _Last(nn.Module):
+    """A last stage: its loss tells the tensors apart. It does not use the tensor `unused`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.outer = nn.Linear(5, 3)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        *arrived, targets = tensors
+        if self.kind == "turned":
+            arrived = [arrived[0].T]
+        total = arrived[0] + arrived[-1].square()
+        if self.kind == "numbers":
+            total = total * arrived[1].unsqueeze(1)
+        if self.kind == "constant":
+            total = total * arrived[1]
+        return functional.mse_loss(self.outer(torch.sin(total)), targets)
+
+
+@dataclass(frozen=True)
+class _Crossed:
+    returned: object
+    gradients: dict[str, Tensor | None]
+
+
+def _cut_model(kind: str, seed: int, dtype: torch.dtype):
+    """The two stages, the inputs and the targets, on this process's device."""
+    torch.manual_seed(seed)
+    tensors = torch.randn(4, 5), torch.randn(4, 3)
+    stages = _First(kind), _Last(kind)
+    place = {"device": device(), "dtype": dtype}
+    return *(stage.to(**place) for stage in stages), *(tensor.to(**place) for tensor in tensors)
+
+
+def _gradients(stage: nn.Module) -> dict[str, Tensor | None]:
+    return {
+        name: None if p.grad is None else p.grad.detach().cpu()
+        for name, p in stage.named_parameters()
+    }
+
+
+def _crossed(rank, answer, kind, seed, dtype, steps) -> _Crossed:
+    first, last, inputs, targets = _cut_model(kind, seed, dtype)
+    with torch.no_grad():
+        shapes = first(inputs)
+    stage, data = (first, inputs) if rank == 0 else (last, targets)
+    returned = None
+    for _ in range(steps):
+        room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
+        returned = answer(stage, data, room)
+    return _Crossed(returned, _gradients(stage))
+
+
+def _whole(kind, seed, dtype, begin=None) -> tuple[float, dict, dict]:
+    """Loss and gradients of the model that is not cut. `begin` says with which gradients a
+    mistaken rank 0 begins: a function of the tensors that cross and of their gradients."""
+    first, last, inputs, targets = _cut_model(kind, seed, dtype)
+    tensors = first(inputs)
+    leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+    loss = last(*leaves, targets)
+    loss.backward()
+    gradients = [leaf.grad for leaf in leaves]
+    pairs = [
+        (tensor, gradient)
+        for tensor, gradient in zip(tensors, begin(leaves, gradients) if begin else gradients)
+        if tensor.requires_grad and gradient is not None
+    ]
+    torch.autograd.backward(*zip(*pairs))
+    return loss.item(), _gradients(first), _gradients(last)
+
+
+def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
+    seed = draw.seed()
+    zero, one = run(_crossed, 2, answer, kind, seed, dtype, steps)
+    loss, first, last = _whole(kind, seed, dtype)
+    wrongly = partial(_whole, kind, seed, dtype)
+
+    def first_with(begin) -> Callable[[object], bool]:
+        return lambda got: same(got, wrongly(begin)[1])
+
+    def times(gradients: dict) -> dict:
+        return {name: None if g is None else steps * g for name, g in gradients.items()}
+
+    floating = [g for g in one.gradients.values() if g is not None]
+    expect(
+        one.gradients,
+        times(last),
+        what="gradients on rank 1",
+        likely={
+            "last-stage-left": not floating,
+            "gradients-replaced": steps > 1 and last,
+            "first-tensor-only": len(first) > 1 and kind == "two",
+        },
+    )
+    none = [name for name, g in zero.gradients.items() if g is None]
+    silent = all(g is None or not g.any() for g in zero.gradients.values())
+    expect(
+        zero.gradients,
+        times(first),
+        what="gradients on rank 0",
+        likely={
+            "first-stage-left": len(none) == len(first),
+            "no-leaf": silent,
+            "gradients-replaced": steps > 1 and first,
+            "own-gradient": first_with(lambda t, g: [torch.ones_like(x) for x in t]),
+            "activations-returned": first_with(lambda t, g: [x.detach() for x in t]),
+            "order-swapped": first_with(lambda t, g: g[::-1]),
+            "first-tensor-only": first_with(lambda t, g: [g[0], *[None] * (len(g) - 1)]),
+        },
+    )
+    expect(one.returned, loss, what="rank 1's loss", likely={"loss-not-returned": True})
+
+
+@crossing.requires(
+    "one tensor crosses: both stages get the whole model's gradients",
+    failures={"'NoneType'": "no-leaf"},
+)
+def _(answer, draw):
+    _check_crossing(answer, draw, "one")
+
+
+@crossing.requires("two tensors cross that share a part of the graph")
+def _(answer, draw):
+    _check_crossing(answer, draw, "two")
+
+
+@crossing.requires(
+    "gradients add up over two steps, in float64", failures={"mismatch": "float32-only"}
+)
+def _(answer, draw):
+    _check_crossing(answer, draw, "two", torch.float64, steps=2)
+
+
+@crossing.requires("a tensor that is not contiguous")
+def _(answer, draw):
+    _check_crossing(answer, draw, "turned")
+
+
+@crossing.requires(
+    "an integer tensor between two others",
+    failures={"floating point": "integer-leaf", "'NoneType'": "integer-leaf"},
+)
+def _(answer, draw):
+    _check_crossing(answer, draw, "numbers")
+
+
+@crossing.requires(
+    "a tensor that the loss does not use",
+    failures={"'NoneType'": "unused-tensor", "timeout": "unused-tensor"},
+)
+def _(answer, draw):
+    _check_crossing(answer, draw, "unused")
+
+
+@crossing.requires(
+    "a floating-point tensor without a graph behind it",
+    failures={
+        "does not require grad": "constant-tensor",
+        "timeout": "constant-tensor",
+        "mismatch": "constant-tensor",
+    },
+)
+def _(answer, draw):
+    _check_crossing(answer, draw, "constant")
+
+
+# ---- 4.3 -----------------------------------------------------------------------------------------
+
+cutting = Exercise(
+    "4.3",
+    "balanced_cuts",
+    points=3,
+    parameters=("costs", "stages"),
+    hints=[
+        (
+            "Think of the last stage alone. If it begins at layer c, what is the best that the layers "
+            "before c can do in one stage fewer?"
+        ),
+        (
+            "That is a smaller problem of the same kind, and the same small problems come back again "
+            "and again: solve each one once. With prefix sums, the cost of any run of layers is one "
+            "subtraction."
+        ),
+        (
+            "Fill a table. Entry (s, i) is the least slowest stage for the first i layers in s stages. "
+            "It is the minimum over c of the larger of entry (s - 1, c) and the cost of layers c to "
+            "i - 1. Keep the c of each minimum and walk back from the end."
+        ),
+    ],
+    misconceptions={
+        "sizes-not-cuts": "You return how many layers each stage has. Asked is where to cut.",
+        "ends-included": "The beginning and the end of the chain are no cuts: stages - 1 indices "
+        "suffice.",
+        "number-of-cuts": "That many cuts do not make that many stages. Every stage has to have at "
+        "least one layer, also where a stage fewer would be as fast.",
+        "empty-stage": "Cuts are in ascending order, each of them once, from 1 to the number of layers "
+        "- 1: every stage has at least one layer.",
+        "cut-after": "Your cuts are one too small: a cut c stands before layer c, so that "
+        "costs[:c] is the first stage of one cut.",
+        "equal-layers": "You cut into stages with equally many layers. Layers cost differently.",
+        "stops-early": "You fill each stage until the next layer would exceed an equal share. What "
+        "each stage leaves over piles up in the last one.",
+        "stops-late": "You fill each stage until it has reached an equal share. The stages come out "
+        "too large, each by a part of a layer.",
+        "nearest-share": "You cut where the running total is nearest to equal shares. A cut that is "
+        "best by itself need not be best with its neighbours.",
+        "share-of-the-rest": "You give each stage its share of what is left. That looks one stage "
+        "ahead; the best cut needs all of them.",
+        "halved": "You cut in halves, and the halves again. The best halves do not always have "
+        "the best quarters.",
+        "spread-not-slowest": "You make the stages as equal as possible in the mean (the least "
+        "variance). Asked is the least slowest stage.",
+        "sorted": "You sort the costs. The layers are a chain: their order is fixed.",
+        "not-best": "There is a cut whose slowest stage is faster.",
+        "fractions": "With whole numbers your cuts are right. Costs may be fractions: a search for "
+        "the limit has to try the sums that occur, not whole numbers.",
+        "costs-changed": "Your function changes the caller's list.",
+        "too-slow": "This tries too many cuts. Solve each smaller problem once and remember it.",
+        "not-refused": "More stages than layers, or fewer than one: raise ValueError.",
+        "other-error": "Asked is a ValueError with a message, raised on purpose.",
+        "accident": "This ValueError comes from deep inside by accident, and its message tells the "
+        "caller nothing. Test `stages` first.",
+    },
+    failures={"endless": "too-slow", "RecursionError": "too-slow"},
+)
+
+Cuts = list[int]
+
+
+def _loads(costs: list[float], cuts: Cuts) -> list[float]:
+    """The cost of each stage."""
+    return [sum(costs[a:b]) for a, b in pairwise([0, *cuts, len(costs)])]
+
+
+def best_cuts(costs: list[float], stages: int, join: Callable = max) -> Cuts:
+    """The cuts that minimise the slowest stage. `join(load, rest)` adds a stage's load to the
+    measure of the stages behind it; another `join` minimises another measure."""
+    total, layers = [0, *accumulate(costs)], len(costs)
+    tails: dict[int, tuple] = {layers: (0, ())}  # first layer: the measure and the stages' ends
+    for _ in range(stages):
+        tails = {
+            start: min(
+                (join(total[end] - total[start], measure), (end, *ends))
+                for end, (measure, ends) in tails.items()
+                if end > start
+            )
+            for start in range(layers)
+            if start < max(tails)
+        }
+    return list(tails[0][1][:-1])
+
+
+# Mistaken partitioners. `MISLEADING` holds lists that mislead all of them.
+
+
+def _equal_layers(costs: list[float], stages: int) -> Cuts:
+    size, longer = divmod(len(costs), stages)
+    return [i * size + min(i, longer) for i in range(1, stages)]
+
+
+def _filled(costs: list[float], stages: int, early: bool) -> Cuts:
+    """A stage ends before (early) or after the layer with which it passes its equal share."""
+    share, cuts, load = sum(costs) / stages, [], 0
+    for i, cost in enumerate(costs):
+        full = load + cost > share if early else load >= share
+        needed = len(costs) - i == stages - 1 - len(cuts)
+        if i > (cuts or [0])[-1] and len(cuts) < stages - 1 and (full or needed):
+            cuts.append(i)
+            load = 0
+        load += cost
+    return cuts
+
+
+def _nearest_share(costs: list[float], stages: int) -> Cuts:
+    total, cuts = [0, *accumulate(costs)], [0]
+    for stage in range(1, stages):
+        where = range(cuts[-1] + 1, len(costs) - (stages - 1 - stage))
+        cuts.append(min(where, key=lambda i: abs(total[i] - stage * total[-1] / stages)))
+    return cuts[1:]
+
+
+def _share_of_the_rest(costs: list[float], stages: int) -> Cuts:
+    cuts, start = [], 0
+    for left in range(stages, 1, -1):
+        share, load, end = sum(costs[start:]) / left, costs[start], start + 1
+        while len(costs) - end > left - 1 and load + costs[end] <= share:
+            load, end = load + costs[end], end + 1
+        cuts.append(end)
+        start = end
+    return cuts
+
+
+def _halved(costs: list[float], stages: int) -> Cuts:
+    if stages == 1:
+        return []
+    first = stages // 2
+    second = stages - first
+    cut = min(
+        range(first, len(costs) - second + 1),
+        key=lambda c: max(sum(costs[:c]) / first, sum(costs[c:]) / second),
+    )
+    return [*_halved(costs[:cut], first), cut, *(cut + c for c in _halved(costs[cut:], second))]
+
+
+MISTAKEN: dict[str, Callable[[list[float], int], Cuts]] = {
+    "equal-layers": _equal_layers,
+    "stops-early": partial(_filled, early=True),
+    "stops-late": partial(_filled, early=False),
+    "nearest-share": _nearest_share,
+    "share-of-the-rest": _share_of_the_rest,
+    "halved": _halved,
+    "spread-not-slowest": partial(best_cuts, join=lambda load, rest: load**2 + rest),
+    "sorted": lambda costs, stages: best_cuts(sorted(costs, reverse=True), stages),
+}
+
+# Found by a search; tests/test_checks_ch04.py shows that each mistaken partitioner misses the best
+# cut of each list, and that no two of them give the same cuts on all lists.
+MISLEADING = [
+    ([3, 3, 3, 2, 3, 8, 6, 9, 9, 3, 1, 4], 5),
+    ([7, 7, 2, 5, 2, 5, 1, 2, 2, 8, 3, 9], 5),
+    ([3, 9, 1, 2, 3, 2, 4, 4, 5], 4),
+    ([5, 2, 2, 3, 6, 4, 9, 1], 5),
+]
+
+
+def _mirrored(partition: Callable, costs: list[float], stages: int) -> Cuts:
+    """What a partitioner does that works from the last layer to the first."""
+    return [len(costs) - cut for cut in reversed(partition(costs[::-1], stages))]
+
+
+def _cuts_of(answer, costs: list[float], stages: int) -> Cuts:
+    """The answer's cuts, which must be cuts: Wrong says what else they are."""
+    given = list(costs)
+    got = answer(given, stages)
+    if given != costs:
+        raise Wrong("costs-changed", expected=costs, got=given)
+    expect_type(got, (list, tuple))
+    try:
+        cuts = [index(cut) for cut in got]
+    except TypeError:
+        raise Wrong(expected="a list of whole numbers", got=got) from None
+    layers, what = len(costs), f"{stages - 1} cuts of {len(costs)} layers"
+    if len(cuts) != stages - 1:
+        ends = [cut for cut in cuts if cut in (0, layers)]
+        mistakes = {
+            "sizes-not-cuts": len(cuts) == stages and sum(cuts) == layers,
+            "ends-included": bool(ends) and len(cuts) - len(ends) == stages - 1,
+        }
+        slug = next((slug for slug, made in mistakes.items() if made), "number-of-cuts")
+        raise Wrong(slug, expected=what, got=got)
+    if any(a >= b for a, b in pairwise([0, *cuts, layers])):
+        after = [cut + 1 for cut in cuts] == best_cuts(costs, stages)
+        raise Wrong("cut-after" if after else "empty-stage", expected=what, got=got)
+    return cuts
+
+
+def _must_be_best(got: Cuts, costs: list[float], stages: int, likely: str) -> None:
+    slowest, best = max(_loads(costs, got)), max(_loads(costs, best_cuts(costs, stages)))
+    if slowest > best * (1 + 1e-9):
+        raise Wrong(
+            likely,
+            expected=f"slowest stage {best:g} of {costs} in {stages} stages",
+            got=f"{slowest:g} with cuts {got}",
+        )
+
+
+@cutting.requires("layers that cost the same")
+def _(answer, draw):
+    cost = draw.integer(2, 9)
+    for size, stages in ((3, 2), (2, 3), (4, 4)):
+        costs = [cost] * (size * stages)
+        got, best = _cuts_of(answer, costs, stages), best_cuts(costs, stages)
+        after = got == [cut - 1 for cut in best]
+        _must_be_best(got, costs, stages, "cut-after" if after else "not-best")
+
+
+@cutting.requires("layers of different costs, on which simple rules fail")
+def _(answer, draw):
+    lists = [
+        ([factor * cost for cost in costs], stages)
+        for (costs, stages), factor in zip(MISLEADING, (draw.integer(1, 9) for _ in MISLEADING))
+    ]
+    got = [_cuts_of(answer, costs, stages) for costs, stages in lists]
+    likely = "not-best"
+    for slug, partition in MISTAKEN.items():
+        for rule in (partition, partial(_mirrored, partition)):
+            if got == [rule(costs, stages) for costs, stages in lists]:
+                likely = slug
+    for cuts, (costs, stages) in zip(got, lists):
+        _must_be_best(cuts, costs, stages, likely)
+
+
+@cutting.requires("one stage; as many stages as layers; layers that cost nothing")
+def _(answer, draw):
+    count = draw.integer(3, 7)
+    costs = [draw.integer(1, 20) for _ in range(count)]
+    expect(_cuts_of(answer, costs, 1), [], what="the cuts for one stage")
+    expect(_cuts_of(answer, costs, count), list(range(1, count)), what="the cuts of single layers")
+    for costs, stages in (([0, 0, 5, 0, 0, 5, 0], 3), ([9, 0, 0, 0], 3), ([0] * 5, 2)):
+        _must_be_best(_cuts_of(answer, costs, stages), costs, stages, "not-best")
+
+
+@cutting.requires("many random lists, of whole numbers and of fractions")
+def _(answer, draw):
+    for unit, likely in ((1, "not-best"), (2**-8, "fractions")):
+        for _ in range(12):
+            costs = [unit * draw.integer(0, 99) for _ in range(draw.integer(6, 11))]
+            stages = draw.integer(2, 5)
+            _must_be_best(_cuts_of(answer, costs, stages), costs, stages, likely)
+
+
+@cutting.requires("96 layers in 12 stages, in seconds")
+def _(answer, draw):
+    costs = [draw.integer(1, 1000) for _ in range(96)]
+    _must_be_best(_cuts_of(answer, costs, 12), costs, 12, "not-best")
+
+
+@cutting.requires("stages that cannot be filled are refused")
+def _(answer, draw):
+    for count, stages in ((3, 4), (2, draw.integer(5, 9)), (3, 0), (3, -1), (0, 1)):
+        expected = f"ValueError for {stages} stages of {count} layers"
+        try:
+            got = answer([draw.integer(1, 9) for _ in range(count)], stages)
+        except ValueError as error:
+            message = str(error)
+            by_accident = ("arg is an empty", "iterable argument is empty", "unpack", "not in list")
+            if not message or any(part in message for part in by_accident):
+                raise Wrong("accident", expected=expected, got=f"ValueError({message!r})") from None
+        except Exception as error:  # noqa: BLE001 - any other error is the wrong one
+            got = f"{type(error).__name__}: {error}"
+            raise Wrong("other-error", expected=expected, got=got) from None
+        else:
+            raise Wrong("not-refused", expected=expected, got=got)
+
+
+# ---- 4.4 -----------------------------------------------------------------------------------------
+
+repairing = Exercise(
+    "4.4",
+    "RepairedConvNet",
+    points=2,
+    parameters=("image_size", "devices"),
+    hints=[
+        (
+            "Follow one batch through the model and write the shape behind each line. Where a "
+            "convolution's output (N, channels, height, width) meets a linear layer, something is missing."
+        ),
+        (
+            "The first linear layer's number of inputs depends on the size of the image. Compute it "
+            "with the formula, for height and width, or run the convolution on one image of zeros "
+            "and look."
+        ),
+        (
+            "Call `super().__init__()`, give `forward` its `self`, put `nn.Flatten()` between pooling "
+            "and linear layer, compute what the latter takes, use `devices`, and move the inputs "
+            "too."
+        ),
+    ],
+    misconceptions={
+        "no-super": "Modules are registered by nn.Module's own constructor: call "
+        "`super().__init__()` first.",
+        "no-self": "A method's first parameter is the object itself. Without `self` in `forward`, Python "
+        "hands the model over as `x` and has no place for the images.",
+        "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
+        "no-flatten": "A linear layer works on the last dimension, and here that is the width of the "
+        "picture. Flatten each image between pooling and linear layer.",
+        "batch-flattened": "The batch dimension has been flattened too. Flatten each image by itself: "
+        "`flatten(1)` begins behind the batch dimension.",
+        "batch-mixed": "There is not one row of logits per image. A `view(-1, n)` with a fixed n cuts "
+        "the numbers of all images anew; the batch dimension must stay.",
+        "in-features-fixed": "The first linear layer takes a fixed number of inputs, which fits one "
+        "image size. Compute it from `image_size`.",
+        "square-only": "That fits square images. Height and width are computed separately.",
+        "adaptive-pool": "You pool every image to one fixed size. That makes the shapes fit and "
+        "throws away part of the picture: it is another model.",
+        "lazy-parameters": "A lazy layer has no parameters until the first batch, so an optimizer "
+        "that is built before finds nothing to hold. Compute the number of inputs.",
+        "layer-changed": "The layers are not those of the model above: their number, their order "
+        "or their shapes differ.",
+        "softmax-added": "You return probabilities. Asked are logits, as in the model above: "
+        "cross_entropy has the softmax inside.",
+        "nothing-placed": "The parts are where they were made: move each to its device.",
+        "wrong-part": "A layer is on the wrong device: up to the first linear layer they belong on "
+        "devices[0], the others on devices[1].",
+        "input-not-moved": "The images may come from any device: move them before the first part.",
+        "activation-not-moved": "The activations stay on the first device, and the second part's "
+        "parameters are on the other. `x.to(device)` returns the moved tensor: use the result.",
+        "output-elsewhere": "The logits belong on `devices[1]`: the loss is computed there.",
+    },
+    failures={
+        **NO_SUCH_GPU,
+        "before Module.__init__": "no-super",
+        "super().__init__": "no-super",
+        "positional argument": "no-self",
+        "Cannot copy out of meta": "output-elsewhere",
+    },
+)
+
+
+def _pooled(pixels: int) -> int:
+    """Height or width behind the convolution and the pooling."""
+    convolved = (pixels + 2 * 3 - 7) // 2 + 1
+    return (convolved + 2 * 1 - 3) // 2 + 1
+
+
+def _shapes(image_size: tuple[int, int]) -> list[tuple[int, ...]]:
+    features = 64 * _pooled(image_size[0]) * _pooled(image_size[1])
+    linear = [(512, features), (512,), (256, 512), (256,), (10, 256), (10,)]
+    return [(64, 3, 7, 7), (64,), *linear]
+
+
+def _logits(parameters: list[Tensor], images: Tensor) -> Tensor:
+    convolution, *linear = zip(parameters[::2], parameters[1::2])
+    x = functional.conv2d(images, *convolution, stride=2, padding=3).relu()
+    x = functional.max_pool2d(x, kernel_size=3, stride=2, padding=1).flatten(1)
+    for i, (weight, bias) in enumerate(linear):
+        x = functional.linear(x if i == 0 else x.relu(), weight, bias)
+    return x
+
+
+def _repaired(answer, draw, image_size, devices) -> nn.Module:
+    torch.manual_seed(draw.seed())
+    model = answer(image_size, devices)
+    expect_type(model, nn.Module)
+    parameters = list(model.parameters())
+    if any(isinstance(p, nn.UninitializedParameter) for p in parameters):
+        raise Wrong("lazy-parameters", expected="a shape for every parameter", got="none yet")
+    return model
+
+
+def _check_logits(answer, draw, image_size) -> None:
+    model = _repaired(answer, draw, image_size, [CPU, CPU])
+    images = draw.tensor(draw.integer(2, 4), 3, *image_size)
+    logits = model(images)
+    expect_type(logits, Tensor)
+    if logits.dim() == 2 and len(logits) != len(images):
+        raise Wrong("batch-mixed", expected=f"{len(images)} rows of logits", got=f"{len(logits)}")
+    expect(tuple(logits.shape), (len(images), 10), what="the logits' shape")
+    shapes, expected = [tuple(p.shape) for p in model.parameters()], _shapes(image_size)
+    fixed = shapes[:2] + shapes[3:] == expected[:2] + expected[3:] and shapes[2] != expected[2]
+    if shapes != expected:
+        slug = "adaptive-pool" if fixed else "layer-changed"
+        raise Wrong(slug, expected=f"parameters of shapes {expected}", got=shapes)
+    wanted = _logits(list(model.parameters()), images)
+    likely = {"softmax-added": same(logits.sum(1), torch.ones(len(images))), "layer-changed": True}
+    expect(logits, wanted, what="the logits", likely=likely)
+
+
+@repairing.requires(
+    "images of 16 x 16 pixels, from which pooling leaves 1024 numbers",
+    # One row, where there are two images and more: no batch is left.
+    failures={"multiplied (1x": "batch-flattened", "mat1 and mat2": "no-flatten"},
+)
+def _(answer, draw):
+    _check_logits(answer, draw, (16, 16))
+
+
+@repairing.requires("other sizes", failures={"mat1 and mat2": "in-features-fixed"})
+def _(answer, draw):
+    for size in (32, draw.choice([19, 23, 25])):
+        _check_logits(answer, draw, (size, size))
+
+
+@repairing.requires("height and width differ", failures={"mat1 and mat2": "square-only"})
+def _(answer, draw):
+    for size in ((12, 20), (30, 14)):
+        _check_logits(answer, draw, size)
+
+
+@repairing.requires("each part is on its device, and what passes is moved")
+def _(answer, draw):
+    for devices in ([CPU, META], [META, META]):
+        model = _repaired(answer, draw, (16, 16), devices)
+        places = [p.device for p in model.parameters()]
+        if places != [devices[0]] * 4 + [devices[1]] * 4:
+            slug = "nothing-placed" if set(places) == {CPU} else "wrong-part"
+            raise Wrong(slug, expected=f"4 tensors on {devices[0]}, 4 on {devices[1]}", got=places)
+        with _watched_moves():
+            logits = model(draw.tensor(2, 3, 16, 16))
+        if logits.device != devices[1]:
+            raise Wrong("output-elsewhere", expected=f"on {devices[1]}", got=f"on {logits.device}")
+
+
+# ---- 4.5 -----------------------------------------------------------------------------------------
+
+comparing = Exercise(
+    "4.5",
+    "compare_cuts",
+    points=3,
+    parameters=("layers", "inputs", "seconds", "stages", "cut"),
+    hints=[
+        (
+            "Separate three things: where a strategy cuts, what a stage holds, and the row that is "
+            "made of both. The row is the same function for all strategies."
+        ),
+        (
+            "`nn.Sequential` can be sliced: `layers[2:5]` is a stage. Its memory is a sum over its own "
+            "`parameters()` and `buffers()`, with a gradient for each parameter that requires one, "
+            "plus what `kept_for_backward` counts."
+        ),
+        (
+            "Go through the stages in order. Inside `with kept_for_backward(stage)`, run the stage on "
+            "what arrives; what arrives at the next one is the output, detached, and it requires a "
+            "gradient if it is floating point. `nbytes` knows each dtype. Idle is 1 minus the seconds "
+            "of all stages over stages times slowest."
+        ),
+    ],
+    misconceptions={
+        "rows-missing": "The table has one row for each of the three strategies, under its name, and "
+        "each row has the four entries of the docstring.",
+        "remainder-last": "Equal layers: where the number does not divide, the first stages have one "
+        "layer more each. You leave the whole rest to one stage.",
+        "same-cuts": "Another strategy's cuts stand in this row.",
+        "trainable-only": "You count the parameters that learn. A frozen one is held and computed "
+        "with like any other: count it too.",
+        "bytes-not-numbers": "The strategy counts parameters, not their bytes.",
+        "sum-not-slowest": "The slowest stage is the largest sum, not the sum of all.",
+        "mean-not-slowest": "The slowest stage is the largest, not the mean.",
+        "slowest-layer": "A stage's seconds are the sum over its layers; you look at single layers.",
+        "costs-not-seconds": "The slowest stage is in seconds for each strategy, whatever the strategy "
+        "balances.",
+        "idle-one-batch": "1 - 1/stages is the idle share when one batch goes through alone. Here "
+        "batches follow each other: a stage works its own seconds in every `slowest` seconds.",
+        "idle-not-share": "Idle is a share from 0 to 1, of the time of all stages.",
+        "busy-not-idle": "That is the share of time in which stages work. Idle is the rest.",
+        "gradients-forgotten": "A parameter that learns has a gradient of the same size.",
+        "activations-forgotten": "What the forward pass keeps for backward is memory too: use "
+        "`kept_for_backward`.",
+        "parameters-forgotten": "The parameters themselves are missing in the memory.",
+        "input-needs-gradient": "What arrives over a cut has to require a gradient. Without, "
+        "the first operations of a stage keep nothing, and you count too little.",
+        "first-input-leaf": "The batch that enters the first layer needs no gradient: only what comes "
+        "over a cut does.",
+        "whole-model": "That is the memory of the whole model: each stage holds its part.",
+        "frozen-gradient": "A frozen parameter has no gradient.",
+        "buffers-forgotten": "Buffers, such as BatchNorm's running mean, are held too.",
+        "four-bytes": "Not every element has four bytes: ask the tensor, `nbytes`.",
+        "tied-twice": "A parameter that a stage uses twice is held once. `stage.parameters()` yields "
+        "it once, a walk over the layers twice.",
+    },
+    failures={"floating point": "input-needs-gradient"},
+)
+
+STRATEGIES = ("equal layers", "equal parameters", "profiled time")
+
+
+@dataclass
+class _Case:
+    """One call of compare_cuts: its arguments, and what belongs into the table."""
+
+    layers: nn.Sequential
+    inputs: Tensor
+    seconds: list[float]
+    stages: int
+
+    def cuts(self) -> dict[str, Cuts]:
+        numbers = [_numbers(layer) for layer in self.layers]
+        return {
+            "equal layers": _equal_layers(self.seconds, self.stages),
+            "equal parameters": best_cuts(numbers, self.stages),
+            "profiled time": best_cuts(self.seconds, self.stages),
+        }
+
+    def parts(self, cuts: Cuts) -> list[nn.Sequential]:
+        return [self.layers[a:b] for a, b in pairwise([0, *cuts, len(self.layers)])]
+
+    def table(self, answer) -> dict[str, dict]:
+        """The answer's table; Wrong where its form is not the one that is asked for."""
+        table = answer(self.layers, self.inputs, list(self.seconds), self.stages, best_cuts)
+        expect_type(table, dict)
+        likely = {"rows-missing": True}
+        expect(set(table), set(STRATEGIES), what="the rows", likely=likely)
+        for name, row in table.items():
+            expect_type(row, dict)
+            keys = {"cuts", "memory", "slowest", "idle"}
+            expect(set(row), keys, what=f"the entries of {name!r}", likely=likely)
+        return table
+
+
+def _numbers(layer: nn.Module, trainable: bool = False, unit: str = "numel") -> int:
+    counted = [p for p in layer.parameters() if p.requires_grad or not trainable]
+    return sum(p.numel() if unit == "numel" else p.nbytes for p in counted)
+
+
+def _kept(parts: list[nn.Sequential], inputs: Tensor, first=False, later=True) -> list[int]:
+    """What each stage keeps for backward; `first` and `later`: whether what arrives at the first
+    stage and at the later ones requires a gradient."""
+    result = []
+    for number, part in enumerate(parts):
+        learns = later if number else first
+        arriving = inputs.detach().requires_grad_(learns and inputs.is_floating_point())
+        with kept_for_backward(part) as kept:
+            inputs = part(arriving)
+        result.append(kept.bytes)
+    return result
+
+
+def _held(part: nn.Sequential) -> dict[str, int]:
+    """The bytes of a stage's tensors, by kind."""
+    return {
+        "parameters": _numbers(part, unit="bytes"),
+        "gradients": _numbers(part, trainable=True, unit="bytes"),
+        "buffers": sum(buffer.nbytes for buffer in part.buffers()),
+    }
+
+
+def _any_of(*values: object) -> Callable[[object], bool]:
+    return lambda got: any(same(got, value) for value in values)
+
+
+def _check_cuts(answer, case: _Case) -> None:
+    table, expected = case.table(answer), case.cuts()
+    layers, stages = case.layers, case.stages
+    size = len(layers) // stages
+    likely = {
+        "equal layers": {
+            "remainder-last": lambda got: (
+                list(got)
+                in (
+                    [i * size for i in range(1, stages)],
+                    [i * (size + 1) for i in range(1, stages)],
+                )
+            )
+        },
+        "equal parameters": {
+            "trainable-only": best_cuts([_numbers(x, trainable=True) for x in layers], stages),
+            "bytes-not-numbers": best_cuts([_numbers(x, unit="bytes") for x in layers], stages),
+        },
+        "profiled time": {},
+    }
+    for name in STRATEGIES:
+        others = {"same-cuts": lambda got: list(got) in list(expected.values())}
+        got = table[name]["cuts"]
+        what = f"the cuts of {name!r}"
+        expect(got, expected[name], what=what, likely={**likely[name], **others})
+
+
+def _check_times(answer, case: _Case) -> None:
+    table, total = case.table(answer), sum(case.seconds)
+    numbers = [_numbers(layer) for layer in case.layers]
+    for name, cuts in case.cuts().items():
+        loads = _loads(case.seconds, cuts)
+        slowest = max(loads)
+        likely = {
+            "sum-not-slowest": total,
+            "mean-not-slowest": total / case.stages,
+            "slowest-layer": max(case.seconds),
+            "costs-not-seconds": max(_loads(numbers, cuts)),
+        }
+        expect(table[name]["slowest"], slowest, what=f"slowest of {name!r}", likely=likely)
+        busy = total / (case.stages * slowest)
+        free = case.stages * slowest - total
+        likely = {
+            "idle-one-batch": 1 - 1 / case.stages,
+            "busy-not-idle": busy,
+            "idle-not-share": _any_of(free, free / case.stages, 100 * (1 - busy)),
+        }
+        expect(table[name]["idle"], 1 - busy, what=f"idle of {name!r}", likely=likely)
+
+
+def _check_memory(answer, case: _Case) -> None:
+    table = case.table(answer)
+    for name, cuts in case.cuts().items():
+        parts = case.parts(cuts)
+        held, kept = [_held(part) for part in parts], _kept(parts, case.inputs)
+        full = [sum(kinds.values()) + keeps for kinds, keeps in zip(held, kept)]
+        likely = _memory_mistakes(case, parts, full, kept)
+        expect(table[name]["memory"], full, each="stage", what=f"memory of {name!r}", likely=likely)
+
+
+def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str, object]:
+    held = [_held(part) for part in parts]
+
+    def without(kind: str) -> list[int]:
+        return [bytes_ - kinds[kind] for bytes_, kinds in zip(full, held)]
+
+    def instead(**feeding: bool) -> list[int]:
+        other = _kept(parts, case.inputs, **feeding)
+        return [bytes_ - keeps + o for bytes_, keeps, o in zip(full, kept, other)]
+
+    one_by_one = [
+        sum(sum(_held(layer).values()) for layer in part) + keeps
+        for part, keeps in zip(parts, kept)
+    ]
+    everywhere = [2 * h["parameters"] + h["buffers"] + keeps for h, keeps in zip(held, kept)]
+    elements = [
+        4
+        * (_numbers(part) + _numbers(part, trainable=True) + sum(b.numel() for b in part.buffers()))
+        + keeps
+        for part, keeps in zip(parts, kept)
+    ]
+    mistakes = {
+        "gradients-forgotten": without("gradients"),
+        "activations-forgotten": [bytes_ - keeps for bytes_, keeps in zip(full, kept)],
+        "parameters-forgotten": without("parameters"),
+        "input-needs-gradient": instead(later=False),
+        "first-input-leaf": instead(first=True),
+        "whole-model": lambda got: len(parts) > 1 and len(set(got)) == 1,
+        "frozen-gradient": everywhere,
+        "buffers-forgotten": without("buffers"),
+        "tied-twice": one_by_one,
+        "four-bytes": elements,
+    }
+    return {slug: value for slug, value in mistakes.items() if value != full}
+
+
+def _layer(width_in: int, width_out: int) -> nn.Sequential:
+    """A layer whose first operation keeps its input for backward, if that needs a gradient."""
+    return nn.Sequential(nn.GELU(), nn.Linear(width_in, width_out))
+
+
+def _case(draw, count: int, stages: int) -> _Case:
+    """Layers for which the three strategies cut at different places."""
+    torch.manual_seed(draw.seed())
+    while True:
+        widths = [draw.integer(3, 24) for _ in range(count + 1)]
+        layers = nn.Sequential(*(_layer(a, b) for a, b in pairwise(widths)))
+        seconds = [draw.integer(1, 99) / 1000 for _ in range(count)]
+        case = _Case(layers, draw.tensor(draw.integer(2, 9), widths[0]), seconds, stages)
+        cuts = list(case.cuts().values())
+        if all(a != b for i, a in enumerate(cuts) for b in cuts[:i]):
+            return case
+
+
+@comparing.requires("three rows, each with its strategy's cuts")
+def _(answer, draw):
+    for count, stages in ((6, 2), (9, 3), (11, 3), (10, 4)):
+        _check_cuts(answer, _case(draw, count, stages))
+
+
+@comparing.requires("the slowest stage and the idle share")
+def _(answer, draw):
+    for count, stages in ((6, 2), (10, 4)):
+        _check_times(answer, _case(draw, count, stages))
+
+
+@comparing.requires("the memory of every stage, to the byte")
+def _(answer, draw):
+    for count, stages in ((5, 2), (8, 3)):
+        _check_memory(answer, _case(draw, count, stages))
+
+
+@comparing.requires("frozen layers, buffers and a tied layer")
+def _(answer, draw):
+    for extra in ("frozen", "buffers", "tied"):
+        case = _case(draw, 7, 2)
+        width = case.inputs.shape[1]
+        first = {
+            "frozen": nn.Linear(width, width).requires_grad_(False),
+            "buffers": nn.BatchNorm1d(width),
+            "tied": _layer(width, width),
+        }[extra]
+        second = first if extra == "tied" else _layer(width, width)
+        case.layers = nn.Sequential(first, second, *case.layers)
+        case.seconds = [0.001, 0.001, *case.seconds]
+        _check_cuts(answer, case)
+        _check_memory(answer, case)
+
+
+@comparing.requires("token numbers as inputs, other dtypes, one stage")
+def _(answer, draw):
+    tokens, width = draw.integers(4, 5, low=0, high=6), draw.integer(3, 9)
+    layers = nn.Sequential(
+        nn.Embedding(7, width), _layer(width, 9), _layer(9, width), _layer(width, 2)
+    )
+    seconds = [draw.integer(1, 9) / 100 for _ in layers]
+    for dtype in (torch.float32, torch.float64):
+        for stages in (2, 1):
+            case = _Case(layers.to(dtype), tokens, seconds, stages)
+            _check_cuts(answer, case)
+            _check_times(answer, case)
+            _check_memory(answer, case)

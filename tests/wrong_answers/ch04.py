@@ -1,0 +1,1091 @@
+"""Plausible wrong answers, and other right ones, to the exercises of chapter 04."""
+
+from bisect import bisect_left
+from functools import cache
+from itertools import accumulate, combinations, pairwise
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils.trace import kept_for_backward
+from tests.wrong_answers import right, wrong
+
+# ---- 4.1 ThreeBuildings --------------------------------------------------------------------------
+
+
+def _thirds(layers):
+    """Three lists whose lengths differ by one at most; the last ones are the longer."""
+    n = len(layers)
+    return [layers[i * n // 3 : (i + 1) * n // 3] for i in range(3)]
+
+
+class _Line(nn.Module):
+    """Right, but for what its children replace."""
+
+    def __init__(self, layers, devices):
+        super().__init__()
+        self.devices = devices
+        parts = [nn.Sequential(*part) for part in self.cut(layers)]
+        self.part0, self.part1, self.part2 = parts
+        for part, device in zip(parts, devices):
+            self.place(part, device)
+
+    def cut(self, layers):
+        return _thirds(layers)
+
+    def place(self, part, device):
+        part.to(device)
+
+    def forward(self, x):
+        first, second, third = self.devices
+        x = self.part0(x.to(first))
+        x = self.part1(x.to(second))
+        return self.part2(x.to(third))
+
+
+@right("4.1")
+class ThreeNamedParts(_Line):
+    pass
+
+
+@right("4.1")
+class AsksEachLayerWhereItIs(nn.Module):
+    def __init__(self, layers, devices):
+        super().__init__()
+        n = len(layers)
+        self.layers = nn.ModuleList(
+            layer.to(devices[3 * number // n]) for number, layer in enumerate(layers)
+        )
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x.to(next(layer.parameters()).device))
+        return x
+
+
+@wrong("4.1", names="not-registered")
+class PartsInAList(nn.Module):
+    def __init__(self, layers, devices):
+        super().__init__()
+        self.parts = [nn.Sequential(*part).to(d) for part, d in zip(_thirds(layers), devices)]
+        self.devices = devices
+
+    def forward(self, x):
+        for part, device in zip(self.parts, self.devices):
+            x = part(x.to(device))
+        return x
+
+
+@wrong("4.1", names="layers-lost")
+class LosesTheRest(_Line):
+    def cut(self, layers):
+        size = len(layers) // 3
+        return [layers[i * size : (i + 1) * size] for i in range(3)]
+
+
+@wrong("4.1", names="layers-repeated")
+class OverlapsAtTheEnd(_Line):
+    def cut(self, layers):
+        size = -(-len(layers) // 3)
+        return layers[:size], layers[size : 2 * size], layers[-size:]
+
+
+@wrong("4.1", names="layers-out-of-order")
+class DealsTheLayersOut(_Line):
+    def cut(self, layers):
+        return [layers[i::3] for i in range(3)]
+
+
+@wrong("4.1", names="uneven")
+class RestInTheLastPart(_Line):
+    def cut(self, layers):
+        size = len(layers) // 3
+        return layers[:size], layers[size : 2 * size], layers[2 * size :]
+
+
+@wrong("4.1", names="uneven")
+class RoundsUp(_Line):
+    def cut(self, layers):
+        size = -(-len(layers) // 3)
+        return layers[:size], layers[size : 2 * size], layers[2 * size :]
+
+
+@wrong("4.1", names="gradient-lost")
+class DetachesWhatItMoves(_Line):
+    def forward(self, x):
+        for part, device in zip((self.part0, self.part1, self.part2), self.devices):
+            x = part(x.detach().to(device))
+        return x
+
+
+@wrong("4.1", names="gradient-lost")
+class MovesTheData(_Line):
+    def forward(self, x):
+        for part, device in zip((self.part0, self.part1, self.part2), self.devices):
+            x = part(x.data.to(device))
+        return x
+
+
+@wrong("4.1", names="devices-fixed")
+class NamesGpus(_Line):
+    def __init__(self, layers, devices):
+        super().__init__(layers, ["cuda:7", "cuda:8", "cuda:9"])
+
+
+@wrong("4.1", names="nothing-placed")
+class PlacesNothing(_Line):
+    def place(self, part, device):
+        pass
+
+
+@wrong("4.1", names="devices-mixed-up")
+class BackToFront(_Line):
+    def __init__(self, layers, devices):
+        super().__init__(layers, devices[::-1])
+
+
+@wrong("4.1", names="buffers-left")
+class MovesParametersAlone(_Line):
+    def place(self, part, device):
+        for layer in part:
+            layer.weight = nn.Parameter(layer.weight.detach().to(device))
+
+
+@wrong("4.1", names="input-not-moved")
+class ExpectsItsInputInPlace(_Line):
+    def forward(self, x):
+        x = self.part0(x)
+        x = self.part1(x.to(self.devices[1]))
+        return self.part2(x.to(self.devices[2]))
+
+
+@wrong("4.1", names="activation-not-moved")
+class ForgetsTheResultOfTo(_Line):
+    def forward(self, x):
+        x = self.part0(x.to(self.devices[0]))
+        x.to(self.devices[1])
+        x = self.part1(x)
+        x.to(self.devices[2])
+        return self.part2(x)
+
+
+@wrong("4.1", names="output-elsewhere")
+class BringsTheOutputHome(_Line):
+    def forward(self, x):
+        home = x.device
+        return super().forward(x).to(home)
+
+
+# ---- 4.2 hand_over -------------------------------------------------------------------------------
+
+
+def _send_forward(stage, data):
+    tensors = stage(data)
+    for tensor in tensors:
+        dist.send(tensor.detach().contiguous(), 1)
+    return tensors
+
+
+def _receive(room):
+    """The leaves of rank 1's graph."""
+    leaves = []
+    for tensor in room:
+        dist.recv(tensor, 0)
+        leaves.append(tensor.requires_grad_(tensor.is_floating_point()))
+    return leaves
+
+
+def _gradient(leaf):
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+
+
+def _loss_and_back(stage, data, room, send=lambda leaf: dist.send(_gradient(leaf), 0)):
+    """Rank 1's half; `send` sends what belongs to one leaf."""
+    leaves = _receive(room)
+    loss = stage(*leaves, data)
+    loss.backward()
+    for leaf in leaves:
+        if leaf.is_floating_point():
+            send(leaf)
+    return loss.item()
+
+
+def _gradients(tensors, room):
+    """What rank 0 receives: (tensor, gradient) for those that backward may begin with."""
+    pairs = []
+    for tensor, gradient in zip(tensors, room):
+        if tensor.is_floating_point():
+            dist.recv(gradient, 1)
+            if tensor.requires_grad:
+                pairs.append((tensor, gradient))
+    return pairs
+
+
+def _back_from(pairs):
+    torch.autograd.backward(*zip(*pairs))
+
+
+@right("4.2")
+def adds_a_scalar_product(stage, data, room):
+    """The gradient of the sum of t * g, with g fixed, begins backward at t with g."""
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    pairs = _gradients(_send_forward(stage, data), room)
+    sum((tensor * gradient).sum() for tensor, gradient in pairs).backward()
+
+
+@right("4.2")
+def keeps_the_graph_between(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    for tensor, gradient in _gradients(_send_forward(stage, data), room):
+        tensor.backward(gradient, retain_graph=True)
+
+
+@wrong("4.2", names="unanswered")
+def never_hands_back(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room, send=lambda leaf: None)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="no-leaf")
+def receives_plain_tensors(stage, data, room):
+    if dist.get_rank() == 1:
+        for tensor in room:
+            dist.recv(tensor, 0)
+        loss = stage(*room, data)
+        loss.backward()
+        for tensor in room:
+            dist.send(tensor.grad, 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="no-leaf")
+def sends_zeros_for_plain_tensors(stage, data, room):
+    if dist.get_rank() == 1:
+        for tensor in room:
+            dist.recv(tensor, 0)
+        loss = stage(*room, data)
+        loss.backward()
+        for tensor in room:
+            dist.send(_gradient(tensor), 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="first-stage-left")
+def receives_and_forgets(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _gradients(_send_forward(stage, data), room)
+
+
+@wrong("4.2", names="own-gradient")
+def begins_with_ones(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    tensors = _send_forward(stage, data)
+    _gradients(tensors, room)
+    sum(tensor.sum() for tensor in tensors).backward()
+
+
+@wrong("4.2", names="activations-returned")
+def returns_the_activations(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room, send=lambda leaf: dist.send(leaf.detach(), 0))
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="last-stage-left")
+def differentiates_the_leaves_alone(stage, data, room):
+    if dist.get_rank() == 1:
+        leaves = _receive(room)
+        loss = stage(*leaves, data)
+        for gradient in torch.autograd.grad(loss, leaves):
+            dist.send(gradient, 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="loss-not-returned")
+def keeps_the_loss(stage, data, room):
+    if dist.get_rank() == 1:
+        _loss_and_back(stage, data, room)
+    else:
+        _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="order-swapped")
+def hands_back_in_backwards_order(stage, data, room):
+    if dist.get_rank() == 1:
+        leaves = _receive(room)
+        loss = stage(*leaves, data)
+        loss.backward()
+        for leaf in reversed(leaves):
+            dist.send(_gradient(leaf), 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="first-tensor-only")
+def goes_back_through_one_tensor(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room)[:1])
+
+
+@wrong("4.2", names="graph-twice")
+def goes_back_once_for_each(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    for tensor, gradient in _gradients(_send_forward(stage, data), room):
+        tensor.backward(gradient)
+
+
+@wrong("4.2", names="float32-only")
+def makes_room_in_float32(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), [torch.empty(r.shape) for r in room]))
+
+
+@wrong("4.2", names="gradients-replaced")
+def clears_the_gradients_first(stage, data, room):
+    stage.zero_grad()
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="not-contiguous")
+def sends_what_it_has(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    tensors = stage(data)
+    for tensor in tensors:
+        dist.send(tensor.detach(), 1)
+    _back_from(_gradients(tensors, room))
+
+
+@wrong("4.2", names="integer-leaf")
+def requires_gradients_of_all(stage, data, room):
+    if dist.get_rank() == 1:
+        for tensor in room:
+            dist.recv(tensor, 0)
+            tensor.requires_grad_()
+        loss = stage(*room, data)
+        loss.backward()
+        for tensor in room:
+            dist.send(_gradient(tensor), 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="unused-tensor")
+def expects_that_all_is_used(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room, send=lambda leaf: dist.send(leaf.grad, 0))
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="unused-tensor")
+def leaves_out_what_is_unused(stage, data, room):
+    def send(leaf):
+        if leaf.grad is not None:
+            dist.send(leaf.grad, 0)
+
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room, send)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="constant-tensor")
+def begins_with_all(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    pairs = []
+    for tensor, gradient in zip(_send_forward(stage, data), room):
+        if tensor.is_floating_point():
+            dist.recv(gradient, 1)
+            pairs.append((tensor, gradient))
+    _back_from(pairs)
+
+
+@wrong("4.2", names="constant-tensor")
+def receives_for_what_learns_only(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    pairs = []
+    for tensor, gradient in zip(_send_forward(stage, data), room):
+        if tensor.requires_grad:
+            dist.recv(gradient, 1)
+            pairs.append((tensor, gradient))
+    _back_from(pairs)
+
+
+# ---- 4.3 balanced_cuts ---------------------------------------------------------------------------
+
+
+def _refuse(costs, stages):
+    if stages < 1 or stages > len(costs):
+        raise ValueError(f"{stages} stages for {len(costs)} layers: each needs at least one.")
+
+
+def _first_fit(costs, limit):
+    """As many layers a stage as the limit allows."""
+    cuts, load = [], 0
+    for i, cost in enumerate(costs):
+        if load + cost > limit:
+            cuts.append(i)
+            load = 0
+        load += cost
+    return cuts
+
+
+def _all_stages_filled(cuts, layers, stages):
+    """More cuts never make the slowest stage slower: adds cuts until there are enough."""
+    free = [c for c in range(1, layers) if c not in cuts]
+    return sorted(cuts + free[: stages - 1 - len(cuts)])
+
+
+@right("4.3")
+def searches_the_sums_that_occur(costs, stages):
+    _refuse(costs, stages)
+    total = [0, *accumulate(costs)]
+    sums = sorted({b - a for a, b in combinations(total, 2) if b - a >= max(costs)})
+    fits = [len(_first_fit(costs, limit * (1 + 1e-12))) < stages for limit in sums]
+    limit = sums[fits.index(True)] * (1 + 1e-12)
+    return _all_stages_filled(_first_fit(costs, limit), len(costs), stages)
+
+
+@right("4.3")
+def remembers_what_it_solved(costs, stages):
+    _refuse(costs, stages)
+    total = [0, *accumulate(costs)]
+
+    @cache
+    def solve(start, left):
+        """(slowest stage, cuts) for the layers from start on."""
+        if left == 1:
+            return total[-1] - total[start], ()
+        options = []
+        for cut in range(start + 1, len(costs) - left + 2):
+            slowest, cuts = solve(cut, left - 1)
+            options.append((max(total[cut] - total[start], slowest), (cut, *cuts)))
+        return min(options)
+
+    return list(solve(0, stages)[1])
+
+
+def _misled(costs, stages, rule):
+    """A wrong rule with everything else right: refuses, and has as many stages as asked."""
+    _refuse(costs, stages)
+    return _all_stages_filled(rule(), len(costs), stages)
+
+
+@wrong("4.3", names="equal-layers")
+def counts_layers(costs, stages):
+    _refuse(costs, stages)
+    parts = torch.arange(len(costs)).tensor_split(stages)
+    return [int(part[0]) for part in parts[1:]]
+
+
+@wrong("4.3", names="stops-early")
+def fills_to_the_mean(costs, stages):
+    _refuse(costs, stages)
+    share, cuts, load = sum(costs) / stages, [], 0
+    for i, cost in enumerate(costs):
+        left = stages - 1 - len(cuts)
+        if left and load and (load + cost > share or len(costs) - i == left):
+            cuts.append(i)
+            load = 0
+        load += cost
+    return cuts
+
+
+@wrong("4.3", names="stops-late")
+def fills_until_the_mean_is_reached(costs, stages):
+    _refuse(costs, stages)
+    share, cuts, load = sum(costs) / stages, [], 0
+    for i, cost in enumerate(costs):
+        left = stages - 1 - len(cuts)
+        if left and i and (load >= share or len(costs) - i == left):
+            cuts.append(i)
+            load = 0
+        load += cost
+    return cuts
+
+
+@wrong("4.3", names="stops-late")
+def fills_from_the_end(costs, stages):
+    cuts = fills_until_the_mean_is_reached(costs[::-1], stages)
+    return [len(costs) - cut for cut in reversed(cuts)]
+
+
+@wrong("4.3", names="nearest-share")
+def looks_up_the_quantiles(costs, stages):
+    _refuse(costs, stages)
+    total, cuts = [0, *accumulate(costs)], []
+    for stage in range(1, stages):
+        wanted = sum(costs) * stage / stages
+        at = bisect_left(total, wanted)
+        at -= wanted - total[at - 1] <= total[at] - wanted
+        low = (cuts[-1] if cuts else 0) + 1
+        cuts.append(min(max(at, low), len(costs) - (stages - stage)))
+    return cuts
+
+
+@wrong("4.3", names="share-of-the-rest")
+def takes_its_share_of_the_rest(costs, stages):
+    _refuse(costs, stages)
+    cuts, start = [], 0
+    for left in range(stages, 1, -1):
+        share, end = sum(costs[start:]) / left, start + 1
+        while end < len(costs) - left + 1 and sum(costs[start : end + 1]) <= share:
+            end += 1
+        cuts.append(end)
+        start = end
+    return cuts
+
+
+@wrong("4.3", names="halved")
+def cuts_in_halves(costs, stages):
+    _refuse(costs, stages)
+
+    def halve(start, end, stages):
+        if stages == 1:
+            return []
+        few, many = stages // 2, stages - stages // 2
+        cut = min(
+            range(start + few, end - many + 1),
+            key=lambda c: max(sum(costs[start:c]) / few, sum(costs[c:end]) / many),
+        )
+        return [*halve(start, cut, few), cut, *halve(cut, end, many)]
+
+    return halve(0, len(costs), stages)
+
+
+def _least(costs, stages, measure):
+    """The best of all cuts: only for lists that are short."""
+    _refuse(costs, stages)
+
+    def loads(cuts):
+        return [sum(costs[a:b]) for a, b in pairwise((0, *cuts, len(costs)))]
+
+    every = combinations(range(1, len(costs)), stages - 1)
+    return list(min(every, key=lambda cuts: measure(loads(cuts))))
+
+
+@wrong("4.3", names="spread-not-slowest")
+def minimises_the_variance(costs, stages):
+    return _least(costs, stages, lambda loads: sum(load**2 for load in loads))
+
+
+@wrong("4.3", names="sorted")
+def sorts_the_costs(costs, stages):
+    return remembers_what_it_solved(sorted(costs, reverse=True), stages)
+
+
+@wrong("4.3", names="not-best")
+def minimises_the_range(costs, stages):
+    return _least(costs, stages, lambda loads: max(loads) - min(loads))
+
+
+@wrong("4.3", names="too-slow")
+def tries_all_cuts(costs, stages):
+    return _least(costs, stages, max)
+
+
+@wrong("4.3", names="fractions")
+def searches_whole_numbers(costs, stages):
+    def rule():
+        low, high = max(costs), sum(costs)
+        while low < high:
+            middle = (low + high) // 2
+            if len(_first_fit(costs, middle)) < stages:
+                high = middle
+            else:
+                low = middle + 1
+        return _first_fit(costs, high)
+
+    return _misled(costs, stages, rule)
+
+
+@wrong("4.3", names="number-of-cuts")
+def leaves_stages_empty(costs, stages):
+    _refuse(costs, stages)
+    total = [0, *accumulate(costs)]
+    sums = sorted({b - a for a, b in combinations(total, 2)})
+    limit = next(s for s in sums if s >= max(costs) and len(_first_fit(costs, s)) < stages)
+    return _first_fit(costs, limit)
+
+
+@wrong("4.3", names="empty-stage")
+def repeats_the_last_cut(costs, stages):
+    _refuse(costs, stages)
+    total = [0, *accumulate(costs)]
+    cuts = _first_fit(costs, min(s for s in total if len(_first_fit(costs, s)) < stages))
+    return cuts + [len(costs)] * (stages - 1 - len(cuts))
+
+
+@wrong("4.3", names="sizes-not-cuts")
+def returns_sizes(costs, stages):
+    cuts = remembers_what_it_solved(costs, stages)
+    return [b - a for a, b in pairwise([0, *cuts, len(costs)])]
+
+
+@wrong("4.3", names="ends-included")
+def returns_the_ends_too(costs, stages):
+    return [0, *remembers_what_it_solved(costs, stages), len(costs)]
+
+
+@wrong("4.3", names="cut-after")
+def returns_the_last_layers(costs, stages):
+    return [cut - 1 for cut in remembers_what_it_solved(costs, stages)]
+
+
+@wrong("4.3", names="costs-changed")
+def pops_the_costs(costs, stages):
+    cuts = remembers_what_it_solved(costs, stages)
+    while costs:
+        costs.pop()
+    return cuts
+
+
+@wrong("4.3", names="not-refused")
+def makes_do_with_fewer_stages(costs, stages):
+    return remembers_what_it_solved(costs, max(1, min(stages, len(costs)))) if costs else []
+
+
+@wrong("4.3", names="accident")
+def refuses_by_accident(costs, stages):
+    cuts, end = [], len(costs)
+    total = [0, *accumulate(costs)]
+    best = {i: [total[i]] for i in range(end + 1)}
+    for stage in range(1, max(stages, 1)):
+        for i in range(end, stage - 1, -1):
+            options = [max(best[c][-1], total[i] - total[c]) for c in range(stage, i)]
+            best[i].append(min(options) if i == end else min(options, default=float("inf")))
+    for stage in range(stages - 1, 0, -1):
+        slowest = {c: max(best[c][stage - 1], total[end] - total[c]) for c in range(stage, end)}
+        end = min(slowest, key=slowest.get)
+        cuts.insert(0, end)
+    return cuts
+
+
+@wrong("4.3", names="other-error")
+def refuses_with_an_assert(costs, stages):
+    assert 1 <= stages <= len(costs), "impossible"
+    return remembers_what_it_solved(costs, stages)
+
+
+# ---- 4.4 RepairedConvNet -------------------------------------------------------------------------
+
+
+def _pooled(pixels):
+    return ((pixels - 1) // 2) // 2 + 1
+
+
+def _eyes():
+    return (
+        nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+    )
+
+
+def _head():
+    return nn.Sequential(nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
+
+
+class _ConvNet(nn.Module):
+    """Right, but for what its children replace."""
+
+    def __init__(self, image_size, devices):
+        super().__init__()
+        self.devices = devices
+        self.part1, self.part2 = self.first(image_size), self.second()
+        self.place(devices)
+
+    def features(self, image_size):
+        height, width = image_size
+        return 64 * _pooled(height) * _pooled(width)
+
+    def first(self, image_size):
+        return nn.Sequential(*_eyes(), nn.Flatten(), nn.Linear(self.features(image_size), 512))
+
+    def second(self):
+        return _head()
+
+    def place(self, devices):
+        self.part1.to(devices[0])
+        self.part2.to(devices[1])
+
+    def forward(self, x):
+        x = self.part1(x.to(self.devices[0]))
+        return self.part2(x.to(self.devices[1]))
+
+
+@right("4.4")
+class CountsWithTheFormula(_ConvNet):
+    pass
+
+
+@right("4.4")
+class FlattensInForward(nn.Module):
+    def __init__(self, image_size, devices):
+        super().__init__()
+        self.devices = devices
+        self.eyes = nn.Sequential(*_eyes()).to(devices[0])
+        count = self.eyes(torch.zeros(2, 3, *image_size, device=devices[0]))[0].numel()
+        self.last = nn.Linear(count, 512, device=devices[0])
+        self.head = _head().to(devices[1])
+
+    def forward(self, x):
+        x = self.eyes(x.to(self.devices[0]))
+        x = self.last(x.view(len(x), -1))
+        return self.head(x.to(self.devices[1]))
+
+
+@wrong("4.4", names="no-super")
+class ForgetsSuper(nn.Module):
+    def __init__(self, image_size, devices):
+        self.part1 = nn.Sequential(*_eyes())
+
+
+@wrong("4.4", names="no-self")
+class ForgetsSelf(_ConvNet):
+    def forward(x):
+        x = x.part1(x)
+        return x.part2(x)
+
+
+@wrong("4.4", names="no-flatten")
+class ForgetsFlatten(_ConvNet):
+    def first(self, image_size):
+        return nn.Sequential(*_eyes(), nn.Linear(self.features(image_size), 512))
+
+
+@wrong("4.4", names="batch-flattened")
+class FlattensTheBatch(_ConvNet):
+    def first(self, image_size):
+        linear = nn.Linear(self.features(image_size), 512)
+        return nn.Sequential(*_eyes(), nn.Flatten(start_dim=0), linear)
+
+
+@wrong("4.4", names="in-features-fixed")
+class AddsFlattenAlone(_ConvNet):
+    def features(self, image_size):
+        return 1024
+
+
+@wrong("4.4", names="in-features-fixed")
+class ForgetsToRoundUp(_ConvNet):
+    def features(self, image_size):
+        height, width = image_size
+        return 64 * (height // 4) * (width // 4)
+
+
+@wrong("4.4", names="batch-mixed")
+class ViewsAThousand(_ConvNet):
+    def first(self, image_size):
+        return nn.Sequential(*_eyes(), nn.Unflatten(0, (1, -1)), nn.Linear(1024, 512))
+
+    def forward(self, x):
+        eyes, linear = self.part1[:3], self.part1[-1]
+        x = linear(eyes(x.to(self.devices[0])).view(-1, 1024))
+        return self.part2(x.to(self.devices[1]))
+
+
+@wrong("4.4", names="adaptive-pool")
+class PoolsToOneSize(_ConvNet):
+    def first(self, image_size):
+        pool = nn.AdaptiveAvgPool2d(4)
+        return nn.Sequential(*_eyes(), pool, nn.Flatten(), nn.Linear(1024, 512))
+
+
+@wrong("4.4", names="square-only")
+class SquaresTheHeight(_ConvNet):
+    def features(self, image_size):
+        return 64 * _pooled(image_size[0]) ** 2
+
+
+@wrong("4.4", names="lazy-parameters")
+class LeavesItToTheFirstBatch(_ConvNet):
+    def first(self, image_size):
+        return nn.Sequential(*_eyes(), nn.Flatten(), nn.LazyLinear(512))
+
+
+@wrong("4.4", names="layer-changed")
+class LosesARelu(_ConvNet):
+    def second(self):
+        return _head()[1:]
+
+
+@wrong("4.4", names="layer-changed")
+class TakesAnotherWidth(_ConvNet):
+    def first(self, image_size):
+        return nn.Sequential(*_eyes(), nn.Flatten(), nn.Linear(self.features(image_size), 256))
+
+    def second(self):
+        return nn.Sequential(nn.ReLU(), nn.Linear(256, 10))
+
+
+@wrong("4.4", names="softmax-added")
+class ReturnsProbabilities(_ConvNet):
+    def second(self):
+        return nn.Sequential(*_head(), nn.Softmax(dim=1))
+
+
+@wrong("4.4", names="devices-fixed")
+class NamesTwoGpus(_ConvNet):
+    def __init__(self, image_size, devices):
+        super().__init__(image_size, ["cuda:8", "cuda:9"])
+
+
+@wrong("4.4", names="nothing-placed")
+class StaysAtHome(_ConvNet):
+    def place(self, devices):
+        pass
+
+
+@wrong("4.4", names="wrong-part")
+class CutsBeforeTheLinearLayer(nn.Module):
+    def __init__(self, image_size, devices):
+        super().__init__()
+        self.devices = devices
+        linear = nn.Linear(64 * _pooled(image_size[0]) * _pooled(image_size[1]), 512)
+        self.part1 = nn.Sequential(*_eyes(), nn.Flatten()).to(devices[0])
+        self.part2 = nn.Sequential(linear, *_head()).to(devices[1])
+
+    def forward(self, x):
+        x = self.part1(x.to(self.devices[0]))
+        return self.part2(x.to(self.devices[1]))
+
+
+@wrong("4.4", names="activation-not-moved")
+class MovesNothingBetween(_ConvNet):
+    def forward(self, x):
+        return self.part2(self.part1(x.to(self.devices[0])))
+
+
+@wrong("4.4", names="input-not-moved")
+class ExpectsImagesInPlace(_ConvNet):
+    def forward(self, x):
+        return self.part2(self.part1(x).to(self.devices[1]))
+
+
+@wrong("4.4", names="output-elsewhere")
+class BringsTheLogitsHome(_ConvNet):
+    def forward(self, x):
+        home = x.device
+        return super().forward(x).to(home)
+
+
+# ---- 4.5 compare_cuts ----------------------------------------------------------------------------
+
+
+class _Comparison:
+    """Right, but for what its children replace."""
+
+    def __call__(self, layers, inputs, seconds, stages, cut):
+        self.layers, self.inputs, self.seconds, self.stages = layers, inputs, seconds, stages
+        return {
+            "equal layers": self.row(self.equal_layers()),
+            "equal parameters": self.row(cut([self.size(layer) for layer in layers], stages)),
+            "profiled time": self.row(cut(seconds, stages)),
+        }
+
+    def equal_layers(self):
+        parts = torch.arange(len(self.layers)).tensor_split(self.stages)
+        return [int(part[0]) for part in parts[1:]]
+
+    def size(self, layer):
+        return sum(p.numel() for p in layer.parameters())
+
+    def row(self, cuts):
+        spans = list(pairwise([0, *cuts, len(self.layers)]))
+        times = [sum(self.seconds[a:b]) for a, b in spans]
+        return {
+            "cuts": list(cuts),
+            "memory": self.memory([self.layers[a:b] for a, b in spans]),
+            "slowest": self.slowest(times),
+            "idle": self.idle(times),
+        }
+
+    def slowest(self, times):
+        return max(times)
+
+    def idle(self, times):
+        return sum(max(times) - t for t in times) / (len(times) * max(times))
+
+    def memory(self, parts):
+        result, arriving = [], self.inputs
+        for part in parts:
+            with kept_for_backward(part) as kept:
+                outputs = part(arriving)
+            result.append(kept.bytes + self.held(part))
+            arriving = self.over_the_cut(outputs)
+        return result
+
+    def over_the_cut(self, outputs):
+        return outputs.detach().requires_grad_()
+
+    def held(self, part):
+        tensors = [*part.parameters(), *part.buffers()]
+        return sum(map(self.bytes, tensors)) + sum(map(self.gradient, part.parameters()))
+
+    def bytes(self, tensor):
+        return tensor.numel() * tensor.element_size()
+
+    def gradient(self, parameter):
+        return self.bytes(parameter) if parameter.requires_grad else 0
+
+
+def _as_function(kind):
+    def compare(layers, inputs, seconds, stages, cut):
+        return kind()(layers, inputs, seconds, stages, cut)
+
+    compare.__name__ = kind.__name__
+    return compare
+
+
+def _right(kind):
+    right("4.5")(_as_function(kind))
+    return kind
+
+
+def _wrong(names):
+    def add(kind):
+        wrong("4.5", names=names)(_as_function(kind))
+        return kind
+
+    return add
+
+
+@_right
+class MeasuresStageByStage(_Comparison):
+    pass
+
+
+@_wrong("rows-missing")
+class LeavesOutARow(_Comparison):
+    def __call__(self, *arguments):
+        table = super().__call__(*arguments)
+        del table["equal parameters"]
+        return table
+
+
+@_wrong("remainder-last")
+class RestToTheLastStage(_Comparison):
+    def equal_layers(self):
+        size = len(self.layers) // self.stages
+        return [size * stage for stage in range(1, self.stages)]
+
+
+@_wrong("same-cuts")
+class ProfilesTheEqualLayersToo(_Comparison):
+    def __call__(self, layers, inputs, seconds, stages, cut):
+        table = super().__call__(layers, inputs, seconds, stages, cut)
+        return dict.fromkeys(table, table["profiled time"])
+
+
+@_wrong("trainable-only")
+class CountsWhatLearns(_Comparison):
+    def size(self, layer):
+        return sum(p.numel() for p in layer.parameters() if p.requires_grad)
+
+
+@_wrong("sum-not-slowest")
+class AddsTheStages(_Comparison):
+    def slowest(self, times):
+        return sum(times)
+
+
+@_wrong("mean-not-slowest")
+class AveragesTheStages(_Comparison):
+    def slowest(self, times):
+        return sum(times) / len(times)
+
+
+@_wrong("slowest-layer")
+class LooksForTheSlowestLayer(_Comparison):
+    def slowest(self, times):
+        return max(self.seconds)
+
+
+@_wrong("idle-one-batch")
+class LetsOneBatchThrough(_Comparison):
+    def idle(self, times):
+        return 1 - 1 / self.stages
+
+
+@_wrong("busy-not-idle")
+class ReturnsTheBusyShare(_Comparison):
+    def idle(self, times):
+        return sum(times) / (len(times) * max(times))
+
+
+@_wrong("idle-not-share")
+class ReturnsIdleSeconds(_Comparison):
+    def idle(self, times):
+        return sum(max(times) - t for t in times)
+
+
+@_wrong("gradients-forgotten")
+class ForgetsTheGradients(_Comparison):
+    def gradient(self, parameter):
+        return 0
+
+
+@_wrong("activations-forgotten")
+class ForgetsTheActivations(_Comparison):
+    def memory(self, parts):
+        return [self.held(part) for part in parts]
+
+
+@_wrong("input-needs-gradient")
+class DetachesAndLeavesIt(_Comparison):
+    def over_the_cut(self, outputs):
+        return outputs.detach()
+
+
+@_wrong("first-input-leaf")
+class TreatsTheBatchLikeACut(_Comparison):
+    def memory(self, parts):
+        if self.inputs.is_floating_point():
+            self.inputs = self.inputs.detach().requires_grad_()
+        return super().memory(parts)
+
+
+@_wrong("whole-model")
+class MeasuresTheWholeModel(_Comparison):
+    def memory(self, parts):
+        return super().memory([self.layers]) * self.stages
+
+
+@_wrong("frozen-gradient")
+class GivesEveryParameterAGradient(_Comparison):
+    def gradient(self, parameter):
+        return self.bytes(parameter)
+
+
+@_wrong("buffers-forgotten")
+class ForgetsTheBuffers(_Comparison):
+    def held(self, part):
+        return sum(self.bytes(p) + self.gradient(p) for p in part.parameters())
+
+
+@_wrong("tied-twice")
+class WalksOverTheLayers(_Comparison):
+    def held(self, part):
+        return sum(super(WalksOverTheLayers, self).held(layer) for layer in part)
+
+
+@_wrong("four-bytes")
+class AssumesFourBytes(_Comparison):
+    def bytes(self, tensor):
+        return 4 * tensor.numel()
