@@ -197,15 +197,25 @@ def test_what_pip_writes_becomes_one_sentence(course: Path, written: str) -> Non
 # --- the commands around it --------------------------------------------------------------------
 
 
-def dry_run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    """A make of its own, which the options of a `make test PYTHON=...` around it do not reach."""
     command = [shutil.which("make"), "--no-print-directory", *arguments]
-    env = {**os.environ, **variables}
-    return subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, env=env)
+    outer = {name for name in os.environ if name.startswith("MAKE")}
+    env = {name: value for name, value in os.environ.items() if name not in outer | {"PYTHON"}}
+    return subprocess.run(
+        command,
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=env | variables,
+        timeout=60,
+    )
 
 
 @needs_make
 def test_lab_passes_its_options_on_and_stays_on_this_machine() -> None:
-    said = dry_run("-n", "lab", "ARGS=--no-browser --port 8888").stdout
+    said = make("-n", "lab", "ARGS=--no-browser --port 8888").stdout
     assert "tools/setup_env.py" in said
     assert "--ip=127.0.0.1" in said and said.strip().endswith("--no-browser --port 8888")
     assert "/lab/tree/notebooks" in said and "token" not in said
@@ -215,7 +225,7 @@ def test_lab_passes_its_options_on_and_stays_on_this_machine() -> None:
 def test_make_without_any_python_is_explained(tmp_path: Path) -> None:
     for name in ("sh", "id"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    run = dry_run("lab", PATH=str(tmp_path))
+    run = make("lab", PATH=str(tmp_path))
     assert run.returncode != 0
     assert "Python 3.11, 3.12 or 3.13, and here there is none: install one" in run.stderr
 
