@@ -1,0 +1,74 @@
+"""The budgets by which the checks of chapter 05 judge a schedule, against the course's own schedules;
+and the helpers that tell one mistake from another."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_utils import schedules
+from course_utils.checks import ch05
+from course_utils.launch import launch
+from course_utils.schedules import Op
+
+SIZES = [(1, 1), (1, 3), (2, 2), (3, 1), (3, 6), (4, 12)]
+
+
+@pytest.mark.parametrize("stages, micro_batches", SIZES)
+def test_gpipe_and_1f1b_just_keep_to_their_budgets(stages, micro_batches):
+    case = ch05._Case(stages, micro_batches)
+    for judge, name in ((ch05._gpipe, "gpipe"), (ch05._1f1b, "one_forward_one_backward")):
+        schedule = getattr(schedules, name)(stages, micro_batches)
+        just_keeps_to_the_budgets(judge, case, schedule)
+
+
+@pytest.mark.parametrize("stages, micro_batches", [(1, 2), (2, 2), (3, 6), (4, 12)])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_interleaved_just_keeps_to_its_budgets(stages, micro_batches, chunks):
+    case = ch05._Case(stages, micro_batches, chunks)
+    schedule = schedules.interleaved(stages, micro_batches, chunks)
+    just_keeps_to_the_budgets(ch05._interleaved, case, schedule)
+
+
+def just_keeps_to_the_budgets(judge, case, schedule):
+    simulation = ch05._simulated(schedule, case)
+    assert simulation.makespan == pytest.approx(case.time())
+    work = case.chunks * case.micro_batches
+    budgets = [min(judge.budget(case, rank), work) for rank in range(case.stages)]
+    assert simulation.peak_in_flight == budgets
+
+
+@pytest.mark.parametrize(
+    "spoil, name",
+    [
+        (lambda row: row, None),
+        (lambda row: row[1:], "missing"),
+        (lambda row: row + row[:1], "doubled"),
+        (lambda row: [*row, Op("F", 9)], "unknown-work"),
+        (lambda row: [Op(op.kind, op.micro_batch + 1) for op in row], "counted-from-one"),
+    ],
+)
+def test_what_is_wrong_with_the_work(spoil, name):
+    rows = schedules.gpipe(2, 3)
+    assert ch05._wrong_work([spoil(row) for row in rows], ch05._Case(2, 3)) == name
+
+
+def test_warm_ups_are_the_forward_passes_before_the_first_backward():
+    assert ch05._warm_ups(schedules.one_forward_one_backward(3, 5)) == [3, 2, 1]
+    assert ch05._warm_ups([[Op("F", 0), Op("F", 1)], []]) == [2, 0]
+
+
+def starts_both_and_waits_for_one(to_next, to_previous):
+    neighbour = 1 - dist.get_rank()
+    own = to_next if to_previous is None else to_previous
+    room = torch.empty_like(own)
+    dist.isend(own, neighbour)
+    dist.irecv(room, neighbour).wait()
+    return (None, room) if to_previous is None else (room, None)
+
+
+def test_a_message_that_nobody_waits_for_is_seen_though_the_tensors_are_right():
+    case = ch05._line(2, lambda link: torch.arange(3.0))
+    reports = launch(ch05._exchanged, 2, starts_both_and_waits_for_one, [case], ch05._as_it_is)
+    for [report] in reports:
+        assert report.unwaited == ["send"]
+        assert sorted(name for name, _ in report.calls) == ["recv_", "send"]
