@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 from course_utils.models import LanguageModel, MnistConvNet, MnistNet
@@ -15,7 +16,9 @@ class Enter(nn.Module):
         self.token, self.position = model.token, model.position
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        return self.token(tokens) + self.position(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
 
 
 def chain(model: nn.Module) -> list[nn.Module]:

@@ -19,6 +19,7 @@ train_first_stage, train_last_stage = (
 )
 ThreeBuildings = load_answer("4.1")
 hand_over = load_answer("4.2")
+sum_of_both_uses = load_code(4, "sum_of_both_uses")
 
 
 def train(job: Job, model: nn.Module, split: nn.Module) -> Trained:
@@ -50,9 +51,12 @@ def product_shape(stage: nn.Module, inputs: Tensor) -> torch.Size:
         return stage(inputs[:1].to(device())).shape[1:]
 
 
-def two_ranks(halves: list[nn.Module], job: Job, model: nn.Module) -> Trained:
+def two_ranks(halves: list[nn.Module], job: Job, model: nn.Module, prepare=None) -> Trained:
+    """`prepare(half, optimizer)` may change them before the first step."""
     rank = dist.get_rank()
     half, optimizer = halves[rank], sgd(halves[rank])
+    if prepare:
+        prepare(half, optimizer)
     inputs, targets = ([tensor.to(device()) for tensor in side] for side in zip(*job.batches))
     if rank == 0:
         train_first_stage(half, optimizer, inputs)
@@ -69,6 +73,19 @@ def two_ranks_by_hand(rank: int, job: Job) -> Trained:
 
 @technique([2], ["language"])
 def language_model_in_two_halves(rank: int, job: Job) -> Trained:
+    model = job.model()
+    return two_ranks([FirstHalf(model, cut=2), SecondHalf(model, cut=2)], job, model)
+
+
+@technique([2], ["tied language"])
+def a_tied_table_in_two_halves(rank: int, job: Job) -> Trained:
+    model = job.model()
+    halves = [FirstHalf(model, cut=2), SecondHalf(model, cut=2)]
+    return two_ranks(halves, job, model, sum_of_both_uses)
+
+
+@mistake([2], ["tied language"])
+def a_table_silently_untied(rank: int, job: Job) -> Trained:
     model = job.model()
     return two_ranks([FirstHalf(model, cut=2), SecondHalf(model, cut=2)], job, model)
 

@@ -1,0 +1,160 @@
+"""Chapter 6: every rank has a part of every large matrix of a language model."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.functional import cross_entropy
+
+from course_utils.checks import load_answer, load_code
+from course_utils.hardware import device
+from course_utils.models import LanguageModel
+from tests.techniques import Job, Trained, mistake, sgd, technique
+
+JOBS = ("language",)
+
+cut_dimension, part_of = load_code(6, "cut_dimension"), load_code(6, "part_of")
+local, local_gradient = load_code(6, "local"), load_code(6, "local_gradient")
+gather_tokens = load_code(6, "gather_tokens")
+sum_gradients = load_code(6, "sum_gradients_of_whole_parameters")
+tensor_parallel_model = load_code(6, "tensor_parallel_model")
+sequence_parallel = load_code(6, "sequence_parallel")
+CutEmbedding = load_code(6, "CutEmbedding")
+loss_from_cut_logits = load_code(6, "loss_from_cut_logits")
+torch_model = load_code(6, "tensor_parallel_model_with_pytorch")
+torch_sequence_parallel = load_code(6, "sequence_parallel_with_pytorch")
+ColumnParallelLinear, RowParallelLinear = load_answer("6.1"), load_answer("6.2")
+HeadParallelAttention = load_answer("6.3")
+vocabulary_parallel_cross_entropy = load_answer("6.4")
+SequenceParallelNorm = load_answer("6.5")
+
+
+def put_together(name: str, part: Tensor) -> Tensor:
+    """The whole parameter, or gradient, of which each rank has what `part_of` gives it."""
+    dim = cut_dimension(name)
+    if dim is None:
+        return part
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part.contiguous())
+    if "qkv" not in name:
+        return torch.cat(parts, dim)
+    queries_keys_values = zip(*(part.chunk(3) for part in parts), strict=True)
+    return torch.cat([section for sections in queries_keys_values for section in sections])
+
+
+def train(
+    job: Job,
+    model: nn.Module,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    context: Callable[[], AbstractContextManager] = nullcontext,
+    finish: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Every rank has all tokens; `loss_of` gets the logits that this rank has."""
+    optimizer = sgd(model)
+    for inputs, targets in job.batches:
+        optimizer.zero_grad()
+        with context():
+            logits = model(inputs.to(device())).flatten(0, 1)
+            loss_of(logits, targets.flatten().to(device())).backward()
+        finish()
+        optimizer.step()
+    return Trained(
+        {_named(n): put_together(n, local(p.detach())).cpu() for n, p in model.named_parameters()},
+        {_named(n): put_together(n, local_gradient(p)).cpu() for n, p in model.named_parameters()},
+    )
+
+
+def _named(name: str) -> str:
+    """Exercise 6.5 keeps a norm in a module of its own."""
+    return name.replace("norm.norm.", "norm.")
+
+
+@technique([1, 2, 3, 4], JOBS)
+def tensor_parallel_by_hand(rank: int, job: Job) -> Trained:
+    return train(job, tensor_parallel_model(job.model()), loss_from_cut_logits)
+
+
+def cut_layers(model: LanguageModel) -> LanguageModel:
+    """Cuts a model with the layers of the exercises."""
+    model.token = CutEmbedding(model.token)
+    for block in model.blocks:
+        block.attention = HeadParallelAttention(block.attention)
+        block.feed_forward.up = ColumnParallelLinear(block.feed_forward.up)
+        block.feed_forward.down = RowParallelLinear(block.feed_forward.down)
+    model.head = ColumnParallelLinear(model.head)
+    return model
+
+
+@technique([2, 3, 4], JOBS)
+def tensor_parallel_layers(rank: int, job: Job) -> Trained:
+    return train(job, cut_layers(job.model()), vocabulary_parallel_cross_entropy)
+
+
+class OwnTokens(torch.autograd.Function):
+    """This rank's stretch of a sequence that all ranks have; the whole gradient on all ranks."""
+
+    @staticmethod
+    def forward(ctx, whole: Tensor) -> Tensor:
+        return whole.chunk(dist.get_world_size(), dim=1)[dist.get_rank()].clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gather_tokens(gradient.contiguous())
+
+
+def sequence_parallel_model(model: LanguageModel, cut: Callable) -> LanguageModel:
+    """The blocks and the last norm see a rank's own tokens, the embedding and the head all."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model.token = CutEmbedding(model.token)
+    model.blocks[0].register_forward_pre_hook(lambda block, inputs: OwnTokens.apply(*inputs))
+    for block in model.blocks:
+        cut(block)
+    model.norm = SequenceParallelNorm(model.norm)  # gathers, and sums the head's gradients
+    model.head.weight = nn.Parameter(part_of("head.weight", model.head.weight, rank, ranks))
+    return model
+
+
+@technique([2, 3, 4], JOBS)
+def sequence_parallel_by_hand(rank: int, job: Job) -> Trained:
+    model = sequence_parallel_model(job.model(), sequence_parallel)
+    finish = partial(sum_gradients, model.blocks)
+    return train(job, model, loss_from_cut_logits, finish=finish)
+
+
+@technique([2, 3], JOBS)
+def torch_sequence_parallel_blocks(rank: int, job: Job) -> Trained:
+    model = sequence_parallel_model(job.model(), torch_sequence_parallel)
+    return train(job, model, loss_from_cut_logits)
+
+
+@technique([2, 3, 4], JOBS)
+def torch_parallelize_module(rank: int, job: Job) -> Trained:
+    return train(job, torch_model(job.model()), cross_entropy, context=loss_parallel)
+
+
+@mistake([2], JOBS)
+def norms_that_drift_apart(rank: int, job: Job) -> Trained:
+    """Nobody adds up what each rank has found from its own tokens."""
+    model = sequence_parallel_model(job.model(), sequence_parallel)
+    return train(job, model, loss_from_cut_logits)
+
+
+@mistake([2], JOBS)
+def no_sum_in_backward(rank: int, job: Job) -> Trained:
+    """A column cut whose input gets only this rank's share of the gradient."""
+    model = cut_layers(job.model())
+    for block in model.blocks:
+        block.feed_forward.up.forward = partial(nn.Linear.forward, block.feed_forward.up)
+    return train(job, model, loss_from_cut_logits)
+
+
+@mistake([2], JOBS)
+def bias_once_more_per_rank(rank: int, job: Job) -> Trained:
+    model = tensor_parallel_model(job.model())
+    for block in model.blocks:
+        block.feed_forward.down.forward = partial(nn.Linear.forward, block.feed_forward.down)
+    return train(job, model, loss_from_cut_logits)
