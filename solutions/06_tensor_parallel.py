@@ -265,7 +265,7 @@ def ring_bytes(record):
 
 
 # %% [markdown]
-# ## 4. By hand, then with PyTorch: a block, a model, and half the activations
+# ## 4. By hand, then with PyTorch: a block, a model, and the activations
 #
 # ### What backward needs: a pair of functions
 #
@@ -289,8 +289,8 @@ def gradient_without_help(rank):
     return equal(expected, [partial]), equal(expected, [x.grad])
 
 
-for rank, (alone, summed) in enumerate(launch(gradient_without_help, 2)):
-    print(f"rank {rank}: its gradient of x is right: {alone}, the sum over the ranks is: {summed}")
+for rank, (own, summed) in enumerate(launch(gradient_without_help, 2)):
+    print(f"rank {rank}: its gradient of x is right: {own}, the sum over the ranks is: {summed}")
 
 # %% [markdown]
 # So two boundaries need a function with a backward of its own. Where a replicated tensor enters the
@@ -331,8 +331,8 @@ class SumForward(torch.autograd.Function):
 # %% [markdown]
 # ### Cut the weights
 #
-# Which weight of a block is cut how? `part_of` answers for any rank, without any process group. The
-# clone matters: a slice is a view and would keep the whole matrix in memory.
+# Which weight of a block is cut how? `part_of` answers for any rank, without any process group. It
+# returns a copy: a slice alone is a view and would keep the whole matrix in memory.
 
 # %%
 CUT_DIMENSION = {  # of the tensor as nn.Linear and nn.Embedding store it: (out, in), (rows, width)
@@ -378,7 +378,7 @@ def cut_parameters(module: nn.Module) -> None:
     for name, parameter in list(module.named_parameters()):
         owner, _, attribute = name.rpartition(".")
         part = part_of(name, parameter, rank, ranks)
-        setattr(module.get_submodule(owner), attribute, nn.Parameter(part))
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(part, parameter.requires_grad))
 
 
 def cut_half(inner: nn.Module, last: nn.Linear, enter=SumBackward, leave=SumForward) -> None:
@@ -435,7 +435,7 @@ for n in (1, 2, 4):
 #
 # The rows of `qkv.weight` are all queries, then all keys, then all values. That is why `part_of`
 # takes a part of each of the three. A plain cut would give rank 0 of 2 all the queries and half of
-# the keys; section 4 meets that again with PyTorch.
+# the keys; you meet that again below, with PyTorch.
 
 
 # %%
@@ -625,9 +625,10 @@ plots.compare(predicted, dict(zip(predicted, (sent, to_gather))))
 # ### A language model, trained
 #
 # Now everything together: embedding, blocks, head and loss, on the story that the course brings
-# along. The vocabulary is made of its characters, rounded up to a multiple of 8, so that it divides;
-# Megatron-LM pads its vocabulary for the same reason. Embedding, blocks and head are cut; the
-# position table and the norms are small and stay whole.
+# along. The vocabulary is its 72 characters. A vocabulary that does not divide is padded with words
+# that never occur (Shoeybi et al. 2019, section 5.1). Embedding, blocks and head are cut; the
+# position table and the norms are small and stay whole. Embedding and head are cut by the same
+# words, so a model that ties the two stays tied.
 
 # %%
 CONTEXT, WINDOWS, STEPS, LEARNING_RATE = 32, 8, 3, 0.1
@@ -650,10 +651,12 @@ def batches():
 def tensor_parallel_model(model: LanguageModel) -> LanguageModel:
     """Cuts a whole language model in place. Its head then gives this rank's logits only."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    tied = model.head.weight is model.token.weight
     model.token = CutEmbedding(model.token)
     for block in model.blocks:
         tensor_parallel(block)
-    model.head.weight = nn.Parameter(part_of("head.weight", model.head.weight, rank, ranks))
+    own_words = nn.Parameter(part_of("head.weight", model.head.weight, rank, ranks))
+    model.head.weight = model.token.weight if tied else own_words
     model.head.register_forward_pre_hook(lambda module, inputs: SumBackward.apply(*inputs))
     return model
 
@@ -841,7 +844,9 @@ def traffic_of_block(rank, cut, tokens):
 
 together = launch(traffic_of_block, n, tensor_parallel, t)[0]
 by_tokens = launch(traffic_of_block, n, sequence_parallel, t // n)[0]
-plots.compare(predicted, dict(zip(predicted, [together[0], by_tokens[0], together[1], by_tokens[1]])))
+plots.compare(
+    predicted, dict(zip(predicted, [together[0], by_tokens[0], together[1], by_tokens[1]]))
+)
 
 # %% [markdown]
 # And the memory. **Predict** how many numbers autograd keeps for the backward of a norm with the
@@ -1101,7 +1106,10 @@ def holders(cut, ranks=4):
 
 by_hand, with_pytorch = holders(tensor_parallel), holders(tensor_parallel_with_pytorch)
 print("every number has a holder:", all((h >= 0).all() for h in by_hand.values()))
-print("by hand and with PyTorch the same:", all(map(torch.equal, by_hand.values(), with_pytorch.values())))
+print(
+    "by hand and with PyTorch the same:",
+    all(map(torch.equal, by_hand.values(), with_pytorch.values())),
+)
 
 
 # %%
@@ -1115,24 +1123,25 @@ def draw_holder(ax, holder, x, top, scale):
     return x + width
 
 
+def draw_layer(ax, holders, layer, x, top, scale=0.033):
+    """Draws the weight of a layer and its bias, and returns where they end."""
+    ax.text(x, top + 0.1, layer.replace(".", ".\n"), ha="left", va="bottom", fontsize=9)
+    for kind in ("weight", "bias"):
+        x = draw_holder(ax, holders[f"{layer}.{kind}"], x, top, scale) + 0.06
+    return x
+
+
 def draw_block(holders):
     figure, ax = plots.canvas(height=4.3)
     x = 0.1
-    for layer in ("norm1", "attention.qkv", "attention.out", "norm2", "feed_forward.up"):
-        start = x
-        for kind in ("weight", "bias"):
-            x = draw_holder(ax, holders[f"{layer}.{kind}"], x, 4.75, scale=0.034) + 0.06
-        label = layer.replace(".", ".\n")
-        ax.text((start + x) / 2, 4.85, label, ha="center", va="bottom", fontsize=9)
-        x += 0.55
-    for kind in ("weight", "bias"):
-        x = draw_holder(ax, holders[f"feed_forward.down.{kind}"], x, 4.75, scale=0.034) + 0.06
-    ax.text(x - 2.4, 4.85, "feed_forward.\ndown", ha="center", va="bottom", fontsize=9)
-    for rank in range(4):
-        plots.pile(ax, 5.6, 2.6 - 0.4 * rank, [plots.RANK_COLORS[rank]], columns=1)
-        ax.text(5.95, 2.72 - 0.4 * rank, f"rank {rank}", va="center", fontsize=10)
-    plots.pile(ax, 7.2, 2.6, ["#DDDDDD"], columns=1)
-    ax.text(7.55, 2.72, "all ranks", va="center", fontsize=10)
+    for layer in ("norm1", "attention.qkv", "norm2", "feed_forward.up"):
+        x = draw_layer(ax, holders, layer, x, 4.75) + 0.5
+    draw_layer(ax, holders, "attention.out", x, 4.75)
+    draw_layer(ax, holders, "feed_forward.down", x, 2.95)
+    names = ["rank 0", "rank 1", "rank 2", "rank 3", "all ranks"]
+    for i, (name, color) in enumerate(zip(names, [*plots.RANK_COLORS[:4], "#DDDDDD"])):
+        plots.pile(ax, x + 0.95 * i, 1.2, [color], columns=1)
+        ax.text(x + 0.95 * i + 0.3, 1.33, name, va="center", fontsize=9)
     ax.set(xlim=(0, 10), ylim=(0, 5.375))
     return figure
 
@@ -1145,7 +1154,7 @@ plt.show()
 # are cut into rows, `qkv` three times, for queries, keys and values. `out` and `down` are cut into
 # columns. Norms and the biases of `out` and `down` are grey: every rank holds them.*
 #
-# ## 5. Break it: two articles and five mistakes
+# ## 5. Break it: two bug hunts and five mistakes
 #
 # ### Bug hunt: a wrapper called tensor parallelism
 #
@@ -1219,7 +1228,10 @@ def first_line(function):
 
 print(launch(lambda rank: first_line(lambda: tensor_parallel_example(rank)), 2)[0])
 print(launch(lambda rank: first_line(lambda: RowwiseParallel()(torch.ones(32, 2048))), 2)[0])
-print("there is an nn.parallel.DistributedTensorParallel:", hasattr(nn.parallel, "DistributedTensorParallel"))
+print(
+    "there is an nn.parallel.DistributedTensorParallel:",
+    hasattr(nn.parallel, "DistributedTensorParallel"),
+)
 
 # %% [markdown]
 # The class does not wrap a layer and is no layer. It is a **style**: an entry of a plan, without a
@@ -1405,7 +1417,9 @@ def clip_and_step(rank, cut, max_norm=1.0):
 
 
 def report_clipping(results):
-    print("norm as alone, on each rank:", [abs(norm / norm_alone - 1) < 1e-5 for norm, _ in results])
+    print(
+        "norm as alone, on each rank:", [abs(norm / norm_alone - 1) < 1e-5 for norm, _ in results]
+    )
     (_, norm1_of_0), (_, norm1_of_1) = results
     print("after the step, ranks agree on norm1:", equal(norm1_of_0, [norm1_of_1]))
     print("and have norm1 as alone:", equal(norm1_alone, [norm1_of_0, norm1_of_1]))
@@ -1426,6 +1440,290 @@ report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
 
 # %% [markdown]
 # ## 6. Exercises: write the cuts yourself
+
+# %% [markdown]
+# Six parts of a tensor-parallel transformer, from a single cut matrix to the gradient's norm over all
+# ranks. Every answer runs on real ranks, and the check counts what they send. Wherever your code runs,
+# the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work. `full`, where an
+# exercise hands it to you, is the whole layer, with the same values on every rank: build your part
+# from it and do not keep it. You may use the chapter's autograd functions: `SumBackward.apply` (identity
+# forward, sum over the ranks backward), `SumForward.apply` (the reverse) and `GatherSequence.apply`
+# (all-gather along dimension 1 forward, reduce-scatter backward).
+
+# %% [markdown]
+# ### 6.1 A column cut as a layer (2 points)
+#
+# Cut a linear layer so that each rank computes a block of its output features. `nn.Linear` stores its
+# weight as (out, in), so that a block of the matrix's columns is a block of the weight's rows. Every
+# rank has the whole input. Forward needs no word from the others. Backward does: each rank's weights
+# contribute to the gradient of every input feature.
+#
+# Two things to think of. The shard must be memory of its own: a view keeps the whole matrix alive. And
+# the input may go another way too, past your layer, as in a residual connection; what comes back that
+# way is no business of yours.
+
+
+# %% nbgrader={"grade_id": "6.1", "solution": true}
+class ColumnParallelLinear(nn.Module):
+    """One rank's block of the output features of the linear layer `full`.
+
+    Of n ranks, rank r has the r-th of n equal blocks of consecutive output features. Its only
+    parameters are `weight` (out/n, in) and `bias` (out/n,), or None where `full.bias` is None. They
+    are contiguous, in memory of exactly their size. Raises ValueError with both numbers in its
+    message where n does not divide `full.out_features`.
+    """
+
+    def __init__(self, full: nn.Linear) -> None:
+        super().__init__()
+        ### BEGIN SOLUTION
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if full.out_features % world_size:
+            raise ValueError(
+                f"{full.out_features} output features cannot be shared out evenly by {world_size} ranks."
+            )
+        self.weight = nn.Parameter(full.weight.detach().chunk(world_size)[rank].clone())
+        self.bias = None
+        if full.bias is not None:
+            self.bias = nn.Parameter(full.bias.detach().chunk(world_size)[rank].clone())
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns this rank's (..., out/n) for x (..., in), which is the same on every rank.
+
+        Sends nothing forward. Backward makes one all-reduce of x's size, so that every rank has
+        the whole gradient of x, as far as it comes through this layer.
+        """
+        ### BEGIN SOLUTION
+        return nn.functional.linear(SumBackward.apply(x), self.weight, self.bias)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "6.1-check", "grade": true, "points": 2, "locked": true}
+check("6.1", ColumnParallelLinear)
+
+# %% [markdown]
+# ### 6.2 A row cut as a layer (2 points)
+#
+# Now the other cut. Each rank has a block of the *input* features, as a column cut leaves them, and the
+# weights for them. It computes a partial sum of every output feature; the sum over the ranks is the
+# output. The bias belongs to the output: every rank holds all of it, it counts once, and its gradient
+# is the whole layer's on every rank. Otherwise the ranks' copies drift apart.
+
+
+# %% nbgrader={"grade_id": "6.2", "solution": true}
+class RowParallelLinear(nn.Module):
+    """One rank's block of the input features of the linear layer `full`.
+
+    Of n ranks, rank r has the r-th of n equal blocks of consecutive input features. Its only
+    parameters are `weight` (out, in/n) and `bias` (out,), or None where `full.bias` is None. They
+    are contiguous, in memory of exactly their size. Raises ValueError with both numbers in its
+    message where n does not divide `full.in_features`.
+    """
+
+    def __init__(self, full: nn.Linear) -> None:
+        super().__init__()
+        ### BEGIN SOLUTION
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if full.in_features % world_size:
+            raise ValueError(
+                f"{full.in_features} input features cannot be shared out evenly by {world_size} ranks."
+            )
+        self.weight = nn.Parameter(full.weight.detach().chunk(world_size, dim=1)[rank].clone())
+        self.bias = None if full.bias is None else nn.Parameter(full.bias.detach().clone())
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the whole output (..., out), on every rank, for this rank's x (..., in/n).
+
+        Forward makes one all-reduce of the output's size. Backward sends nothing: every rank comes
+        to the same loss, and so has the gradient of the whole output already.
+        """
+        ### BEGIN SOLUTION
+        output = SumForward.apply(nn.functional.linear(x, self.weight))
+        return output if self.bias is None else output + self.bias
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "6.2-check", "grade": true, "points": 2, "locked": true}
+check("6.2", RowParallelLinear)
+
+# %% [markdown]
+# ### 6.3 Attention, a few heads to each rank (3 points)
+#
+# Heads do not talk to each other before the output projection, so that each rank can have a few of
+# them. `full` is a `course_utils.models.Attention`. The rows of `full.qkv` are the queries of all heads,
+# then the keys, then the values: row `part * width + head * head_width + i`. A rank needs the rows of
+# *its* heads from each of the three parts. `full.out` is cut to match.
+#
+# You may use your own answers to 6.1 and 6.2. Attention is causal, as in `full`.
+
+
+# %% nbgrader={"grade_id": "6.3", "solution": true}
+class HeadParallelAttention(nn.Module):
+    """One rank's heads of the attention `full`.
+
+    Of n ranks, rank r has the r-th of n equal blocks of consecutive heads, and parameters for them
+    alone: n ranks together hold those of `full`, and only the bias of `full.out` more than once.
+    Raises ValueError with both numbers in its message where n does not divide `full.heads`.
+    """
+
+    def __init__(self, full: Attention) -> None:
+        super().__init__()
+        ### BEGIN SOLUTION
+        import copy
+
+        world_size, width = dist.get_world_size(), full.out.in_features
+        if full.heads % world_size:
+            raise ValueError(f"{full.heads} heads cannot be shared out by {world_size} ranks.")
+        self.head_width = full.head_width
+        # (part, rank, features of a rank) -> (rank, part, features): a rank's rows lie together
+        regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(0, 1).flatten()
+        qkv = copy.deepcopy(full.qkv)
+        qkv.weight.data, qkv.bias.data = qkv.weight.data[regrouped], qkv.bias.data[regrouped]
+        self.qkv, self.out = ColumnParallelLinear(qkv), RowParallelLinear(full.out)
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns `full(x)`, on every rank, for x (N, T, width), the same on every rank.
+
+        One all-reduce of x's size forward, one backward. Every rank has the whole gradient of x.
+        """
+        ### BEGIN SOLUTION
+        n, t, _ = x.shape
+        parts = self.qkv(x).view(n, t, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
+        q, k, v = parts  # each (N, this rank's heads, T, head_width)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "6.3-check", "grade": true, "points": 3, "locked": true}
+check("6.3", HeadParallelAttention)
+
+# %% [markdown]
+# ### 6.4 A cross-entropy over a shared vocabulary (3 points)
+#
+# The head of a language model is a column cut too: each rank has the logits of its part of the
+# vocabulary. For one token with logits $z_j$ and target $t$, the loss is
+#
+# $$\log \sum_j e^{z_j} - z_t .$$
+#
+# Gathering the logits first would send the largest tensor of the whole model. What has to cross is
+# three numbers a token. And $e^{z}$ overflows in float32 from $z = 89$ on: subtract the row's largest
+# logit first, the same one on every rank. It cancels, and so it needs no gradient.
+#
+# One thing is new against section 4: a target of -100 marks **padding**, as in PyTorch. Such a token
+# does not count, neither in the sum nor in the number by which the mean divides.
+
+
+# %% nbgrader={"grade_id": "6.4", "solution": true}
+def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns the mean cross-entropy over the tokens that count, the same scalar on every rank.
+
+    `logits` (N, V/n) are this rank's: rank r has classes r * V/n to (r + 1) * V/n - 1. `targets`
+    (N,) int64 are classes from 0 to V - 1, or -100 for a token that does not count, the same on
+    every rank; at least one token counts. As `nn.functional.cross_entropy(all_logits, targets)`,
+    and as stable: logits may be ten thousands.
+    Backward gives each rank the gradient of its own logits, and `logits` themselves do not change.
+    A rank hands over at most four numbers a token, forward and backward together.
+    """
+    ### BEGIN SOLUTION
+    share = logits.shape[1]
+    highest = logits.detach().amax(dim=1)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    shifted = logits - highest.unsqueeze(1)
+    log_total = SumForward.apply(shifted.exp().sum(dim=1)).log()
+    column = targets - dist.get_rank() * share
+    is_mine = (column >= 0) & (column < share)
+    picked = shifted.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
+    at_target = SumForward.apply(torch.where(is_mine, picked, 0.0))
+    return (log_total - at_target)[targets != -100].mean()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "6.4-check", "grade": true, "points": 3, "locked": true}
+check("6.4", vocabulary_parallel_cross_entropy)
+
+# %% [markdown]
+# ### 6.5 A norm on a part of the sequence (2 points)
+#
+# Between the cut layers every rank would do the same LayerNorm on the same tokens. With sequence
+# parallelism each rank normalises its own stretch of the sequence, and the all-gather that follows
+# hands the whole sequence to the column cut. Two gradients need care. The norm's weight and bias are
+# copies, and each rank's copy has seen its own tokens only. And what comes back through the all-gather
+# is, on each rank, the part of the gradient that *its* columns give.
+
+
+# %% nbgrader={"grade_id": "6.5", "solution": true}
+class SequenceParallelNorm(nn.Module):
+    """LayerNorm on this rank's tokens, then an all-gather of the sequence.
+
+    `norm` is the same on every rank and is kept as `self.norm`; it has no other parameters.
+    """
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        super().__init__()
+        ### BEGIN SOLUTION
+        self.norm = norm
+        ### END SOLUTION
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the normalised whole sequence (N, T, width), the same on every rank.
+
+        x (N, T/n, width) are this rank's tokens: rank r has the r-th of n equal stretches.
+        Backward starts from gradients (N, T, width) that differ: those of a loss are their sum
+        over the ranks. It gives each rank the gradient of its own tokens, and every rank the
+        gradients of the norm's parameters for all tokens.
+        """
+        ### BEGIN SOLUTION
+        weight, bias = SumBackward.apply(self.norm.weight), SumBackward.apply(self.norm.bias)
+        y = nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
+        return GatherSequence.apply(y)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "6.5-check", "grade": true, "points": 2, "locked": true}
+check("6.5", SequenceParallelNorm)
+
+# %% [markdown]
+# ### 6.6 Clip by the global norm (2 points)
+#
+# `torch.nn.utils.clip_grad_norm_` on each rank would take the norm of what that rank holds. The ranks
+# would then scale by different factors, and the model would no longer be one model. The norm must be
+# that of all gradients of the whole model: every shard once, and every replicated parameter once,
+# though each rank has a copy.
+
+
+# %% nbgrader={"grade_id": "6.6", "solution": true}
+def clip_gradient_norm(
+    sharded: list[nn.Parameter], replicated: list[nn.Parameter], max_norm: float
+) -> float:
+    """Scales all gradients so that the norm of the whole model's is at most `max_norm`, in place.
+
+    `sharded` are this rank's shards: other ranks have other values, and some may have a gradient on
+    one rank and none on another. `replicated` have the same gradient on every rank. Returns the
+    2-norm of all gradients before clipping, the same number on every rank. Leaves gradients alone
+    where that norm is at most `max_norm`; a `.grad` that is None stays None.
+    """
+    ### BEGIN SOLUTION
+    shards = [parameter.grad for parameter in sharded if parameter.grad is not None]
+    copies = [parameter.grad for parameter in replicated if parameter.grad is not None]
+    squares = torch.zeros((), device=hardware.device())
+    for gradient in shards:
+        squares += gradient.square().sum()
+    dist.all_reduce(squares)
+    for gradient in copies:
+        squares += gradient.square().sum()
+    norm = squares.sqrt().item()
+    if norm > max_norm:
+        for gradient in shards + copies:
+            gradient *= max_norm / norm
+    return norm
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "6.6-check", "grade": true, "points": 2, "locked": true}
+check("6.6", clip_gradient_norm)
 
 # %% [markdown]
 # ## 7. See it: who holds what, who sends what
@@ -1533,7 +1831,8 @@ for n, a, b in zip(sizes, compute, communicate):
 # ## 8. On a cluster: the same model under torchrun
 #
 # The script trains the language model of section 4 with `parallelize_module`. There are a few lines
-# for the process group; the mesh has a name now, because on a cluster it gets a second dimension.
+# for the process group; the mesh has a name now, because on a cluster it gets a second dimension. The
+# attention stays whole here, to keep the script short.
 
 # %%
 script = Path("scratch/tensor_parallel.py")
