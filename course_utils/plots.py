@@ -247,7 +247,10 @@ def gantt(panels: Pipelined | Mapping[str, Pipelined]) -> Figure:
 
 
 def gantt_lanes(ax: Axes, work: Pipelined) -> dict[str, Patch]:
-    """Draws the lanes of one pipeline on axes of your own; see `gantt`. Returns what `legend` needs."""
+    """Draws the lanes of one pipeline on axes of your own, as `gantt` does.
+
+    Returns what `legend` needs.
+    """
     spans = _op_spans(work)
     return _gantt_lanes(ax, spans, max(span.end for span in spans))
 

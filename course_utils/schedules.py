@@ -199,8 +199,8 @@ class _Plan:
         known = {id(op): op for row in schedule for op in row}  # ranks may share their Op objects
         if len(schedule) != self.stages or not known:
             raise IllegalMove(
-                f"it has {len(schedule)} lists with {sum(map(len, schedule))} ops in them, and each "
-                f"of the {self.stages} stages needs its own"
+                f"it has {len(schedule)} lists with {sum(map(len, schedule))} ops in them, and "
+                f"each of the {self.stages} stages needs its own"
             )
         for op in known.values():
             if not isinstance(op, Op):

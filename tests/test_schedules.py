@@ -158,6 +158,7 @@ def test_the_first_one_is_the_first_in_its_row():
     assert first_illegal_move(rows(early, late)) == "stage 0 runs B1 before F1"
     assert first_illegal_move(rows("F0 F0 B1 F1 B0")) == "stage 0 runs F0 twice"
     assert first_illegal_move(rows("F0 B1 F0 F1 B0")) == "stage 0 runs B1 before F1"
+    assert first_illegal_move(rows("F0 B2 B1 F1 F2 B0")) == "stage 0 runs B2 before F2"
 
 
 def test_longer_circles_and_circles_of_one():
