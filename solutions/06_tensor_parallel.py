@@ -1728,9 +1728,9 @@ check("6.6", clip_gradient_norm)
 # %% [markdown]
 # ## 7. See it: who holds what, who sends what
 #
-# The explorer cuts one matrix of a model that is 1,024 wide. Choose the matrix and the cut, and add
-# workers. The lines under the picture say what each rank holds, and what forward and backward send.
-# Three things to try:
+# The explorer cuts one matrix of a model that is 840 wide, a number that divides by 1 to 8. Choose
+# the matrix and the cut, and add workers. The lines under the picture say what each rank holds, and
+# what forward and backward send. Three things to try:
 #
 # * Cut `MLP up` in columns and `MLP down` in rows: neither sends anything between them.
 # * Add ranks and watch the bytes of an all-reduce: what a rank holds shrinks, what it sends does
@@ -1739,10 +1739,10 @@ check("6.6", clip_gradient_norm)
 
 # %%
 SHAPES = {
-    "MLP up": (1024, 4096),
-    "MLP down": (4096, 1024),
-    "attention qkv": (1024, 3072),
-    "attention out": (1024, 1024),
+    "MLP up": (840, 3360),
+    "MLP down": (3360, 840),
+    "attention qkv": (840, 2520),
+    "attention out": (840, 840),
 }
 
 
