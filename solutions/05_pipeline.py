@@ -11,7 +11,7 @@
 #
 # At the end of the chapter you can read a schedule, say how long it takes and what it stores, and
 # run it. You have written three schedules yourself, and have seen five of them run on real ranks,
-# by an engine of about a hundred lines, with the gradients of the whole batch.
+# by an engine of 150 lines, with the gradients of the whole batch.
 
 # %% tags=["nbval-ignore-output"]
 import os
@@ -299,8 +299,8 @@ plt.show()
 
 # %% [markdown]
 # *Light boxes are forward passes, dark ones backward passes, and the numbers are micro-batches. While
-# rank 1 works on micro-batch 0, rank 0 works on micro-batch 1. Two gaps remain: rank 1 waits at the
-# start, rank 0 in the middle and at its end.*
+# rank 1 works on micro-batch 0, rank 0 works on micro-batch 1. Gaps remain: rank 1 waits at the start
+# and at the end, rank 0 in the middle.*
 #
 # Such a picture, one lane for each worker and time to the right, is a **Gantt chart**. What remains
 # of the gaps is the bubble.
@@ -480,8 +480,8 @@ plots.gantt({name: SIMULATED[name] for name in ("interleaved", "ZB-H1", "ZB-H2")
 plt.show()
 
 # %% [markdown]
-# *Interleaved: each box is half as long, and paler boxes are the second chunk. ZB-H1: the pink W fill
-# most gaps at the end. ZB-H2: from its first box to its last, no rank has a gap; the ranks are only
+# *Interleaved: each box is half as long; paler and darker boxes belong to the second chunk. ZB-H1: the
+# pink W fill most gaps at the end. ZB-H2: from its first box to its last, no rank has a gap; the ranks are only
 # shifted against each other.*
 #
 # ZB-H2's ranks begin and end at different times. If the next step can begin without waiting for all
@@ -512,7 +512,7 @@ SCHEDULERS = {
 def agrees(name, p, m, backward):
     chunks = 3 if name == "interleaved" else 1
     result = schedules.simulate(SCHEDULERS[name](p, m), Fraction(1), backward)
-    idle = schedules.bubble_time_of(name, p, chunks, Fraction(1), backward)
+    idle = schedules.bubble_time_of(name, p, m, chunks, Fraction(1), backward)
     peak = schedules.peak_in_flight_of(name, p, m, chunks)
     return result.step - result.work == idle and result.peak_in_flight == peak
 
@@ -596,7 +596,7 @@ class Stage:
 
 # %%
 whole, halves = Stage(new_model()), Stage(new_model())
-x = inputs.to(hardware.device()).requires_grad_()
+x = inputs.clone().to(hardware.device()).requires_grad_()
 gradient = torch.ones_like(x)
 
 whole.forward(0, x)
