@@ -8,21 +8,25 @@ Without overlap means: backward runs under no_sync(), and everything is sent aft
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.checks import load_answer
 from course_utils.hardware import device
 from course_utils.launch import launch
-from tests.benchmarks.measuring import Spread, met, print_table
+from tests.benchmarks.measuring import (
+    met,
+    of_the_slowest,
+    print_table,
+    ratios,
+    side_by_side,
+    step_seconds,
+)
 
 RANKS = 2
 LAYERS, WIDTH, BATCH = 10, 1024, 128
@@ -32,34 +36,10 @@ WARM_UP, ROUNDS = 3, 25
 DDP, OVERLAPPED, LATE = "torch DDP", "OverlappedDDP", "without overlap"
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """The median of a time ratio, and the interquartile range of its rounds."""
-
-    of: str
-    to: str
-    median: float
-    low: float
-    high: float
-
-
-def measure(rounds: int = ROUNDS) -> tuple[dict[str, float], list[Ratio]]:
-    """Returns the median seconds of a step by its kind, and the ratios between the kinds."""
+def measure(rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Returns the seconds of each step, by its kind."""
     timeout = 60 + 10 * rounds
-    reports = launch(_steps, RANKS, load_answer("3.4"), rounds, timeout=timeout)
-    steps = {
-        kind: [max(times) for times in zip(*(report[kind] for report in reports), strict=True)]
-        for kind in reports[0]
-    }
-    pairs = ((OVERLAPPED, DDP), (OVERLAPPED, LATE), (LATE, DDP))
-    medians = {kind: statistics.median(times) for kind, times in steps.items()}
-    return medians, [_ratio(steps, *pair) for pair in pairs]
-
-
-def _ratio(steps: dict[str, list[float]], of: str, to: str) -> Ratio:
-    ratios = [a / b for a, b in zip(steps[of], steps[to], strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return Ratio(of, to, median, low, high)
+    return of_the_slowest(launch(_steps, RANKS, load_answer("3.4"), rounds, timeout=timeout))
 
 
 def _steps(rank: int, overlapped_ddp: type, rounds: int) -> dict[str, list[float]]:
@@ -72,30 +52,16 @@ def _steps(rank: int, overlapped_ddp: type, rounds: int) -> dict[str, list[float
         OVERLAPPED: _step(ours, ours.finish_gradient_synchronization),
         LATE: _step(late, late.finish_gradient_synchronization, late.no_sync),
     }
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    order = list(kinds)
-    for number in range(WARM_UP + rounds):
-        for kind in order:
-            seconds = _timed(partial(kinds[kind], inputs))
-            if number >= WARM_UP:
-                times[kind].append(seconds)
-        order = order[1:] + order[:1]
-    return times
+    candidates = {
+        kind: partial(step_seconds, partial(step, inputs)) for kind, step in kinds.items()
+    }
+    return side_by_side(candidates, rounds, WARM_UP)
 
 
 def _model() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)]
     return nn.Sequential(*layers).to(device())
-
-
-def _timed(step: Callable[[], None]) -> float:
-    dist.barrier()
-    start = time.perf_counter()
-    step()
-    if device().type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _step(
@@ -117,14 +83,16 @@ def _step(
 
 
 def main() -> None:
-    medians, ratios = measure()
+    steps = measure()
     parameters = sum(p.numel() for p in _model().parameters())
     size = f"{RANKS} ranks, {LAYERS} layers, {parameters / 1e6:.1f} million parameters"
-    times = [[kind, f"{1000 * seconds:.0f}"] for kind, seconds in medians.items()]
+    times = [[kind, f"{1000 * statistics.median(seconds):.0f}"] for kind, seconds in steps.items()]
     print_table([f"{size}, batch {BATCH}", "ms a step"], times)
-    spreads = [[f"{r.of} to {r.to}", Spread(r.low, r.median, r.high)] for r in ratios]
-    print_table(["a step's time, as a ratio", "ratio"], spreads)
-    ours, late = ratios[0].median, ratios[1].median
+    pairs = ((OVERLAPPED, DDP), (OVERLAPPED, LATE), (LATE, DDP))
+    spreads = {(of, to): ratios(steps, to)[of] for of, to in pairs}
+    rows = [[f"{of} to {to}", spread] for (of, to), spread in spreads.items()]
+    print_table(["a step's time, as a ratio", "ratio"], rows)
+    ours, late = (spreads[OVERLAPPED, to].median for to in (DDP, LATE))
     print(f"- {OVERLAPPED} at most 1.1 times {DDP}: {met(ours <= 1.1)}")
     print(f"- {OVERLAPPED} faster than {LATE}: {met(late < 1)}")
     print(flush=True)

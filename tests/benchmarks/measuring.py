@@ -9,6 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+import torch.distributed as dist
+
+from course_utils.hardware import device
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -27,22 +32,40 @@ class Spread:
 
 
 def side_by_side(
-    candidates: dict[str, Callable[[], float | None]], rounds: int
+    candidates: dict[str, Callable[[], float | None]], rounds: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Returns the seconds of each candidate in each round, after one round to warm up.
+    """Returns the seconds of each candidate in each round, after some rounds to warm up.
 
     A candidate that measures itself returns its seconds.
     """
     seconds = {name: [] for name in candidates}
     order = list(candidates)
-    for number in range(rounds + 1):
+    for number in range(warm_up + rounds):
         for name in order:
             start = time.perf_counter()
             own = candidates[name]()
-            if number > 0:
+            if number >= warm_up:
                 seconds[name].append(own or time.perf_counter() - start)
         order = order[1:] + order[:1]
     return seconds
+
+
+def step_seconds(step: Callable[[], None]) -> float:
+    """Returns, on a rank, how long `step` takes that all ranks begin together."""
+    dist.barrier()
+    start = time.perf_counter()
+    step()
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def of_the_slowest(reports: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Returns the seconds of each candidate in each round on the rank that took longest."""
+    return {
+        name: [max(times) for times in zip(*(report[name] for report in reports), strict=True)]
+        for name in reports[0]
+    }
 
 
 def ratios(seconds: dict[str, list[float]], to: str) -> dict[str, Spread]:
