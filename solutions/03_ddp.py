@@ -193,7 +193,8 @@ with caught_terminal() as terminal:
         mp.spawn(hello, nprocs=1)
     except mp.ProcessExitedException as error:
         print("the cell says:    ", error)
-print("the terminal says:", next(line for line in terminal if line.startswith("AttributeError")))
+error = next(line for line in terminal if line.startswith("AttributeError"))
+print("the terminal says:", error.split(" (")[0])  # then the module, as this Python describes it
 
 # %% [markdown]
 # This error has stopped many people on their first day. You find it in the trackers of Jupyter,
