@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 matplotlib.use("Agg")
-from course_utils import plots
+from course_utils import plots, schedules
 from course_utils.trace import Call, Record, Span
 
 
@@ -100,6 +100,107 @@ def test_a_legend_has_as_many_columns_as_fit(count):
     ]
     plots.legend(figure, {name: Rectangle((0, 0), 1, 1) for name in names[:count]})
     assert not list(overlaps(figure))
+
+
+def boxes(ax, color):
+    """The boxes of a Gantt chart that have this colour: (rank, start, end), from left to right."""
+    collections = [c for c in ax.collections if to_rgb(c.get_facecolor()[0][:3]) == color]
+    corners = [path.vertices for c in collections for path in c.get_paths()]
+    return sorted(
+        (round(v[:, 1].mean()), v[:, 0].min(), v[:, 0].max()) for v in (c[:4] for c in corners)
+    )
+
+
+def recorded(simulation, start, second):
+    """Records of a run that went exactly as simulated, one forward pass taking `second`."""
+    ranks = {}
+    for s in simulation.spans:
+        span = Span(str(s.op), "compute", start + second * s.start, start + second * s.end)
+        ranks.setdefault(s.rank, []).append(span)
+    other = Span("update", "compute", start + 90 * second, start + 91 * second)
+    return [Record(rank, [*spans, other]) for rank, spans in ranks.items()]
+
+
+def test_gantt_draws_every_op_at_its_time():
+    figure = plots.gantt(schedules.simulate(schedules.zb_h1(2, 2)))
+    (ax,) = figure.axes
+    forward, backward, weights = (
+        boxes(ax, to_rgb(plots.COLORS[kind])) for kind in ("forward", "backward", "parameters")
+    )
+    assert forward == [(0, 0, 1), (0, 1, 2), (1, 1, 2), (1, 3, 4)]
+    assert backward == [(0, 3, 4), (0, 5, 6), (1, 2, 3), (1, 4, 5)]
+    assert weights == [(0, 4, 5), (0, 6, 7), (1, 5, 6), (1, 6, 7)]
+    assert [t.get_text() for t in ax.texts] == list("010101010101")
+    assert ax.get_xlim() == (0, 7)
+    legend = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert legend == ["F: forward", "B: backward", "W: weights' part", "idle"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_gantt_tells_chunks_apart():
+    figure = plots.gantt(schedules.simulate(schedules.interleaved(2, 2, 2)))
+    (ax,) = figure.axes
+    assert boxes(ax, to_rgb(plots.COLORS["forward"]))[:2] == [(0, 0, 0.5), (0, 0.5, 1)]
+    colors = {tuple(c.get_facecolor()[0]) for c in ax.collections}
+    assert len(colors) == 4
+    legend = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert legend == ["F: forward", "F, chunk > 0", "B: backward", "B, chunk > 0", "idle"]
+
+
+def test_gantt_draws_records_as_it_draws_their_simulation():
+    simulation = schedules.simulate(schedules.interleaved(2, 4, 2))
+    records = recorded(simulation, start=0.7, second=0.003)
+    figure = plots.gantt({"simulated": simulation, "measured": records})
+    above, below = figure.axes
+    for color in (plots.COLORS["forward"], plots.COLORS["backward"]):
+        for a, b in zip(boxes(above, to_rgb(color)), boxes(below, to_rgb(color)), strict=True):
+            assert a == pytest.approx(b)
+    assert [t.get_text() for t in above.texts] == [t.get_text() for t in below.texts]
+    assert not list(overlaps(figure))
+
+
+def test_the_unit_of_a_gantt_chart_is_a_forward_pass():
+    plan = schedules.gpipe(2, 2)
+    usual, slow = schedules.simulate(plan), schedules.simulate(plan, forward=3, backward=6)
+    uneven = schedules.simulate(plan, forward=[1, 3], backward=[2, 6])  # a mean of 2
+    above, middle, below = plots.gantt({"usual": usual, "slow": slow, "uneven": uneven}).axes
+    assert [path.vertices.tolist() for c in above.collections for path in c.get_paths()] == [
+        path.vertices.tolist() for c in middle.collections for path in c.get_paths()
+    ]
+    assert boxes(below, to_rgb(plots.COLORS["forward"]))[:2] == [(0, 0, 0.5), (0, 0.5, 1)]
+    assert above.get_xlabel() == "" and below.get_xlabel().startswith("time (forward passes")
+
+
+@pytest.mark.parametrize(
+    "stages, micro_batches, chunks",
+    [(1, 1, 1), (2, 2, 4), (4, 8, 1), (4, 8, 2), (8, 8, 1), (8, 16, 3), (2, 12, 1), (2, 99, 1)],
+)
+def test_numbers_of_a_gantt_chart_stay_in_their_boxes(stages, micro_batches, chunks):
+    simulation = schedules.simulate(
+        schedules.interleaved(stages, micro_batches, chunks), latency=0.1
+    )
+    figure = plots.gantt(simulation)
+    assert not list(overlaps(figure))
+    (ax,) = figure.axes
+    box = {
+        (rank, round((start + end) / 2, 6)): end - start
+        for color in {tuple(c.get_facecolor()[0][:3]) for c in ax.collections}
+        for rank, start, end in boxes(ax, color)
+    }
+    inverse = ax.transData.inverted()
+    for text in ax.texts:
+        x, rank = text.get_position()
+        extent = text.get_window_extent()
+        width = inverse.transform((extent.x1, 0))[0] - inverse.transform((extent.x0, 0))[0]
+        assert width < box[rank, round(x, 6)]
+    if chunks == 1:  # all of them where there is room, and none where there is not
+        numbered = len(list(simulation.spans)) if micro_batches < 99 else 0
+        assert len(ax.texts) == numbered
+
+
+def test_a_gantt_chart_of_nothing_says_what_is_missing():
+    with pytest.raises(ValueError, match='spans with names like "F3" and "B3"'):
+        plots.gantt([step(0)])
 
 
 def test_memory_in_human_units():
