@@ -96,7 +96,7 @@ plt.show()
 # | a building with nothing to do | **idle** | waits for the other's truck |
 #
 # The notes carry exactly as many numbers as the products: one gradient for each activation. Nothing
-# else crosses the yard. No parameter does, ever.
+# else crosses the yard: no parameter, and no gradient of a parameter.
 
 # %% [markdown]
 # ## 2. The smallest real run: one process with two devices, then two processes
@@ -615,7 +615,7 @@ plt.show()
 # as what was sent and once as what arrived.
 
 # %% [markdown]
-# ## 4. By hand, then with PyTorch: four ways, one result, and where to cut
+# ## 4. By hand, then with PyTorch: three ways, one result, and where to cut
 #
 # ### Losses, gradients, parameters
 #
@@ -1873,7 +1873,7 @@ right.set(xticks=places, xticklabels=ticks, xlabel="stages", ylabel="per cent", 
 right.set_title("Idle, one batch at a time")
 plt.show()
 for stages, count, share in zip(ticks, largest, idle):
-    print(f"{stages:2} stages: {plots.human_bytes(count):>9}, idle {share:.0%}")
+    print(f"stages {stages:2}: {plots.human_bytes(count):>9}, idle {share:.0%}")
 
 # %% [markdown]
 # *More stages need less memory each, at first almost in proportion; later the tables and the scores
