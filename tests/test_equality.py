@@ -39,7 +39,7 @@ class Contract:
     def distances(self, run: Run, ranks: int, names: tuple[str, ...]) -> dict[str, float]:
         """How far the worst rank is from the single process, for each of the jobs `names`."""
         jobs = {name: self.jobs[name] for name in names}
-        results = launch(train_all, ranks, run, jobs)
+        results = launch(train_all, ranks, run, jobs, timeout=180)  # also on a busy machine
         return {name: self.distance(name, [result[name] for result in results]) for name in names}
 
     def distance(self, name: str, results: list[Trained]) -> float:

@@ -15,6 +15,15 @@ from course_utils.models import (
 )
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On busy cores, two threads make small models many times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def count(model):
     return sum(p.numel() for p in model.parameters())
 
