@@ -908,6 +908,23 @@ def tells_rank_0_that_it_is_there(activations, gradients):
     return starts_everything_then_waits(activations, gradients)
 
 
+@wrong("5.6", names="not-a-neighbour")
+def receives_from_anybody(activations, gradients):
+    rank = dist.get_rank()
+    rooms = {rank - 1: _room(gradients), rank + 1: _room(activations)}
+    sends = [
+        dist.isend(outgoing.contiguous(), neighbour)
+        for outgoing, neighbour in ((gradients, rank - 1), (activations, rank + 1))
+        if outgoing is not None
+    ]
+    for room in rooms.values():
+        if room is not None:
+            dist.recv(room)
+    for send in sends:
+        send.wait()
+    return rooms[rank - 1], rooms[rank + 1]
+
+
 @wrong("5.6", names="shapes-assumed")
 def expects_what_it_sends_forward(activations, gradients):
     """The middle of the line makes room for activations of its own shape."""
