@@ -137,6 +137,13 @@ def test_gantt_draws_every_op_at_its_time():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
 
 
+def test_the_legend_of_several_gantt_charts_ends_with_idle():
+    plans = {"one": schedules.gpipe(2, 2), "two": schedules.zb_h1(2, 2)}
+    figure = plots.gantt({title: schedules.simulate(plan) for title, plan in plans.items()})
+    legend = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert legend == ["F: forward", "B: backward", "W: weights' part", "idle"]
+
+
 def test_gantt_tells_chunks_apart():
     figure = plots.gantt(schedules.simulate(schedules.interleaved(2, 2, 2)))
     (ax,) = figure.axes
