@@ -1498,6 +1498,8 @@ check("5.6", exchange)
 # * Raise the number of micro-batches and watch the idle share fall. What falls with it, what not?
 # * Choose interleaved and add chunks. Then raise the hop latency: each micro-batch now pays it more
 #   often.
+# * Compare GPipe and 1F1B while you raise the hop latency. 1F1B turns round at every micro-batch, so
+#   it pays more often than GPipe.
 # * Choose ZB-H2, then make the backward pass cheaper or dearer. The gaps return where F, B and W no
 #   longer take equal times.
 # * Compare what ranks 0 and p - 1 store under 1F1B and under ZB-H1.
@@ -1528,7 +1530,7 @@ def draw_pipeline(schedule, stages, micro_batches, chunks, backward_to_forward, 
     )
     plots.legend(figure, plots.gantt_lanes(axes["time"], chosen))
     axes["time"].set_title(
-        f"{schedule}: {chosen.makespan:.1f} forward passes, idle {chosen.idle_share:.1%}"
+        f"{schedule}: a step takes {chosen.step:.1f} forward passes, idle {chosen.idle_share:.1%}"
     )
     left, right = axes["idle"], axes["memory"]
     colors = [plots.COLORS["wrong" if name == schedule else "waiting"] for name in results]
