@@ -250,6 +250,13 @@ def never_hands_back(stage, data, room):
     _back_from(_gradients(_send_forward(stage, data), room))
 
 
+@wrong("4.2", names="messages-differ")
+def hands_back_the_sum_over_the_batch(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room, send=lambda leaf: dist.send(leaf.grad.sum(0), 0))
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
 @wrong("4.2", names="no-leaf")
 def receives_plain_tensors(stage, data, room):
     if dist.get_rank() == 1:
@@ -1017,6 +1024,17 @@ class LooksForTheSlowestLayer(_Comparison):
         return max(self.seconds)
 
 
+@_wrong("costs-not-seconds")
+class BalancesAndReportsCosts(_Comparison):
+    def __call__(self, layers, inputs, seconds, stages, cut):
+        table = super().__call__(layers, inputs, seconds, stages, cut)
+        costs = [1] * len(layers), [self.size(layer) for layer in layers], seconds
+        for row, cost in zip(table.values(), costs):
+            edges = pairwise([0, *row["cuts"], len(layers)])
+            row["slowest"] = max(sum(cost[a:b]) for a, b in edges)
+        return table
+
+
 @_wrong("idle-one-batch")
 class LetsOneBatchThrough(_Comparison):
     def idle(self, times):
@@ -1039,6 +1057,12 @@ class ReturnsIdleSeconds(_Comparison):
 class ForgetsTheGradients(_Comparison):
     def gradient(self, parameter):
         return 0
+
+
+@_wrong("gradients-forgotten")
+class CountsWhatBackwardAdds(_Comparison):
+    def held(self, part):
+        return sum(map(self.gradient, part.parameters())) + sum(map(self.bytes, part.buffers()))
 
 
 @_wrong("activations-forgotten")
