@@ -17,8 +17,6 @@
 # %% tags=["nbval-ignore-output"]
 import os
 import pickle
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +42,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
+from course_utils.terminal import run_in_terminal
 from course_utils.trace import Trace
 
 hardware.report()
@@ -278,17 +277,7 @@ if __name__ == "__main__":
 
 
 # %%
-def run_in_terminal(*command):
-    """Runs a program and prints what it printed, or the end of its errors."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}  # this machine, a core per rank
-    done = subprocess.run(
-        command, env=os.environ | own, capture_output=True, text=True, check=False
-    )
-    print(done.stdout if done.returncode == 0 else done.stderr[-2000:], end="")
-
-
-run_in_terminal(sys.executable, script, result)
+print(run_in_terminal(sys.executable, script, result), end="")
 
 # %% [markdown]
 # Keep the file `two_ranks.pt` in mind. In section 4 you train the same network by hand, on 1, 2 and
@@ -1714,7 +1703,7 @@ torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
 result_of_torchrun = Path("scratch/torchrun.pt")
 
-run_in_terminal(*torchrun, *meeting, script, result_of_torchrun)
+print(run_in_terminal(*torchrun, *meeting, script, result_of_torchrun), end="")
 
 # %%
 saved = torch.load(result_of_torchrun, weights_only=True)

@@ -12,11 +12,7 @@
 
 # %% tags=["nbval-ignore-output"]
 import math
-import os
 import random
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -38,6 +34,7 @@ from course_utils.equality import equal, flat
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
+from course_utils.terminal import torchrun
 from course_utils.trace import (
     Record,
     Span,
@@ -422,7 +419,7 @@ for name, records in panels.items():
 # For each building alone, count the work in units of one product of a 256 x 512 and a 512 x 512
 # matrix. Forward takes one for each station. Backward takes two, one for the gradient of the
 # weights and one for that of the input, except that the very first station does not need the
-# second: nobody asks how the images should have been different. That makes 23 units in all.
+# second: nobody asks how the items should have been different. That makes 23 units in all.
 
 
 # %%
@@ -437,9 +434,9 @@ for cut in (4, 2):
     print(f"cut after {cut} stations: buildings 0 and 1 idle for {shares} of the time")
 
 # %% [markdown]
-# Now the clock. The measured shares lie a little above the prediction, because neither building
-# computes while a truck drives, and the update counts as idle here. On a busy machine everything
-# moves a few per cent.
+# Now the clock. Taken together, the measured shares lie a little above the prediction, because
+# neither building computes while a truck drives, and the update counts as idle here. One building
+# alone may lie below. On a busy machine everything moves a few per cent.
 
 # %% tags=["nbval-ignore-output"]
 for cut, records in ((4, balanced), (2, uneven_cut)):
@@ -527,7 +524,7 @@ plots.timelines(streams)
 plt.show()
 
 # %% [markdown]
-# *Ten batches, forward only. With the balanced cut both buildings are busy almost all the time.
+# *Ten batches, forward only. With the balanced cut both buildings are busy most of the time.
 # With the other cut building 0 is through early, and building 1 decides when the last batch
 # leaves.*
 #
@@ -920,8 +917,10 @@ print(f"a step sends {4 * 4 * 512 * 2048:,} bytes there and as many back")
 #
 # Compare the last line with the bars: 16 MiB cross the yard in each direction, while data
 # parallelism would hand over the gradients of all 1.4 billion parameters, 5.3 GiB, in each step.
-# This is a peak at the end of forward, without what single operations need in between; on a GPU the
-# allocator and the libraries come on top.
+#
+# The bars add up all four kinds. In a step the activations go as the gradients come, so the two are
+# never there in full together. On the other hand, single operations need room in between, and on a
+# GPU the allocator and the libraries come on top.
 
 # %% [markdown]
 # ### Where to cut
@@ -1160,9 +1159,9 @@ features = part1[:3](pictures).flatten(start_dim=1)
 print("with a flatten:", tuple(nn.Linear(16 * 16 * 16, 512)(features).shape))
 
 # %% [markdown]
-# Now each row of each channel of each image has features of its own. The repair is a flatten
-# between the two kinds of layers, and an input size that counts channels x height x width after the
-# pooling. In exercise 4.4 you repair the whole model.
+# Without the flatten, each row of each channel of each image gets 512 features of its own. The
+# repair is a flatten between the two kinds of layers, and an input size that counts channels x
+# height x width after the pooling. In exercise 4.4 you repair the whole model.
 
 # %% [markdown]
 # ### A target on the wrong device
@@ -1321,14 +1320,14 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# *Untied, the tables are apart after the first step, and the distance goes on growing. Tied again,
-# it stays at zero.*
+# *Untied, the tables are apart after the first step, and do not come together again. Tied again,
+# their distance stays at zero.*
 #
 # The price: the table is stored twice, and its gradient crosses the yard in every step. For the
-# planned model that would be 50,000 x 2,048 numbers, 410 MB, where the activations are 17 MB. This
-# is why a pipeline over many devices often gives up the tie, or puts both ends on one device
-# ([Megatron-LM](https://github.com/NVIDIA/Megatron-LM) keeps an *embedding group* of the first and
-# the last stage for this all-reduce).
+# planned model that would be 50,000 x 2,048 numbers, 410 MB, where the activations are 17 MB.
+# [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) pays this price: it keeps an *embedding
+# group* of the first and the last stage for this all-reduce. The ways round it are to give up the
+# tie, or to put both ends on one device.
 
 # %% [markdown]
 # ### An optimizer that was built before the move
@@ -1837,8 +1836,8 @@ Explorer(
 
 # %% [markdown]
 # *At the start, the heavy station is in building 1, which works without a pause and sets the pace.
-# Building 0 is through early, and building 2 waits for each batch. One step to the right, and the
-# heavy station is in building 2. The best cut would leave it alone in its building.*
+# Building 0 is through early, and building 2 waits for each batch. The best cut would give the
+# heavy station a building of its own.*
 
 # %% [markdown]
 # And the figure to remember: what more buildings buy, and what they cost. It shows the planned
@@ -1946,19 +1945,7 @@ dist.destroy_process_group()
 
 
 # %%
-def run_in_terminal(*command):
-    """Runs a program and prints what it printed, or the end of its errors."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}  # this machine, a core per rank
-    done = subprocess.run(
-        command, env=os.environ | own, capture_output=True, text=True, check=False
-    )
-    print(done.stdout if done.returncode == 0 else done.stderr[-2000:], end="")
-
-
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-run_in_terminal(*torchrun, *meeting, script, result)
+print(torchrun(2, script, result), end="")
 saved = torch.load(result, weights_only=True)
 print("as in one process:", equal(alone["parameters"], [flat(saved)]))
 

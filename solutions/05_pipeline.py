@@ -14,10 +14,6 @@
 # by an engine of 150 lines, with the gradients of the whole batch.
 
 # %% tags=["nbval-ignore-output"]
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +46,7 @@ from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistConvNet
 from course_utils.schedules import Op
+from course_utils.terminal import torchrun
 from course_utils.trace import Record, Span, Trace, kept_for_backward, memory_ledger
 
 hardware.report()
@@ -1639,19 +1636,7 @@ dist.destroy_process_group()
 
 
 # %%
-def run_in_terminal(*command):
-    """Runs a program and prints what it printed, or the end of its errors."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}  # this machine, a core per rank
-    done = subprocess.run(
-        command, env=os.environ | own, capture_output=True, text=True, check=False
-    )
-    print(done.stdout if done.returncode == 0 else done.stderr[-2000:], end="")
-
-
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-run_in_terminal(*torchrun, *meeting, script)
+print(torchrun(2, script), end="")
 
 # %% [markdown]
 # With two machines of 8 GPUs you would give 16 stages, and start the same script on both:

@@ -12,10 +12,6 @@
 # counted them. And you have done it again with PyTorch's own API, with the same result.
 
 # %% tags=["nbval-ignore-output"]
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -43,6 +39,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import launch
 from course_utils.models import Attention, Block, FeedForward, LanguageModel
+from course_utils.terminal import torchrun
 from course_utils.trace import Trace, kept_for_backward, memory_ledger
 
 hardware.report()
@@ -1891,20 +1888,7 @@ dist.destroy_process_group()
 
 
 # %%
-def run_in_terminal(*command):
-    """Runs a program; returns what it printed, or the end of its errors."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}  # this machine, a core per rank
-    done = subprocess.run(
-        command, env=os.environ | own, capture_output=True, text=True, check=False
-    )
-    return done.stdout if done.returncode == 0 else done.stderr[-2000:]
-
-
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-
-printed = run_in_terminal(*torchrun, *meeting, script)
+printed = torchrun(2, script)
 print(printed, end="")
 expected = [f"step {step}: loss {loss:.3f}" for step, loss in enumerate(losses_alone)]
 print("as the single process of section 4:", printed.splitlines() == expected)

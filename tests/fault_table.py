@@ -296,6 +296,14 @@ def receives_without_a_send(rank):
 
 
 @fault(
+    2, "timeout", 0, "rank 0 waits in recv from any rank", "rank 1 finished without sending", _BOTH
+)
+def receives_from_anyone_without_a_send(rank):
+    if rank == 0:
+        dist.recv(torch.ones(3))  # <- here
+
+
+@fault(
     2, "timeout", 0, "rank 0 waits in recv from rank 1", "rank 1 waits in recv from rank 0", _BOTH
 )
 def both_receive_first(rank):

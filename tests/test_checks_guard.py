@@ -105,12 +105,13 @@ def test_the_state_of_the_kernel_comes_back():
     random.seed(3)
     before = (os.getcwd(), dict(os.environ), torch.get_num_threads(), sys.stdout)
     with undisturbed():
+        assert torch.get_num_threads() == 1
         torch.manual_seed(9)
         random.seed(9)
         torch.set_default_dtype(torch.float64)
         torch.set_default_device("meta")
         torch.set_grad_enabled(False)
-        torch.set_num_threads(1)
+        torch.set_num_threads(3)
         os.environ["COURSE_TEST"] = "1"
         os.environ.pop("PATH")
         os.chdir("/")

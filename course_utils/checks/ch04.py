@@ -29,13 +29,6 @@ NO_SUCH_GPU = dict.fromkeys(
 )
 
 
-def _prepare(seed: int) -> None:
-    """Before a model is made. Two threads that share a busy core make tiny models many times
-    slower; the framework restores the caller's number."""
-    torch.manual_seed(seed)
-    torch.set_num_threads(1)
-
-
 @contextlib.contextmanager
 def _watched_moves() -> Iterator[None]:
     """Raises Wrong where a layer with parameters is called with inputs from another device.
@@ -130,7 +123,7 @@ class _Station(nn.Module):
 
 
 def _stations(draw, count: int) -> tuple[list[nn.Module], list[int]]:
-    _prepare(draw.seed())
+    torch.manual_seed(draw.seed())
     diary: list[int] = []
     return [_Station(number, diary) for number in range(count)], diary
 
@@ -841,7 +834,7 @@ def _logits(parameters: list[Tensor], images: Tensor) -> Tensor:
 
 
 def _repaired(answer, draw, image_size, devices) -> nn.Module:
-    _prepare(draw.seed())
+    torch.manual_seed(draw.seed())
     model = answer(image_size, devices)
     expect_type(model, nn.Module)
     parameters = list(model.parameters())
@@ -1127,7 +1120,7 @@ def _layer(width_in: int, width_out: int) -> nn.Sequential:
 
 def _case(draw, count: int, stages: int) -> _Case:
     """Layers for which the three strategies cut at different places."""
-    _prepare(draw.seed())
+    torch.manual_seed(draw.seed())
     while True:
         widths = [draw.integer(3, 24) for _ in range(count + 1)]
         layers = nn.Sequential(*(_layer(a, b) for a, b in pairwise(widths)))
@@ -1186,7 +1179,7 @@ def _lengthen(case: _Case, make: Callable[[int], list[nn.Module]]) -> None:
 
 @comparing.requires("token numbers as inputs, other dtypes, one stage")
 def _(answer, draw):
-    _prepare(draw.seed())
+    torch.manual_seed(draw.seed())
     tokens, width = draw.integers(4, 5, low=0, high=6), draw.integer(3, 9)
     layers = nn.Sequential(
         nn.Embedding(7, width), _layer(width, 9), _layer(9, width), _layer(width, 2)

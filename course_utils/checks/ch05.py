@@ -807,29 +807,13 @@ def _check_gradients(answer, batch: _Batch, likely: Mapping | None = None) -> fl
     return value
 
 
-def _with_one_thread(requirement: Callable) -> Callable:
-    """Tiny models: two threads that share a busy core make them many times slower."""
-
-    def runs(answer, draw):
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            requirement(answer, draw)
-        finally:
-            torch.set_num_threads(threads)
-
-    return runs
-
-
 @accumulation.requires("equal micro-batches give the gradients of the batch's mean loss")
-@_with_one_thread
 def _(answer, draw):
     size = draw.integer(4, 6)  # unlike the number of micro-batches, which tells mistakes apart
     _check_gradients(answer, _batch(draw, _plain, 3 * size, size))
 
 
 @accumulation.requires("so they do where the last micro-batch is smaller, or the only one")
-@_with_one_thread
 def _(answer, draw):
     size = draw.integer(4, 6)
     for samples, own in ((3 * size + 2, size), (size - 1, size), (3, 1)):
@@ -837,7 +821,6 @@ def _(answer, draw):
 
 
 @accumulation.requires("the result is the mean loss of the whole batch")
-@_with_one_thread
 def _(answer, draw):
     for samples, size in ((12, 4), (14, 4)):
         batch = _batch(draw, _plain, samples, size)
@@ -859,7 +842,6 @@ def _(answer, draw):
     "frozen and unused parameters keep no gradient, and a tied one has one",
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
-@_with_one_thread
 def _(answer, draw):
     batch = _batch(draw, _Awkward, 11, 4)
     _, expected = _gradient(batch.model, batch.inputs, batch.targets)
@@ -882,7 +864,6 @@ def _step(model: nn.Module) -> None:
 
 
 @accumulation.requires("three steps of SGD end with the parameters of whole-batch training")
-@_with_one_thread
 def _(answer, draw):
     batch = _batch(draw, _plain, 14, 4)
     alone = copy.deepcopy(batch.model)
@@ -903,7 +884,6 @@ def _(answer, draw):
 
 
 @accumulation.requires("one micro-batch at a time: no more samples, no more activations")
-@_with_one_thread
 def _(answer, draw):
     batch = _batch(draw, _plain, 14, 4)
     batch.watch()

@@ -126,9 +126,10 @@ class Printed(io.TextIOBase):
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[Printed]:
-    """Gives the code inside a known state (float32, gradients on, default device CPU), keeps what
-    it prints, and restores the caller's state: random numbers, dtype, threads, grad mode,
-    default device, environment, working folder, warnings."""
+    """Gives the code inside a known state (float32, gradients on, default device CPU, one thread:
+    two that share a busy core make tiny models many times slower), keeps what it prints, and
+    restores the caller's state: random numbers, dtype, threads, grad mode, default device,
+    environment, working folder, warnings."""
     printed = Printed()
     before = _snapshot()
     try:
@@ -142,6 +143,7 @@ def undisturbed() -> Iterator[Printed]:
             torch.set_default_dtype(torch.float32)
             torch.set_grad_enabled(True)
             torch.set_default_device(None)
+            torch.set_num_threads(1)
             yield printed
     finally:
         _restore(before)

@@ -105,7 +105,7 @@ def _finished_without(waiting, number):
     for each in waiting.values():
         if each.waits_in == f"send to rank {number}":
             return "finished without receiving it"
-        if each.waits_in == f"recv from rank {number}":
+        if each.waits_in in (f"recv from rank {number}", "recv from any rank"):
             return "finished without sending it"
         collective = each.call is None or each.call.kind not in POINT_TO_POINT
         if collective and (each.call is None or number in each.call.members):

@@ -120,7 +120,8 @@ def _wait_in_words(name, last):
     if last is None:
         return name.lstrip("_")
     if last.kind in POINT_TO_POINT and name in (last.kind, "wait"):
-        return f"{last.kind} {'to' if last.kind == 'send' else 'from'} rank {last.peer}"
+        whom = "any rank" if last.peer is None else f"rank {last.peer}"
+        return f"{last.kind} {'to' if last.kind == 'send' else 'from'} {whom}"
     if name == "backward":
         return f"the {last.kind} of backward"
     return last.kind if name == "wait" or name.startswith("_") else name
