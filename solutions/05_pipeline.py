@@ -10,8 +10,8 @@
 # **schedule**, and the schedule decides how much time is lost and how much memory is needed.
 #
 # At the end of the chapter you can read a schedule, say how long it takes and what it stores, and
-# run it. You have written three schedules yourself, and have seen five of them run on real ranks,
-# by an engine of 150 lines, with the gradients of the whole batch.
+# run it. You have written three schedules yourself, and have seen five run on real ranks, driven by
+# an engine of 150 lines, with the gradients of the whole batch.
 
 # %% tags=["nbval-ignore-output"]
 import time
@@ -71,7 +71,7 @@ for rank, x in enumerate((0.1, 2.75, 5.4, 8.05)):
     plots.pile(ax, x + 0.42, 0.55, [plots.COLORS["activations"]] * (4 - rank))
     if rank < 3:
         plots.arrow(ax, (x + 1.7, 2.2), (x + 2.55, 2.2), color=road)
-        plots.truck(ax, x + 1.68, 2.28, label=f"box {3 - rank}"[-1:], color=road)
+        plots.truck(ax, x + 1.68, 2.28, label=f"{3 - rank}", color=road)
         plots.arrow(ax, (x + 2.55, 1.7), (x + 1.7, 1.7), color=back)
 ax.text(5, 3.3, "boxes go to the right", ha="center", fontsize=9)
 ax.text(
@@ -119,9 +119,9 @@ class ChunkedModel(nn.Module):
     def __init__(self, split_size):
         super().__init__()
         torch.manual_seed(0)
-        self.stage1 = nn.Sequential(nn.Linear(20, 500), nn.ReLU())  # "cuda:0"
+        self.stage1 = nn.Sequential(nn.Linear(500, 500), nn.ReLU())  # "cuda:0"
         self.stage2 = nn.Sequential(nn.Linear(500, 500), nn.ReLU())  # "cuda:1"
-        self.stage3 = nn.Sequential(nn.Linear(500, 10))  # "cuda:0"
+        self.stage3 = nn.Sequential(nn.Linear(500, 500))  # "cuda:0"
         self.split_size = split_size
 
     def forward(self, x):
@@ -135,7 +135,7 @@ class ChunkedModel(nn.Module):
 
 # %% [markdown]
 # The original moves each chunk with `.to("cuda:1")` and back. Here everything stays in one process
-# on the CPU, and a pair of hooks notes when each stage begins and ends.
+# on the CPU, the stages are equally large, and a pair of hooks notes when each begins and ends.
 
 
 # %%
@@ -160,8 +160,10 @@ def watched(model, x):
     return [Record(device, found) for device, found in enumerate(spans)]
 
 
-x = torch.randn(4096, 20)
-records = watched(ChunkedModel(split_size=1024), x)
+x = torch.randn(4096, 500)
+model = ChunkedModel(split_size=1024)
+model(x)  # the first pass is slower than the rest
+records = watched(model, x)
 in_order = sorted((span for r in records for span in r.spans), key=lambda span: span.start)
 print("chunks times stages:", len(in_order))
 print("two stages ever at work at once:", any(a.end > b.start for a, b in pairwise(in_order)))
@@ -170,13 +172,16 @@ print("two stages ever at work at once:", any(a.end > b.start for a, b in pairwi
 figure, ax = plt.subplots(figsize=(plots.WIDTH, 1.9))
 shown = plots.gantt_lanes(ax, records)
 ax.set_yticks([0, 1], ["device 0", "device 1"])
-ax.set(xlabel="time (forward passes of a chunk)", title="Chunks in a loop (measured on the CPU)")
-plots.legend(figure, shown)
+ax.set(
+    xlabel="time (passes of a chunk through two stages)",
+    title="Chunks in a loop (measured on the CPU)",
+)
+plots.legend(figure, dict(zip(("stages 1 and 2", "stage 3", "idle"), shown.values())))
 plt.show()
 
 # %% [markdown]
-# *Wherever one lane has a box, the other is empty. Device 0 runs stage 1 and, paler, stage 3. Chunk
-# 1 begins when chunk 0 has left the last stage.*
+# *Numbers are chunks. Wherever one lane has a box, the other is empty. Device 0 runs stage 1 and,
+# paler, stage 3. Chunk 1 begins when chunk 0 has left the last stage.*
 #
 # Would two GPUs change that, since they run on while Python goes ahead? No. A GPU works off its
 # queue in order. In the queue of device 0, stage 3 of chunk 0 stands before stage 1 of chunk 1, and
@@ -331,9 +336,10 @@ plots.compare(predicted, measured)
 #
 # ### A schedule is data
 #
-# `course_utils.schedules` writes a schedule as a list with one row for each rank. A row is the order
-# of the rank's ops, and nothing else: no times, no gaps. **GPipe** is the schedule that you have just
-# run, all forward passes before all backward passes.
+# An **op** is one pass of one micro-batch: F3 is the forward pass of micro-batch 3, B3 its backward
+# pass. `course_utils.schedules` writes a schedule as a list with one row for each rank. A row is
+# the order of the rank's ops, and nothing else: no times, no gaps. **GPipe** is the schedule that
+# you have just run, all forward passes before all backward passes.
 
 # %%
 for rank, row in enumerate(schedules.gpipe(3, 4)):
@@ -341,9 +347,9 @@ for rank, row in enumerate(schedules.gpipe(3, 4)):
 
 # %% [markdown]
 # A rank works through its row from left to right. Before an op starts, what it needs must be there:
-# F needs the activations from the stage before, B the gradient from the stage after. So some orders
-# cannot run. `first_illegal_move` plays the schedule through and explains the first move that is
-# not allowed. Below, rank 2 of that schedule gets three wrong rows.
+# F needs the activations from the stage before, B its own F and the gradient from the stage after.
+# So some orders cannot run. `first_illegal_move` plays the schedule through and explains the first
+# move that is not allowed. Below, rank 2 of that schedule gets three wrong rows.
 
 # %%
 wrong_rows = {
@@ -425,10 +431,10 @@ plt.show()
 
 # %% [markdown]
 # *Both end at the same time, and both have the same idle time. Under 1F1B the dark boxes begin as
-# soon as they can, and from then on every rank alternates.*
+# soon as they can, and from then on every rank alternates, until no forward pass is left.*
 #
-# Rank r is p - r stages away from the end of the line, that one included. So p - r micro-batches are
-# on their way when its first gradient comes back, and then one leaves the shelf for each that is
+# From rank r to the end of the line there are p - r stages, its own included. So p - r micro-batches
+# are on their way when its first gradient comes back, and then one leaves the shelf for each that is
 # added. **Predict** the most micro-batches in flight on each rank.
 
 # %%
@@ -441,13 +447,14 @@ plots.compare(predicted, measured)
 
 # %% [markdown]
 # The 1F1B numbers do not depend on m. You can take as many micro-batches as you like, and the bubble
-# shrinks while the memory stays. That is why nobody uses plain GPipe for long pipelines.
+# shrinks while the memory stays. That is why long pipelines run 1F1B, or what came after it.
 #
 # ### Interleaved: several pieces for each rank
 #
-# The bubble is p - 1 steps of one stage. Make the steps smaller: give each rank v pieces, called
-# **chunks**, that are not neighbours. Chunk c of rank r is **virtual stage** c p + r, so a
-# micro-batch passes all ranks v times. A step takes 1/v of the time, and the bubble becomes
+# The bubble is p - 1 times the passes of one stage. Make the stages smaller: give each rank v pieces
+# of the model that are not neighbours. They are called **chunks**, and have nothing to do with the
+# chunks of data in section 2. Chunk c of rank r is **virtual stage** c p + r, so a micro-batch passes
+# all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
 #
 # $$\frac{1}{v}\cdot\frac{p-1}{m}$$
 #
@@ -461,7 +468,7 @@ plots.compare(predicted, measured)
 # gradient of the inputs, **W** that of the weights, and W goes where a gap would be ([Qi et al.
 # 2024](https://arxiv.org/abs/2401.10241), section 2). **ZB-H1** holds no more than 1F1B's p
 # micro-batches and has a third of its bubble when F, B and W take equal times. **ZB-H2** runs more
-# forward passes ahead, holds up to 2p - 1, and has no bubble.
+# forward passes ahead, holds up to 2p - 1, and then has no bubble at all.
 
 # %%
 p, m = 4, 8
@@ -477,9 +484,9 @@ plots.gantt({name: SIMULATED[name] for name in ("interleaved", "ZB-H1", "ZB-H2")
 plt.show()
 
 # %% [markdown]
-# *Interleaved: each box is half as long; paler and darker boxes belong to the second chunk. ZB-H1: the
-# pink W fill most gaps at the end. ZB-H2: from its first box to its last, no rank has a gap; the ranks are only
-# shifted against each other.*
+# *Interleaved: each box is half as long; the palest and the darkest boxes belong to the second chunk.
+# ZB-H1: pink W fill the gaps that 1F1B has at the end. ZB-H2: from its first box to its last, no rank
+# has a gap; the ranks are only shifted against each other.*
 #
 # ZB-H2's ranks begin and end at different times. If the next step can begin without waiting for all
 # of them, the step costs what one rank needs from its first op to its last, and this is how the
@@ -797,8 +804,9 @@ class Pipeline:
 # ### All five schedules, on four ranks
 #
 # The batch is the same in all runs, 8 micro-batches of 4 rows. Under the interleaved schedule each
-# rank holds two chunks of one layer, else one stage of two. Three claims are checked on every run:
-# the loss, the gradients of all layers, and the peak of stored micro-batches on each rank.
+# rank holds two chunks of one layer each, otherwise one stage of two layers. Three claims are
+# checked on every run: the loss, the gradients of all layers, and the peak of stored micro-batches
+# on each rank.
 
 
 # %%
@@ -854,8 +862,8 @@ for name in ("GPipe", "1F1B", "interleaved"):
     plt.show()
 
 # %% [markdown]
-# *In each pair the lower picture repeats the upper one, box for box. The small gaps in it are
-# messages and a busy machine.*
+# *In each pair the lower picture repeats the upper one, box for box. The small gaps in it are what
+# messages and the machine's other work cost.*
 
 # %%
 for name in ("ZB-H1", "ZB-H2"):
@@ -868,7 +876,8 @@ for name in ("ZB-H1", "ZB-H2"):
 # and under ZB-H2 no rank waits between its first box and its last.*
 #
 # How close are they? The next cell divides the time that the ranks took by the simulated time. Each
-# op costs a little more than its slot, so expect a ratio slightly above 1.
+# op costs a little more than its slot, so expect a ratio slightly above 1, and more on a busy
+# machine.
 
 # %% tags=["nbval-ignore-output"]
 for name, runs in RUNS.items():
@@ -1060,8 +1069,8 @@ for name, ranks in pipelines.items():
 # * **The cores are shared.** If your machine has two cores and something else runs on one of them,
 #   the pipeline has nothing to win. And one process with all cores has no bubble at all.
 #
-# So two ranks on one CPU win little or nothing. A pipeline pays where the model does not fit on one
-# device: then the comparison is not with one process but with the half-idle devices of chapter 4.
+# So do not expect two ranks on one CPU to win much. A pipeline pays where the model does not fit on
+# one device: then the comparison is not with one process but with chapter 4's half-idle devices.
 
 # %% [markdown]
 # ## 5. Break it: wrong gradients that train, and a line that stops
@@ -1104,17 +1113,19 @@ for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.Ada
     )
 
 # %% [markdown]
-# SGD goes eight times too far. AdamW divides each gradient by its own typical size, so a constant
-# factor cancels, and the run looks healthy. It is not: gradient clipping, weight decay in its older
-# form, and the norms in your logs all see the factor. The mistake has been in well-known code
-# ([torchtitan 1733](https://github.com/pytorch/torchtitan/issues/1733),
-# [torchtitan 2972](https://github.com/pytorch/torchtitan/issues/2972)). Test with SGD, and compare
-# gradients, not losses.
+# Each of SGD's steps is eight times too large. AdamW divides each gradient by its own typical size,
+# so a constant factor cancels, and the run looks healthy. It is not: gradient clipping, weight
+# decay that is added to the gradient (as in `Adam`), and the norms in your logs all see the factor.
+# Factors of this kind have been in well-known code: gradients too large by the number of tokens
+# ([torchtitan 2972](https://github.com/pytorch/torchtitan/issues/2972)), and gradients divided
+# again at each of several steps that were to add up ([torchtitan
+# 1733](https://github.com/pytorch/torchtitan/issues/1733)). Test with SGD, and compare gradients,
+# not losses.
 #
 # ### A last micro-batch of another size
 #
-# 30 rows in micro-batches of 8 leave a last one of 6. If every micro-batch counts for a quarter, a row
-# of the last one counts more than the others.
+# 30 rows in micro-batches of 8 leave a last one of 6. If every micro-batch counts for a quarter, a
+# row of the last one counts more than the others.
 
 # %%
 few = inputs[:30].to(hardware.device()), targets[:30].to(hardware.device())
@@ -1151,9 +1162,9 @@ print("by hand, as alone:", equal(reference, [torch.cat(launch(thirty_rows, 2))]
 
 # %% [markdown]
 # PyTorch's `PipelineStage` settles the shapes with the first micro-batch and expects that many rows
-# each time. With 30 rows in 4 micro-batches it sends 7 where 8 are expected, and divides by 4 all
-# the same. The repair is to give each step a batch that divides: `DataLoader(drop_last=True)`, or a
-# batch that is filled up with rows whose loss counts nothing.
+# each time. It cuts 30 rows into 8, 8, 7 and 7. So it sends 7 rows where 8 are expected, and it
+# would divide by 4 all the same. The repair is to give each step a batch that divides:
+# `DataLoader(drop_last=True)`, or a batch that is filled up with rows whose loss counts nothing.
 #
 # ### Both send first
 #
@@ -1175,10 +1186,10 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# `send` returns when the other side has taken the data, and the other side is in its own `send`. Under
-# torchrun both would stand there until the time limit. One rank could receive first, but then you
-# need a rule for each pair and each schedule. The way out is calls that do not wait, as in the post
-# office of section 4; in exercise 5.6 you write that for a stage with two neighbours.
+# `send` returns when the other side has taken the data, and the other side is in its own `send`.
+# Under torchrun both would stand there until the time limit. One rank could receive first, but then
+# you need a rule for each pair and each schedule. The way out is calls that do not wait, as in the
+# post office of section 4; in exercise 5.6 you write that for a stage with two neighbours.
 #
 # ### BatchNorm looks at its own micro-batch only
 #
@@ -1212,11 +1223,11 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
         print(f"{name}: batches that it has counted in one step:", *batches[0])
 
 # %% [markdown]
-# The running mean and variance move four times in a step instead of once, and each time by the noise
-# of eight rows. Layer normalisation works within a row. It is what transformers use, and one reason
-# why they are easy to pipeline. For a convolutional network, GPipe keeps the statistics of each
-# micro-batch for training and gathers those of the whole batch for evaluation (Huang et al., section
-# 2.2); group normalisation avoids the question.
+# The running mean and variance move four times in a step instead of once, and each time towards the
+# statistics of eight rows only. Layer normalisation works within a row. It is what transformers
+# use, and one reason why they are easy to pipeline. For a convolutional network, GPipe keeps the
+# statistics of each micro-batch for training and gathers those of the whole batch for evaluation
+# (Huang et al., section 2.2); group normalisation avoids the question.
 #
 # ### Dropout and recomputation out of step
 #
@@ -1488,17 +1499,17 @@ check("5.6", exchange)
 # %% [markdown]
 # ## 7. See it: a pipeline under your hands
 #
-# Six numbers make a pipeline. The explorer simulates it and shows its Gantt chart, the idle share of
-# all five schedules for these numbers, and what the ranks of the chosen one store, in micro-batches
-# of a whole stage. Move one slider at a time:
+# Five numbers and a schedule make a pipeline. The explorer simulates it and shows its Gantt chart,
+# the idle share of all five schedules for these numbers, and what the ranks of the chosen one
+# store, in micro-batches of a whole stage. Move one slider at a time:
 #
 # * Raise the number of micro-batches and watch the idle share fall. What falls with it, what not?
 # * Choose interleaved and add chunks. Then raise the hop latency: each micro-batch now pays it more
 #   often.
 # * Compare GPipe and 1F1B while you raise the hop latency. 1F1B turns round at every micro-batch, so
 #   it pays more often than GPipe.
-# * Choose ZB-H2, then make the backward pass cheaper or dearer. The gaps return where F, B and W no
-#   longer take equal times.
+# * Choose ZB-H2 and set the hop latency to 0: no gap is left. Then make the backward pass cheaper or
+#   dearer. The gaps return, since F, B and W no longer take equal times.
 # * Compare what ranks 0 and p - 1 store under 1F1B and under ZB-H1.
 
 
@@ -1538,6 +1549,7 @@ def draw_pipeline(schedule, stages, micro_batches, chunks, backward_to_forward, 
     peak = [n / (chunks if schedule == "interleaved" else 1) for n in chosen.peak_in_flight]
     bars = right.bar(range(stages), peak, color=plots.COLORS["activations"])
     right.bar_label(bars, fmt="%.3g", fontsize=9)
+    right.margins(y=0.12)
     right.set(xlabel="rank", ylabel="micro-batches stored", xticks=range(stages))
     return figure
 
@@ -1578,9 +1590,9 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# *GPipe's line runs to the right: each halving of its idle time doubles its memory. The other lines
-# fall straight down once their shelves are full. ZB-H2 reaches zero and pays with nearly twice the
-# memory of 1F1B.*
+# *GPipe's line runs to the right: it stores every micro-batch that it adds to lower its idle time.
+# The other lines fall straight down once their shelves are full. ZB-H2 reaches zero and pays with
+# nearly twice the memory of 1F1B.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same pipeline under torchrun
@@ -1639,10 +1651,10 @@ dist.destroy_process_group()
 print(torchrun(2, script), end="")
 
 # %% [markdown]
-# With two machines of 8 GPUs you would give 16 stages, and start the same script on both:
+# On two machines of 4 GPUs it has 8 stages, of one layer each. Start the same script on both:
 #
 # ```
-# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 \
+# torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 \
 #     pipeline.py
 # ```
 #
@@ -1650,11 +1662,12 @@ print(torchrun(2, script), end="")
 #
 # * **The order of the ranks.** Neighbouring stages should be neighbouring GPUs, so that only one
 #   boundary crosses the slow link between the machines.
-# * **NCCL matches by order.** A rank that sends and receives in an order of its own hangs there, even
-#   if gloo ran it. Test your schedule with `first_illegal_move`.
+# * **NCCL matches by order.** A rank that receives in another order than its neighbour sends hangs
+#   there, or takes one message for another, even if gloo sorted them out by their tags. This is why
+#   the post office of section 4 keeps to the sender's order.
 # * **Who builds the model.** A model that does not fit on one GPU is built on the meta device and
 #   only the rank's own stage is filled with numbers.
-# * **The number of micro-batches.** Long pipelines need many. Megatron-LM trained a model of 530
+# * **The number of micro-batches.** Long pipelines need many. Megatron-LM ran a model of 530
 #   billion parameters with 35 stages, and interleaved 3 chunks on each (Narayanan et al., table 1
 #   and its scripts).
 # * **Pipelines rarely come alone.** Inside a machine, tensor parallelism splits the layers (chapter
@@ -1665,8 +1678,8 @@ print(torchrun(2, script), end="")
 #
 # 1. A loop over chunks is no pipeline. It takes several ranks and micro-batches that follow each
 #    other.
-# 2. The bubble is (p - 1)/m of the ideal time and (p - 1)/(m + p - 1) of the total time, for GPipe and
-#    for 1F1B. Chunks divide it by v, and W in the gaps makes it smaller still.
+# 2. The bubble is (p - 1)/m of the ideal time and (p - 1)/(m + p - 1) of the total time, for GPipe
+#    and for 1F1B. Chunks divide it by v, and W in the gaps makes it smaller still.
 # 3. GPipe stores m micro-batches on each rank, 1F1B at most p - r on rank r, ZB-H2 up to 2p - 1.
 # 4. Each micro-batch counts with its share of the rows. Test it with SGD: Adam hides a wrong factor.
 # 5. Sends that do not wait, and receives in the order in which the other side sends: then no legal

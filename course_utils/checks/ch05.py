@@ -34,9 +34,9 @@ bubble = Exercise(
             "forward pass, and for how long does it work?"
         ),
         (
-            "It waits until a micro-batch has passed the stages before it, and at the end as long "
-            "again for the gradients to go back. It works on every micro-batch. The total time is "
-            "both together."
+            "It waits for stages - 1 forward passes at the start, and for stages - 1 backward passes "
+            "at the end. It works for one of each on every micro-batch. The total time is both "
+            "together."
         ),
         (
             "Count in passes through one chunk, forward and backward together: stages - 1 of them are "
@@ -48,6 +48,8 @@ bubble = Exercise(
         "time contains the bubble too.",
         "all-stages": "You count one idle pass per stage. The first micro-batch needs no waiting "
         "in the first stage: there are stages - 1.",
+        "counted-twice": "You count the wait twice. At the start it is one of stages - 1 forward "
+        "passes, at the end one of as many backward passes: together stages - 1 of both.",
         "swapped": "Stages and micro-batches have changed places: more stages make the bubble "
         "larger, more micro-batches make it smaller.",
         "busy-share": "That is the share of time in which a rank works. The bubble is the rest.",
@@ -93,6 +95,7 @@ def _(answer, draw):
             "percent": lambda p, m: 100 * (p - 1) / (m + p - 1),
             "busy-share": lambda p, m: m / (m + p - 1),
             "all-stages": lambda p, m: p / (m + p),
+            "counted-twice": lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1)),
             "swapped": lambda p, m: (m - 1) / (m + p - 1),
             "no-overlap": lambda p, m: (p - 1) / p,
         },
@@ -149,6 +152,11 @@ FORM = {
 ONE_AT_A_TIME = {
     "one-at-a-time": "Every micro-batch goes all the way forward and back before the next one "
     "starts: one stage works, the others wait.",
+}
+ORDER = {
+    "backwards-order": "Some rank does not run its backward passes in the order of its forward "
+    "passes. The gradient of micro-batch 0 comes back first. The F and the B of a pair belong to "
+    "different micro-batches: the B to the oldest that is still open.",
 }
 MEMORY = {
     "too-many-activations": "A rank has run too many forward passes whose backward pass has not come "
@@ -295,6 +303,20 @@ def _one_at_a_time(schedule: Schedule, case: _Case) -> bool:
     return case.micro_batches > 1 and set(_warm_ups(schedule)) == {case.chunks}
 
 
+def _backwards_in_another_order(schedule: Schedule, case: _Case) -> bool:
+    """Whether some rank takes the micro-batches of a chunk in order forward, and not backward."""
+
+    def in_order(row: Sequence[Op], kind: str, chunk: int) -> bool:
+        numbers = [op.micro_batch for op in row if (op.kind, op.chunk) == (kind, chunk)]
+        return numbers == sorted(numbers)
+
+    return any(
+        in_order(row, "F", chunk) and not in_order(row, "B", chunk)
+        for row in schedule
+        for chunk in range(case.chunks)
+    )
+
+
 def _flow(draw) -> _Case:
     """A pipeline with more than twice as many micro-batches as stages."""
     stages = draw.integer(3, 5)
@@ -423,6 +445,7 @@ alternating = Exercise(
     misconceptions={
         **FORM,
         **ONE_AT_A_TIME,
+        **ORDER,
         **MEMORY,
         "mirrored": "Your warm-up grows from the first rank to the last. It is the first rank that "
         "waits longest for a gradient, and so runs the most forward passes first.",
@@ -448,6 +471,7 @@ _1f1b = _Judge(
         "same-warm-up": _all_as_the_first(_until_first_backward),
         "warm-up-short": _short(_until_first_backward),
         "one-too-many": _more_by(1, _until_first_backward),
+        "backwards-order": _backwards_in_another_order,
     },
 )
 
@@ -534,6 +558,7 @@ interleaving = Exercise(
     ],
     misconceptions={
         **FORM,
+        **ORDER,
         **MEMORY,
         "chunks-missing": "Only chunk 0 is there. Every rank runs each micro-batch through each of "
         "its chunks: the third argument of Op.",
@@ -567,6 +592,7 @@ _interleaved = _Judge(
         "same-warm-up": _all_as_the_first(_megatrons),
         "warm-up-short": _short(_fewest),
         "one-too-many": _more_by(1, _megatrons),
+        "backwards-order": _backwards_in_another_order,
     },
 )
 
@@ -652,6 +678,8 @@ accumulation = Exercise(
         "samples would count more than the others.",
         "one-size-for-all": "You give the last micro-batch the weight of a full one. Its weight is "
         "the number of its own samples over the number of all.",
+        "count-rounded-down": "`len(inputs) // size` leaves out the smaller micro-batch at the end. "
+        "And even with their true number, one weight for all would give its samples too much.",
         "last-lost": "The samples of the last, smaller micro-batch play no part.",
         "last-only": "Only the last micro-batch's gradient is left: the earlier ones were cleared. "
         "Clear once, before the first micro-batch.",
@@ -669,6 +697,8 @@ accumulation = Exercise(
         "parameters-moved": "The parameters have changed. The optimizer's step is not part of this.",
         "whole-batch": "The model has seen more than `size` samples at once: that is the memory that "
         "micro-batches are to save.",
+        "other-sizes": "The micro-batches have other sizes than asked: `size` samples each, and the "
+        "rest in the last. `split(n)` cuts pieces of n samples, `chunk(n)` cuts n pieces.",
         "one-backward": "A forward pass began before the micro-batch before it was through its "
         "backward pass: its activations are kept. Call backward in every turn of the loop.",
     },
@@ -777,6 +807,9 @@ def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
         ),
         "mean-of-means": uneven and _weighted(each, [1 / count] * count),
         "one-size-for-all": uneven and _weighted(each, [batch.size / total] * count),
+        "count-rounded-down": uneven
+        and total > batch.size
+        and _weighted(each, [1 / (total // batch.size)] * count),
         "last-lost": lambda got: (
             uneven
             and any(
@@ -883,13 +916,16 @@ def _(answer, draw):
     expect(batch.model.state_dict(), alone.state_dict(), what="the parameters")
 
 
-@accumulation.requires("one micro-batch at a time: no more samples, no more activations")
+@accumulation.requires("one micro-batch of `size` samples at a time, and no more activations")
 def _(answer, draw):
-    batch = _batch(draw, _plain, 14, 4)
+    batch = _batch(draw, _plain, 11, 5)  # `chunk(5)` would cut 3, 3, 3, 2
     batch.watch()
     answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
     if max(batch.seen, default=0) > batch.size:
         raise Wrong("whole-batch", expected=f"at most {batch.size} samples", got=max(batch.seen))
+    sizes = [len(x) for x, _ in batch.parts()]
+    if batch.seen != sizes:
+        raise Wrong("other-sizes", expected=f"micro-batches of {sizes} samples", got=batch.seen)
     if batch.most_open > 1:
         raise Wrong("one-backward", expected="1 micro-batch in flight", got=batch.most_open)
 

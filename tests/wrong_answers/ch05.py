@@ -30,6 +30,12 @@ def counts_every_stage(stages, micro_batches, chunks=1):
     return stages / (chunks * micro_batches + stages)
 
 
+@wrong("5.1", names="counted-twice")
+def waits_as_long_at_both_ends(stages, micro_batches, chunks=1):
+    waiting = 2 * (stages - 1)
+    return waiting / (chunks * micro_batches + waiting)
+
+
 @wrong("5.1", names="swapped")
 def takes_micro_batches_for_stages(stages, micro_batches, chunks=1):
     return (micro_batches - 1) / (micro_batches + stages - 1)
@@ -278,6 +284,15 @@ def starts_the_last_backwards_again(stages, micro_batches):
 
 
 @wrong("5.3", names="slow")
+def flushes_in_the_middle(stages, micro_batches):
+    half = micro_batches // 2
+    second = _with_warm_up(stages, micro_batches - half, lambda rank: stages - 1 - rank)
+    second = [_renamed(row, lambda n: n + half) for row in second]
+    first = _with_warm_up(stages, half, lambda rank: stages - 1 - rank)
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+@wrong("5.3", names="backwards-order")
 def newest_backward_first(stages, micro_batches):
     """The B of the F that has just been run: every rank waits until it has come back."""
     schedule = []
@@ -425,6 +440,14 @@ def warms_up_beyond_the_end(stages, micro_batches, chunks):
         missing = _way(stages, chunks, rank) - chunks * micro_batches
         row[:0] = _ops("F", range(micro_batches, micro_batches + missing))
     return rows
+
+
+@wrong("5.4", names="backwards-order")
+def goes_the_whole_way_back(stages, micro_batches, chunks):
+    """The list of all F from its end: the chunks come as they should, the micro-batches do not."""
+    forward, _ = _orders(stages, micro_batches, chunks)
+    backward = [Op("B", op.micro_batch, op.chunk) for op in reversed(forward)]
+    return _combined(stages, forward, backward, lambda rank: _way(stages, chunks, rank))
 
 
 @wrong("5.4", names="slow")
@@ -578,6 +601,28 @@ def divides_losses_and_gradients(model, loss_function, inputs, targets, size):
         if parameter.grad is not None:
             parameter.grad /= math.ceil(len(inputs) / size)
     return loss
+
+
+@wrong("5.5", names="count-rounded-down")
+def divides_by_the_full_ones(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    mean_loss, count = 0.0, len(inputs) // size
+    for x, y in zip(inputs.split(size), targets.split(size)):
+        loss = loss_function(model(x), y) / count
+        loss.backward()
+        mean_loss += loss.item()
+    return mean_loss
+
+
+@wrong("5.5", names="other-sizes")
+def cuts_that_many_pieces(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    mean_loss = 0.0
+    for x, y in zip(inputs.chunk(size), targets.chunk(size)):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean_loss += share.item()
+    return mean_loss
 
 
 @wrong("5.5", names="last-lost")
