@@ -726,9 +726,9 @@ for name, result in ways.items():
 # ### A language model in two buildings
 #
 # The same two functions train a transformer. The model is `course_utils.models.LanguageModel`: a
-# table of token vectors, one of position vectors, a row of blocks, a norm, and a head that turns
-# each vector into one score per token of the vocabulary. The text is a short story that comes with
-# the course, and a token is one character.
+# table of token vectors, one of position vectors, a row of **blocks** (an attention and two linear
+# layers each), a norm, and a head that turns each vector into one score per token of the
+# vocabulary. The text is a short story that comes with the course, and a token is one character.
 #
 # A model that is no `nn.Sequential` needs a class for each half. Between blocks it is easy to cut:
 # one tensor of shape (batch, tokens, width) goes from each block to the next.
@@ -1407,9 +1407,9 @@ def what_it_reads(model, **options):
     other = texts.clone()
     other[0, 3] = 49
     changed = ((model(texts, **options) - model(other, **options)).abs() > 1e-6).any(dim=-1)
-    print("  a later place of the same text: ", changed[0, 4:].any().item())
+    print("  a later place of the same text:   ", changed[0, 4:].any().item())
     print("  an earlier place of the same text:", changed[0, :3].any().item())
-    print("  another text:                   ", changed[1:].any().item())
+    print("  another text:                     ", changed[1:].any().item())
 
 
 # %%
@@ -1666,8 +1666,8 @@ check("4.4", RepairedConvNet)
 # `balanced_cuts`, or `try_all_cuts` from section 4.
 #
 # To run a stage alone, feed it what arrives there: the output of the stage before it, detached.
-# It came over a cut, so it has to be a leaf that requires a gradient, if it is floating point.
-# Otherwise autograd keeps less than it does in training. `kept_for_backward` counts what a
+# It came over a cut, so it has to require a gradient, if it is floating point. Otherwise autograd
+# keeps less than it does in training. `kept_for_backward` counts what a
 # forward pass keeps:
 #
 # ```python
@@ -1883,8 +1883,8 @@ for stages, count, share in zip(ticks, largest, idle):
 # ## 8. On a cluster: the same two stages under torchrun
 #
 # The script below is the second way of section 4, as you would put it into a file. **torchrun**
-# starts it once for each rank. What is new is only the beginning: who am I, and which device is
-# mine.
+# starts it once for each rank; the course's function of the same name gives it the options of
+# chapter 3. What is new is only the beginning: who am I, and which device is mine.
 
 # %%
 script, result = Path("scratch/two_buildings.py"), Path("scratch/two_buildings.pt")

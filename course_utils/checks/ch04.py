@@ -87,7 +87,8 @@ buildings = Exercise(
         "`torch.no_grad` and a new tensor made from the old one cut the graph; `.to` does not.",
         "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
         "nothing-placed": "The layers are where they were: each part has to be moved to its device.",
-        "uneven": "The parts differ by more than one layer.",
+        "uneven": "The parts differ by more than one layer. What is left over after the division by "
+        "three is shared out, one layer more for a part.",
         "devices-mixed-up": "The parts are not on the devices in their order: part i belongs on "
         "`devices[i]`.",
         "buffers-left": "A layer's parameters have moved and its buffers have not. Move the module, "
@@ -267,11 +268,14 @@ crossing = Exercise(
         "graph-twice": "You run backward once for each tensor, and the tensors share a part of the "
         "graph, which the first pass frees. Run one pass for all: "
         "`torch.autograd.backward(tensors, gradients)`.",
-        "not-contiguous": "A message has to be contiguous in memory: send `tensor.contiguous()`.",
+        "tuple-not-tensor": "`stage(data)` returns a tuple, also where only one tensor crosses. Go "
+        "through it, tensor by tensor.",
+        "not-contiguous": "A message has to be contiguous in memory, and so has the room for it. Send "
+        "`tensor.contiguous()`, and receive into `room`: `empty_like` copies the order in memory too.",
         "float32-only": "The model's activations are not always float32. Receive into tensors of the "
         "dtype that `room` shows.",
         "integer-leaf": "An integer tensor has no gradient: require one of floating-point tensors "
-        "only, and hand nothing back for the others.",
+        "only, hand nothing back for the others, and leave them out of rank 0's backward.",
         "unused-tensor": "The loss has not used this tensor, so its `.grad` is None. Rank 0 waits "
         "for a message all the same: send zeros.",
         "constant-tensor": "One of the tensors that cross needs no gradient on rank 0: there is no "
@@ -284,6 +288,7 @@ crossing = Exercise(
         "mismatch": "messages-differ",
         "a second time": "graph-twice",
         "be contiguous": "not-contiguous",
+        "'tuple'": "tuple-not-tensor",
     },
 )
 
@@ -453,7 +458,9 @@ def _(answer, draw):
 
 @crossing.requires(
     "an integer tensor between two others",
-    failures={"floating point": "integer-leaf", "'NoneType'": "integer-leaf"},
+    failures=dict.fromkeys(
+        ("floating point", "'NoneType'", "does not require grad"), "integer-leaf"
+    ),
 )
 def _(answer, draw):
     _check_crossing(answer, draw, "numbers")
@@ -672,9 +679,10 @@ def _cuts_of(answer, costs: list[float], stages: int) -> Cuts:
 def _must_be_best(got: Cuts, costs: list[float], stages: int, likely: str) -> None:
     slowest, best = max(_loads(costs, got)), max(_loads(costs, best_cuts(costs, stages)))
     if slowest > best * (1 + 1e-9):
+        chain = costs if len(costs) <= 20 else f"{len(costs)} layers"
         raise Wrong(
             likely,
-            expected=f"slowest stage {best:g} of {costs} in {stages} stages",
+            expected=f"slowest stage {best:g} of {chain} in {stages} stages",
             got=f"{slowest:g} with cuts {got}",
         )
 
@@ -783,8 +791,9 @@ repairing = Exercise(
         "`flatten(1)` begins behind the batch dimension.",
         "batch-mixed": "There is not one row of logits per image. A `view(-1, n)` with a fixed n cuts "
         "the numbers of all images anew; the batch dimension must stay.",
-        "in-features-fixed": "The first linear layer takes a fixed number of inputs, which fits one "
-        "image size. Compute it from `image_size`.",
+        "in-features-wrong": "The first linear layer does not take as many numbers as pooling leaves "
+        "of an image of this size. Compute them from `image_size`: channels x height x width, with "
+        "the formula for the convolution and again for the pooling, each rounded down.",
         "square-only": "That fits square images. Height and width are computed separately.",
         "adaptive-pool": "You pool every image to one fixed size. That makes the shapes fit and "
         "throws away part of the picture: it is another model.",
@@ -863,14 +872,19 @@ def _check_logits(answer, draw, image_size) -> None:
 
 @repairing.requires(
     "images of 16 x 16 pixels, from which pooling leaves 1024 numbers",
-    # One row, where there are two images and more: no batch is left.
-    failures={"multiplied (1x": "batch-flattened", "mat1 and mat2": "no-flatten"},
+    # One row, where there are two images and more: no batch is left. Rows of 4 numbers: the width
+    # that pooling leaves, so nothing was flattened.
+    failures={
+        "multiplied (1x": "batch-flattened",
+        "x4 and ": "no-flatten",
+        "mat1 and mat2": "in-features-wrong",
+    },
 )
 def _(answer, draw):
     _check_logits(answer, draw, (16, 16))
 
 
-@repairing.requires("other sizes", failures={"mat1 and mat2": "in-features-fixed"})
+@repairing.requires("other sizes", failures={"mat1 and mat2": "in-features-wrong"})
 def _(answer, draw):
     for size in (32, draw.choice([19, 23, 25])):
         _check_logits(answer, draw, (size, size))
@@ -925,6 +939,9 @@ comparing = Exercise(
         "each row has the four entries of the docstring.",
         "remainder-last": "Equal layers: where the number does not divide, the first stages have one "
         "layer more each. You leave the whole rest to one stage.",
+        "cut-of-ones": "Equal layers: `cut` looks at the slowest stage alone, so for equal costs it "
+        "may leave one stage short. Asked are the cuts of `torch.tensor_split`: the first stages "
+        "have one layer more each.",
         "same-cuts": "Another strategy's cuts stand in this row.",
         "trainable-only": "You count the parameters that learn. A frozen one is held and computed "
         "with like any other: count it too.",
@@ -935,6 +952,9 @@ comparing = Exercise(
         "balances.",
         "idle-one-batch": "1 - 1/stages is the idle share when one batch goes through alone. Here "
         "batches follow each other: a stage works its own seconds in every `slowest` seconds.",
+        "one-number": "Asked is one number for the whole line, not one for each stage.",
+        "idle-of-one-stage": "That is the idle share of the stage with the least work. Asked is that "
+        "of all stages together.",
         "idle-not-share": "Idle is a share from 0 to 1, of the time of all stages.",
         "busy-not-idle": "That is the share of time in which stages work. Idle is the rest.",
         "gradients-forgotten": "A parameter that learns takes its bytes twice: once itself, once as "
@@ -945,6 +965,7 @@ comparing = Exercise(
         "the first operations of a stage keep nothing, and you count too little.",
         "first-input-leaf": "The batch that enters the first layer needs no gradient: only what comes "
         "over a cut does.",
+        "list-of-stages": "Asked is a list with the bytes of each stage.",
         "whole-model": "That is the memory of the whole model: each stage holds its part.",
         "frozen-gradient": "A frozen parameter has no gradient.",
         "buffers-forgotten": "Buffers, such as BatchNorm's running mean, are held too.",
@@ -1022,20 +1043,33 @@ def _any_of(*values: object) -> Callable[[object], bool]:
     return lambda got: any(same(got, value) for value in values)
 
 
+def _is_listed(got: object) -> bool:
+    return isinstance(got, list | tuple)
+
+
 def _remainder_left(case: _Case) -> list[Cuts]:
     """Equal layers by those who leave the rest to the last stage, rounding down or up."""
     count, stages = len(case.layers), case.stages
     return [[i * size for i in range(1, stages)] for size in (count // stages, -(-count // stages))]
 
 
+def _cuts_of_ones(case: _Case) -> Cuts:
+    """Equal layers by those who give `cut` the same cost for each."""
+    return best_cuts([1] * len(case.layers), case.stages)
+
+
 def _cuts_by_trainable(case: _Case) -> Cuts:
     return best_cuts([_numbers(layer, trainable=True) for layer in case.layers], case.stages)
 
 
-def _check_cuts(answer, case: _Case) -> None:
+def _checked_cuts(answer, case: _Case) -> dict[str, dict]:
+    """The answer's table, whose cuts are right: what else stands in a row depends on them."""
     table, expected = case.table(answer), case.cuts()
     likely = {
-        "equal layers": {"remainder-last": _any_of(*_remainder_left(case))},
+        "equal layers": {
+            "remainder-last": _any_of(*_remainder_left(case)),
+            "cut-of-ones": _cuts_of_ones(case),
+        },
         "equal parameters": {"trainable-only": _cuts_by_trainable(case)},
         "profiled time": {},
     }
@@ -1043,15 +1077,17 @@ def _check_cuts(answer, case: _Case) -> None:
         others = {"same-cuts": _any_of(*expected.values())}
         what = f"the cuts of {name!r}"
         expect(table[name]["cuts"], expected[name], what=what, likely={**likely[name], **others})
+    return table
 
 
 def _check_times(answer, case: _Case) -> None:
-    table, total = case.table(answer), sum(case.seconds)
+    table, total = _checked_cuts(answer, case), sum(case.seconds)
     numbers, ones = [_numbers(layer) for layer in case.layers], [1] * len(case.layers)
     for name, cuts in case.cuts().items():
         loads = _loads(case.seconds, cuts)
         slowest = max(loads)
         likely = {
+            "one-number": _is_listed,
             "sum-not-slowest": total,
             "mean-not-slowest": total / case.stages,
             "slowest-layer": max(case.seconds),
@@ -1061,15 +1097,17 @@ def _check_times(answer, case: _Case) -> None:
         busy = total / (case.stages * slowest)
         free = case.stages * slowest - total
         likely = {
+            "one-number": _is_listed,
             "idle-one-batch": 1 - 1 / case.stages,
             "busy-not-idle": busy,
+            "idle-of-one-stage": 1 - min(loads) / slowest,
             "idle-not-share": _any_of(free, free / case.stages, 100 * (1 - busy)),
         }
         expect(table[name]["idle"], 1 - busy, what=f"idle of {name!r}", likely=likely)
 
 
 def _check_memory(answer, case: _Case) -> None:
-    table = case.table(answer)
+    table = _checked_cuts(answer, case)
     for name, cuts in case.cuts().items():
         parts = case.parts(cuts)
         held, kept = [_held(part) for part in parts], _kept(parts, case.inputs)
@@ -1100,6 +1138,7 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         for part, keeps in zip(parts, kept)
     ]
     mistakes = {
+        "list-of-stages": lambda got: not _is_listed(got),
         "gradients-forgotten": without("gradients"),
         "activations-forgotten": [bytes_ - keeps for bytes_, keeps in zip(full, kept)],
         "input-needs-gradient": instead(later=False),
@@ -1127,7 +1166,8 @@ def _case(draw, count: int, stages: int) -> _Case:
         seconds = [draw.integer(1, 99) / 1000 for _ in range(count)]
         case = _Case(layers, draw.tensor(draw.integer(2, 9), widths[0]), seconds, stages)
         equal, *others = case.cuts().values()
-        mistakes = [cuts for cuts in _remainder_left(case) if cuts != equal]
+        mistakes = [*_remainder_left(case), _cuts_of_ones(case)]
+        mistakes = [cuts for cuts in mistakes if cuts != equal]
         if others[0] != others[1] and all(cuts not in others for cuts in [equal, *mistakes]):
             return case
 
@@ -1145,7 +1185,7 @@ def _frozen_case(draw) -> _Case:
 @comparing.requires("three rows, each with its strategy's cuts")
 def _(answer, draw):
     for count, stages in ((6, 2), (9, 3), (11, 3), (10, 4)):
-        _check_cuts(answer, _case(draw, count, stages))
+        _checked_cuts(answer, _case(draw, count, stages))
 
 
 @comparing.requires("the slowest stage and the idle share")
@@ -1166,7 +1206,6 @@ def _(answer, draw):
     _lengthen(with_buffers, lambda width: [nn.BatchNorm1d(width)])
     _lengthen(with_tied, lambda width: [_layer(width, width)] * 2)
     for case in (with_frozen, with_buffers, with_tied):
-        _check_cuts(answer, case)
         _check_memory(answer, case)
 
 
@@ -1188,6 +1227,5 @@ def _(answer, draw):
     for dtype in (torch.float32, torch.float64):
         for stages in (2, 1):
             case = _Case(layers.to(dtype), tokens, seconds, stages)
-            _check_cuts(answer, case)
             _check_times(answer, case)
             _check_memory(answer, case)

@@ -377,6 +377,43 @@ def sends_what_it_has(stage, data, room):
     _back_from(_gradients(tensors, room))
 
 
+@wrong("4.2", names="not-contiguous")
+def makes_room_like_the_tensors(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    tensors = _send_forward(stage, data)
+    _back_from(_gradients(tensors, [torch.empty_like(tensor) for tensor in tensors]))
+
+
+@wrong("4.2", names="tuple-not-tensor")
+def sends_what_the_stage_returns(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    products = stage(data)
+    dist.send(products, 1)
+    dist.recv(room[0], 1)
+    products.backward(room[0])
+
+
+@wrong("4.2", names="tuple-not-tensor")
+def takes_the_tuple_for_a_tensor(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    products = stage(data)
+    dist.send(products.detach(), 1)
+    dist.recv(room[0], 1)
+    products.backward(room[0])
+
+
+@wrong("4.2", names="integer-leaf")
+def begins_with_the_numbers_too(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    tensors = _send_forward(stage, data)
+    _gradients(tensors, room)
+    torch.autograd.backward(tensors, room)
+
+
 @wrong("4.2", names="integer-leaf")
 def requires_gradients_of_all(stage, data, room):
     if dist.get_rank() == 1:
@@ -783,17 +820,23 @@ class FlattensTheBatch(_ConvNet):
         return nn.Sequential(*_eyes(), nn.Flatten(start_dim=0), linear)
 
 
-@wrong("4.4", names="in-features-fixed")
+@wrong("4.4", names="in-features-wrong")
 class AddsFlattenAlone(_ConvNet):
     def features(self, image_size):
         return 1024
 
 
-@wrong("4.4", names="in-features-fixed")
+@wrong("4.4", names="in-features-wrong")
 class ForgetsToRoundUp(_ConvNet):
     def features(self, image_size):
         height, width = image_size
         return 64 * (height // 4) * (width // 4)
+
+
+@wrong("4.4", names="in-features-wrong")
+class CountsThePixelsOfTheImage(_ConvNet):
+    def features(self, image_size):
+        return 64 * image_size[0] * image_size[1]
 
 
 @wrong("4.4", names="batch-mixed")
@@ -993,6 +1036,16 @@ class RestToTheLastStage(_Comparison):
         return [size * stage for stage in range(1, self.stages)]
 
 
+@_wrong("cut-of-ones")
+class CutsEqualCosts(_Comparison):
+    def __call__(self, layers, inputs, seconds, stages, cut):
+        self.cuts = cut([1] * len(layers), stages)
+        return super().__call__(layers, inputs, seconds, stages, cut)
+
+    def equal_layers(self):
+        return self.cuts
+
+
 @_wrong("same-cuts")
 class ProfilesTheEqualLayersToo(_Comparison):
     def __call__(self, layers, inputs, seconds, stages, cut):
@@ -1041,6 +1094,24 @@ class LetsOneBatchThrough(_Comparison):
         return 1 - 1 / self.stages
 
 
+@_wrong("one-number")
+class ReturnsEachStagesIdleShare(_Comparison):
+    def idle(self, times):
+        return [1 - t / max(times) for t in times]
+
+
+@_wrong("one-number")
+class ReturnsTheSecondsOfAllStages(_Comparison):
+    def slowest(self, times):
+        return times
+
+
+@_wrong("idle-of-one-stage")
+class ComparesFastestWithSlowest(_Comparison):
+    def idle(self, times):
+        return 1 - min(times) / max(times)
+
+
 @_wrong("busy-not-idle")
 class ReturnsTheBusyShare(_Comparison):
     def idle(self, times):
@@ -1051,6 +1122,12 @@ class ReturnsTheBusyShare(_Comparison):
 class ReturnsIdleSeconds(_Comparison):
     def idle(self, times):
         return sum(max(times) - t for t in times)
+
+
+@_wrong("list-of-stages")
+class ReportsTheFullestStage(_Comparison):
+    def memory(self, parts):
+        return max(super().memory(parts))
 
 
 @_wrong("gradients-forgotten")
