@@ -52,7 +52,7 @@ hardware.report()
 # step takes so long that the whole line waits for it.
 #
 # So several workers stand at this one station. The sheet is cut, and each worker holds a part. A
-# product arrives, and every worker sees all of it. Each does what the own part of the sheet says.
+# product arrives, and every worker sees all of it. Each does what their part of the sheet says.
 # What they have made are parts of one result. They add them up, and then the product moves on.
 #
 # They have to agree several times for every product. Workers who talk that much stand side by side:
@@ -67,10 +67,10 @@ for worker, y in enumerate((3.05, 2.15, 1.25, 0.35)):
     ax.add_patch(Rectangle((2.2, y), 1.35, 0.66, facecolor=color, edgecolor=plots.COLORS["ink"]))
     ax.text(2.88, y + 0.33, f"worker {worker}", ha="center", va="center", fontsize=10)
     plots.blueprint(ax, 3.75, y + 0.02, part=(worker / 4, (worker + 1) / 4))
-    plots.pile(ax, 4.95, y + 0.06, [color] * 4, columns=2)
-    plots.arrow(ax, (5.65, y + 0.33), (7.0, 2.05), color=plots.COLORS["communication"])
-ax.text(4.2, 3.82, "part of the sheet", ha="center", va="bottom", fontsize=9)
-ax.text(5.21, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
+    plots.pile(ax, 4.95, y + 0.06, [color] * 6)  # as large as the result
+    plots.arrow(ax, (5.9, y + 0.33), (7.0, 2.05), color=plots.COLORS["communication"])
+ax.text(4.1, 3.82, "part of the sheet", ha="center", va="bottom", fontsize=9)
+ax.text(5.05, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
 ax.text(7.3, 2.05, "+", ha="center", va="center", fontsize=22)
 plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), color=plots.COLORS["communication"])
 plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result")
@@ -78,7 +78,7 @@ plt.show()
 
 # %% [markdown]
 # *The same product goes to all four workers. Each holds a quarter of the instruction sheet and makes
-# a partial result. The results are added up, and every worker gets the sum.*
+# a partial result, as large as the whole one. They are added up, and every worker gets the sum.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -111,8 +111,8 @@ def half_an_mlp_each(rank):
 launch(half_an_mlp_each, 2)
 
 # %% [markdown]
-# Both ranks end with the whole result, and neither has used more than half of either matrix. The
-# rest of the chapter is about three questions. Why these halves? What about backward? And what is
+# Both ranks end with the whole result, and for its own part each needs only half of either matrix.
+# The rest of the chapter is about three questions. Why these halves? What about backward? And what is
 # there in a real model besides an MLP?
 
 # %% [markdown]
@@ -764,7 +764,7 @@ class ScatterSequence(torch.autograd.Function):
 
 # %% [markdown]
 # The rest of the block stays as it is. Only the pair of functions is another one. The number of
-# tokens in a sequence, T, has to divide by the ranks.
+# tokens in a sequence, T, has to be a multiple of the number of ranks.
 
 
 # %%
@@ -847,7 +847,7 @@ plots.compare(
 
 # %% [markdown]
 # And the memory. **Predict** how many numbers autograd keeps for the backward of a norm with the
-# MLP behind it. The norm keeps its input, $tW$, and two numbers for each token, a mean and a
+# MLP behind it. The norm keeps its input, $tW$, and two numbers for each token, from mean and
 # deviation. The `up` layer keeps its input, $tW$. The GELU keeps its input, $4tW$, and the `down`
 # layer keeps its, $4tW$. Tensor parallelism cuts the last two. Sequence parallelism also cuts what
 # the norm keeps.
@@ -879,7 +879,7 @@ plots.compare(predicted, kept)
 # %%
 figure = plots.memory(
     [{"activations": count} for count in kept.values()],
-    ["whole, 1 rank", "tensor parallel, 4 ranks", "with sequence, 4 ranks"],
+    ["whole, 1 rank", "tensor, 4 ranks", "sequence, 4 ranks"],
     title="What backward needs from a norm and an MLP, on each rank",
 )
 plt.show()
@@ -890,8 +890,8 @@ plt.show()
 #
 # One whole tensor remains: the gathered input that `up` keeps. Megatron-LM keeps this rank's tokens
 # only and gathers them once more in backward. Then everything is divided by $n$: for a block with
-# dropout and 16-bit numbers, $tW(34/n + 5as/(hn))$ bytes instead of $tW(10 + 24/n + 5as/(hn))$
-# (table 2 there; $a$ heads, $s$ tokens in a sequence, $h = W$).
+# dropout and 16-bit numbers, $tW(34/n + 5as/(Wn))$ bytes instead of $tW(10 + 24/n + 5as/(Wn))$
+# (table 2 there; $a$ heads, $s$ tokens in a sequence).
 #
 # ### With PyTorch: DTensor and a plan
 #
@@ -1286,7 +1286,7 @@ print("the gradient of the bias is right:", gradient)
 #
 # ### Twelve heads on eight ranks
 #
-# GPT-2 has 12 heads, and a machine has 8 GPUs
+# The smallest GPT-2 has 12 heads, and many machines have 8 GPUs
 # ([issue 17 of build-nanogpt](https://github.com/karpathy/build-nanogpt/issues/17)). The width
 # divides by 8, the heads do not. The first function below rounds down. The second one "repairs" the
 # error by making the heads as wide as the shapes want.
@@ -1308,7 +1308,7 @@ def attention_as_whole(rank, cut):
     attention, x = Attention(48, heads=12).to(hardware.device()), torch.randn(2, 6, 48)
     expected = attention(x.to(hardware.device()))
     cut(attention)
-    return equal(expected, [attention(x.to(hardware.device()))])
+    return f"runs, output as whole: {equal(expected, [attention(x.to(hardware.device()))])}"
 
 
 for cut in (rounded_down, made_to_fit, cut_attention):
@@ -1317,17 +1317,18 @@ for cut in (rounded_down, made_to_fit, cut_attention):
 print("cut_attention on 6 ranks:", launch(attention_as_whole, 6, cut_attention)[0])
 
 # %% [markdown]
-# The first raises an error about a shape. The second runs, with 8 heads that are each one and a half
-# heads of the model: no error, another model. `cut_attention` refuses with a sentence. Take a number
-# of ranks that divides the heads, or a model with another number of heads.
+# The first raises an error about a shape. The second runs, with 8 heads that are each one and a
+# half heads of the model. No error, but the output is another one: another model. `cut_attention`
+# refuses with a sentence. Take a number of ranks that divides the heads, or a model with another
+# number of heads.
 #
 # ### Dropout masks: equal here, different there
 #
 # Dropout throws a coin for every number. In a replicated tensor all ranks hold the same numbers, so
 # their coins must agree. In a cut tensor each rank holds other columns, so their coins must differ.
-# One seed for everything gets one of the two wrong. The cell counts both: on two ranks, does the
-# output after the last dropout agree? And how many of the hidden numbers were dropped in exactly
-# the same places on both ranks?
+# One seed for everything gets one of the two wrong. The cell asks for both: on two ranks, does the
+# output after the last dropout agree? And were the hidden numbers dropped in exactly the same places
+# on both ranks?
 
 
 # %%
@@ -1605,12 +1606,12 @@ check("6.3", HeadParallelAttention)
 #
 # $$\log \sum_j e^{z_j} - z_t .$$
 #
-# Gathering the logits first would send the largest tensor of the whole model. What has to cross is
+# Gathering the logits first would send what is often the largest tensor of all. What has to cross is
 # three numbers a token. And $e^{z}$ overflows in float32 from $z = 89$ on: subtract the row's largest
 # logit first, the same one on every rank. It cancels, and so it needs no gradient.
 #
-# One thing is new against section 4: a target of -100 marks **padding**, as in PyTorch. Such a token
-# does not count, neither in the sum nor in the number by which the mean divides.
+# One thing is new compared with section 4: a target of -100 marks **padding**, as in PyTorch.
+# Such a token does not count, neither in the sum nor in the number by which the mean divides.
 
 
 # %% nbgrader={"grade_id": "6.4", "solution": true}
@@ -1730,8 +1731,8 @@ check("6.6", clip_gradient_norm)
 # what forward and backward send. Three things to try:
 #
 # * Cut `MLP up` in columns and `MLP down` in rows: neither sends anything between them.
-# * Add ranks and watch the bytes of an all-reduce: what a rank holds shrinks, what it sends does
-#   not.
+# * Add ranks and watch the bytes of an all-reduce: what a rank holds shrinks, what it hands over
+#   does not.
 # * Add tokens: the weights stay, the bytes on the wire grow.
 
 # %%
@@ -1751,13 +1752,13 @@ def draw_who(matrix, cut, world_size, tokens):
     if cut == "columns":
         names = ["X, whole on every rank", "A", "Y, in columns"]
         forward = "nothing; Y stays in columns"
-        backward = f"all-reduce of X's gradient, {whole_x:,.0f} KiB"
-        activations = f"X {whole_x:,.0f} KiB, Y {whole_y / n:,.1f} KiB"
+        backward = f"all-reduce of X's gradient, {whole_x:,.1f} KiB"
+        activations = f"X {whole_x:,.1f} KiB, Y {whole_y / n:,.1f} KiB"
     else:
         names = ["X, in columns", "A", "Y, a term of a sum on each rank"]
-        forward = f"all-reduce of Y, {whole_y:,.0f} KiB"
+        forward = f"all-reduce of Y, {whole_y:,.1f} KiB"
         backward = "nothing; X's gradient comes in columns"
-        activations = f"X {whole_x / n:,.1f} KiB, Y {whole_y:,.0f} KiB"
+        activations = f"X {whole_x / n:,.1f} KiB, Y {whole_y:,.1f} KiB"
     if n == 1:
         forward = backward = "nothing; there is one rank"
     figure, ax = plots.canvas(height=3.6)
@@ -1786,9 +1787,10 @@ explore.Explorer(
 # of Y's columns. Forward sends nothing; backward sums X's gradient.*
 #
 # And the figure to remember: how far does it pay to cut? A block of GPT-3's size ($W$ = 12,288, a
-# sequence of 2,048 tokens, 16-bit numbers) computes $24 t W^2 + 4 t s W$ operations in forward and
-# twice that in backward (Narayanan et al. 2021, appendix). The times below are simulated: GPUs that
-# do 150 TFLOP/s, a ring with 250 GB/s inside a machine of 8 GPUs and with 25 GB/s between machines.
+# sequence of 2,048 tokens, 16-bit numbers) computes $24 t W^2 + 4 t s W$ operations in forward
+# and twice that in backward (Narayanan et al. 2021, appendix). The times below are simulated,
+# with assumed speeds: GPUs that do 150 TFLOP/s, a ring with 250 GB/s inside a machine of 8 GPUs
+# and with 25 GB/s between machines.
 
 
 # %%
@@ -1820,10 +1822,10 @@ for n, a, b in zip(sizes, compute, communicate):
     print(f"{n:2} ranks: {1e3 * (a + b):5.1f} ms, {b / (a + b):3.0%} of it communication")
 
 # %% [markdown]
-# *The blue part halves with every doubling. The orange part hardly depends on the number of ranks,
-# until the ring leaves the machine at 16: then the whole bar grows again.* In a measurement on 64
-# GPUs with a model of 162 billion parameters, 8 ranks were the best number, the size of a machine
-# (Narayanan et al. 2021, section 5.4.1, figure 13).
+# *The blue part halves with every doubling. The orange part stays small, until the ring leaves
+# the machine at 16: then the whole bar grows again, and 32 ranks take as long as 8.* In a
+# measurement on 64 GPUs with a model of 162 billion parameters, 8 ranks were the best number, the
+# size of a machine (Narayanan et al. 2021, section 5.4.1, figure 13).
 #
 # ## 8. On a cluster: the same model under torchrun
 #

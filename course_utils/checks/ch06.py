@@ -237,6 +237,8 @@ def _check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
     partial = [x @ w.T for x, w in zip(task.parts("x"), task.weights(), strict=True)]
     mistakes = {
         "output-gathered": [task.y] * n,
+        "outputs-summed": [sum(_blocks(task.y, task.cut.y, n))] * n,
+        "pair-swapped": _blocks(n * (task.y - bias) + bias, task.cut.y, n),
         "bias-per-rank": [task.y + (n - 1) * bias] * n,
         "bias-lost": _blocks(task.y - bias, task.cut.y, n),
         "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
@@ -250,13 +252,17 @@ def _check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
 def _check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None:
     n = task.ranks
     own = [s @ w for s, w in zip(task.slopes(), task.weights(), strict=True)]
+    of_summed = [sum(task.slopes()) @ w for w in task.weights()]
     expected = task.x_gradients()
     if beside is not None:
         expected = [gradient + beside for gradient in expected]
+        of_summed = [gradient + beside for gradient in of_summed]
     mistakes = {
         "cuts-the-graph": lambda got: any(g is None for g in got),
         "residual-summed": beside is not None and [task.x_gradient + n * beside] * n,
         "input-gradient-local": own,
+        "sums-behind-the-layer": of_summed,
+        "other-features-summed": [sum(own)] * n,
         "input-gradient-mean": [g / n for g in expected],
         "summed-again": [n * g for g in expected],
     }
@@ -340,7 +346,15 @@ column = Exercise(
         "and each of them has its own bias.",
         "output-gathered": "You return the outputs of all ranks. Asked is this rank's block: the "
         "row cut that follows needs no more.",
+        "outputs-summed": "You add up the outputs of the ranks. They are different output features: "
+        "nothing is to be added forward.",
+        "pair-swapped": "The input is multiplied by the number of ranks: you sum it over the ranks in "
+        "forward. Every rank has the whole input already. It is its gradient that is summed.",
         "bias-lost": "The bias is missing from the output.",
+        "sums-behind-the-layer": "You sum the gradient of the output. The ranks' outputs are "
+        "different features. Sum the gradient of the input: send x through the function, before the "
+        "linear layer.",
+        "needs-a-bias": "A layer made with `bias=False` has `full.bias` None: so has yours.",
         "input-gradient-local": "Each rank has only its own part of x's gradient. Every output "
         "feature depends on every input feature: add the ranks' parts up in backward.",
         "input-gradient-mean": "The gradient of x is divided by the number of ranks. Its parts are "
@@ -369,10 +383,14 @@ def _(answer, draw):
     _check_linear(answer, _linear_task(draw, COLUMN, 2))
 
 
-@column.requires("three ranks and one; inputs (N, T, in); no bias")
+@column.requires("three ranks and one; inputs (N, T, in)")
 def _(answer, draw):
     _check_linear(answer, _linear_task(draw, COLUMN, 3, leading=(2, 5)))
     _check_linear(answer, _linear_task(draw, COLUMN, 1))
+
+
+@column.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
+def _(answer, draw):
     task = _linear_task(draw, COLUMN, 2, bias=False)
     _check_held(answer, task)
     _check_linear(answer, task)
@@ -445,6 +463,9 @@ row = Exercise(
         "autograd does not see it. Use an autograd function that hands the gradient through.",
         "summed-again": "The gradients are world_size times too large: backward sums over the ranks "
         "once more. Every rank has the whole gradient of the output already.",
+        "other-features-summed": "You sum the gradient of x over the ranks. Each rank has other input "
+        "features: what it finds for them is complete.",
+        "needs-a-bias": "A layer made with `bias=False` has `full.bias` None: so has yours.",
         "bias-gradient": "The output is right, and the bias's gradient is not. A copy that only one "
         "rank uses, or that every rank uses by a fraction, gets another gradient, and the copies "
         "drift apart. Let every rank add the whole bias after the sum.",
@@ -472,10 +493,14 @@ def _(answer, draw):
     _check_linear(answer, _linear_task(draw, ROW, 2))
 
 
-@row.requires("three ranks and one; inputs (N, T, in/n); no bias")
+@row.requires("three ranks and one; inputs (N, T, in/n)")
 def _(answer, draw):
     _check_linear(answer, _linear_task(draw, ROW, 3, leading=(2, 5)))
     _check_linear(answer, _linear_task(draw, ROW, 1))
+
+
+@row.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
+def _(answer, draw):
     task = _linear_task(draw, ROW, 2, bias=False)
     _check_held(answer, task)
     _check_linear(answer, task)
@@ -526,6 +551,8 @@ attention = Exercise(
         "cut-across-the-parts": "The rows of `full.qkv` are cut into equal runs, so that one rank has "
         "mostly queries and another mostly values. Cut each of the three parts, and give a rank its "
         "block of every one.",
+        "bias-across-the-parts": "The weight of `full.qkv` is cut by heads, its bias is not: it too "
+        "holds the queries', then the keys', then the values' numbers. Cut it as the weight.",
         "parts-inside-heads": "The rank's rows are its queries, then its keys, then its values. You "
         "read them as if each head had its three parts together: split off the parts first.",
         "wrong-scale": "The scores are scaled by another width than the head's. A head is as wide on a "
@@ -616,8 +643,11 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
     wanted = _rows_of_ranks(full, ranks)
     runs = torch.arange(3 * width).view(ranks, -1)
     by_head = wanted.view(ranks, heads // ranks, 3, -1).transpose(1, 2)
+    bias = full.qkv.bias
+    bias_in_runs = qkv - bias + bias[_in_place_of(wanted, runs)]
     results = {
         "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
+        "bias-across-the-parts": [_attend(bias_in_runs, heads)],
         "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
         "not-causal": [_attend(qkv, heads, causal=False)],
         "wrong-scale": [
@@ -765,7 +795,13 @@ cross_entropy = Exercise(
         "target-not-masked": "Ranks that do not have the target's class contribute another logit "
         "for it: theirs must count as zero.",
         "own-classes-only": "The sum of the exponentials is over this rank's classes only: the sum "
-        "over the ranks is missing.",
+        "over the ranks is missing. `SumBackward` would sum gradients, not these numbers.",
+        "target-not-summed": "Only the rank that has the target's class subtracts its logit: the others "
+        "need that number too.",
+        "log-before-sum": "You add up logarithms. Add the sums of the exponentials over the ranks, then "
+        "take the logarithm of the total.",
+        "target-not-lowered": "The largest logit is subtracted in the exponentials and not from the "
+        "target's logit: it cancels only if it is subtracted in both places.",
         "local-max": "Each rank subtracts its own largest logit, and then the exponentials of "
         "different ranks do not fit together. Subtract the largest of all ranks.",
         "sum-not-mean": "You return the sum over the tokens: asked is the mean.",
@@ -779,7 +815,7 @@ cross_entropy = Exercise(
         "total-gradient-lost": "Only the target's logit has a gradient: the sum of the exponentials has "
         "lost its own.",
         "overflow": "Logits of ten thousands give no finite loss: subtract the row's largest logit "
-        "before you take the exponential.",
+        "before you take the exponential. `all_reduce` adds, unless you ask for `ReduceOp.MAX`.",
         "log-of-zero": "A class that is much less likely than another has a probability that rounds to "
         "0, and log(0) is minus infinity. Take the logarithm of the sum only, and subtract the "
         "target's logit.",
@@ -865,10 +901,19 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
     shifted_target = at_target - own_highest.gather(0, (targets // share).unsqueeze(0)).squeeze(0)
     local = mixed.log() - shifted_target
     own = [part.logsumexp(1) - at_target for part in parts]
+    lowered = [(part - highest.unsqueeze(1)).logsumexp(1) for part in parts]
+    has_it = [targets // share == rank for rank in range(ranks)]
+    own_target = [torch.where(has, at_target - highest, 0.0) for has in has_it]
     return {
         "sum-not-mean": [[task.value * len(z)] * ranks],
         "target-not-masked": [[loss.mean()] * ranks for loss in not_masked],
-        "own-classes-only": [[loss.mean() for loss in own]],
+        "own-classes-only": [
+            [loss.mean() for loss in own],
+            [(a - b).mean() for a, b in zip(lowered, own_target, strict=True)],
+        ],
+        "target-not-summed": [[(total - highest - given).mean() for given in own_target]],
+        "log-before-sum": [[(sum(lowered) - at_target + highest).mean()] * ranks],
+        "target-not-lowered": [[task.value - highest.mean()] * ranks],
         "local-max": [
             [local.mean()] * ranks,
             [(mixed.log() + m - at_target).mean() for m in own_highest],
@@ -996,6 +1041,11 @@ sequence_norm = Exercise(
         ),
     ],
     misconceptions={
+        "other-eps": "The output is that of a norm with another `eps`: hand on `norm.eps`.",
+        "pair-swapped": "The output is multiplied by the number of ranks: you sum the norm's parameters "
+        "over the ranks in forward. It is their gradients that are summed.",
+        "sums-twice": "The gradient of x is summed once more. The all-gather's backward adds up the "
+        "ranks' parts and keeps this rank's tokens: nobody else has a gradient for them.",
         "parameters-differ": "The module's parameters are not those of `self.norm` alone.",
         "not-gathered": "You return this rank's tokens only: the column cut that follows needs the "
         "whole sequence.",
@@ -1070,6 +1120,12 @@ def _norm_task(draw, ranks: int, share: int = 3, frozen: bool = False) -> _NormT
     return _NormTask(norm, x, [draw.tensor(*x.shape) for _ in range(ranks)], norm(x).detach())
 
 
+def _with_eps(norm: nn.LayerNorm, eps: float) -> nn.LayerNorm:
+    other = copy.deepcopy(norm)
+    other.eps = eps
+    return other
+
+
 def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     ranks, parts = len(task.slopes), task.parts()
     reports = run(_normed, ranks, answer, task.norm, parts, task.slopes, passes)
@@ -1077,7 +1133,12 @@ def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     likely = {"parameters-differ": True}
     expect([sorted(r.names) for r in reports], [sorted(names)] * ranks, each="rank", likely=likely)
     y = task.y.chunk(ranks, dim=1)
-    likely = {"not-gathered": list(y), "gathered-along-batch": [torch.cat(y)] * ranks}
+    likely = {
+        "not-gathered": list(y),
+        "gathered-along-batch": [torch.cat(y)] * ranks,
+        "other-eps": [_with_eps(task.norm, 1e-5)(task.x).detach()] * ranks,
+        "pair-swapped": [ranks * task.y] * ranks,
+    }
     got = [report.y for report in reports]
     expect(got, [task.y] * ranks, each="rank", what="the output", likely=likely)
     _check_norms_gradients(reports, task, passes)
@@ -1089,8 +1150,12 @@ def _check_norms_gradients(reports: list[_Normed], task: _NormTask, passes: int)
     whole, parameters = task.gradients(slope, task.x)
     expected = [passes * g for g in whole.chunk(ranks, dim=1)]
     own = [task.gradients(s, task.x)[0].chunk(ranks, 1)[r] for r, s in enumerate(task.slopes)]
+    stretches = sum(slope.chunk(ranks, dim=1))  # of the output's gradient, added up
+    of_stretches = [task.gradients(stretches, tokens)[0] for tokens in task.parts()]
+    twice = ([ranks * g for g in expected], [sum(expected)] * ranks, of_stretches)
     likely = {
         "cuts-the-graph": lambda got: any(g is None for g in got),
+        "sums-twice": lambda got: ranks > 1 and any(same(got, given) for given in twice),
         "slice-backward": [passes * g for g in own],
         "mean-backward": [g / ranks for g in expected],
     }
@@ -1178,6 +1243,8 @@ clipping = Exercise(
         "replicated-not-scaled": "The replicated gradients are as before: all gradients are scaled by "
         "the same factor.",
         "scaled-to-one": "The gradients end with norm 1: multiply by max_norm / norm.",
+        "upside-down": "The gradients are multiplied by norm / max_norm: they have grown. The factor is "
+        "max_norm / norm.",
         "always-scaled": "Gradients below the limit are scaled up to it: leave them alone.",
         "parameters-changed": "The parameters have changed: scale their gradients.",
         "none-gradient": "A parameter without a gradient has `.grad` None: leave it out.",
@@ -1301,6 +1368,7 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
         "local-factor": by(local),
         "replicated-not-scaled": by([factor] * ranks, [1.0] * ranks),
         "scaled-to-one": by([1 / norm] * ranks) if norm else False,
+        "upside-down": 0 < share < 1 and by([1 / share] * ranks),
         "always-scaled": by([share] * ranks),
         "zero-norm": norm == 0,
     }

@@ -196,6 +196,31 @@ class GathersTheOutput(_Column):
         return torch.cat(everyone, dim=-1)
 
 
+@wrong("6.1", names="outputs-summed")
+class SumsTheOutput(_Column):
+    def forward(self, x):
+        return SumForward.apply(linear(x, self.weight, self.bias))
+
+
+@wrong("6.1", names="pair-swapped")
+class SumsTheInput(_Column):
+    def forward(self, x):
+        return linear(SumForward.apply(x), self.weight, self.bias)
+
+
+@wrong("6.1", names="sums-behind-the-layer")
+class SumsTheOutputsGradient(_Column):
+    def forward(self, x):
+        return SumBackward.apply(linear(x, self.weight, self.bias))
+
+
+@wrong("6.1", names="needs-a-bias")
+class CutsAnyBias(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        self.bias = _own(full.bias)
+
+
 @wrong("6.1", names="bias-lost")
 class ForgetsTheBias(_Column):
     def forward(self, x):
@@ -418,6 +443,18 @@ class SumsInBackwardToo(_Row):
         return self.with_bias(SumTwice.apply(self.partial(x)))
 
 
+@wrong("6.2", names="other-features-summed")
+class SumsTheInputsGradient(_Row):
+    def forward(self, x):
+        return super().forward(SumBackward.apply(x))
+
+
+@wrong("6.2", names="needs-a-bias")
+class AddsAnyBias(_Row):
+    def forward(self, x):
+        return SumForward.apply(linear(x, self.weight)) + self.bias
+
+
 @wrong("6.2", names="bias-gradient")
 class AddsTheBiasOnRank0(_Row):
     def forward(self, x):
@@ -522,6 +559,13 @@ class ScoresByHand(_Heads):
 class CutsEqualRuns(_Heads):
     def rows(self, tensor):
         return _own(tensor)
+
+
+@wrong("6.3", names="bias-across-the-parts")
+class CutsTheBiasInRuns(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.bias = _own(full.qkv.bias)
 
 
 @wrong("6.3", names="parts-inside-heads")
@@ -740,6 +784,42 @@ def sums_its_own_classes(logits, targets):
     return _mean(logits.logsumexp(dim=1) - at_target, targets)
 
 
+@wrong("6.4", names="own-classes-only")
+def takes_the_other_function(logits, targets):
+    z = logits - _highest(logits).unsqueeze(1)
+    at_target = SumBackward.apply(_at_target(z, targets))
+    return _mean(SumBackward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+@wrong("6.4", names="target-not-summed")
+def subtracts_its_own_target(logits, targets):
+    z = logits - _highest(logits).unsqueeze(1)
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - _at_target(z, targets), targets)
+
+
+@wrong("6.4", names="log-before-sum")
+def sums_logarithms(logits, targets):
+    z = logits - _highest(logits).unsqueeze(1)
+    at_target = SumForward.apply(_at_target(z, targets))
+    return _mean(SumForward.apply(z.exp().sum(dim=1).log()) - at_target, targets)
+
+
+@wrong("6.4", names="target-not-lowered")
+def subtracts_the_raw_target(logits, targets):
+    z = logits - _highest(logits).unsqueeze(1)
+    at_target = SumForward.apply(_at_target(logits, targets))
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+@wrong("6.4", names="overflow")
+def sums_the_maxima(logits, targets):
+    total = logits.detach().amax(dim=1)
+    dist.all_reduce(total)
+    z = logits - total.unsqueeze(1)
+    at_target = SumForward.apply(_at_target(z, targets))
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
 @wrong("6.4", names="local-max")
 def subtracts_its_own_maximum(logits, targets):
     z = logits - logits.detach().amax(dim=1, keepdim=True)
@@ -943,6 +1023,36 @@ class AveragesTheSlices(KeepsItsOwnStretch):
         return MeanBackward.apply(super().gather(y))
 
 
+@wrong("6.5", names="sums-twice")
+class SumsTheGathered(_Norm):
+    def gather(self, y):
+        return SumBackward.apply(GatherSequence.apply(y))
+
+
+@wrong("6.5", names="sums-twice")
+class SumsBeforeItGathers(_Norm):
+    def gather(self, y):
+        return GatherSequence.apply(SumBackward.apply(y))
+
+
+@wrong("6.5", names="sums-twice")
+class SumsTheTokens(_Norm):
+    def forward(self, x):
+        return super().forward(SumBackward.apply(x))
+
+
+@wrong("6.5", names="other-eps")
+class ForgetsEps(_Norm):
+    def own_tokens(self, x):
+        return layer_norm(x, self.norm.normalized_shape, *self.copies())
+
+
+@wrong("6.5", names="pair-swapped")
+class SumsTheParameters(_Norm):
+    def copies(self):
+        return SumForward.apply(self.norm.weight), SumForward.apply(self.norm.bias)
+
+
 @wrong("6.5", names="parameter-gradients-local")
 class LetsTheCopiesDrift(_Norm):
     def copies(self):
@@ -1113,6 +1223,14 @@ def divides_by_the_norm(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     if norm > max_norm:
         _scale(sharded + replicated, 1 / norm)
+    return norm
+
+
+@wrong("6.6", names="upside-down")
+def multiplies_by_the_inverse(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    if norm > max_norm:
+        _scale(sharded + replicated, norm / max_norm)
     return norm
 
 
