@@ -794,7 +794,8 @@ repairing = Exercise(
         "in-features-wrong": "The first linear layer does not take as many numbers as pooling leaves "
         "of an image of this size. Compute them from `image_size`: channels x height x width, with "
         "the formula for the convolution and again for the pooling, each rounded down.",
-        "square-only": "That fits square images. Height and width are computed separately.",
+        "square-only": "Height and width are computed separately: what fits square images need not "
+        "fit these.",
         "adaptive-pool": "You pool every image to one fixed size. That makes the shapes fit and "
         "throws away part of the picture: it is another model.",
         "lazy-parameters": "A lazy layer has no parameters until the first batch, so an optimizer "
@@ -819,6 +820,10 @@ repairing = Exercise(
         "Cannot copy out of meta": "output-elsewhere",
     },
 )
+
+
+# One row, where there are two images and more: no batch is left.
+LOST_BATCH = {"multiplied (1x": "batch-flattened"}
 
 
 def _pooled(pixels: int) -> int:
@@ -872,31 +877,31 @@ def _check_logits(answer, draw, image_size) -> None:
 
 @repairing.requires(
     "images of 16 x 16 pixels, from which pooling leaves 1024 numbers",
-    # One row, where there are two images and more: no batch is left. Rows of 4 numbers: the width
-    # that pooling leaves, so nothing was flattened.
-    failures={
-        "multiplied (1x": "batch-flattened",
-        "x4 and ": "no-flatten",
-        "mat1 and mat2": "in-features-wrong",
-    },
+    # Rows of 4 numbers: the width that pooling leaves, so nothing was flattened.
+    failures={**LOST_BATCH, "x4 and ": "no-flatten", "mat1 and mat2": "in-features-wrong"},
 )
 def _(answer, draw):
     _check_logits(answer, draw, (16, 16))
 
 
-@repairing.requires("other sizes", failures={"mat1 and mat2": "in-features-wrong"})
+@repairing.requires("other sizes", failures={**LOST_BATCH, "mat1 and mat2": "in-features-wrong"})
 def _(answer, draw):
     for size in (32, draw.choice([19, 23, 25])):
         _check_logits(answer, draw, (size, size))
 
 
-@repairing.requires("height and width differ", failures={"mat1 and mat2": "square-only"})
+@repairing.requires(
+    "height and width differ", failures={**LOST_BATCH, "mat1 and mat2": "square-only"}
+)
 def _(answer, draw):
     for size in ((12, 20), (30, 14)):
         _check_logits(answer, draw, size)
 
 
-@repairing.requires("each part is on its device, and what passes is moved")
+@repairing.requires(
+    "each part is on its device, and what passes is moved",
+    failures={**LOST_BATCH, "x4 and ": "no-flatten", "mat1 and mat2": "in-features-wrong"},
+)
 def _(answer, draw):
     for devices in ([CPU, META], [META, META]):
         model = _repaired(answer, draw, (16, 16), devices)
