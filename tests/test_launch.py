@@ -1,6 +1,7 @@
 """What launch promises when all goes well, and what it says before any rank starts."""
 
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -432,3 +433,8 @@ def test_no_warning_comes_from_launch():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         launch(total, 2)
+
+
+def test_a_rank_starts_processes_as_the_kernel_does():
+    methods = launch(lambda rank: multiprocessing.get_start_method(), 1)
+    assert methods == [multiprocessing.get_start_method()]

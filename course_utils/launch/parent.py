@@ -1,6 +1,7 @@
 """The call itself: check, start, watch, explain, clean up."""
 
 import linecache
+import multiprocessing
 import os
 import shutil
 import signal
@@ -123,6 +124,7 @@ def _job(nprocs, folder, timeout):
             "directory": os.getcwd(),
             "path": [os.path.abspath(entry) for entry in sys.path],
             "argv": sys.argv,
+            "start_method": multiprocessing.get_start_method(allow_none=True),
             "sources": _cell_sources(),
             "threads": max(1, hardware.cores() // nprocs),
             # launch's own limit comes first: it explains, where the group's would only end.

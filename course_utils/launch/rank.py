@@ -5,6 +5,7 @@ open, so that a rank which is done, or has failed, does not make the others fail
 """
 
 import linecache
+import multiprocessing
 import os
 import signal
 import sys
@@ -59,6 +60,8 @@ def _adopt(job, rank):
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])
+    # else the fork server's own, for which semaphores are kept on a list that is never cleared
+    multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
 
 
