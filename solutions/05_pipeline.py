@@ -11,17 +11,18 @@
 #
 # At the end of the chapter you can read a schedule, say how long it takes and what it stores, and
 # run it. You have written three schedules yourself, and have seen five run on real ranks, driven by
-# an engine of 150 lines, with the gradients of the whole batch.
+# an engine of about 160 lines, with the gradients of the whole batch.
 
 # %% tags=["nbval-ignore-output"]
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -499,7 +500,44 @@ predicted = {"GPipe": 9, "1F1B": 9, "interleaved": 4.5, "ZB-H1": 3, "ZB-H2": 0}
 measured = {name: simulation.step - simulation.work for name, simulation in SIMULATED.items()}
 plots.compare(predicted, measured)
 
+# %%
+for name in ("1F1B", "ZB-H1", "ZB-H2"):
+    result = SIMULATED[name]
+    print(f"{name}: a rank's step {result.step:g}, from the first op of all to the last", end=" ")
+    print(f"{result.makespan:g}")
+
 # %% [markdown]
+# From the first op of all ranks to the last one, ZB-H2 takes as long as ZB-H1: three units are only
+# the ranks' shift. It wins where step follows step, and each rank begins the next one at once.
+#
+# Interleaved 1F1B has a longer warm-up than these pictures need. The cell below takes some passes out
+# of the warm-up, p - 1 - r of them on rank r, and leaves the order otherwise as it was. The second
+# time, messages take a while: the **hop latency** is the time from the end of an op until its result
+# has reached the next rank, in the same units.
+
+
+# %%
+def shorter_warm_up(row, fewer):
+    """The same order of F and the same order of B, with fewer F before the first pair."""
+    forward, backward = ([op for op in row if op.kind == kind] for kind in "FB")
+    early = row.index(backward[0]) - 1 - fewer
+    pairs = zip_longest(forward[early:], backward)
+    return forward[:early] + [op for pair in pairs for op in pair if op]
+
+
+usual = PLANS["interleaved"]
+shorter = [shorter_warm_up(row, p - 1 - rank) for rank, row in enumerate(usual)]
+for latency in (0, 0.25):
+    for name, plan in (("usual warm-up", usual), ("shorter warm-up", shorter)):
+        result = schedules.simulate(plan, latency=latency)
+        peak = result.peak_in_flight
+        print(f"hop latency {latency}, {name}: step {result.step:g}, in flight {peak}")
+
+# %% [markdown]
+# With free messages, the shorter warm-up is as fast and stores less. With slow ones it waits at every
+# turn. The extra passes of Megatron-LM's order, a shelf of eleven instead of eight, are what hides
+# the messages.
+#
 # One example proves little. The next cell compares the closed forms with the simulation for many
 # pipelines: with a slow and a fast backward pass, in fractions, so that equal means equal.
 
@@ -875,23 +913,38 @@ for name in ("ZB-H1", "ZB-H2"):
 # *Light, dark and pink boxes are F, B and W. The ranks fill with W the time in which they would wait,
 # and under ZB-H2 no rank waits between its first box and its last.*
 #
+# A picture is no proof. Two claims hold on any machine, however busy it is: every rank ran its ops in
+# the order of its row, and no step is shorter than the simulated one.
+
+# %%
+TOOK = {}  # the longest time of a rank from its first op to its last, in slots
+for name, runs in RUNS.items():
+    rows = [[span for span in run.record.spans if span.kind == "compute"] for run in runs]
+    TOOK[name] = max(row[-1].end - row[0].start for row in rows) / SLOT
+    in_order = [[span.name for span in row] for row in rows] == [
+        [str(op) for op in row] for row in PLANS[name]
+    ]
+    not_shorter = TOOK[name] >= SIMULATED[name].step
+    print(f"{name:12} in the schedule's order: {in_order}, not shorter: {not_shorter}")
+
+# %% [markdown]
 # How close are they? The next cell divides the time that the ranks took by the simulated time. Each
 # op costs a little more than its slot, so expect a ratio slightly above 1, and more on a busy
 # machine.
 
 # %% tags=["nbval-ignore-output"]
-for name, runs in RUNS.items():
-    spans = [[span for span in run.record.spans if span.kind == "compute"] for run in runs]
-    took = max(row[-1].end - row[0].start for row in spans) / SLOT
+for name, took in TOOK.items():
     print(f"{name:12} emulated to simulated: {took / SIMULATED[name].step:.2f}")
 
 # %% [markdown]
 # ### With PyTorch: `torch.distributed.pipelining`
 #
-# PyTorch has an engine of its own. `PipelineStage` holds one stage, a schedule object holds the
-# order, and `step` runs it. The first rank passes the inputs, the last one the targets. The shapes
-# between the stages are found out once, with the first micro-batch. `Schedule1F1B` and
-# `ScheduleGPipe` take one stage for each rank, `ScheduleInterleaved1F1B` takes a list of them.
+# PyTorch has an engine of its own. Older articles name the module `torch.distributed.pipeline`,
+# which is gone; its successor is `torch.distributed.pipelining`. `PipelineStage` holds one stage, a
+# schedule object holds the order, and `step` runs it. The first rank passes the inputs, the last
+# one the targets. The shapes between the stages are found out once, with the first micro-batch.
+# `Schedule1F1B` and `ScheduleGPipe` take one stage for each rank, `ScheduleInterleaved1F1B` takes a
+# list of them.
 #
 # The loss function gives the mean over a micro-batch, and the schedule divides the gradients by the
 # number of micro-batches when the step is over (`scale_grads=True`, the default).
@@ -964,7 +1017,7 @@ print("gradients as alone:", equal(expected, [torch.cat(gradients)]))
 #
 # ### An image classifier, against one process
 #
-# Now a real task: the small convolutional network of chapter 4 on MNIST, in two stages. Stage 0 is
+# Now a real task: a small convolutional network on MNIST, in two stages. Stage 0 is
 # the first convolution with its pooling, stage 1 is the rest. Batches have 256 images in 4
 # micro-batches, and nobody keeps a pace any more. Three ways run the same 12 steps of SGD: one
 # process, the engine with GPipe, the engine with 1F1B.
@@ -1041,7 +1094,7 @@ plt.show()
 # %% [markdown]
 # *One process holds everything. Stage 0 has almost no parameters and most of the activations, since
 # the images are still large there. With 1F1B stage 1 holds one micro-batch instead of four; stage 0
-# holds two.*
+# holds two. A stage's activations are computed: the counted peak times the bytes of a micro-batch.*
 #
 # And the time? The next cell compares the median time of a step with that of one process on one
 # core, and with one process that may use all cores.
@@ -1074,6 +1127,9 @@ for name, ranks in pipelines.items():
 
 # %% [markdown]
 # ## 5. Break it: wrong gradients that train, and a line that stops
+#
+# The bug hunt of section 2, *chunks in a loop*, was about a promise of speed and memory. The second
+# one, below, is about the gradients. Four mistakes stand around it.
 #
 # ### Gradients too large by the number of micro-batches
 #
@@ -1113,37 +1169,58 @@ for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.Ada
     )
 
 # %% [markdown]
-# Each of SGD's steps is eight times too large. AdamW divides each gradient by its own typical size,
-# so a constant factor cancels, and the run looks healthy. It is not: gradient clipping, weight
-# decay that is added to the gradient (as in `Adam`), and the norms in your logs all see the factor.
-# Factors of this kind have been in well-known code: gradients too large by the number of tokens
-# ([torchtitan 2972](https://github.com/pytorch/torchtitan/issues/2972)), and gradients divided
-# again at each of several steps that were to add up ([torchtitan
+# Every gradient that SGD gets is scaled by eight, so its first step is eight times too large. AdamW
+# divides each gradient by its own typical size, so a constant factor cancels, and the run looks
+# healthy. It is not: gradient clipping, weight decay that is added to the gradient (as in `Adam`),
+# and the norms in your logs all see the factor. Factors of this kind have been in well-known code:
+# gradients too large by the number of tokens ([torchtitan
+# 2972](https://github.com/pytorch/torchtitan/issues/2972)), and gradients divided again at each of
+# several steps that were to add up ([torchtitan
 # 1733](https://github.com/pytorch/torchtitan/issues/1733)). Test with SGD, and compare gradients,
 # not losses.
 #
-# ### A last micro-batch of another size
+# ### Bug hunt: the last micro-batch
 #
-# 30 rows in micro-batches of 8 leave a last one of 6. If every micro-batch counts for a quarter, a
-# row of the last one counts more than the others.
+# This loop stands in many tutorials on gradient accumulation. It divides each loss by the number of
+# micro-batches, so that the gradients add up to those of the whole batch. **Predict** for which of
+# two batches they do: 32 rows, or 30 rows, in micro-batches of 8?
+
 
 # %%
-few = inputs[:30].to(hardware.device()), targets[:30].to(hardware.device())
-model = new_model()
-mse_loss(model(few[0]), few[1]).backward()
-reference = flat(p.grad for p in model.parameters())
+def accumulate(model, dataloader, criterion, accumulation_steps):
+    for batch, labels in dataloader:
+        outputs = model(batch)
+        loss = criterion(outputs, labels)
+        loss = loss / accumulation_steps
+        loss.backward()
 
-for by_rows in (False, True):
+
+for rows in (32, 30):
+    few = inputs[:rows].to(hardware.device()), targets[:rows].to(hardware.device())
     model = new_model()
-    for box in torch.arange(30).split(8):
-        weight = len(box) / 30 if by_rows else 1 / 4
-        loss = mse_loss(model(few[0][box]), few[1][box])
-        loss.backward(torch.full_like(loss, weight))
-    name = "weighed by rows" if by_rows else "each a quarter"
-    print(
-        f"{name}: gradient of the whole:",
-        equal(reference, [flat(p.grad for p in model.parameters())]),
-    )
+    mse_loss(model(few[0]), few[1]).backward()
+    reference = flat(p.grad for p in model.parameters())
+
+    model = new_model()
+    dataloader = list(zip(*(part.split(8) for part in few)))
+    accumulate(model, dataloader, nn.MSELoss(), accumulation_steps=len(dataloader))
+    same = equal(reference, [flat(p.grad for p in model.parameters())])
+    print(f"{rows} rows in {len(dataloader)} micro-batches: gradient of the whole batch: {same}")
+
+# %% [markdown]
+# 30 rows leave a last micro-batch of 6. `criterion` takes a mean over its own rows, and then each
+# micro-batch counts for a quarter. So a row of the last one counts 1/24, the others 1/32. No error
+# says so, and the loss falls. The same mistake, with tokens for rows, was found in a well-known
+# trainer in 2024 ([Fixing Gradient
+# Accumulation](https://huggingface.co/blog/gradient_accumulation)). The repair weighs by rows:
+
+# %%
+model = new_model()
+for box in torch.arange(30).split(8):
+    loss = mse_loss(model(few[0][box]), few[1][box])
+    loss.backward(torch.full_like(loss, len(box) / 30))
+same = equal(reference, [flat(p.grad for p in model.parameters())])
+print("weighed by rows: gradient of the whole batch:", same)
 
 # %% [markdown]
 # The engine weighs by rows, and reads the sizes off the batch, so 30 rows are no problem for it:
@@ -1161,10 +1238,32 @@ def thirty_rows(rank):
 print("by hand, as alone:", equal(reference, [torch.cat(launch(thirty_rows, 2))]))
 
 # %% [markdown]
-# PyTorch's `PipelineStage` settles the shapes with the first micro-batch and expects that many rows
-# each time. It cuts 30 rows into 8, 8, 7 and 7. So it sends 7 rows where 8 are expected, and it
-# would divide by 4 all the same. The repair is to give each step a batch that divides:
-# `DataLoader(drop_last=True)`, or a batch that is filled up with rows whose loss counts nothing.
+# And PyTorch? Its `PipelineStage` settles the shapes with the first micro-batch and expects that
+# many rows each time. **Predict** what happens to 30 rows in 4 micro-batches.
+
+
+# %%
+def thirty_rows_in_torch(rank):
+    warnings.filterwarnings("ignore", "Using a target size")  # mse_loss, before it raises
+    stage = PipelineStage(cut(new_model(), 2)[rank], rank, 2, hardware.device())
+    schedule = Schedule1F1B(stage, 4, loss_fn=mse_loss)
+    if rank == 0:
+        schedule.step(few[0])
+    else:
+        schedule.step(target=few[1])
+
+
+try:
+    launch(thirty_rows_in_torch, 2)
+except RankFailure as failure:
+    print("kind of failure:", failure.kind)
+    for words in ("rank 0: send of float32 [7, 64]", "rank 1: recv of float32 [8, 64]"):
+        print(f"{words}: {words in str(failure)}")
+
+# %% [markdown]
+# It cuts 30 rows into 8, 8, 7 and 7, and sends 7 rows where 8 are expected. It would also divide by
+# 4 all the same. The repair is to give each step a batch that divides: `DataLoader(drop_last=True)`,
+# or a batch that is filled up with rows whose loss counts nothing.
 #
 # ### Both send first
 #
@@ -1227,7 +1326,8 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
 # statistics of eight rows only. Layer normalisation works within a row. It is what transformers
 # use, and one reason why they are easy to pipeline. For a convolutional network, GPipe keeps the
 # statistics of each micro-batch for training and gathers those of the whole batch for evaluation
-# (Huang et al., section 2.2); group normalisation avoids the question.
+# (Huang et al., section 2.2). **Group normalisation**, which takes its mean over some channels of one
+# image, avoids the question.
 #
 # ### Dropout and recomputation out of step
 #
@@ -1504,8 +1604,8 @@ check("5.6", exchange)
 # store, in micro-batches of a whole stage. Move one slider at a time:
 #
 # * Raise the number of micro-batches and watch the idle share fall. What falls with it, what not?
-# * Choose interleaved and add chunks. Then raise the hop latency: each micro-batch now pays it more
-#   often.
+# * Choose interleaved and add chunks. Then raise the hop latency of section 3: each micro-batch now
+#   pays it more often.
 # * Compare GPipe and 1F1B while you raise the hop latency. 1F1B turns round at every micro-batch, so
 #   it pays more often than GPipe.
 # * Choose ZB-H2 and set the hop latency to 0: no gap is left. Then make the backward pass cheaper or
@@ -1599,18 +1699,19 @@ plt.show()
 #
 # The script below trains the line of eight layers with `torch.distributed.pipelining`, one stage for
 # each process that torchrun starts. It asks the environment for its rank and runs with any number of
-# ranks that divides 8.
+# ranks that divides 8. At the end rank 0 collects the parameters of all stages and saves them.
 
 # %%
-script = Path("scratch/pipeline.py")
+script, result = Path("scratch/pipeline.py"), Path("scratch/pipeline.pt")
 script.parent.mkdir(exist_ok=True)
 script.unlink(missing_ok=True)
 
 # %%
 # %%writefile scratch/pipeline.py
-"""Trains a line of eight layers in stages: torchrun --nproc-per-node 2 pipeline.py"""
+"""Trains a line of eight layers in stages: torchrun --nproc-per-node 2 pipeline.py result.pt"""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -1644,18 +1745,32 @@ for _ in range(20):
 
 if rank == ranks - 1:  # only the last stage knows the loss
     print(f"{ranks} stages, 20 steps; the loss has fallen: {history[-1] < history[0]}")
+parts = [None] * ranks if rank == 0 else None
+dist.gather_object([p.detach().cpu() for p in mine.parameters()], parts)
+if rank == 0:
+    torch.save([parameter for part in parts for parameter in part], sys.argv[1])
 dist.destroy_process_group()
 
 
 # %%
-print(torchrun(2, script), end="")
+print(torchrun(2, script, result), end="")
+
+model = new_model()  # from here on in one process, without micro-batches
+x, y = torch.randn(2, 32, WIDTH).tanh().to(hardware.device())  # as in the script, after the model
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+for _ in range(20):
+    optimizer.zero_grad()
+    mse_loss(model(x), y).backward()
+    optimizer.step()
+saved = torch.load(result, weights_only=True)
+print("parameters as in one process:", equal(flat(model.parameters()), [flat(saved)]))
 
 # %% [markdown]
 # On two machines of 4 GPUs it has 8 stages, of one layer each. Start the same script on both:
 #
 # ```
 # torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 \
-#     pipeline.py
+#     pipeline.py result.pt
 # ```
 #
 # What changes there:
