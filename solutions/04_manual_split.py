@@ -230,10 +230,10 @@ print(
 
 # %%
 predicted = {
-    "one process, there": 4 * 64 * 256,
-    "one process, back": 4 * 64 * 256,
-    "two ranks, there": 4 * 64 * 256,
-    "two ranks, back": 4 * 64 * 256,
+    "one process, in at the door": 4 * 64 * 256,
+    "one process, out at the door": 4 * 64 * 256,
+    "two ranks, sent there": 4 * 64 * 256,
+    "two ranks, sent back": 4 * 64 * 256,
 }
 
 # %% [markdown]
@@ -268,10 +268,13 @@ def sent_by(rank):
 
 
 # %%
-there, back = bytes_at_the_door(model.second, one_step)
-measured = {"one process, there": there, "one process, back": back}
-measured["two ranks, there"], measured["two ranks, back"] = launch(sent_by, 2)
-plots.compare(predicted, measured)
+amounts = [*bytes_at_the_door(model.second, one_step), *launch(sent_by, 2)]
+plots.compare(predicted, dict(zip(predicted, amounts)))
+
+# %% [markdown]
+# At the door the amount is the same on every machine: it is what goes through the cut. Whether it
+# also moves is another question. Where both devices are one, `.to` returned the same tensor, and
+# nothing moved; section 2 said which it is on yours. Between two ranks it always moves.
 
 # %% [markdown]
 # ### Who idles
@@ -389,7 +392,7 @@ plt.show()
 #
 # What can you claim whatever the machine? By the order of sends and receives, the buildings never
 # compute forward or backward at the same time. So, together, they are idle for at least half of the
-# time.
+# time. The clocks of two GPUs differ a little, so the cell leaves 5 % of room for both claims.
 
 
 # %%
@@ -409,12 +412,16 @@ def idle_shares(records):
 
 
 CLOCKS = 0.05  # two GPUs' clocks agree to within a few per cent of so short a run
+claims = (
+    f"both at work for {CLOCKS:.0%} of the time or less",
+    f"idle for {0.5 - CLOCKS:.0%} or more",
+)
 
 for name, records in panels.items():
     together = sum(idle_shares(records)) / 2
     print(
-        f"{name}: never both at work: {overlap(*records) <= CLOCKS * end_of(records)}, "
-        f"idle for half of the time or more: {together >= 0.5 - CLOCKS}"
+        f"{name}: {claims[0]}: {overlap(*records) <= CLOCKS * end_of(records)}, "
+        f"{claims[1]}: {together >= 0.5 - CLOCKS}"
     )
 
 # %% [markdown]
@@ -732,6 +739,11 @@ for name, result in ways.items():
 # layers each), a norm, and a head that turns each vector into one score per token of the
 # vocabulary. The text is a short story that comes with the course, and a token is one character.
 #
+# **Attention** is where tokens see each other. It makes three vectors of each token. Its **query**
+# is compared with the **keys** of the tokens up to it; the better a key fits, the more that token's
+# **value** counts in the sum that the token gets. Several **heads** do this side by side, each with
+# its own part of the width.
+#
 # A model that is no `nn.Sequential` needs a class for each half. Between blocks it is easy to cut:
 # one tensor of shape (batch, tokens, width) goes from each block to the next.
 
@@ -818,7 +830,9 @@ plt.show()
 #
 # The model above is a toy. How would it be with a real one? A web article on model parallelism cuts
 # a language model with 24 layers, width 2,048, 16 heads and a vocabulary of 50,000 over two GPUs,
-# for 4 texts of 512 tokens. You need no GPU to say what each of them has to hold.
+# for 4 texts of 512 tokens. You take these sizes for the `LanguageModel` from above. The article's
+# own model is smaller, as you will count: inside, its layers are not four times as wide, and it has
+# no positions and no last norm. You need no GPU to say what each device has to hold.
 #
 # For the parameters of a block of width $W$, add up the shapes: $4W^2 + 4W$ for the attention,
 # $8W^2 + 5W$ for the two linear layers, $4W$ for the two norms. The tables and the head have a row
@@ -899,6 +913,17 @@ for stage, half in enumerate((FirstHalf(planned, 12), SecondHalf(planned, 12))):
     planned_ledgers.append({kind: ledger[kind] for kind in predicted})
     print(f"planned model, building {stage}: the rest as predicted:", ledger | predicted == ledger)
 print(f"{sum(p.numel() for p in planned.parameters()):,} parameters")
+
+# %% [markdown]
+# And the article's own model? Its blocks are `nn.TransformerEncoderLayer`, which PyTorch makes
+# 2,048 wide inside if nobody asks for more
+# ([`torch.nn.TransformerEncoderLayer`](https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerEncoderLayer.html)).
+
+# %%
+with torch.device("meta"):
+    blocks = [nn.TransformerEncoderLayer(2048, nhead=16) for _ in range(24)]
+    article = nn.Sequential(nn.Embedding(50_000, 2048), *blocks, nn.Linear(2048, 50_000))
+print(f"{sum(p.numel() for p in article.parameters()):,} parameters in the article's own model")
 
 
 # %%
@@ -1205,10 +1230,10 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# `launch` compares what the two ends asked for. Plain gloo does not: it fills the first 40 rows and
-# leaves whatever was in the other 24, without a word. A message that is larger than its room ends
-# the process. The repair is to take the size from the targets of the same batch, which
-# `train_last_stage` does, or to send the shape first.
+# `launch` compares what the two ends asked for. Plain gloo, the backend on CPUs, does not: it fills
+# the first 40 rows and leaves whatever was in the other 24, without a word. A message that is
+# larger than its room ends the process that receives it. The repair is to take the size from the
+# targets of the same batch, which `train_last_stage` does, or to send the shape first.
 
 # %% [markdown]
 # ### A tied embedding, cut in two
@@ -1381,9 +1406,10 @@ print("built after the move: ", holds(torch.optim.SGD(stage.parameters(), lr=0.1
 # %% [markdown]
 # ### Bug hunt: a language model that cannot read
 #
-# The article whose 24 layers you planned in section 4 builds them as `nn.TransformerEncoderLayer(
-# d_model=..., nhead=...)` and feeds them tokens of shape (4 texts, 512 tokens). It runs, and the
-# output has the right shape. Below is the same model in small. Which tokens does a score depend on?
+# The article from which you took the sizes in section 4 builds its layers as
+# `nn.TransformerEncoderLayer(d_model=..., nhead=...)` and feeds them tokens of shape (4 texts, 512
+# tokens). It runs, and the output has the right shape. Below is the article's model in small. Which
+# tokens does a score depend on?
 
 
 # %%
@@ -1741,24 +1767,98 @@ def compare_cuts(
     ### END SOLUTION
 
 
+def conclusion() -> str:
+    """Returns what you conclude from the experiment that follows the check. Nothing checks it."""
+    ### BEGIN SOLUTION
+    return (
+        "The profile has the fastest slowest stage: with two stages 0.67 of the operations that\n"
+        "equal layers give it, and 0.66 of those that equal parameters give. Equal parameters are\n"
+        "worst in both respects: the layers with most parameters have little work and keep little\n"
+        "for backward, so with 2, 3 and 4 stages this cut also has the largest stage in memory.\n"
+        "Where memory is short I would take the profile for two stages, since its fuller stage is\n"
+        "the smallest there too, and equal layers for three or four. They cost a quarter more\n"
+        "time with three stages and nearly none with four, where station 1 alone sets the pace."
+    )
+    ### END SOLUTION
+
+
 # %% nbgrader={"grade_id": "4.5-check", "grade": true, "points": 3, "locked": true}
 check("4.5", compare_cuts)
 
 # %% [markdown]
-# Now the experiment itself. It has no single right answer, so nothing checks it.
+# Now the experiment itself. It has no single right answer, so nothing checks it. As soon as your
+# `compare_cuts` is written, the next cells give it `uneven_line()` from section 4, for 2, 3 and 4
+# stages, and draw its tables. The counted operations stand for the seconds, so that you get the
+# same picture on every machine.
 #
-# 1. Take `uneven_line()` from section 4, or a model of your own. Profile its layers: forward alone
-#    as `seconds_of` does it, or better with backward.
-# 2. Add cells below that make the table for 2, 3 and 4 stages, and a bar chart: one group of bars
-#    for each strategy, one bar for each stage, once for the memory and once for the seconds.
-# 3. Write your conclusion into the next cell, in three sentences. Which strategy has the fastest
-#    slowest stage, and by how much? Which has the largest stage in memory? Which would you take
-#    where memory is short, and why?
+# 1. **Predict** first: which strategy has the fastest slowest stage, and which has the largest
+#    stage in memory?
+# 2. Run the cells. Then add your own: `seconds_of` instead of the count, or better a profile with
+#    backward, or a model of your own.
+# 3. Return your conclusion from `conclusion`, in a few sentences. Which strategy won, and by how
+#    much? Which would you take where memory is short, and why?
+
+
+# %%
+def if_written(answer, *inputs):
+    """What `answer` returns; None while it is not written."""
+    try:
+        return answer(*inputs)
+    except NotImplementedError:
+        return None
+
+
+def draw_cuts(tables):
+    """Bars of all stages: one column for each table, memory above and operations below."""
+    _, axes = plt.subplots(
+        2, len(tables), figsize=(plots.WIDTH, 4.6), sharey="row", layout="constrained"
+    )
+    for (above, below), (stages, table) in zip(axes.T, tables.items()):
+        style = {"width": 0.8 / stages, "color": plots.RANK_COLORS[:stages]}
+        for group, found in enumerate(table.values()):
+            places = [group - 0.4 + 0.8 * (stage + 0.5) / stages for stage in range(stages)]
+            above.bar(places, [count / 2**20 for count in found["memory"]], **style)
+            below.bar(places, stage_work(work, found["cuts"]), **style)
+        above.set(title=f"{stages} stages", xticks=[])
+        below.set_xticks(range(len(table)), [name.replace(" ", "\n") for name in table])
+    axes[0, 0].set_ylabel("memory (MiB)")
+    axes[1, 0].set_ylabel("million operations")
+
+
+# %%
+tables, batch = {}, all_images[:16].clone()  # a slice would keep all images
+for stages in (2, 3, 4):
+    table = if_written(compare_cuts, uneven_line(), batch, work, stages, try_all_cuts)
+    for strategy, found in (table or {}).items():
+        print(
+            f"{stages} stages, {strategy:16}  slowest {found['slowest'] / sum(work):4.0%} of work, "
+            f"idle {found['idle']:3.0%}, largest {max(found['memory']):>10,} bytes"
+        )
+        tables[stages] = table
+if tables:
+    draw_cuts(tables)
+    plt.show()
+else:
+    print("no tables yet: compare_cuts is not written")
 
 # %% [markdown]
-# *Your conclusion:*
+# *Once you have tables: a group of bars for each strategy, with a bar for each stage, the first on
+# the left. Above, the highest bar of a group says how much memory the fullest device needs. Below,
+# it sets the pace of the line.*
 #
-# ...
+# And the clock: the stream of eight batches from section 4 goes through two ranks, with each
+# strategy's cut for two stages.
+
+# %% tags=["nbval-ignore-output"]
+ends = {
+    strategy: end_of(fastest(launch(stream_of_images, 2, found["cuts"][0])))
+    for strategy, found in tables.get(2, {}).items()
+}
+for strategy, end in ends.items():
+    print(f"{strategy}: {end / ends['equal layers']:.2f} of the time of equal layers")
+
+# %%
+print(if_written(conclusion) or "no conclusion yet: write it into the function `conclusion`")
 
 # %% [markdown]
 # ## 7. See it: one line, its cuts, and who waits
