@@ -275,7 +275,9 @@ def doctor(
 
 
 def _of_machine(m: Machine) -> Iterator[Finding]:
-    if not m.driver_gpus and not m.torch_gpus:
+    unknown = m.driver_gpus is None and m.cuda_build  # many containers have no nvidia-smi
+    hidden = unknown and m.visible is not None and _hides_all(m.visible)
+    if not m.driver_gpus and not m.torch_gpus and not hidden:
         yield Finding(
             "no-gpu",
             ("the driver lists none" if m.driver_gpus == 0 else "there is no nvidia-smi to ask")
@@ -291,8 +293,10 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
             "install PyTorch's CUDA build",
         )
         return
-    late = m.started_gpus is not None and m.started_gpus != len(m.selected())
-    if late and m.driver_gpus is not None:
+    # Without the driver's list, or the variable, a wrong count has other causes. A late change to
+    # another list of the same length cannot be seen.
+    told = m.started_gpus is not None and m.visible is not None and m.driver_gpus is not None
+    if told and m.started_gpus != len(m.selected()):
         yield Finding(
             "visible-late",
             f"{_visible(m)} now, which shows {_gpus(len(m.selected()))}, but CUDA started in "
@@ -327,6 +331,10 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
         )
 
 
+def _hides_all(visible: str) -> bool:
+    return visible.strip() in ("", "-1")
+
+
 def _of_variable(m: Machine) -> Iterator[Finding]:
     entries = [part.strip() for part in m.visible.split(",")]
     accepted = m.selected()
@@ -335,8 +343,9 @@ def _of_variable(m: Machine) -> Iterator[Finding]:
         "unset CUDA_VISIBLE_DEVICES, which shows all GPUs, or set it to "
         f"{everything} before the program starts"
     )
-    if entries in ([""], ["-1"]):
-        yield Finding("visible-none", f"{_visible(m)}, which is no GPU", repair)
+    if _hides_all(m.visible):
+        asked = "; there is no nvidia-smi to ask for more" if m.driver_gpus is None else ""
+        yield Finding("visible-none", f"{_visible(m)}, which is no GPU{asked}", repair)
     elif len(accepted) < len(entries):
         repeated = not accepted and len(set(entries)) < len(entries)
         first = entries[len(accepted)]

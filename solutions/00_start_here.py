@@ -330,7 +330,7 @@ Explorer(draw_star_and_ring, ranks=(2, 8, 4))
 # neighbours, and its load stays below four tensors however many ranks there are.*
 #
 # The map of the course fills as your checks pass. It is kept in one small file on this machine and
-# goes nowhere. A chapter takes 45 to 60 minutes, and its exercises one to six points each.
+# goes nowhere. A chapter takes 45 to 60 minutes, and its exercises one to five points each.
 
 # %% tags=["nbval-ignore-output"]
 progress_map()

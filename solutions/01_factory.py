@@ -537,11 +537,13 @@ def with_waiting(spans):
 N, PAGES = len(images), 4
 minute = one_step / (3 * N * PAGES)
 roads = {"product": truck_seconds / N / minute, "page": exchange_seconds / PAGES / minute}
+gpus = hardware.placement(2).backend == "nccl"
+real = "measured" if gpus else "emulated: ranks on the CPU"
 panels = {
     "copies, simulated": as_records(simulate(training_step(2, 1, N, PAGES, **roads)), 1, minute),
-    "copies, measured": fastest_step(copies),
+    f"copies, {real}": fastest_step(copies),
     "line, simulated": as_records(simulate(training_step(1, 2, N, PAGES, **roads)), 2, minute),
-    "line, measured": fastest_step(line),
+    f"line, {real}": fastest_step(line),
 }
 plots.timelines(panels, unit="steps of one process", seconds=one_step)
 plt.show()
@@ -909,7 +911,8 @@ def draw_company(factories, buildings, batch, pages, truck):
     right.tick_params(axis="y", length=0)
     idle = 1 - 3 * batch * pages / (places * minutes)
     figure.suptitle(
-        f"{batch / minutes:.3f} items a minute     {minutes:.0f} minutes a step     {idle:.0%} idle",
+        f"throughput {batch / minutes:.3f} items a minute     "
+        f"latency {minutes:.0f} minutes a step     {idle:.0%} idle",
         weight="bold",
     )
     plots.legend(figure, shown)

@@ -9,8 +9,10 @@ round takes about a minute and a half; other work on the machine does not matter
 
 import argparse
 import contextlib
+import ctypes
 import io
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -146,12 +148,70 @@ def three_launches_at_once():
 
 
 def wrong_arguments():
-    for fn, nprocs in [(_rank, 0), (_rank, 1.5), (_rank, 65), (lambda: 0, 2), (torch.nn.Linear, 2)]:
+    for fn, nprocs in [
+        (_rank, 0),
+        (_rank, -1),
+        (_rank, 1.5),
+        (_rank, 65),
+        (lambda: 0, 2),
+        (torch.nn.Linear, 2),
+    ]:
         try:
             launch(fn, nprocs)
         except (TypeError, ValueError):
             continue
         raise AssertionError(f"launch accepted {fn}, {nprocs}")
+
+
+def argument_that_cannot_be_pickled():
+    assert failure_of(lambda rank, lock: 0, 2, threading.Lock()).kind == "pickle"
+
+
+def _speak(rank):
+    print("one")
+    os.write(1, b"two\n")
+    ctypes.CDLL(None).printf(b"three\n")
+
+
+def prints_from_c():
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        launch(_speak, 2)
+    assert sorted(shown.getvalue().splitlines()) == sorted(
+        f"[rank {rank}] {word}" for rank in range(2) for word in ("one", "two", "three")
+    )
+
+
+def after_threads_were_set():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert launch(_rank, 2) == [0, 1]
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _files_up_to(size):
+    """No file may grow beyond `size` bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def full_temporary_folder():
+    with _files_up_to(0):
+        try:
+            launch(_rank, 2)
+        except OSError as error:
+            assert "launch cannot write to the temporary folder" in str(error)
+        else:
+            raise AssertionError("launch returned")
 
 
 def missing_temporary_folder():
@@ -180,6 +240,10 @@ ROWS = [
     launch_inside_launch,
     three_launches_at_once,
     wrong_arguments,
+    argument_that_cannot_be_pickled,
+    prints_from_c,
+    after_threads_were_set,
+    full_temporary_folder,
     missing_temporary_folder,
 ]
 

@@ -19,7 +19,7 @@ WRAPPED = ("DataParallel",)
 MACHINES = [
     ("no-gpu", Machine(driver_gpus=0), "lists none"),
     ("no-gpu", Machine(driver_gpus=None), "no nvidia-smi"),
-    ("no-gpu", Machine(driver_gpus=None, visible="", torch_gpus=0), "CUDA_VISIBLE_DEVICES is ''"),
+    ("no-gpu", Machine(driver_gpus=None, visible="", cuda_build=False), "CUDA_VISIBLE_DEVICES is ''"),
     ("cpu-build", Machine(driver_gpus=4, cuda_build=False), "4 GPUs"),
     ("visible-none", Machine(driver_gpus=4, visible=""), "''"),
     ("visible-none", Machine(driver_gpus=4, visible="-1"), "'-1'"),
@@ -32,6 +32,8 @@ MACHINES = [
     ("visible-late", Machine(driver_gpus=4, visible="0,1,2,3", started_gpus=1), "with 1"),
     ("visible-late", Machine(driver_gpus=4, visible="0", started_gpus=4), "with 4"),
     ("count-differs", Machine(driver_gpus=4, torch_gpus=0), "is 0"),
+    ("count-differs", Machine(driver_gpus=4, started_gpus=2), "is 2"),
+    ("visible-none", Machine(driver_gpus=None, visible=""), "no nvidia-smi to ask"),
     ("one-gpu", Machine(driver_gpus=1), "1 GPU"),
     ("first-gpu-loaded", Machine(driver_gpus=4, memory_used=(0.8, 0.2, 0.2, 0.3)), "80%"),
 ]

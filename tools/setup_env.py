@@ -67,7 +67,7 @@ CAUSES = [
         r"No matching distribution found for (\S+)",
         (
             "There is no {0} for this computer on the package index: the course needs 64-bit Linux, "
-            "macOS on Apple silicon, or Windows, with Python 3.11 to 3.13."
+            "macOS on Apple silicon, or WSL on Windows, with Python 3.11 to 3.13."
         ),
     ),
 ]

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.checks import load_answer
+from course_utils.checks import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import Job, Trained, mean_loss, mistake, sgd, technique, trained
 
@@ -22,6 +22,8 @@ data_parallel_step = load_answer("2.4")
 average_gradients = load_answer("3.1")
 ring_all_reduce = load_answer("3.2")
 OverlappedDDP = load_answer("3.4")
+HandDataParallel = load_code(2, "HandDataParallel")
+average_in_one_bucket = load_code(3, "average_in_one_bucket")
 
 
 def rows(batch: tuple[Tensor, Tensor], part: int, parts: int) -> tuple[Tensor, Tensor]:
@@ -65,6 +67,32 @@ def in_one_process(devices: int, rank: int, job: Job) -> Trained:
 
 for count in RANKS:
     technique([1], JOBS, f"data_parallel_by_hand_{count}")(partial(in_one_process, count))
+
+
+def wrapped(wrap: Callable[[nn.Module], nn.Module], rank: int, job: Job) -> Trained:
+    """One process whose loop calls wrap(model) on the whole batch."""
+    model = job.model()
+    parallel, optimizer = wrap(model), sgd(model)
+    for inputs, targets in job.batches:
+        optimizer.zero_grad()
+        mean_loss(parallel(inputs.to(device())), targets.to(device())).backward()
+        optimizer.step()
+    return trained(model)
+
+
+for count in RANKS:
+    hand = partial(HandDataParallel, devices=[device()] * count)
+    technique([1], ("even", "uneven", "language"), f"hand_data_parallel_{count}")(
+        partial(wrapped, hand)
+    )
+technique([1], JOBS, "torch_data_parallel")(partial(wrapped, nn.DataParallel))
+
+
+@technique(RANKS, ("even", "language"))
+def gradients_averaged_in_one_bucket(rank: int, job: Job) -> Trained:
+    model = job.model()
+    train(job, model, lambda: average_in_one_bucket(model))
+    return trained(model)
 
 
 @technique(RANKS, JOBS)
