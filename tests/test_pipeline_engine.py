@@ -1,5 +1,7 @@
 """Chapter 5's engine runs every schedule: gradients of the whole batch, and the predicted peak."""
 
+import random
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from course_utils import schedules
 from course_utils.checks.answers import load_code
 from course_utils.equality import equal, flat
 from course_utils.launch import launch
+from tests.test_schedules import random_legal
 
 WIDTH = 6
 ENGINE = {name: load_code(5, name) for name in ("Pipeline", "samples", "cut")}
@@ -76,9 +79,20 @@ def cases(ranks: int):
             yield f"interleaved {m} {chunks}", schedules.interleaved(ranks, m, chunks), chunks, rows
 
 
+def random_cases(ranks: int):
+    """Schedules whose ops happen to stand in an order that can run, far from every named one."""
+    for seed in range(6):
+        dice = random.Random(seed)
+        m, chunks, kinds = dice.randint(2, 5), 1 + seed % 3, ("FB", "FBW")[seed // 3]
+        schedule = random_legal(dice, ranks, m, chunks, kinds)
+        assert schedules.first_illegal_move(schedule, ranks, m, chunks) is None
+        yield f"random, seed {seed}", schedule, chunks, 2 * m + 1
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_schedule_has_the_whole_batchs_gradients_and_the_predicted_peak(ranks):
-    names, *columns = zip(*cases(ranks))
+@pytest.mark.parametrize("of", [cases, random_cases])
+def test_every_schedule_has_the_whole_batchs_gradients_and_the_predicted_peak(ranks, of):
+    names, *columns = zip(*of(ranks))
     runs = launch(run, ranks, list(zip(*columns)), ENGINE)
     for name, schedule, chunks, rows, *of_ranks in zip(names, *columns, *runs):
         model = line(2 * ranks * chunks)
