@@ -12,6 +12,7 @@
 # counted them. And you have done it again with PyTorch's own API, with the same result.
 
 # %% tags=["nbval-ignore-output"]
+import warnings
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -417,18 +418,25 @@ def cut_feed_forward(feed_forward: FeedForward) -> None:
     cut_half(feed_forward, feed_forward.down)
 
 
+def count_of_ranks(n: int) -> str:
+    return "1 rank" if n == 1 else f"{n} ranks"
+
+
 for n in (1, 2, 4):
     same = launch(same_when_cut, n, lambda: FeedForward(32), cut_feed_forward)
-    print(f"MLP on {n} ranks: output and all gradients as whole: {all(same)}")
+    print(f"MLP on {count_of_ranks(n)}: output and all gradients as whole: {all(same)}")
 
 # %% [markdown]
 # ### Attention: each rank takes some heads
 #
-# Attention has two matrices as well. The first makes queries, keys and values, the second mixes what
-# the heads have found. Between them stands the attention itself, which is not linear either. But
-# each **head** works alone: it uses its own columns of the queries, keys and values and nothing of
-# the other heads. So cut by heads: rank $r$ holds the columns that make *its* heads' queries, keys
-# and values, and the rows of the second matrix that read its heads. Column, then row, one sum.
+# In **attention** each token has a query, compares it with the keys of itself and the tokens before
+# it, and adds up their values, weighted by how well the keys match. Several **heads** do so side by
+# side, each with some of the columns. Attention has two matrices as well. The first makes queries,
+# keys and values, the second mixes what the heads have found. Between them stands the attention
+# itself, which is not linear either. But each head works alone: it uses its own columns of the
+# queries, keys and values and nothing of the other heads. So cut by heads: rank $r$ holds the
+# columns that make *its* heads' queries, keys and values, and the rows of the second matrix that
+# read its heads. Column, then row, one sum.
 #
 # The rows of `qkv.weight` are all queries, then all keys, then all values. That is why `part_of`
 # takes a part of each of the three. A plain cut would give rank 0 of 2 all the queries and half of
@@ -451,7 +459,7 @@ def cut_attention(attention: Attention) -> None:
 
 for n in (1, 2, 4):
     same = launch(same_when_cut, n, lambda: Attention(32, heads=4), cut_attention)
-    print(f"attention on {n} ranks: output and all gradients as whole: {all(same)}")
+    print(f"attention on {count_of_ranks(n)}: output and all gradients as whole: {all(same)}")
 
 # %% [markdown]
 # ### A whole block: four collectives
@@ -470,7 +478,7 @@ def tensor_parallel(block: Block) -> Block:
 
 for n in (1, 2, 4):
     same = launch(same_when_cut, n, lambda: Block(32, heads=4), tensor_parallel)
-    print(f"block on {n} ranks: output and all gradients as whole: {all(same)}")
+    print(f"block on {count_of_ranks(n)}: output and all gradients as whole: {all(same)}")
 
 # %% [markdown]
 # The gradients of the norms are right on every rank without any help: all ranks have computed the
@@ -589,13 +597,17 @@ def loss_from_cut_logits(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# **Predict** the bytes that a rank hands over for the loss of $t$ tokens: two float32 numbers for
-# each token. Gathering the logits would take $V/n$ numbers for each. The logits below are large on
-# purpose: $e^{1000}$ overflows.
+# **Predict** the bytes that a rank hands over for the loss of $t$ tokens in forward: two float32
+# numbers for each token. Backward sends nothing. Gathering the logits would take $V/n$ numbers for
+# each. The logits below are large on purpose: $e^{1000}$ overflows.
 
 # %%
 t, V, n = 20, 4096, 4
-predicted = {"bytes for the loss": 2 * t * 4, "bytes to gather the logits": V // n * t * 4}
+predicted = {
+    "bytes for the loss": 2 * t * 4,
+    "bytes in its backward": 0,
+    "bytes to gather the logits": V // n * t * 4,
+}
 
 
 # %%
@@ -609,14 +621,16 @@ def cut_loss(rank):
     mine = logits.detach().chunk(n, dim=1)[rank].clone().requires_grad_()
     with Trace() as trace:
         loss = loss_from_cut_logits(mine, targets)
-    loss.backward()
+    with Trace() as backward:
+        loss.backward()
+    sent = trace.record().sent(), backward.record().sent(), mine.nbytes
     gradient = torch.allclose(mine.grad, logits.grad.chunk(n, dim=1)[rank], atol=1e-6)
-    return torch.allclose(loss, expected), gradient, trace.record().sent(), mine.nbytes
+    return torch.allclose(loss, expected), gradient, sent
 
 
-same_loss, same_gradient, sent, to_gather = launch(cut_loss, n)[0]
+same_loss, same_gradient, sent = launch(cut_loss, n)[0]
 print("loss and gradient as from whole logits:", same_loss and same_gradient)
-plots.compare(predicted, dict(zip(predicted, (sent, to_gather))))
+plots.compare(predicted, dict(zip(predicted, sent)))
 
 # %% [markdown]
 # ### A language model, trained
@@ -702,12 +716,76 @@ def as_alone(results):
 
 
 for n in (1, 2, 4):
-    print(f"{n} ranks as alone:", as_alone(launch(train_cut, n)))
+    print(f"{count_of_ranks(n)} as alone:", as_alone(launch(train_cut, n)))
 
 # %% [markdown]
 # That is the contract of the course (chapter 3, section 4), with a new condition: the parts
 # together are the parameters of the single process. No rank ever held the whole model's gradients,
 # or all logits.
+#
+# **Predict** what a step of this model sends, for $t$ tokens and $L$ blocks. Forward: two all-reduces
+# of $tW$ numbers in each block, one more for the embedding, and the two small calls of the loss.
+# Backward: two in each block, and one where the head, a column cut, hands its gradient back.
+
+# %%
+t, W, L, C, n = WINDOWS * CONTEXT, 32, 2, CONTEXT, 4
+predicted = {
+    "all-reduces of t W in forward": 2 * L + 1,
+    "all-reduces of t W in backward": 2 * L + 1,
+    "other calls in forward": 2,
+    "other calls in backward": 0,
+    "bytes in forward": 4 * ((2 * L + 1) * t * W + 2 * t),
+    "bytes in backward": 4 * (2 * L + 1) * t * W,
+}
+
+
+# %%
+def costs_of_step(rank):
+    """What one step of the cut model sends, and what this rank holds after it."""
+    model = tensor_parallel_model(new_model())
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = next(batches())
+    with Trace() as forward:
+        loss = loss_from_cut_logits(model(inputs).flatten(0, 1), targets)
+    with Trace() as backward:
+        loss.backward()
+    optimizer.step()
+    large, other, sent = {}, {}, {}
+    for name, trace in [("forward", forward), ("backward", backward)]:
+        calls = [(call.op, call.elements) for call in trace.record().calls]
+        large[f"all-reduces of t W in {name}"] = calls.count(("all_reduce", t * W))
+        other[f"other calls in {name}"] = len(calls) - calls.count(("all_reduce", t * W))
+        sent[f"bytes in {name}"] = trace.record().sent()
+    return large | other | sent, memory_ledger(model, optimizer)
+
+
+costs = {ranks: launch(costs_of_step, ranks) for ranks in (2, 4)}
+plots.compare(predicted, costs[n][0][0])
+print("the same on all ranks:", all(cost == costs[n][0] for cost in costs[n]))
+
+# %% [markdown]
+# And the memory of the whole model, trained with Adam. **Predict** it for 2 and 4 ranks. The blocks'
+# matrices, the embedding and the head are cut, $L(12W^2 + 7W) + 2VW$ numbers; the rest of the blocks,
+# the position table of $C$ rows and the last norm are whole, $(6L + C + 2)W$. Adam keeps two numbers
+# for each parameter, and for each tensor of parameters a step count of 4 bytes. A block has 12
+# tensors, the rest of the model 5.
+
+# %%
+predicted, measured = {}, {}
+for ranks in (2, 4):
+    cut_numbers = L * (12 * W**2 + 7 * W) + 2 * VOCABULARY * W
+    held = cut_numbers // ranks + (6 * L + C + 2) * W
+    predicted[f"parameters, {ranks} ranks"] = 4 * held
+    predicted[f"gradients, {ranks} ranks"] = 4 * held
+    predicted[f"optimizer, {ranks} ranks"] = 2 * 4 * held + 4 * (12 * L + 5)
+    ledger = costs[ranks][0][1]
+    for kind in ("parameters", "gradients", "optimizer"):
+        measured[f"{kind}, {ranks} ranks"] = ledger[kind]
+plots.compare(predicted, measured)
+
+# %% [markdown]
+# The fourth kind, the activations, comes with the next cut. What attention keeps for backward is left
+# out there: it depends on the kernel that computes it, and so on the device.
 #
 # ### Sequence parallelism: the same bytes, less memory
 #
@@ -791,41 +869,47 @@ def sum_gradients_of_whole_parameters(model: nn.Module) -> None:
 
 
 # %%
-def block_by_tokens(rank, repair):
+def block_by_tokens(rank, cut, repair, gradient_of=lambda parameter: parameter.grad):
     torch.manual_seed(0)
     block, x = Block(32, heads=4).to(hardware.device()), torch.randn(2, 8, 32)
     expected, ranks = outcome(block, x.to(hardware.device())), dist.get_world_size()
-    sequence_parallel(block).zero_grad()
+    cut(block).zero_grad()
     weights = torch.linspace(-1, 1, 32, device=hardware.device())  # as in `outcome`
-    y = block(x.chunk(ranks, dim=1)[rank].to(hardware.device()))
+    own = x.chunk(ranks, dim=1)[rank].to(hardware.device()).requires_grad_()
+    y = block(own)
     (y * weights).sum().backward()
     if repair:
         sum_gradients_of_whole_parameters(block)
-    right = {"output": equal(expected["output"].chunk(ranks, dim=1)[rank], [y])}
+    by_tokens = {"output": y, "input": own.grad}
+    right = {k: equal(expected[k].chunk(ranks, dim=1)[rank], [v]) for k, v in by_tokens.items()}
     for name, p in block.named_parameters():
-        right[name] = equal(part_of(name, expected[name], rank, ranks), [p.grad])
+        right[name] = equal(part_of(name, expected[name], rank, ranks), [gradient_of(p)])
     return right
 
 
 for repair in (True, False):
-    right = launch(block_by_tokens, 2, repair)[0]
+    right = launch(block_by_tokens, 2, sequence_parallel, repair)[0]
     wrong = [name for name, fine in right.items() if not fine]
     print("gradients of whole parameters", "summed:" if repair else "not summed:", end=" ")
     print("all as whole" if not wrong else "wrong: " + ", ".join(wrong))
 
 # %% [markdown]
-# **Predict**, for one block, forward and backward together: the number of collectives, and the
-# bytes that a ring sends. An all-reduce *is* a reduce-scatter and an all-gather, so the bytes are
-# the same.
+# **Predict**, for one block and for each direction: the number of collectives, and the bytes that a
+# rank hands over. A reduce-scatter takes the whole $tW$, an all-gather this rank's $tW/n$. What a rank
+# hands over is not what travels: the last two rows weigh the payloads with a ring's factors from
+# section 3. An all-reduce *is* a reduce-scatter and an all-gather, so on a ring the bytes are the same.
 
 # %%
 t, W, n = 48, 64, 4
-ring = 4 * 2 * (n - 1) * t * W * 4 // n  # 4 all-reduces of t W float32 numbers
+whole = 4 * t * W  # bytes
+ring = 4 * 2 * (n - 1) * whole // n  # of 4 all-reduces
 predicted = {
-    "collectives, tensor parallel": 4,
-    "collectives, with sequence": 8,
-    "ring bytes, tensor parallel": ring,
-    "ring bytes, with sequence": ring,
+    "tensor, calls each way": [2, 2],
+    "sequence, calls each way": [4, 4],
+    "tensor, bytes each way": [2 * whole, 2 * whole],
+    "sequence, bytes each way": [2 * (whole + whole // n), 2 * (whole + whole // n)],
+    "tensor, on a ring, from counted payload": ring,
+    "sequence, on a ring, from counted payload": ring,
 }
 
 
@@ -834,16 +918,19 @@ def traffic_of_block(rank, cut, tokens):
     torch.manual_seed(0)
     block = cut(Block(W, heads=8).to(hardware.device()))
     x = torch.randn(3, tokens // 3, W, device=hardware.device(), requires_grad=True)
-    with Trace() as trace:
-        block(x).sum().backward()
-    return trace.record().count(), ring_bytes(trace.record())
+    with Trace() as forward:
+        y = block(x)
+    with Trace() as backward:
+        y.sum().backward()
+    records = forward.record(), backward.record()
+    calls, sent = [r.count() for r in records], [r.sent() for r in records]
+    return calls, sent, sum(map(ring_bytes, records))
 
 
 together = launch(traffic_of_block, n, tensor_parallel, t)[0]
 by_tokens = launch(traffic_of_block, n, sequence_parallel, t // n)[0]
-plots.compare(
-    predicted, dict(zip(predicted, [together[0], by_tokens[0], together[1], by_tokens[1]]))
-)
+measured = [number for pair in zip(together, by_tokens) for number in pair]
+plots.compare(predicted, dict(zip(predicted, measured)))
 
 # %% [markdown]
 # And the memory. **Predict** how many numbers autograd keeps for the backward of a norm with the
@@ -985,6 +1072,29 @@ def sequence_parallel_with_pytorch(block: Block) -> Block:
     return block
 
 
+# %% [markdown]
+# DTensors travel inside the block; `local` looks into one. The plan needs no repair after backward:
+# a norm's gradient is a DTensor with the placement `Partial()`, and to ask for it whole adds it up.
+# Output, gradient of the input and all gradients of parameters, compared with one process:
+
+
+# %%
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """The gradient of what this rank holds of a parameter."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor):  # it may be cut in another way than its parameter
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return local(gradient)
+
+
+right = launch(block_by_tokens, 2, sequence_parallel_with_pytorch, False, local_gradient)
+print("2 ranks, all as whole:", all(all(of_rank.values()) for of_rank in right))
+
 # %%
 predicted = {
     "tensor, forward": {"all_reduce": 2},
@@ -1031,19 +1141,6 @@ MODEL_PLAN = {f"blocks.*.{name}": style for name, style in PLAN.items()} | {
 }
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def local_gradient(parameter: Tensor) -> Tensor:
-    """The gradient of what this rank holds of a parameter."""
-    gradient = parameter.grad
-    if isinstance(gradient, DTensor):  # it may be cut in another way than its parameter
-        gradient = gradient.redistribute(placements=parameter.placements)
-    return local(gradient)
-
-
 def tensor_parallel_model_with_pytorch(model: LanguageModel) -> LanguageModel:
     """Does what `tensor_parallel_model` does, with parallelize_module."""
     for block in model.blocks:
@@ -1063,7 +1160,7 @@ def train_with_pytorch(rank):
 
 for n in (1, 2, 4):
     *results, placements = zip(*launch(train_with_pytorch, n))
-    print(f"{n} ranks as alone:", as_alone(zip(*results)))
+    print(f"{count_of_ranks(n)} as alone:", as_alone(zip(*results)))
 print("the embedding's weight is cut by rows, its gradient is", placements[0])
 
 # %% [markdown]
@@ -1151,7 +1248,7 @@ plt.show()
 # are cut into rows, `qkv` three times, for queries, keys and values. `out` and `down` are cut into
 # columns. Norms and the biases of `out` and `down` are grey: every rank holds them.*
 #
-# ## 5. Break it: two bug hunts and five mistakes
+# ## 5. Break it: three bug hunts and five mistakes
 #
 # ### Bug hunt: a wrapper called tensor parallelism
 #
@@ -1249,6 +1346,38 @@ def repaired_example(rank):
 
 for rank, (same, shape) in enumerate(launch(repaired_example, 2)):
     print(f"rank {rank}: output as whole: {same}, holds a weight of shape {shape}")
+
+# %% [markdown]
+# ### Bug hunt: a slip of the pen in a plan
+#
+# A plan with the key `feed_foward.w1` has stood in PyTorch's own tutorial. Read the keys below. What
+# does each rank hold, and is the output right?
+
+# %%
+SLIP = {"feed_foward.up": ColwiseParallel(), "feed_foward.down": RowwiseParallel()}
+
+
+def with_slip(rank):
+    torch.manual_seed(0)
+    block, x = Block(32, heads=4).to(hardware.device()), torch.randn(2, 8, 32)
+    expected = block(x.to(hardware.device()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parallelize_module(block, mesh(), SLIP)
+    said = sum("feed_foward" in str(warning.message) for warning in caught)
+    same = equal(expected, [block(x.to(hardware.device()))])
+    return said, same, tuple(local(block.feed_forward.up.weight).shape)
+
+
+said, same, shape = launch(with_slip, 2)[0]
+print(f"no error, but {said} warnings that name such a key; output as whole: {same}")
+print("a rank holds a weight `up` of shape", shape)
+
+# %% [markdown]
+# `feed_foward` has lost an `r`. No layer has that name, so none is cut: every rank holds all 128 rows
+# and computes everything. The output is right, so no comparison of outputs sees it. Only a warning
+# tells, since [pull request 157182](https://github.com/pytorch/pytorch/pull/157182). Count what a
+# rank holds. With only one of the two keys wrong, the shapes do not fit, and forward fails.
 
 # %% [markdown]
 # ### The bias, added once per rank
@@ -1789,8 +1918,8 @@ explore.Explorer(
 # And the figure to remember: how far does it pay to cut? A block of GPT-3's size ($W$ = 12,288, a
 # sequence of 2,048 tokens, 16-bit numbers) computes $24 t W^2 + 4 t s W$ operations in forward
 # and twice that in backward (Narayanan et al. 2021, appendix). The times below are simulated,
-# with assumed speeds: GPUs that do 150 TFLOP/s, a ring with 250 GB/s inside a machine of 8 GPUs
-# and with 25 GB/s between machines.
+# with assumed speeds: GPUs that do 150 TFLOP/s (1 TFLOP/s is $10^{12}$ floating-point operations
+# per second), a ring with 250 GB/s inside a machine of 8 GPUs and with 25 GB/s between machines.
 
 
 # %%
@@ -1819,7 +1948,9 @@ ax.set_title("Inside a machine it pays, between machines it does not")
 ax.legend()
 plt.show()
 for n, a, b in zip(sizes, compute, communicate):
-    print(f"{n:2} ranks: {1e3 * (a + b):5.1f} ms, {b / (a + b):3.0%} of it communication")
+    print(
+        f"{count_of_ranks(n):>8}: {1e3 * (a + b):5.1f} ms, {b / (a + b):3.0%} of it communication"
+    )
 
 # %% [markdown]
 # *The blue part halves with every doubling. The orange part stays small, until the ring leaves

@@ -1239,6 +1239,8 @@ clipping = Exercise(
         "mean-of-squares": "The squares are averaged over the ranks: they are to be added.",
         "clipped-norm": "You return the norm after clipping: asked is the one before.",
         "not-scaled": "The norm is right, and the gradients are as before: scale them in place.",
+        "each-value-clamped": "Each value is clamped to the limit on its own. The limit is one for the "
+        "norm of all: multiply all gradients by the same factor.",
         "local-factor": "You return the global norm, and scale by a factor of the rank's own norm.",
         "replicated-not-scaled": "The replicated gradients are as before: all gradients are scaled by "
         "the same factor.",
@@ -1322,6 +1324,10 @@ def _scaled(values: Values, factor: float) -> Values:
     return [None if g is None else g * factor for g in values]
 
 
+def _clamped(values: Values, limit: float) -> Values:
+    return [None if g is None else g.clamp(-limit, limit) for g in values]
+
+
 def _clip_task(draw, ranks: int) -> _ClipTask:
     sharded = [[draw.tensor(3, 2), draw.tensor(draw.integer(2, 5))] for _ in range(ranks)]
     return _ClipTask(sharded, [draw.tensor(4), draw.tensor(2, 2)])
@@ -1365,6 +1371,9 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
     likely = {
         "zeros-for-none": lambda got: [[g is None for g in (*a, *b)] for a, b in got] != missing,
         "not-scaled": share < 1 and by([1.0] * ranks),
+        "each-value-clamped": [
+            [_clamped(own, max_norm), _clamped(task.replicated, max_norm)] for own in task.sharded
+        ],
         "local-factor": by(local),
         "replicated-not-scaled": by([factor] * ranks, [1.0] * ranks),
         "scaled-to-one": by([1 / norm] * ranks) if norm else False,
@@ -1386,7 +1395,8 @@ def _(answer, draw):
 
 @clipping.requires("gradients above the limit are scaled by one factor")
 def _(answer, draw):
-    _check_clipped(answer, _clip_task(draw, 2), draw.number(0.2, 0.6))
+    # so low a limit that single values are above it, too
+    _check_clipped(answer, _clip_task(draw, 2), draw.number(0.05, 0.15))
 
 
 @clipping.requires("gradients below the limit stay as they are")

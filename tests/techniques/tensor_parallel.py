@@ -73,7 +73,7 @@ def _named(name: str) -> str:
     return name.replace("norm.norm.", "norm.")
 
 
-@technique([1, 2, 3, 4], JOBS)
+@technique([1, 2, 3, 4], [*JOBS, "tied language"])
 def tensor_parallel_by_hand(rank: int, job: Job) -> Trained:
     return train(job, tensor_parallel_model(job.model()), loss_from_cut_logits)
 

@@ -1204,6 +1204,15 @@ def scales_copies_of_the_gradients(sharded, replicated, max_norm):
     return norm
 
 
+@wrong("6.6", names="each-value-clamped")
+def clamps_each_value(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    if norm > max_norm:
+        for gradient in _gradients(sharded + replicated):
+            gradient.clamp_(-max_norm, max_norm)
+    return norm
+
+
 @wrong("6.6", names="local-factor")
 def scales_by_its_own_norm(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
