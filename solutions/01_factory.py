@@ -560,7 +560,7 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 for name in ("copies", "line"):
-    simulated, clock = (seconds(panels[f"{name}, {kind}"]) for kind in ("simulated", "measured"))
+    simulated, clock = (seconds(panels[f"{name}, {kind}"]) for kind in ("simulated", real))
     print(
         f"{name}: {clock / one_step:.2f} steps of one process; {clock / simulated:.2f} x predicted"
     )
