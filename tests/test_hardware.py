@@ -19,7 +19,11 @@ WRAPPED = ("DataParallel",)
 MACHINES = [
     ("no-gpu", Machine(driver_gpus=0), "lists none"),
     ("no-gpu", Machine(driver_gpus=None), "no nvidia-smi"),
-    ("no-gpu", Machine(driver_gpus=None, visible="", cuda_build=False), "CUDA_VISIBLE_DEVICES is ''"),
+    (
+        "no-gpu",
+        Machine(driver_gpus=None, visible="", cuda_build=False),
+        "CUDA_VISIBLE_DEVICES is ''",
+    ),
     ("cpu-build", Machine(driver_gpus=4, cuda_build=False), "4 GPUs"),
     ("visible-none", Machine(driver_gpus=4, visible=""), "''"),
     ("visible-none", Machine(driver_gpus=4, visible="-1"), "'-1'"),
