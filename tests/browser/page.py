@@ -40,6 +40,12 @@ SCROLL = """top => {
     return [panel.scrollHeight, panel.clientHeight];
 }"""
 
+# decoded, which fails where it is no picture, and painted
+IS_SHOWN = """async image => {
+    await image.decode();
+    await new Promise(shown => requestAnimationFrame(() => requestAnimationFrame(shown)));
+}"""
+
 
 class NotebookPage:
     """One notebook, open in one page of the browser."""
@@ -83,6 +89,7 @@ class NotebookPage:
             )
         except TimeoutError:
             return False
+        image.evaluate(IS_SHOWN)
         return image.evaluate(PICTURE) != before
 
     def _move(self, control: Locator) -> None:
