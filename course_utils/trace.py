@@ -190,15 +190,16 @@ def memory_ledger(
 ) -> dict[str, int]:
     """Returns the bytes that this process holds for `model`, by kind.
 
-    Kinds are parameters, gradients, optimizer (its state) and buffers. A tied tensor counts once.
+    Kinds are parameters, gradients, optimizer (its state) and buffers. A tied tensor counts once,
+    a DTensor with the part that this rank holds of it.
     """
     parameters = list(model.parameters())
     state = optimizer.state.values() if optimizer is not None else []
     return {
-        "parameters": _bytes(parameters),
-        "gradients": _bytes(p.grad for p in parameters if p.grad is not None),
-        "optimizer": _bytes(v for s in state for v in s.values() if torch.is_tensor(v)),
-        "buffers": _bytes(model.buffers()),
+        "parameters": _held(parameters),
+        "gradients": _held(p.grad for p in parameters if p.grad is not None),
+        "optimizer": _held(v for s in state for v in s.values() if torch.is_tensor(v)),
+        "buffers": _held(model.buffers()),
     }
 
 
@@ -213,25 +214,43 @@ class Kept:
 def kept_for_backward(model: nn.Module) -> Iterator[Kept]:
     """Counts the activations that forward passes of `model` inside the block keep for backward.
 
-    A storage counts once, with all its bytes, however many operations keep it. Parameters and
-    buffers are not counted: they stay whether or not there is a backward. The inputs of the model
-    are, where a layer keeps them. The source is autograd's own list of saved tensors,
+    A storage counts once, with all its bytes, however many operations keep it; of a DTensor it is
+    that of this rank's part. Parameters and buffers are not counted: they stay whether or not there
+    is a backward, and where FSDP gathers them for a layer it frees them after it. The inputs of the
+    model are counted, where a layer keeps them. The source is autograd's own list of saved tensors,
     docs.pytorch.org/docs/stable/autograd.html, "Hooks for saved tensors".
     """
     kept = Kept()
-    seen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    alive = []  # a storage that is counted must not be freed and its address used again
+    counted = {}  # storages by address: one that is freed could give its address to another tensor
 
     def count(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            alive.append(storage)
+        storage = _local(tensor).untyped_storage()
+        address = storage.data_ptr()
+        if address not in counted and address not in _addresses(model):
+            counted[address] = storage
             kept.bytes += storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         yield kept
+
+
+def _addresses(model: nn.Module) -> set[int]:
+    """Where the parameters and buffers of `model` lie now: FSDP exchanges them as it gathers."""
+    tensors = (*model.parameters(), *model.buffers())
+    return {_local(tensor).untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor; any other tensor itself."""
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    # the result of a collective that still runs has no storage yet
+    return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
+
+
+def _held(tensors) -> int:
+    return _bytes(map(_local, tensors))
 
 
 def _bytes(tensors) -> int:

@@ -7,6 +7,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.launch import launch
@@ -367,6 +370,21 @@ def test_memory_ledger():
     }
 
 
+def test_memory_ledger_counts_the_part_of_a_dtensor_that_this_rank_holds():
+    def body(rank):
+        model = nn.Linear(10, 5, bias=False)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.rand(4, 10)).sum().backward()
+        optimizer.step()
+        return memory_ledger(model, optimizer)
+
+    for rank, ledger in enumerate(launch(body, 2)):
+        rows = (3, 2)[rank]  # of five
+        held = dict.fromkeys(("parameters", "gradients", "optimizer"), rows * 10 * 4)
+        assert ledger == held | {"buffers": 0}
+
+
 def test_kept_for_backward_counts_each_storage_once_and_no_parameter():
     model = nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
     images = torch.rand(4, 10)
@@ -381,3 +399,31 @@ def test_kept_for_backward_keeps_nothing_without_a_graph():
     with kept_for_backward(model) as kept, torch.no_grad():
         model(torch.rand(4, 10))
     assert kept.bytes == 0
+
+
+def test_kept_for_backward_counts_the_same_with_fsdp_as_without():
+    """The parameters that it gathers are no activations, and it frees them."""
+
+    def body(rank):
+        model = nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
+        counts = []
+        for prepare in (lambda: None, lambda: [fully_shard(layer) for layer in model[::2]]):
+            prepare()
+            with kept_for_backward(model) as kept:
+                model(torch.rand(4, 10))
+            counts.append(kept.bytes)
+        return counts
+
+    assert launch(body, 2) == [[4 * (4 * 10 + 4 * 6)] * 2] * 2
+
+
+def test_kept_for_backward_counts_a_ranks_part_of_an_activation():
+    def body(rank):
+        mesh = init_device_mesh("cpu", (2,))
+        rows = DTensor.from_local(torch.rand(3, 4, requires_grad=True), mesh, [Shard(0)])
+        with kept_for_backward(nn.Identity()) as kept:
+            squares = rows.square()  # keeps 3 rows
+            squares.full_tensor().square()  # keeps all 6
+        return kept.bytes
+
+    assert launch(body, 2) == [4 * (3 * 4 + 6 * 4)] * 2
