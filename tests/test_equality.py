@@ -10,6 +10,8 @@ The techniques are in tests/techniques/, one file for each family: a new one is 
 
 import importlib
 import pkgutil
+from dataclasses import replace
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -18,7 +20,7 @@ from torch import Tensor
 from course_utils.equality import TOLERANCE
 from course_utils.launch import launch
 from tests import techniques
-from tests.techniques import MISTAKES, TECHNIQUES, Job, Run, Trained, alone, train_all
+from tests.techniques import MISTAKES, TECHNIQUES, Job, Ranks, Run, Trained, alone, train_all
 from tests.techniques.jobs import make_jobs
 
 for module in pkgutil.iter_modules(techniques.__path__):
@@ -27,6 +29,8 @@ for module in pkgutil.iter_modules(techniques.__path__):
 cloudpickle.register_pickle_by_value(techniques)
 
 SEEN = 100 * TOLERANCE  # how far a mistake has to lead at least
+MOMENTUM = 0.9  # of jobs that are interrupted
+PATIENCE = 180  # seconds for one launch, also on a busy machine
 
 
 class Contract:
@@ -39,8 +43,29 @@ class Contract:
     def distances(self, run: Run, ranks: int, names: tuple[str, ...]) -> dict[str, float]:
         """How far the worst rank is from the single process, for each of the jobs `names`."""
         jobs = {name: self.jobs[name] for name in names}
-        results = launch(train_all, ranks, run, jobs, timeout=180)  # also on a busy machine
-        return {name: self.distance(name, [result[name] for result in results]) for name in names}
+        return self.judged(launch(train_all, ranks, run, jobs, timeout=PATIENCE))
+
+    def distances_after(
+        self, run: Run, ranks: tuple[int, ...], names: tuple[str, ...], folder: Path
+    ) -> dict[str, float]:
+        """The same for the last ranks of an interrupted training; its checkpoints go to `folder`."""
+        for part, count in enumerate(ranks):
+            jobs = {name: self.part(name, part, len(ranks), folder / name) for name in names}
+            results = launch(train_all, count, run, jobs, timeout=PATIENCE)
+        return self.judged(results)
+
+    def part(self, name: str, part: int, parts: int, folder: Path) -> Job:
+        """About as many batches for each part, the first the longest."""
+        folder.mkdir(parents=True, exist_ok=True)
+        batches = self.jobs[name].batches
+        ends = [-(-len(batches) * i // parts) for i in (part, part + 1)]
+        return replace(self.jobs[name], batches=batches[slice(*ends)], folder=folder)
+
+    def judged(self, results: list[dict[str, Trained]]) -> dict[str, float]:
+        """How far the worst rank is from the single process, for each job."""
+        return {
+            name: self.distance(name, [result[name] for result in results]) for name in results[0]
+        }
 
     def distance(self, name: str, results: list[Trained]) -> float:
         """The largest |difference| in parameters or gradients; every parameter has an owner."""
@@ -67,23 +92,51 @@ def contract() -> Contract:
     return Contract(make_jobs())
 
 
-def cases(table: dict[str, techniques.Technique]) -> list:
+@pytest.fixture(scope="module")
+def contract_with_momentum() -> Contract:
+    return Contract({name: replace(job, momentum=MOMENTUM) for name, job in make_jobs().items()})
+
+
+def cases(table: dict[str, techniques.Technique], interrupted: bool) -> list:
     return [
-        pytest.param(entry, ranks, id=f"{name}-{ranks}")
+        pytest.param(entry, ranks, id=f"{name}-{written(ranks)}")
         for name, entry in table.items()
         for ranks in entry.ranks
+        if isinstance(ranks, tuple) == interrupted
     ]
 
 
-@pytest.mark.parametrize(("technique", "ranks"), cases(TECHNIQUES))
+def written(ranks: Ranks) -> str:
+    return "-".join(map(str, ranks)) if isinstance(ranks, tuple) else str(ranks)
+
+
+@pytest.mark.parametrize(("technique", "ranks"), cases(TECHNIQUES, interrupted=False))
 def test_a_technique_equals_one_process(technique, ranks, contract):
     distances = contract.distances(technique.run, ranks, technique.jobs)
     assert {name: far for name, far in distances.items() if not far <= TOLERANCE} == {}
 
 
-@pytest.mark.parametrize(("technique", "ranks"), cases(MISTAKES))
+@pytest.mark.parametrize(("technique", "ranks"), cases(TECHNIQUES, interrupted=True))
+def test_an_interrupted_training_equals_one_process(
+    technique, ranks, contract_with_momentum, tmp_path
+):
+    names = technique.jobs
+    distances = contract_with_momentum.distances_after(technique.run, ranks, names, tmp_path)
+    assert {name: far for name, far in distances.items() if not far <= TOLERANCE} == {}
+
+
+@pytest.mark.parametrize(("technique", "ranks"), cases(MISTAKES, interrupted=False))
 def test_the_contract_sees_a_mistake(technique, ranks, contract):
     distances = contract.distances(technique.run, ranks, technique.jobs)
+    assert {name: far for name, far in distances.items() if not far > SEEN} == {}
+
+
+@pytest.mark.parametrize(("technique", "ranks"), cases(MISTAKES, interrupted=True))
+def test_the_contract_sees_a_mistake_in_a_resume(
+    technique, ranks, contract_with_momentum, tmp_path
+):
+    names = technique.jobs
+    distances = contract_with_momentum.distances_after(technique.run, ranks, names, tmp_path)
     assert {name: far for name, far in distances.items() if not far > SEEN} == {}
 
 

@@ -4,10 +4,15 @@ A technique is a function `(rank, job) -> Trained` that runs on every rank. The 
 decorate theirs with `@technique`; one file holds what one family of techniques needs. Code of the
 chapters comes by `load_code` and `load_answer`, never as a second copy. `@mistake` marks one that
 goes wrong: the contract has to see it.
+
+Ranks like (4, 2, 1) mean that the training is interrupted: 4 ranks train the first part of the
+batches, 2 the next, 1 the last. All they have of each other lies in the job's folder. These jobs
+have momentum, so that a state of the optimizer that got lost shows.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +29,8 @@ class Job:
 
     make_model: Callable[[], nn.Module]
     batches: list[tuple[Tensor, Tensor]]  # images (N, 1, 28, 28) or tokens (N, T); targets
+    momentum: float = 0.0
+    folder: Path | None = None  # of the checkpoints, if the training is interrupted
 
     def model(self, seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
@@ -39,12 +46,13 @@ class Trained:
 
 
 Run = Callable[[int, Job], Trained]
+Ranks = int | tuple[int, ...]  # how many train; a tuple: one number after the other
 
 
 @dataclass(frozen=True)
 class Technique:
     run: Run
-    ranks: tuple[int, ...]  # numbers of ranks to try
+    ranks: tuple["Ranks", ...]  # numbers of ranks to try
     jobs: tuple[str, ...]  # names of jobs to try
 
 
@@ -52,12 +60,12 @@ TECHNIQUES: dict[str, Technique] = {}
 MISTAKES: dict[str, Technique] = {}
 
 
-def technique(ranks: Iterable[int], jobs: Iterable[str], name: str = "") -> Callable[[Run], Run]:
+def technique(ranks: Iterable[Ranks], jobs: Iterable[str], name: str = "") -> Callable[[Run], Run]:
     """Adds a function to the techniques, under its own name or another."""
     return _adds_to(TECHNIQUES, ranks, jobs, name)
 
 
-def mistake(ranks: Iterable[int], jobs: Iterable[str], name: str = "") -> Callable[[Run], Run]:
+def mistake(ranks: Iterable[Ranks], jobs: Iterable[str], name: str = "") -> Callable[[Run], Run]:
     """Adds a function to what must not equal one process."""
     return _adds_to(MISTAKES, ranks, jobs, name)
 
@@ -77,14 +85,14 @@ def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-def sgd(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), LEARNING_RATE)
+def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum)
 
 
 def alone(rank: int, job: Job) -> Trained:
     """The single process on the whole batch: what all techniques must equal."""
     model = job.model()
-    optimizer = sgd(model)
+    optimizer = sgd(model, job.momentum)
     for inputs, targets in job.batches:
         optimizer.zero_grad()
         mean_loss(model(inputs.to(device())), targets.to(device())).backward()
