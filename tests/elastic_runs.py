@@ -1,0 +1,290 @@
+"""Runs of cluster/train.py under torchrun agents on this machine, which tests disturb.
+
+    with ElasticRun(folder, options, nodes="1:2") as run:
+        run.start_agent("a")
+        run.gate.open_to(5)                   # steps wait for the gate: nothing has to be timed
+        run.wait_for_step(5)
+        run.kill_worker("a")
+        run.gate.open()
+        run.wait_until_done()
+    check_samples(folder, samples=100, batch=16, epochs=2)
+
+Leaving the block kills what still runs and raises if a process of the run is then left. All of its
+processes carry the run's id in their environment, also those whose parent has died.
+
+The rendezvous store lives in this process, as on a cluster it lives on a host that does not train:
+an agent that hosts it takes it along when it is killed.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections import defaultdict
+from pathlib import Path
+from typing import Self
+
+import psutil
+import torch
+from torch.distributed import TCPStore
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = ROOT / "cluster" / "train.py"
+GATED = ROOT / "tests" / "gated_train.py"
+PATIENCE = 300  # seconds for one thing to happen on a machine that is very busy
+ID = "ELASTIC_RUN_OF_TEST"  # environment variable of each process of a run
+EVERY_STEP = 10**9
+
+
+class Gate:
+    """A file with the number of steps that the ranks may do; see gated_train.py."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.open_to(0)
+
+    def open_to(self, steps: int) -> None:
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(str(steps))
+        partial.rename(self.path)
+
+    def open(self) -> None:
+        self.open_to(EVERY_STEP)
+
+
+class ElasticRun:
+    """The agents of one run, by name; `options` are those of train.py, without --checkpoints."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: list[str],
+        nodes: str,
+        workers: int = 1,
+        monitor_interval: float = 0.1,
+        keep_alive: int = 1,
+    ) -> None:
+        self.folder, self.id = folder, uuid.uuid4().hex
+        folder.mkdir(parents=True, exist_ok=True)
+        self.gate = Gate(folder / "gate")
+        self.agents: dict[str, psutil.Popen] = {}
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        # the store closes the descriptor itself
+        self._store = TCPStore(
+            "127.0.0.1", port, is_master=True, master_listen_fd=listening.detach()
+        )
+        configuration = {
+            "is_host": 0,
+            "last_call_timeout": 1,  # how long to wait for more than the least number of nodes
+            "keep_alive_interval": keep_alive,
+            "keep_alive_max_attempt": 3,
+            "join_timeout": PATIENCE,
+        }
+        self._command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", nodes, "--nproc-per-node", str(workers)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"),
+            *("--rdzv-conf", ",".join(f"{k}={v}" for k, v in configuration.items())),
+            *("--rdzv-id", self.id, "--local-addr", "127.0.0.1"),
+            *("--max-restarts", "1000", "--monitor-interval", str(monitor_interval)),
+            *(str(GATED), "--checkpoints", str(folder), *options),
+        ]
+        self._environment = environment(self.id) | {"GATE": str(self.gate.path)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error) -> None:
+        for process in processes_of(self.id):
+            kill(process)
+        left = gone_within(processes_of(self.id), 10)
+        assert not left, f"processes left: {left}"
+
+    # --- doing ---
+
+    def start_agent(self, name: str) -> None:
+        with (self.folder / f"agent-{name}.log").open("ab") as log:
+            self.agents[name] = psutil.Popen(
+                self._command, env=self._environment, stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def workers(self, name: str) -> list[psutil.Process]:
+        """The worker processes below an agent; none while it has just ended them."""
+        try:
+            children = self.agents[name].children()
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in children if str(GATED) in command_of(child)]
+
+    def kill_worker(self, name: str) -> bool:
+        """kill -9 to a worker of the agent; False if it had none."""
+        workers = self.workers(name)
+        return bool(workers) and kill(workers[0])
+
+    def kill_agent(self, name: str) -> None:
+        """kill -9 to the agent alone; its workers are told by Linux, or find out."""
+        agent = self.agents.pop(name)
+        kill(agent)
+        agent.wait()
+
+    def kill_node(self, name: str) -> None:
+        """kill -9 to the agent and its workers, as when a host loses its power."""
+        workers = self.workers(name)
+        self.kill_agent(name)
+        for worker in workers:
+            kill(worker)
+
+    # --- waiting ---
+
+    def wait(self, condition, what: str):
+        """Returns the first true value of `condition()`; raises if an agent has failed."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := condition()):
+            failed = [name for name, agent in self.agents.items() if agent.poll()]
+            if failed or time.monotonic() > deadline:
+                raise AssertionError(f"waited for {what}; failed: {failed}\n{self._logs()}")
+            time.sleep(0.02)
+        return value
+
+    def wait_for_step(self, step: int, world: int | None = None) -> None:
+        """Waits until a group (of `world` ranks) has done `step` on all of its ranks."""
+
+        def done() -> bool:
+            log = EventLog(self.folder)
+            return any(
+                world in (None, log.world(name))
+                and len(log.ranks_of(name, step)) == log.world(name)
+                for name in log.incarnations
+            )
+
+        self.wait(done, f"step {step} on {world or 'any number of'} ranks")
+
+    def wait_until_done(self) -> None:
+        """Waits until every agent has ended well."""
+        self.wait(lambda: all(a.poll() == 0 for a in self.agents.values()), "the end of the run")
+        left = gone_within(processes_of(self.id), 10)
+        assert not left, f"processes left: {left}"
+
+    def _logs(self) -> str:
+        logs = sorted(self.folder.glob("agent-*.log"))
+        return "\n".join(f"{log.name}: ...{log.read_text()[-3000:]}" for log in logs)
+
+
+class EventLog:
+    """What the ranks of all incarnations noted, from the files under `folder`/events.
+
+    A kill can leave the last line of a file torn, and a later incarnation may do a step again that
+    an earlier one did and never saved: `committed` leaves out what the final parameters do not hold.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.incarnations: dict[str, list[dict]] = defaultdict(list)
+        for path in sorted((folder / "events").glob("*.jsonl")):
+            for line in path.read_bytes().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    event = json.loads(line)
+                    self.incarnations[event["incarnation"]].append(event)
+
+    def of(self, incarnation: str, kind: str) -> list[dict]:
+        return [event for event in self.incarnations[incarnation] if event["event"] == kind]
+
+    def world(self, incarnation: str) -> int:
+        return self.of(incarnation, "start")[0]["world"]
+
+    def ranks_of(self, incarnation: str, step: int) -> list[dict]:
+        """The events of a step, one for each rank that has done it."""
+        return [event for event in self.of(incarnation, "step") if event["step"] == step]
+
+    def worlds(self) -> list[int]:
+        """The number of ranks of each incarnation that did a step, in the order of their starts."""
+        return [self.world(name) for name in sorted(self.incarnations) if self.of(name, "step")]
+
+    def committed(self) -> list[list[int]]:
+        """The samples of each step that the final parameters hold, in the order of the steps."""
+        name = next(n for n in sorted(self.incarnations) if self.of(n, "done"))
+        last, steps = self.of(name, "done")[0]["step"], []
+        while name is not None:  # backwards, from each incarnation to the one it resumed
+            resumed = self.of(name, "resume")[0]
+            for step in range(last, resumed["step"], -1):
+                ranks = self.ranks_of(name, step)
+                assert len(ranks) == self.world(name), f"step {step} of {name}: {ranks}"
+                steps.append([sample for rank in ranks for sample in rank["samples"]])
+            name, last = resumed["of"], resumed["step"]
+        return steps[::-1]
+
+
+def check_samples(folder: Path, samples: int, batch: int, epochs: int) -> None:
+    """Raises unless each epoch used every sample once, in batches of the same size."""
+    steps = EventLog(folder).committed()
+    sizes = ([batch] * (samples // batch) + [samples % batch] * (samples % batch > 0)) * epochs
+    assert [len(step) for step in steps] == sizes
+    per_epoch = len(sizes) // epochs
+    for epoch in range(epochs):
+        used = [s for step in steps[epoch * per_epoch : (epoch + 1) * per_epoch] for s in step]
+        assert sorted(used) == list(range(samples)), f"epoch {epoch}: a sample lost or used twice"
+
+
+def undisturbed(folder: Path, options: list[str]) -> None:
+    """The same training as one process that nobody disturbs."""
+    command = [sys.executable, str(TRAIN), "--checkpoints", str(folder), *options]
+    subprocess.run(command, check=True, env=environment(""), capture_output=True)
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest difference between the final parameters of two runs."""
+    first, second = (
+        torch.load(folder / "parameters.pt", weights_only=True) for folder in (one, other)
+    )
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def environment(id: str) -> dict[str, str]:
+    """For small models: one thread a rank; gloo on the loopback interface."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    return os.environ | {
+        ID: id,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the store of the workers dies with them
+    }
+
+
+def processes_of(id: str) -> list[psutil.Process]:
+    """The living processes that carry a run's id, whoever their parent is now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(ID) == id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:  # has just ended, or is another user's
+            continue
+    return found
+
+
+def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Waits for processes to end; returns those that did not."""
+    return psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def kill(process: psutil.Process) -> bool:
+    try:
+        process.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -1,0 +1,143 @@
+"""Kills workers and agents of an elastic run at random, and proves that nothing was lost.
+
+    python tests/soak_elastic.py --kills 50 [--seed 1]
+
+Two agents train cluster/train.py. A killed agent is started again at once, as a cluster's scheduler
+would do. In the end the run must hold every sample once per epoch, have the parameters of a run that
+nobody disturbed, and leave no process. A kill takes about ten seconds on a quiet machine.
+
+What is killed, where and when follows from the seed, which is printed; how far the processes have
+come by then does not.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from elastic_runs import (
+    PATIENCE,
+    ElasticRun,
+    EventLog,
+    check_samples,
+    difference,
+    processes_of,
+    undisturbed,
+)
+
+SAMPLES, BATCH, STEPS_PER_EPOCH, SAVE_EVERY = 100, 16, 7, 2
+MOST_STEPS_PER_KILL = 3
+WHAT = ["worker", "agent", "node"]  # a node is an agent and its workers
+WHEN = ["starting", "joined", "training"]
+
+
+class Soak:
+    def __init__(self, run: ElasticRun, chance: random.Random) -> None:
+        self.run, self.chance = run, chance
+        self.counts = Counter()
+        self.opened = 0
+
+    def kill_once(self) -> None:
+        what, when = self.chance.choice(WHAT), self.chance.choice(WHEN)
+        name = self.chance.choice(sorted(self.run.agents))
+        getattr(self, when)(name)
+        time.sleep(self.chance.uniform(0, 0.2))  # not to wait for anything: to hit at any moment
+        if what == "worker":
+            # It may have ended by itself, since another was killed before it.
+            while not self.run.kill_worker(name):
+                self.starting(name)
+        elif what == "agent":
+            self.run.kill_agent(name)
+        else:
+            self.run.kill_node(name)
+        if name not in self.run.agents:
+            self.run.start_agent(name)
+        self.counts[what] += 1
+        self.counts[when] += 1
+
+    # --- when: each waits for its moment ---
+
+    def starting(self, name: str) -> None:
+        self.run.wait(lambda: self.run.workers(name), f"a worker of {name}")
+
+    def joined(self, name: str) -> None:
+        before = set(EventLog(self.run.folder).incarnations)
+        if before:
+            # whoever is there now may be at work: then this is a kill in training
+            self.starting(name)
+        else:
+            self.run.wait(lambda: EventLog(self.run.folder).incarnations, "the first group")
+
+    def training(self, name: str) -> None:
+        self.opened += self.chance.randint(1, MOST_STEPS_PER_KILL)
+        self.run.gate.open_to(self.opened)
+        self.run.wait_for_step(self.opened)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    options = parser.parse_args()
+    print(f"{options.kills} kills, --seed {options.seed}", flush=True)
+    folder = Path(tempfile.mkdtemp(prefix="soak-elastic-"))
+    steps = MOST_STEPS_PER_KILL * options.kills + STEPS_PER_EPOCH
+    epochs = -(-steps // STEPS_PER_EPOCH)
+    arguments = (
+        f"--samples {SAMPLES} --batch {BATCH} --width 16 --layers 1 --epochs {epochs} "
+        f"--save-every {SAVE_EVERY} --timeout {PATIENCE}"
+    ).split()
+    undisturbed(folder / "undisturbed", arguments)
+    start = time.monotonic()
+    with ElasticRun(folder / "killed", arguments, nodes="1:2") as run:
+        soak = Soak(run, random.Random(options.seed))
+        run.start_agent("a")
+        run.start_agent("b")
+        for number in range(1, options.kills + 1):
+            soak.kill_once()
+            print(
+                f"{number:3d}  {time.monotonic() - start:5.0f} s  {dict(soak.counts)}", flush=True
+            )
+        finish(run)
+        left = processes_of(run.id)
+    report(folder, epochs, len(left), time.monotonic() - start)
+    shutil.rmtree(folder)
+
+
+def finish(run: ElasticRun) -> None:
+    """Lets the run end: on both agents, since one that comes too late finds nothing to join."""
+
+    def together() -> bool:
+        log = EventLog(run.folder)
+        newest = max(log.incarnations, default=None)
+        return newest is not None and log.world(newest) == 2 and len(log.of(newest, "resume")) == 2
+
+    run.wait(together, "both agents in one group")
+    run.gate.open()
+    run.wait_until_done()
+
+
+def report(folder: Path, epochs: int, left: int, seconds: float) -> None:
+    log = EventLog(folder / "killed")
+    check_samples(folder / "killed", SAMPLES, BATCH, epochs)
+    done = sum(len(log.of(name, "step")) // log.world(name) for name in log.incarnations)
+    committed = len(log.committed())
+    worlds = Counter(log.worlds())
+    apart = difference(folder / "undisturbed", folder / "killed")
+    print(f"seconds: {seconds:.0f}")
+    print(f"groups that trained: {worlds[1]} of one rank, {worlds[2]} of two")
+    print(f"steps: {committed} in the final parameters, {done - committed} done again after a kill")
+    print(f"samples: each of {SAMPLES} used once in each of {epochs} epochs")
+    print(f"largest difference from the undisturbed parameters: {apart:.1e}")
+    print(f"processes left: {left}")
+    if apart > 1e-5 or left:
+        sys.exit("FAILED")
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
