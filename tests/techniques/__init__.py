@@ -23,12 +23,18 @@ from course_utils.hardware import device
 LEARNING_RATE = 0.5
 
 
+def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all rows, or over all tokens of all rows."""
+    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
 @dataclass(frozen=True)
 class Job:
     """What to train on: global batches, the same for all techniques."""
 
     make_model: Callable[[], nn.Module]
     batches: list[tuple[Tensor, Tensor]]  # images (N, 1, 28, 28) or tokens (N, T); targets
+    loss: Callable[[Tensor, Tensor], Tensor] = mean_loss
     momentum: float = 0.0
     folder: Path | None = None  # of the checkpoints, if the training is interrupted
 
@@ -80,11 +86,6 @@ def _adds_to(table, ranks, jobs, name) -> Callable[[Run], Run]:
     return add
 
 
-def mean_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over all rows, or over all tokens of all rows."""
-    return cross_entropy(outputs.flatten(0, -2), targets.flatten())
-
-
 def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum)
 
@@ -95,7 +96,7 @@ def alone(rank: int, job: Job) -> Trained:
     optimizer = sgd(model, job.momentum)
     for inputs, targets in job.batches:
         optimizer.zero_grad()
-        mean_loss(model(inputs.to(device())), targets.to(device())).backward()
+        job.loss(model(inputs.to(device())), targets.to(device())).backward()
         optimizer.step()
     return trained(model)
 

@@ -1,6 +1,10 @@
 """What the techniques train: models from friendly to awkward, on MNIST and on the course's story."""
 
+from functools import partial
+
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from course_utils import mnist, text
 from course_utils.models import LanguageModel, MnistConvNet, MnistNet
@@ -29,6 +33,22 @@ class Awkward(nn.Module):
         return self.last(self.tied(self.middle(hidden).tanh()).tanh())
 
 
+class Part(nn.Module):
+    """A stage of exercises 7.3 and 7.4; it has the whole of what they cut in a tensor group."""
+
+    WIDTH, HIDDEN = 6, 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(self.WIDTH) + 0.5)
+        self.up = nn.Linear(self.WIDTH, self.HIDDEN)
+        self.down = nn.Linear(self.HIDDEN, self.WIDTH, bias=False)
+        self.bias = nn.Parameter(torch.rand(self.WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(self.scale * x).relu()) + self.bias
+
+
 def small_language_model(tied: bool = False) -> LanguageModel:
     """Sizes that divide by 2, 3 and 4 ranks, and a layer for each of 4 stages."""
     vocabulary = len(text.vocabulary())
@@ -38,6 +58,7 @@ def small_language_model(tied: bool = False) -> LanguageModel:
 def make_jobs() -> dict[str, Job]:
     images = mnist.tensors(train=True, limit=max(sum(EVEN), sum(UNEVEN)))
     windows = text.windows(CONTEXT, sum(EVEN))
+    numbers = torch.randn(2, sum(EVEN), Part.WIDTH, generator=torch.Generator().manual_seed(0))
     return {
         "even": Job(MnistNet, _batches(images, EVEN)),
         "uneven": Job(MnistNet, _batches(images, UNEVEN)),
@@ -45,11 +66,18 @@ def make_jobs() -> dict[str, Job]:
         "convolutional": Job(MnistConvNet, _batches(images, EVEN)),
         "language": Job(small_language_model, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
+        "uneven language": Job(small_language_model, _batches(windows, UNEVEN[:-1])),
+        "one part": Job(partial(_parts, 1), _batches(numbers, EVEN), mse_loss),
+        "two parts": Job(partial(_parts, 2), _batches(numbers, EVEN), mse_loss),
     }
 
 
 def _tied_language_model() -> LanguageModel:
     return small_language_model(tied=True)
+
+
+def _parts(count: int) -> nn.Sequential:
+    return nn.Sequential(*(Part() for _ in range(count)))
 
 
 def _batches(data: tuple[Tensor, Tensor], sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:

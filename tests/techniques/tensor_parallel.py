@@ -33,13 +33,21 @@ vocabulary_parallel_cross_entropy = load_answer("6.4")
 SequenceParallelNorm = load_answer("6.5")
 
 
-def put_together(name: str, part: Tensor) -> Tensor:
-    """The whole parameter, or gradient, of which each rank has what `part_of` gives it."""
-    dim = cut_dimension(name)
+def put_together(
+    name: str,
+    part: Tensor,
+    cut: Callable[[str], int | None] = cut_dimension,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """The whole parameter, or gradient, of which each rank of `group` has its part.
+
+    `cut` tells the dimension along which a parameter is cut, None where every rank has all of it.
+    """
+    dim = cut(name)
     if dim is None:
         return part
-    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, part.contiguous())
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
     if "qkv" not in name:
         return torch.cat(parts, dim)
     queries_keys_values = zip(*(part.chunk(3) for part in parts), strict=True)
