@@ -1,0 +1,844 @@
+# %% [markdown]
+# # 8. FSDP: nobody holds the whole model
+#
+# In data parallelism every rank holds the same parameters, the same gradients and the same optimizer
+# state. On 64 GPUs that is 64 equal copies. Each rank needs them to compute, but never all of them at
+# the same moment. So let each rank keep a part, and fetch the rest when it is needed: **fully sharded
+# data parallelism**, FSDP.
+#
+# You build it in three steps, called ZeRO 1, 2 and 3, and predict for each what a rank holds and what
+# it sends. Then you use PyTorch's own `fully_shard`, with all that belongs to it: mixed precision,
+# recomputation, meshes of two dimensions, and checkpoints that another number of ranks can load.
+
+# %% tags=["nbval-ignore-output"]
+import os
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from matplotlib.patches import Rectangle
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy, linear, pad
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
+
+from course_utils import explore, hardware, plots, text
+from course_utils.checks import check, hint
+from course_utils.equality import equal, flat
+from course_utils.launch import RankFailure, launch
+from course_utils.models import LanguageModel
+from course_utils.terminal import torchrun
+from course_utils.trace import Record, Span, Trace, kept_for_backward, memory_ledger
+
+hardware.report()
+
+# %% [markdown]
+# ## 1. The factory: the pages are shared out
+#
+# Four equal factories work from the same blueprint (chapter 3). Each has a whole copy, a whole folder
+# of change notes, and a whole archive of how each page was changed before. The shelves are full, and
+# four times the same things stand on them. But a worker reads one page at a time.
+#
+# So the pages are shared out. Each factory keeps a quarter of every page, with the notes and the
+# archive of that quarter. When page 3 comes up, the quarters are copied and sent round, every factory
+# puts the page together, works with it, and throws the copies away. Then page 4.
+
+# %%
+figure, ax = plots.canvas(height=3.5)
+for page, y in enumerate((3.4, 2.5, 1.6, 0.7), start=1):
+    ax.text(0.1, y + 0.3, f"page {page}", va="center", fontsize=10)
+    for factory in range(4):
+        quarter = (factory / 4, (factory + 1) / 4)
+        plots.blueprint(ax, 1.1 + 1.25 * factory, y, part=quarter if page != 3 else (0, 1))
+for factory in range(4):
+    x = 1.1 + 1.25 * factory
+    ax.text(x + 0.45, 4.15, f"factory {factory}", ha="center", va="bottom", fontsize=9)
+ax.add_patch(
+    Rectangle(
+        (0.95, 1.48), 4.95, 0.87, fill=False, edgecolor=plots.COLORS["communication"], linewidth=2
+    )
+)
+for y, words in [
+    (3.7, "used, and thrown away\nexcept for the own quarter"),
+    (1.92, "in use: gathered from all"),
+    (1.0, "next: each has its own quarter"),
+]:
+    ax.text(6.2, y, words, va="center", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# *Each of four factories keeps another quarter of every page. Page 3 is in use: all four quarters have
+# been sent round, so that for the moment every factory has it whole.*
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | factory | **rank** | one process with its own device and its own part of the batch |
+# | page | **unit** | the layers whose parameters are fetched together, usually one block |
+# | quarter of a page | **shard** | the part of a unit's parameters that a rank keeps |
+# | sending the quarters round | **all-gather** | every rank gets the whole unit |
+# | throwing the copies away | **reshard**, free | only the own shard stays |
+# | change notes, summed for each quarter | **reduce-scatter** | each rank gets the summed gradient of its own shard |
+# | archive | **optimizer state** | momentum, or Adam's two averages: only for the own shard |
+#
+# Who does the work has not changed. Each factory still makes whole products from its own material: it
+# is data parallelism. Tensor parallelism (chapter 6) shares out the *work* of a page as well.
+
+# %% [markdown]
+# ## 2. The smallest real run: a layer that nobody holds
+#
+# One layer, two ranks, each with half of the rows of its weight. Gather, compute, throw away. In
+# backward, a reduce-scatter adds up the gradients and gives each rank the half that it keeps.
+
+
+# %%
+def half_a_layer_each(rank):
+    torch.manual_seed(0)  # the same numbers on both ranks
+    weight, inputs = torch.randn(8, 4), torch.randn(6, 4)
+    mine = weight.chunk(2)[rank].clone()  # what this rank keeps: 4 of 8 rows
+    whole = torch.empty(8, 4)
+    dist.all_gather(list(whole.chunk(2)), mine)
+    whole.requires_grad_()
+    linear(inputs[rank::2], whole).square().sum().backward()  # its own half of the batch
+    gradient = torch.empty(4, 4)
+    dist.reduce_scatter(gradient, list(whole.grad.chunk(2)))
+    del whole  # forward and backward are over
+    return mine - 0.01 * gradient
+
+
+def the_layer_alone():
+    torch.manual_seed(0)
+    weight, inputs = torch.randn(8, 4, requires_grad=True), torch.randn(6, 4)
+    linear(inputs, weight).square().sum().backward()
+    return (weight - 0.01 * weight.grad).detach()
+
+
+updated = torch.cat(launch(half_a_layer_each, 2))
+print("the two halves together as one process:", equal(the_layer_alone(), [updated]))
+
+# %% [markdown]
+# Between two steps no rank holds the layer. The rest of the chapter is about doing this for a whole
+# model, in the right order, and about what it costs.
+
+# %% [markdown]
+# ## 3. Predict, then measure: the ledger of memory
+#
+# ### Five entries
+#
+# What fills a GPU in training? There are five entries, and only three of them can be shared out among
+# data-parallel ranks.
+#
+# * **Parameters**, **gradients** and **optimizer state**: the **model states**. They depend on the
+#   model and not on the batch. These are what ZeRO shares out.
+# * **Activations**: what forward keeps for backward (chapter 4). They grow with this rank's batch.
+#   Each rank has its own, so there is nothing to share out. Recomputation makes them smaller (section
+#   4).
+# * **Temporary buffers**: what exists for a moment, such as a gathered unit, or the flat copy of the
+#   gradients on their way into a reduce-scatter.
+#
+# The usual **mixed precision** recipe holds parameters and gradients in 16 bits, 2 bytes each. Adam
+# keeps three numbers of 4 bytes for each parameter: a **master copy** of the parameter, and the two
+# averages. Together 2 + 2 + 12 = 16 bytes for each parameter ([Rajbhandari et al.
+# 2019](https://arxiv.org/abs/1910.02054), section 3.1). With float32 alone it is 4 + 4 + 8, again 16.
+#
+# ZeRO ("zero redundancy optimizer") shares out one kind after the other among the $n$ ranks (section 5
+# there): stage 1 the optimizer state, stage 2 also the gradients, stage 3 also the parameters. Whatever
+# is shared out is divided by $n$.
+
+# %%
+PSI = 7.5e9  # the parameters of the paper's example
+BYTES_EACH = {"parameters": 2, "gradients": 2, "optimizer": 12}
+SHARED_OUT = {0: [], 1: ["optimizer"], 2: ["optimizer", "gradients"], 3: list(BYTES_EACH)}
+
+
+def gigabytes(stage, n):
+    """The ledger of the model states, in GB of 1e9 bytes."""
+    whole = {kind: PSI * each / 1e9 for kind, each in BYTES_EACH.items()}
+    return whole | {kind: whole[kind] / n for kind in SHARED_OUT[stage]}
+
+
+# %% [markdown]
+# **Predict** two numbers before you run the next cell. The model has 7.5 billion parameters. How many
+# GB does it take on one of 64 GPUs without ZeRO? And with stage 3?
+
+
+# %%
+def draw_stage(ax, top, stage, ranks=3, scale=0.055):
+    """A row of the picture: what each rank holds of each kind. Heights are bytes per parameter."""
+    for rank in range(ranks):
+        left, y = 1.75 + 1.75 * rank, top
+        for kind, each in BYTES_EACH.items():
+            y -= scale * each + 0.03
+            start, part = (rank / ranks, 1 / ranks) if kind in SHARED_OUT[stage] else (0, 1)
+            box = {"height": scale * each, "facecolor": plots.COLORS[kind]}
+            ax.add_patch(Rectangle((left, y), 1.5, **box | {"facecolor": "#EFEFEF"}))
+            ax.add_patch(Rectangle((left + 1.5 * start, y), 1.5 * part, **box))
+
+
+figure, ax = plots.canvas(height=4.2)
+for rank in range(3):
+    ax.text(2.5 + 1.75 * rank, 4.95, f"rank {rank}", ha="center", fontsize=10)
+ax.text(7.15, 4.95, "each of 64 ranks", fontsize=10)
+names = {0: "stage 0\n(chapter 3)", 1: "stage 1", 2: "stage 2", 3: "stage 3\n(FSDP)"}
+for stage, name in names.items():
+    top = 4.8 - 1.08 * stage
+    ax.text(0.1, top - 0.4, name, va="center", weight="bold")
+    draw_stage(ax, top, stage)
+    total = sum(gigabytes(stage, 64).values())
+    ax.text(7.15, top - 0.4, f"{total:.1f} GB", va="center", weight="bold", fontsize=13)
+for i, kind in enumerate(BYTES_EACH):
+    plots.pile(ax, 1.75 + 1.75 * i, 0.1, [plots.COLORS[kind]], columns=1)
+    ax.text(2.08 + 1.75 * i, 0.22, kind, va="center", fontsize=10)
+plt.show()
+
+# %% [markdown]
+# *Full bars are held, empty ones are not. From stage to stage one more kind is cut into as many shards
+# as there are ranks. At the right: a model of 7.5 billion parameters in mixed precision, on 64 GPUs.*
+#
+# The formula is checked against the paper's own table, which is rounded.
+
+# %%
+PUBLISHED = {  # ranks: GB in stages 1, 2, 3. Rajbhandari et al. 2019, table 1, the 7.5-billion model
+    4: (52.5, 41.3, 30),
+    16: (35.6, 21.6, 7.5),
+    64: (31.4, 16.6, 1.88),
+    256: (30.4, 15.4, 0.47),
+    1024: (30.1, 15.1, 0.12),
+}
+print(f"stage 0: {sum(gigabytes(0, 1).values()):.0f} GB, whatever the number of ranks\n")
+print("ranks   stage 1   stage 2   stage 3   as published")
+for n, published in PUBLISHED.items():
+    computed = [sum(gigabytes(stage, n).values()) for stage in (1, 2, 3)]
+    digits = [len(str(p).partition(".")[2]) for p in published]  # after the point, as printed there
+    same = all(f"{c + 1e-9:.{d}f}" == str(p) for c, p, d in zip(computed, published, digits))
+    print(f"{n:5}" + "".join(f"{c:10.2f}" for c in computed) + f"   {same}")
+
+# %% [markdown]
+# Stage 1 cannot get below 4 bytes for each parameter, stage 2 not below 2. Only stage 3 has no floor:
+# twice the ranks, half the bytes. That is why it is the one for models that fit on no GPU.
+#
+# ### What a ring carries
+#
+# Count in $\Psi$, the number of parameters. Data parallelism all-reduces the gradients, and a ring
+# sends $2\Psi(n-1)/n$ numbers from each rank for that (chapter 3). An all-reduce *is* a reduce-scatter
+# followed by an all-gather, of $\Psi(n-1)/n$ each. So:
+#
+# * **Stages 1 and 2**: reduce-scatter the gradients, update the own shard, all-gather the parameters.
+#   $2\Psi(n-1)/n$: not a byte more than data parallelism.
+# * **Stage 3**: all-gather the parameters for forward, all-gather them again for backward,
+#   reduce-scatter the gradients. $3\Psi(n-1)/n$: one and a half times.
+#
+# That is section 7 of the paper, where the factor $(n-1)/n$ is left out. The memory of stages 1 and 2
+# is free; that of stage 3 costs half as much communication again.
+
+# %%
+
+# %% [markdown]
+# ### The model, and one process as the measure
+#
+# A language model of chapter 6's kind, with four blocks, learns from the course's story. Each rank
+# takes its own windows of the batch. First one process trains on all of them. The optimizer is SGD with
+# momentum: it has a state, and unlike Adam it does not hide gradients that are wrong by a factor
+# (chapter 3).
+
+# %%
+CONTEXT, WINDOWS, STEPS, WIDTH, LAYERS = 16, 12, 3, 32, 4
+VOCABULARY = len(text.vocabulary())  # 72
+momentum_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def new_model() -> LanguageModel:
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(0)
+    model = LanguageModel(VOCABULARY, WIDTH, heads=4, layers=LAYERS, context=CONTEXT)
+    return model.to(hardware.device())
+
+
+def batches(steps=range(STEPS), rank=0, ranks=1):
+    """This rank's windows of each global batch; 12 of them divide by 1, 2, 3 and 4 ranks."""
+    for step in steps:
+        inputs, targets = (part[rank::ranks] for part in text.windows(CONTEXT, WINDOWS, seed=step))
+        yield inputs.to(hardware.device()), targets.flatten().to(hardware.device())
+
+
+def train(model, optimizer, data):
+    """Trains on `data` and returns the losses; gradients stay for whoever wants to look at them."""
+    losses = []
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs).flatten(0, 1), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+alone = new_model()
+losses_alone = train(alone, momentum_sgd(alone.parameters()), batches())
+values_alone = {name: p.detach().cpu() for name, p in alone.named_parameters()}
+gradients_alone = {name: p.grad.cpu() for name, p in alone.named_parameters()}
+PARAMETERS = sum(p.numel() for p in alone.parameters())
+print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in losses_alone)}")
+
+# %% [markdown]
+# ## 4. By hand, then with PyTorch: shard one thing after the other
+#
+# ### A unit: one flat vector, of which each rank owns a piece
+#
+# Collectives like one large tensor, and 12 tensors of a block do not all divide by the number of ranks.
+# So the parameters of a unit are laid end to end in one **flat** vector, padded with zeros until it
+# divides. The parameters themselves become views of it (chapter 6 met views as a trap; here they are
+# what makes it work). Whoever writes into the flat vector writes into the layers.
+
+
+# %%
+class Unit:
+    """The parameters of a module as one flat vector. This rank owns one piece of it."""
+
+    def __init__(self, name, module):
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        named = [(n, p) for n, p in module.named_parameters(prefix=name) if p.requires_grad]
+        self.module, self.names = module, [n for n, _ in named]
+        self.parameters = [p for _, p in named]
+        vector = nn.utils.parameters_to_vector(self.parameters).detach()
+        self.flat = pad(vector, (0, -len(vector) % ranks))
+        nn.utils.vector_to_parameters(self.flat, self.parameters)  # views of it from now on
+        self.piece = nn.Parameter(self.flat.chunk(ranks)[rank])  # a view too
+
+    def gather(self, async_op=False):
+        """Every rank's piece comes to its place in the flat vector, and so into the layers."""
+        places = list(self.flat.chunk(dist.get_world_size()))
+        return dist.all_gather(places, self.piece.detach(), async_op=async_op)
+
+    def reduce(self):
+        """Averages the gradients over the ranks; this rank keeps only those of its piece."""
+        ranks = dist.get_world_size()
+        gradients = torch.zeros_like(self.flat)
+        together = [zeros_if_none(p).flatten() for p in self.parameters]
+        torch.cat(together, out=gradients[: sum(map(len, together))])
+        self.piece.grad = torch.empty_like(self.piece)
+        dist.reduce_scatter(self.piece.grad, list(gradients.div_(ranks).chunk(ranks)))
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def whole(self, piece):
+        """Puts the pieces of all ranks together: {name: tensor} in the shape of the parameters."""
+        parts = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, piece)
+        sizes = [p.numel() for p in self.parameters]
+        tensors = torch.cat(parts)[: sum(sizes)].split(sizes)
+        return {n: t.view(p.shape) for n, t, p in zip(self.names, tensors, self.parameters)}
+
+
+def zeros_if_none(parameter):
+    """The gradient; zeros where this rank's rows did not use the parameter."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def trainable(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def units_of(model):
+    """Each block is a unit, and each layer that stands outside the blocks."""
+    for name, child in model.named_children():
+        inner = child.named_children() if isinstance(child, nn.ModuleList) else [("", child)]
+        for index, module in inner:
+            if any(p.requires_grad for p in module.parameters()):
+                yield Unit(f"{name}.{index}".rstrip("."), module)
+
+
+# %% [markdown]
+# ### ZeRO-1: only the own piece of the optimizer's state
+#
+# SGD, momentum and Adam treat each number for itself. So a rank can update its piece without knowing
+# the rest, and then it needs the state of its piece only. The optimizer below never sees the model: it
+# gets one flat piece of each unit.
+
+
+# %%
+class Zero1:
+    """Every rank holds the model and its gradients, but one piece of the optimizer's state."""
+
+    def __init__(self, model, optimizer_class, **settings):
+        self.units = list(units_of(model))
+        if sum(len(unit.parameters) for unit in self.units) > len(trainable(model)):
+            raise ValueError("Two units share a parameter; put both layers into one unit.")
+        self.optimizer = optimizer_class([unit.piece for unit in self.units], **settings)
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+        for unit in self.units:
+            for parameter in unit.parameters:
+                parameter.grad = None
+
+    def step(self):
+        for unit in self.units:
+            unit.reduce()
+        self.optimizer.step()
+        for unit in self.units:
+            unit.gather()
+
+    def whole_parameters(self):
+        """Every parameter, whole, by name. All ranks call it."""
+        return {n: t for unit in self.units for n, t in unit.whole(unit.piece.detach()).items()}
+
+    def whole_gradients(self):
+        """The averaged gradients of the last step, whole, by name. All ranks call it."""
+        return {n: t for unit in self.units for n, t in unit.whole(unit.piece.grad).items()}
+
+
+# %% [markdown]
+# ### ZeRO-2: the gradients leave as soon as they are there
+#
+# ZeRO-1 holds all gradients until the step. But when backward has passed a block, its gradients are
+# ready. So a hook counts them, and when the unit is complete it is reduced at once. What remains is the
+# gradient of the own piece.
+
+
+# %%
+class Zero2(Zero1):
+    """Gradients are reduced unit by unit during backward, and only the own piece stays."""
+
+    def __init__(self, model, optimizer_class, **settings):
+        super().__init__(model, optimizer_class, **settings)
+        for unit in self.units:
+            for parameter in unit.parameters:
+                ready = partial(self.one_more_ready, unit)
+                parameter.register_post_accumulate_grad_hook(ready)
+        self.zero_grad()
+
+    def zero_grad(self):
+        super().zero_grad()
+        self.missing = {unit: len(unit.parameters) for unit in self.units}
+
+    def one_more_ready(self, unit, parameter):
+        self.missing[unit] -= 1
+        if self.missing[unit] == 0:
+            self.complete(unit)
+
+    def complete(self, unit):
+        unit.reduce()
+
+    def step(self):
+        for unit, missing in self.missing.items():
+            if missing > 0:  # some parameter was not used
+                self.complete(unit)
+        self.optimizer.step()
+        self.after_update()
+
+    def after_update(self):
+        for unit in self.units:
+            unit.gather()
+
+
+# %% [markdown]
+# ### ZeRO-3: the parameters come just in time
+#
+# Now the flat vector itself goes. A rank keeps a copy of its piece. Four moments matter for each unit:
+#
+# 1. before its forward: gather;
+# 2. after its forward: free;
+# 3. before its backward: gather again;
+# 4. when its gradients are complete: reduce them, free.
+#
+# How is memory freed that autograd still holds? For backward, a linear layer keeps a view of its weight,
+# and a view keeps the whole vector alive. So the *storage* under the vector is set to size 0: all
+# tensors stay where they are, on a storage that is empty for the time being. `fully_shard` does the
+# same.
+
+
+# %%
+class Zero3(Zero2):
+    """A rank keeps its pieces; a unit is whole only from before its use until after it."""
+
+    def __init__(self, model, optimizer_class, **settings):
+        super().__init__(model, optimizer_class, **settings)
+        for unit in self.units:
+            unit.piece.data = unit.piece.data.clone()  # a view no longer
+            self.free(unit)
+            unit.module.register_forward_pre_hook(partial(self.before_forward, unit))
+            unit.module.register_forward_hook(partial(self.after_forward, unit))
+            unit.module.register_full_backward_pre_hook(partial(self.before_backward, unit))
+
+    def fetch(self, unit):
+        self.make_room(unit)
+        unit.gather()
+
+    def make_room(self, unit):
+        unit.flat.untyped_storage().resize_(unit.flat.nbytes)
+
+    def free(self, unit):
+        unit.flat.untyped_storage().resize_(0)
+
+    def before_forward(self, unit, module, inputs):
+        self.fetch(unit)
+
+    def after_forward(self, unit, module, inputs, output):
+        self.free(unit)
+
+    def before_backward(self, unit, module, gradients):
+        self.fetch(unit)
+
+    def complete(self, unit):
+        super().complete(unit)
+        self.free(unit)
+
+    def after_update(self):
+        pass  # the pieces are the parameters
+
+
+# %% [markdown]
+# Is each of them the same as one process? Momentum and three steps included:
+
+
+# %%
+def same(expected, got):
+    """Whether two {name: tensor} hold the same, to 1e-5."""
+    return expected.keys() == got.keys() and all(
+        equal(tensor, [got[name].cpu()]) for name, tensor in expected.items()
+    )
+
+
+def as_alone(losses, values, gradients):
+    """Compares with the single process: mean loss of each step, parameters, last gradients."""
+    mean_losses = torch.tensor(losses, device=hardware.device()) / dist.get_world_size()
+    dist.all_reduce(mean_losses)
+    return {
+        "losses": equal(torch.tensor(losses_alone), [mean_losses.cpu()]),
+        "parameters": same(values_alone, values),
+        "gradients": same(gradients_alone, gradients),
+    }
+
+
+def train_sharded(rank, stage):
+    model = new_model()
+    zero = stage(model, torch.optim.SGD, lr=0.1, momentum=0.9)
+    losses = train(model, zero, batches(rank=rank, ranks=dist.get_world_size()))
+    return as_alone(losses, zero.whole_parameters(), zero.whole_gradients())
+
+
+for stage in (Zero1, Zero2, Zero3):
+    for n in (2, 3):
+        first, *others = launch(train_sharded, n, stage)
+        print(
+            f"{stage.__name__}, {n} ranks, as alone:",
+            first,
+            "on all ranks:",
+            others == [first] * (n - 1),
+        )
+
+# %% [markdown]
+# ### Bytes on the wire, bytes held
+#
+# **Predict** for 4 ranks what a ring sends from each rank in a step, and what a rank holds when
+# backward is over, just before the update, where the model states are at their largest. Adam this
+# time: two numbers for each parameter and, for each tensor that it is given, a step count of 4 bytes.
+# The model has 53 tensors; a stage gives Adam 8 pieces, one of each unit. All units divide by 4, so
+# nothing is padded.
+
+# %%
+n, P = 4, 4 * PARAMETERS  # ranks; bytes of the parameters
+predicted = {
+    "stage 0, sent": 2 * P * (n - 1) // n,
+    "stage 1, sent": 2 * P * (n - 1) // n,
+    "stage 2, sent": 2 * P * (n - 1) // n,
+    "stage 3, sent": 3 * P * (n - 1) // n,
+    "stage 0, parameters": P,
+    "stage 1, parameters": P,
+    "stage 2, parameters": P,
+    "stage 3, parameters": P // n,
+    "stage 0, gradients": P,
+    "stage 1, gradients": P,
+    "stage 2, gradients": P // n,
+    "stage 3, gradients": P // n,
+    "stage 0, optimizer": 2 * P + 4 * 53,
+    "stage 1, optimizer": 2 * P // n + 4 * 8,
+    "stage 2, optimizer": 2 * P // n + 4 * 8,
+    "stage 3, optimizer": 2 * P // n + 4 * 8,
+}
+
+
+# %% [markdown]
+# A freed vector still has its shape, so the shapes do not tell what is held. The cells ask the
+# storages, and count each once, however many tensors are views of it.
+
+
+# %%
+def storage_bytes(tensors):
+    """The bytes of the storages under `tensors`, each counted once; a freed storage has none."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def held(parameters, optimizer):
+    """The ledger of the model states, by storages."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return {
+        "parameters": storage_bytes(parameters),
+        "gradients": storage_bytes(gradients),
+        "optimizer": storage_bytes(state),
+    }
+
+
+def ring_bytes(record):
+    """What a ring would send from this rank, in bytes, for the collectives of a record."""
+    n = dist.get_world_size()
+    hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
+    return int(sum(hops[call.op] * call.bytes for call in record.calls))
+
+
+# %%
+class Meter:
+    """Reads, at every layer in forward and backward, the bytes of parameters and gradients."""
+
+    def __init__(self, model):
+        self.parameters, self.readings = list(model.parameters()), []
+        for layer in model.modules():
+            if not list(layer.children()):
+                layer.register_forward_hook(lambda *_: self.read())
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(lambda _: self.read())
+
+    def read(self):
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.readings.append((storage_bytes(self.parameters), storage_bytes(gradients)))
+
+
+def costs_of_step(rank, stage):
+    """Bytes sent in a step, the ledger after its backward, and the peak on the way."""
+    model = new_model()
+    meter = Meter(model)  # its hooks come before those that free
+    if stage is None:
+        network, parameters = DDP(model, gradient_as_bucket_view=True), list(model.parameters())
+        zero = optimizer = torch.optim.Adam(parameters)
+    else:
+        network, zero = model, stage(model, torch.optim.Adam)
+        parameters = [*model.parameters(), *(unit.piece for unit in zero.units)]
+        optimizer, meter.parameters = zero.optimizer, parameters
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    train(network, zero, [(inputs, targets)] * 2)  # DDP orders its buckets; Adam gets its state
+    zero.zero_grad()
+    meter.readings.clear()
+    with Trace() as trace:
+        cross_entropy(network(inputs).flatten(0, 1), targets).backward()
+        ledger = held(parameters, optimizer)
+        zero.step()
+    peaks = [max(reading) for reading in zip(*meter.readings)]
+    return ring_bytes(trace.record()), ledger, peaks
+
+
+costs = {i: launch(costs_of_step, n, stage) for i, stage in enumerate([None, Zero1, Zero2, Zero3])}
+measured = {f"stage {i}, sent": costs[i][0][0] for i in costs}
+for kind in ("parameters", "gradients", "optimizer"):
+    measured |= {f"stage {i}, {kind}": costs[i][0][1][kind] for i in costs}
+plots.compare(predicted, measured)
+print("the same on all ranks:", all(cost == costs[i][0] for i in costs for cost in costs[i]))
+
+# %% [markdown]
+# Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. And that is the
+# state between forward and update. What is the most that stage 3 holds on the way? Its pieces, and one
+# whole unit beside them: $\Psi/n + \max_i \Psi_i$ ([Zhao et al.
+# 2023](https://arxiv.org/abs/2304.11277)). The largest unit is a block, with
+# $12W^2 + 13W$ parameters. For gradients the same sum is an upper bound: when the first units are
+# reduced, the others have no gradients yet.
+
+# %%
+block = 4 * (12 * WIDTH**2 + 13 * WIDTH)  # bytes
+predicted = {"stage 3, most bytes of parameters": P // n + block}
+peaks = {i: costs[i][0][2] for i in costs}
+plots.compare(predicted, {"stage 3, most bytes of parameters": peaks[3][0]})
+for stage in (2, 3):
+    print(
+        f"stage {stage}, gradients at most a block above the pieces:",
+        peaks[stage][1] <= P // n + block,
+    )
+
+# %% [markdown]
+# The two missing entries of the ledger are activations and temporary buffers. The activations of a rank
+# are the same in every stage. Temporary is what was held above the pieces for a moment.
+
+
+# %%
+def activations_of_rank():
+    """What forward keeps for backward for one of 4 ranks' windows."""
+    model = new_model()
+    with kept_for_backward(model) as kept:
+        model(next(batches(rank=0, ranks=n))[0])
+    return kept.bytes
+
+
+ledgers = []
+for i, ((_, ledger, (most_parameters, most_gradients)), *_) in costs.items():
+    above = most_parameters + most_gradients - ledger["parameters"] - ledger["gradients"]
+    ledgers.append(ledger | {"activations": activations_of_rank(), "temporary": above})
+plots.memory(ledgers, [f"stage {i}" for i in costs], "One of four ranks, measured")
+plt.show()
+
+# %% [markdown]
+# *Stage by stage optimizer state, gradients and parameters shrink to a quarter. Stages 2 and 3 need
+# some room above that for a unit on its way. The activations are the same everywhere. In a toy with so
+# short sequences everything is small; in a real model the proportions are those of your ledger.*
+#
+# ### Prefetch: ask for the next page early
+#
+# Stage 3 as you have it waits: it asks for a unit when it needs it, and computes nothing until the unit
+# has come. But the order of the units is known. So ask for the next one *before* computing with this
+# one. While this one computes, the next one travels. The price is room for a second unit.
+
+
+# %%
+class Zero3Prefetching(Zero3):
+    """Asks for the next unit's pieces before it computes with this one."""
+
+    def __init__(self, model, optimizer_class, **settings):
+        super().__init__(model, optimizer_class, **settings)
+        self.coming = {}  # the units that are on their way
+
+    def ask_for(self, position):
+        if 0 <= position < len(self.units):
+            unit = self.units[position]
+            self.make_room(unit)
+            self.coming[unit] = unit.gather(async_op=True)
+
+    def fetch_and_ask(self, unit, direction):
+        position = self.units.index(unit)
+        if unit not in self.coming:  # the first one of a pass
+            self.ask_for(position)
+        self.coming.pop(unit).wait()
+        self.ask_for(position + direction)
+
+    def before_forward(self, unit, module, inputs):
+        self.fetch_and_ask(unit, +1)
+
+    def before_backward(self, unit, module, gradients):
+        self.fetch_and_ask(unit, -1)
+
+
+first, *others = launch(train_sharded, 2, Zero3Prefetching)
+print("with prefetch as alone:", first, "on all ranks:", others == [first])
+
+
+# %% [markdown]
+# The order in which a rank asks and computes, in forward. The most bytes are now two neighbouring
+# units: **predict** them.
+
+
+# %%
+def order_in_forward(rank, stage):
+    """What a rank does, in order, from the first block to the last."""
+    model, events = new_model(), []
+    zero = stage(model, torch.optim.SGD, lr=0.1)
+
+    def note_and_gather(name, gather, **settings):
+        events.append(f"ask for {name}")
+        return gather(**settings)
+
+    for unit in zero.units[2:6]:  # the blocks
+        name = unit.names[0].split(".norm1")[0]
+        unit.gather = partial(note_and_gather, name, unit.gather)
+        unit.module.register_forward_pre_hook(
+            lambda module, inputs, name=name: events.append(f"compute {name}")
+        )
+    model(next(batches(rank=rank, ranks=2))[0])
+    return events
+
+
+just_in_time, early = (launch(order_in_forward, 2, s)[0] for s in (Zero3, Zero3Prefetching))
+for left, right in zip(just_in_time, early):
+    print(f"{left:20}  {right}")
+
+# %%
+predicted = {"most bytes of parameters": P // n + 2 * block}
+_, _, (most, _) = launch(costs_of_step, n, Zero3Prefetching)[0]
+plots.compare(predicted, {"most bytes of parameters": most})
+
+# %% [markdown]
+# What is gained depends on the link. On the ranks of this notebook nothing, since they share their
+# cores with gloo. So the next picture is simulated: four blocks, 1 unit of time for a block's forward, 2
+# for its backward, and 0.8 for every gather or reduction. The link carries one message at a time.
+
+
+# %%
+def simulated(prefetch, reduce_behind, blocks=4, message=0.8):
+    """One step on one rank. Returns its record, in units of a block's forward pass."""
+    spans, now, link, asked = [], 0.0, 0.0, 0.0
+    passes = [("forward", 1.0)] * blocks + [("backward", 2.0)] * blocks
+
+    def send(name, asked):
+        nonlocal link
+        start = max(link, asked)
+        link = start + message
+        spans.append(Span(name, "communication", start, link, background=True))
+        return link
+
+    for position, (name, duration) in enumerate(passes):
+        start = max(now, send("all_gather", asked if prefetch else now))
+        spans.append(Span("wait", "waiting", now, start))
+        asked = start
+        now = start + duration
+        spans.append(Span(name, "compute", start, now))
+        if name == "backward":
+            reduced = send("reduce_scatter", now)
+            if not reduce_behind:
+                spans.append(Span("wait", "waiting", now, reduced))
+                now = reduced
+    return Record(0, [span for span in spans if span.end > span.start]), max(now, link)
+
+
+panels = {
+    "just in time": simulated(False, False),
+    "prefetch": simulated(True, False),
+    "prefetch, and reductions behind backward": simulated(True, True),
+}
+plots.timelines(
+    {f"{name}: {end:.1f}": [record] for name, (record, end) in panels.items()},
+    unit="forward passes of a block",
+)
+plt.show()
+
+# %% [markdown]
+# *Simulated. Blue computes, grey waits, orange is the link. Just in time, every gather stops the work.
+# With prefetch only the first one does, and backward still waits for each reduction. `fully_shard` sends
+# those behind backward as well.*
+#
+# The published gain: prefetch in backward made training of a model of 175 billion parameters about 18 %
+# faster (Zhao et al. 2023, section 5). It needs links that are quick enough: a block of $12W^2$
+# parameters takes $24W^2$ bytes to gather in 16 bits, and computes $24tW^2$ operations for $t$ tokens.
+# Both grow with $W^2$: whether the gather hides behind the work depends on the tokens of a rank, not on
+# the size of the model.
+
+# %% [markdown]
+# ## 5. Break it: one bug hunt and six mistakes
+
+# %% [markdown]
+# ## 6. Exercises: build your own FSDP
+
+# %% [markdown]
+# ## 7. See it: a ledger with sliders
+
+# %% [markdown]
+# ## 8. On a cluster: the same model under torchrun
+
+# %% [markdown]
+# ## 9. Remember
