@@ -1,0 +1,1149 @@
+"""The checks of chapter 07: the groups of a grid, coordinates and back, a training step in two and in
+three dimensions, the cheapest placement on two kinds of links.
+
+A training step is compared with `_simulate`, which plays all ranks of a grid one after the other in
+the notebook's kernel, rightly or with a slip of the kind that people make. What a rank reads, and to
+whom it sends, is judged when it does it: such a mistake would otherwise end in a hang.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import come_late
+from course_utils.hardware import device
+from course_utils.intercept import listening
+
+# ---- 7.1 -----------------------------------------------------------------------------------------
+
+NAMES = ("data", "pipeline", "tensor")
+Sizes = tuple[int, int, int]
+Groups = dict[str, list[list[int]]]
+
+grouping = Exercise(
+    "7.1",
+    "groups_of",
+    points=2,
+    parameters=("dp", "pp", "tp"),
+    hints=[
+        (
+            "Write the eight ranks of a 2 x 2 x 2 grid with their coordinates in a table. Which ranks "
+            "have the same d and the same p as rank 0? What is the distance between them?"
+        ),
+        (
+            "One step in a dimension changes the rank's number by a fixed stride: 1 for tensor. For "
+            "the next dimension it is the product of the sizes of all that change faster."
+        ),
+        (
+            "In each dimension, a group's first rank has the coordinate 0 there. Go through all ranks "
+            "in ascending order, keep those, and add 0, 1, 2 ... strides to each."
+        ),
+    ],
+    misconceptions={
+        "not-a-dict": "Asked is a dict with the keys data, pipeline and tensor.",
+        "keys": "The keys are the names of the dimensions: data, pipeline and tensor.",
+        "names-swapped": "These are the groups of another dimension: the names are mixed up.",
+        "order-of-dimensions": "You number the ranks in another order of the dimensions. The rank is "
+        "(d * pp + p) * tp + t: tensor changes fastest, data slowest.",
+        "consecutive-everywhere": "Every group is a run of consecutive ranks. That is so for tensor "
+        "alone: ranks that differ in d only are pp * tp apart.",
+        "same-coordinate": "Your groups are the ranks with the *same* coordinate in the dimension. A "
+        "group holds those that differ in this coordinate and agree in all others.",
+        "one-group": "Only one group of a dimension is there. Every rank is in exactly one group of "
+        "each dimension, so together its groups hold all ranks.",
+        "size-one-left-out": "A dimension of size 1 has groups too: every rank is alone in one.",
+        "not-in-the-grid": "A group holds a rank that the grid does not have.",
+        "not-a-partition": "A rank is in two groups of a dimension, or in none. The stride of a "
+        "dimension is the product of the sizes of those that change faster.",
+        "order-of-groups": "The right groups in another order: ranks ascend within a group, and groups by "
+        "their first rank. All ranks have to call `new_group` in the same order.",
+    },
+    failures={"KeyError": "keys"},
+)
+
+
+def _groups(sizes: Sizes, slowest_first: tuple[str, ...] = NAMES) -> Groups:
+    """The groups where ranks are numbered with the last of `slowest_first` changing fastest."""
+    size = dict(zip(NAMES, sizes, strict=True))
+    grid = torch.arange(math.prod(sizes)).reshape([size[name] for name in slowest_first])
+    rows = {
+        name: grid.movedim(slowest_first.index(name), -1).reshape(-1, size[name]) for name in NAMES
+    }
+    return {name: sorted(rows[name].tolist()) for name in NAMES}
+
+
+def _same_coordinate(sizes: Sizes) -> Groups:
+    grid = torch.arange(math.prod(sizes)).reshape(sizes)
+    return {
+        name: [part.flatten().tolist() for part in grid.unbind(dim)]
+        for dim, name in enumerate(NAMES)
+    }
+
+
+def _consecutive(sizes: Sizes) -> Groups:
+    ranks = torch.arange(math.prod(sizes))
+    return {n: ranks.reshape(-1, s).tolist() for n, s in zip(NAMES, sizes, strict=True)}
+
+
+def _in_order(groups: Groups) -> Groups:
+    return {name: sorted(sorted(group) for group in groups[name]) for name in NAMES}
+
+
+def _check_groups(answer, sizes: Sizes) -> None:
+    got = answer(*sizes)
+    expect_type(got, dict, likely=None if got is None else "not-a-dict")
+    expect(set(got), set(NAMES), what="the keys", likely={"keys": True})
+    right, everyone = _groups(sizes), list(range(math.prod(sizes)))
+
+    def lists_all(test: Callable[[list[int]], bool]) -> Callable[[Groups], bool]:
+        return lambda got: any(test(sorted(r for group in got[n] for r in group)) for n in NAMES)
+
+    def another_order(got: Groups) -> bool:
+        orders = list(itertools.permutations(NAMES))[1:]
+        return any(_in_order(got) == _groups(sizes, order) for order in orders)
+
+    def renamed(got: Groups) -> bool:
+        values = [_in_order(got)[name] for name in NAMES]
+        return any(list(p) == values for p in itertools.permutations(right.values()))
+
+    likely = {
+        "order-of-groups": lambda got: _in_order(got) == right,
+        "size-one-left-out": lambda got: any(
+            size == 1 and not got[n] for n, size in zip(NAMES, sizes, strict=True)
+        ),
+        "same-coordinate": _same_coordinate(sizes),
+        "consecutive-everywhere": _consecutive(sizes),
+        "names-swapped": renamed,
+        "order-of-dimensions": another_order,
+        "one-group": lambda got: any(len(got[n]) == 1 < len(right[n]) for n in NAMES),
+        "not-in-the-grid": lists_all(lambda ranks: not set(ranks) <= set(everyone)),
+        "not-a-partition": lists_all(lambda ranks: ranks != everyone),
+    }
+    expect({n: _as_lists(got[n]) for n in NAMES}, right, likely=likely)
+
+
+def _as_lists(groups: Iterable) -> list:
+    """Groups as lists of lists, whatever sequences they came as."""
+    return [list(g) if isinstance(g, (tuple, range)) else g for g in groups]
+
+
+@grouping.requires("the groups of 2 x 2 x 2 ranks")
+def _(answer, draw):
+    _check_groups(answer, (2, 2, 2))
+
+
+@grouping.requires("sizes that differ")
+def _(answer, draw):
+    _check_groups(answer, tuple(draw.sample([2, 3, 4, 5], 3)))
+
+
+@grouping.requires("dimensions of size 1")
+def _(answer, draw):
+    size = draw.integer(2, 4)
+    for sizes in ((size, 1, 2), (1, size, 1), (1, 1, 1)):
+        _check_groups(answer, sizes)
+
+
+# ---- 7.2 -----------------------------------------------------------------------------------------
+
+coordinates = Exercise(
+    "7.2",
+    "RankGrid",
+    points=1,
+    parameters=("dp", "pp", "tp"),
+    hints=[
+        (
+            "How do you read hours, minutes and seconds out of a number of seconds? The grid is "
+            "the same with other sizes."
+        ),
+        (
+            "The fastest coordinate is a remainder, the slowest a quotient, and the one between them "
+            "is a remainder of a quotient."
+        ),
+        (
+            "t is the remainder of the rank by tp. What is left after the division by tp is d * pp + p: "
+            "take it apart in the same way. Before that, compare the rank with the size of the grid; "
+            "going back, compare each coordinate with its own size."
+        ),
+    ],
+    misconceptions={
+        "other-order": "The coordinates are those of another order of the dimensions: tensor changes "
+        "fastest, data slowest.",
+        "reversed": "The right coordinates in reverse: asked is (d, p, t).",
+        "remainder-missing": "A coordinate is larger than its size: it lacks the remainder.",
+        "wrong-stride": "The coordinates are wrong where the sizes differ. A data step is pp * tp "
+        "ranks, a pipeline step tp.",
+        "back-is-wrong": "`rank` does not undo `coordinates`. The rank is (d * pp + p) * tp + t.",
+        "no-error": "A rank, or a coordinate, outside the grid is accepted without a word. `//` and `%` "
+        "give numbers for it that belong to another rank.",
+        "negative": "A negative number is accepted: Python's `%` turns -1 into the last coordinate.",
+        "other-error": "What is outside the grid ends in another exception than a ValueError.",
+    },
+)
+
+
+def _all_coordinates(sizes: Sizes, slowest_first: Sizes = (0, 1, 2)) -> list[tuple]:
+    """(d, p, t) of every rank, where the dimensions are numbered in the given order."""
+    places = itertools.product(*(range(sizes[dim]) for dim in slowest_first))
+    return [tuple(place[slowest_first.index(dim)] for dim in range(3)) for place in places]
+
+
+def _check_coordinates(answer, sizes: Sizes) -> None:
+    grid, right = answer(*sizes), _all_coordinates(sizes)
+    got = [grid.coordinates(rank) for rank in range(math.prod(sizes))]
+    others = [_all_coordinates(sizes, order) for order in itertools.permutations(range(3))][1:]
+
+    def too_large(got: list[tuple]) -> bool:
+        return any(c >= s for place in got for c, s in zip(place, sizes, strict=True))
+
+    likely = {
+        "reversed": [place[::-1] for place in right],
+        "other-order": lambda got: any(same(got, other) for other in others),
+        "remainder-missing": too_large,
+        "wrong-stride": len(set(sizes)) == 3,
+    }
+    expect(got, right, each="rank", likely=likely)
+
+
+def _check_back(answer, sizes: Sizes) -> None:
+    grid = answer(*sizes)
+    got = [grid.rank(*place) for place in _all_coordinates(sizes)]
+    expect(got, list(range(len(got))), each="place", likely={"back-is-wrong": True})
+
+
+def _must_refuse(question: Callable, *numbers: int) -> None:
+    negative = min(numbers) < 0
+    try:
+        got = question(*numbers)
+    except ValueError:
+        return
+    except Exception as error:  # noqa: BLE001 - which one it is, is the question
+        raise Wrong("other-error", expected="a ValueError", got=type(error).__name__) from None
+    what = f"{got} for {', '.join(map(str, numbers))}"
+    raise Wrong("negative" if negative else "no-error", expected="a ValueError", got=what)
+
+
+@coordinates.requires("the coordinates of every rank of 2 x 2 x 2")
+def _(answer, draw):
+    _check_coordinates(answer, (2, 2, 2))
+
+
+@coordinates.requires("sizes that differ, and sizes of 1")
+def _(answer, draw):
+    for sizes in (tuple(draw.sample([2, 3, 4, 5], 3)), (1, draw.integer(2, 4), 1)):
+        _check_coordinates(answer, sizes)
+
+
+@coordinates.requires("back to the rank")
+def _(answer, draw):
+    for sizes in ((2, 2, 2), tuple(draw.sample([2, 3, 4, 5], 3))):
+        _check_back(answer, sizes)
+
+
+@coordinates.requires("a ValueError for what is outside the grid")
+def _(answer, draw):
+    sizes = tuple(draw.sample([2, 3, 4, 5], 3))
+    grid, ranks = answer(*sizes), math.prod(sizes)
+    _must_refuse(grid.coordinates, ranks)
+    for dim in range(3):
+        _must_refuse(grid.rank, *(sizes[dim] if i == dim else 0 for i in range(3)))
+    _must_refuse(grid.coordinates, -1)
+    for dim in range(3):
+        _must_refuse(grid.rank, *(-1 if i == dim else 0 for i in range(3)))
+
+
+# ---- what the two training steps have in common ---------------------------------------------------
+
+WIDTH, HIDDEN = 5, 12  # 12 divides by 1, 2, 3 and 4
+REPLICATED = ("scale", "bias")
+SHARED_OUT = {"up.weight": 0, "up.bias": 0, "down.weight": 1}  # the dimension that tensor cuts
+Values = dict[str, Tensor]
+
+
+class _Part(nn.Module):
+    """A rank's part of a stage; the whole stage where T is 1. The answer computes with it."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__()
+        hidden = len(values["up.bias"])
+        self.scale, self.bias = (nn.Parameter(values[name].clone()) for name in ("scale", "bias"))
+        self.up = nn.Linear(WIDTH, hidden)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+        self.load_state_dict(values)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A grid of ranks, the whole model by stages, the global batch and the learning rate."""
+
+    sizes: Sizes
+    stages: list[Values]
+    inputs: Tensor
+    targets: Tensor
+    lr: float
+    frozen: tuple[str, ...] = ()
+    stale: float = 0.0  # what stands in every .grad before
+    order: tuple[str, ...] = NAMES  # of the mesh's dimensions; those that are not named have size 1
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.sizes)
+
+    def size(self, name: str) -> int:
+        return self.sizes[NAMES.index(name)]
+
+    def mesh_shape(self) -> tuple[int, ...]:
+        return tuple(self.size(name) for name in self.order)
+
+    def place(self, rank: int) -> dict[str, int]:
+        """The rank's coordinates by the names of the dimensions."""
+        place = dict.fromkeys(NAMES, 0)
+        for name in reversed(self.order):
+            rank, place[name] = divmod(rank, self.size(name))
+        return place
+
+    def group(self, rank: int, *names: str) -> list[int]:
+        """The ranks that differ from `rank` in these dimensions at most."""
+        fixed = [name for name in NAMES if name not in names]
+        own = self.place(rank)
+        others = {other: self.place(other) for other in range(self.ranks)}
+        return [r for r, place in others.items() if all(place[n] == own[n] for n in fixed)]
+
+    def part(self, rank: int) -> Values:
+        """The values of the rank's part."""
+        place, tp = self.place(rank), self.size("tensor")
+        whole = self.stages[place["pipeline"]]
+        return {
+            name: value.chunk(tp, SHARED_OUT[name])[place["tensor"]].clone()
+            if name in SHARED_OUT
+            else value
+            for name, value in whole.items()
+        }
+
+
+def _task(draw, sizes: Sizes, **more) -> _Task:
+    dp, pp, tp = sizes
+    rows = 4 * dp * pp * tp
+
+    def stage() -> Values:
+        return {
+            "scale": draw.tensor(WIDTH),
+            "bias": draw.tensor(WIDTH),
+            "up.weight": draw.tensor(HIDDEN, WIDTH),
+            "up.bias": draw.tensor(HIDDEN),
+            "down.weight": draw.tensor(WIDTH, HIDDEN),
+        }
+
+    stages = [stage() for _ in range(pp)]
+    inputs, targets = draw.tensor(rows, WIDTH), 3 * draw.tensor(rows, WIDTH)
+    return _Task(sizes, stages, inputs, targets, draw.number(0.5, 1.0), **more)
+
+
+# The step, simulated.
+
+
+@dataclass(frozen=True)
+class _Slip:
+    """What goes wrong in a step. A group is given by the dimensions in which its ranks differ."""
+
+    rows: tuple[str, ...] = ("data",)  # the dimensions that share the rows out
+    forward: tuple[str, ...] = ("tensor",)  # over which the partial outputs are summed
+    backward: tuple[str, ...] = ("tensor",)  # and the gradients that enter the cut region
+    twice: bool = False  # SumForward's backward sums too
+    bias_inside: bool = False  # the bias is added before the sum
+    share: float = 1.0  # of the sum that is kept: 1 / T for a mean
+    gradients: tuple[str, ...] = ("data",)  # over which the gradients are summed
+    divisor: int | None = None  # by which the sum is divided; None for the data dimension's size
+    averaged: tuple[str, ...] = (*SHARED_OUT, *REPLICATED)  # the parameters that are averaged
+    replicated: float = 1.0  # a factor on the gradients of replicated parameters
+    keeps_stale: bool = False
+    sends_back: bool = True  # the gradient of its input, to the stage before
+
+
+RIGHT = _Slip()
+
+
+@dataclass
+class _Pass:
+    """One rank's forward pass, up to the sum."""
+
+    part: _Part
+    x: Tensor
+    scaled: Tensor
+    entered: Tensor  # a leaf, whose gradient goes back into the graph of `scaled`
+    partial: Tensor
+    y: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Stepped:
+    """The gradients that every rank's update used, and every rank's own loss (0 before the last
+    stage)."""
+
+    gradients: list[Values]
+    losses: list[float]
+
+
+def _simulate(task: _Task, slip: _Slip = RIGHT) -> _Stepped:
+    """Plays the step of all ranks."""
+    passes: dict[int, _Pass] = {}
+    last = task.size("pipeline") - 1
+    for stage in range(last + 1):
+        ranks = [r for r in range(task.ranks) if task.place(r)["pipeline"] == stage]
+        for rank in ranks:
+            x = _rows(task, slip, rank, task.inputs)
+            if stage > 0:
+                x = passes[_beside(task, rank, -1)].y
+            passes[rank] = _enter(task, slip, rank, x)
+        for rank in ranks:
+            terms = [passes[r].partial for r in task.group(rank, *slip.forward)]
+            y = slip.share * sum(terms).detach()
+            passes[rank].y = y if slip.bias_inside else y + passes[rank].part.bias.detach()
+    gradients, losses = {}, [0.0] * task.ranks
+    of_output: dict[int, Tensor] = {}
+    for stage in range(last, -1, -1):
+        ranks = [r for r in range(task.ranks) if task.place(r)["pipeline"] == stage]
+        if stage == last:
+            for rank in ranks:
+                y = passes[rank].y.clone().requires_grad_()
+                loss = nn.functional.mse_loss(y, _rows(task, slip, rank, task.targets))
+                loss.backward()
+                of_output[rank], losses[rank] = y.grad, loss.item()
+        for rank in ranks:
+            _leave_backward(task, slip, rank, passes, of_output)
+        for rank in ranks:
+            own = passes[rank]
+            entered = sum(passes[r].entered.grad for r in task.group(rank, *slip.backward))
+            own.scaled.backward(entered)
+            if stage > 0:
+                of_output[_beside(task, rank, -1)] = own.x.grad
+        for rank in ranks:
+            blind = stage < last and not slip.sends_back
+            gradients[rank] = _own_gradients(task, slip, passes[rank].part, blind)
+    return _Stepped([_averaged(task, slip, r, gradients) for r in range(task.ranks)], losses)
+
+
+def _own_gradients(task: _Task, slip: _Slip, part: _Part, blind: bool) -> Values:
+    """A rank's gradients before they are averaged; zeros where it has none."""
+    gradients = {}
+    for name, parameter in part.named_parameters():
+        gradient = torch.zeros_like(parameter) if blind else parameter.grad
+        if name in REPLICATED:
+            gradient = slip.replicated * gradient
+        if slip.keeps_stale:
+            gradient = gradient + task.stale
+        gradients[name] = torch.zeros_like(parameter) if name in task.frozen else gradient
+    return gradients
+
+
+def _rows(task: _Task, slip: _Slip, rank: int, batch: Tensor) -> Tensor:
+    place, index, count = task.place(rank), 0, 1
+    for name in slip.rows:
+        index, count = index * task.size(name) + place[name], count * task.size(name)
+    return batch.chunk(count)[index]
+
+
+def _beside(task: _Task, rank: int, step: int) -> int:
+    """The rank `step` stages further, with the same other coordinates."""
+    place = task.place(rank)["pipeline"] + step
+    return next(r for r in task.group(rank, "pipeline") if task.place(r)["pipeline"] == place)
+
+
+def _enter(task: _Task, slip: _Slip, rank: int, x: Tensor) -> _Pass:
+    part = _Part(task.part(rank))
+    x = x.detach().clone().requires_grad_()
+    scaled = x * part.scale
+    entered = scaled.detach().requires_grad_()
+    partial = part.down(part.up(entered).relu())
+    return _Pass(part, x, scaled, entered, partial + part.bias if slip.bias_inside else partial)
+
+
+def _leave_backward(task, slip, rank, passes: dict[int, _Pass], of_output) -> None:
+    """Backward from the rank's output to where its cut region begins."""
+    own, gradient = passes[rank], of_output[rank]
+    if slip.twice:
+        gradient = sum(of_output[r] for r in task.group(rank, *slip.forward))
+    own.partial.backward(slip.share * gradient)
+    if not slip.bias_inside:
+        own.part.bias.grad = of_output[rank].sum(0)
+
+
+def _averaged(task: _Task, slip: _Slip, rank: int, gradients: dict[int, Values]) -> Values:
+    ranks = task.group(rank, *slip.gradients)
+    divisor = slip.divisor or task.size("data")
+    own = gradients[rank]
+    means = {name: sum(gradients[r][name] for r in ranks) / divisor for name in own}
+    return {name: means[name] if name in slip.averaged else own[name] for name in own}
+
+
+# The step, for real.
+
+
+class ReadsOtherRows(Exception):
+    """A rank reads rows that are not those of its data coordinate."""
+
+
+class ReadsAllRows(Exception):
+    """A rank reads the whole batch although the data dimension has several ranks."""
+
+
+class NotANeighbour(Exception):
+    """A rank sends to, or receives from, a rank that is not beside it in its pipeline."""
+
+
+@dataclass
+class _Reader:
+    """What reads the global batch. `place` is that of the rank; it judges at once where `strict`."""
+
+    task: _Task
+    place: dict[str, int]
+    strict: bool
+    read: list[tuple[int, int]] = field(default_factory=list)  # (block, blocks)
+
+    def inputs(self, block: int, blocks: int) -> Tensor:
+        return self._block(self.task.inputs, block, blocks)
+
+    def targets(self, block: int, blocks: int) -> Tensor:
+        return self._block(self.task.targets, block, blocks)
+
+    def _block(self, batch: Tensor, block: int, blocks: int) -> Tensor:
+        self.read.append((block, blocks))
+        own, size = self.place["data"], self.task.size("data")
+        if self.strict and blocks == 1 < size:
+            raise ReadsAllRows(f"block 0 of 1 is the whole batch, and {size} ranks share it out")
+        if self.strict and (block, blocks) != (own, size):
+            asked = f"block {block} of {blocks} was read"
+            raise ReadsOtherRows(f"{asked}; this rank's rows are block {own} of {size}")
+        return batch.chunk(blocks)[block % blocks].clone().to(device())
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank did: the blocks that it read, its loss, its part afterwards."""
+
+    read: list[tuple[int, int]]
+    loss: object
+    part: Values
+
+
+def _stepped(rank, answer, task: _Task, three: bool) -> _Report:
+    mesh = init_device_mesh(device().type, task.mesh_shape(), mesh_dim_names=task.order)
+    part = _Part(task.part(rank)).to(device())
+    for name, parameter in part.named_parameters():
+        parameter.requires_grad_(name not in task.frozen)
+        if task.stale and name not in task.frozen:
+            parameter.grad = torch.full_like(parameter, task.stale)
+    optimizer = torch.optim.SGD(part.parameters(), lr=task.lr)
+    reader = _Reader(task, task.place(rank), strict=three)
+    shape = (len(task.inputs) // task.size("data"), WIDTH)
+    more = (shape, mesh) if three else (mesh,)
+    come_late(rank)
+    with listening(_neighbours_only(task, rank)):
+        loss = answer(part, reader.inputs, reader.targets, *more, optimizer)
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        loss = loss.item()
+    values = {name: value.detach().clone() for name, value in part.state_dict().items()}
+    return _Report(reader.read, loss, values)
+
+
+def _neighbours_only(task: _Task, rank: int) -> Callable:
+    """Raises where a message goes to, or is expected from, a rank that is not beside this one."""
+
+    def hear(name: str, arguments: dict) -> None:
+        end = {"send": "dst", "recv_": "src"}.get(name)
+        if end is not None:
+            group = dist.ProcessGroup.unbox(arguments["process_group"])
+            peer = dist.get_process_group_ranks(group)[arguments[end]]
+            stages = task.place(rank)["pipeline"], task.place(peer)["pipeline"]
+            if peer not in task.group(rank, "pipeline") or abs(stages[0] - stages[1]) != 1:
+                verb = "sends to" if end == "dst" else "receives from"
+                raise NotANeighbour(
+                    f"it {verb} rank {peer}, which is not beside it in its pipeline"
+                )
+
+    return hear
+
+
+Slips = dict[str, list[_Slip]]
+
+
+def _check_update(answer, task: _Task, slips: Slips, three: bool) -> list[_Report]:
+    """Runs a step on all ranks and compares what they read, and how their parts have changed."""
+    reports = run(_stepped, task.ranks, answer, task, three)
+    if not three:
+        _check_rows(reports, task)
+    got = [
+        {name: (old - report.part[name].cpu()) / task.lr for name, old in task.part(rank).items()}
+        for rank, report in enumerate(reports)
+    ]
+    likely = {
+        "not-stepped": lambda got: not any(value.any() for own in got for value in own.values()),
+        **{slug: _is_one_of(task, made) for slug, made in slips.items()},
+    }
+    expected = _simulate(task).gradients
+    expect(got, expected, each="rank", what="the update, as a gradient", likely=likely)
+    return reports
+
+
+def _is_one_of(task: _Task, slips: list[_Slip]) -> Callable[[list[Values]], bool]:
+    return lambda got: any(same(got, _simulate(task, slip).gradients) for slip in slips)
+
+
+def _check_losses(reports: list[_Report], task: _Task) -> None:
+    last, own = task.size("pipeline") - 1, _simulate(task).losses
+    at_end = [r for r in range(task.ranks) if task.place(r)["pipeline"] == last]
+    mean = sum(own[r] for r in at_end) / len(at_end)
+    factors = {f for size in (*task.sizes, task.ranks) for f in (size, 1 / size)}
+
+    def on_last_only(got: list) -> bool:
+        return last > 0 and all(same(got[r], mean) == (r in at_end) for r in range(task.ranks))
+
+    likely = {
+        "loss-on-last-only": on_last_only,
+        "loss-local": lambda got: all(same(got[r], own[r]) for r in at_end),
+        "loss-not-mean": lambda got: any(same(got, [f * mean] * task.ranks) for f in factors),
+    }
+    got = [report.loss for report in reports]
+    expect(got, [mean] * task.ranks, each="rank", what="the loss", likely=likely)
+
+
+def _check_rows(reports: list[_Report], task: _Task) -> None:
+    """Judges the blocks that the ranks read; a rank that read none is judged by its update."""
+    places = [task.place(rank) for rank in range(task.ranks)]
+    read = [sorted(set(report.read)) for report in reports]
+    right = [[(place["data"], task.size("data"))] for place in places]
+    if all(own in ([], wanted) for own, wanted in zip(read, right, strict=True)):
+        return
+    likely = {
+        "whole-batch": [[(0, 1)]] * task.ranks,
+        "batch-by-rank": [[(rank, task.ranks)] for rank in range(task.ranks)],
+        "batch-by-tensor": [[(place["tensor"], task.size("tensor"))] for place in places],
+        "other-rows": True,
+    }
+    expect(read, right, each="rank", what="the blocks (block, blocks) read", likely=likely)
+
+
+@contextmanager
+def _blaming(slug: str) -> Iterator[None]:
+    """Whatever is wrong within, this is why."""
+    try:
+        yield
+    except Wrong as wrong:
+        raise Wrong(slug, expected=wrong.expected, got=wrong.got) from None
+
+
+def _any_failure(slug: str) -> dict[str, str]:
+    return dict.fromkeys(("exception", "timeout", "mismatch", "signal"), slug)
+
+
+ALL = NAMES
+STEP = {
+    "not-stepped": "No parameter has changed: the optimizer's step is missing.",
+    "whole-batch": "Every rank reads the whole batch. The numbers may still be right, but nothing is "
+    "distributed: with more ranks no step gets shorter.",
+    "partial-output": "The outputs of the tensor group's ranks are not added up: each has a term of "
+    "the sum only.",
+    "bias-per-rank": "The bias is added before the sum: once per rank of the tensor group.",
+    "mean-not-sum": "The partial outputs are averaged: they are terms of one sum.",
+    "input-gradient-partial": "Where `scale * x` enters the cut region, backward has to sum over the "
+    "tensor group: each rank's gradient comes from its own hidden features alone. So `scale`, which all "
+    "ranks hold, gets a part of its gradient, and so does what comes before.",
+    "summed-again": "The gradients of the tensor group are too large by its size: backward sums what "
+    "is whole already. A sum in forward is passed through as it is in backward.",
+    "not-averaged": "Each rank steps with the gradients of its own rows: they are not averaged over "
+    "the data group before the step. The copies of a part drift apart.",
+    "sum-not-mean": "The gradients are summed over the data group and not divided by its size.",
+    "divided-twice": "The gradients are divided by the size of the data group twice: the loss is a "
+    "mean already, or the average was.",
+    "divided-by-world": "You divide by the number of all ranks. The sum has as many terms as the data "
+    "group has ranks.",
+    "average-over-all": "The gradients are averaged over *all* ranks. Ranks outside the data group "
+    "hold other parts of the model: the shapes fit, the numbers belong to other parameters.",
+    "average-over-another": "The gradients are averaged over another dimension than data. Its ranks hold "
+    "other parts of the model: the shapes fit, the numbers belong to other parameters.",
+    "sharded-not-averaged": "Only the replicated parameters are averaged. A shard has copies too, on "
+    "the other ranks of its data group.",
+    "replicated-not-averaged": "Only the cut parameters are averaged. The replicated ones see other "
+    "rows on each rank of a data group as well.",
+    "old-gradients": "What stood in `.grad` before is part of the update. Clear it first.",
+    "frozen": "A frozen parameter has no gradient: its `.grad` is None. Skip it, on every rank.",
+    "loss-local": "You return the loss of the rank's own rows. Asked is that of the global batch: "
+    "average over the data group.",
+    "loss-not-mean": "The loss is too large or too small by the size of a group: average it over the "
+    "data group, once.",
+    "by-arithmetic": "The step is right only where the dimensions come in one order. Ask the mesh for a "
+    "coordinate, `mesh.get_local_rank(name)`, instead of computing it from the rank.",
+    "not-every-rank": "Some ranks wait in a collective that others never call. Every rank of the group "
+    "has to call it; a test such as `if it is rank 0` around it is the usual reason.",
+}
+
+
+def _data_slips(task: _Task) -> Slips:
+    """Mistakes in averaging the gradients."""
+    dp, others = task.size("data"), [n for n in NAMES[1:] if task.size(n) > 1]
+    every = [_Slip(gradients=ALL, divisor=n) for n in (task.ranks, dp, 1)]
+    another = [
+        _Slip(gradients=(n,), divisor=d) for n in others for d in (task.size(n), dp, task.ranks)
+    ]
+    return {
+        "not-averaged": [_Slip(gradients=(), divisor=1)],
+        "sum-not-mean": [_Slip(divisor=1)],
+        "divided-twice": [_Slip(divisor=dp**2)],
+        "divided-by-world": [_Slip(divisor=task.ranks)],
+        "average-over-all": every,
+        "average-over-another": another,
+        "sharded-not-averaged": [_Slip(averaged=REPLICATED)],
+        "replicated-not-averaged": [_Slip(averaged=tuple(SHARED_OUT))],
+        "old-gradients": [_Slip(keeps_stale=True)],
+    }
+
+
+def _tensor_slips(task: _Task) -> Slips:
+    """Mistakes in the sums over the tensor group."""
+    tp = task.size("tensor")
+    return {
+        "partial-output": [_Slip(forward=()), _Slip(forward=(), backward=())],
+        "bias-per-rank": [_Slip(bias_inside=True)],
+        "mean-not-sum": [_Slip(share=1 / tp)],
+        "input-gradient-partial": [_Slip(backward=())],
+        "summed-again": [
+            _Slip(twice=True),
+            _Slip(twice=True, backward=()),
+            _Slip(replicated=tp),
+            _Slip(replicated=tp, backward=()),
+        ],
+    }
+
+
+# ---- 7.3 -----------------------------------------------------------------------------------------
+
+two_dimensions = Exercise(
+    "7.3",
+    "train_2d_step",
+    points=3,
+    parameters=("part", "read_inputs", "read_targets", "mesh", "optimizer"),
+    hints=[
+        (
+            "Write the step for one process first. Then ask of each line: do the ranks of my tensor "
+            "group have the same numbers here, or parts of them? And those of my data group?"
+        ),
+        (
+            "The tensor group works on the same rows and talks twice: where the scaled input enters "
+            "the cut region, and where the partial outputs leave it. The data group talks after "
+            "backward, about gradients of the same parameters from other rows."
+        ),
+        (
+            "Read the block of your data coordinate. Send `scale * x` through `SumBackward` with the "
+            "tensor group, the output of `down` through `SumForward`, and add the bias after that. "
+            "Clear the gradients, go backward, average each gradient that is not None over the data "
+            "group, step. Average the loss in the same way before you return it."
+        ),
+    ],
+    misconceptions={
+        **STEP,
+        "batch-by-rank": "Every rank reads rows of its own, by its number among all ranks. The ranks of a "
+        "tensor group are parts of one model and need the same rows: share them out by the data "
+        "coordinate.",
+        "batch-by-tensor": "The rows are shared out by the tensor coordinate: those ranks need the same "
+        "rows, and those of a data group other ones.",
+        "other-rows": "A rank reads other rows than those of its data coordinate.",
+        "sum-over-other-ranks": "The sums of the cut layers run over more than the tensor group, or over "
+        "another group: ranks with other rows add their numbers. Pass the tensor group to both "
+        "functions.",
+    },
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+)
+
+
+def _two(dp: int, tp: int) -> Sizes:
+    return dp, 1, tp
+
+
+def _slips_2d(task: _Task) -> Slips:
+    groups = ("tensor",), ("data",), ALL
+    elsewhere = [_Slip(forward=f, backward=b) for f in groups for b in groups][1:]
+    return {**_tensor_slips(task), "sum-over-other-ranks": elsewhere, **_data_slips(task)}
+
+
+def _check_2d(answer, task: _Task) -> list[_Report]:
+    return _check_update(answer, task, _slips_2d(task), three=False)
+
+
+TWO = ("data", "tensor")
+
+
+@two_dimensions.requires("3 x 2 ranks end with the parts of one process's step")
+def _(answer, draw):
+    _check_2d(answer, _task(draw, _two(3, 2), order=TWO))
+
+
+@two_dimensions.requires("every rank returns the mean loss of the global batch")
+def _(answer, draw):
+    task = _task(draw, _two(3, 2), order=TWO)
+    _check_losses(run(_stepped, task.ranks, answer, task, False), task)
+
+
+@two_dimensions.requires("one dimension alone: 3 x 1, 1 x 2 and 1 x 1 ranks")
+def _(answer, draw):
+    for sizes in (_two(3, 1), _two(1, 2), _two(1, 1)):
+        task = _task(draw, sizes, order=TWO)
+        _check_losses(_check_2d(answer, task), task)
+
+
+@two_dimensions.requires("gradients that were there before", needs_earlier=True)
+def _(answer, draw):
+    _check_2d(answer, _task(draw, _two(2, 1), order=TWO, stale=draw.number(1, 2)))
+
+
+@two_dimensions.requires("a frozen parameter", failures={"exception": "frozen"}, needs_earlier=True)
+def _(answer, draw):
+    frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
+    with _blaming("frozen"):
+        _check_2d(answer, _task(draw, _two(2, 2), order=TWO, frozen=frozen))
+
+
+@two_dimensions.requires(
+    "a mesh whose first dimension is tensor",
+    failures=_any_failure("by-arithmetic"),
+    needs_earlier=True,
+)
+def _(answer, draw):
+    with _blaming("by-arithmetic"):
+        _check_2d(answer, _task(draw, _two(3, 2), order=TWO[::-1]))
+
+
+# ---- 7.4 -----------------------------------------------------------------------------------------
+
+three_dimensions = Exercise(
+    "7.4",
+    "train_3d_step",
+    points=4,
+    parameters=("part", "read_inputs", "read_targets", "shape", "mesh", "optimizer"),
+    hints=[
+        (
+            "Take your two-dimensional step. What replaces the input where a rank has no first stage, and "
+            "what replaces the loss where it has no last one?"
+        ),
+        (
+            "A later stage receives its input and makes it a leaf that wants a gradient. An earlier one "
+            "receives the gradient of its output, and `y.backward(gradient)` goes on from there. Both "
+            "talk to the rank with the same data and tensor coordinates. A stage can be first and last."
+        ),
+        (
+            "Forward: read or receive, compute, send unless you are last. Backward: from the loss, or "
+            "from the gradient that comes; send the input's gradient back unless you are first. Then the "
+            "data group averages gradients, as before; each stage has its own. The last stage's loss, "
+            "averaged over its data group, goes to all ranks of the pipeline by a broadcast."
+        ),
+    ],
+    misconceptions={
+        **STEP,
+        "other-rows": "A rank reads other rows than those of its data coordinate. All ranks of a pipeline "
+        "and of a tensor group work on the same rows: `read_inputs(d, dp)`.",
+        "wrong-neighbour": "A message goes to, or is expected from, a rank that is not beside this one "
+        "in its pipeline. rank + 1 has another tensor coordinate; the next stage is tp ranks away, or "
+        "further in another mesh. Use the pipeline group, and numbers within it.",
+        "group-rank": "You give a number within a group where torch expects a global rank, or the other "
+        "way round. `dst`, `src` are global ranks, also with `group=`; `group_dst`, `group_src` count "
+        "within the group.",
+        "graph-cut": "The input that a stage received has no gradient to send back. A received tensor is no "
+        "part of a graph: call `requires_grad_()` on it before you use it.",
+        "not-sent-back": "Only the last stage has learned: the gradient of its input never reaches the "
+        "stage before.",
+        "first-waits": "All ranks wait to receive. The first stage receives no activations: somebody has "
+        "to begin.",
+        "sum-waits": "Some ranks wait in an all-reduce, others to receive something. The sums of a cut "
+        "stage run within its tensor group; the other stages are not there to take part.",
+        "single-stage": "A pipeline of one stage fails: that stage is first *and* last. Decide about each "
+        "message on its own.",
+        "middle-stage": "Two stages work, three do not. A stage in the middle receives and sends, forward "
+        "and backward.",
+        "loss-on-last-only": "Only the last stage's ranks return the loss. Pass it on to the other "
+        "stages.",
+    },
+    failures={
+        "ReadsAllRows": "whole-batch",
+        "ReadsOtherRows": "other-rows",
+        "NotANeighbour": "wrong-neighbour",
+        "ValueError": "group-rank",
+        "NoneType": "graph-cut",
+        "finished": "not-every-rank",
+        " in all_reduce": "sum-waits",
+        " in recv": "first-waits",
+        "timeout": "not-every-rank",
+        "mismatch": "not-every-rank",
+    },
+)
+
+
+def _slips_3d(task: _Task) -> Slips:
+    back = {"not-sent-back": [_Slip(sends_back=False)]} if task.size("pipeline") > 1 else {}
+    tensor = _tensor_slips(task) if task.size("tensor") > 1 else {}
+    return {**back, **tensor, **_data_slips(task)}
+
+
+def _check_3d(answer, task: _Task) -> None:
+    _check_losses(_check_update(answer, task, _slips_3d(task), three=True), task)
+
+
+@three_dimensions.requires("3 x 2 x 1 ranks: two stages, three times, take the step of one process")
+def _(answer, draw):
+    task = _task(draw, (3, 2, 1))
+    _check_update(answer, task, _slips_3d(task), three=True)
+
+
+@three_dimensions.requires("1 x 2 x 2 ranks: each of two stages is cut")
+def _(answer, draw):
+    task = _task(draw, (1, 2, 2))
+    _check_update(answer, task, _slips_3d(task), three=True)
+
+
+@three_dimensions.requires("every rank returns the mean loss of the global batch")
+def _(answer, draw):
+    task = _task(draw, (2, 2, 1))
+    _check_losses(run(_stepped, task.ranks, answer, task, True), task)
+
+
+@three_dimensions.requires("one stage", failures=_any_failure("single-stage"), needs_earlier=True)
+def _(answer, draw):
+    with _blaming("single-stage"):
+        _check_3d(answer, _task(draw, (2, 1, 1)))
+
+
+@three_dimensions.requires(
+    "three stages", failures=_any_failure("middle-stage"), needs_earlier=True
+)
+def _(answer, draw):
+    with _blaming("middle-stage"):
+        _check_3d(answer, _task(draw, (1, 3, 1)))
+
+
+@three_dimensions.requires("gradients that were there before", needs_earlier=True)
+def _(answer, draw):
+    _check_3d(answer, _task(draw, (1, 2, 1), stale=draw.number(1, 2)))
+
+
+@three_dimensions.requires(
+    "a frozen parameter", failures={"exception": "frozen"}, needs_earlier=True
+)
+def _(answer, draw):
+    frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
+    with _blaming("frozen"):
+        _check_3d(answer, _task(draw, (1, 2, 1), frozen=frozen))
+
+
+@three_dimensions.requires(
+    "a mesh in another order", failures=_any_failure("by-arithmetic"), needs_earlier=True
+)
+def _(answer, draw):
+    with _blaming("by-arithmetic"):
+        _check_3d(answer, _task(draw, (2, 2, 1), order=("tensor", "pipeline", "data")))
+
+
+@three_dimensions.requires("2 x 2 x 2 ranks", needs_earlier=True)
+def _(answer, draw):
+    _check_3d(answer, _task(draw, (2, 2, 2)))
+
+
+# ---- 7.5 -----------------------------------------------------------------------------------------
+
+placing = Exercise(
+    "7.5",
+    "cheapest_placement",
+    points=3,
+    parameters=("sizes", "sent", "per_machine", "inside", "between"),
+    hints=[
+        (
+            "Take 2 x 4 ranks and machines of four. Write the ranks of every group for both orders, and "
+            "mark where a machine ends. Which groups cross a mark?"
+        ),
+        (
+            "There are at most 120 orders: try them all. For one order you need the stride of each "
+            "dimension, as in 7.1, and for each of its groups whether the first and the last rank are in "
+            "the same machine."
+        ),
+        (
+            "Rank r is in machine r // per_machine. Go through an order from its last dimension to its "
+            "first and multiply the sizes to get the strides. A dimension of more than one rank costs "
+            "its bytes over the fast rate if all its groups stay inside, else over the slow one. Add up, "
+            "and keep the order with the smallest sum."
+        ),
+    ],
+    misconceptions={
+        "not-a-pair": "Asked is a pair: the order, a tuple of names, and its seconds.",
+        "not-an-order": "The order has to name each dimension exactly once.",
+        "reversed": "The right order in reverse: asked is slowest-changing first. The last dimension's "
+        "groups are neighbours.",
+        "most-expensive": "This is the most expensive order.",
+        "rates-swapped": "The two rates are swapped: `inside` is that of groups within a machine.",
+        "stride-ignored": "A dimension counts as inside if its *size* fits into a machine. Its ranks may be "
+        "far apart all the same: it depends on what changes faster.",
+        "last-only": "Only the last dimension counts as inside. If a machine has room for two dimensions "
+        "together, both are.",
+        "most-bytes-last": "The dimension with most bytes is placed last whatever its size. If its groups "
+        "are larger than a machine, that place is wasted on it.",
+        "straddles": "A group that is no larger than a machine can still lie across two: ranks 3, 4 and 5 "
+        "in machines of four. Every group has to be looked at, not the first alone.",
+        "divisors-only": "A dimension counts as outside though its groups lie inside. What counts is "
+        "where their ranks are, not whether the sizes divide.",
+        "slowest-only": "You count the slowest dimension alone. The times add up.",
+        "size-one": "A dimension of size 1 is counted: it has nobody to send to.",
+        "first-order": "You take the order as given. Another one is cheaper.",
+        "inputs-changed": "`sizes` or `sent` have changed: they belong to the caller.",
+    },
+)
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    sizes: dict[str, int]
+    sent: dict[str, float]
+    per_machine: int
+    inside: float
+    between: float
+
+    def arguments(self) -> tuple:
+        return dict(self.sizes), dict(self.sent), self.per_machine, self.inside, self.between
+
+    def orders(self) -> list[tuple[str, ...]]:
+        return list(itertools.permutations(self.sizes))
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The groups of one dimension in one order."""
+
+    stride: int
+    size: int
+    machines: list[set[int]]  # those that each group touches
+
+
+def _placed(cluster: _Cluster, order: tuple[str, ...]) -> dict[str, _Groups]:
+    ranks = math.prod(cluster.sizes.values())
+    grid = torch.arange(ranks).reshape([cluster.sizes[name] for name in order])
+    placed = {}
+    for dim, name in enumerate(order):
+        groups = grid.movedim(dim, -1).reshape(-1, cluster.sizes[name]).tolist()
+        machines = [{rank // cluster.per_machine for rank in group} for group in groups]
+        placed[name] = _Groups(grid.stride(dim), cluster.sizes[name], machines)
+    return placed
+
+
+def _within(groups: _Groups) -> bool:
+    return all(len(touched) == 1 for touched in groups.machines)
+
+
+def _seconds(
+    cluster: _Cluster,
+    order: tuple[str, ...],
+    fits: Callable[[_Groups], bool] = _within,
+    together: Callable = sum,
+    counts: Callable[[_Groups], bool] = lambda groups: groups.size > 1,
+    swapped: bool = False,
+) -> float:
+    """A step's seconds in one order, rightly or with a mistake."""
+    rates = (cluster.between, cluster.inside) if swapped else (cluster.inside, cluster.between)
+    times = [
+        cluster.sent[name] / rates[0 if fits(groups) else 1]
+        for name, groups in _placed(cluster, order).items()
+        if counts(groups)
+    ]
+    return together([0.0, *times])
+
+
+def _check_placement(answer, cluster: _Cluster) -> None:
+    arguments = cluster.arguments()
+    got = answer(*arguments)
+    if got is not None:
+        if not isinstance(got, (tuple, list)) or len(got) != 2:
+            raise Wrong("not-a-pair", expected="(order, seconds)", got=got)
+        if not isinstance(got[0], (tuple, list)) or sorted(got[0]) != sorted(cluster.sizes):
+            raise Wrong("not-an-order", expected=f"the names {sorted(cluster.sizes)}", got=got[0])
+        got = (tuple(got[0]), got[1])
+    expect_type(got, tuple)
+    if arguments != cluster.arguments():
+        raise Wrong("inputs-changed", expected="the dicts as they were", got="other contents")
+    true = {order: _seconds(cluster, order) for order in cluster.orders()}
+    best = min(true.values())
+    if same(true[got[0]], best) and same(got[1], best):
+        return
+
+    def picks(**mistake) -> bool:
+        """Whether this is a cheapest order, and its time, as one who makes the mistake counts."""
+        counted = {order: _seconds(cluster, order, **mistake) for order in true}
+        return same(counted[got[0]], min(counted.values())) and same(got[1], counted[got[0]])
+
+    room, most = cluster.per_machine, max(cluster.sent, key=cluster.sent.get)
+    honest = same(got[1], true[got[0]])
+    likely = {
+        "most-expensive": honest and same(got[1], max(true.values())),
+        "reversed": same(got[1], best) and same(true[got[0][::-1]], best),
+        "rates-swapped": picks(swapped=True),
+        "stride-ignored": picks(fits=lambda groups: groups.size <= room),
+        "last-only": picks(fits=lambda groups: groups.stride == 1 and _within(groups)),
+        "straddles": picks(fits=lambda groups: len(groups.machines[0]) == 1)
+        or picks(fits=lambda groups: groups.stride * groups.size <= room),
+        "divisors-only": picks(fits=lambda groups: room % (groups.stride * groups.size) == 0),
+        "slowest-only": picks(together=max),
+        "size-one": picks(counts=lambda groups: True),
+        "most-bytes-last": honest and got[0][-1] == most,
+        "first-order": honest and got[0] == tuple(cluster.sizes),
+    }
+    expected = next(order for order, seconds in true.items() if same(seconds, best)), best
+    expect(got, expected, likely=likely)
+
+
+GB = 1e9
+
+
+def _cluster(draw, sizes: dict[str, int], sent: dict[str, int], per_machine: int) -> _Cluster:
+    """`sent` in GB, by weight: each is drawn anew and stays in the same order of size."""
+    drawn = {name: weight * draw.number(1.0, 1.5) * GB for name, weight in sent.items()}
+    inside = draw.integer(150, 300) * GB
+    return _Cluster(sizes, drawn, per_machine, inside, inside / draw.integer(8, 12))
+
+
+@placing.requires("one dimension fits into a machine")
+def _(answer, draw):
+    sizes, sent = {"tensor": 4, "pipeline": 2, "data": 4}, {"tensor": 9, "pipeline": 1, "data": 3}
+    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))
+
+
+@placing.requires("two dimensions fit together")
+def _(answer, draw):
+    sizes, sent = {"tensor": 4, "data": 4, "pipeline": 2}, {"tensor": 9, "data": 2, "pipeline": 4}
+    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=8))
+
+
+@placing.requires("the dimension with most bytes is larger than a machine")
+def _(answer, draw):
+    sizes, sent = {"tensor": 4, "data": 8, "pipeline": 2}, {"tensor": 4, "data": 9, "pipeline": 1}
+    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))
+
+
+@placing.requires("groups that lie across the end of a machine")
+def _(answer, draw):
+    sizes, sent = {"tensor": 3, "data": 4}, {"tensor": 9, "data": 3}
+    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))
+
+
+@placing.requires("fewer ranks than a machine has room for")
+def _(answer, draw):
+    sizes, sent = {"data": 3, "tensor": 2}, {"data": 3, "tensor": 9}
+    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=8))
+
+
+@placing.requires("four dimensions, one of them of size 1; machines of four ranks, and of one")
+def _(answer, draw):
+    sizes = {"replica": 2, "data": 1, "pipeline": 2, "tensor": 2}
+    sent = {"replica": 1, "data": 7, "pipeline": 3, "tensor": 12}
+    for per_machine in (4, 1):
+        _check_placement(answer, _cluster(draw, sizes, sent, per_machine))
