@@ -14,8 +14,10 @@
 import os
 import shutil
 import signal
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
@@ -833,6 +835,387 @@ plt.show()
 
 # %% [markdown]
 # ## 6. Exercises: build your own FSDP
+
+# %% [markdown]
+# Five parts of a sharded training, from the arithmetic to a checkpoint that fits any number of ranks.
+# 8.2 and 8.4 run on real ranks, where the process group is ready: `dist.get_rank()` and
+# `dist.get_world_size()` work. Later exercises may use your answers to earlier ones.
+
+# %% [markdown]
+# ### 8.1 The ledger as a function (2 points)
+#
+# Write the formulas of section 3 for any stage. Stage 0 shards nothing, stage 1 the optimizer state,
+# stage 2 the gradients as well, stage 3 the parameters as well. A shard is a whole number of
+# parameters, the same on every rank: where they do not divide, it is rounded up.
+
+
+# %% nbgrader={"grade_id": "8.1", "solution": true}
+def model_state_bytes(
+    parameters: int,
+    world_size: int,
+    stage: int,
+    parameter_bytes: int = 2,
+    gradient_bytes: int = 2,
+    optimizer_bytes: int = 12,
+) -> int:
+    """Returns the bytes of model state that each rank holds.
+
+    `parameters` is the number of parameters, `stage` 0, 1, 2 or 3. The other three are bytes for one
+    parameter; the defaults are mixed precision with Adam (ZeRO paper, section 3.1). A shard has
+    ceil(parameters / world_size) parameters. Raises ValueError for any other stage.
+    """
+    ### BEGIN SOLUTION
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"There are stages 0 to 3, and you asked for {stage}.")
+    shard = -(-parameters // world_size)
+    held = [shard if stage >= sharded_from else parameters for sharded_from in (3, 2, 1)]
+    sizes = parameter_bytes, gradient_bytes, optimizer_bytes
+    return sum(count * size for count, size in zip(held, sizes))
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.1-check", "grade": true, "points": 2, "locked": true}
+check("8.1", model_state_bytes)
+
+# %% [markdown]
+# ### 8.2 An optimizer that shares its state out (4 points)
+#
+# Stage 1 needs no new model, only a new optimizer. Every rank has all parameters and the same averaged
+# gradients. Each parameter gets an **owner**: one rank that keeps its state and computes its update. The
+# others receive the result.
+#
+# Whole parameters are shared out, and not single numbers, so that any optimizer may be inside, also one
+# that looks at a whole matrix. And yours is a `torch.optim.Optimizer` itself: a learning rate scheduler
+# changes `param_groups` of *your* object, and what it wrote there must count in the next step.
+#
+# Think of more ranks than parameters: an optimizer refuses an empty list of parameters, but not a group
+# with an empty list.
+
+
+# %% nbgrader={"grade_id": "8.2", "solution": true}
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Updates all parameters as `optimizer_cls(params, **kwargs)` does; a rank has a part of the state.
+
+    `params` are parameters or parameter groups, the same on every rank; `optimizer_cls` is any
+    optimizer whose update of a parameter needs no other one. Every parameter has one owner, also when
+    it is frozen. Counted in elements, no rank owns more than an equal share and one parameter more.
+
+    `param_groups` has all parameters with all options. `state` has those of this rank only, so that
+    `state_dict()` is this rank's part, and `load_state_dict()` takes it back.
+    """
+
+    def __init__(self, params, optimizer_cls: type[torch.optim.Optimizer], **kwargs) -> None:
+        ### BEGIN SOLUTION
+        self.make_inner = partial(optimizer_cls, **kwargs)
+        self.inner: list[torch.optim.Optimizer] = []  # one for each group, with what this rank owns
+        self.owners: dict[nn.Parameter, int] = {}
+        self.owned = [0] * dist.get_world_size()  # elements, by rank
+        of_nothing = self.make_inner([{"params": []}])  # it tells the options that kwargs leave out
+        super().__init__(params, of_nothing.defaults)
+        ### END SOLUTION
+
+    def add_param_group(self, param_group: dict) -> None:
+        """Adds a group, on every rank; the constructor of torch's Optimizer calls it for each group."""
+        ### BEGIN SOLUTION
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in sorted(group["params"], key=torch.numel, reverse=True):
+            self.owners[parameter] = self.owned.index(min(self.owned))
+            self.owned[self.owners[parameter]] += parameter.numel()
+        mine = [p for p in group["params"] if self.owners[p] == dist.get_rank()]
+        self.inner.append(self.make_inner([{**group, "params": mine}]))
+        self.state.update(self.inner[-1].state)  # some optimizers make their state at once
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        """Updates every parameter that has a gradient, on every rank. Returns what `closure` returns.
+
+        `closure`, where there is one, is called once, with gradients enabled, before the update.
+        """
+        ### BEGIN SOLUTION
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group, inner in zip(self.param_groups, self.inner):
+            # what a scheduler or load_state_dict has changed
+            options = {key: value for key, value in group.items() if key != "params"}
+            inner.param_groups[0].update(options)
+            inner.state = self.state
+            inner.step()
+        works = [dist.broadcast(p, src, async_op=True) for p, src in self.owners.items()]
+        for work in works:
+            work.wait()
+        return loss
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.2-check", "grade": true, "points": 4, "locked": true}
+check("8.2", ShardedOptimizer)
+
+# %% [markdown]
+# ### 8.3 Flatten, pad, shard and unshard (2 points)
+#
+# Collectives want equal pieces. So tensors are laid end to end in one vector, and zeros are added until
+# it divides. What makes this cheap is that the pieces, and the tensors that come out again, are
+# **views**: an all-gather writes into the pieces of an empty vector, and the tensors are there without a
+# copy. No process group here, only arithmetic.
+
+
+# %% nbgrader={"grade_id": "8.3", "solution": true}
+class FlatLayout:
+    """How tensors of the given shapes lie in one vector that n ranks share out.
+
+    They lie end to end, in their order, each in row-major order; then come the zeros. `shard_size` is
+    the number of elements of a shard, the same for every rank and as small as possible.
+    """
+
+    def __init__(self, shapes: list[torch.Size], world_size: int) -> None:
+        ### BEGIN SOLUTION
+        self.shapes, self.world_size = shapes, world_size
+        self.sizes = [shape.numel() for shape in shapes]
+        self.shard_size = -(-sum(self.sizes) // world_size)
+        ### END SOLUTION
+
+    def flatten(self, tensors: list[Tensor]) -> Tensor:
+        """Returns a new vector (world_size * shard_size,) with all tensors, padded with zeros."""
+        ### BEGIN SOLUTION
+        flat = tensors[0].new_zeros(self.world_size * self.shard_size)
+        for place, tensor in zip(self.unflatten(flat), tensors):
+            place.copy_(tensor)
+        return flat
+        ### END SOLUTION
+
+    def shards(self, flat: Tensor) -> list[Tensor]:
+        """Returns the shard (shard_size,) of each rank, as views into `flat`."""
+        ### BEGIN SOLUTION
+        return list(flat.view(self.world_size, self.shard_size).unbind())
+        ### END SOLUTION
+
+    def unflatten(self, flat: Tensor) -> list[Tensor]:
+        """Returns the tensors, in their shapes, as views into `flat` (world_size * shard_size,)."""
+        ### BEGIN SOLUTION
+        parts = flat[: sum(self.sizes)].split(self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.3-check", "grade": true, "points": 2, "locked": true}
+check("8.3", FlatLayout)
+
+# %% [markdown]
+# ### 8.4 FSDP that overlaps (5 points)
+#
+# Now all of stage 3. A **layer** here is a module with parameters of its own, which nothing but its own
+# `forward` uses: a linear layer, an embedding, a norm. Its matrices are sharded; its vectors are so small
+# that every rank keeps them. The optimizer gets the shards. `forward` needs the whole.
+#
+# Some tools that you may not have met.
+#
+# * `tensor.untyped_storage().resize_(0)` frees the memory and leaves the tensor as it is, also where
+#   autograd has kept it for backward. `resize_(bytes)` gets memory again; what was in it is lost.
+#   Autograd takes a write into a tensor that it has kept for a mistake. A write through
+#   `tensor.data`, taken beforehand, it does not see.
+# * `register_forward_pre_hook` and `register_forward_hook` call you before and after a layer's forward.
+#   `tensor.grad_fn.register_prehook` calls you when backward arrives at this tensor.
+#   `register_post_accumulate_grad_hook` calls you when a parameter's gradient is complete.
+# * Attributes in `vars(layer)` are found before registered parameters: `vars(layer)["weight"] = whole`
+#   shows forward the whole weight, while `layer.parameters()` still gives the shard.
+#
+# Three things decide whether the result is right, and quick.
+#
+# * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match. But
+#   an asynchronous gather may overtake a reduction on one rank and not on another: give each kind
+#   a group of its own (`dist.new_group`).
+# * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of
+#   the next can run. At most one layer ahead, and at most one reduction unfinished: more would hold
+#   what sharding has just saved.
+# * **Views.** A layer's output may be a view, and an operation in place, such as
+#   `nn.ReLU(inplace=True)`, replaces a view's `grad_fn`. That of its base, `output._base`, stays.
+
+
+# %% nbgrader={"grade_id": "8.4", "solution": true}
+class MiniFSDP(nn.Module):
+    """Shares `module` out: of every parameter with two or more dimensions, a rank keeps a shard.
+
+    Constructed on every rank around modules of the same architecture; it begins with rank 0's
+    parameters and buffers. Afterwards `parameters()` has for each matrix this rank's shard, a vector
+    of ceil(elements / world_size) elements padded with zeros, under its old name; vectors stay as they
+    are. One step of training, with an optimizer that was given `model.parameters()`:
+
+        loss_function(model(inputs), targets).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    A layer's whole matrices exist while its forward runs, and again while its backward runs. All
+    ranks call the same layers in the same order. Tied parameters stay tied, those that are frozen at
+    construction stay without gradient. With `compute_dtype`, weights are cast to it before they are
+    sent, floating point inputs of a layer as well, and forward and backward compute in it. The
+    parameters themselves, their gradients and the sums over the ranks stay as they were, float32.
+
+    `shapes` has the whole shape of every parameter, by its name in `module`.
+    """
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.module = module
+        ### BEGIN SOLUTION
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        self.compute_dtype = compute_dtype
+        self.gathers, self.reductions = dist.new_group(), dist.new_group()
+        self.calls: list[tuple] = []  # of layers, in the order in which their forwards ended
+        self.pending: list[tuple] = []  # reductions that run
+        weights = {p: self._weight(p) for p in module.parameters()}  # a tied one once
+        self.weights = {weight.kept: weight for weight in weights.values()}
+        for layer in module.modules():
+            named = layer.named_parameters(recurse=False, remove_duplicate=False)
+            own = SimpleNamespace(weights={name: weights[p] for name, p in named}, started=0)
+            for name, weight in own.weights.items():
+                layer.register_parameter(name, weight.kept)
+            if own.weights:
+                before = partial(self._before_forward, own)
+                layer.register_forward_pre_hook(before, with_kwargs=True)
+                layer.register_forward_hook(partial(self._after_forward, own))
+
+    def _weight(self, parameter: nn.Parameter) -> SimpleNamespace:
+        """What the optimizer sees (`kept`) and what forward sees (`whole`, with memory or without)."""
+        sharded = parameter.dim() > 1
+        layout = FlatLayout([parameter.shape], dist.get_world_size() if sharded else 1)
+        flat = layout.flatten([parameter.detach()])
+        kept = parameter
+        if sharded:
+            shard = layout.shards(flat)[dist.get_rank()].clone()
+            kept = nn.Parameter(shard, parameter.requires_grad)
+        flat = flat.to(self.compute_dtype or flat.dtype)
+        [whole] = layout.unflatten(flat.data)
+        weight = SimpleNamespace(
+            kept=kept, whole=whole, flat=flat, sharded=sharded, layout=layout, work=None
+        )
+        if parameter.requires_grad:
+            whole.requires_grad_()
+            whole.register_post_accumulate_grad_hook(partial(self._gradient_ready, weight))
+        weight.bytes = flat.nbytes
+        self._free([weight])
+        return weight
+
+    def _start_gather(self, weights: Iterable[SimpleNamespace]) -> None:
+        for weight in weights:
+            memory = weight.flat.untyped_storage()
+            if memory.nbytes() > 0:
+                continue  # it is there, or on its way
+            memory.resize_(weight.bytes)
+            kept = weight.kept.detach().to(weight.flat.dtype)
+            if weight.sharded:
+                pieces = weight.layout.shards(weight.flat)
+                weight.work = dist.all_gather(pieces, kept, group=self.gathers, async_op=True)
+            else:
+                weight.whole.data.copy_(kept)
+
+    def _wait(self, weights: Iterable[SimpleNamespace]) -> None:
+        for weight in weights:
+            if weight.work is not None:
+                weight.work.wait()
+                weight.work = None
+
+    def _free(self, weights: Iterable[SimpleNamespace]) -> None:
+        self._wait(weights)
+        for weight in weights:
+            weight.flat.untyped_storage().resize_(0)
+
+    def _before_forward(self, own, layer: nn.Module, inputs: tuple, keywords: dict) -> tuple:
+        own.started = len(self.calls)
+        self._start_gather(own.weights.values())
+        self._wait(own.weights.values())
+        for name, weight in own.weights.items():
+            vars(layer)[name] = weight.whole
+        return tuple(map(self._cast, inputs)), {k: self._cast(v) for k, v in keywords.items()}
+
+    def _cast(self, value):
+        floating = torch.is_tensor(value) and value.is_floating_point()
+        return value.to(self.compute_dtype) if floating and self.compute_dtype else value
+
+    def _after_forward(self, own, layer: nn.Module, inputs: tuple, output) -> None:
+        for name in own.weights:
+            del vars(layer)[name]
+        self._free(own.weights.values())
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        learning = [y for y in outputs if torch.is_tensor(y) and y.requires_grad]
+        if learning:
+            prepare = partial(self._prepare_backward, self.calls, len(self.calls))
+            self.calls.append((own.weights.values(), own.started))
+            for node in {t.grad_fn for y in learning for t in (y, y._base) if t is not None}:
+                node.register_prehook(prepare)
+
+    def _prepare_backward(self, calls: list, index: int, gradients: tuple) -> None:
+        """Backward arrives at the output of a call, and has left those that began after its end."""
+        for weights, started in calls[index + 1 : index + 2]:
+            if started > index:
+                self._free(weights)  # a frozen weight gets no gradient, at which it would be freed
+        for weights, _ in reversed(calls[max(index - 1, 0) : index + 1]):
+            self._start_gather(weights)
+        self._wait(calls[index][0])
+
+    def _gradient_ready(self, weight: SimpleNamespace, whole: Tensor) -> None:
+        self._free([weight])
+        gradient, whole.grad = whole.grad.to(weight.kept.dtype), None
+        if weight.sharded:
+            self._finish_reductions()
+            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+            total = torch.empty_like(weight.kept, requires_grad=False)
+            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
+        else:
+            total = gradient
+            work = dist.all_reduce(total, group=self.reductions, async_op=True)
+        self.pending.append((work, weight.kept, total))
+
+    def _finish_reductions(self) -> None:
+        for work, kept, total in self.pending:
+            work.wait()
+            total /= dist.get_world_size()
+            if kept.grad is None:
+                kept.grad = total
+            else:
+                kept.grad += total
+        self.pending.clear()
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Returns when every `.grad` is the mean over all ranks; call it before the optimizer.
+
+        Gradients of several backward passes add up. Where no rank has one, `.grad` stays None.
+        Afterwards no layer is gathered.
+        """
+        ### BEGIN SOLUTION
+        self._finish_reductions()
+        for weights, _ in self.calls:
+            self._free(weights)
+        self.calls = []
+        ### END SOLUTION
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Returns every whole parameter by its name in `module`, on every rank; all must call it."""
+        ### BEGIN SOLUTION
+        full = {}
+        for name, kept in self.module.named_parameters():
+            full[name] = kept.detach().clone()
+            if self.weights[kept].sharded:
+                layout = self.weights[kept].layout
+                flat = kept.new_empty(layout.world_size * layout.shard_size)
+                dist.all_gather(layout.shards(flat), kept.detach())
+                [full[name]] = layout.unflatten(flat)
+        return full
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.4-check", "grade": true, "points": 5, "locked": true}
+check("8.4", MiniFSDP)
 
 # %% [markdown]
 # ## 7. See it: a ledger with sliders
