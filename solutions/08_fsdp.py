@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -1216,6 +1217,92 @@ class MiniFSDP(nn.Module):
 
 # %% nbgrader={"grade_id": "8.4-check", "grade": true, "points": 5, "locked": true}
 check("8.4", MiniFSDP)
+
+# %% [markdown]
+# ### 8.5 A checkpoint for any number of ranks (3 points)
+#
+# Every rank saves its part, and no rank ever holds the whole. This is what a rank saves:
+
+
+# %%
+def checkpoint_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    """Returns this rank's part of a checkpoint of a MiniFSDP (exercise 8.4) and its optimizer."""
+    names = {kept: name for name, kept in model.module.named_parameters()}
+    return {
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "shapes": model.shapes,
+        "parameters": {name: kept.detach() for kept, name in names.items()},
+        "optimizer": {names[kept]: state for kept, state in optimizer.state.items()},
+    }
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict) -> None:
+    """Puts a part that was saved on this rank, or resharded for it, back."""
+    for name, kept in model.module.named_parameters():
+        kept.data.copy_(checkpoint["parameters"][name])
+        if name in checkpoint["optimizer"]:
+            optimizer.state[kept] = dict(checkpoint["optimizer"][name])
+
+
+# %% [markdown]
+# Four ranks have saved, and two are left to go on, or three, or sixteen. Write what turns the parts of
+# one run into parts for another. The parts come in any order: file names sorted as text put rank 10
+# before rank 2. And if one is missing, what is left is no checkpoint.
+
+
+# %% nbgrader={"grade_id": "8.5", "solution": true}
+def reshard(checkpoints: list[dict], world_size: int) -> list[dict]:
+    """Returns the parts for ranks 0 to `world_size` - 1, made of all parts of one checkpoint.
+
+    A part is what `checkpoint_of` gives. `shapes` has the whole shape of each parameter by its name.
+    With two or more dimensions a parameter is sharded as in exercise 8.4: flattened, padded with zeros,
+    cut into equal shards. So are its optimizer's tensors, but not numbers and tensors without a
+    dimension, such as Adam's `step`. All else is the same on every rank. A parameter without optimizer
+    state is not in `optimizer`.
+
+    `checkpoints` are in any order. Raises ValueError unless they are the parts of ranks 0 to n - 1, each
+    once, of a run on n ranks; the message names a rank that is missing. New tensors have memory of
+    exactly their size, and `checkpoints` stay as they are.
+    """
+    ### BEGIN SOLUTION
+    parts = sorted(checkpoints, key=lambda part: part["rank"])
+    ranks, saved = [part["rank"] for part in parts], max(part["world_size"] for part in parts)
+    if ranks != list(range(saved)):
+        missing = sorted(set(range(saved)) - set(ranks))
+        raise ValueError(f"Of {saved} ranks, these are here: {ranks}; missing: {missing}.")
+
+    def cut_anew(shape: torch.Size, values: list) -> list:
+        if len(shape) < 2 or not torch.is_tensor(values[0]) or values[0].dim() == 0:
+            return [deepcopy(values[0]) for _ in range(world_size)]
+        [whole] = FlatLayout([shape], saved).unflatten(torch.cat(values))
+        layout = FlatLayout([shape], world_size)
+        return [shard.clone() for shard in layout.shards(layout.flatten([whole]))]
+
+    shapes = parts[0]["shapes"]
+    made = [
+        {
+            "rank": rank,
+            "world_size": world_size,
+            "shapes": shapes,
+            "parameters": {},
+            "optimizer": {},
+        }
+        for rank in range(world_size)
+    ]
+    for name, shape in shapes.items():
+        for new, value in zip(made, cut_anew(shape, [part["parameters"][name] for part in parts])):
+            new["parameters"][name] = value
+        for key in parts[0]["optimizer"].get(name, {}):
+            states = [part["optimizer"][name][key] for part in parts]
+            for new, value in zip(made, cut_anew(shape, states)):
+                new["optimizer"].setdefault(name, {})[key] = value
+    return made
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.5-check", "grade": true, "points": 3, "locked": true}
+check("8.5", reshard)
 
 # %% [markdown]
 # ## 7. See it: a ledger with sliders
