@@ -7,12 +7,17 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_utils import mnist, text
+from course_utils.checks import load_answer
 from course_utils.models import LanguageModel, MnistConvNet, MnistNet
 from tests.techniques import Job
 
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
 EVEN, UNEVEN = (24, 24, 24), (24, 11, 13, 2)
 CONTEXT = 12  # tokens of a window
+# what an elastic sampler shares out; the last step of an epoch has less than the others
+SAMPLES, GLOBAL_BATCH, EPOCHS, STEPS_PER_EPOCH = 66, 24, 2, 3
+
+ElasticSampler = load_answer("9.2")
 
 
 class Awkward(nn.Module):
@@ -49,6 +54,11 @@ class Part(nn.Module):
         return self.down(self.up(self.scale * x).relu()) + self.bias
 
 
+def samples() -> tuple[Tensor, Tensor]:
+    """The images and labels that an elastic sampler numbers."""
+    return mnist.tensors(train=True, limit=SAMPLES)
+
+
 def small_language_model(tied: bool = False) -> LanguageModel:
     """Sizes that divide by 2, 3 and 4 ranks, and a layer for each of 4 stages."""
     vocabulary = len(text.vocabulary())
@@ -67,9 +77,20 @@ def make_jobs() -> dict[str, Job]:
         "language": Job(small_language_model, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
         "uneven language": Job(small_language_model, _batches(windows, UNEVEN[:-1])),
+        "sampled": Job(MnistNet, _sampled()),
         "one part": Job(partial(_parts, 1), _batches(numbers, EVEN), mse_loss),
         "two parts": Job(partial(_parts, 2), _batches(numbers, EVEN), mse_loss),
     }
+
+
+def _sampled() -> list[tuple[Tensor, Tensor]]:
+    """The global batches of all epochs, as one rank gets them."""
+    sampler, batches = ElasticSampler(SAMPLES, GLOBAL_BATCH, rank=0, world_size=1), []
+    images, labels = samples()
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        batches += [(images[rows], labels[rows]) for rows in sampler]
+    return batches
 
 
 def _tied_language_model() -> LanguageModel:
