@@ -1,46 +1,1351 @@
 # %% [markdown]
 # # 9. Elastic training: machines fail, the training goes on
 #
-# A training run on many machines loses some of them while it runs.
+# While Llama 3 405B was trained on 16,384 GPUs, the job was interrupted 466 times in 54 days, 419
+# times without warning ([Llama 3 paper](https://arxiv.org/abs/2407.21783), section 3.3.4). So many
+# machines are never all well for a day. A run of that size is not one that does not fail. It is one
+# that fails and goes on.
+#
+# In this chapter you kill processes for real: a worker, then a whole node with its agent. Nodes leave
+# and come back while the training runs. At the end the parameters are those of a run that nobody
+# disturbed, and every sample was used exactly once per epoch. Training that goes on with the
+# machines that are there is called **elastic**.
+#
+# The chapter kills processes with signals and needs Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
 import hashlib
 import io
+import json
 import math
 import os
 import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import matplotlib.pyplot as plt
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 
-from course_utils import hardware
+from course_utils import explore, hardware, mnist, plots
 from course_utils.checks import check, hint
+from course_utils.equality import equal, flat
+from course_utils.launch import RankFailure, launch
+from course_utils.terminal import run_in_terminal
 
+torch.set_num_threads(1)  # so small a model loses time with more
 hardware.report()
 
 # %% [markdown]
 # ## 1. The factory: the night shift
+#
+# The product is made in several buildings, day and night, for weeks. At night a machine breaks, a
+# worker goes home, a whole building loses its power. Nobody can be called. What has to be there so
+# that the night shift goes on by itself?
+#
+# * In every building a **foreman**, who makes nothing. He watches his workers. If one is gone, he
+#   sends the others home and starts a new shift.
+# * A **register**, where all foremen sign in before a shift. It says who is there tonight, and who
+#   is number 0. At least so many buildings must have signed, at most so many are needed.
+# * A **safe**, where the state of the work is put from time to time: the product as it is now, the
+#   settings of the machines, and the place in the order list.
+#
+# A new shift opens the safe, reads how far the work is, and goes on from there. What was done after
+# the last entry is lost, and done again.
+
+# %%
+figure, ax = plots.canvas(height=4.0)
+ink = plots.COLORS["ink"]
+ax.add_patch(plt.Rectangle((3.7, 3.55), 2.6, 1.15, facecolor="white", edgecolor=ink))
+ax.text(5.0, 4.48, "register", ha="center", va="center", weight="bold")
+ax.text(5.0, 3.95, "shift 3:  A is 0, B is 1\nat least 1, at most 2", ha="center", va="center")
+for x, name, shade in ((0.6, "building A", 0), (6.9, "building B", 1)):
+    plots.building(ax, x, 0.75, width=2.5, height=2.1, color=plots.RANK_COLORS[shade])
+    ax.text(x + 1.25, 0.6, name, ha="center", va="top")
+    ax.plot(x + 0.5, 1.75, marker="^", markersize=15, color=ink)
+    ax.text(x + 0.85, 1.75, "foreman", va="center", fontsize=10)
+    for worker in range(2):
+        ax.plot(x + 0.5 + 0.7 * worker, 1.2, marker="o", markersize=11, color="white", mec=ink)
+    ax.text(x + 1.5, 1.2, "workers", va="center", fontsize=10)
+    register = (3.65, 4.0) if shade == 0 else (6.35, 4.0)
+    plots.arrow(ax, (x + 1.25, 2.95), register, bend=0.2 if shade == 0 else -0.2)
+    safe = (4.15, 0.95) if shade == 0 else (5.85, 0.95)
+    side = x + 2.55 if shade == 0 else x - 0.05
+    plots.arrow(ax, (side, 0.95), safe, color=plots.COLORS["update"])
+ax.text(1.6, 3.75, "signs in", ha="center")
+ax.text(8.4, 3.75, "signs in", ha="center")
+ax.add_patch(plt.Rectangle((4.2, 0.4), 1.6, 1.3, facecolor="#E8E8E8", edgecolor=ink, lw=2))
+ax.add_patch(plt.Circle((5.0, 1.2), 0.26, facecolor="white", edgecolor=ink))
+ax.text(5.0, 0.6, "safe", ha="center", va="center", weight="bold")
+plt.show()
 
 # %% [markdown]
-# ## 2. The smallest real run
+# *Two buildings, each with a foreman and two workers. The foremen sign in the register, which
+# decides who takes part in a shift. The state of the work lies in a safe that burns with neither.*
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | building | **node** | one machine with its GPUs |
+# | foreman | **agent**: the process that `torchrun` is | starts the node's workers, watches and restarts them |
+# | worker | **worker**, a rank | one process with one GPU |
+# | everyone in a shift | **worker group** | all workers that train together; it lives and dies as a whole |
+# | register | **rendezvous** | where agents agree on who takes part and who has which rank |
+# | signing again now and then | **keep-alive** | an agent that is silent for too long is struck off |
+# | safe | **checkpoint** | the state on a disk that outlives the machine |
+# | at least, at most | `--nnodes 1:2` | the **minimum** to start with, the **maximum** to wait for |
 
 # %% [markdown]
-# ## 3. Predict, then measure
+# ## 2. The smallest real run: a worker dies, the work is done
+#
+# This script needs no tensor. In its first life, rank 1 does what the Linux kernel does with a
+# process that takes too much memory: `kill -9`, the signal SIGKILL, against which no program can do
+# anything. Rank 0 waits for it, as in a collective.
+
+# %%
+script = Path("scratch/two_lives.py")
+script.parent.mkdir(exist_ok=True)
+script.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/two_lives.py
+"""Dies once. Start it with torchrun."""
+
+import os
+import signal
+
+life, number = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+if life == "0":
+    if number == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()  # as a rank that waits for another one
+if number == "0":
+    for name, value in sorted(os.environ.items()):
+        if "RANK" in name or "WORLD" in name or name.startswith(("MASTER", "TORCHELASTIC_R")):
+            print(f"{name:27} {'a free port' if name == 'MASTER_PORT' else value}")
+
+# %%
+meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "night"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *meeting]
+print(run_in_terminal(*torchrun, "--nproc-per-node", "2", "--max-restarts", "1", script), end="")
 
 # %% [markdown]
-# ## 4. By hand, then with PyTorch
+# `python -m torch.distributed.run` is what the command `torchrun` runs. It is the agent. It saw that
+# a worker had died, ended the other one, and started both again: the restart count is 1. No other
+# program had to be called, and with `--max-restarts 0`, the default, the job would have failed.
+#
+# Workers know all they need from their environment. What the variables mean
+# ([torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html), "Environment Variables"):
+#
+# | variable | meaning |
+# |---|---|
+# | `RANK`, `WORLD_SIZE` | this worker's number, and how many there are, **now**: both can be others after a restart |
+# | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same within the node: which GPU to take |
+# | `GROUP_RANK`, `GROUP_WORLD_SIZE` | the node's number, and how many nodes there are |
+# | `ROLE_RANK`, `ROLE_WORLD_SIZE` | as `RANK`, among workers of one role; with one role the same |
+# | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 listens, so that `init_process_group` finds the others; a new port for every worker group |
+# | `TORCHELASTIC_RESTART_COUNT` | how often this agent restarted its workers after a failure |
+# | `TORCHELASTIC_RUN_ID` | the job's name, `--rdzv-id`: agents with the same name belong together |
+
+# %% [markdown]
+# ## 3. Predict, then measure: what a failure costs
+#
+# ### The work since the last checkpoint
+#
+# A checkpoint after every $k$ steps, a death after $d$ steps: the new life goes on at the last
+# multiple of $k$. So $d \bmod k$ steps are computed twice. **Predict** it for 20 steps and a death after
+# 11, for $k$ = 1, 4, 6 and for no checkpoint at all.
+
+# %%
+steps, death = 20, 11
+predicted = {
+    f"every {k}" if k else "no checkpoint": death % k if k else death for k in (1, 4, 6, 0)
+}
+
+
+# %%
+def count_steps(rank, folder, every, dies_after):
+    """Counts to `steps`, and goes on where the last checkpoint was; notes every step it does."""
+    saved = folder / "saved"
+    done = int(saved.read_text()) if saved.exists() else 0
+    while done < steps:
+        done += 1
+        with (folder / "all steps").open("a") as notes:
+            print(done, file=notes)
+        if every and done % every == 0:
+            saved.write_text(str(done))
+        if done == dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def steps_done_twice(every):
+    folder = Path("scratch/count")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        launch(count_steps, 1, folder.resolve(), every, death)
+    except RankFailure as failure:
+        assert failure.kind == "signal"
+    launch(count_steps, 1, folder.resolve(), every, None)
+    return len((folder / "all steps").read_text().split()) - steps
+
+
+plots.compare(
+    predicted,
+    {name: steps_done_twice(int(name.split()[-1]) if name[0] == "e" else 0) for name in predicted},
+)
+
+# %% [markdown]
+# On average a death comes in the middle between two checkpoints, and half an interval is lost.
+#
+# ### How often to save
+#
+# Saving costs time too. Save every minute, and most of the time goes into saving. Save once a day, and
+# each failure costs half a day. With an interval of $\tau$ between checkpoints, $C$ for saving one,
+# $R$ for a recovery, and $M$ as the **mean time between failures** (MTBF) of the job, the share of time
+# that is lost is about
+#
+# $$L(\tau) = \frac{C}{\tau} + \frac{\tau/2 + R}{M}.$$
+#
+# The first term is paid once in every interval. The second is paid once in every $M$: half an
+# interval of work, and the recovery. The derivative $-C/\tau^2 + 1/(2M)$ is zero at
+#
+# $$\tau^* = \sqrt{2\,C\,M},$$
+#
+# the formula of Young (1974); Daly (2006) has the next terms. The recovery $R$ moves the
+# curve up, not sideways. At $\tau^*$ the two shares, saving and lost work, are equal, each
+# $\sqrt{C/(2M)}$.
+#
+# A job needs all its nodes. If each fails independently once in $m$ on average, $n$ of them fail once
+# in $M = m/n$. Now Llama's numbers.
+
+# %%
+gpus, days, failures = 16_384, 54, 419  # Llama 3 paper, section 3.3.4
+M = days * 24 * 60 / failures
+print(f"the job: one failure in {M / 60:.1f} hours")
+print(f"one server of 8 GPUs: one failure in {M * gpus / 8 / 60 / 24:.0f} days")
+for save_minutes in (0.1, 1, 10):
+    best = math.sqrt(2 * save_minutes * M)
+    print(
+        f"saving takes {save_minutes:4} min: save every {best:4.1f} min, "
+        f"{save_minutes / best:4.1%} for saving, {best / 2 / M:4.1%} lost work"
+    )
+
+# %% [markdown]
+# The paper does not say how long a save took; the three times are assumptions. A server that fails less
+# than twice a year makes a cluster that fails every three hours, and a save of ten minutes would
+# cost a third of everything. That is why so much work goes into making saves short.
+#
+# **Measured**, in a simulation: failures come at random, with the same probability at every moment, in
+# work as in saving and recovering. The points are simulated, the line is the formula.
+
+
+# %%
+def simulated_loss(interval, save, recovery, mtbf, intervals=20_000):
+    """The share of time that was no lasting work, with random failures (minutes)."""
+    dice = random.Random(0)
+    clock, next_failure = 0.0, dice.expovariate(1 / mtbf)
+    for _ in range(intervals):
+        while clock + interval + save > next_failure:  # this interval never reached the disk
+            clock = next_failure + recovery
+            next_failure = clock + dice.expovariate(1 / mtbf)
+        clock += interval + save
+    return 1 - intervals * interval / clock
+
+
+save, recovery, mtbf = 1.0, 3.0, M
+taus = np.geomspace(3, 200, 60)
+formula = save / taus + (taus / 2 + recovery) / mtbf
+tried = [3, 6, 12, 19, 30, 60, 120, 200]
+simulated = [simulated_loss(tau, save, recovery, mtbf) for tau in tried]
+
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
+ax.plot(taus, 100 * formula, color=plots.COLORS["ink"], label="formula", lw=2.2)
+ax.plot(taus, 100 * save / taus, color=plots.COLORS["update"], ls="--", label="saving")
+ax.plot(taus, 100 * taus / 2 / mtbf, color=plots.COLORS["wrong"], ls=":", lw=2.2, label="lost work")
+ax.plot(
+    tried,
+    [100 * share for share in simulated],
+    "o",
+    color=plots.COLORS["forward"],
+    mec=plots.COLORS["ink"],
+    label="simulated",
+)
+best = math.sqrt(2 * save * mtbf)
+ax.axvline(best, color="#8C8C8C", lw=1)
+ax.text(best * 1.04, 57, f"$\\tau^*$ = {best:.0f} min", va="top")
+ax.set_xscale("log")
+ax.set_xticks([3, 10, 30, 100, 200], ["3", "10", "30", "100", "200"])
+ax.minorticks_off()
+ax.set(xlabel="interval between checkpoints (minutes)", ylabel="time lost (%)", ylim=(0, 60))
+ax.set_title("Too often costs saving, too rarely costs work")
+ax.legend(loc="upper center")
+plt.show()
+lowest = min(zip(simulated, tried))[1]
+print(
+    f"of the intervals tried, the simulation is best at {lowest} minutes, the formula at {best:.0f}"
+)
+print(
+    f"there the formula says {save / best + (best / 2 + recovery) / mtbf:.1%},",
+    f"the simulation {simulated_loss(best, save, recovery, mtbf):.1%}",
+)
+
+# %% [markdown]
+# *The curve falls like saving and rises like lost work. Around its lowest point it is flat: twice or
+# half the best interval costs little more. Far to the right the simulation lies below the line,
+# because there a failure seldom finds a whole interval to destroy.*
+
+# %% [markdown]
+# ## 4. By hand, then with PyTorch: an agent, a checkpoint, a run that cannot be stopped
+#
+# ### An agent by hand
+#
+# An agent is a loop: start the workers, look at them now and then, and if one has died, end all and
+# start again. All, because the others wait for the dead one in a collective, and because a process
+# group cannot lose a member or take in a new one. `patience` is for section 5.
+
+
+# %%
+def supervise(program, workers, max_restarts, patience=None):
+    """Runs `workers` copies of a program until all end well. Returns what happened, in words.
+
+    patience: seconds after which a worker that has stopped to touch its file counts as hung.
+    """
+    story = []
+    for life in range(max_restarts + 1):
+        beats = [Path(f"scratch/beat-{number}") for number in range(workers)]
+        group = []
+        try:
+            for number, beat in enumerate(beats):
+                beat.unlink(missing_ok=True)
+                own = {"RANK": str(number), "LIFE": str(life), "BEAT": str(beat)}
+                group.append(subprocess.Popen([sys.executable, program], env=os.environ | own))
+            while not (gone := what_is_wrong(group, beats, patience)):
+                if all(worker.poll() == 0 for worker in group):
+                    return [*story, f"life {life}: all workers ended well"]
+                time.sleep(0.02)  # the monitor interval
+            story.append(f"life {life}: {gone}")
+        finally:
+            for worker in group:
+                worker.kill()
+                worker.wait()
+    return [*story, "no restarts left"]
+
+
+def what_is_wrong(group, beats, patience):
+    for number, (worker, beat) in enumerate(zip(group, beats)):
+        if worker.poll() not in (None, 0):
+            return f"worker {number} ended with {signal.Signals(-worker.returncode).name}"
+        lives = worker.poll() is None and beat.exists()
+        if patience and lives and time.time() - beat.stat().st_mtime > patience:
+            return f"worker {number} lives, but was silent for more than {patience} s"
+    return None
+
+
+# %%
+program = Path("scratch/mortal.py")
+program.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/mortal.py
+"""A worker that, in its first life, dies or hangs."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+first_life, number = os.environ["LIFE"] == "0", os.environ["RANK"]
+Path(os.environ["BEAT"]).touch()
+if first_life and number == "1":
+    if Path("scratch/hang").exists():
+        time.sleep(1000)
+    os.kill(os.getpid(), signal.SIGKILL)
+if first_life:
+    while True:  # the others wait, and are well
+        Path(os.environ["BEAT"]).touch()
+        time.sleep(0.1)
+sys.exit(0)
+
+# %%
+Path("scratch/hang").unlink(missing_ok=True)
+for line in supervise(program, workers=3, max_restarts=2):
+    print(line)
+
+# %% [markdown]
+# That is what torchrun does on one node. Two things are missing: agents on several nodes have to agree,
+# which is the rendezvous, and the new life must know what the old one knew. Begin with the second.
+#
+# ### What a checkpoint has to hold
+#
+# Everything on which the next step depends. Forget one thing, and the run goes on, the loss falls, and
+# yet it is another run. The next cell trains a small network for 12 steps. Then it resumes from step
+# 6 six times, and each time but the first one part is left out.
+
+# %%
+images, labels = mnist.tensors(train=True, limit=480)
+images = images.flatten(1)
+
+
+def new_run():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.7)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def train_steps(run, position, count):
+    """`count` steps on the rows from `position` on. Returns their losses."""
+    losses = []
+    for start in range(40 * position, 40 * (position + count), 40):
+        rows = slice(start, start + 40)
+        run["optimizer"].zero_grad()
+        loss = cross_entropy(run["model"](images[rows]), labels[rows])
+        loss.backward()
+        run["optimizer"].step()
+        run["scheduler"].step()
+        losses.append(loss.item())
+    return losses
+
+
+undisturbed = new_run()
+undisturbed_losses = train_steps(undisturbed, 0, 6)
+whole = {name: part.state_dict() for name, part in undisturbed.items()}
+whole |= {"position": 6, "random numbers": torch.get_rng_state()}
+buffer = io.BytesIO()  # what lies on the disk does not change when training goes on
+torch.save(whole, buffer)
+undisturbed_losses += train_steps(undisturbed, 6, 6)
+
+
+def resumed_without(*left_out):
+    """Six more steps from the checkpoint, a part of which is not used."""
+    run = new_run()
+    saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    for name in run.keys() - set(left_out):
+        run[name].load_state_dict(saved[name])
+    if "random numbers" not in left_out:
+        torch.set_rng_state(saved["random numbers"])
+    return run, train_steps(run, 0 if "position" in left_out else saved["position"], 6)
+
+
+expected = flat(undisturbed["model"].parameters())
+for left_out in ([], *([name] for name in whole)):
+    run, _ = resumed_without(*left_out)
+    same = torch.equal(expected, flat(run["model"].parameters()))
+    print(f"without {', '.join(left_out) or 'leaving anything out':22} bit-equal: {same}")
+
+# %% [markdown]
+# Five parts: **model, optimizer, scheduler, position in the data, random numbers**. With all five the
+# resumed run is the same, bit for bit.
+#
+# ### What may not depend on a rank
+#
+# Elastic runs add a condition. After a failure there may be fewer ranks, or more, and a rank's number
+# may change. So nothing that shapes the result may belong to a rank:
+#
+# * **The order of samples** belongs to the epoch, and a **global batch**, all samples of one step, to
+#   the step. A rank takes its share of the batch. How many ranks there are decides only how large the
+#   shares are, and not even that they are equal.
+# * **The gradient** is the sum over all samples of the batch, divided by their number. Not the mean of
+#   the ranks' means: shares may differ in size.
+# * **Random numbers**, such as those of dropout, are drawn for the whole global batch on every rank; each
+#   takes the rows of its share. On a large model one would derive a seed from step and sample.
+# * **The learning rate** belongs to the step. The global batch stays as it is, so it need not change.
+#
+# The next cell writes these rules, and the checkpoints, into a file that the notebook and the
+# workers import. It keeps the step of SGD with momentum in plain sight, which also saves the workers
+# the import of `torch.optim`: a new worker's start is part of every recovery. `used` counts how often
+# each row went into the parameters. It is part of the state, so a step that is lost is taken off the
+# count as well.
+
+# %%
+Path("scratch/elastic_parts.py").unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/elastic_parts.py
+"""What the elastic training is made of. The notebook and every worker import this file."""
+
+import math
+import os
+import tempfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+ROWS, BATCH, EPOCHS, EVERY = 480, 48, 2, 3  # a checkpoint after every 3 steps
+PER_EPOCH = ROWS // BATCH
+STEPS = EPOCHS * PER_EPOCH
+
+
+def rows_of_step(step):
+    """The rows of the global batch of `step`, an int64 tensor. No rank has a say in it."""
+    epoch, place = divmod(step, PER_EPOCH)
+    shuffled = torch.randperm(ROWS, generator=torch.Generator().manual_seed(epoch))
+    return shuffled.split(BATCH)[place]
+
+
+def learning_rate(step):
+    return 0.05 * (1 + math.cos(math.pi * step / STEPS))
+
+
+def new_state(device="cpu"):
+    """Everything that the next step depends on."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        "hidden": (0.05 * torch.randn(784, 32, generator=generator)).to(device),
+        "output": (0.2 * torch.randn(32, 10, generator=generator)).to(device),
+    }
+    return {
+        "step": 0,  # says where the data and the learning rate are, too
+        "weights": weights,
+        "momentum": {name: torch.zeros_like(weight) for name, weight in weights.items()},
+        "random": generator.get_state(),
+        "used": torch.zeros(EPOCHS, ROWS, dtype=torch.int64, device=device),
+    }
+
+
+def train_step(state, images, labels, rank=0, ranks=1):
+    """One step on the global batch, of which this rank computes its share; changes `state`."""
+    step, weights, device = state["step"], state["weights"], images.device
+    generator = torch.Generator()
+    generator.set_state(state["random"])
+    keep = torch.rand(BATCH, 32, generator=generator) > 0.2  # dropout of the whole batch
+    share = torch.arange(BATCH).tensor_split(ranks)[rank]  # this rank's places in the batch
+    rows = rows_of_step(step)[share].to(device)
+
+    leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    hidden = torch.relu(images[rows] @ leaves["hidden"]) * keep[share].to(device) / 0.8
+    loss = cross_entropy(hidden @ leaves["output"], labels[rows], reduction="sum") / BATCH
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    used = torch.bincount(rows, minlength=ROWS)
+    if ranks > 1:
+        for part in (*gradients, used):
+            dist.all_reduce(part)
+
+    for name, gradient in zip(leaves, gradients):
+        state["momentum"][name].mul_(0.9).add_(gradient)
+        weights[name].sub_(learning_rate(step) * state["momentum"][name])
+    state["used"][step // PER_EPOCH] += used
+    state["random"] = generator.get_state()
+    state["step"] = step + 1
+
+
+def write_checkpoint(folder, state):
+    """Writes step-0007-1a2b3c4d.pt, the step and a checksum. The name appears when all is there."""
+    memory = BytesIO()
+    torch.save(state, memory)
+    name = f"step-{state['step']:04}-{zlib.crc32(memory.getbuffer()):08x}.pt"
+    number, unfinished = tempfile.mkstemp(dir=folder)
+    with open(number, "wb") as file:
+        file.write(memory.getbuffer())
+        file.flush()
+        os.fsync(number)  # on the disk, not only in the kernel's memory
+    Path(unfinished).rename(Path(folder, name))
+
+
+def newest_checkpoint(folder):
+    """Returns the newest state whose checksum agrees with its name, or None."""
+    for path in sorted(Path(folder).glob("step-*.pt"), reverse=True):
+        content = path.read_bytes()
+        if path.stem.endswith(f"{zlib.crc32(content):08x}"):
+            return torch.load(BytesIO(content), weights_only=True)
+    return None
+
+
+# %% [markdown]
+# Does the number of ranks change anything? Train the 20 steps with one process, then with 2, 3 and 5
+# ranks; 48 samples do not divide by 5.
+
+# %%
+if "scratch" not in sys.path:
+    sys.path.insert(0, "scratch")
+sys.modules.pop("elastic_parts", None)  # you may have changed the file
+import elastic_parts as parts
+
+cloudpickle.register_pickle_by_value(parts)  # send its functions along to the ranks
+
+alone = parts.new_state()
+for _ in range(parts.STEPS):
+    parts.train_step(alone, images, labels)
+parameters_alone = flat(alone["weights"].values())
+
+
+def train_on_ranks(rank, ranks):
+    device = hardware.device()
+    state = parts.new_state(device)
+    for _ in range(parts.STEPS):
+        parts.train_step(state, images.to(device), labels.to(device), rank, ranks)
+    return flat(state["weights"].values()), state["used"].cpu()
+
+
+for ranks in (2, 3, 5):
+    results = launch(train_on_ranks, ranks, ranks)
+    same = equal(parameters_alone, [parameters for parameters, _ in results])
+    once = all((used == 1).all().item() for _, used in results)
+    print(f"{ranks} ranks: parameters as alone: {same}, each sample once per epoch: {once}")
+
+# %% [markdown]
+# ### A checkpoint that is whole, or not there
+#
+# `write_checkpoint` is careful in three ways.
+#
+# * **Atomic.** It writes under another name and renames at the end. A rename within a file system happens
+#   at once: whoever looks finds the finished file or none. A process that dies while it writes
+#   leaves a temporary file that nobody takes for a checkpoint.
+# * **Flushed.** Without `fsync` the rename can reach the disk before the content, and after a power
+#   failure the name stands there without it.
+# * **Verified.** The name carries a checksum of the content. `newest_checkpoint` goes back from the
+#   newest to the first that agrees with its own name. That also finds what a disk or a copy has damaged
+#   later, which no rename can prevent.
+#
+# **Predict** the bytes of its tensors: the weights, as many for the momentum, 8 bytes for each counter,
+# and a generator's state. Then damage the newest of three files by a single bit.
+
+# %%
+numbers = 784 * 32 + 32 * 10
+predicted = {
+    "weights": 4 * numbers,
+    "momentum": 4 * numbers,
+    "used": 8 * parts.EPOCHS * parts.ROWS,
+    "random": torch.Generator().get_state().nbytes,
+}
+
+
+# %%
+def tensor_bytes(value):
+    tensors = value.values() if isinstance(value, dict) else [value]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+folder = Path("scratch/three")
+shutil.rmtree(folder, ignore_errors=True)
+folder.mkdir()
+state = parts.new_state()
+for _ in range(3):
+    parts.train_step(state, images, labels)
+    parts.write_checkpoint(folder, state)
+plots.compare(predicted, {name: tensor_bytes(state[name]) for name in predicted})
+print("newest checkpoint: step", parts.newest_checkpoint(folder)["step"])
+flip_a_bit(max(folder.glob("step-*.pt")))
+print("newest good checkpoint after the damage: step", parts.newest_checkpoint(folder)["step"])
+
+# %% [markdown]
+# ### With PyTorch: torchrun on two nodes
+#
+# Now the run for which all this was made. Two agents on this machine play two nodes, with one worker
+# each. They run the same command, as on two machines:
+#
+# ```
+# torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 5
+#          --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME  elastic_train.py
+# ```
+#
+# How agents find each other, the **rendezvous**
+# ([documentation](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html)):
+#
+# 1. Each agent enters its name in a store at the endpoint, and renews its entry every few seconds.
+# 2. As soon as the maximum has signed, the round is complete. With the minimum, the agents wait for late
+#    ones, the **last call**, and then complete it.
+# 3. Nodes are numbered, workers get their ranks, and a worker group starts. A round is never changed. If
+#    somebody comes or goes, there is a new round and a new group.
+#
+# Where the store lives matters: if its machine dies, so does the job. Here the notebook holds it, as a
+# scheduler's or a head node would, and no agent's death touches it.
+#
+# What each option costs when something fails:
+#
+# | option | default | what it decides |
+# |---|---|---|
+# | `--monitor-interval` | 0.1 s | how soon an agent sees that its own worker died |
+# | `keep_alive_interval` x `keep_alive_max_attempt` | 5 s x 3 | how long a silent node still counts as a member |
+# | `last_call_timeout` | 30 s | how long a round waits for more than the minimum |
+# | `join_timeout` | 600 s | how long to wait for the minimum before giving up |
+# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; nodes that come or go do not count |
+#
+# (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The notebook sets 1 s x 3 and
+# a last call of 2 s.
+
+# %%
+Path("scratch/elastic_train.py").unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/elastic_train.py
+"""A worker. Whoever is there goes on where the newest good checkpoint ends."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import elastic_parts as parts
+import psutil
+import torch
+import torch.distributed as dist
+
+folder, node = Path(sys.argv[1]), os.environ["NODE"]
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+group = os.environ["MASTER_PORT"]  # a worker group meets at a port of its own: that is its name
+diary = open(Path(folder, "events", f"{node}-{os.getpid()}.jsonl"), "w")  # noqa: SIM115
+
+
+def note(event, at=None):
+    line = {"event": event, "time": at or time.time(), "node": node, "pid": os.getpid()}
+    line |= {"group": group, "rank": rank, "ranks": ranks, "step": state["step"]}
+    print(json.dumps(line), file=diary, flush=True)
+
+
+def wait_at_gate():
+    """The notebook holds the run at chosen steps, so that it can kill at a known one."""
+    noted = False
+    while True:
+        opened_for, until = Path(folder, "gate").read_text().split()
+        if opened_for == group and state["step"] < int(until):
+            return
+        if not noted:
+            note("held")
+            noted = True
+        time.sleep(0.02)
+
+
+images, labels = torch.load(folder / "data.pt", weights_only=True)
+dist.init_process_group(
+    "gloo"
+)  # gloo on the CPU, also where there are GPUs: two nodes, one machine
+state = parts.newest_checkpoint(folder) or parts.new_state()  # nobody writes until all have read
+note("born", at=psutil.Process().create_time())
+while state["step"] < parts.STEPS:
+    wait_at_gate()
+    parts.train_step(state, images, labels, rank, ranks)
+    note("step")
+    if rank == 0 and (state["step"] % parts.EVERY == 0 or state["step"] == parts.STEPS):
+        parts.write_checkpoint(folder, state)
+dist.destroy_process_group()
+
+
+# %% [markdown]
+# Without the gate and the diary it is a script as you would write it: read the checkpoint, train, write
+# checkpoints. It does not know whether this is its first life.
+#
+# The next two cells are the notebook's side. Whatever happens in a `with` block of this kind, nothing
+# that carries the job's name in its environment survives it.
+
+
+# %%
+def processes_of(job):
+    """The processes, of any parent, that carry the name `job` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("COURSE_JOB") == job:
+                found.append(process)
+        except psutil.Error:  # gone in the meantime, or not ours to look at
+            pass
+    return found
+
+
+@contextmanager
+def no_survivors():
+    """Gives a name for a job; ends, by their ids, all processes that carry it."""
+    job = f"job-{uuid.uuid4()}"
+    try:
+        yield job
+    finally:
+        while left := processes_of(job):
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left, timeout=1)
+
+
+# %%
+class Nodes:
+    """Agents on this machine that play nodes, and the gate at which their workers wait."""
+
+    def __init__(self, job, folder):
+        self.job, self.folder, self.agents = job, folder, {}
+        self.groups, self.happened = [], []
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "events").mkdir(parents=True)
+        torch.save((images, labels), folder / "data.pt")
+        self.open_gate("nobody", 0)
+        print("members   restarts   steps")
+
+    def start(self, node):
+        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        own = {"COURSE_JOB": self.job, "NODE": node, "GLOO_SOCKET_IFNAME": loopback}
+        own |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        timing = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2"
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2"]
+        command += ["--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", "127.0.0.1"]
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.store.port}"]
+        command += ["--rdzv-conf", f"is_host=0,{timing}", "--rdzv-id", self.job]
+        command += ["scratch/elastic_train.py", str(self.folder)]
+        with (self.folder / f"{node}.log").open("a") as log:
+            self.agents[node] = subprocess.Popen(
+                command, env=os.environ | own, stdout=log, stderr=log
+            )
+        self.note(f"node {node} starts")
+
+    def note(self, what):
+        self.happened.append((time.time(), what))
+        print(f"{'':22}{what}", flush=True)
+
+    def open_gate(self, group, until):
+        new = self.folder / "gate.new"
+        new.write_text(f"{group} {until}")
+        new.rename(self.folder / "gate")
+
+    def events(self):
+        diaries = [path.read_text() for path in (self.folder / "events").iterdir()]
+        lines = [line for diary in diaries for line in diary.split("\n")[:-1]]  # finished ones
+        return sorted(map(json.loads, lines), key=lambda event: event["time"])
+
+    def wait_for(self, condition, what):
+        deadline = time.monotonic() + 100
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            time.sleep(0.02)
+        raise TimeoutError(f"{what}; see {self.folder}/*.log")
+
+    def group_held(self, ranks, step):
+        """A new worker group of which all `ranks` workers are held at `step`."""
+        held = [
+            e for e in self.events() if (e["event"], e["ranks"], e["step"]) == ("held", ranks, step)
+        ]
+        counts = Counter(e["group"] for e in held if e["group"] not in self.groups)
+        return next((group for group, count in counts.items() if count == ranks), None)
+
+    def train(self, ranks, first, until):
+        """Waits for a group of `ranks` workers that goes on at step `first`, lets it go to `until`."""
+        wanted = f"{ranks} workers at step {first}"
+        group = self.wait_for(lambda: self.group_held(ranks, first), wanted)
+        self.open_gate(group, until)
+        if until < parts.STEPS:
+            self.wait_for(lambda: self.group_held(ranks, until), f"{ranks} workers at step {until}")
+        else:
+            self.wait_for(
+                lambda: all(a.poll() is not None for a in self.agents.values()), "the end"
+            )
+        self.groups.append(group)
+        members = sorted({e["node"] for e in self.events() if e["group"] == group})
+        print(f"{' '.join(members):10}{len(self.groups) - 1:<12}{first} to {until - 1}", flush=True)
+
+    def kill_worker(self, node):
+        of_node = [e["pid"] for e in self.events() if e["node"] == node]
+        self.note(f"kill -9: the worker of node {node}")
+        psutil.Process(of_node[-1]).kill()
+
+    def kill_node(self, node):
+        agent = psutil.Process(self.agents.pop(node).pid)
+        self.note(f"kill -9: the agent of node {node} and its worker")
+        for process in [*agent.children(recursive=True), agent]:
+            process.kill()
+        step = max(e["step"] for e in self.events() if e["group"] == self.groups[-1])
+        self.open_gate(self.groups[-1], step + 1)  # the others go on, into an all-reduce
+
+
+# %% [markdown]
+# The plan: two nodes; the worker of B is killed after 5 steps; then the newest checkpoint is damaged
+# and the whole of B is killed after 11; A goes on alone; B comes back, and both train to the end.
+#
+# **Predict.** Checkpoints come after every 3 steps. After 5 steps the newest is that of step 3. After 11
+# it is that of step 9, but a damaged one, so step 6. When B comes back, A is at 14 and its checkpoint
+# at 12.
+
+# %%
+predicted = {
+    "steps that count": 20,
+    "steps computed": 20 + (5 - 3) + (11 - 6) + (14 - 12),
+    "worker groups": 4,
+    "samples used twice or never": 0,
+}
+
+# %%
+folder = Path("scratch/night_shift").resolve()
+with no_survivors() as job:
+    nodes = Nodes(job, folder)
+    nodes.start("A")
+    nodes.start("B")
+    nodes.train(ranks=2, first=0, until=5)
+    nodes.kill_worker("B")
+    nodes.train(ranks=2, first=3, until=11)
+    flip_a_bit(max(folder.glob("step-*.pt")))
+    nodes.kill_node("B")
+    nodes.train(ranks=1, first=6, until=14)
+    nodes.start("B")
+    nodes.train(ranks=2, first=12, until=20)
+    left = processes_of(job)
+
+final = parts.newest_checkpoint(folder)
+print("parameters as undisturbed:", equal(parameters_alone, [flat(final["weights"].values())]))
+print("processes left over:", len(left))
+plots.compare(
+    predicted,
+    {
+        "steps that count": final["step"],
+        "steps computed": sum(e["event"] == "step" and e["rank"] == 0 for e in nodes.events()),
+        "worker groups": len(nodes.groups),
+        "samples used twice or never": (final["used"] != 1).sum().item(),
+    },
+)
+
+# %% [markdown]
+# Two nodes, one, two again. The shares of a batch were 24 and 24 samples, then 48, then 24 and 24, and
+# the batch was always the same 48. The run ends with the parameters of the run that nobody
+# disturbed.
+#
+# Here is the same story against the clock.
+
+
+# %%
+def draw_night(nodes):
+    events = nodes.events()
+    start = min(when for when, _ in nodes.happened)
+    figure, (above, below) = plt.subplots(
+        2, 1, sharex=True, figsize=(plots.WIDTH, 4.6), height_ratios=[1.1, 1.6]
+    )
+    for row, node in enumerate("BA"):
+        for group in nodes.groups:
+            own = [e for e in events if (e["node"], e["group"]) == (node, group)]
+            if not own:
+                continue
+            born, held, end = (own[i]["time"] - start for i in (0, 1, -1))
+            above.barh(
+                row, held - born, left=born, color="white", hatch="////", edgecolor="#8C8C8C"
+            )
+            color = plots.RANK_COLORS[own[0]["rank"]]
+            width = max(end - held, 0.5)
+            above.barh(row, width, left=held, color=color, edgecolor=plots.COLORS["ink"])
+            label = f"rank {own[0]['rank']}\nof {own[0]['ranks']}"
+            above.text(held + width + 0.1, row, label, va="center", fontsize=8)
+    for when, what in nodes.happened:
+        if "kill" in what:
+            above.plot(
+                when - start,
+                "BA".index(what.split("node ")[1][0]),
+                "X",
+                markersize=12,
+                color=plots.COLORS["wrong"],
+                mec="white",
+                clip_on=False,
+                zorder=5,
+            )
+            below.axvline(when - start, color=plots.COLORS["wrong"], lw=1.2)
+    above.set_yticks([0, 1], ["node B", "node A"])
+    above.set_ylim(-0.6, 1.6)
+    above.set_title("Members: hatched while Python and torch start, X where something was killed")
+    for group in nodes.groups:
+        own = [e for e in events if e["group"] == group and e["rank"] == 0]
+        times, done = [e["time"] - start for e in own], [e["step"] for e in own]
+        below.plot(times, done, color=plots.COLORS["backward"], marker=".", lw=2)
+    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(0, 21), yticks=[0, 6, 12, 20])
+    below.set_title("Steps: each new group begins at the last good checkpoint")
+    below.grid(axis="y", color="#E5E5E5")
+    return figure
+
+
+draw_night(nodes)
+plt.show()
+
+# %% [markdown]
+# *Above, who was there. Below, how far the training was: each new worker group starts lower than the last
+# one ended, because it starts from a checkpoint. The steps themselves take no visible time; nearly
+# all of it is recovery.*
+#
+# ### How long a recovery takes, and who notices
+#
+# Three recoveries, three different ways to notice.
+#
+# * **The worker of B died.** B's agent saw it within a monitor interval, and signed in anew. A's agent
+#   saw somebody waiting at the rendezvous, and restarted its own, healthy worker.
+# * **Node B died.** No agent was left to report it. A's worker found out, in its next all-reduce: the
+#   connection was broken. A's agent then waited until B's keep-alive had run out, and after that for the
+#   last call.
+# * **Node B came back.** A's agent saw it waiting at the rendezvous, and restarted.
+#
+# **Predict** how long agents take after the loss of a node until they start new workers, at least and
+# with the defaults: B's last sign of life can be as old as one keep-alive interval.
+
+# %%
+at_least = {"here": (3 - 1) * 1 + 2, "with the defaults": (3 - 1) * 5 + 30}
+print("seconds at least, until new workers start:", at_least)
+
+
+# %%
+def recoveries(nodes):
+    """(until a new worker is born, until it waits to train), in seconds, for every event."""
+    causes = [
+        when for when, what in nodes.happened if "kill" in what or when > nodes.happened[2][0]
+    ]
+    for when, group in zip(causes, nodes.groups[1:]):
+        own = [e for e in nodes.events() if e["group"] == group]
+        born = min(e["time"] for e in own if e["event"] == "born")
+        ready = max(e["time"] for e in own if e["event"] == "held" and e["step"] == own[0]["step"])
+        yield born - when, ready - born
+
+
+measured = list(recoveries(nodes))
+print("the lost node took at least that long:", measured[1][0] >= at_least["here"])
+
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.5))
+names = ["a worker was killed", "a node was killed", "a node came back"]
+noticed, started = zip(*measured)
+ax.barh(
+    names,
+    noticed,
+    color=plots.COLORS["waiting"],
+    edgecolor=plots.COLORS["ink"],
+    label="notice, stop, rendezvous",
+)
+ax.barh(
+    names,
+    started,
+    left=noticed,
+    color="white",
+    hatch="////",
+    edgecolor=plots.COLORS["ink"],
+    label="start Python and torch, load",
+)
+ax.invert_yaxis()
+ax.set(xlabel="seconds until the new group is ready to train, measured")
+ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+plt.show()
+
+# %% [markdown]
+# *The loss of a node takes longest, because the agents have to be sure. A node that comes back is a
+# whole agent that starts first.*
+#
+# Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
+# moment. A last call of 2 s starts without a node that would have come a second later, and then everybody
+# restarts for it.
+#
+# One more thing to see. `TORCHELASTIC_RESTART_COUNT` is not the number of restarts. Agent A started four
+# worker groups, and one of its restarts counts against `--max-restarts`: the one in which its own worker
+# failed, with the broken connection.
+#
+# ### How others do it
+#
+# * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations
+#   run short tests of each GPU and each link before a node may join, and after a failure, and keep
+#   healthy nodes in reserve: ByteDance's MegaScale stops, tests, evicts and replaces by itself
+#   ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail far more often than others,
+#   and removing these "lemon nodes" helps most ([Kokolis et al.
+#   2024](https://arxiv.org/abs/2410.21680)). In torchrun, a node more than the maximum waits as a spare, and
+#   joins when one is lost.
+# * **Saves that hardly stop the training.** Copy the state to the CPU's memory, go on, and write in the
+#   background: `torch.distributed.checkpoint.async_save`
+#   ([recipe](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html)).
+#   Gemini keeps the copies in other machines' memory and reads the disk only if several fail at once
+#   ([Wang et al. 2023](https://doi.org/10.1145/3600006.3613145)).
+# * **No restart at all.** [torchft](https://github.com/meta-pytorch/torchft) decides before every
+#   step who takes part. Replicas of the model that are well go on; one that
+#   comes back gets the parameters from a living one, not from a disk. The price: the global batch
+#   changes while a replica is missing.
+# * **Fast diagnosis.** On 16,384 GPUs one rank that waits looks like all the others. Meta records each rank's
+#   collectives to find the first that is missing (Llama 3 paper, section 3.3.4), as `launch` does here.
 
 # %% [markdown]
 # ## 5. Break it
+#
+# ### A checkpoint of the model only
+#
+# In section 4 each part left out gave other parameters. The dangerous thing is how well it looks. Here
+# the run resumes with the model and the position, without optimizer, scheduler and random numbers.
+
+# %%
+run, losses = resumed_without("optimizer", "scheduler", "random numbers")
+with_all, losses_with_all = resumed_without()
+figure = plots.loss_curves(
+    {"undisturbed": undisturbed_losses, "resumed, model only": undisturbed_losses[:6] + losses},
+    title="Resumed after step 6 with the model only",
+)
+figure.axes[0].axvline(6.5, color="#8C8C8C", lw=1)
+figure.axes[0].set_ylim(bottom=0)
+plt.show()
+print("the loss still falls:", losses[-1] < undisturbed_losses[5])
+print("losses as undisturbed, with all parts:", losses_with_all == undisturbed_losses[6:])
+print("losses as undisturbed, model only:", losses == undisturbed_losses[6:])
+
+# %% [markdown]
+# *To the right of the line the two curves part. Both fall, and without the undisturbed one nobody would
+# suspect anything.*
+#
+# ### A write that is torn by a kill
+#
+# `torch.save(state, path)` opens the file and fills it. The next rank function dies in the middle of
+# such a write: after the first half of the bytes. Then it dies in the same place of an atomic write.
+
+
+# %%
+class DiesHalfway:
+    """A file that kills its own process when half of `total` bytes are written."""
+
+    def __init__(self, file, total):
+        self.file, self.total, self.written = file, total, 0
+
+    def write(self, data):
+        count = self.file.write(bytes(data)[: self.total // 2 - self.written])
+        self.written += count
+        if self.written >= self.total // 2:
+            self.file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return len(data)
+
+
+def killed_while_writing(rank, path, atomic):
+    content = io.BytesIO()
+    torch.save({"weights": torch.ones(100_000)}, content)
+    target = path.with_suffix(".tmp") if atomic else path
+    with target.open("wb") as file:
+        DiesHalfway(file, len(content.getbuffer())).write(content.getbuffer())
+    target.rename(path)
+
+
+def state_on_disk(path):
+    try:
+        torch.load(path, weights_only=True)
+        return "whole"
+    except RuntimeError as error:
+        return f"torn: {str(error).splitlines()[0].split(':')[0]}"
+
+
+folder = Path("scratch/torn").resolve()
+for atomic in (False, True):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    torch.save({"weights": torch.zeros(100_000)}, folder / "last.pt")  # yesterday's checkpoint
+    try:
+        launch(killed_while_writing, 1, folder / "last.pt", atomic)
+    except RankFailure as failure:
+        print(
+            f"{'atomic' if atomic else 'in place':9} killed by a {failure.kind};",
+            "checkpoint:",
+            state_on_disk(folder / "last.pt"),
+        )
+
+# %% [markdown]
+# In place, the new one is torn and the old one is gone too: the run has lost everything. With the rename,
+# yesterday's checkpoint is still there.
+#
+# ### The sampler starts at zero
+#
+# A checkpoint without the position in the data. The run has a budget of 10 steps in each epoch and dies after
+# 7 of them. Count how often each sample of the epoch is used.
+#
+# * **position kept**: go on with the eighth batch.
+# * **from zero**: a new iterator begins at the first batch, for the 3 steps that are left.
+# * **own count kept**: two ranks with a `DistributedSampler` each took every second sample and kept
+#   count of their own, 7 x 24. After the failure there is one rank, which skips 168 samples, its
+#   count, of the whole list.
+
+# %%
+size, budget, died = parts.ROWS, 10, 7
+batch = size // budget
+
+
+def times_used(taken_before, taken_after):
+    return torch.bincount(torch.cat([taken_before, taken_after]), minlength=size)
+
+
+place = torch.arange(size)  # in the shuffled order of the epoch
+before = place[: died * batch]
+resumed = {
+    "position kept": place[died * batch :],
+    "from zero": place[: (budget - died) * batch],
+    "own count kept": place[died * batch // 2 :][: (budget - died) * batch],
+}
+figure, panels = plt.subplots(1, 3, sharey=True, figsize=(plots.WIDTH, 2.6))
+for ax, (name, after) in zip(panels, resumed.items()):
+    uses = times_used(before, after)
+    ax.fill_between(place, uses, step="mid", color=plots.COLORS["forward"])
+    ax.fill_between(place, uses, 1, where=uses > 1, step="mid", color=plots.COLORS["wrong"])
+    ax.set(title=name, xlabel="sample, in the epoch's order", ylim=(0, 2.4), yticks=[0, 1, 2])
+    print(
+        f"{name:15} seen once {(uses == 1).sum():3}, twice {(uses == 2).sum():3},",
+        f"never {(uses == 0).sum():3}",
+    )
+panels[0].set_ylabel("times used")
+plt.show()
+
+# %% [markdown]
+# *Blue: how often each sample was used; red: the second time. Only with the position kept has each
+# exactly one use. On the right the two ranks had used the first 336 samples between them, and the one
+# rank begins at 168.*
+#
+# Nothing fails, and the loss even looks better on samples that were seen already. The position must be
+# that of the *global* order.
+#
+# ### A zombie holds the port
+#
+# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: people
+# call such a process a **zombie**, although the operating system means something else by it. It keeps
+# its memory, its GPU and its port, and the next start of a script with a fixed port fails.
+
+# %%
+launcher = Path("scratch/launcher.py")
+launcher.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/launcher.py
+"""Starts a worker that listens on a fixed port, as rank 0 does, and waits for it."""
+
+import subprocess
+import sys
+
+WORKER = """
+import sys, time
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("listening", flush=True)
+time.sleep(1000)
+"""
+subprocess.run([sys.executable, "-c", WORKER, sys.argv[1]], check=True)
+
+
+# %%
+def listen_on(port):
+    """As rank 0 of a new run would, on a fixed port."""
+    try:
+        dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        return "ok"
+    except dist.DistNetworkError as error:
+        return "EADDRINUSE" if "EADDRINUSE" in str(error) else str(error)
+
+
+with socket.create_server(("127.0.0.1", 0)) as probe:
+    port = probe.getsockname()[1]  # a free one, instead of everybody's 12355
+with no_survivors() as job:
+    command = [sys.executable, launcher, str(port)]
+    own = os.environ | {"COURSE_JOB": job}
+    with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as parent:
+        print("the worker is", parent.stdout.readline().strip())
+        parent.kill()
+        parent.stdout.close()
+    print("the launcher is dead; a new run on the same port:", listen_on(port))
+    for process in processes_of(job):
+        theirs = [c.laddr.port for c in process.net_connections() if c.status == "LISTEN"]
+        print("a process without its parent holds the port:", theirs == [port])
+        process.kill()
+        process.wait()
+    print("after it was ended, by its id:", listen_on(port))
+
+# %% [markdown]
+# On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. The repair is to
+# have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous gives every worker group
+# a free one. End a zombie by its id. `pkill python` ends other people's work as well.
+#
+# ### A rank that hangs instead of dying
+#
+# An agent watches for processes that *end*. One that waits for ever, for a disk, for a lock, in an endless
+# loop, is alive as far as the agent can see, and the others wait for it in a collective. What ends this
+# is a time limit. First the one of the collective: here a group with a limit of one second.
+
+
+# %%
+def rank_1_hangs(rank, done):
+    impatient = dist.new_group(backend="gloo", timeout=timedelta(seconds=1))
+    if rank == 1:
+        while not done.exists():  # "hangs" until rank 0 has seen enough
+            time.sleep(0.02)
+        return "was hanging"
+    try:
+        dist.all_reduce(torch.ones(1), group=impatient)
+    except RuntimeError as error:
+        return "timed out" if "Timed out" in str(error) else str(error)
+    finally:
+        done.touch()
+
+
+done = Path("scratch/done").resolve()
+done.unlink(missing_ok=True)
+print(launch(rank_1_hangs, 2, done))
+
+# %% [markdown]
+# The rank that is well raises, and ends; that its agent sees, and all start again. The default limit is 10
+# minutes for NCCL and 30 for the others
+# ([`init_process_group`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group)).
+# Set it to a few times your longest step: `init_process_group(timeout=timedelta(minutes=2))`.
+#
+# The second is a **heartbeat**: workers give a sign after every step, and the agent acts when it stays away.
+# It also says *which* rank hangs. The agent of section 4 does it when it has a `patience`.
+
+# %%
+Path("scratch/hang").touch()
+for line in supervise(program, workers=3, max_restarts=2, patience=2):
+    print(line)
+Path("scratch/hang").unlink()
+
+# %% [markdown]
+# ### Bug hunt: a snapshot from a tutorial
+#
+# Code of this kind circulates as fault-tolerant training. It saves a snapshot after every epoch and starts
+# from it. Find what is wrong before you read on; there are three things.
+
+
+# %%
+def fault_tolerant(snapshot, epochs=4, dies_in=None):
+    run, trained, first = new_run(), [], 0
+    if snapshot.exists():
+        saved = torch.load(snapshot, weights_only=True)
+        run["model"].load_state_dict(saved["MODEL_STATE"])
+        first = saved["EPOCHS_RUN"]
+    for epoch in range(first, epochs):
+        if epoch == dies_in:
+            return run, trained
+        trained.append(epoch)
+        train_steps(run, 3 * epoch, 3)
+        torch.save({"MODEL_STATE": run["model"].state_dict(), "EPOCHS_RUN": epoch}, snapshot)
+    return run, trained
+
+
+snapshot = Path("scratch/snapshot.pt")
+snapshot.unlink(missing_ok=True)
+_, first_life = fault_tolerant(snapshot, dies_in=2)
+run, second_life = fault_tolerant(snapshot)
+print("epochs of the first life: ", first_life)
+print("epochs of the second life:", second_life)
+print("parameters as undisturbed:", equal(expected, [flat(run["model"].parameters())]))
+
+# %% [markdown]
+# * **`EPOCHS_RUN` is the number of the epoch that has ended, not of the next.** Epoch 1 is trained twice.
+# * **Only the model is saved.** Momentum, learning rate and random numbers begin anew.
+# * **`torch.save` writes in place.** You have seen what a kill at that moment leaves.
+#
+# PyTorch's own lesson on fault tolerance has all three
+# ([`multigpu_torchrun.py`](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/multigpu_torchrun.py)).
 
 # %% [markdown]
 # ## 6. Exercises: lose nothing that was done
@@ -348,10 +1653,154 @@ def elastic_limits(
 check("9.5", elastic_limits)
 
 # %% [markdown]
-# ## 7. See it
+# ## 7. See it: how often to save
+#
+# Choose how many nodes a job has, how often one of them fails, and how long a save takes. On the left the
+# share of time that is lost, for every interval; on the right what 24 hours look like at the best interval,
+# with failures thrown by dice. Three things to try:
+#
+# * Ten times the nodes: the interval shrinks to a third, the loss triples.
+# * A save that takes a tenth of the time does as much good as nodes that fail a tenth as often.
+# * The fewest nodes with the shortest save: the loss can hardly be seen, and elastic training is hardly
+#   worth the trouble.
+
+
+# %%
+RECOVERY = 0.1  # hours
+
+
+def one_day(interval, save, mtbf):
+    """24 hours as (kind, from, to), in hours: work that counts, saving, lost work, recovery."""
+    dice, spans, clock = random.Random(3), [], 0.0
+    failure = dice.expovariate(1 / mtbf)
+    while clock < 24:
+        saved = clock + interval + save
+        if saved <= failure:
+            spans += [("work", clock, clock + interval), ("saving", clock + interval, saved)]
+            clock = saved
+        else:
+            spans += [("lost work", clock, failure), ("recovery", failure, failure + RECOVERY)]
+            clock = failure + RECOVERY
+            failure = clock + dice.expovariate(1 / mtbf)
+    return spans
+
+
+KIND_COLORS = {
+    "work": plots.COLORS["forward"],
+    "saving": plots.COLORS["update"],
+    "lost work": plots.COLORS["wrong"],
+    "recovery": plots.COLORS["waiting"],
+}
+
+
+def draw_saving(nodes, node_mtbf_days, save_minutes):
+    mtbf, save = 24 * node_mtbf_days / nodes, save_minutes / 60
+    intervals = np.geomspace(0.02, 24, 400)
+    saving, lost = save / intervals, intervals / (2 * mtbf)
+    total = np.minimum(saving + lost + RECOVERY / mtbf, 1)
+    best = intervals[total.argmin()]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.9), width_ratios=[1, 1.15])
+    left.plot(intervals, 100 * total, color=plots.COLORS["ink"], lw=2.2, label="time lost")
+    left.plot(intervals, 100 * saving, "--", color=KIND_COLORS["saving"], label="saving")
+    left.plot(intervals, 100 * lost, ":", color=KIND_COLORS["lost work"], lw=2.2, label="lost work")
+    left.plot(best, 100 * total.min(), "o", color=plots.COLORS["ink"])
+    left.set_xscale("log")
+    left.set_xticks([0.05, 0.25, 1, 4, 24], ["3 min", "15 min", "1 h", "4 h", "24 h"])
+    left.minorticks_off()
+    left.set(xlabel="interval between checkpoints", ylabel="time lost (%)", ylim=(0, 60))
+    left.set_title(f"best: {60 * best:.0f} min, {total.min():.0%} lost")
+    left.legend(loc="upper right")
+    for kind, begin, end in one_day(best, save, mtbf):
+        for hour in range(int(begin // 4), 6):  # six rows of four hours
+            a, b = max(begin, 4 * hour), min(end, 4 * hour + 4)
+            if a < b:
+                right.barh(hour, b - a, left=a - 4 * hour, color=KIND_COLORS[kind], height=0.7)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in KIND_COLORS.values()]
+    right.legend(
+        handles,
+        KIND_COLORS,
+        ncols=4,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        handlelength=0.8,
+        columnspacing=0.8,
+        handletextpad=0.4,
+        fontsize=9,
+    )
+    right.set_yticks(range(6), [f"{4 * row} h" for row in range(6)])
+    right.set_ylim(5.6, -0.6)
+    right.set(xlabel="hours of the row", ylabel="a day, from", xlim=(0, 4))
+    return figure
+
+
+explore.Explorer(
+    draw_saving,
+    nodes=(1, 4000, 2048),
+    node_mtbf_days=(30, 1000, 264),
+    save_minutes=(0.1, 20.1, 2.1),
+)
 
 # %% [markdown]
-# ## 8. On a cluster
+# *At the start: a cluster like Llama's, with an assumed save of about two minutes. On the left the best interval
+# is where the curve of lost work crosses that of saving. On the right each orange stretch was computed
+# for nothing, and each grey one is a recovery of six minutes.*
+
+# %% [markdown]
+# ## 8. On a cluster: real nodes, and who starts the agents
+#
+# On two machines nothing changes in the script. On each of them runs one agent, with the same command:
+#
+# ```
+# torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 5
+#          --rdzv-backend c10d --rdzv-endpoint node0.cluster:29400 --rdzv-id night
+#          --rdzv-conf keep_alive_interval=5,keep_alive_max_attempt=6,last_call_timeout=60
+#          train.py
+# ```
+#
+# What changes:
+#
+# * **Somebody has to start agents**, and start new ones when a machine is replaced. torchrun restarts workers;
+#   it cannot bring back a node. SLURM (`--requeue`) and Kubernetes (a PyTorchJob or a JobSet) do.
+# * **The folder `cluster/` of the course** has a training script to take away, `train.py`, which resumes as this
+#   chapter's does, with launch files for both: `slurm.sbatch`, `pytorchjob.yaml` and `jobset.yaml`. Its
+#   README says which lines are yours to change.
+# * **The endpoint is a machine that can die.** With c10d the store lives in an agent, on the node of the
+#   endpoint. Put it where failures are rare.
+# * **The safe must outlive the node**: a shared file system or an object store. A state of many
+#   gigabytes is written in parts, by all ranks, with `torch.distributed.checkpoint` (chapter 8), and a
+#   checkpoint counts only when all parts are there.
+# * **Leaving in good order.** A scheduler that wants a node back sends SIGTERM some time before
+#   SIGKILL. A script that then finishes its step and saves loses nothing.
+# * **With NCCL** a broken peer may show as a wait and not as an error. The time limit of `init_process_group`
+#   and NCCL's own watchdog end it.
 
 # %% [markdown]
 # ## 9. Remember
+#
+# 1. torchrun restarts workers, all of them, and agrees with other agents on who takes part. What the new
+#    life knows is what you saved.
+# 2. A checkpoint is model, optimizer, scheduler, position in the data and random numbers; written under another
+#    name, flushed, renamed; verified when read, with an older one to fall back on.
+# 3. Nothing that shapes the result may belong to a rank. Then two nodes, one, and two again give the
+#    parameters of an undisturbed run.
+# 4. A dead worker is noticed at once, a dead node by a broken collective and its keep-alive, a hung rank only by
+#    a time limit.
+# 5. The best interval is $\sqrt{2CM}$. Shorter saves and fewer failures help equally.
+#
+# **Sources**
+#
+# * PyTorch: [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html),
+#   [rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html),
+#   [agent](https://docs.pytorch.org/docs/stable/elastic/agent.html),
+#   [distributed checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).
+# * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.4
+#   interruptions and their causes.
+# * J. W. Young, *A first order approximation to the optimum checkpoint interval*, Communications of
+#   the ACM 17(9), 1974. J. T. Daly, *A higher order estimate of the optimum checkpoint interval for
+#   restart dumps*, Future Generation Computer Systems 22(3), 2006.
+# * Z. Jiang et al., *MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs*, NSDI
+#   2024, [arXiv 2402.15627](https://arxiv.org/abs/2402.15627): section 4 fault tolerance.
+# * A. Kokolis et al., *Revisiting Reliability in Large-Scale Machine Learning Research Clusters*, HPCA 2025,
+#   [arXiv 2410.21680](https://arxiv.org/abs/2410.21680).
+# * Z. Wang et al., *Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints*,
+#   SOSP 2023, [doi 10.1145/3600006.3613145](https://doi.org/10.1145/3600006.3613145).
