@@ -16,6 +16,10 @@
 # you can say which of them needs the fast links.
 
 # %% tags=["nbval-ignore-output"]
+import itertools
+import math
+import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,14 +27,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from matplotlib.patches import Patch, Rectangle
-import itertools
-import math
-from collections.abc import Callable
-
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
