@@ -18,8 +18,6 @@
 # %% tags=["nbval-ignore-output"]
 import itertools
 import math
-import itertools
-import math
 from collections.abc import Callable
 from pathlib import Path
 
