@@ -15,7 +15,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -117,13 +116,12 @@ def _saved_once(rank, answer, folders, state) -> tuple[list[_Event], list[tuple[
     return events, [(stat.st_ino, stat.st_size) for stat in found]
 
 
-def _shared(rank, answer, folder, states) -> tuple:
-    """What each rank gets from an empty folder, and after all have saved."""
+def _shared(rank, answer, folder, states) -> Any:
+    """What each rank loads after all have saved."""
     checkpoints = answer(folder, 2)
-    first = _load(checkpoints)
     for step, state in states.items():
         checkpoints.save(step, state)
-    return first, _load(checkpoints)
+    return _load(checkpoints)
 
 
 def _cut(content: bytes, weights: bytes) -> bytes:
@@ -334,12 +332,11 @@ def _(answer, draw):
 def _(answer, draw):
     states = _states(draw, 3, 4)
     with tempfile.TemporaryDirectory() as folder:
-        got = run(_shared, 3, answer, Path(folder), states)
-    for rank, (first, latest) in enumerate(got):
-        if first is not None:
-            raise Wrong("nothing-there", expected=f"None on rank {rank}", got=first)
-        likely = {"loads-on-one-rank": latest is None}
-        expect(latest, (4, states[4]), what=f"load() on rank {rank}", likely=likely)
+        first = run(_loaded, 3, answer, Path(folder), 2)
+        latest = run(_shared, 3, answer, Path(folder), states)
+    expect(first, [None] * 3, each="rank", what="load() without a checkpoint")
+    likely = {"loads-on-one-rank": None in latest}
+    expect(latest, [(4, states[4])] * 3, each="rank", what="load()", likely=likely)
 
 
 @checkpoints.requires("a damaged one is passed over", needs_earlier=True)
@@ -613,7 +610,7 @@ def _check_shares(answer, order: _Order, world_size: int, draw) -> None:
     got = _together(steps)
     share, remainder = divmod(order.global_batch, world_size)
     mistakes = {
-        "own-order": not remainder and len(got[0]) == len(alone[0]) and _twice(got[0]),
+        "own-order": [len(step) for step in got] == order.sizes() and _twice(_flat(got[:-1])),
         "global-batch-changes": len(got[0]) >= 2 * order.global_batch - 1,
         "remainder-lost": remainder and len(got[0]) == share * world_size,
         "padded": _twice(_flat(got)),
@@ -687,33 +684,31 @@ def _(answer, draw):
     for batch, sizes in ((12, (3, 2, 4, 1)), (7, (2, 3, 1, 4)), (3, (1, 5, 2, 3))):
         order, epoch = _order(draw, multiple_of=batch, rest=2), draw.integer(1, 5)
         whole = _whole_epoch(answer, order, draw, epoch)
-        samplers = _samplers(answer, order, sizes[0], epoch)
-        for done, world_size in enumerate(sizes[1:], start=1):
-            steps, states = _steps(samplers, draw, 1)
-            what = f"a step of {len(samplers)} ranks after {done - 1} resumed ones"
-            _expect_step(_together(steps), whole[done - 1 : done], steps, what)
+        samplers, states = _samplers(answer, order, sizes[0], epoch), []
+        for done, next_size in enumerate([*sizes[1:], None]):
+            # the last of them makes all steps that are left
+            steps, next_states = _steps(samplers, draw, 1 if next_size else None)
+            expected = whole[done : done + 1] if next_size else whole[done:]
+            what = f"with {len(samplers)} ranks, resumed {done} times"
+            _expect_steps_together(steps, expected, what)
             if any(not same(state, states[0]) for state in states):
                 raise Wrong("states-differ", expected="the same state on each rank", got=states)
-            state = draw.choice(states)
-            samplers = _loaded_into(_samplers(answer, order, world_size), state)
-        steps, _ = _steps(samplers, draw)
-        what = f"the rest, with {len(samplers)} ranks"
-        _expect_step(_together(steps), whole[len(sizes) - 1 :], steps, what)
+            states = next_states
+            if next_size:
+                samplers = _samplers(answer, order, next_size)
+                samplers = _loaded_into(samplers, draw.choice(states))
 
 
-def _expect_step(got: list, expected: list, steps: list, what: str) -> None:
+def _expect_steps_together(steps: list, expected: list, what: str) -> None:
     """Compares what the ranks take together after a change of their number."""
+    got = _together(steps)
+    pairs = list(zip(got, expected, strict=False))
     mistakes = {
-        "restores-rank": lambda got: any(_twice(step) for step in got) or _holes(steps, expected),
+        # ranks that take the same, or parts that are nobody's
+        "restores-rank": any(_twice(own) or set(own) < set(whole) for own, whole in pairs),
         "position-per-rank": True,
     }
     expect(got, expected, each="step", what=what, likely=mistakes)
-
-
-def _holes(steps: list, expected: list) -> bool:
-    """Whether the ranks' lists are parts of the right steps, but not all of them."""
-    parts = list(zip_longest(_together(steps), expected))
-    return all(own and whole and set(own) < set(whole) for own, whole in parts)
 
 
 # ---- 9.3 TrainingState ---------------------------------------------------------------------------
@@ -1061,6 +1056,8 @@ def _close_to(value: float) -> Callable[[Any], bool]:
 def _expect_steps(got: Any, cluster: _Cluster) -> None:
     c = cluster
     mistakes = {
+        "not-whole": lambda got: abs(got - c.steps) <= 1.01 and got != int(got),
+        "rounded": _close_to(c.steps),
         "nodes-forgotten": _close_to(c.ideal * math.sqrt(c.nodes)),
         "nodes-multiply": _close_to(c.ideal * c.nodes),
         "hours": _close_to(c.ideal / 60),
@@ -1068,7 +1065,6 @@ def _expect_steps(got: Any, cluster: _Cluster) -> None:
         "recovery-in-interval": _close_to(math.sqrt(2 * (c.save + c.recovery) * c.mtbf) / c.step),
         "in-seconds": _close_to(c.ideal * c.step),
         "not-rooted": _close_to(c.ideal**2 * c.step),
-        "not-whole": lambda got: got != int(got),
     }
     expect(got, c.steps, what="steps", likely=mistakes)
     if isinstance(got, float):
