@@ -25,6 +25,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -56,6 +57,16 @@ class Gate:
         self.open_to(EVERY_STEP)
 
 
+@dataclass
+class Host:
+    """Where an agent runs: on this machine, unless `prefix` is a command that enters another host."""
+
+    address: str = "127.0.0.1"
+    interface: str = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    prefix: tuple[str, ...] = ()
+    has_store: bool = False  # its agent hosts the rendezvous store; otherwise this process does
+
+
 class ElasticRun:
     """The agents of one run, by name; `options` are those of train.py, without --checkpoints."""
 
@@ -66,35 +77,40 @@ class ElasticRun:
         nodes: str,
         workers: int = 1,
         monitor_interval: float = 0.1,
-        keep_alive: int = 1,
+        timeout: int = 60,
+        hosts: dict[str, Host] | None = None,
+        supervised: bool = False,
     ) -> None:
+        """With `supervised`, an agent that fails is started again, as a host's service manager does."""
         self.folder, self.id = folder, uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
         self.gate = Gate(folder / "gate")
         self.agents: dict[str, psutil.Popen] = {}
+        self.timeout = timeout  # seconds after which a rank gives up on the others
+        self._hosts, self._supervised = hosts or {}, supervised
+        self._endpoint = self._find_store()
+        self._torchrun = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", nodes, "--nproc-per-node", str(workers)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint, "--rdzv-id", self.id),
+            *("--max-restarts", "1000", "--monitor-interval", str(monitor_interval)),
+        ]
+        self._script = [
+            *(str(GATED), "--checkpoints", str(folder), *options),
+            *("--timeout", str(timeout)),
+        ]
+
+    def _find_store(self) -> str:
+        for host in self._hosts.values():
+            if host.has_store:
+                return f"{host.address}:29400"
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
         # the store closes the descriptor itself
         self._store = TCPStore(
             "127.0.0.1", port, is_master=True, master_listen_fd=listening.detach()
         )
-        configuration = {
-            "is_host": 0,
-            "last_call_timeout": 1,  # how long to wait for more than the least number of nodes
-            "keep_alive_interval": keep_alive,
-            "keep_alive_max_attempt": 3,
-            "join_timeout": PATIENCE,
-        }
-        self._command = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", nodes, "--nproc-per-node", str(workers)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"),
-            *("--rdzv-conf", ",".join(f"{k}={v}" for k, v in configuration.items())),
-            *("--rdzv-id", self.id, "--local-addr", "127.0.0.1"),
-            *("--max-restarts", "1000", "--monitor-interval", str(monitor_interval)),
-            *(str(GATED), "--checkpoints", str(folder), *options),
-        ]
-        self._environment = environment(self.id) | {"GATE": str(self.gate.path)}
+        return f"127.0.0.1:{port}"
 
     def __enter__(self) -> Self:
         return self
@@ -108,9 +124,23 @@ class ElasticRun:
     # --- doing ---
 
     def start_agent(self, name: str) -> None:
+        host = self._hosts.get(name, Host())
+        rendezvous = {
+            "is_host": int(host.has_store),
+            "join_timeout": PATIENCE,
+            "last_call_timeout": 1,  # how long to wait for more than the least number of nodes
+            "keep_alive_interval": 1,
+            "keep_alive_max_attempt": 3,
+        }
+        command = [
+            *(*host.prefix, *self._torchrun, "--local-addr", host.address),
+            *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
+            *self._script,
+        ]
+        variables = environment(self.id, host.interface) | {"GATE": str(self.gate.path)}
         with (self.folder / f"agent-{name}.log").open("ab") as log:
             self.agents[name] = psutil.Popen(
-                self._command, env=self._environment, stdout=log, stderr=log, cwd=ROOT
+                command, env=variables, stdout=log, stderr=log, cwd=ROOT
             )
 
     def workers(self, name: str) -> list[psutil.Process]:
@@ -146,9 +176,13 @@ class ElasticRun:
         deadline = time.monotonic() + PATIENCE
         while not (value := condition()):
             failed = [name for name, agent in self.agents.items() if agent.poll()]
+            if self._supervised:
+                for name in failed:
+                    self.start_agent(name)
+                failed = []
             if failed or time.monotonic() > deadline:
                 raise AssertionError(f"waited for {what}; failed: {failed}\n{self._logs()}")
-            time.sleep(0.02)
+            time.sleep(0.05)
         return value
 
     def wait_for_step(self, step: int, world: int | None = None) -> None:
@@ -164,10 +198,26 @@ class ElasticRun:
 
         self.wait(done, f"step {step} on {world or 'any number of'} ranks")
 
+    def wait_for_group(self, world: int) -> None:
+        """Waits for a group of this many ranks that is formed after the call, and has resumed."""
+        now = time.time_ns()
+
+        def together() -> bool:
+            log = EventLog(self.folder)
+            newest = max(log.incarnations, default="0-")
+            formed = int(newest.split("-")[0], 16)
+            return formed > now and len(log.of(newest, "resume")) == world
+
+        self.wait(together, f"a group of {world} ranks")
+
     def wait_until_done(self) -> None:
-        """Waits until every agent has ended well."""
+        """Waits until every agent has ended well, and no process of the run is left.
+
+        A worker that was still importing when its agent was killed has nobody who tells it; it
+        waits for a group that does not come, and gives up.
+        """
         self.wait(lambda: all(a.poll() == 0 for a in self.agents.values()), "the end of the run")
-        left = gone_within(processes_of(self.id), 10)
+        left = gone_within(processes_of(self.id), self.timeout + 30)
         assert not left, f"processes left: {left}"
 
     def _logs(self) -> str:
@@ -206,7 +256,7 @@ class EventLog:
 
     def committed(self) -> list[list[int]]:
         """The samples of each step that the final parameters hold, in the order of the steps."""
-        name = next(n for n in sorted(self.incarnations) if self.of(n, "done"))
+        name = max(name for name in self.incarnations if self.of(name, "done"))
         last, steps = self.of(name, "done")[0]["step"], []
         while name is not None:  # backwards, from each incarnation to the one it resumed
             resumed = self.of(name, "resume")[0]
@@ -232,7 +282,7 @@ def check_samples(folder: Path, samples: int, batch: int, epochs: int) -> None:
 def undisturbed(folder: Path, options: list[str]) -> None:
     """The same training as one process that nobody disturbs."""
     command = [sys.executable, str(TRAIN), "--checkpoints", str(folder), *options]
-    subprocess.run(command, check=True, env=environment(""), capture_output=True)
+    subprocess.run(command, check=True, env=environment("", Host().interface), capture_output=True)
 
 
 def difference(one: Path, other: Path) -> float:
@@ -247,13 +297,12 @@ def difference(one: Path, other: Path) -> float:
 # --- processes ----------------------------------------------------------------------------------
 
 
-def environment(id: str) -> dict[str, str]:
-    """For small models: one thread a rank; gloo on the loopback interface."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+def environment(id: str, interface: str) -> dict[str, str]:
+    """For small models: one thread a rank; gloo on one network interface."""
     return os.environ | {
         ID: id,
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": loopback,
+        "GLOO_SOCKET_IFNAME": interface,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the store of the workers dies with them
     }
 

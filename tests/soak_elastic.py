@@ -20,7 +20,6 @@ from collections import Counter
 from pathlib import Path
 
 from elastic_runs import (
-    PATIENCE,
     ElasticRun,
     EventLog,
     check_samples,
@@ -30,52 +29,56 @@ from elastic_runs import (
 )
 
 SAMPLES, BATCH, STEPS_PER_EPOCH, SAVE_EVERY = 100, 16, 7, 2
-MOST_STEPS_PER_KILL = 3
+MORE = 5  # most steps from one kill to the next
+STAYS_AWAY = 0.3  # share of the killed agents that the other one has to do without for some steps
 WHAT = ["worker", "agent", "node"]  # a node is an agent and its workers
-WHEN = ["starting", "joined", "training"]
+WHEN = ["starting", "training"]
 
 
 class Soak:
     def __init__(self, run: ElasticRun, chance: random.Random) -> None:
         self.run, self.chance = run, chance
         self.counts = Counter()
-        self.opened = 0
+        self.steps = 0  # the gate is open for as many, and a few more
 
     def kill_once(self) -> None:
         what, when = self.chance.choice(WHAT), self.chance.choice(WHEN)
         name = self.chance.choice(sorted(self.run.agents))
         getattr(self, when)(name)
-        time.sleep(self.chance.uniform(0, 0.2))  # not to wait for anything: to hit at any moment
         if what == "worker":
-            # It may have ended by itself, since another was killed before it.
-            while not self.run.kill_worker(name):
-                self.starting(name)
+            while not self.run.kill_worker(name):  # its agent may be about to start another
+                self.run.wait(lambda: self.run.workers(name), f"a worker of {name}")
         elif what == "agent":
             self.run.kill_agent(name)
         else:
             self.run.kill_node(name)
         if name not in self.run.agents:
+            if self.chance.random() < STAYS_AWAY:
+                self.train_without_it()
             self.run.start_agent(name)
         self.counts[what] += 1
         self.counts[when] += 1
 
-    # --- when: each waits for its moment ---
+    def train_without_it(self) -> None:
+        """The other agent goes on alone for some steps; a killed host is not back at once."""
+        self.steps += MORE
+        self.run.gate.open_to(self.steps + MORE)
+        self.run.wait_for_step(self.steps, world=1)
+        self.counts["stayed away"] += 1
+
+    # --- when; the sleeps wait for nothing: they make the kill hit at any moment ---
 
     def starting(self, name: str) -> None:
+        """While a worker imports, joins, reads the checkpoint, or has just begun."""
         self.run.wait(lambda: self.run.workers(name), f"a worker of {name}")
-
-    def joined(self, name: str) -> None:
-        before = set(EventLog(self.run.folder).incarnations)
-        if before:
-            # whoever is there now may be at work: then this is a kill in training
-            self.starting(name)
-        else:
-            self.run.wait(lambda: EventLog(self.run.folder).incarnations, "the first group")
+        time.sleep(self.chance.uniform(0, 5))
 
     def training(self, name: str) -> None:
-        self.opened += self.chance.randint(1, MOST_STEPS_PER_KILL)
-        self.run.gate.open_to(self.opened)
-        self.run.wait_for_step(self.opened)
+        """After some more steps: between two, in a step, or in a save."""
+        self.steps += self.chance.randint(1, MORE)
+        self.run.gate.open_to(self.steps + MORE)
+        self.run.wait_for_step(self.steps)
+        time.sleep(self.chance.uniform(0, 0.2))
 
 
 def main() -> None:
@@ -85,11 +88,11 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{options.kills} kills, --seed {options.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="soak-elastic-"))
-    steps = MOST_STEPS_PER_KILL * options.kills + STEPS_PER_EPOCH
+    steps = MORE * (2 * options.kills + 2)  # so that it does not end before the last kill
     epochs = -(-steps // STEPS_PER_EPOCH)
     arguments = (
         f"--samples {SAMPLES} --batch {BATCH} --width 16 --layers 1 --epochs {epochs} "
-        f"--save-every {SAVE_EVERY} --timeout {PATIENCE}"
+        f"--save-every {SAVE_EVERY}"
     ).split()
     undisturbed(folder / "undisturbed", arguments)
     start = time.monotonic()
@@ -102,23 +105,12 @@ def main() -> None:
             print(
                 f"{number:3d}  {time.monotonic() - start:5.0f} s  {dict(soak.counts)}", flush=True
             )
-        finish(run)
+        run.wait_for_group(2)  # an agent that comes after the end finds nothing to join
+        run.gate.open()
+        run.wait_until_done()
         left = processes_of(run.id)
     report(folder, epochs, len(left), time.monotonic() - start)
     shutil.rmtree(folder)
-
-
-def finish(run: ElasticRun) -> None:
-    """Lets the run end: on both agents, since one that comes too late finds nothing to join."""
-
-    def together() -> bool:
-        log = EventLog(run.folder)
-        newest = max(log.incarnations, default=None)
-        return newest is not None and log.world(newest) == 2 and len(log.of(newest, "resume")) == 2
-
-    run.wait(together, "both agents in one group")
-    run.gate.open()
-    run.wait_until_done()
 
 
 def report(folder: Path, epochs: int, left: int, seconds: float) -> None:

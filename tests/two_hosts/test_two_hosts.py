@@ -1,0 +1,55 @@
+"""Elastic training on two hosts that only a cable joins; the cable is pulled and plugged in again."""
+
+import pytest
+from elastic_runs import ElasticRun, EventLog, Host, check_samples, difference, undisturbed
+from hosts import CABLE, two_hosts, why_not
+
+SAMPLES, BATCH, EPOCHS = 100, 16, 3
+OPTIONS = (
+    f"--samples {SAMPLES} --batch {BATCH} --epochs {EPOCHS} --width 16 --layers 1 --save-every 2"
+).split()
+
+
+@pytest.fixture
+def hosts():
+    if reason := why_not():
+        pytest.skip(f"two hosts did not run: {reason}")
+    with two_hosts() as hosts:
+        yield hosts
+
+
+def test_a_host_that_is_cut_off_and_comes_back_changes_no_parameter(hosts, tmp_path):
+    undisturbed(tmp_path / "one process", OPTIONS)
+    places = {
+        name: Host(host.address, CABLE, host.prefix, has_store=name == "a")
+        for name, host in hosts.items()
+    }
+    folder = tmp_path / "two hosts"
+    # Nobody tells a host that the other is out of reach: its ranks wait until the time-out. The agent
+    # of b may outlast that and come back by itself, or give up and be started again.
+    with ElasticRun(folder, OPTIONS, nodes="1:2", timeout=15, hosts=places, supervised=True) as run:
+        run.start_agent("a")
+        run.start_agent("b")
+        run.gate.open_to(5)
+        run.wait_for_step(5, world=2)
+        hosts["b"].cut_off()
+        run.gate.open_to(9)
+        run.wait_for_step(9, world=1)
+        hosts["b"].plug_in()
+        run.wait_for_group(2)
+        run.gate.open()
+        run.wait_until_done()
+    worlds = EventLog(folder).worlds()
+    assert worlds[0] == worlds[-1] == 2 and 1 in worlds
+    check_samples(folder, SAMPLES, BATCH, EPOCHS)
+    assert difference(tmp_path / "one process", folder) <= 1e-5
+
+
+def test_only_the_cable_joins_the_hosts(hosts):
+    a, b = hosts.values()
+    assert a.reaches(b) and b.reaches(a)
+    b.cut_off()
+    assert not a.reaches(b) and not b.reaches(a)
+    b.plug_in()
+    # a link takes a moment to come up
+    assert any(a.reaches(b) for _ in range(100)) and any(b.reaches(a) for _ in range(100))
