@@ -11,14 +11,13 @@
 # recomputation, meshes of two dimensions, and checkpoints that another number of ranks can load.
 
 # %% tags=["nbval-ignore-output"]
+import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterable
-from copy import deepcopy
+import warnings
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
@@ -35,7 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -612,20 +611,36 @@ def ring_bytes(record):
 
 
 # %%
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor (chapter 6), or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 class Meter:
-    """Reads, at every layer in forward and backward, the bytes of parameters and gradients."""
+    """Reads at every layer, in forward and backward, the bytes of parameters and gradients."""
 
     def __init__(self, model):
-        self.parameters, self.readings = list(model.parameters()), []
+        self.model, self.readings = model, []
+        self.kept = list(model.parameters())  # and whatever else a rank keeps for good
         for layer in model.modules():
             if not list(layer.children()):
-                layer.register_forward_hook(lambda *_: self.read())
-        for parameter in self.parameters:
+                layer.register_forward_hook(self.after_layer)
+        for parameter in self.kept:
             parameter.register_post_accumulate_grad_hook(lambda _: self.read())
 
+    def after_layer(self, layer, inputs, output):
+        self.read()
+        output.register_hook(lambda gradient: self.read())  # backward comes to the layer
+
     def read(self):
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.readings.append((storage_bytes(self.parameters), storage_bytes(gradients)))
+        parameters = [*self.kept, *self.model.parameters()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self.readings.append(
+            (storage_bytes(map(local, parameters)), storage_bytes(map(local, gradients)))
+        )
+
+    def peaks(self):
+        return [max(readings) for readings in zip(*self.readings)]
 
 
 def costs_of_step(rank, stage):
@@ -638,7 +653,7 @@ def costs_of_step(rank, stage):
     else:
         network, zero = model, stage(model, torch.optim.Adam)
         parameters = [*model.parameters(), *(unit.piece for unit in zero.units)]
-        optimizer, meter.parameters = zero.optimizer, parameters
+        optimizer, meter.kept = zero.optimizer, parameters
     inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
     train(network, zero, [(inputs, targets)] * 2)  # DDP orders its buckets; Adam gets its state
     zero.zero_grad()
@@ -647,8 +662,7 @@ def costs_of_step(rank, stage):
         cross_entropy(network(inputs).flatten(0, 1), targets).backward()
         ledger = held(parameters, optimizer)
         zero.step()
-    peaks = [max(reading) for reading in zip(*meter.readings)]
-    return ring_bytes(trace.record()), ledger, peaks
+    return ring_bytes(trace.record()), ledger, meter.peaks()
 
 
 costs = {i: launch(costs_of_step, n, stage) for i, stage in enumerate([None, Zero1, Zero2, Zero3])}
@@ -830,6 +844,607 @@ plt.show()
 # parameters takes $24W^2$ bytes to gather in 16 bits, and computes $24tW^2$ operations for $t$ tokens.
 # Both grow with $W^2$: whether the gather hides behind the work depends on the tokens of a rank, not on
 # the size of the model.
+
+# %% [markdown]
+# ### With PyTorch: `fully_shard`
+#
+# PyTorch's own is `fully_shard`, also called FSDP2. It is called on a module and changes it in place:
+# the parameters that the module has at that moment become one unit. Call it on each block first and on
+# the whole model last; the root's unit then is what the blocks have left over. There is no flat vector
+# here: each parameter becomes a DTensor (chapter 6) with the placement `Shard(0)`, and a unit's shards
+# travel together. Names stay as they were.
+
+
+# %%
+def wrap(model, **options):
+    """A unit for each block, and one for the rest: embeddings, norm and head."""
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a DTensor, gathered; or the tensor itself. All ranks call it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    for dim in range(tensor.device_mesh.ndim):  # one dimension of the mesh after the other
+        placements = [Replicate()] * (dim + 1) + list(tensor.placements[dim + 1 :])
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
+
+
+def wholes(model):
+    """All parameters and gradients of a wrapped model, whole, by name. All ranks call it."""
+    named = dict(model.named_parameters())
+    gradients = {name: whole(p.grad) for name, p in named.items()}
+    return {name: whole(p.detach()) for name, p in named.items()}, gradients
+
+
+# %% [markdown]
+# Training code stays as it was, with two rules: the optimizer is made after the wrapping, and every
+# rank calls `forward`. `fully_shard` averages the gradients.
+
+
+# %%
+def train_wrapped(rank, wrapping=wrap):
+    model = wrapping(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses = train(model, optimizer, batches(rank=rank, ranks=dist.get_world_size()))
+    return as_alone(losses, *wholes(model)), {
+        name: f"{type(p).__name__}, {tuple(local(p).shape)} of {tuple(p.shape)}"
+        for name, p in model.named_parameters()
+    }
+
+
+for n in (2, 3):
+    claims, shapes = zip(*launch(train_wrapped, n))
+    print(
+        f"fully_shard on {n} ranks as alone:",
+        claims[0],
+        "on all ranks:",
+        claims.count(claims[0]) == n,
+    )
+for rank in range(n):
+    print(
+        f"rank {rank} holds of blocks.0.feed_forward.up.weight:",
+        shapes[rank]["blocks.0.feed_forward.up.weight"],
+    )
+
+# %% [markdown]
+# 128 rows on 3 ranks: 43, 43 and 42. Each parameter is cut by rows, and the last rank may get fewer, or
+# none.
+#
+# ### What a wrapping costs: per layer, or only the root
+#
+# Two questions decide how a model is wrapped. What is gathered at once: a block, or everything? And is
+# it freed after forward? The second is the argument `reshard_after_forward`. By default blocks are
+# freed, and the root is not, since backward would need its head at once.
+#
+# **Predict** for 4 ranks: the bytes that a ring sends, and the most bytes of parameters that a rank
+# holds. The blocks have $L(12W^2 + 13W)$ parameters; call the rest $R$.
+
+# %%
+n, L = 4, LAYERS
+R = P - L * block  # bytes of embeddings, last norm and head
+passes = {"per block": 3, "per block, kept": 2, "root only": 2}
+predicted = {
+    "per block, sent": (3 * L * block + 2 * R) * (n - 1) // n,
+    "per block, kept, sent": 2 * P * (n - 1) // n,
+    "root only, sent": 2 * P * (n - 1) // n,
+    "per block, most": P // n + R + block,
+    "per block, kept, most": P // n + P,
+    "root only, most": P // n + P,
+}
+
+
+# %%
+def wrap_kept(model):
+    return wrap(model, reshard_after_forward=False)
+
+
+def readings_of_step(rank, wrapping):
+    """The ring's bytes of a step, and the bytes of parameters and gradients at every layer."""
+    model = wrapping(new_model())
+    meter = Meter(model)
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    with Trace() as trace:
+        cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    meter.read()
+    return ring_bytes(trace.record()), meter.readings
+
+
+wrappings = {"per block": wrap, "per block, kept": wrap_kept, "root only": fully_shard}
+readings = {name: launch(readings_of_step, n, wrapping)[0] for name, wrapping in wrappings.items()}
+measured = {f"{name}, sent": sent for name, (sent, _) in readings.items()}
+for name, (_, of_layers) in readings.items():
+    measured[f"{name}, most"] = max(parameters for parameters, _ in of_layers)
+plots.compare(predicted, measured)
+
+# %%
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
+styles = {"per block": "-", "per block, kept": "--", "root only": ":"}
+for name, (_, of_layers) in readings.items():
+    together = [sum(reading) / 1024 for reading in of_layers]
+    share = [100 * i / (len(together) - 1) for i in range(len(together))]
+    ax.plot(
+        share, together, styles[name], label=f"{name}: at most {max(together):.0f} KiB", linewidth=2
+    )
+ax.axhline(2 * P / 1024, color=plots.COLORS["other"], linewidth=1)
+ax.text(99, 2 * P / 1024, "every rank has all of both", ha="right", va="bottom", fontsize=10)
+ax.set(xlabel="forward, then backward (% of the readings)", ylabel="KiB on a rank")
+ax.set(ylim=(0, 2.5 * P / 1024), title="Parameters and gradients through one step, measured")
+ax.legend(loc="upper left")
+plt.show()
+root, blocks = (max(map(sum, readings[name][1])) for name in ("root only", "per block"))
+print("root only needs more at its peak than data parallelism without shards:", root > 2 * P)
+print("per block needs less than half of root only:", blocks < root / 2)
+
+# %% [markdown]
+# *Per block, only one block is whole at a time. With the root alone, everything is whole from the first
+# layer on, all gradients pile up until the end, and the shards lie beside them: more than data
+# parallelism needs.*
+#
+# `fully_shard(model)` on the root alone runs, gives the right numbers, and shards everything that lies
+# idle between steps. But at the peak it saves nothing. It is the most frequent mistake with FSDP. The
+# middle curve is a choice: `reshard_after_forward=False` keeps parameters from forward to backward and
+# sends no more than data parallelism, as ZeRO-2 does. A whole number in its place, such as 8, frees
+# after forward to shards among groups of 8 ranks, so that the second gather stays inside a machine.
+#
+# ### Mixed precision: a policy
+#
+# `MixedPrecisionPolicy` says in which type things travel and compute. Shards, and with them the update,
+# stay float32. With `param_dtype=torch.bfloat16` a unit is cast before it is gathered. `reduce_dtype`
+# is the type in which gradients are summed: float32 is safer where many ranks add up.
+#
+# **Predict** the ring's bytes with a policy of bfloat16 for parameters and float32 for sums.
+
+# %%
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+gathered = 2 * L * block + R  # bytes of float32: blocks twice, the rest once
+predicted = {"float32, sent": (gathered + P) * (n - 1) // n}
+predicted["bfloat16 and float32, sent"] = (gathered // 2 + P) * (n - 1) // n
+
+
+# %%
+def step_in_two_types(rank, policy):
+    """What a ring sends; the types in which the ranks compute, reduce, and keep."""
+    model = wrap(new_model(), mp_policy=policy)
+    types = {}
+    up = model.blocks[0].feed_forward.up
+    up.register_forward_hook(lambda module, inputs, y: types.update(computes=str(y.dtype)))
+    inputs, targets = next(batches(rank=rank, ranks=n))
+    with Trace() as trace:
+        cross_entropy(model(inputs).flatten(0, 1).float(), targets).backward()
+    types["travels"] = {call.dtype for call in trace.record().calls}
+    return ring_bytes(trace.record()), types | {
+        "gradient": str(up.weight.grad.dtype),
+        "kept": str(up.weight.dtype),
+    }
+
+
+(full, _), (mixed, types) = (
+    launch(step_in_two_types, n, p)[0] for p in (MixedPrecisionPolicy(), POLICY)
+)
+plots.compare(predicted, dict(zip(predicted, (full, mixed))))
+for name in ("computes", "gradient", "kept"):
+    print(f"{name:9}", types[name])
+
+# %% [markdown]
+# The update happens in float32, on float32 shards: they are the master copy. bfloat16 exists only while
+# a unit is gathered. So mixed precision costs no second copy here.
+#
+# ### Gradient accumulation
+#
+# Two micro-batches, one update (chapter 2). By default each backward reduces its gradients.
+# `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages, and
+# costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
+#
+# **Predict** both, for a step of two micro-batches on 2 ranks.
+
+# %%
+n = 2
+of_gathers, of_reductions = gathered * (n - 1) // n, P * (n - 1) // n
+predicted = {
+    "reduced twice, sent": 2 * of_gathers + 2 * of_reductions,
+    "reduced once, sent": 2 * of_gathers + of_reductions,
+    "reduced twice, gradients between": P // n,
+    "reduced once, gradients between": P,
+}
+
+
+# %%
+def gradients_held(model):
+    """Bytes of gradients: those of the shards, and whole ones, which show while a unit is gathered."""
+    held = [p.grad for p in model.parameters()]
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.unshard()
+    held += [p.grad for p in model.parameters()]
+    for unit in units:
+        unit.reshard()
+    return storage_bytes(local(gradient) for gradient in held if gradient is not None)
+
+
+def accumulate(rank, reduce_once):
+    """Three updates over two micro-batches each. Are they as alone? And what do they cost?"""
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses, waiting, n = [], 0, dist.get_world_size()
+    for step, (inputs, targets) in enumerate(batches(rank=rank, ranks=n)):
+        optimizer.zero_grad()
+        losses.append(0.0)
+        with Trace() as trace:
+            for last, half, answers in zip((False, True), inputs.chunk(2), targets.chunk(2)):
+                model.set_requires_gradient_sync(last or not reduce_once)
+                loss = cross_entropy(model(half).flatten(0, 1), answers) / 2
+                loss.backward()
+                losses[-1] += loss.item()
+                if step == 0 and not last:  # the last step's trace is kept, so this is not counted
+                    waiting = gradients_held(model)
+        optimizer.step()
+    return as_alone(losses, *wholes(model)), ring_bytes(trace.record()), waiting
+
+
+measured = {}
+for name, reduce_once in (("reduced twice", False), ("reduced once", True)):
+    claims, sent, waiting = launch(accumulate, n, reduce_once)[0]
+    measured |= {f"{name}, sent": sent, f"{name}, gradients between": waiting}
+    print(f"{name}, as alone:", claims)
+plots.compare(predicted, measured)
+
+# %% [markdown]
+# Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are too
+# large by that factor.
+#
+# ### Activation checkpointing: compute twice, keep less
+#
+# FSDP leaves the activations alone. **Activation checkpointing** keeps only the input of a block and
+# runs the block's forward a second time when backward comes to it ([Chen et al.
+# 2016](https://arxiv.org/abs/1604.06174)). It costs a second forward, about a third more computing, and
+# with `fully_shard` no further gather: backward has gathered the block already. Recompute first, wrap
+# second.
+
+
+# %%
+def recompute(model):
+    """Each block keeps its input only, and runs forward again in backward."""
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return model
+
+
+def kept_and_sent(rank, recomputing):
+    """Bytes kept for backward, bytes sent, and is it as alone?"""
+    model = wrap(recompute(new_model()) if recomputing else new_model())
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    with Trace() as trace:
+        with kept_for_backward(model) as kept:
+            loss = cross_entropy(model(inputs).flatten(0, 1), targets)
+        loss.backward()
+    claims, _ = train_wrapped(rank, lambda model: wrap(recompute(model) if recomputing else model))
+    return kept.bytes, ring_bytes(trace.record()), claims
+
+
+(usual, sent, _), (less, sent_again, claims) = (
+    launch(kept_and_sent, 2, r)[0] for r in (False, True)
+)
+print("recomputing, as alone:", claims)
+print("the same bytes sent:", sent == sent_again, "| kept less than a third:", less < usual / 3)
+
+# %% [markdown]
+# ### Meta device: build what fits on no rank
+#
+# `new_model()` makes the whole model on every rank before it is cut. That is just what a large model
+# does not allow. On the device **meta** tensors have shapes and no memory. So: build there, wrap, which
+# cuts shapes only, then let `to_empty` allocate the shards, and fill them. `set_model_state_dict` takes
+# whole tensors, here from rank 0, and gives each rank its part, one tensor at a time.
+
+
+# %%
+def from_meta(rank):
+    """Trains a model that no rank but 0 ever held whole."""
+    values = {name: p.detach() for name, p in new_model().named_parameters()} if rank == 0 else {}
+    bytes_held = []
+    with torch.device("meta"):
+        model = LanguageModel(VOCABULARY, WIDTH, heads=4, layers=LAYERS, context=CONTEXT)
+    wrap(model, mesh=init_device_mesh(hardware.device().type, (dist.get_world_size(),)))
+    bytes_held.append(sum(local(p).nbytes for p in model.parameters() if not p.is_meta))
+    model.to_empty(device=hardware.device())
+    bytes_held.append(memory_ledger(model)["parameters"])
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, values, options=options)
+    losses = train(
+        model, momentum_sgd(model.parameters()), batches(rank=rank, ranks=dist.get_world_size())
+    )
+    return bytes_held, as_alone(losses, *wholes(model))
+
+
+n = 2
+bytes_held, claims = launch(from_meta, n)[1]
+plots.compare(
+    {"on meta": 0, "after to_empty": P // n}, dict(zip(("on meta", "after to_empty"), bytes_held))
+)
+print("from meta as alone:", claims)
+
+# %% [markdown]
+# A new model is initialised without rank 0's copy: after `to_empty`, each layer's `reset_parameters()`
+# draws its own shard. And from a checkpoint each rank reads only its part; that comes below.
+#
+# **CPU offload** in a word: with `offload_policy=CPUOffloadPolicy()` the shards, their gradients and the
+# optimizer's state live in the host's memory and the update runs on the CPU. A GPU then holds gathered
+# units and activations only, and every gather passes the slow way between host and GPU. It is for models
+# that fit in no other way.
+#
+# ### Hybrid shards on a mesh of two dimensions
+#
+# With 1,000 ranks an all-gather has 1,000 partners, most of them far away. **HSDP**, hybrid sharding,
+# shards among the ranks of one machine and replicates across machines. The mesh has two dimensions:
+# `replicate` outside, `shard` inside (chapter 7). Gathers and reduce-scatters stay in the inner group,
+# and the shards of the gradients are all-reduced in the outer one.
+#
+# **Predict** for 2 x 2 ranks what a ring sends in each group. Within the inner one it is as before, with
+# 2 ranks. Across, each rank all-reduces its shard of the gradients, $P/2$ bytes.
+
+
+# %%
+def wrap_hybrid(model):
+    """Two copies of the model, each sharded among half of the ranks."""
+    sizes = (2, dist.get_world_size() // 2)
+    return wrap(
+        model,
+        mesh=init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("replicate", "shard")),
+    )
+
+
+predicted = {
+    "inner group, sent": (gathered + P) // 2,
+    "outer group, sent": P // 2,
+    "parameters held": P // 2,
+}
+
+
+# %%
+def costs_of_hybrid(rank):
+    model = wrap_hybrid(new_model())
+    inputs, targets = next(batches(rank=rank, ranks=4))
+    with Trace() as trace:
+        cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    sent = {"inner group, sent": 0, "outer group, sent": 0}
+    for call in trace.record().calls:
+        outer = call.ranks in ((0, 2), (1, 3))
+        hops = {"all_reduce": 1, "reduce_scatter": 1 / 2, "all_gather": 1}[call.op]  # 2 ranks
+        sent["outer group, sent" if outer else "inner group, sent"] += int(hops * call.bytes)
+    return sent | {"parameters held": memory_ledger(model)["parameters"]}
+
+
+costs_of_ranks = launch(costs_of_hybrid, 4)
+plots.compare(predicted, costs_of_ranks[0])
+print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_of_ranks))
+print("2 x 2 ranks as alone:", launch(train_wrapped, 4, wrap_hybrid)[3][0])
+
+# %% [markdown]
+# The far links carry $P/2$ now and not $3P$. The price is memory: a rank holds a half of the model and
+# not a quarter.
+#
+# ### FSDP x tensor parallelism
+#
+# On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts
+# the layers among the ranks of a machine (chapter 6), then `fully_shard` shards what each of them has
+# left among the machines. A DTensor then has a placement for each dimension. In this order: tensor
+# parallelism first, FSDP last.
+
+# %%
+PLAN = {
+    "blocks.*.feed_forward.up": ColwiseParallel(),
+    "blocks.*.feed_forward.down": RowwiseParallel(),
+}
+
+
+def mesh_2d():
+    sizes = (dist.get_world_size() // 2, 2)
+    return init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("data", "tensor"))
+
+
+def wrap_2d(model):
+    """Cuts the MLPs among 2 ranks, then shards everything along the other dimension."""
+    mesh = mesh_2d()
+    parallelize_module(model, mesh["tensor"], PLAN)
+    return wrap(model, mesh=mesh["data"])
+
+
+def train_2d(rank):
+    data_ranks = dist.get_world_size() // 2
+    model = wrap_2d(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses = train(model, optimizer, batches(rank=rank // 2, ranks=data_ranks))  # alike in a pair
+    up = model.blocks[0].feed_forward.up.weight
+    return as_alone(losses, *wholes(model)), str(up.placements), tuple(local(up).shape)
+
+
+claims, placements, shape = launch(train_2d, 4)[0]
+print("FSDP x TP on 2 x 2 ranks as alone:", claims)
+print("feed_forward.up.weight is", placements, "and a rank holds", shape, "of (128, 32)")
+
+# %% [markdown]
+# Two ranks with the same rows of the mesh must read the same windows: `rank // 2` is the coordinate in
+# the data dimension. The underscore in `_StridedShard` says that both dimensions cut the same rows, and
+# in which order.
+
+# %% [markdown]
+# ### Checkpoints: four ranks save, two or one resume
+#
+# No rank has the model, so no rank can write it. With `torch.distributed.checkpoint` every rank writes
+# a file of its own shards, and rank 0 a small file `.metadata` that says which part of which tensor
+# lies where. To load, each rank looks up which pieces *its* shards need and reads those. So the number
+# of ranks may be another one: this is **resharding**.
+#
+# `get_state_dict` gives model and optimizer state under the names of the whole model, as DTensors. A
+# checkpoint without the optimizer's state is no checkpoint, as section 5 shows.
+
+
+# %%
+def to_save(model, optimizer):
+    """What a checkpoint holds. Its DTensors also say what this rank needs when it loads."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def save(model, optimizer, folder, writer=dcp.FileSystemWriter):
+    """Saves under another name, and renames when every rank is done. All ranks call it."""
+    unfinished = folder.with_suffix(".unfinished")
+    dcp.save(to_save(model, optimizer), storage_writer=writer(unfinished))
+    if dist.get_rank() == 0:
+        unfinished.rename(folder)
+    dist.barrier()
+
+
+def resume(model, optimizer, folder):
+    """Fills model and optimizer, whatever number of ranks has saved. All ranks call it."""
+    state = to_save(model, optimizer)
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+
+
+# %%
+def state_of(model, optimizer):
+    """Parameters and momentum, whole, by name. All ranks call it."""
+    state = to_save(model, optimizer)
+    of_optimizer = state["optimizer"]["state"].items()
+    momentum = {f"{name}, momentum": whole(s["momentum_buffer"]) for name, s in of_optimizer}
+    values = {name: whole(tensor) for name, tensor in state["model"].items()}
+    return {name: t.detach().cpu().clone() for name, t in (values | momentum).items()}
+
+
+def train_and_save(rank, folder, writer=dcp.FileSystemWriter):
+    """Two steps, a checkpoint, two more steps. Returns the states after two and after four."""
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    train(model, optimizer, batches(range(2), rank, dist.get_world_size()))
+    after_two = state_of(model, optimizer)
+    save(model, optimizer, folder / "step-0002", writer)
+    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
+    return after_two, state_of(model, optimizer)
+
+
+def resume_and_train(rank, folder):
+    """The state as it was loaded, and after two more steps."""
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    resume(model, optimizer, folder)
+    loaded = state_of(model, optimizer)
+    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
+    return loaded, state_of(model, optimizer)
+
+
+CHECKPOINTS = Path("scratch/fsdp").resolve()
+shutil.rmtree(CHECKPOINTS, ignore_errors=True)
+CHECKPOINTS.mkdir(parents=True)
+after_two, after_four = launch(train_and_save, 4, CHECKPOINTS)[0]
+print("saved by 4 ranks:", *sorted(p.name for p in (CHECKPOINTS / "step-0002").iterdir()))
+for n in (4, 2, 1):
+    loaded, finished = launch(resume_and_train, n, CHECKPOINTS / "step-0002")[0]
+    bit_equal = all(torch.equal(tensor, loaded[name]) for name, tensor in after_two.items())
+    print(f"resumed by {n}: parameters and momentum bit-equal: {bit_equal}", end="")
+    print(", after two more steps as undisturbed:", same(after_four, finished))
+
+# %% [markdown]
+# ### A half-written checkpoint is never taken for a whole one
+#
+# A rank can die while it writes. In the next cell rank 1 is killed (`SIGKILL`) in the middle of a save,
+# when the others have written their files. What keeps anyone from loading that? Two things. DCP writes
+# `.metadata` last, after every rank has reported that it is done. And `save` gives the folder its name
+# only then. Whoever looks for the newest checkpoint looks for finished names.
+
+
+# %%
+class KilledWhileWriting(dcp.FileSystemWriter):
+    """Rank 1 dies in a save: the other ranks' files are complete, its own is not there."""
+
+    def write_data(self, plan, planner):
+        if dist.get_rank() != 1:
+            written = super().write_data(plan, planner)
+            written.wait()
+        dist.barrier()  # so that it is the same in every run
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written
+
+
+def newest(folder):
+    return max(path for path in folder.glob("step-*") if not path.suffix)
+
+
+def go_on_and_save(rank, folder, target, saving):
+    """Resumes, trains two steps, and saves them in a way that does not end well."""
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    resume(model, optimizer, newest(folder))
+    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
+    saving(model, optimizer, folder / target, KilledWhileWriting)
+
+
+def report_killed(*arguments):
+    try:
+        launch(go_on_and_save, 2, *arguments)
+    except RankFailure as failure:
+        print(f"rank {failure.rank} ended by a {failure.kind}")
+
+
+report_killed(CHECKPOINTS, "step-0004", save)
+torn = CHECKPOINTS / "step-0004.unfinished"
+print(
+    "the torn folder has data:",
+    any(torn.glob("*.distcp")),
+    "| metadata:",
+    (torn / ".metadata").exists(),
+)
+print("the newest whole one:", newest(CHECKPOINTS).name)
+
+
+# %%
+def error_of_loading(rank, folder):
+    logging.disable()  # DCP logs the error first, with its whole traceback
+    try:
+        resume_and_train(rank, folder)
+    except dcp.CheckpointException as error:
+        return type(error).__name__
+
+
+print("and if somebody loads the torn one:", launch(error_of_loading, 1, torn)[0])
+
+# %% [markdown]
+# Now the way in which people lose a checkpoint: they save every time into the *same* folder. The old
+# `.metadata` is still there when the new files are half written.
+
+
+# %%
+def save_over(model, optimizer, folder, writer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP warns that it overwrites, and names the path
+        dcp.save(to_save(model, optimizer), storage_writer=writer(folder))
+
+
+def save_two_steps(rank, folder):
+    """A checkpoint of 2 ranks in a folder `last`."""
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    resume(model, optimizer, newest(folder))
+    dcp.save(to_save(model, optimizer), storage_writer=dcp.FileSystemWriter(folder / "last"))
+
+
+launch(save_two_steps, 2, CHECKPOINTS)
+report_killed(CHECKPOINTS, "last", save_over)
+mixed, _ = launch(resume_and_train, 1, CHECKPOINTS / "last")[0]
+print("it loads without an error, and is")
+print("    the state after two steps:", same(after_two, mixed))
+print("    the state after four steps:", same(after_four, mixed))
+
+# %% [markdown]
+# Rank 0's half is from step 4 and rank 1's half from step 2: a model that never was, without a
+# word of warning. Give every checkpoint a folder of its own. Chapter 9 adds what is still missing: a
+# file that the disk has damaged, and the way back to the last good one.
 
 # %% [markdown]
 # ## 5. Break it: one bug hunt and six mistakes
