@@ -16,8 +16,11 @@ import os
 import shutil
 import signal
 import warnings
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
@@ -1883,9 +1886,9 @@ def reshard(checkpoints: list[dict], world_size: int) -> list[dict]:
     ### BEGIN SOLUTION
     parts = sorted(checkpoints, key=lambda part: part["rank"])
     ranks, saved = [part["rank"] for part in parts], max(part["world_size"] for part in parts)
-    if ranks != list(range(saved)):
+    if ranks != list(range(saved)) or any(part["world_size"] != saved for part in parts):
         missing = sorted(set(range(saved)) - set(ranks))
-        raise ValueError(f"Of {saved} ranks, these are here: {ranks}; missing: {missing}.")
+        raise ValueError(f"Of {saved} ranks' parts, these are here: {ranks}; missing: {missing}.")
 
     def cut_anew(shape: torch.Size, values: list) -> list:
         if len(shape) < 2 or not torch.is_tensor(values[0]) or values[0].dim() == 0:
