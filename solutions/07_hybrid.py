@@ -76,22 +76,22 @@ def draw_worker(ax, x, y, rank):
     ax.text(x, y, str(rank), ha="center", va="center", fontsize=11)
 
 
-figure, ax = plots.canvas(height=3.9)
+figure, ax = plots.canvas(height=3.4)
 for site, left in enumerate((0.1, 5.3)):
     ax.add_patch(Rectangle((left, 0.9), 4.6, 2.75, facecolor="#F5F5F5", edgecolor="#8C8C8C"))
     ax.text(left + 2.3, 3.72, f"site {site}", ha="center", va="bottom", fontsize=11)
-    for stage, x in enumerate((left + 0.25, left + 2.75)):
-        plots.building(ax, x, 1.25, width=1.6, height=2.15, color="white")
-        ax.text(x + 0.8, 1.2, f"building {stage}", ha="center", va="top", fontsize=10)
+    for stage, x in enumerate((left + 0.2, left + 2.9)):
+        plots.building(ax, x, 1.25, width=1.5, height=2.15, color="white")
+        ax.text(x + 0.75, 1.2, f"building {stage}", ha="center", va="top", fontsize=10)
         for seat, y in enumerate((2.45, 1.6)):
-            draw_worker(ax, x + 0.8, y, rank=4 * site + 2 * stage + seat)
-        ax.plot([x + 0.8] * 2, [1.83, 2.22], color=DIMENSIONS["tensor"], linewidth=5)
-    plots.arrow(ax, (left + 1.95, 1.6), (left + 2.65, 1.6), color=DIMENSIONS["pipeline"])
-    plots.arrow(ax, (left + 1.95, 2.45), (left + 2.65, 2.45), color=DIMENSIONS["pipeline"])
-    plots.truck(ax, left + 1.86, 1.78)
-for x in (1.15, 3.65):
+            draw_worker(ax, x + 0.75, y, rank=4 * site + 2 * stage + seat)
+        ax.plot([x + 0.75] * 2, [1.83, 2.22], color=DIMENSIONS["tensor"], linewidth=5)
+    plots.arrow(ax, (left + 1.8, 1.6), (left + 2.8, 1.6), color=DIMENSIONS["pipeline"])
+    plots.arrow(ax, (left + 1.8, 2.45), (left + 2.8, 2.45), color=DIMENSIONS["pipeline"])
+    plots.truck(ax, left + 1.85, 1.78)
+for x in (1.05, 3.75):
     bend = {"connectionstyle": "arc3,rad=-0.12", "color": DIMENSIONS["data"], "linewidth": 2.2}
-    ax.annotate("", (x + 4.85, 2.72), (x + 0.05, 2.72), arrowprops={"arrowstyle": "<|-|>"} | bend)
+    ax.annotate("", (x + 5.2, 2.72), (x, 2.72), arrowprops={"arrowstyle": "<|-|>"} | bend)
 kinds = ["data: same place, other site", "pipeline: next building", "tensor: same station"]
 handles = [Patch(color=color) for color in DIMENSIONS.values()]
 ax.legend(handles, kinds, loc="lower center", ncols=3)
@@ -178,6 +178,10 @@ def draw_grid(ax, data, pipeline, tensor, chosen=None, top=4.2, height=3.4):
         )
         ax.add_patch(Rectangle(*box, facecolor="#F5F5F5", edgecolor="#8C8C8C"))
         ax.text(left, top + 0.2, f"data {d}", va="bottom", fontsize=10)
+        if d == 0:
+            names = {"fontsize": 9, "color": "#5F5F5F", "ha": "center", "va": "center"}
+            ax.text(left - 0.24, top - cell * tensor / 2, "tensor", rotation=90, **names)
+            ax.text(left + cell * pipeline / 2, top - cell * tensor - 0.27, "pipeline", **names)
         for p in range(pipeline):
             for t in range(tensor):
                 at[d, p, t] = left + p * cell, top - (t + 1) * cell
@@ -205,8 +209,8 @@ def cell_color(place, chosen, sizes):
     return DIMENSIONS[other[0]] if len(other) == 1 else "white"
 
 
-figure, ax = plots.canvas(height=2.9)
-draw_grid(ax, 2, 2, 2, chosen=5, top=2.95, height=2.2)
+figure, ax = plots.canvas(height=3.0)
+draw_grid(ax, 2, 2, 2, chosen=5, top=3.2, height=2.2)
 handles = [Patch(color=plots.COLORS["ink"])] + [Patch(color=c) for c in DIMENSIONS.values()]
 names = ["rank 5", *(f"in its {name} group" for name in DIMENSIONS)]
 ax.legend(handles, names, loc="lower center", ncols=4)
@@ -348,12 +352,13 @@ def bytes_of_step(sizes, layers, width, tokens, parameters, number=2):
 GPT_145B = {"layers": 80, "width": 12_288, "tokens": 2_304 * 2_048, "parameters": 145.6e9}
 per_step = bytes_of_step((24, 8, 8), **GPT_145B)
 for name, count in per_step.items():
-    print(f"{name:9} {count / 1e9:6.1f} GB per step and rank")
+    share = per_step["tensor"] / count
+    print(f"{name:9} {count / 1e9:6.1f} GB per step and rank; tensor sends {share:.0f} times that")
 
 # %% [markdown]
-# Tensor sends 35 times as much as pipeline, and 39 times as much as data. How long does that take?
-# The next figure is simulated, with the speeds that chapter 6 assumed: 250 GB/s for each GPU inside a
-# machine, 25 GB/s between machines.
+# How long does that take?
+# The next figure is simulated, with the speeds that chapter 6 assumed: a ring with 250 GB/s inside a
+# machine, with 25 GB/s between machines.
 
 
 # %%
@@ -367,9 +372,9 @@ def draw_links(per_step, inside=250e9, between=25e9):
     ax.set_yticks(range(len(per_step)), per_step)
     ax.invert_yaxis()
     ax.set(xlabel="seconds of communication per step, simulated", xlim=(0, 15.5))
-    plain, striped = Patch(color="#8C8C8C"), Patch(facecolor="#8C8C8C", hatch="///", ec="white")
+    plain, striped = Patch(fc="#C8C8C8"), Patch(fc="#C8C8C8", hatch="///", ec="white")
     ax.legend([plain, striped], ["inside a machine", "between machines"], loc="upper right")
-    ax.set_title("Only one dimension cannot leave the machine")
+    ax.set_title("Tensor is the one that cannot leave the machine")
     return figure
 
 
@@ -651,7 +656,7 @@ def held_by(model):
 def train_data_tensor(rank, sizes):
     groups = groups_by_hand(*sizes)
     model = cut_blocks(new_model(), groups["tensor"])
-    losses = train(model, lambda *batch: loss_over(groups["data"], whole_step(*batch, groups)))
+    losses = train(model, lambda *work: loss_over(groups["data"], whole_step(*work, groups)))
     return coordinates(groups), losses, held_by(model)
 
 
@@ -690,6 +695,7 @@ class Stage(nn.Module):
         own = torch.arange(len(model.blocks)).tensor_split(stages)[here]
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in own.tolist()})
         self.first, self.last = here == 0, here == stages - 1
+        self.width = model.token.embedding_dim  # of what comes in and goes out
         if self.first:
             self.token, self.position = model.token, model.position
         if self.last:
@@ -718,7 +724,7 @@ def pipelined_step(stage, inputs, targets, groups, micro_batches=2):
     loss, kept = torch.zeros((), device=targets.device), []
     for x, y in zip(*mine):
         if not stage.first:
-            x = torch.empty(*y.shape, stage_width(stage), device=y.device)
+            x = torch.empty(*y.shape, stage.width, device=y.device)
             dist.recv(x, group=line, group_src=here - 1)
             x.requires_grad_()
         out = stage(x)
@@ -740,10 +746,6 @@ def pipelined_step(stage, inputs, targets, groups, micro_batches=2):
     return loss
 
 
-def stage_width(stage):
-    return next(iter(stage.blocks.values())).norm1.normalized_shape[0]
-
-
 # %% [markdown]
 # Only the last stage knows the loss. To have it everywhere takes two calls in two groups: over the
 # data group the shares add up (the other stages add zeros), then the last stage of each line tells its
@@ -762,7 +764,7 @@ def loss_on_all(loss, groups):
 def train_data_pipeline(rank, sizes):
     groups = groups_by_hand(*sizes)
     stage = Stage(new_model(), groups["pipeline"])
-    losses = train(stage, lambda *batch: loss_on_all(pipelined_step(*batch, groups), groups))
+    losses = train(stage, lambda *work: loss_on_all(pipelined_step(*work, groups), groups))
     return coordinates(groups), losses, held_by(stage)
 
 
@@ -782,7 +784,7 @@ for sizes in ((2, 2, 1), (1, 4, 1)):
 def train_three_dimensions(rank, sizes, make_groups=groups_by_hand):
     groups = make_groups(*sizes)
     stage = Stage(cut_blocks(new_model(), groups["tensor"]), groups["pipeline"])
-    losses = train(stage, lambda *batch: loss_on_all(pipelined_step(*batch, groups), groups))
+    losses = train(stage, lambda *work: loss_on_all(pipelined_step(*work, groups), groups))
     return coordinates(groups), losses, held_by(stage)
 
 
@@ -845,27 +847,39 @@ def count_step(rank, sizes):
     step = pipelined_step if sizes[1] > 1 else whole_step
     with Trace() as trace:
         step(model, *next(batches()), groups)
-    return by_dimension(trace.record(), groups), coordinates(groups)
+    return by_dimension(trace.record(), groups), coordinates(groups), memory_ledger(model)
 
 
-measured, all_as_predicted = {}, True
+measured, ledgers, all_as_predicted = {}, {}, True
 for sizes in GRIDS:
     counts = launch(count_step, sizes[0] * sizes[1] * sizes[2], sizes)
     measured |= {f"{sizes} {name}": each for name, each in counts[0][0].items()}
-    for count, (_, stage, _) in counts:
+    ledgers[sizes] = counts[0][2]
+    for count, (_, stage, _), _ in counts:
         all_as_predicted &= count == predicted_step(sizes, stage)
 plots.compare(predicted, measured)
 print("all ranks of all grids, each with its own stage:", all_as_predicted)
 
 # %% [markdown]
-# Every number of section 3's list can be seen here. A second dimension takes work off the first: with
-# two stages a rank has half of the blocks, so tensor sends half as many bytes, though in more calls.
-# The data group shares half of the gradients, and a quarter with all three dimensions, but for what is
-# whole.
+# A second dimension takes work off the first: with two stages a rank has half of the blocks, so tensor
+# sends half as many bytes, though in as many calls, since there are two micro-batches now. What goes to
+# the data group are the gradients of all that a rank holds. So the bytes there are also the bytes of
+# parameters, and of gradients, on that rank:
+
+# %%
+ledgers = {"one process": memory_ledger(alone)} | {str(s): held for s, held in ledgers.items()}
+plots.memory(list(ledgers.values()), list(ledgers), title="Parameters and gradients on rank 0")
+plt.show()
+held_as_sent = all(ledgers[str(s)]["gradients"] == measured[f"{s} data"][1] for s in GRIDS)
+print("gradients held = bytes handed to the data group:", held_as_sent)
+
+# %% [markdown]
+# *Pipeline and tensor each cut what a rank holds to about a half; data cuts nothing. What is left over
+# half are embeddings and head, which only some stages have and tensor leaves whole.*
 #
-# Nothing in this small model is as large as in section 3, and the order of sizes is another one: data
-# comes first. With 64 tokens in a copy there are few activations for many parameters. With more tokens
-# per copy tensor grows and data stays. The figure lets the tokens grow.
+# In section 3 tensor sent far more than data. In this small model they send nearly the same: the 64
+# tokens of a copy make few activations for many parameters. With more tokens tensor and pipeline grow,
+# and data stays. The figure lets the tokens grow, by the formulas of section 3.
 
 # %%
 figure, ax = plt.subplots()
@@ -883,8 +897,8 @@ ax.set_title("Activations grow with the tokens, gradients do not")
 plt.show()
 
 # %% [markdown]
-# *Bytes that a rank of the 2 x 2 x 2 grid sends in a step, by the formulas of section 3. The line for data
-# is flat; those for tensor and pipeline rise side by side, and tensor crosses data at some 70 tokens.*
+# *Bytes that a rank of the 2 x 2 x 2 grid sends in a step. The line for data is flat; those for tensor and
+# pipeline rise side by side. Tensor crosses data close to our batch, and leaves it far behind.*
 #
 # ### The gradient norm across groups
 #
@@ -1618,10 +1632,10 @@ def draw_grid_and_bytes(data, pipeline, tensor, rank):
     sizes = data, pipeline, tensor
     rank = min(rank, data * pipeline * tensor - 1)
     figure, ax = plots.canvas(height=4.6)
-    draw_grid(ax, *sizes, chosen=rank, top=5.2, height=3.2)
+    draw_grid(ax, *sizes, chosen=rank, top=5.3, height=3.1)
     sent = bytes_of_step(sizes, **GPT_7_5B)
     for row, (name, lines) in enumerate(lines_of_grid(*sizes).items()):
-        y, line = 1.25 - 0.5 * row, next(line for line in lines if rank in line)
+        y, line = 1.15 - 0.45 * row, next(line for line in lines if rank in line)
         ax.add_patch(Rectangle((0.1, y - 0.13), 0.3, 0.26, facecolor=DIMENSIONS[name]))
         ax.text(0.55, y, f"{name} group", va="center", weight="bold")
         inside = len({member // MACHINE for member in line}) == 1
@@ -1629,8 +1643,8 @@ def draw_grid_and_bytes(data, pipeline, tensor, rank):
         ax.text(6.4, y, f"{sent[name] / 1e9:.1f} GB", va="center", ha="right")
         where = "in one machine" if inside else "between machines"
         ax.text(6.8, y, "talks to nobody" if len(line) == 1 else where, va="center")
-    ax.text(2.5, 1.7, "ranks", va="center", fontsize=9, color="#5F5F5F")
-    ax.text(6.4, 1.7, "sent per step", va="center", ha="right", fontsize=9, color="#5F5F5F")
+    ax.text(2.5, 1.55, "ranks", va="center", fontsize=9, color="#5F5F5F")
+    ax.text(6.4, 1.55, "sent per step", va="center", ha="right", fontsize=9, color="#5F5F5F")
     return figure
 
 
@@ -1772,7 +1786,7 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 # **Sources**
 #
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): sections 2.2, 3 and 3.2
+#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): sections 3.2 and 3.3
 #   how the dimensions meet and what each sends, table 1 sizes.
 # * A. Grattafiori et al., *The Llama 3 Herd of Models*, 2024, [arXiv
 #   2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.2 and table 4, four dimensions and their
