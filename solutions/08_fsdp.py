@@ -1451,6 +1451,269 @@ print("    the state after four steps:", same(after_four, mixed))
 
 # %% [markdown]
 # ## 5. Break it: one bug hunt and six mistakes
+#
+# ### Bug hunt: size and speed at once
+#
+# An article on training with several GPUs closes with advice and no code: FSDP splits parameters,
+# gradients and optimizer state over all GPUs, and so it solves both problems at once, the size of the
+# model and the speed of training. Another one says that model sharding cuts a large model into
+# smaller pieces and gives each GPU one. Before you run the cell: which of the numbers are smaller with
+# FSDP than with DDP? And which blocks does a rank compute?
+
+
+# %%
+def counted(rank, wrapping):
+    """Model states held, activations kept, bytes sent and blocks computed in a step."""
+    model = new_model()
+    blocks, network = list(model.blocks), wrapping(model)
+    optimizer = momentum_sgd(network.parameters())
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    train(network, optimizer, [(inputs, targets)] * 2)
+    computed = []
+    for block in blocks:
+        block.register_forward_hook(lambda *_: computed.append(1))
+    with Trace() as trace:
+        with kept_for_backward(model) as kept:
+            loss = cross_entropy(network(inputs).flatten(0, 1), targets)
+        loss.backward()
+    states = sum(memory_ledger(network, optimizer).values())
+    return states, kept.bytes, ring_bytes(trace.record()), sum(computed)
+
+
+with_ddp, with_fsdp = launch(counted, 4, DDP)[1], launch(counted, 4, wrap)[1]
+kinds = ["model states held", "activations kept", "bytes sent", "blocks computed"]
+for kind, of_ddp, of_fsdp in zip(kinds, with_ddp, with_fsdp):
+    word = "the same" if of_ddp == of_fsdp else "less" if of_fsdp < of_ddp else "more"
+    print(f"{kind:18} with FSDP: {word}, {of_fsdp / of_ddp:.2f} of DDP")
+
+# %% [markdown]
+# The first claim is half right: size, yes, for the model states. The speed of DDP is at best kept: the
+# work is the same and more is sent, here 1.45 times as much. FSDP makes larger models or larger batches
+# *possible*. And no rank has a piece of the model in the sense of chapter 4: each computes all four
+# blocks, for its own rows. "Sharding" is how things are stored and not how the work is split.
+#
+# ### The optimizer made before the sharding
+#
+# One line in the wrong place. `fully_shard` replaces every parameter by a new one. The optimizer below
+# still has the old ones. The same batch is trained on three times, so the loss should fall.
+
+
+# %%
+def train_three_times(rank, optimizer_first):
+    model = new_model()
+    if optimizer_first:
+        optimizer = momentum_sgd(model.parameters())
+        wrap(model)
+    else:
+        wrap(model)
+        optimizer = momentum_sgd(model.parameters())
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strangers = sum(id(p) not in known for p in model.parameters())
+    losses = train(model, optimizer, list(batches([0], rank, dist.get_world_size())) * 3)
+    return " ".join(f"{loss:.3f}" for loss in losses), strangers
+
+
+for name, optimizer_first in (("after", False), ("before", True)):
+    losses, strangers = launch(train_three_times, 2, optimizer_first)[0]
+    print(f"optimizer made {name} the wrapping: losses {losses}; it misses {strangers} parameters")
+
+# %% [markdown]
+# No error and no warning: an optimizer skips parameters without gradients, and its old ones get none. On
+# changing batches the loss wobbles and looks alive. Compare what the optimizer has with what the model
+# has, once, at the start.
+#
+# ### Forward on one rank only
+#
+# Rank 0 wants to see a sample before training, or validates alone. With DDP that goes well: a forward
+# of DDP sends nothing. With FSDP forward gathers, and everybody has to take part.
+
+
+# %%
+def sample_on_rank_0(rank, wrapping):
+    model = wrapping(new_model())
+    inputs, _ = next(batches())
+    if rank == 0:
+        with torch.no_grad():
+            print("a sample of shape", tuple(model(inputs[:1]).shape))
+
+
+launch(sample_on_rank_0, 2, DDP)
+try:
+    launch(sample_on_rank_0, 2, wrap)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# Rank 0 waits for pieces that rank 1 would have to send, but rank 1 has left. Under torchrun this is a
+# silent hang, or a pairing of rank 0's all-gather with whatever rank 1 calls next. The same happens with
+# an early `break`, with batches that run out on one rank (chapter 3), with a layer that only some ranks
+# use, and with `state_dict` tricks under `if rank == 0`. The repair: all ranks call it, one prints.
+
+
+# %%
+def sample_on_all(rank):
+    model = wrap(new_model())
+    with torch.no_grad():
+        sample = model(next(batches())[0][:1])
+    if rank == 0:
+        print("a sample of shape", tuple(sample.shape))
+
+
+launch(sample_on_all, 2)
+
+# %% [markdown]
+# ### Another order of the parameters
+#
+# A flat vector has no names. If two ranks lay out the same parameters in another order, pieces end up
+# in the wrong layers. Such an order comes from a `set` of strings, which Python orders differently in
+# every process, or from files listed by the operating system. Here rank 1 has the reverse order, so that
+# it is the same in every run. Both ranks hold the same two layers. What is in them after one gather?
+
+
+# %%
+def two_layers(names):
+    layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+    for name, layer in layers.items():
+        nn.init.constant_(layer.weight, 1.0 if name == "first" else 2.0)
+    return layers.to(hardware.device())
+
+
+def gather_in_order(rank, agreed):
+    names = ["first", "second"]
+    layers = two_layers(names if agreed or rank == 0 else reversed(names))
+    Unit("layers", layers).gather()
+    all_names = [None, None]
+    dist.all_gather_object(all_names, [name for name, _ in layers.named_parameters()])
+    return {name: layers[name].weight.mean().item() for name in names}, all_names[0] == all_names[1]
+
+
+for agreed in (True, False):
+    for rank, (weights, alike) in enumerate(launch(gather_in_order, 2, agreed)):
+        print(f"rank {rank}: {weights}, names in the same order: {alike}")
+
+# %% [markdown]
+# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit, and
+# the model trains on. The repair is to compare the names once, as the cell does. `fully_shard` goes by
+# the order in which modules are registered, and does not compare it either.
+#
+# ### A full state dict on every rank
+#
+# To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4 ranks.
+
+# %%
+n = 4
+predicted = {
+    "sharded": [P // n] * n,
+    "full": [P] * n,
+    "full, on the CPU": [P, 0, 0, 0],
+}
+
+
+# %%
+def state_dict_bytes(rank, settings):
+    model = wrap(new_model())
+    values = get_model_state_dict(model, options=StateDictOptions(**settings)).values()
+    return storage_bytes(map(local, values))
+
+
+settings = [{}, {"full_state_dict": True}, {"full_state_dict": True, "cpu_offload": True}]
+measured = {name: launch(state_dict_bytes, n, s) for name, s in zip(predicted, settings)}
+for name, counts in measured.items():
+    print(f"{name:17} {counts}, as predicted: {counts == predicted[name]}")
+
+# %% [markdown]
+# The full one brings the whole model to every rank: exactly what does not fit. With `cpu_offload=True`
+# rank 0 alone gets it, one tensor at a time, in the host's memory. For checkpoints nobody needs it: save
+# the shards. To hand a model to somebody else, take the third way, and call it on all ranks.
+#
+# ### Clipping by a local norm
+#
+# Chapter 6 had this with tensor parallelism. With FSDP everything is cut, so every rank has a norm of
+# its own, and each piece of a layer is scaled by another factor.
+
+
+# %%
+def clip_by_local_norm(parameters, max_norm):
+    """Wrong: the norm of what this rank holds."""
+    gradients = [local(p.grad) for p in parameters]
+    norm = flat(gradients).norm().item()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, max_norm / norm))
+    return norm
+
+
+def clip_by_whole_norm(parameters, max_norm):
+    return whole(nn.utils.clip_grad_norm_(parameters, max_norm)).item()
+
+
+def step_with_clipping(rank, clip):
+    model = wrap(new_model())
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    norm = clip(list(model.parameters()), max_norm=0.1)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return norm, {name: p.cpu() for name, p in wholes(model)[0].items()}
+
+
+norm_alone, clipped_alone = launch(step_with_clipping, 1, clip_by_whole_norm)[0]
+for clip in (clip_by_local_norm, clip_by_whole_norm):
+    norms, clipped = zip(*launch(step_with_clipping, 2, clip))
+    print(
+        f"{clip.__name__}: norms as alone:", [abs(x / norm_alone - 1) < 1e-5 for x in norms], end=""
+    )
+    print(", parameters as alone:", same(clipped_alone, clipped[0]))
+
+# %% [markdown]
+# `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms computed by hand, in
+# logging or in a clipping of your own, do not. The mistake never shows as ranks that disagree: there is
+# one model, only a wrong one.
+#
+# ### A checkpoint without the optimizer's state
+#
+# Six steps, a checkpoint, six more. Once both model and optimizer are resumed, once only the model, as
+# in many a script.
+
+
+# %%
+def interrupted(rank, what, folder):
+    """Trains 12 steps; after 6 it starts anew from a checkpoint, with `what` of it."""
+    ranks = dist.get_world_size()
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses = train(model, optimizer, batches(range(6), rank, ranks))
+    if what != "undisturbed":
+        save(model, optimizer, folder / f"step-0006 {what}")
+        model = wrap(new_model())
+        optimizer = momentum_sgd(model.parameters())
+        resume(model, optimizer, folder / f"step-0006 {what}")
+    if what == "model only":
+        optimizer = momentum_sgd(model.parameters())  # a new one, as after a restart
+    losses += train(model, optimizer, batches(range(6, 12), rank, ranks))
+    return losses, {name: p.cpu() for name, p in wholes(model)[0].items()}
+
+
+kinds = ["undisturbed", "model and optimizer", "model only"]
+results = {what: launch(interrupted, 2, what, CHECKPOINTS)[0] for what in kinds}
+plots.loss_curves({what: losses for what, (losses, _) in results.items()}, "Resumed after step 6")
+plt.show()
+losses, expected = results["undisturbed"]
+for what in kinds[1:]:
+    resumed, got = results[what]
+    print(f"{what}:")
+    print(
+        f"    first loss after resuming as undisturbed: {abs(resumed[6] - losses[6]) < 1e-5}",
+        end="",
+    )
+    print(f", the last: {abs(resumed[11] - losses[11]) < 1e-5}, parameters: {same(expected, got)}")
+
+# %% [markdown]
+# *Three curves of a loss on changing batches. With model and optimizer the resumed run lies on the
+# undisturbed one; with the model only it leaves it after the first step, and goes on falling.*
+#
+# The first loss is exactly right, because the parameters are. Nothing looks broken. But the momentum is
+# gone, so the run goes another way; with Adam the first steps after a restart are also larger than they
+# should be, since its averages start at zero. Test a checkpoint as here: stop, resume, and compare with
+# the run that was never stopped.
 
 # %% [markdown]
 # ## 6. Exercises: build your own FSDP
@@ -1924,9 +2187,224 @@ check("8.5", reshard)
 
 # %% [markdown]
 # ## 7. See it: a ledger with sliders
+#
+# The explorer shows the ledger of one rank for all four stages, and marks the one you chose. It counts
+# the model states and, for stage 3, two gathered units, each a fortieth of the model. Activations
+# come on top. Three things to try:
+#
+# * A model of 7.5 billion on 64 ranks: stages 1 and 2 fit into 80 GB. With 30 billion only stage 3 does.
+# * Go to 1 rank: the stages are equal. There is nobody to share with.
+# * Change the precision: the ledger of model states stays at 16 bytes for each parameter. What moves is
+#   the share that each stage divides, and what travels.
+
+# %%
+PRECISIONS = {  # bytes for each parameter: parameters, gradients, optimizer
+    "mixed, as in the paper": {"parameters": 2, "gradients": 2, "optimizer": 12},
+    "float32": {"parameters": 4, "gradients": 4, "optimizer": 8},
+}
+
+
+def ledger_of_rank(billions, n, stage, precision):
+    """The model states of a rank in GB, and two gathered units in stage 3."""
+    each = PRECISIONS[precision]
+    ledger = {k: billions * b / (n if k in SHARED_OUT[stage] else 1) for k, b in each.items()}
+    units = 2 / 40 * billions * each["parameters"] if stage == 3 and n > 1 else 0
+    return ledger | {"temporary": units}
+
+
+def draw_ledgers(billions_of_parameters, ranks, stage, precision):
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
+    n, chosen = int(ranks), int(stage)
+    totals = []
+    for row in range(4):
+        left = 0.0
+        for kind, size in ledger_of_rank(billions_of_parameters, n, row, precision).items():
+            color = plots.COLORS.get(kind, plots.COLORS["other"])
+            label = kind if row == 3 else None
+            ax.barh(row, size, left=left, height=0.6, color=color, label=label)
+            left += size
+        totals.append(left)
+        words = {"va": "center", "weight": "bold" if row == chosen else "normal"}
+        ax.text(left, row, f"  {left:,.1f} GB", **words)
+    end = 1.2 * max(totals[0], 80)
+    ax.add_patch(Rectangle((0, chosen - 0.42), end, 0.84, facecolor="#FFF3D6", zorder=0))
+    ax.axvline(80, color=plots.COLORS["wrong"], linestyle="--", linewidth=1.5)
+    ax.text(80, -0.62, " 80 GB", color=plots.COLORS["wrong"], va="center")
+    ax.set_yticks(range(4), [f"stage {row}" for row in range(4)])
+    ax.set(xlim=(0, end), ylim=(3.5, -0.85), xlabel="GB on a rank (1e9 bytes), computed")
+    each = PRECISIONS[precision]["parameters"]
+    sent = (3 if chosen == 3 else 2) * billions_of_parameters * each * (n - 1) / n
+    fits = "fits into 80 GB" if totals[chosen] <= 80 else "does not fit into 80 GB"
+    ax.set_title(f"Stage {chosen} on {n} ranks {fits}; a ring sends {sent:,.1f} GB a step")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+explore.Explorer(
+    draw_ledgers,
+    billions_of_parameters=(0.5, 70.5, 7.5),
+    ranks=["64", "1", "2", "8", "512", "4096"],
+    stage=["3", "0", "1", "2"],
+    precision=list(PRECISIONS),
+)
 
 # %% [markdown]
+# *At the start: the paper's 7.5 billion on 64 ranks. Stage 0 needs 120 GB, stage 3 1.9 GB for the model
+# states and less than one GB for two gathered units.*
+#
+# And the figure to remember: what more ranks buy.
+
+# %%
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.8))
+counts = [2**k for k in range(11)]
+styles = {0: "-", 1: "--", 2: "-.", 3: "-"}
+for stage, style in styles.items():
+    totals = [sum(gigabytes(stage, n).values()) for n in counts]
+    ax.plot(counts, totals, style, linewidth=2.2)
+    ax.text(1150, totals[-1], f"stage {stage}", va="center")
+ax.axhline(80, color=plots.COLORS["other"], linewidth=1)
+ax.text(1.05, 72, "80 GB", va="top", fontsize=10)
+ax.set_xscale("log", base=2)
+ax.set_yscale("log")
+ax.set_xticks(counts[::2], counts[::2])
+ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+ax.set(xlabel="ranks", ylabel="GB on a rank, computed", xlim=(1, 2300))
+ax.set_title("Stages 1 and 2 have a floor, stage 3 has none")
+plt.show()
+print("floors of stages 1 and 2:", *(f"{sum(gigabytes(s, 2**40).values()):.0f} GB" for s in (1, 2)))
+
+# %% [markdown]
+# *Model states of 7.5 billion parameters. Stage 1 flattens at 30 GB, the parameters and gradients in 16
+# bits; stage 2 at 15 GB; stage 3 halves with every doubling.*
+#
 # ## 8. On a cluster: the same model under torchrun
+#
+# The script trains the language model of section 4 and saves after every step. Started again, on any
+# number of ranks, it goes on from the newest checkpoint. New beside section 4 are the lines for the
+# process group, and the step count, which is part of what is saved.
+
+# %%
+script = Path("scratch/train_fsdp.py")
+script.unlink(missing_ok=True)
+shutil.rmtree("scratch/run", ignore_errors=True)
+
+# %%
+# %%writefile scratch/train_fsdp.py
+"""Trains a sharded language model up to a step, from the newest checkpoint. Start with torchrun."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+
+from course_utils import text
+from course_utils.models import LanguageModel
+
+last_step, folder = int(sys.argv[1]), Path("scratch/run")
+local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+device = "cuda" if torch.cuda.device_count() >= local_ranks else "cpu"
+if device == "cuda":
+    torch.cuda.set_device(local_rank)
+mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+torch.manual_seed(0)
+model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=4, context=16).to(device)
+for block in model.blocks:
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def state(steps_done):
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "steps done": steps_done}
+
+
+start = 0
+finished = sorted(path for path in folder.glob("step-*") if not path.suffix)
+if finished:
+    loaded = state(0)
+    dcp.load(loaded, checkpoint_id=finished[-1])
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+    )
+    start = loaded["steps done"]
+for step in range(start, last_step):
+    tokens, targets = (part[rank::ranks].to(device) for part in text.windows(16, 12, seed=step))
+    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    mean_loss = loss.detach() / ranks
+    dist.all_reduce(mean_loss)
+    if rank == 0:
+        print(f"step {step} on {ranks} ranks: loss {mean_loss.item():.3f}")
+    unfinished = folder / f"step-{step + 1:04}.unfinished"
+    dcp.save(state(step + 1), checkpoint_id=unfinished)
+    if rank == 0:
+        unfinished.rename(unfinished.with_suffix(""))
+    dist.barrier()
+dist.destroy_process_group()
+
+
+# %%
+printed = torchrun(2, script, "2") + torchrun(1, script, "3")
+print(printed, end="")
+expected = [f"loss {loss:.3f}" for loss in losses_alone]
+print("as one process:", [line.partition(": ")[2] for line in printed.splitlines()] == expected)
+
+# %% [markdown]
+# Two steps on two ranks, the third on one, and the losses are those of section 4. What changes on a
+# cluster:
+#
+# * **The model is built on the meta device**, as in section 4.
+# * **The mesh** has two dimensions where machines have fast links inside:
+#   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("replicate", "shard"))`.
+# * **Gathers overlap with computing** only on GPUs, where they run on a stream of their own. The Python
+#   code runs ahead; `set_modules_to_forward_prefetch` asks even earlier.
+# * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to the
+#   host's memory and writes while training goes on.
+# * **Things die.** Chapter 9 restarts them.
+#
+# The folder `cluster/` has the script to take away: `cluster/train.py` adds bfloat16, gradient clipping,
+# the position in the data, checkpoints that are verified, and the way back to the last good one. Launch
+# files for SLURM and Kubernetes lie beside it.
 
 # %% [markdown]
 # ## 9. Remember
+#
+# 1. Model states cost 16 bytes for each parameter. ZeRO divides first the optimizer state, then the
+#    gradients, then the parameters among the ranks. Activations stay.
+# 2. Stages 1 and 2 send what data parallelism sends, $2\Psi$; stage 3 sends $3\Psi$ and has no floor.
+# 3. Shard each block and then the root. The root alone shards what lies idle, and at the peak holds
+#    everything.
+# 4. Wrap first, then make the optimizer. Every rank calls forward. Norms and state dicts by hand see
+#    one shard only.
+# 5. A checkpoint is model *and* optimizer, complete or not there at all, and loads on any number of
+#    ranks.
+#
+# **Sources**
+#
+# * S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2019,
+#   [arXiv 1910.02054](https://arxiv.org/abs/1910.02054): section 3.1 the ledger, section 5 the stages,
+#   section 7 communication, figure 1 and table 1.
+# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, 2023,
+#   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2 units, peak memory and hybrid
+#   sharding, section 5 prefetch measured.
+# * T. Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016,
+#   [arXiv 1604.06174](https://arxiv.org/abs/1604.06174): recomputation.
+# * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
+#   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
+#   [activation checkpointing](https://docs.pytorch.org/docs/stable/checkpoint.html),
+#   [FSDP2 tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
