@@ -21,7 +21,8 @@ import torch
 raise SystemExit("an import cell's other statements must not run")
 
 # %%
-FACTOR = 3
+FACTOR = 1
+FACTOR += 2
 OTHER = FACTOR + 1
 LOG = []
 

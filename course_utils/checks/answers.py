@@ -144,7 +144,10 @@ def _statements(cell: _Cell) -> Iterator[_Statement]:
     for node in _parse(cell).body:
         if not isinstance(node, ast.Expr):  # a call for its effect: a plot, a run, a print
             source = ast.unparse(node)
-            yield _Statement(node, cell, _binds(source), _uses(source))
+            uses = _uses(source)
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                uses |= {node.target.id}  # TABLE |= {...} needs the TABLE before it
+            yield _Statement(node, cell, _binds(source), uses)
 
 
 def _binds(source: str) -> frozenset[str]:
