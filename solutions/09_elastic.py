@@ -222,7 +222,7 @@ plots.compare(
 # Saving costs time too. Save every minute, and most of the time goes into saving. Save once a day, and
 # each failure costs half a day. With an interval of $\tau$ between checkpoints, $C$ for saving one,
 # $R$ for a recovery, and $M$ as the **mean time between failures** (MTBF) of the job, the share of time
-# that is lost is about
+# that is lost, measured by the time of lasting work, is to first order
 #
 # $$L(\tau) = \frac{C}{\tau} + \frac{\tau/2 + R}{M}.$$
 #
@@ -261,7 +261,7 @@ for save_minutes in (0.1, 1, 10):
 
 # %%
 def simulated_loss(interval, save, recovery, mtbf, intervals=20_000):
-    """The share of time that was no lasting work, with random failures (minutes)."""
+    """Time lost for each minute of lasting work, with random failures; all in minutes."""
     dice = random.Random(0)
     clock, next_failure = 0.0, dice.expovariate(1 / mtbf)
     for _ in range(intervals):
@@ -269,7 +269,7 @@ def simulated_loss(interval, save, recovery, mtbf, intervals=20_000):
             clock = next_failure + recovery
             next_failure = clock + dice.expovariate(1 / mtbf)
         clock += interval + save
-    return 1 - intervals * interval / clock
+    return clock / (intervals * interval) - 1
 
 
 save, recovery, mtbf = 1.0, 3.0, M
@@ -292,11 +292,12 @@ ax.plot(
 )
 best = math.sqrt(2 * save * mtbf)
 ax.axvline(best, color="#8C8C8C", lw=1)
-ax.text(best * 1.04, 57, f"$\\tau^*$ = {best:.0f} min", va="top")
+ax.text(best * 1.05, 1.5, f"$\\tau^*$ = {best:.0f} min", va="bottom")
 ax.set_xscale("log")
 ax.set_xticks([3, 10, 30, 100, 200], ["3", "10", "30", "100", "200"])
 ax.minorticks_off()
-ax.set(xlabel="interval between checkpoints (minutes)", ylabel="time lost (%)", ylim=(0, 60))
+ax.set(xlabel="interval between checkpoints (minutes)", ylabel="time lost (% of the work)")
+ax.set_ylim(0, 100)
 ax.set_title("Too often costs saving, too rarely costs work")
 ax.legend(loc="upper center")
 plt.show()
@@ -311,8 +312,8 @@ print(
 
 # %% [markdown]
 # *The curve falls like saving and rises like lost work. Around its lowest point it is flat: twice or
-# half the best interval costs little more. Far to the right the simulation lies below the line,
-# because there a failure seldom finds a whole interval to destroy.*
+# half the best interval costs little more. Far to the right the simulation lies above the formula:
+# there failures also hit work that is being repeated, which the first order leaves out.*
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: an agent, a checkpoint, a run that cannot be stopped
@@ -681,7 +682,9 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 #    somebody comes or goes, there is a new round and a new group.
 #
 # Where the store lives matters: if its machine dies, so does the job. Here the notebook holds it, as a
-# scheduler's or a head node would, and no agent's death touches it.
+# head node would, and no agent's death touches it. The workers have a store too, in which
+# `init_process_group` finds the others. `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` gives every worker group a new
+# one; without it, the group after a failure did not get together in PyTorch 2.14.1.
 #
 # What each option costs when something fails:
 #
@@ -723,6 +726,7 @@ diary = open(Path(folder, "events", f"{node}-{os.getpid()}.jsonl"), "w")  # noqa
 def note(event, at=None):
     line = {"event": event, "time": at or time.time(), "node": node, "pid": os.getpid()}
     line |= {"group": group, "rank": rank, "ranks": ranks, "step": state["step"]}
+    line["restarts"] = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     print(json.dumps(line), file=diary, flush=True)
 
 
@@ -748,6 +752,7 @@ note("born", at=psutil.Process().create_time())
 while state["step"] < parts.STEPS:
     wait_at_gate()
     parts.train_step(state, images, labels, rank, ranks)
+    time.sleep(0.05)  # so that the picture below shows something of so small a step
     note("step")
     if rank == 0 and (state["step"] % parts.EVERY == 0 or state["step"] == parts.STEPS):
         parts.write_checkpoint(folder, state)
@@ -816,11 +821,11 @@ class Nodes:
             self.agents[node] = subprocess.Popen(
                 command, env=os.environ | own, stdout=log, stderr=log
             )
-        self.note(f"node {node} starts")
+        self.note("start", node, "its agent starts")
 
-    def note(self, what):
-        self.happened.append((time.time(), what))
-        print(f"{'':22}{what}", flush=True)
+    def note(self, kind, node, what):
+        self.happened.append((time.time(), kind, node))
+        print(f"{'':22}node {node}: {what}", flush=True)
 
     def open_gate(self, group, until):
         new = self.folder / "gate.new"
@@ -863,16 +868,20 @@ class Nodes:
         members = sorted({e["node"] for e in self.events() if e["group"] == group})
         print(f"{' '.join(members):10}{len(self.groups) - 1:<12}{first} to {until - 1}", flush=True)
 
+    def restarts_counted(self, node):
+        return max(e["restarts"] for e in self.events() if e["node"] == node)
+
     def kill_worker(self, node):
         of_node = [e["pid"] for e in self.events() if e["node"] == node]
-        self.note(f"kill -9: the worker of node {node}")
+        self.note("kill", node, "kill -9, its worker")
         psutil.Process(of_node[-1]).kill()
 
     def kill_node(self, node):
-        agent = psutil.Process(self.agents.pop(node).pid)
-        self.note(f"kill -9: the agent of node {node} and its worker")
-        for process in [*agent.children(recursive=True), agent]:
+        agent = self.agents.pop(node)
+        self.note("kill", node, "kill -9, its agent and its worker")
+        for process in [*psutil.Process(agent.pid).children(recursive=True), agent]:
             process.kill()
+        agent.wait()
         step = max(e["step"] for e in self.events() if e["group"] == self.groups[-1])
         self.open_gate(self.groups[-1], step + 1)  # the others go on, into an all-reduce
 
@@ -903,6 +912,7 @@ with no_survivors() as job:
     nodes.kill_worker("B")
     nodes.train(ranks=2, first=3, until=11)
     flip_a_bit(max(folder.glob("step-*.pt")))
+    print(f"{'':22}a bit of the newest checkpoint flips")
     nodes.kill_node("B")
     nodes.train(ranks=1, first=6, until=14)
     nodes.start("B")
@@ -912,6 +922,7 @@ with no_survivors() as job:
 final = parts.newest_checkpoint(folder)
 print("parameters as undisturbed:", equal(parameters_alone, [flat(final["weights"].values())]))
 print("processes left over:", len(left))
+print("agent A counted all restarts:", nodes.restarts_counted("A") == len(nodes.groups) - 1)
 plots.compare(
     predicted,
     {
@@ -932,47 +943,42 @@ plots.compare(
 
 # %%
 def draw_night(nodes):
-    events = nodes.events()
-    start = min(when for when, _ in nodes.happened)
+    """Who was there, and how far the training was, against the clock."""
+    events, start = nodes.events(), nodes.happened[0][0]
     figure, (above, below) = plt.subplots(
-        2, 1, sharex=True, figsize=(plots.WIDTH, 4.6), height_ratios=[1.1, 1.6]
+        2, 1, sharex=True, figsize=(plots.WIDTH, 4.6), height_ratios=[1, 1.5]
     )
-    for row, node in enumerate("BA"):
-        for group in nodes.groups:
-            own = [e for e in events if (e["node"], e["group"]) == (node, group)]
+    grey, red = "#8C8C8C", plots.COLORS["wrong"]
+    previous = None
+    for group in nodes.groups:
+        members = [e for e in events if e["group"] == group]
+        for row, node in enumerate("BA"):
+            own = [e for e in members if e["node"] == node]
             if not own:
                 continue
-            born, held, end = (own[i]["time"] - start for i in (0, 1, -1))
-            above.barh(
-                row, held - born, left=born, color="white", hatch="////", edgecolor="#8C8C8C"
-            )
+            born, ready, end = (own[i]["time"] - start for i in (0, 1, -1))
+            above.barh(row, ready - born, left=born, color="white", hatch="////", edgecolor=grey)
             color = plots.RANK_COLORS[own[0]["rank"]]
-            width = max(end - held, 0.5)
-            above.barh(row, width, left=held, color=color, edgecolor=plots.COLORS["ink"])
+            above.barh(row, end - ready, left=ready, color=color, edgecolor=plots.COLORS["ink"])
             label = f"rank {own[0]['rank']}\nof {own[0]['ranks']}"
-            above.text(held + width + 0.1, row, label, va="center", fontsize=8)
-    for when, what in nodes.happened:
-        if "kill" in what:
-            above.plot(
-                when - start,
-                "BA".index(what.split("node ")[1][0]),
-                "X",
-                markersize=12,
-                color=plots.COLORS["wrong"],
-                mec="white",
-                clip_on=False,
-                zorder=5,
-            )
-            below.axvline(when - start, color=plots.COLORS["wrong"], lw=1.2)
+            above.text(end + 0.25, row, label, va="center", fontsize=9)
+        own = [e for e in members if e["rank"] == 0 and e["event"] != "born"]
+        curve = [(e["time"] - start, e["step"]) for e in own]
+        if previous:
+            below.plot(*zip(previous, curve[0]), color=grey, ls="--", lw=1.2)
+        below.plot(*zip(*curve), color=plots.COLORS["backward"], marker=".", lw=2)
+        below.text(curve[0][0] - 0.2, curve[0][1], f"step {curve[0][1]}", ha="right", va="center")
+        previous = curve[-1]
+    for when, kind, node in nodes.happened:
+        if kind == "kill":
+            above.plot(when - start, "BA".index(node), "X", ms=12, color=red, mec="white", zorder=5)
+            below.axvline(when - start, color=red, lw=1.2)
     above.set_yticks([0, 1], ["node B", "node A"])
     above.set_ylim(-0.6, 1.6)
-    above.set_title("Members: hatched while Python and torch start, X where something was killed")
-    for group in nodes.groups:
-        own = [e for e in events if e["group"] == group and e["rank"] == 0]
-        times, done = [e["time"] - start for e in own], [e["step"] for e in own]
-        below.plot(times, done, color=plots.COLORS["backward"], marker=".", lw=2)
-    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(0, 21), yticks=[0, 6, 12, 20])
-    below.set_title("Steps: each new group begins at the last good checkpoint")
+    above.set_title("Who was there (hatched: Python and torch start; X: killed)")
+    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21), xlim=(0, None))
+    below.set_yticks([0, 5, 10, 15, 20])
+    below.set_title("How far the training was: a new group starts at a checkpoint")
     below.grid(axis="y", color="#E5E5E5")
     return figure
 
@@ -981,9 +987,9 @@ draw_night(nodes)
 plt.show()
 
 # %% [markdown]
-# *Above, who was there. Below, how far the training was: each new worker group starts lower than the last
-# one ended, because it starts from a checkpoint. The steps themselves take no visible time; nearly
-# all of it is recovery.*
+# *Above, the workers of each node. Below, how far the training was: each new worker group starts lower
+# than the last one ended (dashed), because it starts from a checkpoint. With steps this small, nearly
+# all the time is recovery.*
 #
 # ### How long a recovery takes, and who notices
 #
@@ -1007,9 +1013,7 @@ print("seconds at least, until new workers start:", at_least)
 # %%
 def recoveries(nodes):
     """(until a new worker is born, until it waits to train), in seconds, for every event."""
-    causes = [
-        when for when, what in nodes.happened if "kill" in what or when > nodes.happened[2][0]
-    ]
+    causes = [when for when, _, _ in nodes.happened[2:]]  # the first two start the run
     for when, group in zip(causes, nodes.groups[1:]):
         own = [e for e in nodes.events() if e["group"] == group]
         born = min(e["time"] for e in own if e["event"] == "born")
@@ -1046,15 +1050,16 @@ plt.show()
 
 # %% [markdown]
 # *The loss of a node takes longest, because the agents have to be sure. A node that comes back is a
-# whole agent that starts first.*
+# whole agent that starts first. A second or two go to the rendezvous in any case: an agent that waits
+# looks at the store once a second.*
 #
 # Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
 # moment. A last call of 2 s starts without a node that would have come a second later, and then everybody
 # restarts for it.
 #
-# One more thing to see. `TORCHELASTIC_RESTART_COUNT` is not the number of restarts. Agent A started four
-# worker groups, and one of its restarts counts against `--max-restarts`: the one in which its own worker
-# failed, with the broken connection.
+# One more thing. `TORCHELASTIC_RESTART_COUNT` is not the number of restarts, as the run printed. Agent A
+# started its worker four times. What counts against `--max-restarts` is a failure of its *own* worker:
+# here the one with the broken connection, when node B was lost.
 #
 # ### How others do it
 #
@@ -1093,7 +1098,7 @@ figure = plots.loss_curves(
     title="Resumed after step 6 with the model only",
 )
 figure.axes[0].axvline(6.5, color="#8C8C8C", lw=1)
-figure.axes[0].set_ylim(bottom=0)
+figure.axes[0].set_ylim(bottom=1)
 plt.show()
 print("the loss still falls:", losses[-1] < undisturbed_losses[5])
 print("losses as undisturbed, with all parts:", losses_with_all == undisturbed_losses[6:])
@@ -1708,25 +1713,19 @@ def draw_saving(nodes, node_mtbf_days, save_minutes):
     left.set_xticks([0.05, 0.25, 1, 4, 24], ["3 min", "15 min", "1 h", "4 h", "24 h"])
     left.minorticks_off()
     left.set(xlabel="interval between checkpoints", ylabel="time lost (%)", ylim=(0, 60))
-    left.set_title(f"best: {60 * best:.0f} min, {total.min():.0%} lost")
-    left.legend(loc="upper right")
+    figure.suptitle(
+        f"Save every {60 * best:.0f} minutes: {total.min():.0%} of the time is lost", weight="bold"
+    )
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": 9}
+    above |= {"handletextpad": 0.4, "columnspacing": 0.8}
+    left.legend(ncols=3, handlelength=1.4, **above)
     for kind, begin, end in one_day(best, save, mtbf):
         for hour in range(int(begin // 4), 6):  # six rows of four hours
             a, b = max(begin, 4 * hour), min(end, 4 * hour + 4)
             if a < b:
                 right.barh(hour, b - a, left=a - 4 * hour, color=KIND_COLORS[kind], height=0.7)
     handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in KIND_COLORS.values()]
-    right.legend(
-        handles,
-        KIND_COLORS,
-        ncols=4,
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        handlelength=0.8,
-        columnspacing=0.8,
-        handletextpad=0.4,
-        fontsize=9,
-    )
+    right.legend(handles, KIND_COLORS, ncols=4, handlelength=0.8, **above)
     right.set_yticks(range(6), [f"{4 * row} h" for row in range(6)])
     right.set_ylim(5.6, -0.6)
     right.set(xlabel="hours of the row", ylabel="a day, from", xlim=(0, 4))
