@@ -37,7 +37,7 @@ from course_utils import explore, hardware, plots, text
 from course_utils.checks import check, hint
 from course_utils.equality import equal
 from course_utils.launch import RankFailure, launch
-from course_utils.models import Block, FeedForward, LanguageModel
+from course_utils.models import FeedForward, LanguageModel
 from course_utils.terminal import torchrun
 from course_utils.trace import Trace, memory_ledger
 
@@ -338,13 +338,13 @@ for ranks in (4, 6, 8):
 
 
 # %%
-def bytes_of_step(sizes, layers, width, tokens, parameters, number=2):
-    """Sent by a rank in the middle of the line, on rings: {dimension: bytes}."""
+def bytes_of_step(sizes, layers, width, tokens, parameters, number=2, neighbours=2):
+    """Sent by a rank with so many neighbours in its line, on rings: {dimension: bytes}."""
     d, p, t = sizes
     activations = tokens / d * width * number  # of one copy
     return {
         "data": 2 * (d - 1) / d * parameters / (p * t) * number,
-        "pipeline": min(p - 1, 2) * activations,
+        "pipeline": min(p - 1, neighbours) * activations,
         "tensor": 2 * (t - 1) / t * 4 * layers / p * activations,
     }
 
@@ -352,8 +352,9 @@ def bytes_of_step(sizes, layers, width, tokens, parameters, number=2):
 GPT_145B = {"layers": 80, "width": 12_288, "tokens": 2_304 * 2_048, "parameters": 145.6e9}
 per_step = bytes_of_step((24, 8, 8), **GPT_145B)
 for name, count in per_step.items():
-    share = per_step["tensor"] / count
-    print(f"{name:9} {count / 1e9:6.1f} GB per step and rank; tensor sends {share:.0f} times that")
+    print(f"{name:9} {count / 1e9:6.1f} GB per step and rank")
+for name in ("data", "pipeline"):
+    print(f"tensor sends {per_step['tensor'] / per_step[name]:.0f} times as much as {name}")
 
 # %% [markdown]
 # How long does that take?
@@ -806,7 +807,7 @@ for make_groups in (groups_by_hand, groups_of_mesh):
 
 # %%
 def predicted_step(sizes, stage=0, micro_batches=2):
-    """(calls, bytes handed over) of a step in each group of more than one rank."""
+    """(how many, bytes handed over) of a step in each group of more than one rank."""
     d, p, t = sizes
     first, last = stage == 0, stage == p - 1
     micro_batches = micro_batches if p > 1 else 1
@@ -815,9 +816,9 @@ def predicted_step(sizes, stage=0, micro_batches=2):
     held += first * (VOCABULARY + CONTEXT) * WIDTH + last * (2 + VOCABULARY) * WIDTH
     neighbours = (not first) + (not last)
     everything = {
-        "data": (12 * blocks + 2 * first + 3 * last, 4 * held),
-        "pipeline": (neighbours * micro_batches, 4 * neighbours * activations),
-        "tensor": (4 * blocks * micro_batches, 4 * 4 * blocks * activations),
+        "data: all_reduce": (12 * blocks + 2 * first + 3 * last, 4 * held),
+        "pipeline: send": (neighbours * micro_batches, 4 * neighbours * activations),
+        "tensor: all_reduce": (4 * blocks * micro_batches, 4 * 4 * blocks * activations),
     }
     return {name: each for (name, each), n in zip(everything.items(), sizes) if n > 1}
 
@@ -830,13 +831,14 @@ predicted = {
 
 # %%
 def by_dimension(record, groups):
-    """{dimension: (calls that send, bytes handed over)} of a record, by the ranks that take part."""
+    """{"dimension: call": (how many, bytes handed over)}, by the ranks that take part."""
     counts = {}
-    for name, line in members(groups).items():
-        calls = [call for call in record.calls if set(call.ranks) <= set(line)]
-        sending = [call.bytes for call in calls if call.sends]
-        if len(line) > 1:
-            counts[name] = len(sending), sum(sending)
+    for call in record.calls:
+        if call.sends:
+            lines = members(groups).items()
+            name = next(name for name, line in lines if set(call.ranks) <= set(line))
+            number, sent = counts.get(f"{name}: {call.op}", (0, 0))
+            counts[f"{name}: {call.op}"] = number + 1, sent + call.bytes
     return counts
 
 
@@ -870,7 +872,9 @@ print("all ranks of all grids, each with its own stage:", all_as_predicted)
 ledgers = {"one process": memory_ledger(alone)} | {str(s): held for s, held in ledgers.items()}
 plots.memory(list(ledgers.values()), list(ledgers), title="Parameters and gradients on rank 0")
 plt.show()
-held_as_sent = all(ledgers[str(s)]["gradients"] == measured[f"{s} data"][1] for s in GRIDS)
+held_as_sent = all(
+    ledgers[str(s)]["gradients"] == measured[f"{s} data: all_reduce"][1] for s in GRIDS
+)
 print("gradients held = bytes handed to the data group:", held_as_sent)
 
 # %% [markdown]
@@ -1633,7 +1637,9 @@ def draw_grid_and_bytes(data, pipeline, tensor, rank):
     rank = min(rank, data * pipeline * tensor - 1)
     figure, ax = plots.canvas(height=4.6)
     draw_grid(ax, *sizes, chosen=rank, top=5.3, height=3.1)
-    sent = bytes_of_step(sizes, **GPT_7_5B)
+    stage = rank // tensor % pipeline
+    neighbours = (stage > 0) + (stage < pipeline - 1)
+    sent = bytes_of_step(sizes, **GPT_7_5B, neighbours=neighbours)
     for row, (name, lines) in enumerate(lines_of_grid(*sizes).items()):
         y, line = 1.15 - 0.45 * row, next(line for line in lines if rank in line)
         ax.add_patch(Rectangle((0.1, y - 0.13), 0.3, 0.26, facecolor=DIMENSIONS[name]))
