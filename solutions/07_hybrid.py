@@ -1368,9 +1368,10 @@ except RankFailure as failure:
 # ### 7.1 The groups of a grid, by arithmetic (2 points)
 #
 # A group of a dimension holds the ranks that differ in that coordinate *only*. Each dimension puts
-# every rank into exactly one group. Write them down without starting a process: a launcher, a
-# planner and a test need them before any rank lives. The order counts too. `new_group` is called for
-# every group by every rank, so all ranks need the same list.
+# every rank into exactly one group. Section 3 laid the ranks out as a tensor and let torch find the
+# groups. Find them with whole numbers alone: that is how you will see them in a log file, where rank
+# 37 waits and you ask for whom. The order counts too. `new_group` is called for every group by every
+# rank, so all ranks need the same list.
 
 
 # %% nbgrader={"grade_id": "7.1", "solution": true}
