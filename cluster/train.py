@@ -189,13 +189,12 @@ class Checkpoints:
 
     def _verified(self, folder: Path) -> dict | None:
         """Each rank reads a share of the files; None if any rank found one that does not fit."""
-        manifest = None
+        manifest, fits = None, False
         with suppress(OSError, ValueError):
             manifest = json.loads((folder / "manifest.json").read_bytes())
             share = sorted(manifest["files"].items())[self.rank :: self.world]
-            if any(digest(folder / name) != expected for name, expected in share):
-                manifest = None
-        good = torch.tensor(manifest is not None, dtype=torch.int32)
+            fits = all(digest(folder / name) == expected for name, expected in share)
+        good = torch.tensor(fits, dtype=torch.int32)
         dist.all_reduce(good, dist.ReduceOp.MIN)
         return manifest if good else None
 

@@ -1,11 +1,21 @@
 """cluster/train.py: the same result on any number of ranks and after any restart; the launch files."""
 
+import argparse
+import contextlib
+import io
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.run as torchrun
+import yaml
 from elastic_runs import (
     ROOT,
     TRAIN,
@@ -19,7 +29,8 @@ from elastic_runs import (
 from course_utils import mnist
 from course_utils.launch import launch
 
-sys.path.insert(0, str(TRAIN.parent))
+CLUSTER = TRAIN.parent
+sys.path.insert(0, str(CLUSTER))
 import train
 
 # 33 samples: the last batch has one row, so that other ranks have none
@@ -35,41 +46,46 @@ class Killed(Exception):
     """Stands for kill -9 on all ranks at once."""
 
 
-def run_rank(rank: int, folder: Path, options: str, steps: int) -> str:
-    """Runs train.py on a rank, at most so many steps in this incarnation; returns how it ended."""
-    sys.path.insert(0, str(TRAIN.parent))
+@dataclass
+class Run:
+    """A start of train.py: where, with what, and how many steps until it is killed."""
+
+    folder: str
+    options: str = ""
+    steps: int = STEPS
+    before: Callable[[Path], None] | None = None  # what happens to the folder first
+
+
+def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
+    """Runs on a rank: one start after the other; returns how each ended."""
+    sys.path.insert(0, str(CLUSTER))
     import train
 
     torch.set_num_threads(1)
-    train_step = train.Training.train_step
-    done = []
+    train_step, done = train.Training.train_step, []
 
     def killed_after_steps(training):
-        if len(done) == steps:
+        if len(done) == run.steps:
             raise Killed
         done.append(training.step)
         return train_step(training)
 
     train.Training.train_step = killed_after_steps
-    try:
-        arguments = ["--checkpoints", str(folder), *options.split()]
-        train.run(train.parse(arguments), torch.device("cpu"))
-    except Killed:
-        return "killed"
-    except SystemExit as end:
-        return str(end)
-    return "done"
-
-
-def run(folder: Path, world: int, options: str = "", steps: int = STEPS) -> list[str]:
-    return launch(run_rank, world, folder, f"{SMALL} {options}", steps)
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("one")
-    assert run(folder, 1) == ["done"]
-    return folder
+    ends = []
+    for run in runs:
+        done.clear()
+        if run.before and rank == 0:
+            run.before(base / run.folder)
+        dist.barrier()
+        arguments = f"--checkpoints {base / run.folder} {SMALL} {run.options}".split()
+        try:
+            train.run(train.parse(arguments), torch.device("cpu"))
+            ends.append("done")
+        except Killed:
+            ends.append("killed")
+        except SystemExit as end:
+            ends.append(str(end))
+    return ends
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -81,24 +97,109 @@ def steps_resumed(folder: Path) -> list[int]:
     return [log.of(name, "resume")[0]["step"] for name in sorted(log.incarnations)]
 
 
+# --- what can have happened to the newest checkpoint ----------------------------------------------
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = next(checkpoints(folder)[-1].glob("__1_*"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_a_file_short(folder: Path) -> None:
+    path = next(checkpoints(folder)[-1].glob("__0_*"))
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def lose_a_file(folder: Path) -> None:
+    next(checkpoints(folder)[-1].glob("__1_*")).unlink()
+
+
+def lose_the_manifest(folder: Path) -> None:
+    (checkpoints(folder)[-1] / "manifest.json").unlink()
+
+
+def tear_the_manifest(folder: Path) -> None:
+    path = checkpoints(folder)[-1] / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def take_the_name_back(folder: Path) -> None:
+    newest = checkpoints(folder)[-1]  # as if the kill had come just before the rename
+    newest.rename(newest.with_name(newest.name.replace("step", "partial")))
+
+
+DAMAGES = [flip_a_bit, cut_a_file_short, lose_a_file, lose_the_manifest, tear_the_manifest]
+
+# By world size, in this order; one launch each, since starting the ranks is what takes long.
+RUNS = {
+    4: [Run("resharded", steps=3)],
+    3: [Run("three")],
+    2: [
+        Run("two"),
+        Run("two", steps=0),
+        Run("pieces", "--micro-batch 100"),
+        Run("bfloat16", "--bfloat16"),
+        Run("resharded", steps=3),
+        Run("dropout", "--dropout 0.5"),
+        Run("dropout_resumed", "--dropout 0.5", steps=5),
+        Run("dropout_resumed", "--dropout 0.5"),
+        *[Run(damage.__name__, steps=5) for damage in [*DAMAGES, take_the_name_back]],
+        *[Run(d.__name__, before=d) for d in [*DAMAGES, take_the_name_back]],
+    ],
+    1: [
+        Run("one"),
+        Run("resharded"),
+        Run("larger_batch", f"--batch {2 * BATCH}"),
+        Run("larger_batch"),
+    ],
+}
+
+
+@dataclass
+class Results:
+    base: Path
+    ends: dict[int, list[list[str]]]  # by world size, run and rank
+    printed: str
+
+    def __getitem__(self, name: str) -> Path:
+        return self.base / name
+
+    def apart(self, name: str, other: str = "one") -> float:
+        return difference(self.base / other, self.base / name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Results:
+    base, printed = tmp_path_factory.mktemp("runs"), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        ends = {
+            world: list(zip(*launch(run_all, world, base, plan, timeout=300)))
+            for world, plan in RUNS.items()
+        }
+    return Results(base, ends, printed.getvalue())
+
+
+def test_every_run_ended_as_it_should(runs):
+    for world, plan in RUNS.items():
+        for run, ends in zip(plan, runs.ends[world]):
+            if run.folder != "larger_batch" or run.options:
+                killed = run.steps not in (0, STEPS)
+                assert ends == ("killed" if killed else "done",) * world, (world, run)
+
+
 # --- any number of ranks --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_any_number_of_ranks_ends_with_the_parameters_of_one(one_process, tmp_path, world):
-    assert run(tmp_path, world) == ["done"] * world
-    assert difference(one_process, tmp_path) <= 1e-6
-    check_samples(tmp_path, SAMPLES, BATCH, EPOCHS)
+@pytest.mark.parametrize("name", ["two", "three", "pieces"])
+def test_any_number_of_ranks_and_pieces_ends_with_the_parameters_of_one(runs, name):
+    assert runs.apart(name) <= 1e-6
+    check_samples(runs[name], SAMPLES, BATCH, EPOCHS)
 
 
-def test_pieces_of_any_size_give_the_same_parameters(one_process, tmp_path):
-    run(tmp_path, 2, "--micro-batch 100")
-    assert difference(one_process, tmp_path) <= 1e-6
-
-
-def test_the_equality_would_show_a_batch_that_grows_with_the_ranks(one_process, tmp_path):
-    run(tmp_path, 1, f"--batch {2 * BATCH}")
-    assert difference(one_process, tmp_path) > 1e-3
+def test_the_equality_would_show_a_batch_that_grows_with_the_ranks(runs):
+    assert runs.apart("larger_batch") > 1e-3
 
 
 def test_an_order_uses_every_sample_once_per_epoch_and_differs_between_epochs():
@@ -109,14 +210,13 @@ def test_an_order_uses_every_sample_once_per_epoch_and_differs_between_epochs():
     assert order[1].tolist() == epochs[0][4:8].tolist()  # also after a later epoch was asked for
 
 
-def test_bfloat16_computes_in_bfloat16_and_keeps_float32(one_process, tmp_path):
-    run(tmp_path, 2, "--bfloat16")
-    parameters = torch.load(tmp_path / "parameters.pt", weights_only=True)
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32(runs):
+    parameters = torch.load(runs["bfloat16"] / "parameters.pt", weights_only=True)
     assert {value.dtype for value in parameters.values()} == {torch.float32}
-    assert 1e-6 < difference(one_process, tmp_path) < 0.05
+    assert 1e-6 < runs.apart("bfloat16") < 0.05
 
 
-def test_the_data_is_mnist(tmp_path):
+def test_the_data_is_mnist():
     folder = ROOT / "data" / "MNIST" / "raw"
     options = train.parse(["--checkpoints", "", "--data", str(folder), "--samples", "100"])
     images, labels = train.load_data(options)
@@ -127,118 +227,66 @@ def test_the_data_is_mnist(tmp_path):
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def test_resumes_on_two_ranks_and_on_one_what_four_began(one_process, tmp_path):
-    for world, steps in [(4, 3), (2, 3), (1, STEPS)]:
-        ends = run(tmp_path, world, steps=steps)
-    assert ends == ["done"]
-    assert steps_resumed(tmp_path) == [0, 2, 4]  # the third and the fifth step were done twice
-    assert difference(one_process, tmp_path) <= 1e-6
-    check_samples(tmp_path, SAMPLES, BATCH, EPOCHS)
+def test_two_ranks_and_then_one_resume_what_four_began(runs):
+    assert steps_resumed(runs["resharded"]) == [0, 2, 4]  # steps 3 and 5 were done twice
+    assert runs.apart("resharded") <= 1e-6
+    check_samples(runs["resharded"], SAMPLES, BATCH, EPOCHS)
 
 
-def test_a_resume_on_as_many_ranks_is_exact_to_the_bit_also_with_dropout(tmp_path):
-    run(tmp_path / "whole", 2, "--dropout 0.5")
-    run(tmp_path / "resumed", 2, "--dropout 0.5", steps=5)
-    run(tmp_path / "resumed", 2, "--dropout 0.5")
-    assert steps_resumed(tmp_path / "resumed") == [0, 4]
-    assert difference(tmp_path / "whole", tmp_path / "resumed") == 0
+def test_a_resume_on_as_many_ranks_is_exact_to_the_bit_also_with_dropout(runs):
+    assert steps_resumed(runs["dropout_resumed"]) == [0, 4]
+    assert runs.apart("dropout_resumed", "dropout") == 0
 
 
-def test_a_run_that_is_done_does_nothing_more(one_process, tmp_path):
-    run(tmp_path, 2)
-    assert run(tmp_path, 2, steps=0) == ["done", "done"]
-    assert difference(one_process, tmp_path) <= 1e-6
+def test_a_run_that_is_done_does_nothing_more(runs):
+    assert steps_resumed(runs["two"]) == [0, STEPS]
 
 
-def flip_a_bit(checkpoint: Path) -> None:
-    path = next(checkpoint.glob("__1_*"))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(runs, damage):
+    folder = runs[damage.__name__]
+    assert steps_resumed(folder) == [0, 2]
+    (aside,) = folder.glob("damaged-*")
+    assert f"{folder / aside.name.removeprefix('damaged-')} is damaged; an older" in runs.printed
+    assert runs.apart(damage.__name__) <= 1e-6
+    check_samples(folder, SAMPLES, BATCH, EPOCHS)
 
 
-def cut_short(checkpoint: Path) -> None:
-    path = next(checkpoint.glob("__0_*"))
-    path.write_bytes(path.read_bytes()[:100])
+def test_a_checkpoint_that_was_never_finished_is_not_one(runs):
+    folder = runs["take_the_name_back"]
+    assert steps_resumed(folder) == [0, 2]
+    assert not list(folder.glob("partial-*")) and not list(folder.glob("damaged-*"))
+    assert runs.apart("take_the_name_back") <= 1e-6
 
 
-def lose_a_file(checkpoint: Path) -> None:
-    next(checkpoint.glob("__1_*")).unlink()
+def test_only_the_newest_checkpoints_are_kept(runs):
+    steps = [path.name.split("-")[1] for path in checkpoints(runs["one"])]
+    assert steps == ["00000006", "00000008", "00000009"]
+    assert not list(runs["one"].glob("partial-*"))
 
 
-def lose_the_manifest(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").unlink()
-
-
-def tear_the_manifest(checkpoint: Path) -> None:
-    path = checkpoint / "manifest.json"
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-@pytest.mark.parametrize(
-    "damage", [flip_a_bit, cut_short, lose_a_file, lose_the_manifest, tear_the_manifest]
-)
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
-    one_process, tmp_path, capsys, damage
-):
-    run(tmp_path, 2, steps=5)
-    newest = checkpoints(tmp_path)[-1]
-    damage(newest)
-    assert run(tmp_path, 2) == ["done", "done"]
-    assert "is damaged; an older checkpoint is used" in capsys.readouterr().out
-    assert steps_resumed(tmp_path) == [0, 2]
-    assert (tmp_path / f"damaged-{newest.name}").is_dir()
-    assert difference(one_process, tmp_path) <= 1e-6
-
-
-def test_a_checkpoint_that_was_never_finished_is_not_one(one_process, tmp_path):
-    run(tmp_path, 2, steps=5)
-    newest = checkpoints(tmp_path)[-1]
-    torn = newest.with_name(newest.name.replace("step", "partial"))
-    newest.rename(torn)  # as if the kill had come just before the rename
-    run(tmp_path, 2)
-    assert steps_resumed(tmp_path) == [0, 2] and not torn.exists()
-    assert difference(one_process, tmp_path) <= 1e-6
-
-
-def test_only_the_newest_checkpoints_are_kept(one_process):
-    assert [path.name[:13] for path in checkpoints(one_process)] == [
-        "step-00000006",
-        "step-00000008",
-        "step-00000009",
-    ]
-    assert not list(one_process.glob("partial-*"))
-
-
-def test_a_manifest_says_how_the_checkpoint_came_about(one_process):
-    manifest = json.loads((checkpoints(one_process)[-1] / "manifest.json").read_bytes())
-    assert manifest["step"] == 9 and manifest["world"] == 1
-    assert set(manifest["files"]) == {".metadata", "__0_0.distcp"}
+def test_another_batch_is_refused_because_the_order_of_the_samples_would_change(runs):
+    (end,) = runs.ends[1][3]
+    assert end.endswith(
+        "was made with samples, batch, seed [33, 32, 0], this run has [33, 16, 0]: "
+        "the order of the samples would change. Choose another folder."
+    )
 
 
 def test_ranks_leave_when_another_incarnation_owns_the_folder(tmp_path):
-    def overtaken(rank, folder):
-        sys.path.insert(0, str(TRAIN.parent))
+    def overtaken(rank):
+        sys.path.insert(0, str(CLUSTER))
         import train
 
-        checkpoints = train.Checkpoints(folder, "old")
-        (folder / "owner").write_text("new")
+        checkpoints = train.Checkpoints(tmp_path, "old")
+        (tmp_path / "owner").write_text("new")
         try:
             checkpoints.save(1, {"value": torch.zeros(2)}, {})
         except SystemExit as end:
             return str(end)
 
-    assert launch(overtaken, 1, tmp_path) == ["incarnation old leaves: new has taken over"]
+    assert launch(overtaken, 1) == ["incarnation old leaves: new has taken over"]
     assert checkpoints(tmp_path) == []
-
-
-def test_another_batch_is_refused_because_the_order_of_the_samples_would_change(tmp_path):
-    run(tmp_path, 1, steps=3)
-    (end,) = run(tmp_path, 1, "--batch 8")
-    assert end.endswith(
-        "was made with samples, batch, seed [33, 16, 0], this run has [33, 8, 0]: "
-        "the order of the samples would change. Choose another folder."
-    )
 
 
 # --- under torchrun -------------------------------------------------------------------------------
@@ -274,14 +322,8 @@ def test_two_agents_then_one_then_two_change_no_parameter(tmp_path):
     assert difference(tmp_path / "one process", folder) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ([[0, 1], [2, 2]], "lost or used twice"),
-        ([[0, 1], [2]], "assert"),
-    ],
-)
-def test_the_log_would_show_a_sample_that_was_lost(tmp_path, steps, message):
+@pytest.mark.parametrize("steps", [[[0, 1], [2, 2]], [[0, 1], [2]]])
+def test_the_log_would_show_a_sample_that_was_lost(tmp_path, steps):
     (tmp_path / "events").mkdir()
     ours = {"incarnation": "1", "rank": 0}
     events = [{"event": "start", "world": 1}, {"event": "resume", "step": 0, "of": None}]
@@ -291,5 +333,103 @@ def test_the_log_would_show_a_sample_that_was_lost(tmp_path, steps, message):
     events += [{"event": "done", "step": 2}]
     lines = [json.dumps(ours | event) + "\n" for event in events]
     (tmp_path / "events" / "1-0.jsonl").write_text("".join(lines))
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(AssertionError):
         check_samples(tmp_path, samples=4, batch=2, epochs=1)
+
+
+# --- the launch files: read as their programs read them -------------------------------------------
+
+
+def programs(folder: Path, **scripts: str) -> dict[str, str]:
+    """Returns an environment in which these programs come first; each is a line of bash."""
+    for name, line in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / name).chmod(0o755)
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+PRINT_WORDS = r'printf "%s\n" "$@"'
+
+
+def check_torchrun(words: list[str]) -> argparse.Namespace:
+    """Reads a command as torchrun and then train.py do; both must know each option."""
+    assert words[0] == "torchrun"
+    agent = torchrun.parse_args(words[1:])
+    assert agent.training_script.endswith("train.py")
+    script = train.parse(agent.training_script_args)
+    assert script.epochs == 10 and script.batch == 1024 and script.bfloat16
+    return agent
+
+
+def test_slurm_starts_one_agent_on_each_node(tmp_path):
+    environment = programs(
+        tmp_path,
+        scontrol='[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"',
+        srun=PRINT_WORDS,
+    )
+    environment |= {
+        "SLURM_JOB_NODELIST": "n[3-4]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "1234567",
+        "SLURM_JOB_NAME": "course-train",
+    }
+    command = ["bash", str(CLUSTER / "slurm.sbatch")]
+    words = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    option, *words = words.stdout.splitlines()
+    assert option == "--kill-on-bad-exit=0"
+    agent = check_torchrun(words)
+    assert torchrun.parse_min_max_nnodes(agent.nnodes) == (1, 2)
+    assert agent.rdzv_endpoint == "n3:24567" and agent.rdzv_backend == "c10d"
+
+
+def test_the_options_for_sbatch_come_before_the_first_command():
+    lines = (CLUSTER / "slurm.sbatch").read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert "#SBATCH --ntasks-per-node=1" in lines
+
+
+def test_the_pytorchjob_has_the_form_that_its_operator_reads():
+    job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    spec = job["spec"]
+    assert set(spec) == {"nprocPerNode", "elasticPolicy", "pytorchReplicaSpecs"}
+    assert set(spec["elasticPolicy"]) == {
+        "rdzvBackend",
+        "minReplicas",
+        "maxReplicas",
+        "maxRestarts",
+    }
+    worker = spec["pytorchReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == spec["elasticPolicy"]["maxReplicas"]
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["name"] == "pytorch"
+    check_torchrun(container["command"])
+    check_volumes(worker["template"]["spec"])
+
+
+@pytest.mark.parametrize("pod", [0, 1])
+def test_the_jobset_has_the_form_that_its_controller_reads(tmp_path, pod):
+    jobset = yaml.safe_load((CLUSTER / "jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert set(jobset["spec"]) == {"failurePolicy", "replicatedJobs"}
+    (job,) = jobset["spec"]["replicatedJobs"]
+    template = job["template"]["spec"]
+    assert template["completionMode"] == "Indexed"
+    (container,) = template["template"]["spec"]["containers"]
+    environment = programs(tmp_path, torchrun=PRINT_WORDS) | {"JOB_COMPLETION_INDEX": str(pod)}
+    words = subprocess.run(
+        container["command"], env=environment, check=True, capture_output=True, text=True
+    )
+    agent = check_torchrun(["torchrun", *words.stdout.splitlines()])
+    assert torchrun.parse_min_max_nnodes(agent.nnodes)[1] == template["parallelism"]
+    name = jobset["metadata"]["name"]
+    assert agent.rdzv_endpoint == f"{name}-{job['name']}-0-0.{name}:29400"
+    assert agent.rdzv_conf == f"is_host={int(pod == 0)}"
+    check_volumes(template["template"]["spec"])
+
+
+def check_volumes(pod: dict) -> None:
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
