@@ -6,17 +6,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from course_utils.checks import load_answer, load_code
 from course_utils.hardware import device
@@ -30,6 +22,9 @@ JOBS = ("uneven", "awkward", "language", "tied language")
 ShardedOptimizer, FlatLayout = load_answer("8.2"), load_answer("8.3")
 MiniFSDP, reshard = load_answer("8.4"), load_answer("8.5")
 checkpoint_of, restore = load_code(8, "checkpoint_of"), load_code(8, "restore")
+wrap, whole, recompute = (load_code(8, name) for name in ("wrap", "whole", "recompute"))
+wrap_hybrid, wrap_2d = load_code(8, "wrap_hybrid"), load_code(8, "wrap_2d")
+save, resume, newest = (load_code(8, name) for name in ("save", "resume", "newest"))
 
 
 def train(
@@ -39,15 +34,17 @@ def train(
     micro_batches: int = 1,
     before_micro_batch: Callable[[bool], None] = lambda is_last: None,
     before_update: Callable[[], None] = lambda: None,
+    sharing: int = 1,
 ) -> None:
-    """Each rank works on rows of its own; who averages the gradients, and when, is the caller's."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    """Each `sharing` ranks work on rows of their own; who averages the gradients is the caller's."""
+    rank, ranks = dist.get_rank() // sharing, dist.get_world_size() // sharing
     for batch in job.batches:
         optimizer.zero_grad()
         for micro in range(micro_batches):
             before_micro_batch(micro == micro_batches - 1)
             inputs, targets = rows(batch, rank * micro_batches + micro, ranks * micro_batches)
-            share_of_loss(model, inputs, targets, batch[1].numel()).backward()
+            loss = share_of_loss(model, inputs, targets, batch[1].numel())
+            (loss / sharing).backward()
         before_update()
         optimizer.step()
 
@@ -136,122 +133,79 @@ def taken_parts(folder: Path) -> list[dict]:
 # ---- with PyTorch --------------------------------------------------------------------------------
 
 
-def whole(tensor: Tensor | None) -> Tensor | None:
-    """All of a tensor of which this rank holds a part; every rank has to call it."""
-    if tensor is None:
-        return None
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu()
+def whole_on_cpu(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else whole(tensor.detach()).cpu().clone()
 
 
 def trained(model: nn.Module) -> Trained:
     named = dict(model.named_parameters())
     return Trained(
-        {name: whole(p).clone() for name, p in named.items()},
-        {name: whole(p.grad) for name, p in named.items()},
+        {name: whole_on_cpu(p) for name, p in named.items()},
+        {name: whole_on_cpu(p.grad) for name, p in named.items()},
     )
 
 
-def shard_layers(model: nn.Module, **options) -> nn.Module:
-    """Each block of a language model is gathered by itself, then what is left with the root."""
-    for block in getattr(model, "blocks", []):
-        fully_shard(block, **options)
-    return fully_shard(model, **options)
-
-
-@technique([2, 3], JOBS)
-def torch_fully_shard(rank: int, job: Job) -> Trained:
-    model = shard_layers(job.model())
-    train(job, model, sgd(model))
+def sharded(
+    prepare: Callable[[nn.Module], nn.Module], rank: int, job: Job, sharing: int = 1
+) -> Trained:
+    model = prepare(job.model())
+    train(job, model, sgd(model), sharing=sharing)
     return trained(model)
+
+
+technique([2, 3], ["uneven", "awkward"], "fully_shard")(partial(sharded, fully_shard))
+technique([2, 3], ["language", "tied language"], "fully_shard_of_blocks")(partial(sharded, wrap))
+technique([2], ["language"], "fully_shard_without_reshard_after_forward")(
+    partial(sharded, partial(wrap, reshard_after_forward=False))
+)
+technique([2], ["language"], "fully_shard_with_activation_checkpointing")(
+    partial(sharded, lambda model: wrap(recompute(model)))
+)
+technique([4], ["language"], "hsdp")(partial(sharded, wrap_hybrid))
+technique([4], ["language"], "fsdp_and_tensor")(partial(sharded, wrap_2d, sharing=2))
 
 
 @technique([2], ["language"])
-def torch_fully_shard_of_the_root_only(rank: int, job: Job) -> Trained:
-    model = fully_shard(job.model(), reshard_after_forward=True)
-    train(job, model, sgd(model))
-    return trained(model)
-
-
-@technique([2], ["language"])
-def torch_fully_shard_keeping_parameters_after_forward(rank: int, job: Job) -> Trained:
-    model = shard_layers(job.model(), reshard_after_forward=False)
-    train(job, model, sgd(model))
-    return trained(model)
-
-
-@technique([2], ["awkward", "language"])
-def torch_fully_shard_accumulating(rank: int, job: Job) -> Trained:
-    model = shard_layers(job.model())
+def fully_shard_accumulating(rank: int, job: Job) -> Trained:
+    model = wrap(job.model())
     sync = model.set_requires_gradient_sync  # with the last micro-batch only
     train(job, model, sgd(model), micro_batches=3, before_micro_batch=sync)
     return trained(model)
 
 
-@technique([2], ["language"])
-def torch_fully_shard_with_activation_checkpointing(rank: int, job: Job) -> Trained:
-    model = job.model()
-    for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    train(job, shard_layers(model), sgd(model))
-    return trained(model)
-
-
 @technique([2], ["language", "tied language"])
-def torch_fully_shard_from_the_meta_device(rank: int, job: Job) -> Trained:
+def fully_shard_from_the_meta_device(rank: int, job: Job) -> Trained:
     values = job.model().state_dict()
     with torch.device("meta"):
-        model = shard_layers(job.make_model())
+        model = wrap(job.make_model())
     model.to_empty(device=device())
-    whole_on_every_rank = StateDictOptions(full_state_dict=True)
-    set_model_state_dict(model, values, options=whole_on_every_rank)
+    set_model_state_dict(model, values, options=StateDictOptions(full_state_dict=True))
     train(job, model, sgd(model))
     return trained(model)
 
 
-@technique([4], ["language"])
-def torch_hsdp(rank: int, job: Job) -> Trained:
-    """Shards within two ranks, copies across: `mesh` is (copies, shards)."""
-    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("copies", "shards"))
-    model = shard_layers(job.model(), mesh=mesh)
-    train(job, model, sgd(model))
-    return trained(model)
-
-
-def resume(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Fills both from the checkpoint in `folder`, whatever number of ranks has written it."""
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(state, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
-
-
-def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
-
-
-@technique([(4, 2, 1)], ["uneven", "language"])
-def torch_checkpoints_resumed_by_fewer_ranks(rank: int, job: Job) -> Trained:
-    model = shard_layers(job.model())
+def go_on(job: Job, optimizer_comes_back: bool = True) -> Trained:
+    """Resumes what the ranks before have saved, if anything, trains and saves."""
+    model = wrap(job.model())
     optimizer = sgd(model, job.momentum)
-    if any(job.folder.iterdir()):
-        resume(model, optimizer, job.folder)
+    saved = len(list(job.folder.iterdir()))
+    if saved:
+        state_of = optimizer if optimizer_comes_back else sgd(model, job.momentum)
+        resume(model, state_of, newest(job.folder))
     train(job, model, optimizer)
     result = trained(model)
-    save(model, optimizer, job.folder)
+    save(model, optimizer, job.folder / f"step-{saved}")
     return result
+
+
+@technique([(4, 2, 1)], ["language"])
+def distributed_checkpoint_resumed_by_fewer_ranks(rank: int, job: Job) -> Trained:
+    return go_on(job)
 
 
 @mistake([(2, 1)], ["language"])
 def resumed_without_the_optimizers_state(rank: int, job: Job) -> Trained:
-    model = shard_layers(job.model())
-    if any(job.folder.iterdir()):
-        resume(model, sgd(model, job.momentum), job.folder)
-    optimizer = sgd(model, job.momentum)
-    train(job, model, optimizer)
-    result = trained(model)
-    save(model, optimizer, job.folder)
-    return result
+    return go_on(job, optimizer_comes_back=False)
 
 
 @mistake([2], ["language"])
@@ -259,5 +213,14 @@ def optimizer_before_sharding(rank: int, job: Job) -> Trained:
     """The optimizer keeps the tensors that were the parameters once."""
     model = job.model()
     optimizer = sgd(model)
-    train(job, shard_layers(model), optimizer)
+    train(job, wrap(model), optimizer)
     return trained(model)
+
+
+@mistake([2], ["language"])
+def mini_fsdp_unfinished(rank: int, job: Job) -> Trained:
+    """The update comes before the last gradients have been averaged."""
+    model = MiniFSDP(job.model())
+    train(job, model, sgd(model))
+    model.finish_gradient_synchronization()
+    return trained_mini(model)
