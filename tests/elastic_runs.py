@@ -169,6 +169,10 @@ class ElasticRun:
         for worker in workers:
             kill(worker)
 
+    def began(self, pid: int) -> float:
+        """When a worker's Python began, in seconds since 1970."""
+        return float(self.gate.path.with_name(f"began-{pid}").read_text())
+
     # --- waiting ---
 
     def wait(self, condition, what: str):

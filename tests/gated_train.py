@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+GATE = Path(os.environ["GATE"])
+GATE.with_name(f"began-{os.getpid()}").write_text(str(time.time()))  # before PyTorch is imported
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 import train
 
-GATE = Path(os.environ["GATE"])
 train_step = train.Training.train_step
 
 

@@ -285,7 +285,7 @@ def test_ranks_leave_when_another_incarnation_owns_the_folder(tmp_path):
         except SystemExit as end:
             return str(end)
 
-    assert launch(overtaken, 1) == ["incarnation old leaves: new has taken over"]
+    assert launch(overtaken, 1, timeout=300) == ["incarnation old leaves: new has taken over"]
     assert checkpoints(tmp_path) == []
 
 
