@@ -292,14 +292,14 @@ ax.plot(
 )
 best = math.sqrt(2 * save * mtbf)
 ax.axvline(best, color="#8C8C8C", lw=1)
-ax.text(best * 1.05, 1.5, f"$\\tau^*$ = {best:.0f} min", va="bottom")
+ax.text(best * 1.05, 96, f"$\\tau^*$ = {best:.0f} min", va="top")
 ax.set_xscale("log")
 ax.set_xticks([3, 10, 30, 100, 200], ["3", "10", "30", "100", "200"])
 ax.minorticks_off()
 ax.set(xlabel="interval between checkpoints (minutes)", ylabel="time lost (% of the work)")
 ax.set_ylim(0, 100)
 ax.set_title("Too often costs saving, too rarely costs work")
-ax.legend(loc="upper center")
+ax.legend(loc="upper left", bbox_to_anchor=(0.06, 1.0))
 plt.show()
 lowest = min(zip(simulated, tried))[1]
 print(
@@ -740,7 +740,7 @@ def wait_at_gate():
         if not noted:
             note("held")
             noted = True
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 images, labels = torch.load(folder / "data.pt", weights_only=True)
@@ -842,7 +842,7 @@ class Nodes:
         while time.monotonic() < deadline:
             if found := condition():
                 return found
-            time.sleep(0.02)
+            time.sleep(0.1)
         raise TimeoutError(f"{what}; see {self.folder}/*.log")
 
     def group_held(self, ranks, step):
@@ -1577,16 +1577,10 @@ check("9.3", TrainingState)
 # %% [markdown]
 # ### 9.4 How many steps between two checkpoints (2 points)
 #
-# Save often, and the saving costs; save rarely, and each failure costs. To first order ([Young
-# 1974](https://doi.org/10.1145/361147.361115)), with $T$ seconds of training between two checkpoints, $s$
-# seconds for a save, $R$ seconds until a restarted run trains again, and a failure of the *job* every $M$
-# seconds on average, the share of the time that is lost is
-#
-# $$\frac{s}{T} + \frac{T/2 + R}{M}.$$
-#
-# A failure comes at any moment of the interval, so on average half of it is done again. Two things stand
-# between this and an answer. What is known is how long *one node* lasts, and the job stops with the first
-# of them. And a checkpoint is made after a whole number of steps.
+# Section 3 has the share of time that is lost, $L(\tau) = C/\tau + (\tau/2 + R)/M$, with $\tau$ seconds of
+# work between two checkpoints. Two things stand between this and a number for your script. What is known
+# is how long *one node* lasts, in hours. And a checkpoint is made after a whole number of steps: of the two
+# beside the ideal one, one loses less.
 
 
 # %% nbgrader={"grade_id": "9.4", "solution": true}
@@ -1595,9 +1589,10 @@ def best_interval(
 ) -> tuple[int, float]:
     """Returns the number of steps between two checkpoints that loses least, and the share it loses.
 
-    Each of `nodes` nodes fails every `node_mtbf_hours` hours on average, independently of the others.
-    `save`, `recovery` and `step` are the seconds that a save, a recovery and a training step take. At
-    least one step lies between two checkpoints. The share is 0.05 where 5 % are lost, and at most 1.
+    Each of `nodes` nodes fails every `node_mtbf_hours` hours on average, independently of the others,
+    and the job with the first of them. `save`, `recovery` and `step` are the seconds that a save, a
+    recovery and a training step take. At least one step lies between two checkpoints. The share is L
+    of section 3 (Young 1974) for this number of steps: 0.05 where 5 % of the work's time are lost.
     """
     ### BEGIN SOLUTION
     job_mtbf = 3600 * node_mtbf_hours / nodes
@@ -1607,7 +1602,7 @@ def best_interval(
 
     ideal = math.sqrt(2 * save * job_mtbf) / step
     steps = min(max(1, math.floor(ideal)), math.ceil(ideal), key=lost)
-    return steps, min(1.0, lost(steps))
+    return steps, lost(steps)
     ### END SOLUTION
 
 
@@ -1628,8 +1623,9 @@ check("9.4", best_interval)
 #
 # A node has work if the global batch has a sample for each of its ranks. What has to be known about
 # torchrun: it starts with `MIN` nodes if no more come in time, and goes on with as few. A node beyond
-# `MAX` waits, and takes the place of one that is lost. A lost node or worker costs those that are left
-# one of their restarts. A node that joins restarts the workers too, but that is not counted.
+# `MAX` waits, and takes the place of one that is lost. A failure of its own workers costs an agent one of
+# its restarts, and where a worker or a node is lost, the workers that are left fail in their next
+# collective: one restart everywhere. A node that joins restarts the workers too, but that is not counted.
 #
 # The aim is the same each time: never stop while the run could go on, never start where it cannot, and
 # allow no more restarts than you expect to need. New code is the exception. Its first failures are
@@ -1661,11 +1657,11 @@ check("9.5", elastic_limits)
 # ## 7. See it: how often to save
 #
 # Choose how many nodes a job has, how often one of them fails, and how long a save takes. On the left the
-# share of time that is lost, for every interval; on the right what 24 hours look like at the best interval,
+# time that is lost, for every interval; on the right what 24 hours look like at the best interval,
 # with failures thrown by dice. Three things to try:
 #
-# * Ten times the nodes: the interval shrinks to a third, the loss triples.
-# * A save that takes a tenth of the time does as much good as nodes that fail a tenth as often.
+# * Four times the nodes: the best interval is half as long, and the loss at least doubles.
+# * A save that takes a quarter of the time: half as much is lost for saving and lost work together.
 # * The fewest nodes with the shortest save: the loss can hardly be seen, and elastic training is hardly
 #   worth the trouble.
 
@@ -1702,7 +1698,7 @@ def draw_saving(nodes, node_mtbf_days, save_minutes):
     mtbf, save = 24 * node_mtbf_days / nodes, save_minutes / 60
     intervals = np.geomspace(0.02, 24, 400)
     saving, lost = save / intervals, intervals / (2 * mtbf)
-    total = np.minimum(saving + lost + RECOVERY / mtbf, 1)
+    total = saving + lost + RECOVERY / mtbf
     best = intervals[total.argmin()]
     figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.9), width_ratios=[1, 1.15])
     left.plot(intervals, 100 * total, color=plots.COLORS["ink"], lw=2.2, label="time lost")
@@ -1712,10 +1708,10 @@ def draw_saving(nodes, node_mtbf_days, save_minutes):
     left.set_xscale("log")
     left.set_xticks([0.05, 0.25, 1, 4, 24], ["3 min", "15 min", "1 h", "4 h", "24 h"])
     left.minorticks_off()
-    left.set(xlabel="interval between checkpoints", ylabel="time lost (%)", ylim=(0, 60))
-    figure.suptitle(
-        f"Save every {60 * best:.0f} minutes: {total.min():.0%} of the time is lost", weight="bold"
-    )
+    left.set(xlabel="interval between checkpoints", ylabel="time lost (% of the work)")
+    left.set_ylim(0, 60)
+    title = f"Save every {60 * best:.0f} min: {total.min():.1%} of the work is lost time"
+    figure.suptitle(title, weight="bold")
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": 9}
     above |= {"handletextpad": 0.4, "columnspacing": 0.8}
     left.legend(ncols=3, handlelength=1.4, **above)
