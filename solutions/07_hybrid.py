@@ -799,8 +799,10 @@ for make_groups in (groups_by_hand, groups_of_mesh):
 #
 # ### Which call goes to which group
 #
-# **Predict** what one step hands over on the first rank, in each group of three grids of four and eight
-# ranks. $T$ are the tokens of a copy. A block has $12 W^2 + 13 W$ parameters in 12 tensors, of which
+# **Predict** how often rank 0 calls each group in one step, and how many bytes it hands over, on two grids
+# of four ranks and on the one of eight. For the calls: the tensor group gets four all-reduces for each
+# block and micro-batch, the pipeline group a send for each neighbour and micro-batch, the data group one
+# all-reduce for each tensor of parameters. For its bytes, count what a rank holds. A block has $12 W^2 + 13 W$ parameters in 12 tensors, of which
 # $12 W^2 + 7 W$ numbers are cut. The first stage has the two embeddings as well, $(V + C) W$ numbers in
 # 2 tensors, and the last one the norm and the head, $(2 + V) W$ numbers in 3 tensors.
 
@@ -1668,7 +1670,8 @@ explore.Explorer(
 # ## 8. On a cluster: the same grid under torchrun
 #
 # The script takes the three sizes as arguments and trains the model of section 4 with PyTorch's own API.
-# The product of the sizes has to be the number of processes.
+# The product of the sizes has to be the number of processes. Below it runs on four; try `1 2 2`, and
+# `2 2 2` on eight.
 
 # %%
 script = Path("scratch/hybrid.py")
@@ -1758,7 +1761,7 @@ dist.destroy_process_group()
 
 
 # %%
-printed = torchrun(8, script, "2", "2", "2")
+printed = torchrun(4, script, "2", "1", "2")
 print(printed, end="")
 expected = [f"step {step}: loss {loss:.3f}" for step, loss in enumerate(losses_alone)]
 print("as the single process of section 4:", printed.splitlines() == expected)
