@@ -255,7 +255,6 @@ for n, published in PUBLISHED.items():
 # That is section 7 of the paper, where the factor $(n-1)/n$ is left out. The memory of stages 1 and 2
 # is free; that of stage 3 costs half as much communication again.
 
-# %%
 
 # %% [markdown]
 # ### The model, and one process as the measure

@@ -5,10 +5,9 @@ checker's), then its time, then its memory. Which mistake a bad schedule has is 
 schedule itself, such as from the number of forward passes before the first backward pass.
 """
 
-import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import finish_device_work
+from course_utils.checks.ranks import finish_device_work, waits
 from course_utils.hardware import device
 from course_utils.intercept import listening
 from course_utils.schedules import Op, Schedule, Simulation, first_illegal_move, simulate
@@ -1005,28 +1004,6 @@ class _Exchanged:
     unwaited: list[str] = field(default_factory=list)  # messages that nobody waited for
 
 
-@contextlib.contextmanager
-def _waits() -> Iterator[list[dist.Work]]:
-    """Yields a list of the messages that somebody has waited for, or asked after, meanwhile."""
-    asked: list[dist.Work] = []
-    plain = {name: getattr(dist.Work, name) for name in ("wait", "is_completed")}
-
-    def noting(method):
-        def noted(work, *args, **kwargs):
-            asked.append(work)
-            return method(work, *args, **kwargs)
-
-        return noted
-
-    for name, method in plain.items():
-        setattr(dist.Work, name, noting(method))
-    try:
-        yield asked
-    finally:
-        for name, method in plain.items():
-            setattr(dist.Work, name, method)
-
-
 def _exchanged(rank, answer, cases: list[list[Handed]], prepare) -> list[_Exchanged]:
     """Runs the answer on this rank's tensors of each case; `prepare` gives them their layout."""
     return [_one_exchange(answer, case[rank], prepare) for case in cases]
@@ -1047,7 +1024,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
         return lambda work: messages.append((name, dist.Work.unbox(work)))
 
-    with _waits() as asked, listening(hear):
+    with waits() as asked, listening(hear):
         report.received = answer(*handed)
     finish_device_work()
     if device().type == "cpu":  # a GPU's messages end in the order of its stream

@@ -1,0 +1,1657 @@
+"""The checks of chapter 08: the ledger of memory, an optimizer that shares its state out, the layout
+of shards, FSDP, and checkpoints for any number of ranks.
+
+Functions whose first argument is `rank` run on real ranks and only report what they saw; the
+requirements, in the notebook's kernel, judge it.
+"""
+
+import contextlib
+import copy
+import math
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import come_late, waits
+from course_utils.hardware import device
+from course_utils.intercept import listening
+
+# ---- what several exercises need -----------------------------------------------------------------
+
+
+def _shard_size(elements: int, ranks: int) -> int:
+    return -(-elements // ranks)
+
+
+def _shards(whole: Tensor, ranks: int) -> list[Tensor]:
+    """Each rank's shard of a tensor: laid flat, padded with zeros, cut into equal pieces."""
+    size = _shard_size(whole.numel(), ranks)
+    flat = torch.cat([whole.flatten(), whole.new_zeros(ranks * size - whole.numel())])
+    return [shard.clone() for shard in flat.view(ranks, size)]
+
+
+def _larger_than_itself(tensor: Tensor) -> bool:
+    """Whether a tensor keeps more memory alive than it needs."""
+    return tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
+def _tensor(draw, shape: tuple[int, ...]) -> Tensor:
+    return draw.tensor(math.prod(shape)).view(shape)
+
+
+# ---- 8.1 -----------------------------------------------------------------------------------------
+
+ledger = Exercise(
+    "8.1",
+    "model_state_bytes",
+    points=2,
+    parameters=("parameters", "world_size", "stage"),
+    hints=[
+        "Three sorts of bytes are held. For each: from which stage on is it sharded?",
+        (
+            "Each stage shards one sort more, and keeps sharded what was sharded before: first the "
+            "optimizer state, then the gradients, then the parameters."
+        ),
+        (
+            "Round the number of parameters in a shard up, before you multiply with bytes. Then add for "
+            "each sort either all parameters or a shard of them, times its bytes."
+        ),
+    ],
+    misconceptions={
+        "stage-0-sharded": "Stage 0 shards nothing: every rank holds everything, whatever the number of "
+        "ranks.",
+        "wrong-order": "The parameters are sharded first. It is the optimizer state that stage 1 "
+        "shards: it is the largest part, and needs no other training loop.",
+        "only-its-own": "A stage shards its own sort of bytes alone. Each stage keeps what the one before "
+        "has sharded: stage 2 shards optimizer state and gradients.",
+        "everything-divided": "Everything is divided by the number of ranks at a stage below 3. What a "
+        "stage does not shard, every rank holds whole.",
+        "all-ranks-together": "These are the bytes of all ranks together: asked is one rank's.",
+        "rounded-down": "A shard is rounded down, and the last parameters belong to no rank.",
+        "not-rounded": "A shard is no whole number of parameters: round it up.",
+        "rounded-late": "You round bytes up. It is the number of parameters in a shard that is whole: "
+        "round it before you multiply.",
+        "sizes-fixed": "The bytes for one parameter are arguments, and you count with the defaults.",
+        "no-error": "A stage that does not exist gives a number: raise a ValueError.",
+        "other-error": "A stage that does not exist ends in another exception than a ValueError.",
+    },
+)
+
+SORTS = ("parameters", "gradients", "optimizer")
+SHARDED = {0: (), 1: ("optimizer",), 2: ("optimizer", "gradients"), 3: SORTS}
+MIXED = {"parameters": 2, "gradients": 2, "optimizer": 12}
+
+
+def _held(count: int, shard: float, sharded: Iterable[str], sizes: dict[str, int]) -> float:
+    return sum(size * (shard if sort in sharded else count) for sort, size in sizes.items())
+
+
+def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) -> dict:
+    size = _shard_size(count, ranks)
+    reversed_order = SORTS[:stage]
+    own = SHARDED[stage][-1:]
+    return {
+        "stage-0-sharded": stage == 0,
+        "sizes-fixed": sizes != MIXED and _held(count, size, SHARDED[stage], MIXED),
+        "wrong-order": _held(count, size, reversed_order, sizes),
+        "only-its-own": _held(count, size, own, sizes),
+        "everything-divided": _held(count, size, SORTS, sizes),
+        "all-ranks-together": ranks * _held(count, size, SHARDED[stage], sizes),
+        "rounded-down": _held(count, count // ranks, SHARDED[stage], sizes),
+        "rounded-late": math.ceil(_held(count, count / ranks, SHARDED[stage], sizes)),
+        "not-rounded": _held(count, count / ranks, SHARDED[stage], sizes),
+    }
+
+
+def _check_ledger(answer, count: int, ranks: int, stage: int, sizes=MIXED) -> None:
+    named = {f"{sort.removesuffix('s')}_bytes": size for sort, size in sizes.items()}
+    got = answer(count, ranks, stage, **({} if sizes == MIXED else named))
+    expected = _held(count, _shard_size(count, ranks), SHARDED[stage], sizes)
+    what = f"{count} parameters, {ranks} ranks, stage {stage}"
+    expect_type(got, (int, float))
+    likely = _ledger_mistakes(count, ranks, stage, sizes)
+    expect(got, expected, what=what, likely=likely, tolerance=0)
+
+
+@ledger.requires("the 7.5 billion parameters of the ZeRO paper's first figure, on 64 ranks")
+def _(answer, draw):
+    for stage in range(4):
+        _check_ledger(answer, 7_500_000_000, 64, stage)
+
+
+@ledger.requires("numbers of parameters that do not divide")
+def _(answer, draw):
+    ranks = draw.integer(5, 9)
+    for stage in (3, 2, 1):
+        # a remainder of 1 makes rounding bytes and rounding parameters differ
+        _check_ledger(answer, ranks * draw.integer(100, 200) + 1, ranks, stage)
+
+
+@ledger.requires("other bytes for one parameter")
+def _(answer, draw):
+    sizes = dict(zip(SORTS, draw.sample(range(3, 12), 3), strict=True))
+    for stage in range(4):
+        _check_ledger(answer, 60 * draw.integer(10, 20), draw.integer(3, 6), stage, sizes)
+
+
+@ledger.requires("one rank holds everything, and more ranks than parameters hold one each")
+def _(answer, draw):
+    for stage in range(4):
+        _check_ledger(answer, draw.integer(10, 99), 1, stage)
+        _check_ledger(answer, 5, 7, stage)
+
+
+@ledger.requires("a stage that does not exist is refused with a ValueError")
+def _(answer, draw):
+    for stage in (-1, 4):
+        expected = f"a ValueError for stage {stage}"
+        try:
+            got = answer(100, 4, stage)
+        except ValueError:
+            continue
+        except Exception as error:  # noqa: BLE001 - which one it is, is the question
+            raise Wrong("other-error", expected=expected, got=type(error).__name__) from None
+        raise Wrong("no-error", expected=expected, got=got)
+
+
+# ---- 8.2 -----------------------------------------------------------------------------------------
+
+sharding = Exercise(
+    "8.2",
+    "ShardedOptimizer",
+    points=4,
+    hints=[
+        (
+            "Begin with one group. Decide who owns which parameter, the same way on every rank; give an "
+            "inner optimizer your own ones; step; then broadcast every parameter from its owner."
+        ),
+        (
+            "Torch's `Optimizer.__init__` calls `self.add_param_group` for every group it is given, so "
+            "what has to be done for a new group is written there once. Give each parameter to the rank "
+            "that owns the fewest elements so far."
+        ),
+        (
+            "Keep one inner optimizer for each group, made of that group's options and the parameters that "
+            "this rank owns, perhaps none. Before it steps, copy the options of your own group into its "
+            "group, and let it use your `state` as its own. Then schedulers and `load_state_dict` need "
+            "nothing more."
+        ),
+    ],
+    misconceptions={
+        "not-an-optimizer": "A scheduler wants a `torch.optim.Optimizer`: derive from it, and call its "
+        "`__init__`.",
+        "not-broadcast": "A rank still has an old value of a parameter that another rank has updated: "
+        "every rank must receive every parameter after the step.",
+        "wrong-source": "A parameter's owner has updated it, and then received the old value again: "
+        "broadcast from the owner, and not always from the same rank.",
+        "left-over": "Some parameters have no owner and are never updated. Where the number of parameters "
+        "does not divide, someone must take the rest.",
+        "not-every-rank": "A rank waits in a collective that the others do not call. Everyone calls the "
+        "broadcast of every parameter, in the same order: the owner sends, the others receive.",
+        "everyone-everything": "Every rank keeps the state of all parameters: nothing is saved. Give the "
+        "inner optimizer the parameters that this rank owns.",
+        "state-elsewhere": "The inner optimizer has the right part of the state, and yours shows none: "
+        "`state` must have it, as for every optimizer.",
+        "unbalanced": "One rank owns much more than its share. Count elements and not parameters: the next "
+        "one goes to the rank with the fewest so far.",
+        "groups-lost": "All parameters are updated with the same options. A group has its own learning "
+        "rate and weight decay.",
+        "scheduler-unheard": "The scheduler has changed the learning rate in your `param_groups`, and the "
+        "inner optimizer still uses the old one: hand it the options of each group before it steps.",
+        "options-missing": "Your `param_groups` lack options that `optimizer_cls` has, such as Adam's "
+        "`betas`, and schedulers look there. What is not in kwargs is in the inner's `defaults`.",
+        "fixed-optimizer": "The update is not that of `optimizer_cls` with these kwargs.",
+        "eager-state": "Some optimizers, such as Adagrad, make their state when they are constructed, for the "
+        "parameters that they get then. Construct an inner one for each group: adding groups to it is not enough.",
+        "empty-rank": "With more ranks than parameters, a rank owns nothing, and an optimizer refuses an "
+        "empty list. A group with an empty list is accepted: `[{'params': []}]`.",
+        "generator-used-up": "`model.parameters()` is a generator: it can be read once. Make a list first.",
+        "new-group-lost": "The parameters of an added group are not updated. `add_param_group` must share "
+        "them out, too.",
+        "unfrozen-lost": "A parameter that was frozen at first, and learns later, is not updated: it needs "
+        "an owner from the beginning.",
+        "none-gradient": "A parameter without a gradient has `.grad` None; an optimizer leaves it alone.",
+        "closure-lost": "`step(closure)` calls the closure once and returns its loss.",
+        "closure-twice": "The closure is called more than once: call it yourself, and let the inner "
+        "optimizer step without it.",
+        "closure-no-grad": "The closure runs without gradients: it computes a loss and calls backward, so "
+        "call it under `torch.enable_grad()`.",
+        "state-not-restored": "After `load_state_dict` the inner optimizer goes on with another state than "
+        "the one that was saved, or with none.",
+    },
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+)
+
+Gradient = Tensor | None
+
+
+@dataclass
+class _Updates:
+    """Parameters, their groups, and a gradient for each at each step, the same on every rank."""
+
+    tensors: list[Tensor]
+    steps: list[list[Gradient]]
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
+    kwargs: dict = field(default_factory=lambda: {"lr": 0.1, "momentum": 0.9})
+    groups: list[tuple[list[int], dict]] | None = None  # which parameters, and their options
+    added: tuple[list[int], dict] | None = None  # a group that comes after the first step
+    frozen: tuple[int, ...] = ()  # at first; they learn after the first step
+    decay: float | None = None  # a scheduler multiplies the learning rates with it at each step
+    generator: bool = False
+
+
+@dataclass
+class _Updated:
+    values: list[list[Tensor]]  # after each step
+    listed: list[int] = field(default_factory=list)  # parameters in `state`
+    held: list[int] = field(default_factory=list)  # parameters of which an inner one has state
+    options: list[str] = field(default_factory=list)
+
+
+def _update(rank, make: Callable, task: _Updates) -> _Updated:
+    """Runs on a rank with the answer for `make`, and in the kernel with the optimizer itself."""
+    parameters = [nn.Parameter(tensor.clone().to(device())) for tensor in task.tensors]
+    for index in task.frozen:
+        parameters[index].requires_grad_(False)
+    names = {parameter: index for index, parameter in enumerate(parameters)}
+    made: list[torch.optim.Optimizer] = []
+
+    class Watched(task.optimizer):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    later = task.added[0] if task.added else []
+    whole = [p for index, p in enumerate(parameters) if index not in later]
+    groups = [{"params": [parameters[i] for i in own], **o} for own, o in task.groups or []]
+    handed = (p for p in whole) if task.generator else groups or whole
+    optimizer = make(handed, Watched, **task.kwargs)
+    scheduler = task.decay and torch.optim.lr_scheduler.ExponentialLR(optimizer, task.decay)
+    report = _Updated([])
+    for step, gradients in enumerate(task.steps):
+        if step == 1 and task.added:
+            own, options = task.added
+            optimizer.add_param_group({"params": [parameters[i] for i in own], **options})
+        if step == 1:
+            for parameter in parameters:
+                parameter.requires_grad_()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            learns = gradient is not None and parameter.requires_grad
+            parameter.grad = gradient.clone().to(device()) if learns else None
+        come_late(rank)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        report.values.append([parameter.detach().clone().cpu() for parameter in parameters])
+    report.listed = sorted(names[p] for p in optimizer.state if p in names)
+    report.held = sorted({names[p] for inner in made for p, s in inner.state.items() if s})
+    report.options = sorted(optimizer.param_groups[0])
+    return report
+
+
+def _sharded(rank, answer, task: _Updates) -> _Updated:
+    return _update(rank, answer, task)
+
+
+def _itself(params, optimizer: type[torch.optim.Optimizer], **kwargs) -> torch.optim.Optimizer:
+    return optimizer(params, **kwargs)
+
+
+def _expected(task: _Updates, **changes) -> _Updated:
+    return _update(0, _itself, replace(task, **changes))
+
+
+def _updates(draw, shapes: list[tuple[int, ...]], **options) -> _Updates:
+    tensors = _tensors(draw, shapes)
+    return _Updates(tensors, [_tensors(draw, shapes) for _ in range(3)], **options)
+
+
+def _check_updates(
+    answer, task: _Updates, ranks: int, likely: dict | None = None
+) -> list[_Updated]:
+    """Compares every parameter on every rank after every step with the inner optimizer alone.
+
+    `likely` maps a misconception to a function of (step, parameter, what every rank has).
+    """
+    reports = run(_sharded, ranks, answer, task)
+    expected = _expected(task).values
+    for step, right in enumerate(expected):
+        before = expected[step - 1] if step else task.tensors
+        for index, value in enumerate(right):
+            got = [report.values[step][index] for report in reports]
+            named = {slug: made(step, index, got) for slug, made in (likely or {}).items()}
+            unchanged = not same(before[index], value) and same(got, [before[index]] * ranks)
+            named["left-over"] = unchanged and not any(index in r.held for r in reports)
+            named["wrong-source"] = unchanged
+            named["not-broadcast"] = any(same(own, value) for own in got)
+            what = f"parameter {index} after step {step + 1}"
+            expect(got, [value] * ranks, each="rank", what=what, likely=named)
+    return reports
+
+
+def _as_if(task: _Updates, **changes) -> Callable:
+    """A mistake that gives what another task gives."""
+    values = _expected(task, **changes).values
+    return lambda step, index, got: same(got, [values[step][index]] * len(got))
+
+
+def _check_owners(reports: list[_Updated], task: _Updates) -> None:
+    """Each parameter's state is on one rank, and the ranks have similar amounts of it."""
+    for index in range(len(task.tensors)):
+        owners = [rank for rank, report in enumerate(reports) if index in report.held]
+        likely = {"everyone-everything": len(owners) > 1, "left-over": not owners}
+        expect(len(owners), 1, what=f"ranks with state of parameter {index}", likely=likely)
+    for report in reports:
+        likely = {"state-elsewhere": True}
+        expect(report.listed, report.held, what="the parameters in `state`", likely=likely)
+    sizes = [tensor.numel() for tensor in task.tensors]
+    limit = sum(sizes) / len(reports) + max(sizes)
+    most = max(sum(sizes[index] for index in report.held) for report in reports)
+    if most > limit:
+        expected = f"state of at most {limit:.0f} of {sum(sizes)} elements on each rank"
+        raise Wrong("unbalanced", expected=expected, got=most)
+
+
+SMALL = [(3, 4), (4,), (2, 5), (6,), (3, 3)]
+
+
+@sharding.requires("two ranks end each step with what one optimizer gives")
+def _(answer, draw):
+    _check_updates(answer, _updates(draw, SMALL), 2)
+
+
+@sharding.requires("every parameter's state is on one rank, and the shares are fair")
+def _(answer, draw):
+    task = _updates(draw, [(8, 8), (2,)] * 4)
+    _check_owners(_check_updates(answer, task, 2), task)
+
+
+@sharding.requires(
+    "groups keep their options, and a scheduler is heard",
+    failures={"is not an Optimizer": "not-an-optimizer"},
+)
+def _(answer, draw):
+    groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
+    task = _updates(draw, SMALL, groups=groups)
+    plain = [(own, {}) for own, _ in groups]
+    _check_updates(answer, task, 2, {"groups-lost": _as_if(task, groups=plain)})
+    task = _updates(draw, SMALL, groups=groups, decay=0.5)
+    _check_updates(answer, task, 2, {"scheduler-unheard": _as_if(task, decay=None)})
+
+
+@sharding.requires(
+    "any inner optimizer, with all its options to see", failures={"KeyError": "eager-state"}
+)
+def _(answer, draw):
+    for optimizer, kwargs in (
+        (torch.optim.Adam, {"lr": 0.01}),
+        (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
+        (torch.optim.SGD, {}),
+    ):
+        task = _updates(draw, SMALL, optimizer=optimizer, kwargs=kwargs)
+        likely = {"fixed-optimizer": lambda step, index, got: same(got, [got[0]] * len(got))}
+        reports = _check_updates(answer, task, 2, likely)
+        if kwargs:
+            _check_owners(reports, task)
+        missing = set(_expected(task).options) - set(reports[0].options)
+        if missing:
+            names = " and ".join(sorted(missing))
+            raise Wrong(
+                "options-missing", expected="all options of the inner one", got=f"no {names}"
+            )
+
+
+@sharding.requires("three ranks, and one")
+def _(answer, draw):
+    for ranks in (3, 1):
+        task = _updates(draw, SMALL)
+        _check_owners(_check_updates(answer, task, ranks), task)
+
+
+@sharding.requires("parameters from a generator", failures={"ValueError": "generator-used-up"})
+def _(answer, draw):
+    _check_updates(answer, _updates(draw, SMALL, generator=True), 2)
+
+
+@sharding.requires(
+    "more ranks than parameters",
+    failures={"ValueError": "empty-rank", "IndexError": "empty-rank"},
+)
+def _(answer, draw):
+    _check_updates(answer, _updates(draw, [(3, 2), (2,)]), 3)
+
+
+@sharding.requires("a group that is added later")
+def _(answer, draw):
+    task = _updates(draw, SMALL, added=([3, 4], {"lr": 0.3}), optimizer=torch.optim.Adam)
+    task = replace(task, kwargs={"lr": 0.1})
+    likely = {"new-group-lost": lambda step, index, got: index in (3, 4)}
+    _check_owners(_check_updates(answer, task, 2, likely), task)
+
+
+@sharding.requires(
+    "a parameter without a gradient, and one that is frozen at first",
+    failures={"AttributeError": "none-gradient", "TypeError": "none-gradient"},
+)
+def _(answer, draw):
+    task = _updates(draw, SMALL, frozen=(1, 2))
+    for gradients in task.steps:
+        gradients[3] = None
+    likely = {"unfrozen-lost": lambda step, index, got: step > 0 and index in (1, 2)}
+    _check_updates(answer, task, 2, likely)
+
+
+@dataclass
+class _Closed:
+    loss: float | None
+    calls: int
+    with_gradients: bool
+    weight: Tensor
+
+
+def _with_closure(rank, answer, tensors: list[Tensor]) -> _Closed:
+    parameters = [nn.Parameter(tensor.clone().to(device())) for tensor in tensors]
+    optimizer = answer(parameters, torch.optim.SGD, lr=0.1)
+    modes: list[bool] = []
+
+    def closure() -> Tensor:
+        modes.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = sum(parameter.square().sum() for parameter in parameters)
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    value = loss.item() if torch.is_tensor(loss) else None
+    return _Closed(
+        value, len(modes), all(modes), torch.cat([p.detach().flatten() for p in parameters])
+    )
+
+
+@sharding.requires("step(closure) calls it once and returns its loss")
+def _(answer, draw):
+    tensors = _tensors(draw, [(3, 2), (4,)])
+    loss = sum(tensor.square().sum().item() for tensor in tensors)
+    after = torch.cat([0.8 * tensor.flatten() for tensor in tensors])
+    for report in run(_with_closure, 2, answer, tensors):
+        likely = {"closure-lost": report.calls == 0, "closure-twice": True}
+        expect(report.calls, 1, what="calls of the closure", likely=likely)
+        expect(
+            report.with_gradients, True, what="gradients enabled", likely={"closure-no-grad": True}
+        )
+        expect(report.loss, loss, what="the loss returned", likely={"closure-lost": True})
+        expect(report.weight, after, what="the parameters")
+
+
+def _resumed(rank, answer, task: _Updates) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters after the last step, without a break and with a new optimizer before it."""
+
+    def begin(tensors: list[Tensor]) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+        parameters = [nn.Parameter(tensor.detach().clone().to(device())) for tensor in tensors]
+        return parameters, answer(parameters, task.optimizer, **task.kwargs)
+
+    def step(parameters, optimizer, gradients) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone().to(device())
+        optimizer.step()
+
+    parameters, optimizer = begin(task.tensors)
+    for gradients in task.steps[:-1]:
+        step(parameters, optimizer, gradients)
+    optimizer.param_groups[0]["lr"] /= 2
+    saved = copy.deepcopy(optimizer.state_dict())
+    others, other = begin(parameters)
+    other.load_state_dict(saved)
+    step(parameters, optimizer, task.steps[-1])
+    step(others, other, task.steps[-1])
+    return [p.detach() for p in parameters], [p.detach() for p in others]
+
+
+@sharding.requires("state_dict() and load_state_dict() resume a rank's part", needs_earlier=True)
+def _(answer, draw):
+    task = _updates(draw, SMALL, optimizer=torch.optim.Adam, kwargs={"lr": 0.1})
+    for straight, resumed in run(_resumed, 2, answer, task):
+        likely = {"state-not-restored": True}
+        expect(resumed, straight, each="parameter", what="after resuming", likely=likely)
+
+
+# ---- 8.3 -----------------------------------------------------------------------------------------
+
+layout = Exercise(
+    "8.3",
+    "FlatLayout",
+    points=2,
+    hints=[
+        (
+            "Add up the elements of all shapes, divide by the number of ranks and round up. That many "
+            "times the number of ranks is the vector's length."
+        ),
+        (
+            "Slices, `split`, `view` and `unbind` give views, `cat` and `stack` give copies. Which of the "
+            "three methods may copy?"
+        ),
+        (
+            "Get a vector of zeros with the tensors' dtype, and copy each tensor into its place: "
+            "`unflatten` gives the places. The shards are the rows of the vector seen as a matrix with "
+            "one row a rank."
+        ),
+    ],
+    misconceptions={
+        "rounded-down": "A shard is rounded down: the last elements belong to no rank. Round up, and pad.",
+        "padded-each": "Every tensor is padded by itself. Lay all of them end to end first, and pad once.",
+        "padded-too-much": "The vector is longer than it must be. Where the sizes divide, there is nothing "
+        "to pad.",
+        "not-padded": "The vector is as long as the tensors together: zeros are missing at the end.",
+        "padding-not-zero": "The padding is not zero. It takes part in sums and in updates of an "
+        "optimizer: memory from `torch.empty` may hold anything.",
+        "padded-in-front": "The zeros are in front. The tensors come first, the padding at the end.",
+        "strided": "Each rank gets every n-th element. Asked are consecutive ones: n equal pieces of the "
+        "vector, one after the other.",
+        "too-few-shards": "There are not as many shards as ranks. `chunk` and `split` round up, and may "
+        "give fewer pieces than you asked for.",
+        "shards-copied": "A shard is a copy. What an all-gather writes into the shards must be in the "
+        "vector.",
+        "tensors-copied": "What comes out is a copy. `unflatten` returns views: what is written into the "
+        "vector later must be in the tensors.",
+        "flatten-aliases": "`flatten` returns a vector in the memory of a tensor that was handed in. Asked "
+        "is a new one.",
+        "dtype-lost": "The vector has another dtype than the tensors.",
+        "not-contiguous": "A tensor that is not contiguous, such as a transposed one, has no flat view. "
+        "Row-major order is that of its indices: `flatten()` and `copy_` know it.",
+        "scalars": "A tensor without dimensions has the shape () and one element.",
+    },
+)
+
+
+def _tensors(draw, shapes: list[tuple[int, ...]], dtype=torch.float32) -> list[Tensor]:
+    return [_tensor(draw, shape).to(dtype) for shape in shapes]
+
+
+def _sizes(shapes: list[tuple[int, ...]]) -> list[int]:
+    return [math.prod(shape) for shape in shapes]
+
+
+def _laid_out(answer, shapes: list[tuple[int, ...]], ranks: int):
+    return answer([torch.Size(shape) for shape in shapes], ranks)
+
+
+def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
+    """Goes through size, vector, shards and tensors of one layout."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    sizes = _sizes(shapes)
+    size = _shard_size(sum(sizes), ranks)
+    made = _laid_out(answer, shapes, ranks)
+    _check_shard_size(made.shard_size, sizes, ranks)
+    flat = made.flatten(tensors)
+    expect_type(flat, Tensor)
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    padding = joined.new_zeros(ranks * size - len(joined))
+    likely = {
+        "dtype-lost": lambda got: got.dtype != joined.dtype,
+        "not-padded": lambda got: len(padding) > 0 and same(got, joined),
+        "padded-in-front": torch.cat([padding, joined]),
+        "padding-not-zero": lambda got: (
+            len(got) == ranks * size and same(got[: len(joined)], joined)
+        ),
+        "padded-too-much": lambda got: len(got) > ranks * size,
+    }
+    expect(flat, torch.cat([joined, padding]), what="the vector", likely=likely)
+    shards = made.shards(flat)
+    expect_type(shards, (list, tuple))
+    likely = {
+        "too-few-shards": lambda got: len(got) != ranks,
+        "strided": [flat[rank::ranks] for rank in range(ranks)],
+    }
+    expect(list(shards), list(flat.view(ranks, size)), each="rank", likely=likely)
+    back = made.unflatten(flat)
+    expect_type(back, (list, tuple))
+    expect(list(back), tensors, each="tensor", what="unflatten")
+
+
+def _check_shard_size(got, sizes: list[int], ranks: int) -> None:
+    total = sum(sizes)
+    likely = {
+        "rounded-down": total % ranks > 0 and total // ranks,
+        "padded-each": sum(_shard_size(size, ranks) for size in sizes),
+        "padded-too-much": lambda got: got > _shard_size(total, ranks),
+    }
+    expect(got, _shard_size(total, ranks), what="shard_size", likely=likely)
+
+
+@layout.requires("tensors that divide evenly come back, and nothing is padded")
+def _(answer, draw):
+    ranks = draw.integer(2, 4)
+    _check_layout(answer, _tensors(draw, [(ranks, 3), (2, ranks), (ranks,)]), ranks)
+
+
+@layout.requires("tensors that do not divide are padded once, with zeros, at the end")
+def _(answer, draw):
+    torch.empty(1000).fill_(math.nan)  # what torch.empty gets next is less often zero
+    _check_layout(answer, _tensors(draw, [(3, 5), (7,), (2, 2, 3)]), 4)
+    _check_layout(answer, _tensors(draw, [(draw.integer(2, 5), 3), (5,)]), 7)
+
+
+@layout.requires("shards and tensors are views into the vector, and the vector is new")
+def _(answer, draw):
+    tensors = _tensors(draw, [(3, 5), (7,)])
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    made = _laid_out(answer, shapes, 4)
+    flat = made.flatten(tensors)
+    places = made.unflatten(flat)
+    if any(t.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr() for t in places):
+        raise Wrong("tensors-copied", expected="views into the vector", got="memory of their own")
+    for shard in made.shards(flat):
+        shard.fill_(7.0)
+    if not bool((flat == 7.0).all()):
+        raise Wrong("shards-copied", expected="a write into a shard to change the vector", got=flat)
+    single = draw.tensor(8)
+    made = _laid_out(answer, [(8,)], 2)
+    made.flatten([single]).fill_(7.0)
+    if bool((single == 7.0).all()):
+        got = "a write into the vector has changed the tensor"
+        raise Wrong("flatten-aliases", expected="a vector with memory of its own", got=got)
+
+
+@layout.requires("more ranks than elements", failures={"exception": "too-few-shards"})
+def _(answer, draw):
+    _check_layout(answer, _tensors(draw, [(2, 1)]), 5)
+    _check_layout(answer, _tensors(draw, [(2, 3), (1,)]), 5)
+
+
+@layout.requires("a tensor without dimensions, and one rank", failures={"exception": "scalars"})
+def _(answer, draw):
+    _check_layout(answer, _tensors(draw, [(), (2, 3)]), 2)
+    _check_layout(answer, _tensors(draw, [(2, 3), ()]), 1)
+
+
+@layout.requires(
+    "bfloat16, and tensors that are not contiguous", failures={"exception": "not-contiguous"}
+)
+def _(answer, draw):
+    _check_layout(answer, _tensors(draw, [(3, 4), (5,)], torch.bfloat16), 2)
+    _check_layout(answer, [draw.tensor(3, 4).T, draw.tensor(6)[::2]], 2)
+
+
+# ---- 8.4 -----------------------------------------------------------------------------------------
+
+fsdp = Exercise(
+    "8.4",
+    "MiniFSDP",
+    points=5,
+    hints=[
+        (
+            "Begin without overlap: in a layer's pre-forward hook gather its matrices, in its forward hook "
+            "free them; in a hook on its output's `grad_fn` gather them again. When all is right, start "
+            "things earlier and wait for them later."
+        ),
+        (
+            "For each matrix keep two tensors: the shard, an `nn.Parameter` that takes the matrix's place "
+            "in its layer, and the whole, which requires gradients and has memory only while it is "
+            "needed. Backward leaves the gradient at the whole; a hook there frees the whole, starts the "
+            "reduce-scatter and empties `.grad`."
+        ),
+        (
+            "Write down the layers as their forwards end. When backward arrives at a call, start its gather "
+            "if nobody has, then that of the call before it, and only then wait for its own. Before "
+            "a reduction starts, finish the one before it: divide by the number of ranks and add the "
+            "result to the shard's `.grad`. `finish_gradient_synchronization` does so for the last one, "
+            "frees what was prefetched in vain and empties the list."
+        ),
+    ],
+    misconceptions={
+        "no-module": "`model.module` is the module that was wrapped: call `super().__init__()`, then keep "
+        "the module under that name.",
+        "no-broadcast": "The ranks start from different parameters, and each cuts its shard out of its "
+        "own. Broadcast rank 0's first.",
+        "buffers-forgotten": "The parameters agree and the buffers do not, for instance BatchNorm's running "
+        "mean. Broadcast `module.buffers()` too.",
+        "not-full": "`full_parameters()` gives every parameter whole, in its own shape, by its name in the "
+        "module that was wrapped.",
+        "rank-0-alone": "Ranks wait in a collective that the others do not call. A gather needs every rank, "
+        "also where only one of them wants the result.",
+        "nothing-sharded": "Every rank still has whole matrices among its parameters.",
+        "vectors-sharded": "Vectors are not sharded: every rank keeps them as they are.",
+        "wrong-shard": "The shard is not this rank's piece of the matrix: laid flat, padded with zeros at the "
+        "end, cut into equal pieces.",
+        "names-changed": "The parameters have other names: a shard takes the matrix's place in its layer.",
+        "a-view": "The shard is a view into the whole, whose memory stays. `clone()` it.",
+        "remainder-lost": "A matrix whose elements do not divide is cut wrongly: shards have "
+        "ceil(elements / world_size) elements, and the last ones are padded.",
+        "not-waited": "Nobody waits for a collective: its result may not be there yet.",
+        "wrong-output": "Forward gives something else than the module that was wrapped.",
+        "sum-not-mean": "The gradients are world_size times too large: they are added and not divided.",
+        "divided-twice": "The gradients are world_size times too small: they are divided twice.",
+        "own-gradient": "Each rank has its shard of its own gradient: nothing was added over the ranks.",
+        "vectors-local": "The gradients of the vectors are this rank's own: average them with an all-reduce, "
+        "or the ranks' copies drift apart.",
+        "first-step-only": "The first step is right and a later one is not. Gather again in every forward: the "
+        "shards have changed. And leave no gradient at the whole matrix.",
+        "kept-after-forward": "Whole matrices are still in memory when other layers compute. A Python name "
+        "that is gone frees nothing: autograd has kept the tensor for backward. Free its storage.",
+        "kept-in-backward": "Backward has left a layer, and its whole matrix is still in memory.",
+        "all-at-once": "Backward has hardly begun, and more than the next layer is gathered already.",
+        "kept-afterwards": "After `finish_gradient_synchronization()` a whole matrix is still in memory.",
+        "gathered-again": "More is gathered than each matrix once for forward and once for backward.",
+        "all-reduced": "The gradient of a matrix goes through an all-reduce, and every rank gets all of it. A "
+        "reduce-scatter gives each rank its shard, for half of what goes over the wire.",
+        "frozen": "A frozen parameter takes no hook, and gets no gradient; but it is sharded and gathered as "
+        "the others are.",
+        "tied": "A tied parameter, one tensor in two layers, has become two. There must be one shard, with "
+        "the gradient from both layers.",
+        "unused": "A layer that was not called has no gradient: `.grad` stays None, and nobody waits for it.",
+        "outer-layer": "A module may have parameters of its own and other layers inside it: it is a layer, too, "
+        "and its matrices must be there while all of its forward runs.",
+        "view-output": "A layer's output is a view, and an operation in place comes after it. The hook on "
+        "`output.grad_fn` is then never called: put one on `output._base.grad_fn`, too.",
+        "accumulated-lost": "Only the last backward's gradient is there: what was in `.grad` before is lost. "
+        "Add to it.",
+        "accumulated-wrong": "Two backward passes before one update: `.grad` is the sum of both means.",
+        "without-gradients": "A forward under `torch.no_grad()` must work, and leave nothing behind.",
+        "gathered-in-float32": "The weights are sent in float32 and cast afterwards. Cast the shard, and then "
+        "gather: half the bytes.",
+        "master-cast": "The parameters themselves were cast. A small update of a bfloat16 number is rounded "
+        "away: keep them in float32, and cast for forward only.",
+        "gradient-cast": "The gradients reach the optimizer in `compute_dtype`: they are to be float32.",
+        "summed-in-half": "The gradients are added over the ranks in `compute_dtype`, and rounded after every "
+        "sum. Cast them to float32 first.",
+        "dtypes-mixed": "Weights and inputs of a layer have different dtypes: cast its floating point inputs, "
+        "and its vectors as well.",
+        "no-prefetch": "The gather of the next layer starts only when backward has got there. Start it when "
+        "the layer before begins.",
+        "backward-blocks": "Backward stands still while something is sent: use `async_op=True`, and wait when "
+        "the result is needed.",
+        "reductions-pile-up": "Several reductions are unfinished at the same time, and each holds a whole "
+        "gradient. Finish one before the next one starts.",
+    },
+    failures={"timeout": "rank-0-alone"},
+)
+
+
+class _FrozenMiddle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 2)
+        self.middle.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+
+
+class _TiedEnds(nn.Module):
+    """Two layers with one matrix, and one of them is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(torch.tanh(self.first(x)))))
+
+
+class _UnusedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(6, 5), nn.Linear(3, 3), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+class _OuterLayer(nn.Module):
+    """A matrix of its own, used before and after the layers inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(6, 6))
+        self.scale = nn.Parameter(torch.randn(()))
+        self.inside = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x @ self.mix) @ self.mix * self.scale
+
+
+def _plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def _uneven() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 1, bias=False))
+
+
+def _in_place() -> nn.Module:
+    """A linear layer gives a view where its input has three dimensions."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
+
+
+def _build(make: Callable, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make().to(device())
+
+
+Named = dict[str, Tensor | None]
+
+
+def _values(module: nn.Module) -> Named:
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def _gradients(module: nn.Module) -> Named:
+    named = module.named_parameters()
+    return {name: None if p.grad is None else p.grad.clone() for name, p in named}
+
+
+# ---- 8.4: the start ----
+
+
+@dataclass
+class _Started:
+    module: Named  # as it came
+    buffers: Named
+    full: Named  # what full_parameters() gives
+    buffers_after: Named
+    kept: Named
+    too_large: list[str]  # parameters that keep more memory alive than they need
+
+
+def _started(rank, answer, make, seed) -> _Started:
+    module = _build(make, seed + rank)
+    if any(True for _ in module.buffers()):
+        module(torch.randn(9, 6, device=device()))  # moves BatchNorm's buffers
+    before, buffers = _values(module), dict(copy.deepcopy(module).named_buffers())
+    model = answer(module)
+    own = model.module
+    too_large = [name for name, p in own.named_parameters() if _larger_than_itself(p)]
+    full = model.full_parameters()
+    return _Started(before, buffers, full, dict(own.named_buffers()), _values(own), too_large)
+
+
+def _shards_of(whole: Named, ranks: int) -> list[Named]:
+    """What each rank keeps of parameters, or of their gradients."""
+
+    def kept(value: Tensor | None, rank: int) -> Tensor | None:
+        return value if value is None or value.dim() < 2 else _shards(value, ranks)[rank]
+
+    return [{name: kept(value, rank) for name, value in whole.items()} for rank in range(ranks)]
+
+
+@fsdp.requires(
+    "every rank starts with rank 0's parameters and buffers, and full_parameters() gives them",
+    failures={"AttributeError": "no-module"},
+)
+def _(answer, draw):
+    def with_buffers() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+    reports = run(_started, 2, answer, with_buffers, draw.seed())
+    first = reports[0]
+    own_cut = [_shards_of(report.module, 2)[rank] for rank, report in enumerate(reports)]
+    pieces = {
+        name: torch.cat([cut[name] for cut in own_cut]).view_as(value)
+        for name, value in first.module.items()
+        if value.dim() > 1
+    }
+    likely = {
+        "no-broadcast": lambda got: all(same(got[0][n], piece) for n, piece in pieces.items()),
+        "not-full": lambda got: any(
+            set(g) != set(first.module)
+            or any(g[n].shape != p.shape for n, p in first.module.items())
+            for g in got
+        ),
+    }
+    got = [report.full for report in reports]
+    expect(got, [first.module] * 2, each="rank", what="full_parameters()", likely=likely)
+    got = [report.buffers_after for report in reports]
+    likely = {"buffers-forgotten": True}
+    expect(got, [first.buffers] * 2, each="rank", what="the buffers", likely=likely)
+
+
+@fsdp.requires("a rank keeps its shard of each matrix, and every vector")
+def _(answer, draw):
+    reports = run(_started, 2, answer, _plain, draw.seed())
+    whole = reports[0].module
+    matrices = [name for name, value in whole.items() if value.dim() > 1]
+    got, expected = [report.kept for report in reports], _shards_of(whole, 2)
+    likely = {
+        "names-changed": lambda got: any(set(g) != set(whole) for g in got),
+        "nothing-sharded": lambda got: any(
+            g[n].numel() == whole[n].numel() for g in got for n in matrices
+        ),
+        "vectors-sharded": lambda got: any(
+            g[n].shape != whole[n].shape for g in got for n in whole if n not in matrices
+        ),
+        "wrong-shard": True,
+    }
+    expect(got, expected, each="rank", likely=likely)
+    for report in reports:
+        if report.too_large:
+            names = " and ".join(report.too_large)
+            raise Wrong(
+                "a-view", expected="shards with memory of their own", got=f"{names} as a view"
+            )
+
+
+# ---- 8.4: training ----
+
+
+@dataclass
+class _Step:
+    """A step of training beside a twin in one process."""
+
+    outputs: list[Tensor]  # one for each backward pass
+    twin_outputs: list[Tensor]
+    got: Named  # gradients
+    own: list[Named]  # gradients of the twin on this rank's rows, for each backward pass
+    mean: Named  # over ranks, added up over the backward passes
+    dtypes: dict[str, set[torch.dtype]]  # of the parameters and gradients
+    full: Named  # parameters after the update
+    twin_full: Named
+    sent: "_Sent"
+
+
+@dataclass
+class _Sent:
+    """The collectives of a block: what was sent in which dtype, and for what nobody has waited."""
+
+    dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
+    unwaited: list[str] = field(default_factory=list)
+
+
+def _trained(
+    rank, answer, make, seed, batches, passes=1, keep_zeros=False, dtype=None
+) -> list[_Step]:
+    """Trains on `batches`, one for each step, pass and rank, in this order of dimensions."""
+    ranks = dist.get_world_size()
+    module, twin = _build(make, seed + rank), _build(make, seed)
+    model = answer(module) if dtype is None else answer(module, compute_dtype=dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    twins = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    steps = []
+    for batch in batches.to(device()):
+        twin_outputs, of_ranks = [], []
+        for micro in batch:
+            each = [_one_pass(twin, rows, dtype) for rows in micro]
+            twin_outputs.append(each[rank][0])
+            of_ranks.append([gradients for _, gradients in each])
+        with _following() as sent:
+            outputs = [_forward_backward(model, micro[rank]) for micro in batch]
+            model.finish_gradient_synchronization()
+        got, mean = _gradients(model.module), _added([_mean(of, ranks) for of in of_ranks])
+        dtypes = {
+            "parameters": {p.dtype for p in model.parameters()},
+            "gradients": {p.grad.dtype for p in model.parameters() if p.grad is not None},
+        }
+        for name, parameter in twin.named_parameters():
+            parameter.grad = mean[name]
+        optimizer.step()
+        twins.step()
+        optimizer.zero_grad(set_to_none=not keep_zeros)
+        step = _Step(
+            outputs,
+            twin_outputs,
+            got,
+            [of[rank] for of in of_ranks],
+            mean,
+            dtypes,
+            model.full_parameters(),
+            _values(twin),
+            sent,
+        )
+        steps.append(step)
+    return steps
+
+
+def _forward_backward(model: nn.Module, rows: Tensor) -> Tensor:
+    output = model(rows)
+    output.float().square().mean().backward()
+    return output.detach().clone()
+
+
+def _one_pass(twin: nn.Module, rows: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Named]:
+    """Output and gradients of the twin, computed in `dtype`."""
+    lower = copy.deepcopy(twin)
+    if dtype is not None:
+        lower, rows = lower.to(dtype), rows.to(dtype)
+    lower.zero_grad()
+    output = _forward_backward(lower, rows)
+    gradients = {n: None if g is None else g.float() for n, g in _gradients(lower).items()}
+    return output, gradients
+
+
+def _added(parts: list[Named]) -> Named:
+    return {
+        name: None if first is None else sum(part[name] for part in parts)
+        for name, first in parts[0].items()
+    }
+
+
+def _scaled(gradients: Named, factor: float) -> Named:
+    return {name: None if g is None else g * factor for name, g in gradients.items()}
+
+
+def _mean(parts: list[Named], ranks: int) -> Named:
+    return _scaled(_added(parts), 1 / ranks)
+
+
+KINDS = {"allgather": "gather", "reduce_scatter": "reduce_scatter", "allreduce": "all_reduce"}
+
+
+def _described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
+    """The kind of a call, and what this rank hands over."""
+    kind = next((kind for part, kind in KINDS.items() if part in name), "other")
+    keys = ("input_tensors", "input_tensor", "tensors")
+    return kind, list(_tensors_in([arguments[key] for key in keys if key in arguments]))
+
+
+def _tensors_in(value) -> Iterator[Tensor]:
+    if torch.is_tensor(value):
+        yield value
+    else:
+        for entry in value:
+            yield from _tensors_in(entry)
+
+
+def _work(result) -> dist.Work:
+    return dist.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[_Sent]:
+    calls: list[tuple[str, dist.Work]] = []
+    sent = _Sent()
+
+    def hear(name: str, arguments: dict) -> Callable:
+        kind, payload = _described(name, arguments)
+        sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
+        return lambda result: calls.append((kind, _work(result)))
+
+    with waits() as asked, listening(hear):
+        yield sent
+    if device().type == "cpu":  # a GPU's collectives end in the order of its stream
+        for kind, work in calls:
+            if not any(work is other for other in asked):
+                sent.unwaited.append(kind)
+                work.wait()  # so that what comes next is the same in every run
+
+
+def _check_training(
+    answer, draw, make, ranks, otherwise=None, likely=None, shape=(4, 6), passes=1, keep_zeros=False
+) -> None:
+    """Trains for three steps and compares outputs, gradients and parameters with one process.
+
+    `otherwise` is the mistake to name where none of the usual ones fits.
+    """
+    batches = draw.tensor(3, passes, ranks, *shape)
+    plan = (batches, passes, keep_zeros)
+    reports = run(_trained, ranks, answer, make, draw.seed(), *plan)
+    fallback = {otherwise: True} if otherwise else {}
+    for index, steps in enumerate(zip(*reports, strict=True)):
+        where, later = f"step {index + 1}", {"first-step-only": index > 0}
+        for step in steps:
+            if step.sent.unwaited:
+                got = f"nobody waits for one of kind {step.sent.unwaited[0]}"
+                raise Wrong("not-waited", expected="a wait() for every collective", got=got)
+        _expect_outputs(steps, where, later | fallback | {"wrong-output": True})
+        _expect_gradients(steps, where, (likely or {}) | later, fallback)
+        for step in steps:
+            what = f"the parameters after {where}"
+            expect(step.full, step.twin_full, what=what, likely=later | fallback)
+
+
+def _expect_outputs(steps: Iterable[_Step], where: str, likely: dict) -> None:
+    for step in steps:
+        expect(
+            step.outputs, step.twin_outputs, each="pass", what=f"outputs, {where}", likely=likely
+        )
+
+
+def _expect_gradients(steps: tuple[_Step, ...], where: str, first: dict, last: dict) -> None:
+    ranks, mean = len(steps), steps[0].mean
+    expected = _shards_of(mean, ranks)
+    own = [_shards_of(_added(step.own), ranks)[rank] for rank, step in enumerate(steps)]
+    latest = [_scaled(_added([step.own[-1] for step in steps]), 1 / ranks)]
+    vectors = [name for name, g in mean.items() if g is not None and g.dim() < 2]
+
+    def vectors_local(got: list[Named]) -> bool:
+        return ranks > 1 and any(
+            same(g[name], o[name]) for g, o in zip(got, own, strict=True) for name in vectors
+        )
+
+    likely = {
+        **first,
+        "own-gradient": ranks > 1 and own,
+        "sum-not-mean": [_scaled(g, ranks) for g in expected],
+        "divided-twice": [_scaled(g, 1 / ranks) for g in expected],
+        "vectors-local": vectors_local,
+        "accumulated-lost": len(steps[0].own) > 1 and _shards_of(latest[0], ranks),
+        **last,
+    }
+    got = [step.got for step in steps]
+    expect(got, expected, each="rank", what=f"gradients, {where}", likely=likely)
+
+
+@fsdp.requires("two ranks compute and learn as one process does")
+def _(answer, draw):
+    _check_training(answer, draw, _plain, 2)
+
+
+@dataclass
+class _Passage:
+    """What a rank saw of one step through a tower of equal layers."""
+
+    alive_forward: list[list[int]]  # at each layer: the others whose whole matrix has memory
+    alive_backward: list[list[int]]  # when backward arrives at layer L - 1, L - 2, ...
+    alive_afterwards: list[int]
+    gathers: list[int]  # gathers of backward started when it arrives at each layer
+    gathered: list[int]  # gathers of backward started when each layer's gradient is reduced
+    counts: dict[str, int]  # elements by kind of call
+    blocking: list[str]  # calls of backward for which it stood still
+    unfinished: int  # the most reductions of matrices under way when another one starts
+
+
+TOWER_LAYERS, TOWER_WIDTH = 5, 6
+
+
+class _Marked(torch.autograd.Function):
+    """Tells when backward comes by."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, tell: Callable) -> Tensor:
+        ctx.tell = tell
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        ctx.tell()
+        return gradient, None
+
+
+class _SeenLinear(nn.Linear):
+    """A linear layer that shows its weight to `see` when it computes."""
+
+    see: Callable | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.see:
+            self.see(self.weight)
+        return super().forward(x)
+
+
+class _Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            _SeenLinear(TOWER_WIDTH, TOWER_WIDTH) for _ in range(TOWER_LAYERS)
+        )
+        self.arrives: Callable = lambda index: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, layer in enumerate(self.layers):
+            x = _Marked.apply(layer(x), partial(self.arrives, index))
+        return x
+
+
+def _passage(rank, answer, seed, frozen=()) -> _Passage:
+    module = _build(_Tower, seed)
+    for index in frozen:
+        module.layers[index].requires_grad_(False)
+    model = answer(module)
+    x = torch.ones(3, TOWER_WIDTH, device=device())
+    _forward_backward(model, x)  # a first step, so that what is made once is there
+    model.finish_gradient_synchronization()
+    report = _Passage([], [], [], [], [], dict.fromkeys([*KINDS.values(), "other"], 0), [], 0)
+    storages: dict[int, weakref.ref] = {}
+    backward = [False]
+    started, reductions = [0], []
+
+    def alive() -> list[int]:
+        seen = ((index, reference()) for index, reference in storages.items())
+        return [index for index, storage in seen if storage is not None and storage.nbytes()]
+
+    def see(index: int, weight: Tensor) -> None:
+        report.alive_forward.append([other for other in alive() if other != index])
+        storages[index] = weakref.ref(weight.untyped_storage())
+
+    def arrives(index: int) -> None:
+        backward[0] = True
+        report.alive_backward.append(alive())
+        report.gathers.append(started[0])
+
+    for index, layer in enumerate(module.layers):
+        layer.see = partial(see, index)
+    module.arrives = arrives
+
+    def hear(name: str, arguments: dict) -> Callable | None:
+        kind, payload = _described(name, arguments)
+        elements = sum(tensor.numel() for tensor in payload)
+        report.counts[kind] += elements
+        matrix = kind == "reduce_scatter" or elements > TOWER_WIDTH
+        if backward[0] and matrix and arguments.get("async_op") is False:
+            report.blocking.append(kind)
+        if backward[0] and kind == "gather":
+            started[0] += 1
+        if kind == "gather" or not matrix:
+            return None
+        report.gathered.append(started[0])
+        waiting = [work for work in reductions if not any(work is other for other in asked)]
+        report.unfinished = max(report.unfinished, len(waiting) + 1)
+        return lambda result: reductions.append(_work(result))
+
+    with waits() as asked, listening(hear):
+        _forward_backward(model, x)
+        model.finish_gradient_synchronization()
+    report.alive_afterwards = alive()
+    return report
+
+
+def _check_memory(answer, draw, frozen=()) -> None:
+    for report in run(_passage, 2, answer, draw.seed(), frozen):
+        most = max(report.alive_forward, key=len)
+        if len(most) > 1:
+            got = f"those of {len(most)} others have memory, too"
+            raise Wrong(
+                "kept-after-forward", expected="the matrix of the layer that computes", got=got
+            )
+        for place, alive in enumerate(report.alive_backward):
+            passed = [index for index in alive if index > TOWER_LAYERS - place]
+            if len(alive) > 2 and place == 0:
+                got = f"{len(alive)} matrices when backward begins"
+                raise Wrong("kept-after-forward", expected="two at most", got=got)
+            if passed:
+                got = f"of {TOWER_LAYERS} layers, {len(passed)} that backward has left"
+                raise Wrong("kept-in-backward", expected="none", got=got)
+        early = [n for place, n in enumerate(report.gathers) if n > place + 1]
+        if early:
+            got = f"{early[0]} gathers of {TOWER_LAYERS}"
+            raise Wrong("all-at-once", expected="the gather of one layer ahead", got=got)
+        likely = {"kept-afterwards": True}
+        expect(report.alive_afterwards, [], what="whole matrices afterwards", likely=likely)
+
+
+@fsdp.requires("a layer's matrices are whole while it computes, and only then", needs_earlier=True)
+def _(answer, draw):
+    _check_memory(answer, draw)
+
+
+@fsdp.requires("no byte more than needed goes over the wire", needs_earlier=True)
+def _(answer, draw):
+    """Layers of equal size: a gather hands over a shard, a reduce-scatter a whole gradient."""
+    matrices = TOWER_LAYERS * TOWER_WIDTH**2
+    for report in run(_passage, 2, answer, draw.seed()):
+        counts = report.counts
+        if counts["all_reduce"] > TOWER_LAYERS * TOWER_WIDTH:
+            got = f"{counts['all_reduce']} elements all-reduced"
+            expected = f"the {TOWER_LAYERS * TOWER_WIDTH} of the vectors"
+            raise Wrong("all-reduced", expected=expected, got=got)
+        likely = {"gathered-again": lambda got: got > matrices}
+        what = "elements handed to gathers"
+        expect(counts["gather"], matrices, what=what, likely=likely)
+
+
+@fsdp.requires(
+    "three ranks, and one; sizes that do not divide", failures={"mismatch": "remainder-lost"}
+)
+def _(answer, draw):
+    for ranks in (3, 1):
+        _check_training(answer, draw, _uneven, ranks, otherwise="remainder-lost")
+
+
+@fsdp.requires("two backward passes before one update, and gradients set to zero")
+def _(answer, draw):
+    _check_training(answer, draw, _plain, 2, "accumulated-wrong", passes=2, keep_zeros=True)
+
+
+@fsdp.requires("a frozen layer", failures={"exception": "frozen"})
+def _(answer, draw):
+    _check_training(answer, draw, _FrozenMiddle, 2, otherwise="frozen")
+    _check_memory(answer, draw, frozen=(1, 2))
+
+
+@fsdp.requires("a layer that is not called", failures={"exception": "unused"})
+def _(answer, draw):
+    _check_training(answer, draw, _UnusedLayer, 2, otherwise="unused")
+
+
+@fsdp.requires("a tied matrix, and a layer that is called twice", failures={"exception": "tied"})
+def _(answer, draw):
+    _check_training(answer, draw, _TiedEnds, 2, otherwise="tied")
+
+
+@fsdp.requires("a layer with layers inside it", failures={"exception": "outer-layer"})
+def _(answer, draw):
+    _check_training(answer, draw, _OuterLayer, 2, otherwise="outer-layer")
+
+
+@fsdp.requires(
+    "an output that is a view, and an operation in place after it",
+    failures=dict.fromkeys(("exception", "signal", "timeout", "mismatch"), "view-output"),
+)
+def _(answer, draw):
+    _check_training(answer, draw, _in_place, 2, otherwise="view-output", shape=(4, 3, 6))
+
+
+def _looked(rank, answer, seed, x) -> tuple[Tensor, Tensor]:
+    """Outputs of the model, without gradients, and of the module that it was made of."""
+    twin, module = _build(_plain, seed), _build(_plain, seed)
+    model = answer(module)
+    with torch.no_grad():
+        return model(x.to(device())), twin(x.to(device()))
+
+
+@fsdp.requires(
+    "a forward without gradients",
+    failures={"exception": "without-gradients", "signal": "without-gradients"},
+)
+def _(answer, draw):
+    for got, expected in run(_looked, 2, answer, draw.seed(), draw.tensor(4, 6)):
+        expect(got, expected, what="the output", likely={"without-gradients": True})
+
+
+@fsdp.requires(
+    "with compute_dtype, weights travel and compute in bfloat16, and the rest stays float32",
+    failures={"same dtype": "dtypes-mixed", "dtype": "dtypes-mixed"},
+)
+def _(answer, draw):
+    plan = draw.seed(), draw.tensor(2, 1, 2, 4, 6), 1, False, torch.bfloat16
+    reports = run(_trained, 2, answer, _plain, *plan)
+    for index, steps in enumerate(zip(*reports, strict=True)):
+        where = f"step {index + 1}"
+        for step in steps:
+            _check_dtypes(step)
+            outputs = [output.dtype for output in step.outputs]
+            expect(outputs, [torch.bfloat16], each="pass", likely={"dtypes-mixed": True})
+            for got, expected, what in (
+                (step.outputs, step.twin_outputs, "the outputs"),
+                (step.full, step.twin_full, "the parameters after"),
+            ):
+                expect(got, expected, what=f"{what}, {where}", tolerance=ROUGH)
+        expected = _shards_of(steps[0].mean, len(steps))
+        got = [step.got for step in steps]
+        expect(got, expected, each="rank", what=f"gradients, {where}", tolerance=ROUGH)
+
+
+ROUGH = 0.02  # bfloat16 has 8 significant bits
+
+
+def _check_dtypes(step: _Step) -> None:
+    half, full = torch.bfloat16, torch.float32
+    if half in step.dtypes["parameters"]:
+        raise Wrong("master-cast", expected="parameters in float32", got="bfloat16")
+    if half in step.dtypes["gradients"]:
+        raise Wrong("gradient-cast", expected="gradients in float32", got="bfloat16")
+    if ("gather", full) in step.sent.dtypes:
+        raise Wrong("gathered-in-float32", expected="weights sent in bfloat16", got="float32")
+    if {("reduce_scatter", half), ("all_reduce", half)} & step.sent.dtypes:
+        raise Wrong("summed-in-half", expected="gradients summed in float32", got="bfloat16")
+
+
+@fsdp.requires("the next gather, and one reduction, run beside backward", needs_earlier=True)
+def _(answer, draw):
+    for report in run(_passage, 2, answer, draw.seed()):
+        if report.blocking:
+            got = f"a {report.blocking[0]} without async_op"
+            raise Wrong("backward-blocks", expected="calls that do not block", got=got)
+        needed = [min(place + 2, TOWER_LAYERS) for place in range(TOWER_LAYERS)]
+        if any(n < least for n, least in zip(report.gathered, needed, strict=True)):
+            expected = "the next layer's gather to start before a layer's gradient is there"
+            raise Wrong("no-prefetch", expected=expected, got="it starts afterwards")
+        if report.unfinished > 2:
+            got = f"{report.unfinished} at the same time"
+            raise Wrong("reductions-pile-up", expected="one reduction unfinished", got=got)
+
+
+# ---- 8.5 -----------------------------------------------------------------------------------------
+
+resharding = Exercise(
+    "8.5",
+    "reshard",
+    points=3,
+    parameters=("checkpoints", "world_size"),
+    hints=[
+        (
+            "Take one parameter at a time: put its shards together, drop the padding, and cut again. Its "
+            "whole shape tells how much of the vector is real."
+        ),
+        (
+            "What is cut, and what is the same on every rank? Decide by the shape of the parameter, and, "
+            "for the optimizer's values, by whether they have a dimension at all."
+        ),
+        (
+            "Sort the parts by their rank and compare with what the run must have had. Write one function "
+            "that turns the old ranks' values into the new ranks' values, by the parameter's shape. Use "
+            "it for parameters and for each entry of the optimizer's state; clone what you cut."
+        ),
+    ],
+    misconceptions={
+        "list-order": "The shards are put together in the order of the list. Each part tells its `rank`: "
+        "sort by it.",
+        "padding-kept": "The old padding is still in there: it was cut along with the rest. The whole "
+        "shape tells how many elements are real.",
+        "vectors-cut": "Parameters with one dimension or none are the same on every rank: they are neither "
+        "put together nor cut.",
+        "whole-everywhere": "Every rank gets the whole parameter: cut it again.",
+        "matrix-shape": "A shard is a vector: the matrix is laid flat before it is cut.",
+        "uneven": "The new shards are not equal. Pad with zeros, until they are.",
+        "multiples-only": "It works where one number of ranks divides the other. Put the whole together "
+        "first; then any number will do.",
+        "optimizer-left": "The optimizer's state is missing, or cut as before. Momentum has the shape of its "
+        "shard: it is resharded as the parameter is. Without it training goes on, but not as before.",
+        "step-cut": "Adam's `step` has no dimension: it is the same on every rank. It is a number, and "
+        "nothing to cut or to put together.",
+        "stateless": "A parameter without optimizer state, a frozen one for instance, is not in "
+        "`optimizer`, neither before nor afterwards.",
+        "rank-and-size": "`rank` and `world_size` of the new parts are those of the new run.",
+        "missing-rank": "A part is missing, and you made a checkpoint of the rest. What is left of a "
+        "half-written one must raise a ValueError.",
+        "twice": "A rank is there twice, or from a run on another number of ranks, and you took it. Raise a "
+        "ValueError.",
+        "other-error": "An incomplete checkpoint ends in another exception than a ValueError.",
+        "error-without-rank": "The ValueError does not say which rank is missing.",
+        "a-view": "A new tensor is a view into the whole, or shares its memory with another part: a rank "
+        "that saves it, saves the whole. `clone()` what you cut.",
+        "input-changed": "The parts that were handed in have changed.",
+    },
+)
+
+SHAPES = {"up.weight": (5, 4), "up.bias": (5,), "down.weight": (3, 5), "scale": ()}
+
+
+def _entry_shards(whole: Tensor, ranks: int) -> list[Tensor]:
+    if whole.dim() < 2:
+        return [whole.clone() for _ in range(ranks)]
+    return _shards(whole, ranks)
+
+
+def _checkpoint(parameters: dict, states: dict, ranks: int) -> list[dict]:
+    """The parts of a checkpoint, from whole tensors; numbers in `states` are the same everywhere."""
+
+    def state_of(name: str, rank: int) -> dict:
+        return {
+            key: _entry_shards(value, ranks)[rank] if torch.is_tensor(value) else value
+            for key, value in states[name].items()
+        }
+
+    return [
+        {
+            "rank": rank,
+            "world_size": ranks,
+            "shapes": {name: whole.shape for name, whole in parameters.items()},
+            "parameters": {n: _entry_shards(p, ranks)[rank] for n, p in parameters.items()},
+            "optimizer": {name: state_of(name, rank) for name in states},
+        }
+        for rank in range(ranks)
+    ]
+
+
+def _wholes(draw, shapes=SHAPES, stateless=()) -> tuple[dict, dict]:
+    parameters = {name: _tensor(draw, shape) for name, shape in shapes.items()}
+    states = {
+        name: {
+            "step": torch.tensor(float(draw.integer(3, 9))),
+            "exp_avg": _tensor(draw, shape),
+            "exp_avg_sq": _tensor(draw, shape).square(),
+        }
+        for name, shape in shapes.items()
+        if name not in stateless
+    }
+    return parameters, states
+
+
+def _unpadded(shards: list[Tensor], ranks: int) -> list[Tensor]:
+    """Cut anew with the old padding still inside."""
+    return _shards(torch.cat(shards), ranks)
+
+
+def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed: list[int]) -> dict:
+    """What mistakes give for the first matrix."""
+    name = next(n for n, shape in old[0]["shapes"].items() if len(shape) > 1)
+    shape = old[0]["shapes"][name]
+    shards = [part["parameters"][name] for part in old]
+    whole = torch.cat(shards)[: shape.numel()]
+    jumbled = torch.cat([shards[rank] for rank in listed])[: shape.numel()]
+    vectors = [n for n, s in old[0]["shapes"].items() if len(s) < 2]
+
+    def matrix_is(candidates: list[Tensor]) -> Callable:
+        return lambda got: same([part["parameters"][name] for part in got], candidates)
+
+    def vectors_differ(got: list[dict]) -> bool:
+        return any(
+            not same(part["parameters"][n], old[0]["parameters"][n])
+            for part in got
+            for n in vectors
+        )
+
+    def optimizer_differs(got: list[dict]) -> bool:
+        return same([p["parameters"] for p in got], [p["parameters"] for p in expected])
+
+    def steps_differ(got: list[dict]) -> bool:
+        steps = [[state.get("step") for state in p["optimizer"].values()] for p in got]
+        return not same(steps, [[s["step"] for s in p["optimizer"].values()] for p in expected])
+
+    return {
+        "list-order": matrix_is(_shards(jumbled, ranks)),
+        "whole-everywhere": lambda got: (
+            matrix_is([whole] * ranks)(got) or matrix_is([whole.view(shape)] * ranks)(got)
+        ),
+        "padding-kept": matrix_is(_unpadded(shards, ranks)),
+        "matrix-shape": lambda got: any(p["parameters"][name].dim() > 1 for p in got),
+        "uneven": lambda got: len({p["parameters"][name].shape for p in got}) > 1,
+        "vectors-cut": vectors_differ,
+        "stateless": lambda got: any(set(p["optimizer"]) > set(old[0]["optimizer"]) for p in got),
+        "step-cut": lambda got: optimizer_differs(got) and steps_differ(got),
+        "optimizer-left": optimizer_differs,
+    }
+
+
+def _check_reshard(
+    answer, draw, before: int, after: int, shapes=SHAPES, stateless=(), shuffled=False, number=False
+) -> list[dict]:
+    parameters, states = _wholes(draw, shapes, stateless)
+    if number:
+        for state in states.values():
+            state["step"] = int(state["step"])
+    old, expected = (_checkpoint(parameters, states, ranks) for ranks in (before, after))
+    listed = list(reversed(range(before))) if shuffled else list(range(before))
+    handed = [copy.deepcopy(old[rank]) for rank in listed]
+    got = answer(handed, after)
+    expect_type(got, (list, tuple))
+    if len(got) != after:
+        raise Wrong(expected=f"{after} parts", got=f"{len(got)} parts")
+    expect([part.get("shapes") for part in got], [old[0]["shapes"]] * after, each="rank")
+    places = [{key: part.get(key) for key in ("rank", "world_size")} for part in got]
+    wanted = [{"rank": rank, "world_size": after} for rank in range(after)]
+    likely = {"rank-and-size": True}
+    expect(places, wanted, each="rank", likely=likely)
+    expect(list(got), expected, each="rank", likely=_reshard_mistakes(old, after, expected, listed))
+    likely = {"input-changed": True}
+    expect(handed, [old[rank] for rank in listed], each="part", likely=likely)
+    return list(got)
+
+
+@resharding.requires("from two ranks to four, and from four to two")
+def _(answer, draw):
+    shapes = {"up.weight": (4, 6), "up.bias": (4,), "down.weight": (2, 4)}
+    _check_reshard(answer, draw, 2, 4, shapes)
+    _check_reshard(answer, draw, 4, 2, shapes)
+
+
+@resharding.requires("the parts come in any order")
+def _(answer, draw):
+    _check_reshard(answer, draw, 3, 3, {"w": (3, 6), "b": (4,)}, shuffled=True)
+
+
+@resharding.requires(
+    "from three ranks to four and to two, with sizes that do not divide",
+    failures={"exception": "multiples-only"},
+)
+def _(answer, draw):
+    for before, after in ((3, 4), (3, 2), (4, 3)):
+        _check_reshard(answer, draw, before, after)
+
+
+@resharding.requires("to one rank, from one, and to more ranks than elements")
+def _(answer, draw):
+    for before, after in ((4, 1), (1, 3), (2, 17), (17, 2)):
+        _check_reshard(answer, draw, before, after)
+
+
+@resharding.requires(
+    "a parameter without optimizer state; steps that are plain numbers",
+    failures={"KeyError": "stateless", "TypeError": "step-cut", "AttributeError": "step-cut"},
+)
+def _(answer, draw):
+    _check_reshard(answer, draw, 2, 3, stateless=("up.weight", "up.bias"))
+    _check_reshard(answer, draw, 2, 3, number=True)
+
+
+def _tensors_of(part: dict) -> Iterator[Tensor]:
+    yield from part["parameters"].values()
+    for state in part["optimizer"].values():
+        yield from (value for value in state.values() if torch.is_tensor(value))
+
+
+@resharding.requires("every new tensor has memory of its own", needs_earlier=True)
+def _(answer, draw):
+    parameters, states = _wholes(draw)
+    old = _checkpoint(parameters, states, 2)
+    tensors = [tensor for part in answer(old, 3) for tensor in _tensors_of(part)]
+    taken = {tensor.untyped_storage().data_ptr() for part in old for tensor in _tensors_of(part)}
+    for tensor in tensors:
+        place = tensor.untyped_storage().data_ptr()
+        if _larger_than_itself(tensor) or place in taken:
+            raise Wrong("a-view", expected="memory of exactly its size", got="shared memory")
+        taken.add(place)
+
+
+@resharding.requires("what is not a whole checkpoint is refused with a ValueError")
+def _(answer, draw):
+    parts = _checkpoint(*_wholes(draw), 4)
+    other = _checkpoint(*_wholes(draw), 3)
+    gone = draw.integer(1, 2)
+    _check_refused(answer, [p for p in parts if p["rank"] != gone], "missing-rank", gone)
+    _check_refused(answer, parts[:3], "missing-rank", 3)
+    _check_refused(answer, [*parts[:3], parts[0]], "twice", 3)
+    _check_refused(answer, [*other[:3], parts[3]], "twice", None)
+
+
+def _check_refused(answer, parts: list[dict], slug: str, missing: int | None) -> None:
+    there = [part["rank"] for part in parts]
+    expected = f"a ValueError, where the ranks {there} are there"
+    try:
+        answer(parts, 2)
+    except ValueError as error:
+        if missing is not None and str(missing) not in re.findall(r"\d+", str(error)):
+            expected = f"a message that names rank {missing}"
+            raise Wrong("error-without-rank", expected=expected, got=str(error)) from None
+        return
+    except Exception as error:  # noqa: BLE001 - which one it is, is the question
+        raise Wrong("other-error", expected=expected, got=type(error).__name__) from None
+    raise Wrong(slug, expected=expected, got="no exception")
