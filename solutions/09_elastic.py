@@ -1363,14 +1363,14 @@ print("parameters as undisturbed:", equal(expected, [flat(run["model"].parameter
 # %% [markdown]
 # ### 9.1 Checkpoints that are whole or not there (2 points)
 #
-# A process can be killed between any two bytes that it writes. So a file that already has its name must
-# never be open for writing: write under another name, and rename. A rename is **atomic**: whoever looks
-# sees the old file or the new one, never a part of each.
+# `write_checkpoint` of section 4 is called by one process, and its files stay for ever. A long run needs a
+# little more: all ranks call it, a step that is saved again replaces its checkpoint, and only the last few
+# files remain. Its three rules hold here too. A file that has its name is never open for writing. Its
+# bytes are on the disk before it gets the name. And it carries a checksum, since `torch.load` does not
+# notice a flipped bit in a tensor: it returns the tensor with a wrong number in it.
 #
-# That protects against your own death, not against the disk's. A byte can change later, and `torch.load`
-# does not notice it: PyTorch's reader leaves out the zip format's checksums, and the tensor arrives with a
-# wrong number in it. So each file carries a **checksum** of its content, and whoever loads compares. And
-# a file can have its name while its bytes are still on the way to the disk. `os.fsync` waits for them.
+# Ask of each line that you write: if the process is killed here, what will `load` find? And what will
+# still lie in the folder in a month?
 
 
 # %% nbgrader={"grade_id": "9.1", "solution": true}

@@ -189,6 +189,13 @@ def _remaining(rank, answer, folder, keep, states) -> tuple[int, Any]:
     return len(_files(folder)), _load(checkpoints)
 
 
+def _saved_again(rank, answer, folder, step, states) -> tuple[int, Any]:
+    """The same, where one step was saved several times."""
+    for state in states:
+        report = _remaining(rank, answer, folder, 3, {step: state})
+    return report
+
+
 def _remaining_after_damage(rank, answer, folder, keep, earlier, states) -> tuple[int, Any]:
     """The same, where the latest of `earlier` checkpoints in this folder was damaged before."""
     _after_damage(rank, answer, folder, earlier, _cut, 1)
@@ -281,6 +288,8 @@ checkpoints = Exercise(
         "deletes-first": "A save that was killed has left no checkpoint: the old one was removed "
         "before the new one was there.",
         "never-deletes": "More files remain than `keep`. A long run fills the disk.",
+        "saved-twice": "A step that is saved again has two files now. Which of them `load` takes depends "
+        "on their names; the earlier one has to go.",
         "deletes-too-much": "Fewer files remain than `keep`.",
         "leftovers": "What a killed save has left still lies in the folder after the next save.",
         "keeps-later": "A damaged file of a later step counts as one of those to keep, and the one "
@@ -347,6 +356,11 @@ def _(answer, draw):
         [(count, _)] = run(_remaining, 1, answer, Path(folder), 2, states)
     likely = {"never-deletes": count > 2, "deletes-too-much": count < 2}
     expect(count, 2, what="files after four saves with keep=2", likely=likely)
+    again = [_state(draw) for _ in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        [got] = run(_saved_again, 1, answer, Path(folder), 7, again)
+    what = "files and load() after step 7 was saved three times"
+    expect(got, (1, (7, again[-1])), what=what, likely={"saved-twice": True})
     earlier, last = _states(draw, 10, 20), _states(draw, 15)
     with tempfile.TemporaryDirectory() as folder:
         [got] = run(_remaining_after_damage, 1, answer, Path(folder), 1, earlier, last)
@@ -1111,7 +1125,6 @@ interval = Exercise(
         "whole-interval": "The share counts a whole interval per failure. On average it is half.",
         "kept-not-lost": "That is the share which is kept.",
         "percent": "The share is a number from 0 to 1, not percents.",
-        "more-than-all": "More than everything cannot be lost: the share is at most 1.",
     },
 )
 
@@ -1163,13 +1176,6 @@ def _(answer, draw):
         steps, _ = _answered(answer, cluster)
         likely = {"rounded": steps in (math.floor(ideal), math.ceil(ideal))}
         expect(steps, cluster.steps, what="steps", likely=likely)
-
-
-@interval.requires("no more than everything is lost", needs_earlier=True)
-def _(answer, draw):
-    cluster = _Cluster(draw.integer(900, 999), draw.number(10, 12), 60.0, 90.0, 1.0)
-    _, share = _answered(answer, cluster)
-    expect(share, 1.0, what="the share", likely={"more-than-all": lambda got: got > 1})
 
 
 # ---- 9.5 elastic_limits --------------------------------------------------------------------------

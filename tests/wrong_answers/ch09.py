@@ -322,6 +322,20 @@ class KeepsTheHighest(_Checkpoints):
             path.unlink()
 
 
+@wrong("9.1", names="saved-twice")
+class ChecksumInTheName(_Checkpoints):
+    """As the chapter has it, which never saves a step again."""
+
+    def make(self, step, state):
+        content = _serialised(state)
+        self.write(self.folder / f"step-{step}-{zlib.crc32(content):08x}.ckpt", content)
+        self.remove(step)
+
+    def unpacked(self, path):
+        content = path.read_bytes()
+        return _read(content) if path.stem.endswith(f"{zlib.crc32(content):08x}") else None
+
+
 @wrong("9.1", names="leftovers")
 class LeavesRubbish(_Checkpoints):
     def write(self, path, data):
@@ -935,7 +949,7 @@ def _better(ideal, mtbf, save, recovery, step):
     """The better of the whole numbers beside `ideal`, and its share, for a given mean time."""
     lower = max(1, int(ideal))
     steps = min((lower, lower + 1), key=lambda n: _lost(n, mtbf, save, recovery, step))
-    return steps, min(1.0, _lost(steps, mtbf, save, recovery, step))
+    return steps, _lost(steps, mtbf, save, recovery, step)
 
 
 def _from_interval(seconds, nodes, hours, save, recovery, step):
@@ -950,7 +964,7 @@ def tries_them_all(nodes, node_mtbf_hours, save, recovery, step):
     steps = 1
     while _lost(steps + 1, mtbf, save, recovery, step) < _lost(steps, mtbf, save, recovery, step):
         steps += 1
-    return steps, min(1, _lost(steps, mtbf, save, recovery, step))
+    return steps, _lost(steps, mtbf, save, recovery, step)
 
 
 @right("9.4")
@@ -960,7 +974,7 @@ def compares_by_the_geometric_mean(nodes, node_mtbf_hours, save, recovery, step)
     square = 2 * save * mtbf / step**2
     steps = max(1, math.isqrt(int(square)))
     steps += square > steps * (steps + 1)
-    return steps, min(1.0, _lost(steps, mtbf, save, recovery, step))
+    return steps, _lost(steps, mtbf, save, recovery, step)
 
 
 @wrong("9.4", names="nodes-forgotten")
@@ -1027,7 +1041,7 @@ def divides_by_no_steps(nodes, node_mtbf_hours, save, recovery, step):
     ideal = math.sqrt(2 * save * mtbf) / step
     candidates = (math.floor(ideal), math.ceil(ideal))
     steps = min(candidates, key=lambda n: _lost(n, mtbf, save, recovery, step))
-    return steps, min(1.0, _lost(steps, mtbf, save, recovery, step))
+    return steps, _lost(steps, mtbf, save, recovery, step)
 
 
 @wrong("9.4", names="rounded")
@@ -1072,12 +1086,6 @@ def returns_what_is_kept(nodes, node_mtbf_hours, save, recovery, step):
 def returns_percent(nodes, node_mtbf_hours, save, recovery, step):
     steps, share = _right_interval(nodes, node_mtbf_hours, save, recovery, step)
     return steps, 100 * share
-
-
-@wrong("9.4", names="more-than-all")
-def loses_more_than_it_has(nodes, node_mtbf_hours, save, recovery, step):
-    steps, _ = _right_interval(nodes, node_mtbf_hours, save, recovery, step)
-    return steps, _lost(steps, _mtbf(nodes, node_mtbf_hours), save, recovery, step)
 
 
 # ---- 9.5 elastic_limits --------------------------------------------------------------------------
