@@ -11,9 +11,9 @@
 # rank belongs to three groups, one for each dimension, and each call goes to one of them. Pick the
 # wrong one and the shapes still fit.
 #
-# At the end you have trained a language model on 2 x 2 x 2 = 8 ranks, with the parameters of a single
-# process. You know what each of the three groups sends, because you predicted it and counted it, and
-# you can say which of them needs the fast links.
+# At the end you have trained a language model on 2 x 2 x 2 = 8 ranks, with the parameters of a
+# single process. You know what each of the three groups sends, because you predicted it and counted
+# it, and you can say which of them needs the fast links.
 
 # %% tags=["nbval-ignore-output"]
 import itertools
@@ -98,9 +98,9 @@ ax.legend(handles, kinds, loc="lower center", ncols=3)
 plt.show()
 
 # %% [markdown]
-# *Two sites, each with two buildings, each with two workers: eight ranks. Pink lines join the workers
-# of one station, orange arrows follow the line of buildings, and blue arrows join the workers who
-# hold the same half sheet in both sites; two of the four pairs are drawn.*
+# *Two sites, each with two buildings, each with two workers: eight ranks. Pink lines join the
+# workers of one station, orange arrows follow the line of buildings, and blue arrows join the
+# workers who hold the same half sheet in both sites; two of the four pairs are drawn.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -115,8 +115,8 @@ plt.show()
 # ## 2. The smallest real run: four ranks, two dimensions
 #
 # Two sites, and two workers at one station. The MLP of chapter 6 is cut between the two ranks of a
-# **team**, and each team has half of the rows. The sum over the hidden columns goes to the team, the
-# sum of the gradients to the other **copy** of the same part.
+# **team**, and each team has half of the rows. The sum over the hidden columns goes to the team,
+# the sum of the gradients to the other **copy** of the same part.
 #
 # `new_group` makes a **process group** out of some ranks. All ranks have to make all groups, also
 # those that they are not in, in the same order. Section 5 shows why.
@@ -149,18 +149,18 @@ print("gradient as in one process, on each rank:", launch(four_ranks, 4))
 #
 # ### Ranks as coordinates
 #
-# There are $d \cdot p \cdot t$ ranks for $d$ copies (data), $p$ stages (pipeline) and $t$ parts of each
-# layer (tensor). Number them as you count: the last digit runs fastest. The last dimension here is
-# the tensor one, so
+# There are $d \cdot p \cdot t$ ranks for $d$ copies (data), $p$ stages (pipeline) and $t$ parts of
+# each layer (tensor). Number them as you count: the last digit runs fastest. The last dimension
+# here is the tensor one, so
 #
 # $$\text{rank} = (i_d \cdot p + i_p) \cdot t + i_t .$$
 #
-# Why this order? Machines are filled with neighbouring ranks: ranks 0 to 7 sit in the first machine of
-# 8 GPUs. Ranks that differ only in the last coordinate are neighbours, so the dimension that needs
-# the fastest links comes last. You will see below that this is tensor.
+# Why this order? Machines are filled with neighbouring ranks: ranks 0 to 7 sit in the first machine
+# of 8 GPUs. Ranks that differ only in the last coordinate are neighbours, so the dimension that
+# needs the fastest links comes last. You will see below that this is tensor.
 #
-# A group along a dimension: let that coordinate run and keep the others. In the grid of all ranks it
-# is one line.
+# A group along a dimension: let that coordinate run and keep the others. In the grid of all ranks
+# it is one line.
 
 
 # %%
@@ -217,15 +217,15 @@ ax.legend(handles, names, loc="lower center", ncols=4)
 plt.show()
 
 # %% [markdown]
-# *The grid of 2 x 2 x 2 ranks: a frame for each copy of the model, its stages side by side, the parts
-# of a layer one under the other. Rank 5 has the coordinates (1, 0, 1). Rank 1 differs in data, rank 7
-# in pipeline, rank 4 in tensor; with the other four it never speaks.*
+# *The grid of 2 x 2 x 2 ranks: a frame for each copy of the model, its stages side by side, the
+# parts of a layer one under the other. Rank 5 has the coordinates (1, 0, 1). Rank 1 differs in
+# data, rank 7 in pipeline, rank 4 in tensor; with the other four it never speaks.*
 #
 # ### Groups by hand
 #
-# **Predict**, for rank 5 of 2 x 2 x 2 ranks: its coordinates and its three groups. How many groups are
-# there in all? (For each dimension, one for each choice of the other two coordinates.) Change the
-# numbers to your own before you run the cell that asks the ranks.
+# **Predict**, for rank 5 of 2 x 2 x 2 ranks: its coordinates and its three groups. How many groups
+# are there in all? (For each dimension, one for each choice of the other two coordinates.) Change
+# the numbers to your own before you run the cell that asks the ranks.
 
 # %%
 d, p, t = 2, 2, 2
@@ -282,14 +282,14 @@ plots.compare(predicted, measured)
 # group. In exercise 7.1 you do it with arithmetic. Look at what `groups_by_hand` returns: three
 # **handles**. A handle is the only way to speak to a group, so it has to be kept.
 #
-# Inside a group the ranks have numbers of their own, from 0. `dist.get_rank(group)` tells them: it is
-# the coordinate along that dimension. From here on a rank needs nothing but its three handles.
+# Inside a group the ranks have numbers of their own, from 0. `dist.get_rank(group)` tells them: it
+# is the coordinate along that dimension. From here on a rank needs nothing but its three handles.
 #
 # ### DeviceMesh: the same, with names
 #
 # `init_device_mesh` makes the grid and all its groups in one call. `mesh["tensor"]` is the line of
-# this rank along a dimension, `get_group` its handle. The cell makes both, for every grid of 4, of 6
-# and of 8 ranks, and compares.
+# this rank along a dimension, `get_group` its handle. The cell makes both, for every grid of 4, of
+# 6 and of 8 ranks, and compares.
 
 
 # %%
@@ -321,20 +321,20 @@ for ranks in (4, 6, 8):
 # %% [markdown]
 # ### What each dimension sends
 #
-# Now the bytes of one step, handed over by one rank. The model has $L$ blocks of width $W$, in stages
-# of $L/p$. A copy gets $T$ of the batch's tokens, in micro-batches. $P$ is the number of parameters of
-# the whole model.
+# Now the bytes of one step, handed over by one rank. The model has $L$ blocks of width $W$, in
+# stages of $L/p$. A copy gets $T$ of the batch's tokens, in micro-batches. $P$ is the number of
+# parameters of the whole model.
 #
 # * **Tensor:** four all-reduces in each block, of all tokens (chapter 6, section 4): $4 \cdot (L/p)
 #   \cdot TW$ numbers. Micro-batches change the number of calls, not the sum.
-# * **Pipeline:** each boundary is crossed by the activations and later by their gradients (chapter 5,
-#   section 3): $TW$ numbers for each direction in which the rank has a neighbour.
+# * **Pipeline:** each boundary is crossed by the activations and later by their gradients (chapter
+#   5, section 3): $TW$ numbers for each direction in which the rank has a neighbour.
 # * **Data:** one sum of all gradients that the rank holds (chapter 3): about $P/(pt)$ numbers.
 #
-# A ring of $n$ ranks sends $2(n-1)/n$ times what is handed to an all-reduce, a message is sent once.
-# Put numbers in. Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473), table 1) trained a model
-# of 145.6 billion parameters on 1,536 GPUs: $t = 8$, $p = 8$, and so $d = 24$; 80 layers of width
-# 12,288, 2,304 sequences of 2,048 tokens in a batch. With 2 bytes for a number:
+# A ring of $n$ ranks sends $2(n-1)/n$ times what is handed to an all-reduce, a message is sent
+# once. Put numbers in. Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473), table 1) trained
+# a model of 145.6 billion parameters on 1,536 GPUs: $t = 8$, $p = 8$, and so $d = 24$; 80 layers of
+# width 12,288, 2,304 sequences of 2,048 tokens in a batch. With 2 bytes for a number:
 
 
 # %%
@@ -357,9 +357,8 @@ for name in ("data", "pipeline"):
     print(f"tensor sends {per_step['tensor'] / per_step[name]:.0f} times as much as {name}")
 
 # %% [markdown]
-# How long does that take?
-# The next figure is simulated, with the speeds that chapter 6 assumed: a ring with 250 GB/s inside a
-# machine, with 25 GB/s between machines.
+# How long does that take? The next figure is simulated, with the speeds that chapter 6 assumed: a
+# ring with 250 GB/s inside a machine, with 25 GB/s between machines.
 
 
 # %%
@@ -394,10 +393,10 @@ plt.show()
 # | pipeline | two per boundary and micro-batch, small | the next stage; other micro-batches hide it | between machines |
 # | data | one per parameter or bucket, once a step | the optimizer only; backward hides it | anywhere, the farthest |
 #
-# So ranks are ordered from the dimension that needs the most to the one that needs the least. Llama 3
-# was trained in the order tensor, context, pipeline, data, from the innermost to the outermost
-# ([Grattafiori et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2); *context* is one more
-# way to cut activations.
+# So ranks are ordered from the dimension that needs the most to the one that needs the least. Llama
+# 3 was trained in the order tensor, context, pipeline, data, from the innermost to the outermost
+# ([Grattafiori et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2); *context* is one
+# more way to cut activations.
 #
 # ### Two kinds of links: a hierarchical all-reduce
 #
@@ -409,10 +408,11 @@ plt.show()
 # 2. all-reduce of that part between machines, with the ranks that hold the same part;
 # 3. all-gather inside the machine.
 #
-# It is a grid again: one dimension inside a machine, one between. **Predict** the bytes that each rank
-# sends on rings, for a tensor of $S$ bytes on $k = 2$ machines of $g = 4$ ranks. Flat: $2(n-1)/n \cdot
-# S$ with $n = 8$, and the ring leaves a machine through one rank, with all of that. Hierarchical:
-# inside, $(g-1)/g \cdot S$ for each of steps 1 and 3; between, $2(k-1)/k$ of a part of $S/g$.
+# It is a grid again: one dimension inside a machine, one between. **Predict** the bytes that each
+# rank sends on rings, for a tensor of $S$ bytes on $k = 2$ machines of $g = 4$ ranks. Flat:
+# $2(n-1)/n \cdot S$ with $n = 8$, and the ring leaves a machine through one rank, with all of that.
+# Hierarchical: inside, $(g-1)/g \cdot S$ for each of steps 1 and 3; between, $2(k-1)/k$ of a part
+# of $S/g$.
 
 # %%
 k, g, S = 2, 4, 4 * 1024
@@ -467,19 +467,19 @@ print("the same sum on all ranks:", all(same for same, _ in results))
 plots.compare(predicted, results[0][1])
 
 # %% [markdown]
-# Counted is the payload of the real calls; the ring's factors are weighed in, as in chapter 6. The rank
-# that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank sends 1,024
-# there, and all four at the same time. Libraries such as NCCL know the links and choose by themselves;
-# you meet the same grid again at the end of section 4, where it also saves memory.
+# Counted is the payload of the real calls; the ring's factors are weighed in, as in chapter 6. The
+# rank that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank
+# sends 1,024 there, and all four at the same time. Libraries such as NCCL know the links and choose
+# by themselves; you meet the same grid again at the end of section 4, where it also saves memory.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: two dimensions, then three
 #
 # ### The job
 #
-# The language model of the course, small: four blocks of width 32, windows of 16 characters. A batch
-# is 8 windows, and all ranks can read all of it; each takes its own rows. Every variant trains for
-# three steps of SGD and is compared with `alone`, one process on the whole batch.
+# The language model of the course, small: four blocks of width 32, windows of 16 characters. A
+# batch is 8 windows, and all ranks can read all of it; each takes its own rows. Every variant
+# trains for three steps of SGD and is compared with `alone`, one process on the whole batch.
 
 # %%
 CONTEXT, ROWS, STEPS, LEARNING_RATE = 16, 8, 3, 0.1
@@ -511,9 +511,9 @@ def train(model, step):
 
 # %% [markdown]
 # One decision makes everything below simpler. The loss of a batch is the mean over its tokens. Each
-# rank takes the *sum* over the tokens that it sees and divides by the number of tokens in the *whole*
-# batch. Then the parts of the loss add up to the loss, and the gradients add up to the gradient,
-# however the rows are shared out and in however many micro-batches.
+# rank takes the *sum* over the tokens that it sees and divides by the number of tokens in the
+# *whole* batch. Then the parts of the loss add up to the loss, and the gradients add up to the
+# gradient, however the rows are shared out and in however many micro-batches.
 
 
 # %%
@@ -534,10 +534,10 @@ losses_alone = train(alone, alone_step)
 # %% [markdown]
 # ### The tensor dimension: chapter 6 with a group
 #
-# Chapter 6 cut the blocks between *all* ranks. Now only the ranks of a tensor group share a block. So
-# the pair of functions gets one more argument, the group, and hands it to `all_reduce`. The rest is
-# what you know: queries, keys, values and `up` are cut in columns, `out` and `down` in rows, and the
-# bias of the last layer is added after the sum.
+# Chapter 6 cut the blocks between *all* ranks. Now only the ranks of a tensor group share a block.
+# So the pair of functions gets one more argument, the group, and hands it to `all_reduce`. The rest
+# is what you know: queries, keys, values and `up` are cut in columns, `out` and `down` in rows, and
+# the bias of the last layer is added after the sum.
 
 
 # %%
@@ -611,14 +611,14 @@ def cut_blocks(model: LanguageModel, group) -> LanguageModel:
 
 
 # %% [markdown]
-# The embedding and the head could be cut as well (chapter 6, section 4). They stay whole here, to keep
-# the chapter short.
+# The embedding and the head could be cut as well (chapter 6, section 4). They stay whole here, to
+# keep the chapter short.
 #
 # ### Data x tensor, four ranks
 #
 # A step in two dimensions. The rows are chosen by the *data* coordinate, so both ranks of a tensor
-# group see the same ones. The model's own hooks speak to the tensor group. The gradients are added up
-# over the data group.
+# group see the same ones. The model's own hooks speak to the tensor group. The gradients are added
+# up over the data group.
 
 
 # %%
@@ -678,12 +678,14 @@ for sizes in ((2, 1, 2), (1, 1, 4), (4, 1, 1)):
     print(f"data x pipeline x tensor = {sizes}: losses, parameters, gradients as alone: {same}")
 
 # %% [markdown]
-# The same code is pure tensor parallelism on a 1 x 1 x 4 grid and pure data parallelism on 4 x 1 x 1.
+# The same code is pure tensor parallelism on a 1 x 1 x 4 grid and pure data parallelism on 4 x 1 x
+# 1.
 #
 # ### Data x pipeline, four ranks
 #
-# A stage is a part of the model: the first has the embeddings, the last the final norm and the head,
-# each its share of the blocks. The parameters keep the names that they have in the whole model.
+# A stage is a part of the model: the first has the embeddings, the last the final norm and the
+# head, each its share of the blocks. The parameters keep the names that they have in the whole
+# model.
 
 
 # %%
@@ -711,9 +713,9 @@ class Stage(nn.Module):
 
 
 # %% [markdown]
-# The step is the plain schedule of chapter 5: all micro-batches forward, then all backward. `send` and
-# `recv` go to the neighbours *in the pipeline group*. `group_dst` and `group_src` are numbers inside
-# the group, so the neighbour of stage $i$ is $i + 1$ whatever its global rank is.
+# The step is the plain schedule of chapter 5: all micro-batches forward, then all backward. `send`
+# and `recv` go to the neighbours *in the pipeline group*. `group_dst` and `group_src` are numbers
+# inside the group, so the neighbour of stage $i$ is $i + 1$ whatever its global rank is.
 
 
 # %%
@@ -749,8 +751,8 @@ def pipelined_step(stage, inputs, targets, groups, micro_batches=2):
 
 # %% [markdown]
 # Only the last stage knows the loss. To have it everywhere takes two calls in two groups: over the
-# data group the shares add up (the other stages add zeros), then the last stage of each line tells its
-# line. The ranks of a tensor group need nothing: they have computed the same.
+# data group the shares add up (the other stages add zeros), then the last stage of each line tells
+# its line. The ranks of a tensor group need nothing: they have computed the same.
 
 
 # %%
@@ -776,9 +778,9 @@ for sizes in ((2, 2, 1), (1, 4, 1)):
 # %% [markdown]
 # ### All three, eight ranks
 #
-# The third dimension costs one line. The model is cut between the ranks of a tensor group first, and
-# then a stage takes its layers from the cut model. The hooks of the blocks know their group, the step
-# does not notice.
+# The third dimension costs one line. The model is cut between the ranks of a tensor group first,
+# and then a stage takes its layers from the cut model. The hooks of the blocks know their group,
+# the step does not notice.
 
 
 # %%
@@ -794,17 +796,18 @@ for make_groups in (groups_by_hand, groups_of_mesh):
     print(f"{make_groups.__name__}: 8 ranks as alone: {as_alone(results, tensor=2)}")
 
 # %% [markdown]
-# Eight processes, three kinds of groups, and the parameters of one process. (A real model would not be
-# built whole on every rank and then cut; chapter 8 builds it in parts.)
+# Eight processes, three kinds of groups, and the parameters of one process. (A real model would not
+# be built whole on every rank and then cut; chapter 8 builds it in parts.)
 #
 # ### Which call goes to which group
 #
-# **Predict** how often rank 0 calls each group in one step, and how many bytes it hands over, on two grids
-# of four ranks and on the one of eight. For the calls: the tensor group gets four all-reduces for each
-# block and micro-batch, the pipeline group a send for each neighbour and micro-batch, the data group one
-# all-reduce for each tensor of parameters. For its bytes, count what a rank holds. A block has $12 W^2 + 13 W$ parameters in 12 tensors, of which
-# $12 W^2 + 7 W$ numbers are cut. The first stage has the two embeddings as well, $(V + C) W$ numbers in
-# 2 tensors, and the last one the norm and the head, $(2 + V) W$ numbers in 3 tensors.
+# **Predict** how often rank 0 calls each group in one step, and how many bytes it hands over, on
+# two grids of four ranks and on the one of eight. For the calls: the tensor group gets four
+# all-reduces for each block and micro-batch, the pipeline group a send for each neighbour and
+# micro-batch, the data group one all-reduce for each tensor of parameters. For its bytes, count
+# what a rank holds. A block has $12 W^2 + 13 W$ parameters in 12 tensors, of which $12 W^2 + 7 W$
+# numbers are cut. The first stage has the two embeddings as well, $(V + C) W$ numbers in 2 tensors,
+# and the last one the norm and the head, $(2 + V) W$ numbers in 3 tensors.
 
 
 # %%
@@ -865,10 +868,10 @@ plots.compare(predicted, measured)
 print("all ranks of all grids, each with its own stage:", all_as_predicted)
 
 # %% [markdown]
-# A second dimension takes work off the first: with two stages a rank has half of the blocks, so tensor
-# sends half as many bytes, though in as many calls, since there are two micro-batches now. What goes to
-# the data group are the gradients of all that a rank holds. So the bytes there are also the bytes of
-# parameters, and of gradients, on that rank:
+# A second dimension takes work off the first: with two stages a rank has half of the blocks, so
+# tensor sends half as many bytes, though in as many calls, since there are two micro-batches now.
+# What goes to the data group are the gradients of all that a rank holds. So the bytes there are
+# also the bytes of parameters, and of gradients, on that rank:
 
 # %%
 ledgers = {"one process": memory_ledger(alone)} | {str(s): held for s, held in ledgers.items()}
@@ -880,12 +883,12 @@ held_as_sent = all(
 print("gradients held = bytes handed to the data group:", held_as_sent)
 
 # %% [markdown]
-# *Pipeline and tensor each cut what a rank holds to about a half; data cuts nothing. What is left over
-# half are embeddings and head, which only some stages have and tensor leaves whole.*
+# *Pipeline and tensor each cut what a rank holds to about a half; data cuts nothing. What is left
+# over half are embeddings and head, which only some stages have and tensor leaves whole.*
 #
 # In section 3 tensor sent far more than data. In this small model they send nearly the same: the 64
-# tokens of a copy make few activations for many parameters. With more tokens tensor and pipeline grow,
-# and data stays. The figure lets the tokens grow, by the formulas of section 3.
+# tokens of a copy make few activations for many parameters. With more tokens tensor and pipeline
+# grow, and data stays. The figure lets the tokens grow, by the formulas of section 3.
 
 # %%
 figure, ax = plt.subplots()
@@ -903,17 +906,18 @@ ax.set_title("Activations grow with the tokens, gradients do not")
 plt.show()
 
 # %% [markdown]
-# *Bytes that a rank of the 2 x 2 x 2 grid sends in a step. The line for data is flat; those for tensor and
-# pipeline rise side by side. Tensor crosses data close to our batch, and leaves it far behind.*
+# *Bytes that a rank of the 2 x 2 x 2 grid sends in a step. The line for data is flat; those for
+# tensor and pipeline rise side by side. Tensor crosses data close to our batch, and leaves it far
+# behind.*
 #
 # ### The gradient norm across groups
 #
-# To clip gradients you need the norm of the whole model's gradient (chapter 6, section 5). Each rank has
-# a part of it. **Predict:** over which groups do the squares have to be added up, and for which
-# parameters?
+# To clip gradients you need the norm of the whole model's gradient (chapter 6, section 5). Each
+# rank has a part of it. **Predict:** over which groups do the squares have to be added up, and for
+# which parameters?
 #
-# * Over the tensor group: for the cut parameters. The whole ones are the same on all ranks there and
-#   count once.
+# * Over the tensor group: for the cut parameters. The whole ones are the same on all ranks there
+#   and count once.
 # * Over the pipeline group: for everything, since stages hold different layers.
 # * Over the data group: nothing. After `add_up_gradients` all copies have the same gradient.
 
@@ -967,8 +971,8 @@ for name, found in zip(
 # | dropout of columns that a tensor group has cut | data, pipeline, tensor | nothing |
 # | the order of the rows in an epoch | nothing | everything: rows are dealt out from one order |
 #
-# A seed that differs along some dimensions only is a number made of those coordinates. **Predict** how
-# many different seeds there are on the 2 x 2 x 2 grid for each line of the table.
+# A seed that differs along some dimensions only is a number made of those coordinates. **Predict**
+# how many different seeds there are on the 2 x 2 x 2 grid for each line of the table.
 
 # %%
 DIFFER = {
@@ -1003,11 +1007,11 @@ plots.compare(predicted, {what: len({tuple(of[what]) for of in coins}) for what 
 # %% [markdown]
 # ### With PyTorch: one mesh, three takers
 #
-# PyTorch has an API for each dimension, and each takes its part of the mesh: `parallelize_module` takes
-# `mesh["tensor"]`, `PipelineStage` the group of `mesh["pipeline"]`. For the data dimension there are DDP
-# and, for models with DTensors, `fully_shard`, the subject of chapter 8. Until then the sum stays by
-# hand, over the local part of each gradient. The plan cuts the MLPs and leaves attention whole, because
-# its fused matrix needs the reordering of chapter 6.
+# PyTorch has an API for each dimension, and each takes its part of the mesh: `parallelize_module`
+# takes `mesh["tensor"]`, `PipelineStage` the group of `mesh["pipeline"]`. For the data dimension
+# there are DDP and, for models with DTensors, `fully_shard`, the subject of chapter 8. Until then
+# the sum stays by hand, over the local part of each gradient. The plan cuts the MLPs and leaves
+# attention whole, because its fused matrix needs the reordering of chapter 6.
 
 # %%
 PLAN = {
@@ -1064,16 +1068,16 @@ print("with PyTorch: 8 ranks as alone:", as_alone(whole_attention(results), tens
 # %% [markdown]
 # ### HSDP: the hierarchical sum, with memory saved
 #
-# All ranks of a data group hold the same parameters and, in the optimizer, the same state. Chapter 8
-# takes that apart: each rank keeps a part only, and the others send theirs when they are needed. Done
-# between all ranks of a data group, the parameters travel over the slow links, too. **HSDP**, hybrid
-# sharded data parallel, uses two dimensions instead: *shard* inside a machine, *replicate* between
-# machines. `fully_shard` takes the 2-D mesh.
+# All ranks of a data group hold the same parameters and, in the optimizer, the same state. Chapter
+# 8 takes that apart: each rank keeps a part only, and the others send theirs when they are needed.
+# Done between all ranks of a data group, the parameters travel over the slow links, too. **HSDP**,
+# hybrid sharded data parallel, uses two dimensions instead: *shard* inside a machine, *replicate*
+# between machines. `fully_shard` takes the 2-D mesh.
 #
-# **Predict** what a rank hands over in a step of one MLP with $N = 8W^2 + 5W$ parameters, on 2 machines
-# of 2 ranks. The parameters are gathered inside for forward, $4N/2$ bytes from each rank, and kept until
-# backward. Then the gradients: a reduce-scatter inside takes $4N$, and an all-reduce between takes a
-# rank's part of the sum, $4N/2$.
+# **Predict** what a rank hands over in a step of one MLP with $N = 8W^2 + 5W$ parameters, on 2
+# machines of 2 ranks. The parameters are gathered inside for forward, $4N/2$ bytes from each rank,
+# and kept until backward. Then the gradients: a reduce-scatter inside takes $4N$, and an all-reduce
+# between takes a rank's part of the sum, $4N/2$.
 
 # %%
 N, W = 8 * WIDTH**2 + 5 * WIDTH, WIDTH
@@ -1110,11 +1114,11 @@ print("gradients as in one process, on all ranks:", all(same for same, _ in resu
 plots.compare(predicted, results[0][1])
 
 # %% [markdown]
-# Reduce-scatter inside, all-reduce between: steps 1 and 2 of the hierarchical all-reduce. Step 3, the
-# all-gather, comes later. Not the gradients are gathered but the parameters, after the optimizer has
-# changed them, before the next forward. So the same bytes flow as in three steps above, and between
-# step 2 and the next forward each rank needs to keep half of the parameters, the gradients and the
-# optimizer's state.
+# Reduce-scatter inside, all-reduce between: steps 1 and 2 of the hierarchical all-reduce. Step 3,
+# the all-gather, comes later. Not the gradients are gathered but the parameters, after the
+# optimizer has changed them, before the next forward. So the same bytes flow as in three steps
+# above, and between step 2 and the next forward each rank needs to keep half of the parameters, the
+# gradients and the optimizer's state.
 
 # %% [markdown]
 # ## 5. Break it: five ways to talk to the wrong people
@@ -1122,8 +1126,8 @@ plots.compare(predicted, results[0][1])
 # ### Bug hunt: a setup that keeps nothing
 #
 # An article on model parallelism closes with this function, *simple hybrid parallelism*. It calls
-# `init_process_group` first, which `launch` has done here, and asks for the backend `nccl`. Its lists of
-# ranks are right. What is missing?
+# `init_process_group` first, which `launch` has done here, and asks for the backend `nccl`. Its
+# lists of ranks are right. What is missing?
 
 
 # %%
@@ -1142,10 +1146,10 @@ def setup_hybrid_parallelism():
 
 
 # %% [markdown]
-# `new_group` returns the handle, and nobody keeps it. The groups exist, and no one can call them. What
-# does a user of this function write to add up gradients over the data dimension? The only thing left:
-# `all_reduce` without a group. **Predict** for the MLP of section 2 on 4 ranks, cut between two: does it
-# run, and what is in the gradient of `B` afterwards?
+# `new_group` returns the handle, and nobody keeps it. The groups exist, and no one can call them.
+# What does a user of this function write to add up gradients over the data dimension? The only
+# thing left: `all_reduce` without a group. **Predict** for the MLP of section 2 on 4 ranks, cut
+# between two: does it run, and what is in the gradient of `B` afterwards?
 
 
 # %%
@@ -1172,15 +1176,15 @@ for claim in results[0]:
     print(f"the gradient {claim}: {[of_rank[claim] for of_rank in results]}")
 
 # %% [markdown]
-# It runs, and both halves of the matrix get the same gradient, the sum of the two. Rows 0 to 7 learn
-# what rows 8 to 15 should have learned. The repair is in `groups_by_hand`: keep the handle of your own
-# group in each dimension, and pass it to every call.
+# It runs, and both halves of the matrix get the same gradient, the sum of the two. Rows 0 to 7
+# learn what rows 8 to 15 should have learned. The repair is in `groups_by_hand`: keep the handle of
+# your own group in each dimension, and pass it to every call.
 #
 # ### Groups created in different orders
 #
 # Why must every rank make every group, in the same order? The ranks of a new group find each other
-# through a common store, under the number of the group: the first that a rank makes is number 1, the
-# next number 2. Suppose rank 1 makes its two groups in the other order.
+# through a common store, under the number of the group: the first that a rank makes is number 1,
+# the next number 2. Suppose rank 1 makes its two groups in the other order.
 
 
 # %%
@@ -1197,13 +1201,13 @@ except RankFailure as failure:
 
 # %% [markdown]
 # As number 1, rank 0 makes the group [0, 1] and is its first member. Rank 1 makes [1, 2] and is its
-# first member, too. Both wait for a second member of group 1, and nobody is that: rank 2 makes [0, 1],
-# does not belong to it, and waits at the end of `new_group` for the others. Under torchrun all three
-# stand there until the time limit, half an hour with gloo.
+# first member, too. Both wait for a second member of group 1, and nobody is that: rank 2 makes [0,
+# 1], does not belong to it, and waits at the end of `new_group` for the others. Under torchrun all
+# three stand there until the time limit, half an hour with gloo.
 #
-# That was luck. Here rank 0 makes the columns of the grid first, the other three the rows. Each then
-# sends $10^{\text{rank}}$ through its groups, so that the digits of a sum tell who is in it. **Predict**
-# what rank 0 gets over its row [0, 1]; 11 would be right.
+# That was luck. Here rank 0 makes the columns of the grid first, the other three the rows. Each
+# then sends $10^{\text{rank}}$ through its groups, so that the digits of a sum tell who is in it.
+# **Predict** what rank 0 gets over its row [0, 1]; 11 would be right.
 
 
 # %%
@@ -1225,17 +1229,18 @@ for rank, sums in enumerate(launch(crossed_lines, 4)):
     print(f"rank {rank}:", ", ".join(f"over {list(r)}: {total:4}" for r, total in sums.items()))
 
 # %% [markdown]
-# No hang and no error. What rank 0 calls its row is number 3 there, and number 3 of the others is the
-# column [0, 2]: rank 0's row is wired to rank 2, its column to rank 1. Rank 1 thinks that it adds up its
-# row, and gets the right sum by accident, because rank 0 answers with the same number in both calls.
-# With tensors it would get a gradient where it expects activations. The repair: one function that makes
-# all groups, in an order that does not depend on the rank, or `init_device_mesh`.
+# No hang and no error. What rank 0 calls its row is number 3 there, and number 3 of the others is
+# the column [0, 2]: rank 0's row is wired to rank 2, its column to rank 1. Rank 1 thinks that it
+# adds up its row, and gets the right sum by accident, because rank 0 answers with the same number
+# in both calls. With tensors it would get a gradient where it expects activations. The repair: one
+# function that makes all groups, in an order that does not depend on the rank, or
+# `init_device_mesh`.
 #
 # ### The wrong mesh dimension for the gradients
 #
-# The next one is a single word: the gradients are added up over `tensor` instead of `data`. Both groups
-# have two ranks, and a gradient has the same shape on both. **Predict:** does it run? Does the loss
-# fall? How would you find it?
+# The next one is a single word: the gradients are added up over `tensor` instead of `data`. Both
+# groups have two ranks, and a gradient has the same shape on both. **Predict:** does it run? Does
+# the loss fall? How would you find it?
 
 
 # %%
@@ -1281,11 +1286,12 @@ report(rows_by="data", sum_over="data")
 report(rows_by="data", sum_over="tensor")
 
 # %% [markdown]
-# The loss falls, as it does with most wrong gradients. The upper half of each `up.weight` was changed by
-# the gradient of both halves, and the rows of the other copy never count. Two things give it away. The
-# comparison with one process does, where the model is small enough for one. And a check that costs a few
-# bytes in any run: after a step, ranks that differ in their data coordinate only must hold exactly the
-# same parameters. `agree` needs two all-reduces; on a large model, give it a sum instead of the tensor.
+# The loss falls, as it does with most wrong gradients. The upper half of each `up.weight` was
+# changed by the gradient of both halves, and the rows of the other copy never count. Two things
+# give it away. The comparison with one process does, where the model is small enough for one. And a
+# check that costs a few bytes in any run: after a step, ranks that differ in their data coordinate
+# only must hold exactly the same parameters. `agree` needs two all-reduces; on a large model, give
+# it a sum instead of the tensor.
 #
 # ### A batch that differs inside a tensor group
 #
@@ -1297,18 +1303,19 @@ report(rows_by="data", sum_over="tensor")
 report(rows_by="all ranks", sum_over="data")
 
 # %% [markdown]
-# The ranks of a tensor group add up halves of results for different rows. No shape is wrong, and the
-# loss still falls. This time the copies agree, and the tensor groups do not: their norms, which should
-# be one and the same, drift apart. The repair: the sampler gets the sizes of the *data* dimension,
-# `DistributedSampler(data, num_replicas=mesh["data"].size(), rank=mesh["data"].get_local_rank())`.
-# A pipeline has the same trap: its last stage needs the targets of the rows that its first stage reads.
+# The ranks of a tensor group add up halves of results for different rows. No shape is wrong, and
+# the loss still falls. This time the copies agree, and the tensor groups do not: their norms, which
+# should be one and the same, drift apart. The repair: the sampler gets the sizes of the *data*
+# dimension, `DistributedSampler(data, num_replicas=mesh["data"].size(),
+# rank=mesh["data"].get_local_rank())`. A pipeline has the same trap: its last stage needs the
+# targets of the rows that its first stage reads.
 #
 # ### Global rank or group rank
 #
 # A rank has a number in the world and another one in each of its groups. `dist.broadcast(src=...)`,
-# `send(dst=...)` and `recv(src=...)` want the *global* one, also when `group=` is given. Suppose the copy
-# with data coordinate 1 has loaded a checkpoint and tells the other copy. The data groups are [0, 2] and
-# [1, 3]. **Predict** for each rank whose number it holds after `src=1`.
+# `send(dst=...)` and `recv(src=...)` want the *global* one, also when `group=` is given. Suppose
+# the copy with data coordinate 1 has loaded a checkpoint and tells the other copy. The data groups
+# are [0, 2] and [1, 3]. **Predict** for each rank whose number it holds after `src=1`.
 
 
 # %%
@@ -1328,12 +1335,12 @@ for source in ({"src": 1}, {"group_src": 1}):
         print(f"    rank {rank}: {outcome}")
 
 # %% [markdown]
-# In one group global rank 1 does not exist: an error, the lucky case. In the other it does exist, and is
-# the *first* member. The copy with the checkpoint gets overwritten by the one without. With `group_src`
-# the number is one inside the group, and both groups do what was meant.
+# In one group global rank 1 does not exist: an error, the lucky case. In the other it does exist,
+# and is the *first* member. The copy with the checkpoint gets overwritten by the one without. With
+# `group_src` the number is one inside the group, and both groups do what was meant.
 #
-# The same with `send` and `recv`, in a pipeline that was tried with one copy and then got a second one.
-# Stage numbers were global ranks then. The lines are [0, 1] and [2, 3] now.
+# The same with `send` and `recv`, in a pipeline that was tried with one copy and then got a second
+# one. Stage numbers were global ranks then. The lines are [0, 1] and [2, 3] now.
 
 
 # %%
@@ -1352,10 +1359,10 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Ranks 0 and 1 do what they did before. Rank 2 sends to rank 1, who wants nothing from it, and rank 3
-# waits for rank 0, who has sent everything to rank 1. With another schedule rank 1 might have taken rank
-# 2's activations for those of rank 0. Write `group_dst=stage + 1, group=line`, as in section 4, or
-# translate with `dist.get_global_rank(line, stage + 1)`.
+# Ranks 0 and 1 do what they did before. Rank 2 sends to rank 1, who wants nothing from it, and rank
+# 3 waits for rank 0, who has sent everything to rank 1. With another schedule rank 1 might have
+# taken rank 2's activations for those of rank 0. Write `group_dst=stage + 1, group=line`, as in
+# section 4, or translate with `dist.get_global_rank(line, stage + 1)`.
 
 # %% [markdown]
 # ## 6. Exercises: place the ranks, then train on them
@@ -1620,11 +1627,11 @@ check("7.5", cheapest_placement)
 # %% [markdown]
 # ## 7. See it: the grid of ranks
 #
-# The explorer draws a grid of up to 4 x 4 x 4 ranks and lights up the three groups of one of them. Below
-# stand the bytes that this rank sends in a step of a model of 7.5 billion parameters (36 layers, width
-# 4,096, 512 sequences of 2,048 tokens, 2 bytes for each number; the second model of table 1 in Narayanan
-# et al. 2021), by the formulas of section 3, and whether the group fits into a machine of 8. Three things
-# to try:
+# The explorer draws a grid of up to 4 x 4 x 4 ranks and lights up the three groups of one of them.
+# Below stand the bytes that this rank sends in a step of a model of 7.5 billion parameters (36
+# layers, width 4,096, 512 sequences of 2,048 tokens, 2 bytes for each number; the second model of
+# table 1 in Narayanan et al. 2021), by the formulas of section 3, and whether the group fits into a
+# machine of 8. Three things to try:
 #
 # * Turn tensor from 2 to 4: it sends *more*, though every rank computes less.
 # * Turn data up: tensor and pipeline shrink, because a copy has fewer tokens.
@@ -1662,16 +1669,16 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start: two copies, each with two stages of four parts. Rank 5, in black, is one of the second
-# stage of the first copy. Its tensor group stands in its column, its pipeline group in its row, its data
-# group in the other frame.*
+# *At the start: two copies, each with two stages of four parts. Rank 5, in black, is one of the
+# second stage of the first copy. Its tensor group stands in its column, its pipeline group in its
+# row, its data group in the other frame.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same grid under torchrun
 #
-# The script takes the three sizes as arguments and trains the model of section 4 with PyTorch's own API.
-# The product of the sizes has to be the number of processes. Below it runs on four; try `1 2 2`, and
-# `2 2 2` on eight.
+# The script takes the three sizes as arguments and trains the model of section 4 with PyTorch's own
+# API. The product of the sizes has to be the number of processes. Below it runs on four; try `1 2
+# 2`, and `2 2 2` on eight.
 
 # %%
 script = Path("scratch/hybrid.py")
@@ -1769,41 +1776,46 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 # %% [markdown]
 # What changes there:
 #
-# * **The order of the dimensions.** torchrun numbers the ranks machine by machine. With `tensor` last in
-#   the mesh, and a size that divides the GPUs of a machine, every tensor group is inside one machine.
-# * **Who reads which data.** One reader for each data coordinate; all ranks of a copy take the same rows.
-# * **Who prints and who saves.** Rank 0 does not know the loss: the last stage does. A checkpoint needs
-#   every part once, so the ranks with data coordinate 0 write, or `torch.distributed.checkpoint`, which
-#   knows about DTensors (chapter 8).
-# * **NCCL and the order of calls.** Each group has its own communicator. Two ranks that use two groups in
-#   different orders wait for each other, as in section 5.
-# * **The data dimension** overlaps with backward in DDP and in `fully_shard`; both take `mesh["data"]`.
-# * **The bubble and the batch.** More copies leave fewer rows for each, so fewer micro-batches for its
-#   pipeline (chapter 5). A global batch that is fixed limits $d \cdot m$.
+# * **The order of the dimensions.** torchrun numbers the ranks machine by machine. With `tensor`
+#   last in the mesh, and a size that divides the GPUs of a machine, every tensor group is inside
+#   one machine.
+# * **Who reads which data.** One reader for each data coordinate; all ranks of a copy take the same
+#   rows.
+# * **Who prints and who saves.** Rank 0 does not know the loss: the last stage does. A checkpoint
+#   needs every part once, so the ranks with data coordinate 0 write, or
+#   `torch.distributed.checkpoint`, which knows about DTensors (chapter 8).
+# * **NCCL and the order of calls.** Each group has its own communicator. Two ranks that use two
+#   groups in different orders wait for each other, as in section 5.
+# * **The data dimension** overlaps with backward in DDP and in `fully_shard`; both take
+#   `mesh["data"]`.
+# * **The bubble and the batch.** More copies leave fewer rows for each, so fewer micro-batches for
+#   its pipeline (chapter 5). A global batch that is fixed limits $d \cdot m$.
 
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. A rank is a point of a grid: data says which rows, pipeline which layers, tensor which part of them.
-#    A group is a line of the grid.
+# 1. A rank is a point of a grid: data says which rows, pipeline which layers, tensor which part of
+#    them. A group is a line of the grid.
 # 2. Every rank makes every group, in the same order, and keeps its own handles; or one DeviceMesh.
-# 3. Tensor sends activations four times per block, pipeline once per boundary and direction, data the
-#    gradients once per step. Tensor belongs on the fastest links, so it comes last in the mesh.
-# 4. Parts of the loss and of the gradient add up: divide by the tokens of the whole batch, then sum over
-#    data. A norm sums squares over tensor for what is cut, over pipeline for everything, over data not.
-# 5. A call in the wrong group has the right shape. Compare with one process, and check that copies agree.
+# 3. Tensor sends activations four times per block, pipeline once per boundary and direction, data
+#    the gradients once per step. Tensor belongs on the fastest links, so it comes last in the mesh.
+# 4. Parts of the loss and of the gradient add up: divide by the tokens of the whole batch, then sum
+#    over data. A norm sums squares over tensor for what is cut, over pipeline for everything, over
+#    data not.
+# 5. A call in the wrong group has the right shape. Compare with one process, and check that copies
+#    agree.
 #
 # **Sources**
 #
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): sections 3.2 and 3.3
-#   how the dimensions meet and what each sends, table 1 sizes.
+#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): sections 3.2 and
+#   3.3 how the dimensions meet and what each sends, table 1 sizes.
 # * A. Grattafiori et al., *The Llama 3 Herd of Models*, 2024, [arXiv
-#   2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.2 and table 4, four dimensions and their
-#   order.
-# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023, [arXiv
-#   2304.11277](https://arxiv.org/abs/2304.11277): section 3.2.2 hybrid sharding.
+#   2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.2 and table 4, four dimensions and
+#   their order.
+# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023,
+#   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2.2 hybrid sharding.
 # * PyTorch: [process groups](https://docs.pytorch.org/docs/stable/distributed.html),
 #   [DeviceMesh](https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html),
-#   [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html),
-#   [tensor parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html).
+#   [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), [tensor
+#   parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html).
