@@ -1103,7 +1103,8 @@ def hsdp_step(rank):
     inside = dist.get_process_group_ranks(mesh.get_group("shard"))
     counts = {}
     for call in trace.record().calls:
-        counts[f"{call.op}, {'shard' if list(call.ranks) == inside else 'replicate'}"] = call.bytes
+        name = f"{call.op}, {'shard' if list(call.ranks) == inside else 'replicate'}"
+        counts[name] = counts.get(name, 0) + call.bytes
     counts["parameters held"] = memory_ledger(mlp)["parameters"]
     gradients = [parameter.grad.full_tensor() for parameter in mlp.parameters()]
     return all(equal(a, [b]) for a, b in zip(expected, gradients)), counts
@@ -1115,10 +1116,10 @@ plots.compare(predicted, results[0][1])
 
 # %% [markdown]
 # Reduce-scatter inside, all-reduce between: steps 1 and 2 of the hierarchical all-reduce. Step 3,
-# the all-gather, comes later. Not the gradients are gathered but the parameters, after the
-# optimizer has changed them, before the next forward. So the same bytes flow as in three steps
-# above, and between step 2 and the next forward each rank needs to keep half of the parameters, the
-# gradients and the optimizer's state.
+# the all-gather, comes later: it gathers parameters instead of gradients, before the next forward,
+# when the optimizer has changed them. So the same bytes flow as in the three steps of section 3,
+# and from step 2 to the next forward a rank keeps only half of the parameters, of the gradients and
+# of the optimizer's state.
 
 # %% [markdown]
 # ## 5. Break it: five ways to talk to the wrong people
@@ -1286,12 +1287,12 @@ report(rows_by="data", sum_over="data")
 report(rows_by="data", sum_over="tensor")
 
 # %% [markdown]
-# The loss falls, as it does with most wrong gradients. The upper half of each `up.weight` was
-# changed by the gradient of both halves, and the rows of the other copy never count. Two things
-# give it away. The comparison with one process does, where the model is small enough for one. And a
-# check that costs a few bytes in any run: after a step, ranks that differ in their data coordinate
-# only must hold exactly the same parameters. `agree` needs two all-reduces; on a large model, give
-# it a sum instead of the tensor.
+# The loss falls, as it does with most wrong gradients. Each half of a cut matrix was changed by the
+# gradients of both halves, and the rows of the other copy never count. Two things give it away. The
+# comparison with one process does, where the model is small enough for one. And a check that costs
+# a few bytes in any run: after a step, ranks that differ in their data coordinate only must hold
+# exactly the same parameters. `agree` needs two all-reduces; on a large model, give it a sum
+# instead of the tensor.
 #
 # ### A batch that differs inside a tensor group
 #
@@ -1360,9 +1361,8 @@ except RankFailure as failure:
 
 # %% [markdown]
 # Ranks 0 and 1 do what they did before. Rank 2 sends to rank 1, who wants nothing from it, and rank
-# 3 waits for rank 0, who has sent everything to rank 1. With another schedule rank 1 might have
-# taken rank 2's activations for those of rank 0. Write `group_dst=stage + 1, group=line`, as in
-# section 4, or translate with `dist.get_global_rank(line, stage + 1)`.
+# 3 waits for rank 0, who has sent everything to rank 1. Write `group_dst=stage + 1, group=line`, as
+# in section 4, or translate with `dist.get_global_rank(line, stage + 1)`.
 
 # %% [markdown]
 # ## 6. Exercises: place the ranks, then train on them
