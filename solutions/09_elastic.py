@@ -961,13 +961,21 @@ def draw_night(nodes):
             color = plots.RANK_COLORS[own[0]["rank"]]
             above.barh(row, end - ready, left=ready, color=color, edgecolor=plots.COLORS["ink"])
             label = f"rank {own[0]['rank']}\nof {own[0]['ranks']}"
-            above.text(end + 0.25, row, label, va="center", fontsize=9)
+            white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            middle = {"ha": "center", "va": "center", "fontsize": 9, "bbox": white}
+            above.text((born + ready) / 2, row, label, **middle)
         own = [e for e in members if e["rank"] == 0 and e["event"] != "born"]
         curve = [(e["time"] - start, e["step"]) for e in own]
         if previous:
             below.plot(*zip(previous, curve[0]), color=grey, ls="--", lw=1.2)
         below.plot(*zip(*curve), color=plots.COLORS["backward"], marker=".", lw=2)
-        below.text(curve[0][0] - 0.2, curve[0][1], f"step {curve[0][1]}", ha="right", va="center")
+        below.annotate(
+            f"from step {curve[0][1]}",
+            (curve[-1][0], curve[0][1]),
+            (4, 0),
+            va="center",
+            textcoords="offset points",
+        )
         previous = curve[-1]
     for when, kind, node in nodes.happened:
         if kind == "kill":
@@ -976,7 +984,8 @@ def draw_night(nodes):
     above.set_yticks([0, 1], ["node B", "node A"])
     above.set_ylim(-0.6, 1.6)
     above.set_title("Who was there (hatched: Python and torch start; X: killed)")
-    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21), xlim=(0, None))
+    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21))
+    below.set_xlim(0, 1.12 * (events[-1]["time"] - start))
     below.set_yticks([0, 5, 10, 15, 20])
     below.set_title("How far the training was: a new group starts at a checkpoint")
     below.grid(axis="y", color="#E5E5E5")
@@ -989,7 +998,7 @@ plt.show()
 # %% [markdown]
 # *Above, the workers of each node. Below, how far the training was: each new worker group starts lower
 # than the last one ended (dashed), because it starts from a checkpoint. With steps this small, nearly
-# all the time is recovery.*
+# all the time is recovery. (In the last group, A may have become rank 1: a rank is not a place.)*
 #
 # ### How long a recovery takes, and who notices
 #
