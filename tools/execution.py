@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from source import IGNORE_OUTPUT
 
-CELL_TIMEOUT = 120  # seconds; `make test` gives nbval the same
+CELL_TIMEOUT = 300  # seconds; `make test` gives nbval the same
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KEPT = {"text/plain", "text/html", "text/markdown", "text/latex", "image/png"}
 # what differs on the next machine, and so would fail under nbval there
