@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 8. FSDP: nobody holds the whole model
 #
-# In data parallelism every rank holds the same parameters, the same gradients and the same optimizer
-# state. On 64 GPUs that is 64 equal copies. Each rank needs them to compute, but never all of them at
-# the same moment. So let each rank keep a part, and fetch the rest when it is needed: **fully sharded
-# data parallelism**, FSDP.
+# In data parallelism every rank holds the same parameters, the same gradients and the same
+# optimizer state. On 64 GPUs that is 64 equal copies. Each rank needs them to compute, but never
+# all of them at the same moment. So let each rank keep a part, and fetch the rest when it is
+# needed: **fully sharded data parallelism**, FSDP.
 #
-# You build it in three steps, called ZeRO 1, 2 and 3, and predict for each what a rank holds and what
-# it sends. Then you use PyTorch's own `fully_shard`, with all that belongs to it: mixed precision,
-# recomputation, meshes of two dimensions, and checkpoints that another number of ranks can load.
+# You build it in three steps, called ZeRO 1, 2 and 3, and predict for each what a rank holds and
+# what it sends. Then you use PyTorch's own `fully_shard`, with all that belongs to it: mixed
+# precision, recomputation, meshes of two dimensions, and checkpoints that another number of ranks
+# can load.
 
 # %% tags=["nbval-ignore-output"]
 import logging
@@ -60,40 +61,40 @@ hardware.report()
 # %% [markdown]
 # ## 1. The factory: the pages are shared out
 #
-# Four equal factories work from the same blueprint (chapter 3). Each has a whole copy, a whole folder
-# of change notes, and a whole archive of how each page was changed before. The shelves are full, and
-# four times the same things stand on them. But a worker reads one page at a time.
+# Four equal factories work from the same blueprint (chapter 3). Each has a whole copy, a whole
+# folder of change notes, and a whole archive of how each page was changed before. The shelves are
+# full, and four times the same things stand on them. But a worker reads one page at a time.
 #
 # So the pages are shared out. Each factory keeps a quarter of every page, with the notes and the
-# archive of that quarter. When page 3 comes up, the quarters are copied and sent round, every factory
-# puts the page together, works with it, and throws the copies away. Then page 4.
+# archive of that quarter. When page 3 comes up, the quarters are copied and sent round, every
+# factory puts the page together, works with it, and throws the copies away. Then page 4.
 
 # %%
-figure, ax = plots.canvas(height=3.5)
-for page, y in enumerate((3.4, 2.5, 1.6, 0.7), start=1):
+figure, ax = plots.canvas(height=3.2)
+for page, y in enumerate((2.9, 2.0, 1.1, 0.2), start=1):
     ax.text(0.1, y + 0.3, f"page {page}", va="center", fontsize=10)
     for factory in range(4):
         quarter = (factory / 4, (factory + 1) / 4)
         plots.blueprint(ax, 1.1 + 1.25 * factory, y, part=quarter if page != 3 else (0, 1))
 for factory in range(4):
     x = 1.1 + 1.25 * factory
-    ax.text(x + 0.45, 4.15, f"factory {factory}", ha="center", va="bottom", fontsize=9)
+    ax.text(x + 0.45, 3.62, f"factory {factory}", ha="center", va="bottom", fontsize=9)
 ax.add_patch(
     Rectangle(
-        (0.95, 1.48), 4.95, 0.87, fill=False, edgecolor=plots.COLORS["communication"], linewidth=2
+        (0.95, 0.98), 4.95, 0.87, fill=False, edgecolor=plots.COLORS["communication"], linewidth=2
     )
 )
 for y, words in [
-    (3.7, "used, and thrown away\nexcept for the own quarter"),
-    (1.92, "in use: gathered from all"),
-    (1.0, "next: each has its own quarter"),
+    (2.75, "used, and thrown away again:\neach keeps its own quarter"),
+    (1.42, "in use: everybody has all of it"),
+    (0.5, "still to come"),
 ]:
     ax.text(6.2, y, words, va="center", fontsize=10)
 plt.show()
 
 # %% [markdown]
-# *Each of four factories keeps another quarter of every page. Page 3 is in use: all four quarters have
-# been sent round, so that for the moment every factory has it whole.*
+# *Each of four factories keeps another quarter of every page. Page 3 is in use: all four quarters
+# have been sent round, so that for the moment every factory has it whole.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -105,8 +106,8 @@ plt.show()
 # | change notes, summed for each quarter | **reduce-scatter** | each rank gets the summed gradient of its own shard |
 # | archive | **optimizer state** | momentum, or Adam's two averages: only for the own shard |
 #
-# Who does the work has not changed. Each factory still makes whole products from its own material: it
-# is data parallelism. Tensor parallelism (chapter 6) shares out the *work* of a page as well.
+# Who does the work has not changed. Each factory still makes whole products from its own material:
+# it is data parallelism. Tensor parallelism (chapter 6) shares out the *work* of a page as well.
 
 # %% [markdown]
 # ## 2. The smallest real run: a layer that nobody holds
@@ -149,25 +150,26 @@ print("the two halves together as one process:", equal(the_layer_alone(), [updat
 #
 # ### Five entries
 #
-# What fills a GPU in training? There are five entries, and only three of them can be shared out among
-# data-parallel ranks.
+# What fills a GPU in training? There are five entries, and only three of them can be shared out
+# among data-parallel ranks.
 #
 # * **Parameters**, **gradients** and **optimizer state**: the **model states**. They depend on the
 #   model and not on the batch. These are what ZeRO shares out.
 # * **Activations**: what forward keeps for backward (chapter 4). They grow with this rank's batch.
-#   Each rank has its own, so there is nothing to share out. Recomputation makes them smaller (section
-#   4).
-# * **Temporary buffers**: what exists for a moment, such as a gathered unit, or the flat copy of the
-#   gradients on their way into a reduce-scatter.
+#   Each rank has its own, so there is nothing to share out. Recomputation makes them smaller
+#   (section 4).
+# * **Temporary buffers**: what exists for a moment, such as a gathered unit, or the flat copy of
+#   the gradients on their way into a reduce-scatter.
 #
 # The usual **mixed precision** recipe holds parameters and gradients in 16 bits, 2 bytes each. Adam
 # keeps three numbers of 4 bytes for each parameter: a **master copy** of the parameter, and the two
 # averages. Together 2 + 2 + 12 = 16 bytes for each parameter ([Rajbhandari et al.
-# 2019](https://arxiv.org/abs/1910.02054), section 3.1). With float32 alone it is 4 + 4 + 8, again 16.
+# 2019](https://arxiv.org/abs/1910.02054), section 3.1). With float32 alone it is 4 + 4 + 8, again
+# 16 bytes.
 #
-# ZeRO ("zero redundancy optimizer") shares out one kind after the other among the $n$ ranks (section 5
-# there): stage 1 the optimizer state, stage 2 also the gradients, stage 3 also the parameters. Whatever
-# is shared out is divided by $n$.
+# ZeRO ("zero redundancy optimizer") shares out one kind after the other among the $n$ ranks
+# (section 5 there): stage 1 the optimizer state, stage 2 also the gradients, stage 3 also the
+# parameters. Whatever is shared out is divided by $n$.
 
 # %%
 PSI = 7.5e9  # the parameters of the paper's example
@@ -182,8 +184,8 @@ def gigabytes(stage, n):
 
 
 # %% [markdown]
-# **Predict** two numbers before you run the next cell. The model has 7.5 billion parameters. How many
-# GB does it take on one of 64 GPUs without ZeRO? And with stage 3?
+# **Predict** two numbers before you run the next cell. The model has 7.5 billion parameters. How
+# many GB does it take on one of 64 GPUs without ZeRO? And with stage 3?
 
 
 # %%
@@ -202,7 +204,7 @@ def draw_stage(ax, top, stage, ranks=3, scale=0.055):
 figure, ax = plots.canvas(height=4.2)
 for rank in range(3):
     ax.text(2.5 + 1.75 * rank, 4.95, f"rank {rank}", ha="center", fontsize=10)
-ax.text(7.15, 4.95, "each of 64 ranks", fontsize=10)
+ax.text(7.15, 4.95, "7.5 billion parameters,\neach of 64 ranks", fontsize=10, va="center")
 names = {0: "stage 0\n(chapter 3)", 1: "stage 1", 2: "stage 2", 3: "stage 3\n(FSDP)"}
 for stage, name in names.items():
     top = 4.8 - 1.08 * stage
@@ -216,13 +218,14 @@ for i, kind in enumerate(BYTES_EACH):
 plt.show()
 
 # %% [markdown]
-# *Full bars are held, empty ones are not. From stage to stage one more kind is cut into as many shards
-# as there are ranks. At the right: a model of 7.5 billion parameters in mixed precision, on 64 GPUs.*
+# *Full bars are held, empty ones are not. From stage to stage one more kind is cut into as many
+# shards as there are ranks. At the right: a model of 7.5 billion parameters in mixed precision, on
+# 64 GPUs.*
 #
 # The formula is checked against the paper's own table, which is rounded.
 
 # %%
-PUBLISHED = {  # ranks: GB in stages 1, 2, 3. Rajbhandari et al. 2019, table 1, the 7.5-billion model
+PUBLISHED = {  # ranks: GB in stages 1, 2, 3 (Rajbhandari et al. 2019, table 1, first model)
     4: (52.5, 41.3, 30),
     16: (35.6, 21.6, 7.5),
     64: (31.4, 16.6, 1.88),
@@ -234,35 +237,19 @@ print("ranks   stage 1   stage 2   stage 3   as published")
 for n, published in PUBLISHED.items():
     computed = [sum(gigabytes(stage, n).values()) for stage in (1, 2, 3)]
     digits = [len(str(p).partition(".")[2]) for p in published]  # after the point, as printed there
-    same = all(f"{c + 1e-9:.{d}f}" == str(p) for c, p, d in zip(computed, published, digits))
-    print(f"{n:5}" + "".join(f"{c:10.2f}" for c in computed) + f"   {same}")
+    agree = all(f"{c + 1e-9:.{d}f}" == str(p) for c, p, d in zip(computed, published, digits))
+    print(f"{n:5}" + "".join(f"{c:10.2f}" for c in computed) + f"   {agree}")
 
 # %% [markdown]
-# Stage 1 cannot get below 4 bytes for each parameter, stage 2 not below 2. Only stage 3 has no floor:
-# twice the ranks, half the bytes. That is why it is the one for models that fit on no GPU.
+# Stage 1 cannot get below 4 bytes for each parameter, stage 2 not below 2. Only stage 3 has no
+# floor: twice the ranks, half the bytes. That is why it is the one for models that fit on no GPU.
 #
-# ### What a ring carries
-#
-# Count in $\Psi$, the number of parameters. Data parallelism all-reduces the gradients, and a ring
-# sends $2\Psi(n-1)/n$ numbers from each rank for that (chapter 3). An all-reduce *is* a reduce-scatter
-# followed by an all-gather, of $\Psi(n-1)/n$ each. So:
-#
-# * **Stages 1 and 2**: reduce-scatter the gradients, update the own shard, all-gather the parameters.
-#   $2\Psi(n-1)/n$: not a byte more than data parallelism.
-# * **Stage 3**: all-gather the parameters for forward, all-gather them again for backward,
-#   reduce-scatter the gradients. $3\Psi(n-1)/n$: one and a half times.
-#
-# That is section 7 of the paper, where the factor $(n-1)/n$ is left out. The memory of stages 1 and 2
-# is free; that of stage 3 costs half as much communication again.
-
-
-# %% [markdown]
 # ### The model, and one process as the measure
 #
 # A language model of chapter 6's kind, with four blocks, learns from the course's story. Each rank
-# takes its own windows of the batch. First one process trains on all of them. The optimizer is SGD with
-# momentum: it has a state, and unlike Adam it does not hide gradients that are wrong by a factor
-# (chapter 3).
+# takes its own windows of the batch. First one process trains on all of them. The optimizer is SGD
+# with momentum: it has a state, and unlike Adam it does not hide gradients that are wrong by a
+# factor (chapter 3).
 
 # %%
 CONTEXT, WINDOWS, STEPS, WIDTH, LAYERS = 16, 12, 3, 32, 4
@@ -304,14 +291,80 @@ PARAMETERS = sum(p.numel() for p in alone.parameters())
 print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in losses_alone)}")
 
 # %% [markdown]
+# **Predict** the ledger of one process that trains this model with Adam in float32. Adam also keeps
+# a step count of 4 bytes for each of the model's 53 tensors.
+
+# %%
+P = 4 * PARAMETERS  # bytes of the parameters
+predicted = {"parameters": P, "gradients": P, "optimizer": 2 * P + 4 * 53}
+model = new_model()
+adam = torch.optim.Adam(model.parameters())
+train(model, adam, batches())
+plots.compare(predicted, memory_ledger(model, adam))
+
+# %% [markdown]
+# ### What a ring carries
+#
+# Count in $\Psi$, the number of parameters. Data parallelism all-reduces the gradients, and a ring
+# sends $2\Psi(n-1)/n$ numbers from each rank for that (chapter 3). An all-reduce *is* a
+# reduce-scatter followed by an all-gather, of $\Psi(n-1)/n$ each. So:
+#
+# * **Stages 1 and 2**: reduce-scatter the gradients, update the own shard, all-gather the
+#   parameters. $2\Psi(n-1)/n$: not a byte more than data parallelism.
+# * **Stage 3**: all-gather the parameters for forward, all-gather them again for backward,
+#   reduce-scatter the gradients. $3\Psi(n-1)/n$: one and a half times.
+#
+# That is section 7 of the paper, where the factor $(n-1)/n$ is left out. The memory of stages 1 and
+# 2 is free; that of stage 3 costs half as much communication again.
+#
+# **Predict** the bytes for the 56,000 gradients of this model on 4 ranks, and whether the two
+# halves give exactly the all-reduce's numbers.
+
+# %%
+n = 4
+predicted = {
+    "all-reduce": 2 * P * (n - 1) // n,
+    "reduce-scatter": P * (n - 1) // n,
+    "all-gather": P * (n - 1) // n,
+}
+
+
+# %%
+def ring_bytes(record):
+    """What a ring would send from this rank, in bytes, for the collectives of a record."""
+    n = dist.get_world_size()
+    hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
+    return int(sum(hops[call.op] * call.bytes for call in record.calls))
+
+
+def all_reduce_in_halves(rank):
+    """The ring bytes of an all-reduce and of its two halves, and whether they give the same."""
+    gradients = torch.arange(PARAMETERS, device=hardware.device()).remainder(97.0) * (rank + 1)
+    at_once, in_halves = gradients.clone(), torch.empty_like(gradients)
+    piece = torch.empty(PARAMETERS // n, device=hardware.device())
+    with Trace() as whole:
+        dist.all_reduce(at_once)
+    with Trace() as first:
+        dist.reduce_scatter(piece, list(gradients.chunk(n)))
+    with Trace() as second:
+        dist.all_gather(list(in_halves.chunk(n)), piece)
+    sent = [ring_bytes(trace.record()) for trace in (whole, first, second)]
+    return sent, torch.equal(at_once, in_halves)
+
+
+sent, equal_sums = launch(all_reduce_in_halves, n)[0]
+plots.compare(predicted, dict(zip(predicted, sent)))
+print("the two halves give the all-reduce's numbers:", equal_sums)
+
+# %% [markdown]
 # ## 4. By hand, then with PyTorch: shard one thing after the other
 #
 # ### A unit: one flat vector, of which each rank owns a piece
 #
-# Collectives like one large tensor, and 12 tensors of a block do not all divide by the number of ranks.
-# So the parameters of a unit are laid end to end in one **flat** vector, padded with zeros until it
-# divides. The parameters themselves become views of it (chapter 6 met views as a trap; here they are
-# what makes it work). Whoever writes into the flat vector writes into the layers.
+# Collectives like one large tensor, and 12 tensors of a block do not all divide by the number of
+# ranks. So the parameters of a unit are laid end to end in one **flat** vector, padded with zeros
+# until it divides. The parameters themselves become views of it (chapter 6 met views as a trap;
+# here they are what makes it work). Whoever writes into the flat vector writes into the layers.
 
 
 # %%
@@ -374,9 +427,9 @@ def units_of(model):
 # %% [markdown]
 # ### ZeRO-1: only the own piece of the optimizer's state
 #
-# SGD, momentum and Adam treat each number for itself. So a rank can update its piece without knowing
-# the rest, and then it needs the state of its piece only. The optimizer below never sees the model: it
-# gets one flat piece of each unit.
+# SGD, momentum and Adam treat each number for itself. So a rank can update its piece without
+# knowing the rest, and then it needs the state of its piece only. The optimizer below never sees
+# the model: it gets one flat piece of each unit.
 
 
 # %%
@@ -415,8 +468,8 @@ class Zero1:
 # ### ZeRO-2: the gradients leave as soon as they are there
 #
 # ZeRO-1 holds all gradients until the step. But when backward has passed a block, its gradients are
-# ready. So a hook counts them, and when the unit is complete it is reduced at once. What remains is the
-# gradient of the own piece.
+# ready. So a hook counts them, and when the unit is complete it is reduced at once. What remains is
+# the gradient of the own piece.
 
 
 # %%
@@ -458,17 +511,18 @@ class Zero2(Zero1):
 # %% [markdown]
 # ### ZeRO-3: the parameters come just in time
 #
-# Now the flat vector itself goes. A rank keeps a copy of its piece. Four moments matter for each unit:
+# Now the flat vector itself goes. A rank keeps a copy of its piece. Four moments matter for each
+# unit:
 #
 # 1. before its forward: gather;
 # 2. after its forward: free;
 # 3. before its backward: gather again;
 # 4. when its gradients are complete: reduce them, free.
 #
-# How is memory freed that autograd still holds? For backward, a linear layer keeps a view of its weight,
-# and a view keeps the whole vector alive. So the *storage* under the vector is set to size 0: all
-# tensors stay where they are, on a storage that is empty for the time being. `fully_shard` does the
-# same.
+# How is memory freed that autograd still holds? For backward, a linear layer keeps a view of its
+# weight, and a view keeps the whole vector alive. So the *storage* under the vector is set to size
+# 0: all tensors stay where they are, on a storage that is empty for the time being. `fully_shard`
+# does the same.
 
 
 # %%
@@ -556,12 +610,11 @@ for stage in (Zero1, Zero2, Zero3):
 #
 # **Predict** for 4 ranks what a ring sends from each rank in a step, and what a rank holds when
 # backward is over, just before the update, where the model states are at their largest. Adam this
-# time: two numbers for each parameter and, for each tensor that it is given, a step count of 4 bytes.
-# The model has 53 tensors; a stage gives Adam 8 pieces, one of each unit. All units divide by 4, so
-# nothing is padded.
+# time. A stage gives it 8 tensors, a piece of each unit, in place of the 53 of the model. All units
+# divide by 4, so nothing is padded.
 
 # %%
-n, P = 4, 4 * PARAMETERS  # ranks; bytes of the parameters
+n = 4
 predicted = {
     "stage 0, sent": 2 * P * (n - 1) // n,
     "stage 1, sent": 2 * P * (n - 1) // n,
@@ -605,13 +658,6 @@ def held(parameters, optimizer):
     }
 
 
-def ring_bytes(record):
-    """What a ring would send from this rank, in bytes, for the collectives of a record."""
-    n = dist.get_world_size()
-    hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-    return int(sum(hops[call.op] * call.bytes for call in record.calls))
-
-
 # %%
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor (chapter 6), or the tensor itself."""
@@ -622,27 +668,31 @@ class Meter:
     """Reads at every layer, in forward and backward, the bytes of parameters and gradients."""
 
     def __init__(self, model):
-        self.model, self.readings = model, []
+        self.model, self.passed, self.readings = model, 0, []
         self.kept = list(model.parameters())  # and whatever else a rank keeps for good
         for layer in model.modules():
             if not list(layer.children()):
-                layer.register_forward_hook(self.after_layer)
+                layer.register_forward_hook(self.after_forward)
         for parameter in self.kept:
             parameter.register_post_accumulate_grad_hook(lambda _: self.read())
 
-    def after_layer(self, layer, inputs, output):
+    def after_forward(self, layer, inputs, output):
+        self.pass_layer()
+        output.register_hook(lambda gradient: self.pass_layer())  # backward comes to the layer
+
+    def pass_layer(self):
         self.read()
-        output.register_hook(lambda gradient: self.read())  # backward comes to the layer
+        self.passed += 1
 
     def read(self):
         parameters = [*self.kept, *self.model.parameters()]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        self.readings.append(
-            (storage_bytes(map(local, parameters)), storage_bytes(map(local, gradients)))
-        )
+        held = storage_bytes(map(local, parameters)), storage_bytes(map(local, gradients))
+        self.readings.append((self.passed, *held))
 
     def peaks(self):
-        return [max(readings) for readings in zip(*self.readings)]
+        """The most bytes of parameters, and the most bytes of gradients."""
+        return [max(column) for column in list(zip(*self.readings))[1:]]
 
 
 def costs_of_step(rank, stage):
@@ -675,12 +725,12 @@ plots.compare(predicted, measured)
 print("the same on all ranks:", all(cost == costs[i][0] for i in costs for cost in costs[i]))
 
 # %% [markdown]
-# Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. And that is the
-# state between forward and update. What is the most that stage 3 holds on the way? Its pieces, and one
-# whole unit beside them: $\Psi/n + \max_i \Psi_i$ ([Zhao et al.
-# 2023](https://arxiv.org/abs/2304.11277)). The largest unit is a block, with
-# $12W^2 + 13W$ parameters. For gradients the same sum is an upper bound: when the first units are
-# reduced, the others have no gradients yet.
+# Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. And that is
+# the state between forward and update. What is the most that stage 3 holds on the way? Its pieces,
+# and one whole unit beside them: $\Psi/n + \max_i \Psi_i$ ([Zhao et al.
+# 2023](https://arxiv.org/abs/2304.11277)). The largest unit is a block, with $12W^2 + 13W$
+# parameters. For gradients the same sum is an upper bound: when the first units are reduced, the
+# others have no gradients yet.
 
 # %%
 block = 4 * (12 * WIDTH**2 + 13 * WIDTH)  # bytes
@@ -694,8 +744,8 @@ for stage in (2, 3):
     )
 
 # %% [markdown]
-# The two missing entries of the ledger are activations and temporary buffers. The activations of a rank
-# are the same in every stage. Temporary is what was held above the pieces for a moment.
+# The two missing entries of the ledger are activations and temporary buffers. The activations of a
+# rank are the same in every stage. Temporary is what was held above the pieces for a moment.
 
 
 # %%
@@ -715,15 +765,15 @@ plots.memory(ledgers, [f"stage {i}" for i in costs], "One of four ranks, measure
 plt.show()
 
 # %% [markdown]
-# *Stage by stage optimizer state, gradients and parameters shrink to a quarter. Stages 2 and 3 need
-# some room above that for a unit on its way. The activations are the same everywhere. In a toy with so
-# short sequences everything is small; in a real model the proportions are those of your ledger.*
+# *Stage by stage optimizer state, gradients and parameters shrink to a quarter. Temporary is a
+# gradient on its way into DDP's bucket, or a unit that is whole for a moment. The activations are
+# the same everywhere.*
 #
 # ### Prefetch: ask for the next page early
 #
-# Stage 3 as you have it waits: it asks for a unit when it needs it, and computes nothing until the unit
-# has come. But the order of the units is known. So ask for the next one *before* computing with this
-# one. While this one computes, the next one travels. The price is room for a second unit.
+# Stage 3 as you have it waits: it asks for a unit when it needs it, and computes nothing until the
+# unit has come. But the order of the units is known. So ask for the next one *before* computing
+# with this one. While this one computes, the next one travels. The price is room for a second unit.
 
 
 # %%
@@ -794,35 +844,42 @@ plots.compare(predicted, {"most bytes of parameters": most})
 
 # %% [markdown]
 # What is gained depends on the link. On the ranks of this notebook nothing, since they share their
-# cores with gloo. So the next picture is simulated: four blocks, 1 unit of time for a block's forward, 2
-# for its backward, and 0.8 for every gather or reduction. The link carries one message at a time.
+# cores with gloo. So the next picture is simulated: four blocks, 1 unit of time for a block's
+# forward, 2 for its backward, and 0.8 for every gather or reduction. The link carries one message
+# at a time.
 
 
 # %%
 def simulated(prefetch, reduce_behind, blocks=4, message=0.8):
-    """One step on one rank. Returns its record, in units of a block's forward pass."""
-    spans, now, link, asked = [], 0.0, 0.0, 0.0
+    """One step on one rank: its record and its end, in units of a block's forward pass."""
     passes = [("forward", 1.0)] * blocks + [("backward", 2.0)] * blocks
+    spans, arrivals, now, link = [], {}, 0.0, 0.0
 
-    def send(name, asked):
+    def send(name):
         nonlocal link
-        start = max(link, asked)
+        start = max(link, now)
         link = start + message
         spans.append(Span(name, "communication", start, link, background=True))
         return link
 
+    def wait_until(time):
+        nonlocal now
+        if time > now:
+            spans.append(Span("wait", "waiting", now, time))
+            now = time
+
     for position, (name, duration) in enumerate(passes):
-        start = max(now, send("all_gather", asked if prefetch else now))
-        spans.append(Span("wait", "waiting", now, start))
-        asked = start
-        now = start + duration
-        spans.append(Span(name, "compute", start, now))
+        wait_until(arrivals.get(position) or send("all_gather"))
+        if prefetch and position + 1 < len(passes):
+            arrivals[position + 1] = send("all_gather")
+        spans.append(Span(name, "compute", now, now + duration))
+        now += duration
         if name == "backward":
-            reduced = send("reduce_scatter", now)
+            reduced = send("reduce_scatter")
             if not reduce_behind:
-                spans.append(Span("wait", "waiting", now, reduced))
-                now = reduced
-    return Record(0, [span for span in spans if span.end > span.start]), max(now, link)
+                wait_until(reduced)
+    wait_until(link)
+    return Record(0, spans), now
 
 
 panels = {
@@ -837,24 +894,24 @@ plots.timelines(
 plt.show()
 
 # %% [markdown]
-# *Simulated. Blue computes, grey waits, orange is the link. Just in time, every gather stops the work.
-# With prefetch only the first one does, and backward still waits for each reduction. `fully_shard` sends
-# those behind backward as well.*
+# *Simulated. Blue computes, hatched grey waits, orange is the link. Just in time, every message
+# stops the work. With prefetch only the first gather does, and backward still waits for each
+# reduction. `fully_shard` sends those behind the backward of the next block as well.*
 #
-# The published gain: prefetch in backward made training of a model of 175 billion parameters about 18 %
-# faster (Zhao et al. 2023, section 5). It needs links that are quick enough: a block of $12W^2$
-# parameters takes $24W^2$ bytes to gather in 16 bits, and computes $24tW^2$ operations for $t$ tokens.
-# Both grow with $W^2$: whether the gather hides behind the work depends on the tokens of a rank, not on
-# the size of the model.
+# The published gain: prefetch in backward made training of a model of 175 billion parameters about
+# 18 % faster (Zhao et al. 2023, section 5). It needs links that are quick enough: a block of
+# $12W^2$ parameters takes $24W^2$ bytes to gather in 16 bits, and computes $24tW^2$ operations for
+# $t$ tokens. Both grow with $W^2$: whether the gather hides behind the work depends on the tokens
+# of a rank, not on the size of the model.
 
 # %% [markdown]
 # ### With PyTorch: `fully_shard`
 #
-# PyTorch's own is `fully_shard`, also called FSDP2. It is called on a module and changes it in place:
-# the parameters that the module has at that moment become one unit. Call it on each block first and on
-# the whole model last; the root's unit then is what the blocks have left over. There is no flat vector
-# here: each parameter becomes a DTensor (chapter 6) with the placement `Shard(0)`, and a unit's shards
-# travel together. Names stay as they were.
+# PyTorch's own is `fully_shard`, also called FSDP2. It is called on a module and changes it in
+# place: the parameters that the module has at that moment become one unit. Call it on each block
+# first and on the whole model last; the root's unit then is what the blocks have left over. There
+# is no flat vector here: each parameter becomes a DTensor (chapter 6) with the placement
+# `Shard(0)`, and a unit's shards travel together. Names stay as they were.
 
 
 # %%
@@ -913,14 +970,14 @@ for rank in range(n):
     )
 
 # %% [markdown]
-# 128 rows on 3 ranks: 43, 43 and 42. Each parameter is cut by rows, and the last rank may get fewer, or
-# none.
+# 128 rows on 3 ranks: 43, 43 and 42. Each parameter is cut by rows, and the last rank may get
+# fewer, or none.
 #
 # ### What a wrapping costs: per layer, or only the root
 #
-# Two questions decide how a model is wrapped. What is gathered at once: a block, or everything? And is
-# it freed after forward? The second is the argument `reshard_after_forward`. By default blocks are
-# freed, and the root is not, since backward would need its head at once.
+# Two questions decide how a model is wrapped. What is gathered at once: a block, or everything? And
+# is it freed after forward? The second is the argument `reshard_after_forward`. By default blocks
+# are freed, and the root is not, since backward would need its head at once.
 #
 # **Predict** for 4 ranks: the bytes that a ring sends, and the most bytes of parameters that a rank
 # holds. The blocks have $L(12W^2 + 13W)$ parameters; call the rest $R$.
@@ -959,44 +1016,49 @@ wrappings = {"per block": wrap, "per block, kept": wrap_kept, "root only": fully
 readings = {name: launch(readings_of_step, n, wrapping)[0] for name, wrapping in wrappings.items()}
 measured = {f"{name}, sent": sent for name, (sent, _) in readings.items()}
 for name, (_, of_layers) in readings.items():
-    measured[f"{name}, most"] = max(parameters for parameters, _ in of_layers)
+    measured[f"{name}, most"] = max(parameters for _, parameters, _ in of_layers)
 plots.compare(predicted, measured)
 
 # %%
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
-styles = {"per block": "-", "per block, kept": "--", "root only": ":"}
-for name, (_, of_layers) in readings.items():
-    together = [sum(reading) / 1024 for reading in of_layers]
-    share = [100 * i / (len(together) - 1) for i in range(len(together))]
-    ax.plot(
-        share, together, styles[name], label=f"{name}: at most {max(together):.0f} KiB", linewidth=2
-    )
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 4.0))
+styles = {"root only": ":", "per block, kept": "--", "per block": "-"}
+peaks = {}
+for name, style in styles.items():
+    layers, *held_there = zip(*readings[name][1])
+    together = [sum(pair) / 1024 for pair in zip(*held_there)]
+    peaks[name] = max(together)
+    label = f"{name}: at most {peaks[name]:.0f} KiB"
+    ax.plot(layers, together, style, label=label, linewidth=2.2)
 ax.axhline(2 * P / 1024, color=plots.COLORS["other"], linewidth=1)
-ax.text(99, 2 * P / 1024, "every rank has all of both", ha="right", va="bottom", fontsize=10)
-ax.set(xlabel="forward, then backward (% of the readings)", ylabel="KiB on a rank")
-ax.set(ylim=(0, 2.5 * P / 1024), title="Parameters and gradients through one step, measured")
+ax.text(0, 2 * P / 1024, "all parameters and gradients, without shards", va="bottom", fontsize=10)
+ax.axvline(max(layers) / 2, color=plots.COLORS["idle"], linewidth=2, zorder=0)
+for x, phase in ((0.25, "forward"), (0.75, "backward")):
+    ax.text(x * max(layers), 12, phase, ha="center", color=plots.COLORS["buffers"])
+ax.set(xlabel="layers passed", ylabel="KiB on a rank", ylim=(0, 3.1 * P / 1024))
+ax.set_title("Parameters and gradients through one step, measured")
 ax.legend(loc="upper left")
 plt.show()
-root, blocks = (max(map(sum, readings[name][1])) for name in ("root only", "per block"))
-print("root only needs more at its peak than data parallelism without shards:", root > 2 * P)
-print("per block needs less than half of root only:", blocks < root / 2)
+print("root only needs more at its peak than no shards at all:", peaks["root only"] > 2 * P / 1024)
+print("per block needs less than half of it:", peaks["per block"] < peaks["root only"] / 2)
 
 # %% [markdown]
-# *Per block, only one block is whole at a time. With the root alone, everything is whole from the first
-# layer on, all gradients pile up until the end, and the shards lie beside them: more than data
-# parallelism needs.*
+# *Per block, only one block is whole at a time. With the root alone, everything is whole from the
+# first layer on, all gradients pile up until the end, and the shards lie beside them: more than
+# data parallelism needs.*
 #
-# `fully_shard(model)` on the root alone runs, gives the right numbers, and shards everything that lies
-# idle between steps. But at the peak it saves nothing. It is the most frequent mistake with FSDP. The
-# middle curve is a choice: `reshard_after_forward=False` keeps parameters from forward to backward and
-# sends no more than data parallelism, as ZeRO-2 does. A whole number in its place, such as 8, frees
-# after forward to shards among groups of 8 ranks, so that the second gather stays inside a machine.
+# `fully_shard(model)` on the root alone runs, gives the right numbers, and shards everything that
+# lies idle between steps. But at the peak it saves nothing. It is easily done: one line less, and
+# no error. The middle curve is a choice: `reshard_after_forward=False` keeps parameters from forward
+# to backward and sends no more than data parallelism, as ZeRO-2 does. A whole number in its place,
+# such as 8, frees after forward to shards among groups of 8 ranks, so that the second gather stays
+# inside a machine.
 #
 # ### Mixed precision: a policy
 #
-# `MixedPrecisionPolicy` says in which type things travel and compute. Shards, and with them the update,
-# stay float32. With `param_dtype=torch.bfloat16` a unit is cast before it is gathered. `reduce_dtype`
-# is the type in which gradients are summed: float32 is safer where many ranks add up.
+# `MixedPrecisionPolicy` says in which type things travel and compute. Shards, and with them the
+# update, stay float32. With `param_dtype=torch.bfloat16` a unit is cast before it is gathered.
+# `reduce_dtype` is the type in which gradients are summed: float32 is safer where many ranks add
+# up.
 #
 # **Predict** the ring's bytes with a policy of bfloat16 for parameters and float32 for sums.
 
@@ -1032,14 +1094,14 @@ for name in ("computes", "gradient", "kept"):
     print(f"{name:9}", types[name])
 
 # %% [markdown]
-# The update happens in float32, on float32 shards: they are the master copy. bfloat16 exists only while
-# a unit is gathered. So mixed precision costs no second copy here.
+# The update happens in float32, on float32 shards: they are the master copy. bfloat16 exists only
+# while a unit is gathered. So mixed precision costs no second copy here.
 #
 # ### Gradient accumulation
 #
 # Two micro-batches, one update (chapter 2). By default each backward reduces its gradients.
-# `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages, and
-# costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
+# `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages,
+# and costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
 #
 # **Predict** both, for a step of two micro-batches on 2 ranks.
 
@@ -1056,7 +1118,7 @@ predicted = {
 
 # %%
 def gradients_held(model):
-    """Bytes of gradients: those of the shards, and whole ones, which show while a unit is gathered."""
+    """Bytes of gradients: of the shards, and whole ones, which show while a unit is gathered."""
     held = [p.grad for p in model.parameters()]
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
@@ -1095,16 +1157,16 @@ for name, reduce_once in (("reduced twice", False), ("reduced once", True)):
 plots.compare(predicted, measured)
 
 # %% [markdown]
-# Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are too
-# large by that factor.
+# Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are
+# too large by that factor.
 #
 # ### Activation checkpointing: compute twice, keep less
 #
-# FSDP leaves the activations alone. **Activation checkpointing** keeps only the input of a block and
-# runs the block's forward a second time when backward comes to it ([Chen et al.
-# 2016](https://arxiv.org/abs/1604.06174)). It costs a second forward, about a third more computing, and
-# with `fully_shard` no further gather: backward has gathered the block already. Recompute first, wrap
-# second.
+# FSDP leaves the activations alone. **Activation checkpointing** keeps only the input of a block
+# and runs the block's forward a second time when backward comes to it ([Chen et al.
+# 2016](https://arxiv.org/abs/1604.06174)). It costs a second forward, about a third more computing,
+# and with `fully_shard` no further gather: backward has gathered the block already. Recompute
+# first, wrap second.
 
 
 # %%
@@ -1136,10 +1198,11 @@ print("the same bytes sent:", sent == sent_again, "| kept less than a third:", l
 # %% [markdown]
 # ### Meta device: build what fits on no rank
 #
-# `new_model()` makes the whole model on every rank before it is cut. That is just what a large model
-# does not allow. On the device **meta** tensors have shapes and no memory. So: build there, wrap, which
-# cuts shapes only, then let `to_empty` allocate the shards, and fill them. `set_model_state_dict` takes
-# whole tensors, here from rank 0, and gives each rank its part, one tensor at a time.
+# `new_model()` makes the whole model on every rank before it is cut. That is just what a large
+# model does not allow. On the device **meta** tensors have shapes and no memory. So: build there,
+# wrap, which cuts shapes only, then let `to_empty` allocate the shards, and fill them.
+# `set_model_state_dict` takes whole tensors, here from rank 0, and gives each rank its part, one
+# tensor at a time.
 
 
 # %%
@@ -1169,23 +1232,24 @@ plots.compare(
 print("from meta as alone:", claims)
 
 # %% [markdown]
-# A new model is initialised without rank 0's copy: after `to_empty`, each layer's `reset_parameters()`
-# draws its own shard. And from a checkpoint each rank reads only its part; that comes below.
+# A new model is initialised without rank 0's copy: after `to_empty`, each layer's
+# `reset_parameters()` draws its own shard. And from a checkpoint each rank reads only its part;
+# that comes below.
 #
-# **CPU offload** in a word: with `offload_policy=CPUOffloadPolicy()` the shards, their gradients and the
-# optimizer's state live in the host's memory and the update runs on the CPU. A GPU then holds gathered
-# units and activations only, and every gather passes the slow way between host and GPU. It is for models
-# that fit in no other way.
+# **CPU offload** in a word: with `offload_policy=CPUOffloadPolicy()` the shards, their gradients
+# and the optimizer's state live in the host's memory and the update runs on the CPU. A GPU then
+# holds gathered units and activations only, and every gather passes the slow way between host and
+# GPU. It is for models that fit in no other way.
 #
 # ### Hybrid shards on a mesh of two dimensions
 #
-# With 1,000 ranks an all-gather has 1,000 partners, most of them far away. **HSDP**, hybrid sharding,
-# shards among the ranks of one machine and replicates across machines. The mesh has two dimensions:
-# `replicate` outside, `shard` inside (chapter 7). Gathers and reduce-scatters stay in the inner group,
-# and the shards of the gradients are all-reduced in the outer one.
+# With 1,000 ranks an all-gather has 1,000 partners, most of them far away. **HSDP**, hybrid
+# sharding, shards among the ranks of one machine and replicates across machines. The mesh has two
+# dimensions: `replicate` outside, `shard` inside (chapter 7). Gathers and reduce-scatters stay in
+# the inner group, and the shards of the gradients are all-reduced in the outer one.
 #
-# **Predict** for 2 x 2 ranks what a ring sends in each group. Within the inner one it is as before, with
-# 2 ranks. Across, each rank all-reduces its shard of the gradients, $P/2$ bytes.
+# **Predict** for 2 x 2 ranks what a ring sends in each group. Within the inner one it is as before,
+# with 2 ranks. Across, each rank all-reduces its shard of the gradients, $P/2$ bytes.
 
 
 # %%
@@ -1225,15 +1289,15 @@ print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_
 print("2 x 2 ranks as alone:", launch(train_wrapped, 4, wrap_hybrid)[3][0])
 
 # %% [markdown]
-# The far links carry $P/2$ now and not $3P$. The price is memory: a rank holds a half of the model and
-# not a quarter.
+# Only the last line of messages, $P/2$ bytes, leaves the machine. The price is memory: a rank holds
+# a half of the model and not a quarter.
 #
 # ### FSDP x tensor parallelism
 #
 # On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts
-# the layers among the ranks of a machine (chapter 6), then `fully_shard` shards what each of them has
-# left among the machines. A DTensor then has a placement for each dimension. In this order: tensor
-# parallelism first, FSDP last.
+# the layers among the ranks of a machine (chapter 6), then `fully_shard` shards what each of them
+# has left among the machines. A DTensor then has a placement for each dimension. In this order:
+# tensor parallelism first, FSDP last.
 
 # %%
 PLAN = {
@@ -1268,20 +1332,20 @@ print("FSDP x TP on 2 x 2 ranks as alone:", claims)
 print("feed_forward.up.weight is", placements, "and a rank holds", shape, "of (128, 32)")
 
 # %% [markdown]
-# Two ranks with the same rows of the mesh must read the same windows: `rank // 2` is the coordinate in
-# the data dimension. The underscore in `_StridedShard` says that both dimensions cut the same rows, and
-# in which order.
+# Two ranks with the same rows of the mesh must read the same windows: `rank // 2` is the coordinate
+# in the data dimension. The underscore in `_StridedShard` says that both dimensions cut the same
+# rows, and in which order.
 
 # %% [markdown]
 # ### Checkpoints: four ranks save, two or one resume
 #
-# No rank has the model, so no rank can write it. With `torch.distributed.checkpoint` every rank writes
-# a file of its own shards, and rank 0 a small file `.metadata` that says which part of which tensor
-# lies where. To load, each rank looks up which pieces *its* shards need and reads those. So the number
-# of ranks may be another one: this is **resharding**.
+# No rank has the model, so no rank can write it. With `torch.distributed.checkpoint` every rank
+# writes a file of its own shards, and rank 0 a small file `.metadata` that says which part of which
+# tensor lies where. To load, each rank looks up which pieces *its* shards need and reads those. So
+# the number of ranks may be another one: this is **resharding**.
 #
-# `get_state_dict` gives model and optimizer state under the names of the whole model, as DTensors. A
-# checkpoint without the optimizer's state is no checkpoint, as section 5 shows.
+# `get_state_dict` gives model and optimizer state under the names of the whole model, as DTensors.
+# A checkpoint without the optimizer's state is no checkpoint, as section 5 shows.
 
 
 # %%
@@ -1354,10 +1418,10 @@ for n in (4, 2, 1):
 # %% [markdown]
 # ### A half-written checkpoint is never taken for a whole one
 #
-# A rank can die while it writes. In the next cell rank 1 is killed (`SIGKILL`) in the middle of a save,
-# when the others have written their files. What keeps anyone from loading that? Two things. DCP writes
-# `.metadata` last, after every rank has reported that it is done. And `save` gives the folder its name
-# only then. Whoever looks for the newest checkpoint looks for finished names.
+# A rank can die while it writes. In the next cell rank 1 is killed (`SIGKILL`) in the middle of a
+# save, when the others have written their files. What keeps anyone from loading that? Two things.
+# DCP writes `.metadata` last, after every rank has reported that it is done. And `save` gives the
+# folder its name only then. Whoever looks for the newest checkpoint looks for finished names.
 
 
 # %%
@@ -1417,8 +1481,8 @@ def error_of_loading(rank, folder):
 print("and if somebody loads the torn one:", launch(error_of_loading, 1, torn)[0])
 
 # %% [markdown]
-# Now the way in which people lose a checkpoint: they save every time into the *same* folder. The old
-# `.metadata` is still there when the new files are half written.
+# Now the way in which people lose a checkpoint: they save every time into the *same* folder. The
+# old `.metadata` is still there when the new files are half written.
 
 
 # %%
@@ -1444,8 +1508,8 @@ print("    the state after two steps:", same(after_two, mixed))
 print("    the state after four steps:", same(after_four, mixed))
 
 # %% [markdown]
-# Rank 0's half is from step 4 and rank 1's half from step 2: a model that never was, without a
-# word of warning. Give every checkpoint a folder of its own. Chapter 9 adds what is still missing: a
+# Rank 0's half is from step 4 and rank 1's half from step 2: a model that never was, without a word
+# of warning. Give every checkpoint a folder of its own. Chapter 9 adds what is still missing: a
 # file that the disk has damaged, and the way back to the last good one.
 
 # %% [markdown]
@@ -1454,10 +1518,10 @@ print("    the state after four steps:", same(after_four, mixed))
 # ### Bug hunt: size and speed at once
 #
 # An article on training with several GPUs closes with advice and no code: FSDP splits parameters,
-# gradients and optimizer state over all GPUs, and so it solves both problems at once, the size of the
-# model and the speed of training. Another one says that model sharding cuts a large model into
-# smaller pieces and gives each GPU one. Before you run the cell: which of the numbers are smaller with
-# FSDP than with DDP? And which blocks does a rank compute?
+# gradients and optimizer state over all GPUs, and so it solves both problems at once, the size of
+# the model and the speed of training. Another one says that model sharding cuts a large model into
+# smaller pieces and gives each GPU one. Before you run the cell: which of the numbers are smaller
+# with FSDP than with DDP? And which blocks does a rank compute?
 
 
 # %%
@@ -1486,15 +1550,16 @@ for kind, of_ddp, of_fsdp in zip(kinds, with_ddp, with_fsdp):
     print(f"{kind:18} with FSDP: {word}, {of_fsdp / of_ddp:.2f} of DDP")
 
 # %% [markdown]
-# The first claim is half right: size, yes, for the model states. The speed of DDP is at best kept: the
-# work is the same and more is sent, here 1.45 times as much. FSDP makes larger models or larger batches
-# *possible*. And no rank has a piece of the model in the sense of chapter 4: each computes all four
-# blocks, for its own rows. "Sharding" is how things are stored and not how the work is split.
+# The first claim is half right: size, yes, for the model states. The speed of DDP is at best kept:
+# the work is the same and more is sent, here 1.45 times as much. FSDP makes larger models or larger
+# batches *possible*. And no rank has a piece of the model in the sense of chapter 4: each computes
+# all four blocks, for its own rows. "Sharding" is how things are stored and not how the work is
+# split.
 #
 # ### The optimizer made before the sharding
 #
-# One line in the wrong place. `fully_shard` replaces every parameter by a new one. The optimizer below
-# still has the old ones. The same batch is trained on three times, so the loss should fall.
+# One line in the wrong place. `fully_shard` replaces every parameter by a new one. The optimizer
+# below still has the old ones. The same batch is trained on three times, so the loss should fall.
 
 
 # %%
@@ -1517,14 +1582,14 @@ for name, optimizer_first in (("after", False), ("before", True)):
     print(f"optimizer made {name} the wrapping: losses {losses}; it misses {strangers} parameters")
 
 # %% [markdown]
-# No error and no warning: an optimizer skips parameters without gradients, and its old ones get none. On
-# changing batches the loss wobbles and looks alive. Compare what the optimizer has with what the model
-# has, once, at the start.
+# No error and no warning: an optimizer skips parameters without gradients, and its old ones get
+# none. On changing batches the loss wobbles and looks alive. Compare what the optimizer has with
+# what the model has, once, at the start.
 #
 # ### Forward on one rank only
 #
-# Rank 0 wants to see a sample before training, or validates alone. With DDP that goes well: a forward
-# of DDP sends nothing. With FSDP forward gathers, and everybody has to take part.
+# Rank 0 wants to see a sample before training, or validates alone. With DDP that goes well: a
+# forward of DDP sends nothing. With FSDP forward gathers, and everybody has to take part.
 
 
 # %%
@@ -1543,10 +1608,11 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Rank 0 waits for pieces that rank 1 would have to send, but rank 1 has left. Under torchrun this is a
-# silent hang, or a pairing of rank 0's all-gather with whatever rank 1 calls next. The same happens with
-# an early `break`, with batches that run out on one rank (chapter 3), with a layer that only some ranks
-# use, and with `state_dict` tricks under `if rank == 0`. The repair: all ranks call it, one prints.
+# Rank 0 waits for pieces that rank 1 would have to send, but rank 1 has left. Under torchrun this
+# is a silent hang, or a pairing of rank 0's all-gather with whatever rank 1 calls next. The same
+# happens with an early `break`, with batches that run out on one rank (chapter 3), with a layer
+# that only some ranks use, and with `state_dict` tricks under `if rank == 0`. The repair: all ranks
+# call it, one prints.
 
 
 # %%
@@ -1563,10 +1629,11 @@ launch(sample_on_all, 2)
 # %% [markdown]
 # ### Another order of the parameters
 #
-# A flat vector has no names. If two ranks lay out the same parameters in another order, pieces end up
-# in the wrong layers. Such an order comes from a `set` of strings, which Python orders differently in
-# every process, or from files listed by the operating system. Here rank 1 has the reverse order, so that
-# it is the same in every run. Both ranks hold the same two layers. What is in them after one gather?
+# A flat vector has no names. If two ranks lay out the same parameters in another order, pieces end
+# up in the wrong layers. Such an order comes from a `set` of strings, which Python orders
+# differently in every process, or from files listed by the operating system. Here rank 1 has the
+# reverse order, so that it is the same in every run. Both ranks hold the same two layers. What is
+# in them after one gather?
 
 
 # %%
@@ -1591,13 +1658,14 @@ for agreed in (True, False):
         print(f"rank {rank}: {weights}, names in the same order: {alike}")
 
 # %% [markdown]
-# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit, and
-# the model trains on. The repair is to compare the names once, as the cell does. `fully_shard` goes by
-# the order in which modules are registered, and does not compare it either.
+# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit,
+# and the model trains on. The repair is to compare the names once, as the cell does. `fully_shard`
+# goes by the order in which modules are registered, and does not compare it either.
 #
 # ### A full state dict on every rank
 #
-# To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4 ranks.
+# To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4
+# ranks.
 
 # %%
 n = 4
@@ -1621,14 +1689,15 @@ for name, counts in measured.items():
     print(f"{name:17} {counts}, as predicted: {counts == predicted[name]}")
 
 # %% [markdown]
-# The full one brings the whole model to every rank: exactly what does not fit. With `cpu_offload=True`
-# rank 0 alone gets it, one tensor at a time, in the host's memory. For checkpoints nobody needs it: save
-# the shards. To hand a model to somebody else, take the third way, and call it on all ranks.
+# The full one brings the whole model to every rank: exactly what does not fit. With
+# `cpu_offload=True` rank 0 alone gets it, one tensor at a time, in the host's memory. For
+# checkpoints nobody needs it: save the shards. To hand a model to somebody else, take the third
+# way, and call it on all ranks.
 #
 # ### Clipping by a local norm
 #
-# Chapter 6 had this with tensor parallelism. With FSDP everything is cut, so every rank has a norm of
-# its own, and each piece of a layer is scaled by another factor.
+# Chapter 6 had this with tensor parallelism. With FSDP everything is cut, so every rank has a norm
+# of its own, and each piece of a layer is scaled by another factor.
 
 
 # %%
@@ -1664,13 +1733,13 @@ for clip in (clip_by_local_norm, clip_by_whole_norm):
 
 # %% [markdown]
 # `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms computed by hand, in
-# logging or in a clipping of your own, do not. The mistake never shows as ranks that disagree: there is
-# one model, only a wrong one.
+# logging or in a clipping of your own, do not. The mistake never shows as ranks that disagree:
+# there is one model, only a wrong one.
 #
 # ### A checkpoint without the optimizer's state
 #
-# Six steps, a checkpoint, six more. Once both model and optimizer are resumed, once only the model, as
-# in many a script.
+# Six steps, a checkpoint, six more. Once both model and optimizer are resumed, once only the model,
+# as in many a script.
 
 
 # %%
@@ -1693,7 +1762,20 @@ def interrupted(rank, what, folder):
 
 kinds = ["undisturbed", "model and optimizer", "model only"]
 results = {what: launch(interrupted, 2, what, CHECKPOINTS)[0] for what in kinds}
-plots.loss_curves({what: losses for what, (losses, _) in results.items()}, "Resumed after step 6")
+figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
+styles = {"undisturbed": "-", "model and optimizer": "--", "model only": ":"}
+for what, style in styles.items():
+    losses = torch.tensor(results[what][0])
+    gap = losses - torch.tensor(results["undisturbed"][0])
+    left.plot(range(1, 13), losses, style, label=what, linewidth=2.2)
+    right.plot(range(1, 13), gap, style, linewidth=2.2)
+left.set(xlabel="step", ylabel="loss", title="Looks fine")
+right.set(xlabel="step", ylabel="difference in loss", title="Is not")
+for ax in (left, right):
+    ax.axvline(6.5, color=plots.COLORS["other"], linewidth=1)
+    ax.set_xticks(range(2, 13, 2))
+left.text(6.7, max(losses), "resumed", va="top", fontsize=10)
+figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 plt.show()
 losses, expected = results["undisturbed"]
 for what in kinds[1:]:
@@ -1706,13 +1788,13 @@ for what in kinds[1:]:
     print(f", the last: {abs(resumed[11] - losses[11]) < 1e-5}, parameters: {same(expected, got)}")
 
 # %% [markdown]
-# *Three curves of a loss on changing batches. With model and optimizer the resumed run lies on the
-# undisturbed one; with the model only it leaves it after the first step, and goes on falling.*
+# *Left: three losses on changing batches, hard to tell apart. Right: with model and optimizer the
+# resumed run lies on the undisturbed one; with the model only it leaves it after the first step.*
 #
-# The first loss is exactly right, because the parameters are. Nothing looks broken. But the momentum is
-# gone, so the run goes another way; with Adam the first steps after a restart are also larger than they
-# should be, since its averages start at zero. Test a checkpoint as here: stop, resume, and compare with
-# the run that was never stopped.
+# The first loss is exactly right, because the parameters are. Nothing looks broken. But the
+# momentum is gone, so the run goes another way; with Adam the first steps after a restart are also
+# larger than they should be, since its averages start at zero. Test a checkpoint as here: stop,
+# resume, and compare with the run that was never stopped.
 
 # %% [markdown]
 # ## 6. Exercises: build your own FSDP
@@ -2187,14 +2269,15 @@ check("8.5", reshard)
 # %% [markdown]
 # ## 7. See it: a ledger with sliders
 #
-# The explorer shows the ledger of one rank for all four stages, and marks the one you chose. It counts
-# the model states and, for stage 3, two gathered units, each a fortieth of the model. Activations
-# come on top. Three things to try:
+# The explorer shows the ledger of one rank for all four stages, and marks the one you chose. It
+# counts the model states and, for stage 3, two gathered units, each a fortieth of the model.
+# Activations come on top. Three things to try:
 #
-# * A model of 7.5 billion on 64 ranks: stages 1 and 2 fit into 80 GB. With 30 billion only stage 3 does.
+# * A model of 7.5 billion on 64 ranks: stages 1 and 2 fit into 80 GB. With 42.5 billion only stage
+#   3 does.
 # * Go to 1 rank: the stages are equal. There is nobody to share with.
-# * Change the precision: the ledger of model states stays at 16 bytes for each parameter. What moves is
-#   the share that each stage divides, and what travels.
+# * Change the precision: the ledger of model states stays at 16 bytes for each parameter. What
+#   moves is the share that each stage divides, and what travels.
 
 # %%
 PRECISIONS = {  # bytes for each parameter: parameters, gradients, optimizer
@@ -2248,8 +2331,8 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start: the paper's 7.5 billion on 64 ranks. Stage 0 needs 120 GB, stage 3 1.9 GB for the model
-# states and less than one GB for two gathered units.*
+# *At the start: the paper's 7.5 billion on 64 ranks. Stage 0 needs 120 GB, stage 3 1.9 GB for the
+# model states and less than one GB for two gathered units.*
 #
 # And the figure to remember: what more ranks buy.
 
@@ -2273,19 +2356,19 @@ plt.show()
 print("floors of stages 1 and 2:", *(f"{sum(gigabytes(s, 2**40).values()):.0f} GB" for s in (1, 2)))
 
 # %% [markdown]
-# *Model states of 7.5 billion parameters. Stage 1 flattens at 30 GB, the parameters and gradients in 16
-# bits; stage 2 at 15 GB; stage 3 halves with every doubling.*
+# *Model states of 7.5 billion parameters. Stage 1 flattens at 30 GB, the parameters and gradients
+# in 16 bits; stage 2 at 15 GB; stage 3 halves with every doubling.*
 #
 # ## 8. On a cluster: the same model under torchrun
 #
-# The script trains the language model of section 4 and saves after every step. Started again, on any
-# number of ranks, it goes on from the newest checkpoint. New beside section 4 are the lines for the
-# process group, and the step count, which is part of what is saved.
+# The script trains the language model of section 4 and saves after every step. Started again, on
+# any number of ranks, it goes on from the newest checkpoint. New beside section 4 are the lines for
+# the process group, and the step count, which is part of what is saved.
 
 # %%
 script = Path("scratch/train_fsdp.py")
 script.unlink(missing_ok=True)
-shutil.rmtree("scratch/run", ignore_errors=True)
+shutil.rmtree("scratch/fsdp_run", ignore_errors=True)
 
 # %%
 # %%writefile scratch/train_fsdp.py
@@ -2306,7 +2389,7 @@ from torch.nn.functional import cross_entropy
 from course_utils import text
 from course_utils.models import LanguageModel
 
-last_step, folder = int(sys.argv[1]), Path("scratch/run")
+last_step, folder = int(sys.argv[1]), Path("scratch/fsdp_run")
 local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 device = "cuda" if torch.cuda.device_count() >= local_ranks else "cpu"
 if device == "cuda":
@@ -2370,34 +2453,35 @@ print("as one process:", [line.partition(": ")[2] for line in printed.splitlines
 # * **The model is built on the meta device**, as in section 4.
 # * **The mesh** has two dimensions where machines have fast links inside:
 #   `init_device_mesh("cuda", (machines, 8), mesh_dim_names=("replicate", "shard"))`.
-# * **Gathers overlap with computing** only on GPUs, where they run on a stream of their own. The Python
-#   code runs ahead; `set_modules_to_forward_prefetch` asks even earlier.
-# * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to the
-#   host's memory and writes while training goes on.
+# * **Gathers overlap with computing** only on GPUs, where they run on a stream of their own. The
+#   Python code runs ahead; `set_modules_to_forward_prefetch` asks even earlier.
+# * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to
+#   the host's memory and writes while training goes on.
 # * **Things die.** Chapter 9 restarts them.
 #
-# The folder `cluster/` has the script to take away: `cluster/train.py` adds bfloat16, gradient clipping,
-# the position in the data, checkpoints that are verified, and the way back to the last good one. Launch
-# files for SLURM and Kubernetes lie beside it.
+# The folder `cluster/` has the script to take away: `cluster/train.py` adds bfloat16, gradient
+# clipping, the position in the data, checkpoints that are verified, and the way back to the last
+# good one. Launch files for SLURM and Kubernetes lie beside it.
 
 # %% [markdown]
 # ## 9. Remember
 #
 # 1. Model states cost 16 bytes for each parameter. ZeRO divides first the optimizer state, then the
 #    gradients, then the parameters among the ranks. Activations stay.
-# 2. Stages 1 and 2 send what data parallelism sends, $2\Psi$; stage 3 sends $3\Psi$ and has no floor.
+# 2. Stages 1 and 2 send what data parallelism sends, $2\Psi$; stage 3 sends $3\Psi$ and has no
+#    floor.
 # 3. Shard each block and then the root. The root alone shards what lies idle, and at the peak holds
 #    everything.
-# 4. Wrap first, then make the optimizer. Every rank calls forward. Norms and state dicts by hand see
-#    one shard only.
+# 4. Wrap first, then make the optimizer. Every rank calls forward. Norms and state dicts by hand
+#    see one shard only.
 # 5. A checkpoint is model *and* optimizer, complete or not there at all, and loads on any number of
 #    ranks.
 #
 # **Sources**
 #
-# * S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2019,
-#   [arXiv 1910.02054](https://arxiv.org/abs/1910.02054): section 3.1 the ledger, section 5 the stages,
-#   section 7 communication, figure 1 and table 1.
+# * S. Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*,
+#   2019, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054): section 3.1 the ledger, section 5
+#   the stages, section 7 communication, figure 1 and table 1.
 # * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, 2023,
 #   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2 units, peak memory and hybrid
 #   sharding, section 5 prefetch measured.
@@ -2405,5 +2489,5 @@ print("as one process:", [line.partition(": ")[2] for line in printed.splitlines
 #   [arXiv 1604.06174](https://arxiv.org/abs/1604.06174): recomputation.
 # * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
 #   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
-#   [activation checkpointing](https://docs.pytorch.org/docs/stable/checkpoint.html),
-#   [FSDP2 tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
+#   [activation checkpointing](https://docs.pytorch.org/docs/stable/checkpoint.html), [FSDP2
+#   tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
