@@ -4,13 +4,20 @@ A round runs each candidate once, in an order that rotates; ratios are taken rou
 slows the machine for a while then slows all candidates, and the ratios stay.
 """
 
+import itertools
+import json
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from course_utils.hardware import device
 
@@ -58,6 +65,40 @@ def step_seconds(step: Callable[[], None]) -> float:
     if device().type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def peak_bytes(step: Callable[[], None]) -> int:
+    """Returns how much more memory this rank had allocated within `step`, at most, than before it.
+
+    On the CPU these are the allocations that PyTorch's profiler hears of.
+    """
+    if device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _without_stderr(), profiler:  # its library reports there that it starts and stops
+        step()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    changes = [event for event in events if event.get("name") == "[memory]"]
+    changes.sort(key=lambda event: event["ts"])
+    return max(itertools.accumulate(event["args"]["Bytes"] for event in changes))
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """What this process writes to file descriptor 2 is lost."""
+    before = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def of_the_slowest(reports: list[dict[str, list[float]]]) -> dict[str, list[float]]:
