@@ -879,6 +879,17 @@ def goes_backward_in_the_last_stage(*given):
     )
 
 
+@wrong("7.4", names="never-sent")
+def forgets_to_send_back(*given):
+    """The stage before waits for its gradient."""
+
+    def send(tensor, mesh, stage):
+        if stage > mesh.get_local_rank("pipeline"):
+            _send(tensor, mesh, stage)
+
+    return _train_3d(*given, send=send)
+
+
 @wrong("7.4", names="first-waits")
 def receives_first_on_every_rank(part, read_inputs, read_targets, shape, mesh, optimizer):
     stages = mesh.get_group("pipeline").size()
