@@ -888,7 +888,7 @@ panels = {
     "prefetch, and reductions behind backward": simulated(True, True),
 }
 plots.timelines(
-    {f"{name}: {end:.1f}": [record] for name, (record, end) in panels.items()},
+    {f"{name}, simulated: {end:.1f}": [record] for name, (record, end) in panels.items()},
     unit="forward passes of a block",
 )
 plt.show()
@@ -985,7 +985,6 @@ for rank in range(n):
 # %%
 n, L = 4, LAYERS
 R = P - L * block  # bytes of embeddings, last norm and head
-passes = {"per block": 3, "per block, kept": 2, "root only": 2}
 predicted = {
     "per block, sent": (3 * L * block + 2 * R) * (n - 1) // n,
     "per block, kept, sent": 2 * P * (n - 1) // n,
@@ -1034,9 +1033,9 @@ ax.text(0, 2 * P / 1024, "all parameters and gradients, without shards", va="bot
 ax.axvline(max(layers) / 2, color=plots.COLORS["idle"], linewidth=2, zorder=0)
 for x, phase in ((0.25, "forward"), (0.75, "backward")):
     ax.text(x * max(layers), 12, phase, ha="center", color=plots.COLORS["buffers"])
-ax.set(xlabel="layers passed", ylabel="KiB on a rank", ylim=(0, 3.1 * P / 1024))
+ax.set(xlabel="layers passed", ylabel="KiB on a rank", ylim=(0, 2.5 * P / 1024))
 ax.set_title("Parameters and gradients through one step, measured")
-ax.legend(loc="upper left")
+figure.legend(loc="outside lower center", ncols=3)
 plt.show()
 print("root only needs more at its peak than no shards at all:", peaks["root only"] > 2 * P / 1024)
 print("per block needs less than half of it:", peaks["per block"] < peaks["root only"] / 2)
