@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late, waits
+from course_utils.checks.ranks import waits
 from course_utils.hardware import device
 from course_utils.intercept import listening
 
@@ -44,6 +44,55 @@ def _larger_than_itself(tensor: Tensor) -> bool:
 
 def _tensor(draw, shape: tuple[int, ...]) -> Tensor:
     return draw.tensor(math.prod(shape)).view(shape)
+
+
+@dataclass
+class _Sent:
+    """The collectives of a block: what was sent in which dtype, and for what nobody has waited."""
+
+    dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
+    unwaited: list[str] = field(default_factory=list)
+
+
+KINDS = {"allgather": "gather", "reduce_scatter": "reduce_scatter", "allreduce": "all_reduce"}
+
+
+def _described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
+    """The kind of a call, and what this rank hands over."""
+    kind = next((kind for part, kind in KINDS.items() if part in name), "other")
+    keys = ("input_tensors", "input_tensor", "tensors")
+    return kind, list(_tensors_in([arguments[key] for key in keys if key in arguments]))
+
+
+def _tensors_in(value) -> Iterator[Tensor]:
+    if torch.is_tensor(value):
+        yield value
+    else:
+        for entry in value:
+            yield from _tensors_in(entry)
+
+
+def _work(result) -> dist.Work:
+    return dist.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[_Sent]:
+    calls: list[tuple[str, dist.Work]] = []
+    sent = _Sent()
+
+    def hear(name: str, arguments: dict) -> Callable:
+        kind, payload = _described(name, arguments)
+        sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
+        return lambda result: calls.append((kind, _work(result)))
+
+    with waits() as asked, listening(hear):
+        yield sent
+    if device().type == "cpu":  # a GPU's collectives end in the order of its stream
+        for kind, work in calls:
+            if not any(work is other for other in asked):
+                sent.unwaited.append(kind)
+                work.wait()  # so that what comes next is the same in every run
 
 
 # ---- 8.1 -----------------------------------------------------------------------------------------
@@ -98,12 +147,12 @@ def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) 
     reversed_order = SORTS[:stage]
     own = SHARDED[stage][-1:]
     return {
-        "stage-0-sharded": stage == 0,
         "sizes-fixed": sizes != MIXED and _held(count, size, SHARDED[stage], MIXED),
+        "all-ranks-together": ranks * _held(count, size, SHARDED[stage], sizes),
+        "stage-0-sharded": stage == 0,
         "wrong-order": _held(count, size, reversed_order, sizes),
         "only-its-own": _held(count, size, own, sizes),
         "everything-divided": _held(count, size, SORTS, sizes),
-        "all-ranks-together": ranks * _held(count, size, SHARDED[stage], sizes),
         "rounded-down": _held(count, count // ranks, SHARDED[stage], sizes),
         "rounded-late": math.ceil(_held(count, count / ranks, SHARDED[stage], sizes)),
         "not-rounded": _held(count, count / ranks, SHARDED[stage], sizes),
@@ -189,6 +238,7 @@ sharding = Exercise(
         "`__init__`.",
         "not-broadcast": "A rank still has an old value of a parameter that another rank has updated: "
         "every rank must receive every parameter after the step.",
+        "not-waited": "Nobody waits for a message: what a rank uses may not have arrived.",
         "wrong-source": "A parameter's owner has updated it, and then received the old value again: "
         "broadcast from the owner, and not always from the same rank.",
         "left-over": "Some parameters have no owner and are never updated. Where the number of parameters "
@@ -208,8 +258,6 @@ sharding = Exercise(
         "options-missing": "Your `param_groups` lack options that `optimizer_cls` has, such as Adam's "
         "`betas`, and schedulers look there. What is not in kwargs is in the inner's `defaults`.",
         "fixed-optimizer": "The update is not that of `optimizer_cls` with these kwargs.",
-        "eager-state": "Some optimizers, such as Adagrad, make their state when they are constructed, for the "
-        "parameters that they get then. Construct an inner one for each group: adding groups to it is not enough.",
         "empty-rank": "With more ranks than parameters, a rank owns nothing, and an optimizer refuses an "
         "empty list. A group with an empty list is accepted: `[{'params': []}]`.",
         "generator-used-up": "`model.parameters()` is a generator: it can be read once. Make a list first.",
@@ -250,6 +298,7 @@ class _Updates:
 @dataclass
 class _Updated:
     values: list[list[Tensor]]  # after each step
+    unwaited: list[str] = field(default_factory=list)  # collectives for which nobody has waited
     listed: list[int] = field(default_factory=list)  # parameters in `state`
     held: list[int] = field(default_factory=list)  # parameters of which an inner one has state
     options: list[str] = field(default_factory=list)
@@ -285,19 +334,25 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             learns = gradient is not None and parameter.requires_grad
             parameter.grad = gradient.clone().to(device()) if learns else None
-        come_late(rank)
         optimizer.step()
         if scheduler:
             scheduler.step()
         report.values.append([parameter.detach().clone().cpu() for parameter in parameters])
     report.listed = sorted(names[p] for p in optimizer.state if p in names)
-    report.held = sorted({names[p] for inner in made for p, s in inner.state.items() if s})
+    report.held = sorted(
+        {names[p] for inner in made for p, s in inner.state.items() if s and p in names}
+    )
     report.options = sorted(optimizer.param_groups[0])
     return report
 
 
-def _sharded(rank, answer, task: _Updates) -> _Updated:
-    return _update(rank, answer, task)
+def _sharded(rank, answer, tasks: list[_Updates]) -> list[_Updated]:
+    reports = []
+    for task in tasks:
+        with _following() as sent:
+            report = _update(rank, answer, task)
+        reports.append(replace(report, unwaited=sent.unwaited))
+    return reports
 
 
 def _itself(params, optimizer: type[torch.optim.Optimizer], **kwargs) -> torch.optim.Optimizer:
@@ -314,26 +369,32 @@ def _updates(draw, shapes: list[tuple[int, ...]], **options) -> _Updates:
 
 
 def _check_updates(
-    answer, task: _Updates, ranks: int, likely: dict | None = None
+    answer, task: _Updates, ranks: int, likely: dict[str, Callable] | None = None
 ) -> list[_Updated]:
-    """Compares every parameter on every rank after every step with the inner optimizer alone.
+    """Compares every parameter on every rank after every step with the inner optimizer alone."""
+    reports = [each for [each] in run(_sharded, ranks, answer, [task])]
+    _judge_updates(reports, task, likely or {})
+    return reports
 
-    `likely` maps a misconception to a function of (step, parameter, what every rank has).
-    """
-    reports = run(_sharded, ranks, answer, task)
+
+def _judge_updates(reports: list[_Updated], task: _Updates, likely: dict[str, Callable]) -> None:
+    """`likely` maps a misconception to a function of (step, parameter, what every rank has)."""
+    ranks = len(reports)
+    for report in reports:
+        if report.unwaited:
+            raise Wrong("not-waited", expected="a wait() for every message", got="none")
     expected = _expected(task).values
     for step, right in enumerate(expected):
         before = expected[step - 1] if step else task.tensors
         for index, value in enumerate(right):
             got = [report.values[step][index] for report in reports]
-            named = {slug: made(step, index, got) for slug, made in (likely or {}).items()}
+            named = {slug: made(step, index, got) for slug, made in likely.items()}
             unchanged = not same(before[index], value) and same(got, [before[index]] * ranks)
             named["left-over"] = unchanged and not any(index in r.held for r in reports)
             named["wrong-source"] = unchanged
             named["not-broadcast"] = any(same(own, value) for own in got)
             what = f"parameter {index} after step {step + 1}"
             expect(got, [value] * ranks, each="rank", what=what, likely=named)
-    return reports
 
 
 def _as_if(task: _Updates, **changes) -> Callable:
@@ -380,32 +441,31 @@ def _(answer, draw):
 def _(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
     task = _updates(draw, SMALL, groups=groups)
+    scheduled = replace(task, decay=0.5)
+    both = list(zip(*run(_sharded, 2, answer, [task, scheduled]), strict=True))
     plain = [(own, {}) for own, _ in groups]
-    _check_updates(answer, task, 2, {"groups-lost": _as_if(task, groups=plain)})
-    task = _updates(draw, SMALL, groups=groups, decay=0.5)
-    _check_updates(answer, task, 2, {"scheduler-unheard": _as_if(task, decay=None)})
+    _judge_updates(both[0], task, {"groups-lost": _as_if(task, groups=plain)})
+    _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
 
 
-@sharding.requires(
-    "any inner optimizer, with all its options to see", failures={"KeyError": "eager-state"}
-)
+@sharding.requires("any inner optimizer, with all its options to see")
 def _(answer, draw):
-    for optimizer, kwargs in (
-        (torch.optim.Adam, {"lr": 0.01}),
-        (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
-        (torch.optim.SGD, {}),
-    ):
-        task = _updates(draw, SMALL, optimizer=optimizer, kwargs=kwargs)
-        likely = {"fixed-optimizer": lambda step, index, got: same(got, [got[0]] * len(got))}
-        reports = _check_updates(answer, task, 2, likely)
-        if kwargs:
-            _check_owners(reports, task)
+    tasks = [
+        _updates(draw, SMALL, optimizer=optimizer, kwargs=kwargs)
+        for optimizer, kwargs in (
+            (torch.optim.Adam, {"lr": 0.01}),
+            (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
+        )
+    ]
+    likely = {"fixed-optimizer": lambda step, index, got: same(got, [got[0]] * len(got))}
+    of_tasks = zip(*run(_sharded, 2, answer, tasks), strict=True)
+    for task, reports in zip(tasks, of_tasks, strict=True):
+        _judge_updates(reports, task, likely)
+        _check_owners(reports, task)
         missing = set(_expected(task).options) - set(reports[0].options)
         if missing:
-            names = " and ".join(sorted(missing))
-            raise Wrong(
-                "options-missing", expected="all options of the inner one", got=f"no {names}"
-            )
+            got = f"no {' and '.join(sorted(missing))}"
+            raise Wrong("options-missing", expected="all options of the inner one", got=got)
 
 
 @sharding.requires("three ranks, and one")
@@ -954,15 +1014,7 @@ class _Step:
     dtypes: dict[str, set[torch.dtype]]  # of the parameters and gradients
     full: Named  # parameters after the update
     twin_full: Named
-    sent: "_Sent"
-
-
-@dataclass
-class _Sent:
-    """The collectives of a block: what was sent in which dtype, and for what nobody has waited."""
-
-    dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
-    unwaited: list[str] = field(default_factory=list)
+    sent: _Sent
 
 
 def _trained(
@@ -1039,47 +1091,6 @@ def _scaled(gradients: Named, factor: float) -> Named:
 
 def _mean(parts: list[Named], ranks: int) -> Named:
     return _scaled(_added(parts), 1 / ranks)
-
-
-KINDS = {"allgather": "gather", "reduce_scatter": "reduce_scatter", "allreduce": "all_reduce"}
-
-
-def _described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
-    """The kind of a call, and what this rank hands over."""
-    kind = next((kind for part, kind in KINDS.items() if part in name), "other")
-    keys = ("input_tensors", "input_tensor", "tensors")
-    return kind, list(_tensors_in([arguments[key] for key in keys if key in arguments]))
-
-
-def _tensors_in(value) -> Iterator[Tensor]:
-    if torch.is_tensor(value):
-        yield value
-    else:
-        for entry in value:
-            yield from _tensors_in(entry)
-
-
-def _work(result) -> dist.Work:
-    return dist.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
-
-
-@contextlib.contextmanager
-def _following() -> Iterator[_Sent]:
-    calls: list[tuple[str, dist.Work]] = []
-    sent = _Sent()
-
-    def hear(name: str, arguments: dict) -> Callable:
-        kind, payload = _described(name, arguments)
-        sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
-        return lambda result: calls.append((kind, _work(result)))
-
-    with waits() as asked, listening(hear):
-        yield sent
-    if device().type == "cpu":  # a GPU's collectives end in the order of its stream
-        for kind, work in calls:
-            if not any(work is other for other in asked):
-                sent.unwaited.append(kind)
-                work.wait()  # so that what comes next is the same in every run
 
 
 def _check_training(
@@ -1511,43 +1522,52 @@ def _unpadded(shards: list[Tensor], ranks: int) -> list[Tensor]:
 
 
 def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed: list[int]) -> dict:
-    """What mistakes give for the first matrix."""
-    name = next(n for n, shape in old[0]["shapes"].items() if len(shape) > 1)
-    shape = old[0]["shapes"][name]
-    shards = [part["parameters"][name] for part in old]
-    whole = torch.cat(shards)[: shape.numel()]
-    jumbled = torch.cat([shards[rank] for rank in listed])[: shape.numel()]
-    vectors = [n for n, s in old[0]["shapes"].items() if len(s) < 2]
+    """`listed` are the old ranks in the order of the list that was handed in."""
+    shapes = old[0]["shapes"]
+    matrices = [name for name, shape in shapes.items() if len(shape) > 1]
 
-    def matrix_is(candidates: list[Tensor]) -> Callable:
-        return lambda got: same([part["parameters"][name] for part in got], candidates)
+    def of_parameters(parts: list[dict], names: Iterable[str]) -> list:
+        return [{name: part["parameters"][name] for name in names} for part in parts]
 
-    def vectors_differ(got: list[dict]) -> bool:
-        return any(
-            not same(part["parameters"][n], old[0]["parameters"][n])
-            for part in got
-            for n in vectors
-        )
-
-    def optimizer_differs(got: list[dict]) -> bool:
-        return same([p["parameters"] for p in got], [p["parameters"] for p in expected])
+    def matrices_are(cut: Callable[[list[Tensor], torch.Size], list[Tensor]]) -> Callable:
+        """Whether the matrices are what `cut` makes of the old shards, and wrong."""
+        made = {name: cut([p["parameters"][name] for p in old], shapes[name]) for name in matrices}
+        wanted = [{name: made[name][rank] for name in matrices} for rank in range(ranks)]
+        if same(wanted, of_parameters(expected, matrices)):
+            return lambda got: False
+        return lambda got: same(of_parameters(got, matrices), wanted)
 
     def steps_differ(got: list[dict]) -> bool:
-        steps = [[state.get("step") for state in p["optimizer"].values()] for p in got]
-        return not same(steps, [[s["step"] for s in p["optimizer"].values()] for p in expected])
+        steps = [
+            [[s.get("step") for s in p["optimizer"].values()] for p in e] for e in (got, expected)
+        ]
+        return not same(*steps)
 
+    vectors = set(shapes) - set(matrices)
     return {
-        "list-order": matrix_is(_shards(jumbled, ranks)),
-        "whole-everywhere": lambda got: (
-            matrix_is([whole] * ranks)(got) or matrix_is([whole.view(shape)] * ranks)(got)
+        "list-order": matrices_are(
+            lambda shards, shape: _shards(
+                torch.cat([shards[rank] for rank in listed])[: shape.numel()], ranks
+            )
         ),
-        "padding-kept": matrix_is(_unpadded(shards, ranks)),
-        "matrix-shape": lambda got: any(p["parameters"][name].dim() > 1 for p in got),
-        "uneven": lambda got: len({p["parameters"][name].shape for p in got}) > 1,
-        "vectors-cut": vectors_differ,
+        "padding-kept": matrices_are(lambda shards, shape: _shards(torch.cat(shards), ranks)),
+        "whole-everywhere": lambda got: any(
+            p["parameters"][name].shape == shapes[name] for p in got for name in matrices
+        ),
+        "matrix-shape": lambda got: any(
+            p["parameters"][n].dim() > 1 for p in got for n in matrices
+        ),
+        "uneven": lambda got: any(
+            len({p["parameters"][name].shape for p in got}) > 1 for name in matrices
+        ),
+        "vectors-cut": lambda got: (
+            not same(of_parameters(got, vectors), of_parameters(expected, vectors))
+        ),
         "stateless": lambda got: any(set(p["optimizer"]) > set(old[0]["optimizer"]) for p in got),
-        "step-cut": lambda got: optimizer_differs(got) and steps_differ(got),
-        "optimizer-left": optimizer_differs,
+        "step-cut": lambda got: all(p["optimizer"] for p in got) and steps_differ(got),
+        "optimizer-left": lambda got: same(
+            of_parameters(got, shapes), of_parameters(expected, shapes)
+        ),
     }
 
 

@@ -1,0 +1,877 @@
+"""Plausible wrong answers, and other right ones, to the exercises of chapter 08.
+
+The wrong answers to 8.2, 8.3 and 8.4 are right ones with one thing written wrongly.
+"""
+
+import copy
+import math
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils.checks import load_answer
+from tests.wrong_answers import right, wrong
+
+# ---- 8.1 model_state_bytes -----------------------------------------------------------------------
+
+
+def _held(count, shard, sharded, sizes):
+    return sum(size * (shard if each in sharded else count) for each, size in enumerate(sizes))
+
+
+def _must_exist(stage):
+    if not 0 <= stage <= 3:
+        raise ValueError(f"no stage {stage}")
+
+
+@right("8.1")
+def adds_stage_by_stage(
+    parameters, world_size, stage, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+):
+    if stage not in range(4):
+        raise ValueError("0 to 3")
+    shard = math.ceil(parameters / world_size)
+    total = parameters * (parameter_bytes + gradient_bytes + optimizer_bytes)
+    saved = parameters - shard
+    for size, first in ((optimizer_bytes, 1), (gradient_bytes, 2), (parameter_bytes, 3)):
+        if stage >= first:
+            total -= saved * size
+    return total
+
+
+@wrong("8.1", names="stage-0-sharded")
+def shards_at_stage_0(parameters, world_size, stage, *sizes, **named):
+    _must_exist(stage)
+    return adds_stage_by_stage(parameters, world_size, max(stage, 1), *sizes, **named)
+
+
+@wrong("8.1", names="wrong-order")
+def parameters_first(
+    parameters, world_size, stage, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+):
+    _must_exist(stage)
+    sizes = (parameter_bytes, gradient_bytes, optimizer_bytes)
+    return _held(parameters, -(-parameters // world_size), range(stage), sizes)
+
+
+@wrong("8.1", names="only-its-own")
+def forgets_the_earlier_stages(
+    parameters, world_size, stage, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+):
+    _must_exist(stage)
+    sizes = (parameter_bytes, gradient_bytes, optimizer_bytes)
+    return _held(parameters, -(-parameters // world_size), (3 - stage,), sizes)
+
+
+@wrong("8.1", names="everything-divided")
+def divides_all(parameters, world_size, stage, *sizes, **named):
+    _must_exist(stage)
+    return adds_stage_by_stage(parameters, world_size, 3 if stage else 0, *sizes, **named)
+
+
+@wrong("8.1", names="all-ranks-together")
+def counts_every_rank(parameters, world_size, stage, *sizes, **named):
+    return world_size * adds_stage_by_stage(parameters, world_size, stage, *sizes, **named)
+
+
+def _with_shard(shard):
+    def answer(
+        parameters, world_size, stage, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+    ):
+        _must_exist(stage)
+        sizes = (parameter_bytes, gradient_bytes, optimizer_bytes)
+        return _held(parameters, shard(parameters, world_size), range(3 - stage, 3), sizes)
+
+    return answer
+
+
+@wrong("8.1", names="rounded-down")
+def rounds_down(parameters, world_size, stage, *sizes, **named):
+    return _with_shard(lambda count, n: count // n)(parameters, world_size, stage, *sizes, **named)
+
+
+@wrong("8.1", names="not-rounded")
+def divides_exactly(parameters, world_size, stage, *sizes, **named):
+    return _with_shard(lambda count, n: count / n)(parameters, world_size, stage, *sizes, **named)
+
+
+@wrong("8.1", names="rounded-late")
+def rounds_the_bytes(parameters, world_size, stage, *sizes, **named):
+    return math.ceil(divides_exactly(parameters, world_size, stage, *sizes, **named))
+
+
+@wrong("8.1", names="sizes-fixed")
+def knows_adam_only(parameters, world_size, stage, **named):
+    return adds_stage_by_stage(parameters, world_size, stage)
+
+
+@wrong("8.1", names="no-error")
+def accepts_any_stage(parameters, world_size, stage, *sizes, **named):
+    return adds_stage_by_stage(parameters, world_size, min(max(stage, 0), 3), *sizes, **named)
+
+
+@wrong("8.1", names="other-error")
+def looks_the_stage_up(parameters, world_size, stage, *sizes, **named):
+    known = {0: 0, 1: 1, 2: 2, 3: 3}
+    return adds_stage_by_stage(parameters, world_size, known[stage], *sizes, **named)
+
+
+# ---- 8.2 ShardedOptimizer ------------------------------------------------------------------------
+
+
+@right("8.2")
+class OneFlatMessage(torch.optim.Optimizer):
+    """One inner optimizer for each parameter that is owned here; each owner sends one vector."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.make = lambda group: optimizer_cls([group], **kwargs)
+        self.owner, self.inner = {}, {}
+        defaults = optimizer_cls([nn.Parameter(torch.zeros(1))], **kwargs).defaults
+        super().__init__(params, defaults)
+
+    def add_param_group(self, group):
+        super().add_param_group(group)
+        options = {key: v for key, v in self.param_groups[-1].items() if key != "params"}
+        loads = [0] * dist.get_world_size()
+        for parameter, owner in self.owner.items():
+            loads[owner] += parameter.numel()
+        for parameter in self.param_groups[-1]["params"]:
+            owner = min(range(len(loads)), key=lambda rank: loads[rank])
+            self.owner[parameter] = owner
+            loads[owner] += parameter.numel()
+            if owner == dist.get_rank():
+                self.inner[parameter] = self.make({**options, "params": [parameter]})
+                self.state[parameter] = self.inner[parameter].state[parameter]
+
+    def step(self, closure=None):
+        loss = closure() if closure else None
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter in self.inner:
+                        inner = self.inner[parameter]
+                        options = {k: v for k, v in group.items() if k != "params"}
+                        inner.param_groups[0].update(options)
+                        inner.state[parameter] = self.state[parameter]
+                        inner.step()
+            for rank in range(dist.get_world_size()):
+                self._send_all_of(rank)
+        return loss
+
+    def _send_all_of(self, rank):
+        own = [parameter for parameter, owner in self.owner.items() if owner == rank]
+        if own:
+            flat = torch.cat([parameter.flatten() for parameter in own])
+            dist.broadcast(flat, rank)
+            parts = flat.split([parameter.numel() for parameter in own])
+            for parameter, part in zip(own, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+
+
+class _Sharded(torch.optim.Optimizer):
+    """A right answer of small parts; each wrong one below writes one of them wrongly."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.make_inner = partial(optimizer_cls, **kwargs)
+        self.inner, self.owners = [], {}
+        super().__init__(self.handed(params), self.find_defaults(kwargs))
+
+    def handed(self, params):
+        return params
+
+    def find_defaults(self, kwargs):
+        return self.make_inner([{"params": []}]).defaults
+
+    def add_param_group(self, group):
+        super().add_param_group(group)
+        self.share_out(self.param_groups[-1])
+
+    def share_out(self, group):
+        for parameter in group["params"]:
+            self.owners[parameter] = self.next_owner(parameter)
+        self.inner.append(self.inner_for(group, self.mine(group["params"])))
+        self.state.update(self.inner[-1].state)
+
+    def next_owner(self, parameter):
+        loads = [0] * dist.get_world_size()
+        for other, owner in self.owners.items():
+            loads[owner] += other.numel()
+        return loads.index(min(loads))
+
+    def mine(self, parameters):
+        return [p for p in parameters if self.owners.get(p) == dist.get_rank()]
+
+    def inner_for(self, group, mine):
+        return self.make_inner([{**group, "params": mine}])
+
+    def step(self, closure=None):
+        loss = self.loss_of(closure)
+        with torch.no_grad():
+            for group, inner in zip(self.param_groups, self.inner, strict=True):
+                self.hand_over(group, inner)
+                inner.step()
+            self.send()
+        return loss
+
+    def loss_of(self, closure):
+        return None if closure is None else closure()
+
+    def hand_over(self, group, inner):
+        inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
+        inner.state = self.state
+
+    def send(self):
+        for parameter, owner in self.owners.items():
+            dist.broadcast(parameter, owner)
+
+
+@wrong("8.2", names="not-broadcast")
+class SendsNothing(_Sharded):
+    def send(self):
+        pass
+
+
+@wrong("8.2", names="wrong-source")
+class SendsFromRank0(_Sharded):
+    def send(self):
+        for parameter in self.owners:
+            dist.broadcast(parameter, 0)
+
+
+@wrong("8.2", names="not-every-rank")
+class OnlyTheOwnerSends(_Sharded):
+    def send(self):
+        for parameter, owner in self.owners.items():
+            if owner == dist.get_rank():
+                dist.broadcast(parameter, owner)
+
+
+@wrong("8.2", names="left-over")
+class DropsTheRemainder(_Sharded):
+    def share_out(self, group):
+        n = dist.get_world_size()
+        share = len(group["params"]) // n
+        for index, parameter in enumerate(group["params"][: n * share]):
+            self.owners[parameter] = index // share
+        self.inner.append(self.inner_for(group, self.mine(group["params"])))
+        self.state.update(self.inner[-1].state)
+
+
+@wrong("8.2", names="everyone-everything")
+class KeepsAllStates(_Sharded):
+    def mine(self, parameters):
+        return parameters
+
+
+@wrong("8.2", names="everyone-everything")
+class HidesTheGradients(_Sharded):
+    """Saves nothing where an optimizer makes its state at once."""
+
+    def mine(self, parameters):
+        return parameters
+
+    def step(self, closure=None):
+        hidden = {p: p.grad for p, owner in self.owners.items() if owner != dist.get_rank()}
+        for parameter in hidden:
+            parameter.grad = None
+        loss = super().step(closure)
+        for parameter, gradient in hidden.items():
+            parameter.grad = gradient
+        return loss
+
+
+@wrong("8.2", names="state-elsewhere")
+class KeepsTheStateInside(_Sharded):
+    def share_out(self, group):
+        super().share_out(group)
+        self.state.clear()
+
+    def hand_over(self, group, inner):
+        inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
+
+
+@wrong("8.2", names="unbalanced")
+class DealsParametersOut(_Sharded):
+    def next_owner(self, parameter):
+        return len(self.owners) % dist.get_world_size()
+
+
+@wrong("8.2", names="unbalanced")
+class OneOwnsAll(_Sharded):
+    def next_owner(self, parameter):
+        return 0
+
+
+@wrong("8.2", names="groups-lost")
+class ForgetsTheGroups(_Sharded):
+    def inner_for(self, group, mine):
+        return self.make_inner([{"params": mine}])
+
+    def hand_over(self, group, inner):
+        inner.state = self.state
+
+
+@wrong("8.2", names="scheduler-unheard")
+class CopiesTheOptionsOnce(_Sharded):
+    def hand_over(self, group, inner):
+        inner.state = self.state
+
+
+@wrong("8.2", names="options-missing")
+class KnowsTheKwargsOnly(_Sharded):
+    def find_defaults(self, kwargs):
+        return kwargs
+
+
+@wrong("8.2", names="fixed-optimizer")
+class AlwaysSGD(_Sharded):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        known = {key: kwargs[key] for key in ("lr", "momentum") if key in kwargs}
+        plain = optimizer_cls if optimizer_cls.__bases__[0] is torch.optim.SGD else torch.optim.SGD
+        super().__init__(params, plain, **known)
+
+
+@wrong("8.2", names="not-waited")
+class SendsInTheBackground(_Sharded):
+    def send(self):
+        for parameter, owner in self.owners.items():
+            dist.broadcast(parameter, owner, async_op=True)
+
+
+@wrong("8.2", names="generator-used-up")
+class ReadsTheParametersTwice(_Sharded):
+    def handed(self, params):
+        self.count = sum(1 for _ in params)
+        return params
+
+
+@wrong("8.2", names="empty-rank")
+class HandsOverAList(_Sharded):
+    def inner_for(self, group, mine):
+        inner = self.make_inner(mine)
+        inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
+        return inner
+
+    def find_defaults(self, kwargs):
+        return self.make_inner([nn.Parameter(torch.zeros(1))]).defaults
+
+
+@wrong("8.2", names="new-group-lost")
+class SharesOutOnce(_Sharded):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.constructed = False
+        super().__init__(params, optimizer_cls, **kwargs)
+        self.constructed = True
+
+    def share_out(self, group):
+        if not self.constructed:
+            super().share_out(group)
+
+    def step(self, closure=None):
+        loss = self.loss_of(closure)
+        with torch.no_grad():
+            for group, inner in zip(self.param_groups, self.inner):
+                self.hand_over(group, inner)
+                inner.step()
+            self.send()
+        return loss
+
+
+@wrong("8.2", names="unfrozen-lost")
+class LeavesFrozenOnesOut(_Sharded):
+    def share_out(self, group):
+        learning = [p for p in group["params"] if p.requires_grad]
+        super().share_out({**group, "params": learning})
+
+
+@wrong("8.2", names="none-gradient")
+class AveragesTheGradientsToo(_Sharded):
+    def step(self, closure=None):
+        loss = self.loss_of(closure)
+        for parameter in self.owners:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        super().step()
+        return loss
+
+
+@wrong("8.2", names="closure-lost")
+class DropsTheLoss(_Sharded):
+    def step(self, closure=None):
+        super().step(closure)
+
+
+@wrong("8.2", names="closure-twice")
+class HandsTheClosureOn(_Sharded):
+    def step(self, closure=None):
+        loss = self.loss_of(closure)
+        for group, inner in zip(self.param_groups, self.inner, strict=True):
+            self.hand_over(group, inner)
+            inner.step(closure)
+        with torch.no_grad():
+            self.send()
+        return loss
+
+
+@wrong("8.2", names="closure-no-grad")
+class ClosureWithoutGradients(_Sharded):
+    @torch.no_grad()
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@wrong("8.2", names="state-not-restored")
+class HandsTheStateOverOnce(_Sharded):
+    def share_out(self, group):
+        super().share_out(group)
+        self.inner[-1].state = self.state
+
+    def hand_over(self, group, inner):
+        inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
+
+
+class _Facade:
+    """Looks like an optimizer and is none."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.real = load_answer("8.2")(params, optimizer_cls, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["real"], name)
+
+
+@wrong("8.2", names="not-an-optimizer")
+class WrapsWithoutDeriving(_Facade):
+    pass
+
+
+# ---- 8.3 FlatLayout ------------------------------------------------------------------------------
+
+
+@right("8.3")
+class JoinsAndPads:
+    def __init__(self, shapes, world_size):
+        self.shapes, self.n = [tuple(shape) for shape in shapes], world_size
+        self.total = sum(math.prod(shape) for shape in self.shapes)
+        self.shard_size = math.ceil(self.total / world_size)
+
+    def flatten(self, tensors):
+        padding = tensors[0].new_zeros(self.n * self.shard_size - self.total)
+        return torch.cat([*(tensor.reshape(-1) for tensor in tensors), padding])
+
+    def shards(self, flat):
+        return [flat.narrow(0, r * self.shard_size, self.shard_size) for r in range(self.n)]
+
+    def unflatten(self, flat):
+        tensors, start = [], 0
+        for shape in self.shapes:
+            end = start + math.prod(shape)
+            tensors.append(flat[start:end].view(shape))
+            start = end
+        return tensors
+
+
+@wrong("8.3", names="rounded-down")
+class RoundsDown(JoinsAndPads):
+    def __init__(self, shapes, world_size):
+        super().__init__(shapes, world_size)
+        self.shard_size = self.total // world_size
+
+
+@wrong("8.3", names="padded-each")
+class PadsEveryTensor(JoinsAndPads):
+    def __init__(self, shapes, world_size):
+        super().__init__(shapes, world_size)
+        self.shard_size = sum(math.ceil(math.prod(s) / world_size) for s in self.shapes)
+
+
+@wrong("8.3", names="padded-too-much")
+class PadsAlways(JoinsAndPads):
+    def __init__(self, shapes, world_size):
+        super().__init__(shapes, world_size)
+        self.shard_size = self.total // world_size + 1
+
+
+@wrong("8.3", names="not-padded")
+class PadsNothing(JoinsAndPads):
+    def flatten(self, tensors):
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+@wrong("8.3", names="padding-not-zero")
+class PadsWithTheBeginning(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return flat.repeat(1 + self.n)[: self.n * self.shard_size].clone()
+
+
+@wrong("8.3", names="padded-in-front")
+class PadsInFront(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = super().flatten(tensors)
+        return flat.roll(self.n * self.shard_size - self.total)
+
+
+@wrong("8.3", names="strided")
+class DealsElementsOut(JoinsAndPads):
+    def shards(self, flat):
+        return [flat[rank :: self.n] for rank in range(self.n)]
+
+
+@wrong("8.3", names="too-few-shards")
+class ChunksTheTensorsOnly(JoinsAndPads):
+    def shards(self, flat):
+        return (
+            list(flat[: self.total].chunk(self.n)) if self.total < self.n else super().shards(flat)
+        )
+
+
+@wrong("8.3", names="shards-copied")
+class CopiesTheShards(JoinsAndPads):
+    def shards(self, flat):
+        return [shard.clone() for shard in super().shards(flat)]
+
+
+@wrong("8.3", names="tensors-copied")
+class CopiesTheTensors(JoinsAndPads):
+    def unflatten(self, flat):
+        return [tensor.clone() for tensor in super().unflatten(flat)]
+
+
+@wrong("8.3", names="flatten-aliases")
+class ReusesASingleTensor(JoinsAndPads):
+    def flatten(self, tensors):
+        if len(tensors) == 1 and self.total % self.n == 0:
+            return tensors[0].reshape(-1)
+        return super().flatten(tensors)
+
+
+@wrong("8.3", names="dtype-lost")
+class FillsAFloat32Vector(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = torch.zeros(self.n * self.shard_size)
+        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
+            place.copy_(tensor)
+        return flat
+
+
+@wrong("8.3", names="not-contiguous")
+class ViewsTheTensors(JoinsAndPads):
+    def flatten(self, tensors):
+        padding = tensors[0].new_zeros(self.n * self.shard_size - self.total)
+        return torch.cat([*(tensor.view(-1) for tensor in tensors), padding])
+
+
+@wrong("8.3", names="scalars")
+class MultipliesTheShape(JoinsAndPads):
+    def unflatten(self, flat):
+        tensors, start = [], 0
+        for shape in self.shapes:
+            size = shape[0]
+            for extent in shape[1:]:
+                size *= extent
+            tensors.append(flat[start : start + size].view(shape))
+            start += size
+        return tensors
+
+
+# ---- 8.5 reshard ---------------------------------------------------------------------------------
+
+
+def _whole_checkpoint(parts):
+    ordered = sorted(parts, key=lambda part: part["rank"])
+    n = ordered[0]["world_size"]
+    there = {part["rank"] for part in ordered}
+    missing = [rank for rank in range(n) if rank not in there]
+    if missing or len(ordered) != n or any(part["world_size"] != n for part in ordered):
+        raise ValueError(f"not a whole checkpoint of {n} ranks; missing: {missing}")
+    return ordered
+
+
+def _is_cut(shape, value):
+    return len(shape) > 1 and torch.is_tensor(value) and value.dim() > 0
+
+
+def _cut(whole, n):
+    size = -(-whole.numel() // n)
+    padded = torch.zeros(n * size, dtype=whole.dtype)
+    padded[: whole.numel()] = whole
+    return [piece.clone() for piece in padded.view(n, size)]
+
+
+def _same_everywhere(value, n):
+    return [value.clone() if torch.is_tensor(value) else value for _ in range(n)]
+
+
+class _Resharding:
+    """A right answer of small parts; each wrong one below writes one of them wrongly."""
+
+    def order(self, parts):
+        return _whole_checkpoint(parts)
+
+    def again(self, shape, values, n):
+        if not _is_cut(shape, values[0]):
+            return self.uncut(shape, values, n)
+        return self.pieces(torch.cat(values)[: shape.numel()], shape, n)
+
+    def uncut(self, shape, values, n):
+        return _same_everywhere(values[0], n)
+
+    def pieces(self, whole, shape, n):
+        return _cut(whole, n)
+
+    def state(self, name, shape, states, n):
+        keys = states[0]
+        cut = {key: self.again(shape, [state[key] for state in states], n) for key in keys}
+        return [{key: cut[key][rank] for key in keys} for rank in range(n)]
+
+    def __call__(self, parts, n):
+        parts = self.order(parts)
+        shapes = parts[0]["shapes"]
+        made = [self.labels(parts, rank, n) | {"shapes": shapes} for rank in range(n)]
+        for new in made:
+            new["parameters"], new["optimizer"] = {}, {}
+        for name, shape in shapes.items():
+            values = self.again(shape, [part["parameters"][name] for part in parts], n)
+            for new, value in zip(made, values, strict=True):
+                new["parameters"][name] = value
+            if self.has_state(parts, name):
+                states = [part["optimizer"][name] for part in parts]
+                for new, state in zip(made, self.state(name, shape, states, n), strict=True):
+                    new["optimizer"][name] = state
+        return made
+
+    def has_state(self, parts, name):
+        return name in parts[0]["optimizer"]
+
+    def labels(self, parts, rank, n):
+        return {"rank": rank, "world_size": n}
+
+
+@right("8.5")
+def reshards_in_small_parts(checkpoints, world_size):
+    return _Resharding()(checkpoints, world_size)
+
+
+@right("8.5")
+def copies_element_ranges(checkpoints, world_size):
+    """Never holds a whole parameter: copies the overlap of each old shard with each new one."""
+    parts = _whole_checkpoint(checkpoints)
+
+    def again(shape, values):
+        if not _is_cut(shape, values[0]):
+            return _same_everywhere(values[0], world_size)
+        old, new = len(values[0]), -(-shape.numel() // world_size)
+        shards = [values[0].new_zeros(new) for _ in range(world_size)]
+        for index in range(shape.numel()):
+            shards[index // new][index % new] = values[index // old][index % old]
+        return shards
+
+    made = []
+    for rank in range(world_size):
+        made.append({"rank": rank, "world_size": world_size, "shapes": parts[0]["shapes"]})
+        made[-1] |= {"parameters": {}, "optimizer": {}}
+    for name, shape in parts[0]["shapes"].items():
+        for new, value in zip(made, again(shape, [p["parameters"][name] for p in parts])):
+            new["parameters"][name] = value
+        for key in parts[0]["optimizer"].get(name, ()):
+            values = [part["optimizer"][name][key] for part in parts]
+            for new, value in zip(made, again(shape, values)):
+                new["optimizer"].setdefault(name, {})[key] = value
+    return made
+
+
+@wrong("8.5", names="list-order")
+def trusts_the_order(checkpoints, world_size):
+    class Trusting(_Resharding):
+        def order(self, parts):
+            _whole_checkpoint(parts)
+            return parts
+
+    return Trusting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="padding-kept")
+def cuts_the_padding_too(checkpoints, world_size):
+    class Keeping(_Resharding):
+        def again(self, shape, values, n):
+            if not _is_cut(shape, values[0]):
+                return self.uncut(shape, values, n)
+            return self.pieces(torch.cat(values), shape, n)
+
+    return Keeping()(checkpoints, world_size)
+
+
+@wrong("8.5", names="vectors-cut")
+def cuts_vectors(checkpoints, world_size):
+    class Cutting(_Resharding):
+        def uncut(self, shape, values, n):
+            if torch.is_tensor(values[0]) and values[0].dim() > 0:
+                return _cut(values[0], n)
+            return super().uncut(shape, values, n)
+
+    return Cutting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="whole-everywhere")
+def hands_out_the_whole(checkpoints, world_size):
+    class Handing(_Resharding):
+        def pieces(self, whole, shape, n):
+            return [whole.view(shape).clone() for _ in range(n)]
+
+    return Handing()(checkpoints, world_size)
+
+
+@wrong("8.5", names="matrix-shape")
+def cuts_rows(checkpoints, world_size):
+    class Rows(_Resharding):
+        def pieces(self, whole, shape, n):
+            rows = -(-shape[0] // n)
+            padded = torch.zeros(n * rows, *shape[1:])
+            padded[: shape[0]] = whole.view(shape)
+            return [piece.clone() for piece in padded.split(rows)]
+
+    return Rows()(checkpoints, world_size)
+
+
+@wrong("8.5", names="uneven")
+def does_not_pad(checkpoints, world_size):
+    class Uneven(_Resharding):
+        def pieces(self, whole, shape, n):
+            return [piece.clone() for piece in whole.tensor_split(n)]
+
+    return Uneven()(checkpoints, world_size)
+
+
+@wrong("8.5", names="multiples-only")
+def merges_or_splits(checkpoints, world_size):
+    class Merging(_Resharding):
+        def again(self, shape, values, n):
+            if not _is_cut(shape, values[0]) or n == len(values):
+                return values if n == len(values) else super().again(shape, values, n)
+            if n < len(values):
+                step = len(values) // n
+                return [torch.cat(values[r * step : (r + 1) * step]) for r in range(n)]
+            step = n // len(values)
+            return [piece.clone() for value in values for piece in value.chunk(step)]
+
+        def __call__(self, parts, n):
+            made = super().__call__(parts, n)
+            assert len(made) == n
+            return made
+
+    return Merging()(checkpoints, world_size)
+
+
+@wrong("8.5", names="optimizer-left")
+def forgets_the_optimizer(checkpoints, world_size):
+    made = _Resharding()(checkpoints, world_size)
+    for part in made:
+        part["optimizer"] = {}
+    return made
+
+
+@wrong("8.5", names="optimizer-left")
+def keeps_the_old_state(checkpoints, world_size):
+    class Keeping(_Resharding):
+        def state(self, name, shape, states, n):
+            return [copy.deepcopy(states[rank % len(states)]) for rank in range(n)]
+
+    return Keeping()(checkpoints, world_size)
+
+
+@wrong("8.5", names="step-cut")
+def cuts_every_tensor(checkpoints, world_size):
+    class Cutting(_Resharding):
+        def state(self, name, shape, states, n):
+            made = super().state(name, shape, states, n)
+            for rank, new in enumerate(made):
+                new["step"] = _cut(states[0]["step"].reshape(1), n)[rank]
+            return made
+
+    return Cutting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="stateless")
+def expects_state_everywhere(checkpoints, world_size):
+    class Expecting(_Resharding):
+        def has_state(self, parts, name):
+            return True
+
+    return Expecting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="rank-and-size")
+def keeps_the_labels(checkpoints, world_size):
+    class Keeping(_Resharding):
+        def labels(self, parts, rank, n):
+            return {"rank": rank, "world_size": parts[0]["world_size"]}
+
+    return Keeping()(checkpoints, world_size)
+
+
+@wrong("8.5", names="missing-rank")
+def takes_what_is_there(checkpoints, world_size):
+    class Trusting(_Resharding):
+        def order(self, parts):
+            return sorted(parts, key=lambda part: part["rank"])
+
+        def pieces(self, whole, shape, n):
+            padded = torch.zeros(shape.numel())
+            padded[: len(whole)] = whole
+            return _cut(padded, n)
+
+    return Trusting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="twice")
+def counts_the_parts(checkpoints, world_size):
+    class Counting(_Resharding):
+        def order(self, parts):
+            n = max(part["world_size"] for part in parts)
+            if len(parts) < n:
+                there = {part["rank"] for part in parts}
+                raise ValueError(f"missing: {set(range(n)) - there}")
+            return sorted(parts, key=lambda part: part["rank"])
+
+    return Counting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="other-error")
+def looks_ranks_up(checkpoints, world_size):
+    class LookingUp(_Resharding):
+        def order(self, parts):
+            by_rank = {part["rank"]: part for part in parts}
+            return [by_rank[rank] for rank in range(parts[0]["world_size"])]
+
+    return LookingUp()(checkpoints, world_size)
+
+
+@wrong("8.5", names="error-without-rank")
+def says_little(checkpoints, world_size):
+    try:
+        return _Resharding()(checkpoints, world_size)
+    except ValueError:
+        raise ValueError("This checkpoint is not complete.") from None
+
+
+@wrong("8.5", names="a-view")
+def saves_the_whole(checkpoints, world_size):
+    class Viewing(_Resharding):
+        def pieces(self, whole, shape, n):
+            size = -(-whole.numel() // n)
+            padded = torch.zeros(n * size)
+            padded[: whole.numel()] = whole
+            return list(padded.view(n, size))
+
+    return Viewing()(checkpoints, world_size)
+
+
+@wrong("8.5", names="input-changed")
+def empties_the_parts(checkpoints, world_size):
+    made = _Resharding()(checkpoints, world_size)
+    for part in checkpoints:
+        part["optimizer"].clear()
+    return made
