@@ -124,6 +124,19 @@ def _shared(rank, answer, folder, states) -> Any:
     return _load(checkpoints)
 
 
+def _brings_an_object(rank, answer, folder) -> bool:
+    """Whether `load` makes an object of a class, as it would run any code in a file."""
+    checkpoints = answer(folder, 2)
+    try:
+        checkpoints.save(1, {"object": Path("anything")})
+        _, state = checkpoints.load()
+        return isinstance(state["object"], Path)
+    except NotImplementedError:
+        raise
+    except Exception:  # noqa: BLE001 - refused, on whatever way
+        return False
+
+
 def _cut(content: bytes, weights: bytes) -> bytes:
     return content[: len(content) // 2]
 
@@ -294,6 +307,8 @@ checkpoints = Exercise(
         "leftovers": "What a killed save has left still lies in the folder after the next save.",
         "keeps-later": "A damaged file of a later step counts as one of those to keep, and the one "
         "just saved had to go for it. Only steps up to this one count.",
+        "makes-any-object": "`load` makes whatever object the file asks for, and that can run any "
+        "code. Read with `weights_only=True`.",
         "no-fsync": "The bytes are not yet on the disk when the file gets its name: there is no "
         "`os.fsync` before. After a power failure the name may stand for an empty file.",
         "fsync-unflushed": "`os.fsync` comes while bytes are still in Python's buffer: it knows only "
@@ -429,6 +444,14 @@ def _(answer, draw):
             slug = "fsync-unflushed" if synced else "no-fsync"
             got = f"os.fsync with {synced[-1]} bytes" if synced else "no os.fsync of it"
             raise Wrong(slug, expected=f"os.fsync with all {size} bytes, then the rename", got=got)
+
+
+@checkpoints.requires("load makes tensors, numbers and the like, and nothing else")
+def _(answer, draw):
+    with tempfile.TemporaryDirectory() as folder:
+        [brings] = run(_brings_an_object, 1, answer, Path(folder))
+    if brings:
+        raise Wrong("makes-any-object", expected="an object in the file refused", got="the object")
 
 
 # ---- 9.2 ElasticSampler --------------------------------------------------------------------------
@@ -654,13 +677,14 @@ def _(answer, draw):
 @sampler.requires("the global random states are left alone")
 def _(answer, draw):
     [alone] = _samplers(answer, _order(draw), 1, epoch=2)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    before = _global_random_states()
     list(alone)
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
-    if not all(np.array_equal(a, b) for a, b in zip(before[::2], after[::2])) or (
-        before[1] != after[1]
-    ):
+    if not same(_global_random_states(), before):
         raise Wrong("global-random", expected="the random states as before", got="others")
+
+
+def _global_random_states() -> list:
+    return [torch.get_rng_state(), list(random.getstate()[1]), np.random.get_state()[1].tolist()]
 
 
 @sampler.requires("a resumed epoch goes on where it was, and the next one is whole")

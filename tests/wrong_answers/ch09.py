@@ -352,6 +352,17 @@ class LeavesRubbish(_Checkpoints):
             path.unlink()
 
 
+@wrong("9.1", names="makes-any-object")
+class UnpicklesAnything(_Checkpoints):
+    """The one mistake for which a file is read without weights_only=True."""
+
+    def unpacked(self, path):
+        stored = path.read_bytes()
+        content = stored[4:]
+        whole = stored and stored[:4] == zlib.crc32(content).to_bytes(4, "big")
+        return torch.load(io.BytesIO(content), weights_only=False) if whole else None
+
+
 @wrong("9.1", names="no-fsync")
 class RenamesAtOnce(_Checkpoints):
     def write(self, path, data):
