@@ -1513,14 +1513,14 @@ check("9.2", ElasticSampler)
 # %% [markdown]
 # ### 9.3 All that a run needs to go on (3 points)
 #
-# A resume is complete if the resumed run cannot be told from one that was never disturbed. Weights are the
-# smallest part of that. The optimizer has its momenta, the scheduler its count, the sampler its position.
+# A resume is complete if the resumed run cannot be told from one that was never disturbed. Weights are one
+# part of that. The optimizer has its momenta, the scheduler its count, the sampler its position.
 # And there are three generators of random numbers behind a training step: PyTorch's for dropout, numpy's
 # and Python's for whatever prepares the data. On a GPU PyTorch has a fourth.
 #
 # All this goes through `torch.load(..., weights_only=True)`, which makes tensors, numbers, strings,
-# and lists, tuples and dicts of them, and refuses everything else: an unpickler that makes any object
-# also runs any code. `np.random.get_state()` holds an array. Find it another form.
+# and lists, tuples and dicts of them, and refuses objects of other classes: an unpickler that makes any
+# object also runs any code. `np.random.get_state()` holds an array. Find it another form.
 #
 # The random states are those of one rank. Ranks that draw different numbers put the states of all of
 # them into the checkpoint, for instance with `all_gather_object`. That is exact for the same number of
