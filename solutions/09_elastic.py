@@ -892,7 +892,8 @@ class Nodes:
 #
 # **Predict.** Checkpoints come after every 3 steps. After 5 steps the newest is that of step 3. After 11
 # it is that of step 9, but a damaged one, so step 6. When B comes back, A is at 14 and its checkpoint
-# at 12.
+# at 12. Watch the table grow while the cell runs: it takes a while, for each new worker group starts
+# Python and torch again.
 
 # %%
 predicted = {
@@ -985,7 +986,7 @@ def draw_night(nodes):
     above.set_ylim(-0.6, 1.6)
     above.set_title("Who was there (hatched: Python and torch start; X: killed)")
     below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21))
-    below.set_xlim(0, 1.12 * (events[-1]["time"] - start))
+    below.set_xlim(0, 1.2 * (events[-1]["time"] - start))
     below.set_yticks([0, 5, 10, 15, 20])
     below.set_title("How far the training was: a new group starts at a checkpoint")
     below.grid(axis="y", color="#E5E5E5")
@@ -1075,8 +1076,8 @@ plt.show()
 # * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations
 #   run short tests of each GPU and each link before a node may join, and after a failure, and keep
 #   healthy nodes in reserve: ByteDance's MegaScale stops, tests, evicts and replaces by itself
-#   ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail far more often than others,
-#   and removing these "lemon nodes" helps most ([Kokolis et al.
+#   ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail far more often than others;
+#   these "lemon nodes" are found by their history and taken out ([Kokolis et al.
 #   2024](https://arxiv.org/abs/2410.21680)). In torchrun, a node more than the maximum waits as a spare, and
 #   joins when one is lost.
 # * **Saves that hardly stop the training.** Copy the state to the CPU's memory, go on, and write in the
