@@ -81,18 +81,24 @@ class ElasticRun:
         hosts: dict[str, Host] | None = None,
         supervised: bool = False,
     ) -> None:
-        """With `supervised`, an agent that fails is started again, as a host's service manager does."""
+        """With `supervised`, agents that fail are started again, as a cluster's scheduler does.
+
+        torchrun survives the death of an agent, but not at every moment: if one dies just after the
+        agents have met, the others wait for its ranks in vain, give up, and close the rendezvous.
+        """
         self.folder, self.id = folder, uuid.uuid4().hex
         folder.mkdir(parents=True, exist_ok=True)
         self.gate = Gate(folder / "gate")
         self.agents: dict[str, psutil.Popen] = {}
         self.timeout = timeout  # seconds after which a rank gives up on the others
         self._hosts, self._supervised = hosts or {}, supervised
+        self.job_restarts = 0  # that the supervision had to do
+        self._store = None
         self._endpoint = self._find_store()
         self._torchrun = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", nodes, "--nproc-per-node", str(workers)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint, "--rdzv-id", self.id),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint),
             *("--max-restarts", "1000", "--monitor-interval", str(monitor_interval)),
         ]
         self._script = [
@@ -127,6 +133,7 @@ class ElasticRun:
         host = self._hosts.get(name, Host())
         rendezvous = {
             "is_host": int(host.has_store),
+            "read_timeout": 20,
             "join_timeout": PATIENCE,
             "last_call_timeout": 1,  # how long to wait for more than the least number of nodes
             "keep_alive_interval": 1,
@@ -134,6 +141,7 @@ class ElasticRun:
         }
         command = [
             *(*host.prefix, *self._torchrun, "--local-addr", host.address),
+            *("--rdzv-id", f"{self.id}-{self.job_restarts}"),
             *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
             *self._script,
         ]
@@ -180,14 +188,26 @@ class ElasticRun:
         deadline = time.monotonic() + PATIENCE
         while not (value := condition()):
             failed = [name for name, agent in self.agents.items() if agent.poll()]
-            if self._supervised:
-                for name in failed:
-                    self.start_agent(name)
+            if failed and self._supervised:
+                self._start_again(failed)
                 failed = []
             if failed or time.monotonic() > deadline:
                 raise AssertionError(f"waited for {what}; failed: {failed}\n{self._logs()}")
             time.sleep(0.05)
         return value
+
+    def _start_again(self, failed: list[str]) -> None:
+        if self._store is not None:
+            # The store outlives the agents, and with it the closed rendezvous: the whole job begins
+            # again, under another id.
+            self.job_restarts += 1
+            failed = list(self.agents)
+            for process in processes_of(self.id):
+                kill(process)
+            for name in failed:
+                self.agents.pop(name).wait()
+        for name in failed:
+            self.start_agent(name)
 
     def wait_for_step(self, step: int, world: int | None = None) -> None:
         """Waits until a group (of `world` ranks) has done `step` on all of its ranks."""

@@ -2,8 +2,8 @@
 
     python tests/soak_elastic.py --kills 50 [--seed 1]
 
-Two agents train cluster/train.py. A killed agent is started again at once, as a cluster's scheduler
-would do. In the end the run must hold every sample once per epoch, have the parameters of a run that
+Two agents train cluster/train.py. A killed agent is started again, at once or after the other has gone
+on alone, and agents that give up are too, as a cluster's scheduler would do. In the end the run must hold every sample once per epoch, have the parameters of a run that
 nobody disturbed, and leave no process. A kill takes about ten seconds on a quiet machine.
 
 What is killed, where and when follows from the seed, which is printed; how far the processes have
@@ -96,7 +96,7 @@ def main() -> None:
     ).split()
     undisturbed(folder / "undisturbed", arguments)
     start = time.monotonic()
-    with ElasticRun(folder / "killed", arguments, nodes="1:2") as run:
+    with ElasticRun(folder / "killed", arguments, nodes="1:2", supervised=True) as run:
         soak = Soak(run, random.Random(options.seed))
         run.start_agent("a")
         run.start_agent("b")
@@ -108,7 +108,8 @@ def main() -> None:
         run.wait_for_group(2)  # an agent that comes after the end finds nothing to join
         run.gate.open()
         run.wait_until_done()
-        left = processes_of(run.id)
+        left, restarts = processes_of(run.id), run.job_restarts
+    print(f"jobs that had to be started again: {restarts}")
     report(folder, epochs, len(left), time.monotonic() - start)
     shutil.rmtree(folder)
 

@@ -361,11 +361,11 @@ def check_torchrun(words: list[str]) -> argparse.Namespace:
     return agent
 
 
-def test_slurm_starts_one_agent_on_each_node(tmp_path):
+def run_slurm(folder: Path, srun: str) -> subprocess.CompletedProcess:
     environment = programs(
-        tmp_path,
+        folder,
         scontrol='[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"',
-        srun=PRINT_WORDS,
+        srun=srun,
     )
     environment |= {
         "SLURM_JOB_NODELIST": "n[3-4]",
@@ -374,12 +374,25 @@ def test_slurm_starts_one_agent_on_each_node(tmp_path):
         "SLURM_JOB_NAME": "course-train",
     }
     command = ["bash", str(CLUSTER / "slurm.sbatch")]
-    words = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    option, *words = words.stdout.splitlines()
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def test_slurm_starts_one_agent_on_each_node(tmp_path):
+    ended = run_slurm(tmp_path, srun=PRINT_WORDS)
+    assert ended.returncode == 0, ended.stderr
+    option, *words = ended.stdout.splitlines()
     assert option == "--kill-on-bad-exit=0"
     agent = check_torchrun(words)
     assert torchrun.parse_min_max_nnodes(agent.nnodes) == (1, 2)
     assert agent.rdzv_endpoint == "n3:24567" and agent.rdzv_backend == "c10d"
+    assert agent.rdzv_id == "1234567-1"
+
+
+def test_slurm_begins_again_under_another_id_when_all_agents_have_given_up(tmp_path):
+    ended = run_slurm(tmp_path, srun='[[ "$*" = *rdzv-id=1234567-3* ]]')
+    assert ended.returncode == 0
+    assert ended.stdout == "attempt 1 has failed\nattempt 2 has failed\n"
+    assert run_slurm(tmp_path, srun="false").returncode == 1
 
 
 def test_the_options_for_sbatch_come_before_the_first_command():
