@@ -819,7 +819,6 @@ fsdp = Exercise(
         "gather: half the bytes.",
         "master-cast": "The parameters themselves were cast. A small update of a bfloat16 number is rounded "
         "away: keep them in float32, and cast for forward only.",
-        "gradient-cast": "The gradients reach the optimizer in `compute_dtype`: they are to be float32.",
         "summed-in-half": "The gradients are added over the ranks in `compute_dtype`, and rounded after every "
         "sum. Cast them to float32 first.",
         "dtypes-mixed": "Weights and inputs of a layer have different dtypes: cast its floating point inputs, "
@@ -889,7 +888,8 @@ def _uneven() -> nn.Module:
 
 def _in_place() -> nn.Module:
     """A linear layer gives a view where its input has three dimensions."""
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
+    layers = nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.LeakyReLU(inplace=True)
+    return nn.Sequential(*layers)
 
 
 def _build(make: Callable, seed: int) -> nn.Module:
@@ -1011,7 +1011,7 @@ class _Step:
     got: Named  # gradients
     own: list[Named]  # gradients of the twin on this rank's rows, for each backward pass
     mean: Named  # over ranks, added up over the backward passes
-    dtypes: dict[str, set[torch.dtype]]  # of the parameters and gradients
+    dtypes: set[torch.dtype]  # of the parameters, and so of their gradients
     full: Named  # parameters after the update
     twin_full: Named
     sent: _Sent
@@ -1037,10 +1037,7 @@ def _trained(
             outputs = [_forward_backward(model, micro[rank]) for micro in batch]
             model.finish_gradient_synchronization()
         got, mean = _gradients(model.module), _added([_mean(of, ranks) for of in of_ranks])
-        dtypes = {
-            "parameters": {p.dtype for p in model.parameters()},
-            "gradients": {p.grad.dtype for p in model.parameters() if p.grad is not None},
-        }
+        dtypes = {parameter.dtype for parameter in model.parameters()}
         for name, parameter in twin.named_parameters():
             parameter.grad = mean[name]
         optimizer.step()
@@ -1125,7 +1122,7 @@ def _expect_outputs(steps: Iterable[_Step], where: str, likely: dict) -> None:
 
 
 def _expect_gradients(steps: tuple[_Step, ...], where: str, first: dict, last: dict) -> None:
-    ranks, mean = len(steps), steps[0].mean
+    ranks, mean, passes = len(steps), steps[0].mean, len(steps[0].own)
     expected = _shards_of(mean, ranks)
     own = [_shards_of(_added(step.own), ranks)[rank] for rank, step in enumerate(steps)]
     latest = [_scaled(_added([step.own[-1] for step in steps]), 1 / ranks)]
@@ -1140,9 +1137,9 @@ def _expect_gradients(steps: tuple[_Step, ...], where: str, first: dict, last: d
         **first,
         "own-gradient": ranks > 1 and own,
         "sum-not-mean": [_scaled(g, ranks) for g in expected],
-        "divided-twice": [_scaled(g, 1 / ranks) for g in expected],
+        "divided-twice": passes == 1 and [_scaled(g, 1 / ranks) for g in expected],
         "vectors-local": vectors_local,
-        "accumulated-lost": len(steps[0].own) > 1 and _shards_of(latest[0], ranks),
+        "accumulated-lost": passes > 1 and _shards_of(latest[0], ranks),
         **last,
     }
     got = [step.got for step in steps]
@@ -1280,7 +1277,7 @@ def _check_memory(answer, draw, frozen=()) -> None:
                 got = f"of {TOWER_LAYERS} layers, {len(passed)} that backward has left"
                 raise Wrong("kept-in-backward", expected="none", got=got)
         early = [n for place, n in enumerate(report.gathers) if n > place + 1]
-        if early:
+        if early and report.counts["gather"] <= TOWER_LAYERS * TOWER_WIDTH**2:
             got = f"{early[0]} gathers of {TOWER_LAYERS}"
             raise Wrong("all-at-once", expected="the gather of one layer ahead", got=got)
         likely = {"kept-afterwards": True}
@@ -1336,7 +1333,10 @@ def _(answer, draw):
     _check_training(answer, draw, _TiedEnds, 2, otherwise="tied")
 
 
-@fsdp.requires("a layer with layers inside it", failures={"exception": "outer-layer"})
+@fsdp.requires(
+    "a layer with layers inside it",
+    failures={"exception": "outer-layer", "signal": "outer-layer"},
+)
 def _(answer, draw):
     _check_training(answer, draw, _OuterLayer, 2, otherwise="outer-layer")
 
@@ -1394,10 +1394,8 @@ ROUGH = 0.02  # bfloat16 has 8 significant bits
 
 def _check_dtypes(step: _Step) -> None:
     half, full = torch.bfloat16, torch.float32
-    if half in step.dtypes["parameters"]:
+    if half in step.dtypes:
         raise Wrong("master-cast", expected="parameters in float32", got="bfloat16")
-    if half in step.dtypes["gradients"]:
-        raise Wrong("gradient-cast", expected="gradients in float32", got="bfloat16")
     if ("gather", full) in step.sent.dtypes:
         raise Wrong("gathered-in-float32", expected="weights sent in bfloat16", got="float32")
     if {("reduce_scatter", half), ("all_reduce", half)} & step.sent.dtypes:

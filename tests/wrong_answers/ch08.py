@@ -875,3 +875,468 @@ def empties_the_parts(checkpoints, world_size):
     for part in checkpoints:
         part["optimizer"].clear()
     return made
+
+
+# ---- 8.4 MiniFSDP --------------------------------------------------------------------------------
+
+MiniFSDP = load_answer("8.4")
+
+
+@right("8.4")
+class GathersCopiesAndDividesFirst(MiniFSDP):
+    """Gathers into tensors of their own, averages before it adds, and frees at the next chance."""
+
+    def _start_gather(self, weights):
+        for weight in weights:
+            memory = weight.flat.untyped_storage()
+            if memory.nbytes() > 0:
+                continue
+            memory.resize_(weight.bytes)
+            kept = weight.kept.detach().to(weight.flat.dtype)
+            weight.pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+            if weight.sharded:
+                weight.work = dist.all_gather(
+                    weight.pieces, kept, group=self.gathers, async_op=True
+                )
+            else:
+                weight.whole.data.copy_(kept)
+
+    def _wait(self, weights):
+        for weight in weights:
+            if weight.work is not None:
+                weight.work.wait()
+                weight.flat.copy_(torch.cat(weight.pieces))
+                weight.work = weight.pieces = None
+
+    def _gradient_ready(self, weight, whole):
+        whole.grad /= dist.get_world_size()
+        super()._gradient_ready(weight, whole)
+
+    def _finish_reductions(self):
+        for work, kept, total in self.pending:
+            work.wait()
+            kept.grad = total if kept.grad is None else kept.grad + total
+        self.pending.clear()
+
+
+@wrong("8.4", names="no-module")
+class CallsItModel(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        self.model = self._modules.pop("module")
+
+
+def _piece(tensor):
+    n = dist.get_world_size()
+    size = -(-tensor.numel() // n)
+    flat = tensor.new_zeros(n * size)
+    flat[: tensor.numel()] = tensor.flatten()
+    return flat.view(n, size)[dist.get_rank()]
+
+
+@wrong("8.4", names="no-broadcast")
+class KeepsItsOwnStart(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        own = {name: p.detach().clone() for name, p in module.named_parameters()}
+        super().__init__(module, compute_dtype)
+        for name, kept in module.named_parameters():
+            kept.data.copy_(_piece(own[name]) if own[name].dim() > 1 else own[name])
+
+
+@wrong("8.4", names="buffers-forgotten")
+class KeepsItsOwnBuffers(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        own = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        super().__init__(module, compute_dtype)
+        for name, buffer in module.named_buffers():
+            buffer.copy_(own[name])
+
+
+@wrong("8.4", names="not-full")
+class GivesFlatParameters(MiniFSDP):
+    def full_parameters(self):
+        return {name: whole.flatten() for name, whole in super().full_parameters().items()}
+
+
+@wrong("8.4", names="rank-0-alone")
+class GathersOnRank0(MiniFSDP):
+    def full_parameters(self):
+        return super().full_parameters() if dist.get_rank() == 0 else {}
+
+
+class _OtherShard(MiniFSDP):
+    """Keeps something else than its shard; what it holds is right all the same."""
+
+    def other(self, whole, rank, ranks):
+        raise NotImplementedError
+
+    def _weight(self, parameter):
+        weight = super()._weight(parameter)
+        if weight.sharded:
+            kept = self.other(parameter.detach(), dist.get_rank(), dist.get_world_size())
+            weight.kept = nn.Parameter(kept, parameter.requires_grad)
+        return weight
+
+    def full_parameters(self):
+        return self.at_first
+
+    def __init__(self, module, compute_dtype=None):
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.__dict__["at_first"] = {n: p.detach().clone() for n, p in module.named_parameters()}
+        super().__init__(module, compute_dtype)
+
+
+@wrong("8.4", names="nothing-sharded")
+class KeepsTheMatrices(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return whole.clone()
+
+
+@wrong("8.4", names="a-view")
+class KeepsAView(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return whole.flatten().view(ranks, -1)[rank]
+
+
+@wrong("8.4", names="wrong-shard")
+class DealsTheElementsOut(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return whole.flatten()[rank::ranks].clone()
+
+
+@wrong("8.4", names="names-changed")
+class RenamesTheShards(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return _piece(whole)
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        for layer in module.modules():
+            if "weight" in layer._parameters:
+                layer._parameters["weight_shard"] = layer._parameters.pop("weight")
+
+
+@wrong("8.4", names="vectors-sharded")
+class ShardsVectors(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return _piece(whole).clone()
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        for layer in module.modules():
+            for name, parameter in layer.named_parameters(recurse=False):
+                if self.shapes and name == "bias":
+                    layer.register_parameter(name, nn.Parameter(_piece(parameter.detach()).clone()))
+
+
+class _Reducing(MiniFSDP):
+    """A right answer whose reduction each wrong one below writes in another way."""
+
+    def _gradient_ready(self, weight, whole):
+        self.release(weight)
+        gradient, whole.grad = self.prepared(whole.grad, weight), None
+        if weight.sharded:
+            self.make_room()
+            work, total = self.reduce(weight, gradient)
+        else:
+            work, total = self.reduce_vector(gradient)
+        self.pending.append((work, weight.kept, total))
+
+    def release(self, weight):
+        self._free([weight])
+
+    def prepared(self, gradient, weight):
+        return gradient.to(weight.kept.dtype)
+
+    def make_room(self):
+        self._finish_reductions()
+
+    def reduce(self, weight, gradient):
+        pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+        total = torch.empty_like(pieces[0])
+        return dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True), total
+
+    def reduce_vector(self, gradient):
+        return dist.all_reduce(gradient, group=self.reductions, async_op=True), gradient
+
+    def _finish_reductions(self):
+        for work, kept, total in self.pending:
+            self.wait(work)
+            self.take(kept, self.averaged(total).to(kept.dtype))
+        self.pending.clear()
+
+    def wait(self, work):
+        if work is not None:
+            work.wait()
+
+    def averaged(self, total):
+        return total / dist.get_world_size()
+
+    def take(self, kept, mean):
+        kept.grad = mean if kept.grad is None else kept.grad + mean
+
+
+@wrong("8.4", names="not-waited")
+class WaitsForNoReduction(_Reducing):
+    def wait(self, work):
+        pass
+
+
+@wrong("8.4", names="sum-not-mean")
+class AddsOnly(_Reducing):
+    def averaged(self, total):
+        return total
+
+
+@wrong("8.4", names="divided-twice")
+class DividesBeforeAndAfter(_Reducing):
+    def averaged(self, total):
+        return total / dist.get_world_size() ** 2
+
+
+@wrong("8.4", names="own-gradient")
+class KeepsItsOwnPiece(_Reducing):
+    def reduce(self, weight, gradient):
+        return None, _piece(gradient) * dist.get_world_size()
+
+    def reduce_vector(self, gradient):
+        return None, gradient * dist.get_world_size()
+
+
+@wrong("8.4", names="vectors-local")
+class ForgetsTheVectors(_Reducing):
+    def reduce_vector(self, gradient):
+        return None, gradient * dist.get_world_size()
+
+
+@wrong("8.4", names="all-reduced")
+class AllReducesAndCuts(_Reducing):
+    def reduce(self, weight, gradient):
+        flat = weight.layout.flatten([gradient])
+        work = dist.all_reduce(flat, group=self.reductions, async_op=True)
+        return work, weight.layout.shards(flat)[dist.get_rank()]
+
+
+@wrong("8.4", names="accumulated-lost")
+class ReplacesTheGradient(_Reducing):
+    def take(self, kept, mean):
+        kept.grad = mean
+
+
+@wrong("8.4", names="accumulated-wrong")
+class AveragesThePasses(_Reducing):
+    def take(self, kept, mean):
+        before = kept.grad is not None and bool(kept.grad.any())
+        kept.grad = (kept.grad + mean) / 2 if before else mean
+
+
+@wrong("8.4", names="summed-in-half")
+class AddsBeforeItCasts(_Reducing):
+    def prepared(self, gradient, weight):
+        return gradient
+
+
+@wrong("8.4", names="backward-blocks")
+class ReducesInBackward(_Reducing):
+    def reduce(self, weight, gradient):
+        pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+        total = torch.empty_like(pieces[0])
+        dist.reduce_scatter(total, pieces, group=self.reductions)
+        return None, total
+
+
+@wrong("8.4", names="reductions-pile-up")
+class FinishesAtTheEnd(_Reducing):
+    def make_room(self):
+        pass
+
+
+@wrong("8.4", names="kept-in-backward")
+class FreesAtTheEnd(_Reducing):
+    def release(self, weight):
+        pass
+
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls[: index + 1], index, gradients)
+
+
+@wrong("8.4", names="kept-in-backward")
+class NeverFreesFrozenOnes(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls[: index + 1], index, gradients)
+
+
+@wrong("8.4", names="kept-afterwards")
+class FreesTheFollowingOnly(_Reducing):
+    """The first layer's matrix stays until its next forward."""
+
+    def release(self, weight):
+        pass
+
+    def _before_forward(self, own, layer, inputs, keywords):
+        self._free(own.weights.values())
+        return super()._before_forward(own, layer, inputs, keywords)
+
+    def finish_gradient_synchronization(self):
+        self._finish_reductions()
+        self.calls = []
+
+
+@wrong("8.4", names="wrong-output")
+class ForgetsTheVectorsValues(MiniFSDP):
+    def _start_gather(self, weights):
+        weights = list(weights)
+        super()._start_gather(weights)
+        for weight in weights:
+            if not weight.sharded:
+                weight.flat.zero_()
+
+
+@wrong("8.4", names="first-step-only")
+class GathersOnce(MiniFSDP):
+    def _free(self, weights):
+        pass
+
+
+@wrong("8.4", names="kept-after-forward")
+class KeepsForBackward(MiniFSDP):
+    """Takes the whole matrix away from the layer only; autograd has it still."""
+
+    def _after_forward(self, own, layer, inputs, output):
+        vars(self)["_free"] = lambda weights: None
+        super()._after_forward(own, layer, inputs, output)
+        del vars(self)["_free"]
+
+
+@wrong("8.4", names="all-at-once")
+class GathersAllForBackward(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        if index == len(calls) - 1:
+            for weights, _ in reversed(calls):
+                self._start_gather(weights)
+        super()._prepare_backward(calls, index, gradients)
+
+
+@wrong("8.4", names="gathered-again")
+class GathersTwiceForBackward(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls, index, gradients)
+        self._free(calls[index][0])
+        self._start_gather(calls[index][0])
+        self._wait(calls[index][0])
+
+
+@wrong("8.4", names="no-prefetch")
+class GathersWhenBackwardArrives(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls[index:], 0, gradients)
+
+
+@wrong("8.4", names="remainder-lost")
+class ForgetsTheLastElements(MiniFSDP):
+    """As if a shard had elements // n elements: right wherever the sizes divide."""
+
+    def _weight(self, parameter):
+        rest = parameter.numel() % dist.get_world_size()
+        if parameter.dim() > 1 and rest:
+            parameter.data.flatten()[-rest:] = 0.0
+        return super()._weight(parameter)
+
+
+@wrong("8.4", names="frozen")
+class TrainsEverything(MiniFSDP):
+    def _weight(self, parameter):
+        return super()._weight(parameter.requires_grad_())
+
+
+@wrong("8.4", names="unused")
+class FillsInZeros(MiniFSDP):
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for kept in self.module.parameters():
+            if kept.grad is None and kept.requires_grad:
+                kept.grad = torch.zeros_like(kept)
+
+
+@wrong("8.4", names="unused")
+class ExpectsEveryGradient(MiniFSDP):
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for kept in self.module.parameters():
+            if kept.requires_grad:
+                kept.grad = kept.grad.contiguous()
+
+
+@wrong("8.4", names="tied")
+class WalksOverTheLayers(MiniFSDP):
+    """Makes a shard for each place of a parameter."""
+
+    def __init__(self, module, compute_dtype=None):
+        seen = set()
+        for layer in module.modules():
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                if parameter in seen:
+                    layer.register_parameter(name, nn.Parameter(parameter.detach().clone()))
+                seen.add(parameter)
+        super().__init__(module, compute_dtype)
+
+
+@wrong("8.4", names="outer-layer")
+class KnowsLeavesOnly(MiniFSDP):
+    """An outer layer's matrices are freed as soon as the first layer inside it is done."""
+
+    def _after_forward(self, own, layer, inputs, output):
+        super()._after_forward(own, layer, inputs, output)
+        for outer in self.module.modules():
+            if "mix" in vars(outer):
+                vars(outer)["mix"] = torch.zeros_like(vars(outer)["mix"])
+
+
+@wrong("8.4", names="view-output")
+class HooksTheOutputOnly(MiniFSDP):
+    def _after_forward(self, own, layer, inputs, output):
+        for name in own.weights:
+            del vars(layer)[name]
+        self._free(own.weights.values())
+        if output.requires_grad:
+            prepare = partial(self._prepare_backward, self.calls, len(self.calls))
+            self.calls.append((own.weights.values(), own.started))
+            output.grad_fn.register_prehook(prepare)
+
+
+@wrong("8.4", names="without-gradients")
+class HooksEveryOutput(MiniFSDP):
+    def _after_forward(self, own, layer, inputs, output):
+        output.grad_fn.register_prehook(lambda gradients: None)
+        super()._after_forward(own, layer, inputs, output)
+
+
+@wrong("8.4", names="gathered-in-float32")
+class CastsAfterTheGather(MiniFSDP):
+    def _start_gather(self, weights):
+        for weight in weights:
+            if weight.flat.untyped_storage().nbytes() > 0:
+                continue
+            weight.flat.untyped_storage().resize_(weight.bytes)
+            if weight.sharded:
+                kept = weight.kept.detach()
+                pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+                dist.all_gather(pieces, kept, group=self.gathers)
+                weight.flat.copy_(torch.cat(pieces))
+            else:
+                weight.whole.data.copy_(weight.kept)
+
+
+@wrong("8.4", names="master-cast")
+class CastsTheModule(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(
+            module if compute_dtype is None else module.to(compute_dtype), compute_dtype
+        )
+
+
+@wrong("8.4", names="dtypes-mixed")
+class LeavesTheInputs(MiniFSDP):
+    def _cast(self, value):
+        return value
