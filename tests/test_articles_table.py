@@ -7,8 +7,8 @@ import pytest
 
 from course_utils.checks.catalogue import exercises, root
 
-# "04: ...", a heading in italics, "exercise 4.1", "exercises 2.1 to 2.4"
-PLACE = re.compile(r"(\d\d): |\*([^*]+)\*|exercises? (\d+\.\d+)(?: to (\d+\.\d+))?")
+# "04: ...", a heading in italics, "exercise 4.1", "exercises 2.1 to 2.4" or "2.1 and 2.2"
+PLACE = re.compile(r"(\d\d): |\*([^*]+)\*|exercises? (\d+\.\d+)(?: (?:to|and) (\d+\.\d+))?")
 
 
 def rows():
