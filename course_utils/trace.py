@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -158,6 +158,25 @@ class Trace:
             (foreground if entry.blocking else background).append(span)
         spans = sorted(_cut(foreground) + background, key=lambda span: span.start)
         return Record(self._rank, spans, [entry.call for entry in self._entries])
+
+
+def ring_bytes(calls: Iterable[Call]) -> int:
+    """Returns the bytes that rings would send from this rank for `calls`, collectives of `Call`.
+
+    On a ring of n ranks an all-reduce of S bytes sends 2(n - 1)/n times S from each rank, a
+    reduce-scatter of S bytes (n - 1)/n times S, and an all-gather n - 1 times what the rank hands
+    over (Thakur, Rabenseifner, Gropp 2005, sections 4.1 to 4.3). Raises ValueError for other calls.
+    """
+    total = 0.0
+    for call in calls:
+        n = len(call.ranks)
+        hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
+        if call.op not in hops:
+            raise ValueError(
+                f"The bytes of {call.op} on a ring are not known here; there are {', '.join(hops)}."
+            )
+        total += hops[call.op] * call.bytes
+    return round(total)
 
 
 def separate_waiting(records: list[Record]) -> list[Record]:

@@ -41,7 +41,7 @@ from course_utils.equality import equal, flat
 from course_utils.launch import launch
 from course_utils.models import Attention, Block, FeedForward, LanguageModel
 from course_utils.terminal import torchrun
-from course_utils.trace import Trace, kept_for_backward, memory_ledger
+from course_utils.trace import Trace, kept_for_backward, memory_ledger, ring_bytes
 
 hardware.report()
 
@@ -250,17 +250,8 @@ plots.compare(predicted, {name: handed_over for name, (_, handed_over) in result
 #
 # A rank hands $S$ bytes to an all-reduce. A ring then sends $2(n-1)/n \cdot S$ from each rank
 # (chapter 3, section 3). A reduce-scatter of $S$ bytes sends $(n-1)/n \cdot S$, and so does an
-# all-gather whose *result* has $S$ bytes: of each piece of $S/n$ the ring makes $n - 1$ hops. The
-# chapter needs these three again:
-
-
-# %%
-def ring_bytes(record):
-    """What a ring would send from this rank, in bytes, for the collectives of a record."""
-    n = dist.get_world_size()
-    hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-    return int(sum(hops[call.op] * call.bytes for call in record.calls))
-
+# all-gather whose *result* has $S$ bytes: of each piece of $S/n$ the ring makes $n - 1$ hops.
+# `ring_bytes` weighs counted calls with these three factors.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a block, a model, and the activations
@@ -924,7 +915,7 @@ def traffic_of_block(rank, cut, tokens):
         y.sum().backward()
     records = forward.record(), backward.record()
     calls, sent = [r.count() for r in records], [r.sent() for r in records]
-    return calls, sent, sum(map(ring_bytes, records))
+    return calls, sent, sum(ring_bytes(record.calls) for record in records)
 
 
 together = launch(traffic_of_block, n, tensor_parallel, t)[0]

@@ -21,6 +21,7 @@ from course_utils.trace import (
     Trace,
     kept_for_backward,
     memory_ledger,
+    ring_bytes,
     separate_waiting,
 )
 
@@ -100,6 +101,23 @@ def test_sent_and_count():
     assert second.calls[2] == Call("broadcast", 400, 100, "float32", False, (0, 1), 0)
     with pytest.raises(ValueError, match="no call named 'allreduce'; there are all_gather"):
         first.sent("allreduce")
+
+
+def test_what_a_ring_sends():
+    def three_of_four(rank):  # 1200 bytes each, whole or put together
+        group = dist.new_group([0, 1, 2])
+        with Trace() as trace:
+            if rank < 3:
+                dist.all_reduce(torch.ones(300), group=group)
+                dist.all_gather(list(torch.empty(300).chunk(3)), torch.ones(100), group=group)
+                dist.reduce_scatter(torch.empty(100), list(torch.ones(300).chunk(3)), group=group)
+        return trace.record().calls
+
+    calls = launch(three_of_four, 4)[0]
+    assert [ring_bytes([call]) for call in calls] == [1600, 800, 800]
+    assert ring_bytes(calls) == 3200
+    with pytest.raises(ValueError, match="broadcast on a ring"):
+        ring_bytes([Call("broadcast", 8, 2, "float32", ranks=(0, 1))])
 
 
 def test_messages():
