@@ -15,6 +15,7 @@ SLIPS = {
     "rows": ch07._Slip(rows=ch07.NAMES),
     "forward": ch07._Slip(forward=()),
     "backward": ch07._Slip(backward=()),
+    "enters": ch07._Slip(enters=2.0),
     "twice": ch07._Slip(twice=True),
     "bias inside": ch07._Slip(bias_inside=True),
     "share": ch07._Slip(share=0.5),

@@ -50,6 +50,8 @@ grouping = Exercise(
     misconceptions={
         "not-a-dict": "Asked is a dict with the keys data, pipeline and tensor.",
         "keys": "The keys are the names of the dimensions: data, pipeline and tensor.",
+        "not-lists": "Each dimension has a list of groups, and a group is a list of ranks, also where "
+        "there is only one group.",
         "names-swapped": "These are the groups of another dimension: the names are mixed up.",
         "order-of-dimensions": "You number the ranks in another order of the dimensions. The rank is "
         "(d * pp + p) * tp + t: tensor changes fastest, data slowest.",
@@ -100,6 +102,9 @@ def _check_groups(answer, sizes: Sizes) -> None:
     got = answer(*sizes)
     expect_type(got, dict, likely=None if got is None else "not-a-dict")
     expect(set(got), set(NAMES), what="the keys", likely={"keys": True})
+    for name in NAMES:
+        if not _is_list_of_lists(got[name]):
+            raise Wrong("not-lists", expected="a list of lists of ranks", got=got[name])
     right, everyone = _groups(sizes), list(range(math.prod(sizes)))
 
     def lists_all(test: Callable[[list[int]], bool]) -> Callable[[Groups], bool]:
@@ -126,6 +131,12 @@ def _check_groups(answer, sizes: Sizes) -> None:
         "not-a-partition": lists_all(lambda ranks: ranks != everyone),
     }
     expect({n: _as_lists(got[n]) for n in NAMES}, right, likely=likely)
+
+
+def _is_list_of_lists(groups: object) -> bool:
+    if not isinstance(groups, (list, tuple)):
+        return False
+    return all(isinstance(group, (list, tuple, range)) for group in groups)
 
 
 def _as_lists(groups: Iterable) -> list:
@@ -356,7 +367,8 @@ class _Slip:
     rows: tuple[str, ...] = ("data",)  # the dimensions that share the rows out
     forward: tuple[str, ...] = ("tensor",)  # over which the partial outputs are summed
     backward: tuple[str, ...] = ("tensor",)  # and the gradients that enter the cut region
-    twice: bool = False  # SumForward's backward sums too
+    enters: float = 1.0  # times what enters the cut region: T where the sum is made there
+    twice: bool = False  # the gradients are summed where the partial outputs leave the region
     bias_inside: bool = False  # the bias is added before the sum
     share: float = 1.0  # of the sum that is kept: 1 / T for a mean
     gradients: tuple[str, ...] = ("data",)  # over which the gradients are summed
@@ -458,7 +470,7 @@ def _enter(task: _Task, slip: _Slip, rank: int, x: Tensor) -> _Pass:
     part = _Part(task.part(rank))
     x = x.detach().clone().requires_grad_()
     scaled = x * part.scale
-    entered = scaled.detach().requires_grad_()
+    entered = (slip.enters * scaled).detach().requires_grad_()
     partial = part.down(part.up(entered).relu())
     return _Pass(part, x, scaled, entered, partial + part.bias if slip.bias_inside else partial)
 
@@ -467,7 +479,7 @@ def _leave_backward(task, slip, rank, passes: dict[int, _Pass], of_output) -> No
     """Backward from the rank's output to where its cut region begins."""
     own, gradient = passes[rank], of_output[rank]
     if slip.twice:
-        gradient = sum(of_output[r] for r in task.group(rank, *slip.forward))
+        gradient = sum(of_output[r] for r in task.group(rank, "tensor"))
     own.partial.backward(slip.share * gradient)
     if not slip.bias_inside:
         own.part.bias.grad = of_output[rank].sum(0)
@@ -598,6 +610,8 @@ def _check_update(answer, task: _Task, slips: Slips, three: bool) -> list[_Repor
         "not-stepped": lambda got: not any(value.any() for own in got for value in own.values()),
         **{slug: _is_one_of(task, made) for slug, made in slips.items()},
     }
+    if task.size("data") > 1:
+        likely["not-averaged"] = _on_some_rank(task, _Slip(gradients=(), divisor=1))
     expected = _simulate(task).gradients
     expect(got, expected, each="rank", what="the update, as a gradient", likely=likely)
     return reports
@@ -607,6 +621,16 @@ def _is_one_of(task: _Task, slips: list[_Slip]) -> Callable[[list[Values]], bool
     return lambda got: any(same(got, _simulate(task, slip).gradients) for slip in slips)
 
 
+def _on_some_rank(task: _Task, slip: _Slip) -> Callable[[list[Values]], bool]:
+    """Whether at least one rank's update is that of the slip."""
+
+    def found(got: list[Values]) -> bool:
+        made = _simulate(task, slip).gradients
+        return any(same(own, slipped) for own, slipped in zip(got, made, strict=True))
+
+    return found
+
+
 def _check_losses(reports: list[_Report], task: _Task) -> None:
     last, own = task.size("pipeline") - 1, _simulate(task).losses
     at_end = [r for r in range(task.ranks) if task.place(r)["pipeline"] == last]
@@ -614,7 +638,9 @@ def _check_losses(reports: list[_Report], task: _Task) -> None:
     factors = {f for size in (*task.sizes, task.ranks) for f in (size, 1 / size)}
 
     def on_last_only(got: list) -> bool:
-        return last > 0 and all(same(got[r], mean) == (r in at_end) for r in range(task.ranks))
+        from_first = same(got, [0.0] * task.ranks)  # the first stage has told all that it has none
+        kept = all(same(got[r], mean) == (r in at_end) for r in range(task.ranks))
+        return last > 0 and (kept or from_first)
 
     likely = {
         "loss-on-last-only": on_last_only,
@@ -675,8 +701,8 @@ STEP = {
     "ranks hold, gets a part of its gradient, and so does what comes before.",
     "summed-again": "The gradients of the tensor group are too large by its size: backward sums what "
     "is whole already. A sum in forward is passed through as it is in backward.",
-    "not-averaged": "Each rank steps with the gradients of its own rows: they are not averaged over "
-    "the data group before the step. The copies of a part drift apart.",
+    "not-averaged": "A rank steps with the gradients of its own rows: they are not averaged over its "
+    "data group before the step. Every rank has a data group, and the copies of a part drift apart.",
     "sum-not-mean": "The gradients are summed over the data group and not divided by its size.",
     "divided-twice": "The gradients are divided by the size of the data group twice: the loss is a "
     "mean already, or the average was.",
@@ -772,6 +798,8 @@ two_dimensions = Exercise(
         "batch-by-tensor": "The rows are shared out by the tensor coordinate: those ranks need the same "
         "rows, and those of a data group other ones.",
         "other-rows": "A rank reads other rows than those of its data coordinate.",
+        "pair-swapped": "The two functions have changed places: the input is summed where it enters the "
+        "cut region, and the partial outputs are not. `SumForward` belongs where they leave it.",
         "sum-over-other-ranks": "The sums of the cut layers run over more than the tensor group, or over "
         "another group: ranks with other rows add their numbers. Pass the tensor group to both "
         "functions.",
@@ -787,7 +815,9 @@ def _two(dp: int, tp: int) -> Sizes:
 def _slips_2d(task: _Task) -> Slips:
     groups = ("tensor",), ("data",), ALL
     elsewhere = [_Slip(forward=f, backward=b) for f in groups for b in groups][1:]
-    return {**_tensor_slips(task), "sum-over-other-ranks": elsewhere, **_data_slips(task)}
+    swapped = _Slip(enters=task.size("tensor"), forward=(), backward=(), twice=True)
+    elsewhere = {"pair-swapped": [swapped], "sum-over-other-ranks": elsewhere}
+    return {**_tensor_slips(task), **elsewhere, **_data_slips(task)}
 
 
 def _check_2d(answer, task: _Task) -> list[_Report]:
@@ -887,15 +917,14 @@ three_dimensions = Exercise(
         "wrong-neighbour": "A message goes to, or is expected from, a rank that is not beside this one "
         "in its pipeline. rank + 1 has another tensor coordinate; the next stage is tp ranks away, or "
         "further in another mesh. Use the pipeline group, and numbers within it.",
-        "group-rank": "You give a number within a group where torch expects a global rank, or the other "
-        "way round. `dst`, `src` are global ranks, also with `group=`; `group_dst`, `group_src` count "
-        "within the group.",
+        "group-rank": "You name a rank that the group does not have. `dst`, `src` are global ranks, also "
+        "with `group=`; `group_dst`, `group_src` count within the group, and end with the last stage.",
         "graph-cut": "The input that a stage received has no gradient to send back. A received tensor is no "
         "part of a graph: call `requires_grad_()` on it before you use it.",
         "not-sent-back": "Only the last stage has learned: the gradient of its input never reaches the "
         "stage before.",
-        "first-waits": "All ranks wait to receive. The first stage receives no activations: somebody has "
-        "to begin.",
+        "first-waits": "All ranks wait to receive. The first stage receives no activations, and sends its own "
+        "before it waits for their gradient: somebody has to begin.",
         "never-sent": "A stage waits for a message that its neighbour never sends. Activations go "
         "forward, and after backward the gradient of the input goes back.",
         "sum-waits": "Some ranks wait in an all-reduce, others to receive something. The sums of a cut "
@@ -905,8 +934,8 @@ three_dimensions = Exercise(
         "message on its own.",
         "middle-stage": "Two stages work, three do not. A stage in the middle receives and sends, forward "
         "and backward.",
-        "loss-on-last-only": "Only the last stage's ranks return the loss. Pass it on to the other "
-        "stages.",
+        "loss-on-last-only": "Only the last stage's ranks know the loss. It has to go from there to "
+        "the other stages.",
     },
     failures=FAILURES_3D,
 )
@@ -1120,7 +1149,7 @@ def _check_placement(answer, cluster: _Cluster) -> None:
         "last-only": picks(fits=lambda groups: groups.stride == 1 and _within(groups)),
         "straddles": picks(fits=lambda groups: len(groups.machines[0]) == 1)
         or picks(fits=lambda groups: groups.stride * groups.size <= room),
-        "most-bytes-last": honest and got[0][-1] == most,
+        "most-bytes-last": got[0][-1] == most and (honest or cluster.sizes[most] > room),
         "most-expensive": honest and same(got[1], max(true.values())),
         "reversed": same(got[1], best) and same(true[got[0][::-1]], best),
         "rates-swapped": picks(swapped=True),

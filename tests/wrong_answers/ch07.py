@@ -58,6 +58,18 @@ def abbreviates_the_names(dp, pp, tp):
     return dict(zip(("dp", "pp", "tp"), _lines(dp, pp, tp).values()))
 
 
+@wrong("7.1", names="not-lists")
+def gives_the_groups_of_one_rank(dp, pp, tp):
+    grid = torch.arange(dp * pp * tp).view(dp, pp, tp)
+    lines = grid[:, 0, 0], grid[0, :, 0], grid[0, 0]
+    return {name: line.tolist() for name, line in zip(NAMES, lines)}
+
+
+@wrong("7.1", names="not-lists")
+def collects_sets(dp, pp, tp):
+    return {name: [set(line) for line in lines] for name, lines in _lines(dp, pp, tp).items()}
+
+
 @wrong("7.1", names="names-swapped")
 def swaps_data_and_tensor(dp, pp, tp):
     lines = _lines(dp, pp, tp)
@@ -444,6 +456,16 @@ def _in_groups(forward_names, backward_names):
     return forward
 
 
+@wrong("7.3", names="pair-swapped")
+def sums_where_it_enters(*given):
+    def forward(part, x, mesh):
+        tensor = mesh.get_group("tensor")
+        hidden = part.up(SumForward.apply(part.scale * x, tensor)).relu()
+        return SumBackward.apply(part.down(hidden), tensor) + part.bias
+
+    return _train_2d(*given, forward=forward)
+
+
 @wrong("7.3", names="sum-over-other-ranks")
 def sums_over_all_ranks(*given):
     both = ("data", "tensor")
@@ -458,6 +480,15 @@ def sums_backward_over_the_data_group(*given):
 @wrong("7.3", names="not-averaged")
 def keeps_its_own_gradients(*given):
     return _train_2d(*given, average=lambda part, mesh: None)
+
+
+@wrong("7.3", names="not-averaged")
+def averages_on_the_first_of_each_team(*given):
+    def average(part, mesh):
+        if mesh.get_local_rank("tensor") == 0:
+            _average_all(part, mesh)
+
+    return _train_2d(*given, average=average)
 
 
 @wrong("7.3", names="not-averaged")
@@ -850,6 +881,16 @@ def takes_a_rank_for_a_stage(*given):
 
 
 @wrong("7.4", names="group-rank")
+def sends_gradients_on(*given):
+    """They go to the stage behind, too, and the last one has none."""
+
+    def send(x, mesh, stage):
+        _send(x, mesh, mesh.get_local_rank("pipeline") + 1)
+
+    return _train_3d(*given, send=send)
+
+
+@wrong("7.4", names="group-rank")
 def broadcasts_from_a_stage(*given):
     def mean_loss(loss, mesh):
         pipeline = mesh.get_group("pipeline")
@@ -898,6 +939,16 @@ def receives_first_on_every_rank(part, read_inputs, read_targets, shape, mesh, o
     return _train_3d(part, read_inputs, read_targets, shape, mesh, optimizer)
 
 
+@wrong("7.4", names="first-waits")
+def waits_for_the_gradient_first(*given):
+    def send(x, mesh, stage):
+        if stage > mesh.get_local_rank("pipeline"):
+            _receive(torch.empty_like(x), mesh, stage)
+        _send(x, mesh, stage)
+
+    return _train_3d(*given, send=send)
+
+
 @wrong("7.4", names="not-every-rank")
 def averages_the_loss_on_last_stages(*given):
     def mean_loss(loss, mesh):
@@ -913,6 +964,16 @@ def averages_the_loss_on_last_stages(*given):
 def keeps_the_loss_in_the_last_stage(*given):
     def mean_loss(loss, mesh):
         _average([loss], mesh)
+        return loss.item()
+
+    return _train_3d(*given, mean_loss=mean_loss)
+
+
+@wrong("7.4", names="loss-on-last-only")
+def tells_the_first_stages_zero(*given):
+    def mean_loss(loss, mesh):
+        _average([loss], mesh)
+        dist.broadcast(loss, group=mesh.get_group("pipeline"), group_src=0)
         return loss.item()
 
     return _train_3d(*given, mean_loss=mean_loss)
@@ -1095,6 +1156,18 @@ def keeps_one_dimension_inside(*given):
 def sorts_by_bytes(sizes, sent, per_machine, inside, between):
     order = tuple(sorted(sizes, key=sent.get))
     return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+
+@wrong("7.5", names="most-bytes-last")
+def fills_the_machine_greedily(sizes, sent, per_machine, inside, between):
+    """What does not fit is put beside the others all the same."""
+    order, room, seconds = (), per_machine, 0.0
+    for name in sorted(sizes, key=sent.get, reverse=True):
+        fits = sizes[name] <= room
+        room = room // sizes[name] if fits else room
+        order = (name, *order)
+        seconds += sent[name] / (inside if fits else between)
+    return order, seconds
 
 
 @wrong("7.5", names="straddles")
