@@ -168,6 +168,7 @@ def draw_grid(ax, data, pipeline, tensor, chosen=None, top=4.2, height=3.4):
     """Draws all ranks: a frame for each copy, stages from left to right, parts downwards."""
     frame = 9.8 / data
     cell = min((frame - 0.5) / pipeline, height / tensor, 1.3)
+    top -= (height - cell * tensor) / 2
     at = {}
     for d in range(data):
         left = 0.1 + d * frame + (frame - cell * pipeline) / 2
@@ -883,8 +884,9 @@ held_as_sent = all(
 print("gradients held = bytes handed to the data group:", held_as_sent)
 
 # %% [markdown]
-# *Pipeline and tensor each cut what a rank holds to about a half; data cuts nothing. What is left
-# over half are embeddings and head, which only some stages have and tensor leaves whole.*
+# *The bars are named (data, pipeline, tensor). Pipeline and tensor each cut what a rank holds to
+# about a half; data cuts nothing. What is left over half are embeddings and head, which only some
+# stages have and tensor leaves whole.*
 #
 # In section 3 tensor sent far more than data. In this small model they send nearly the same: the 64
 # tokens of a copy make few activations for many parameters. With more tokens tensor and pipeline
@@ -899,9 +901,10 @@ for name, color in DIMENSIONS.items():
     sent = [bytes_of_step((2, 2, 2), tokens=2 * each, **small)[name] for each in tokens]
     ax.plot(tokens, sent, color=color, linewidth=2.5)
     ax.text(tokens[-1] * 1.15, sent[-1], name, color=color, va="center")
+ax.set(xscale="log", yscale="log")
 ax.axvline(64, color="#8C8C8C", linestyle=":")
 ax.text(70, ax.get_ylim()[1] * 0.5, "our batch", va="top", color="#5F5F5F")
-ax.set(xscale="log", yscale="log", xlabel="tokens of a copy", ylabel="bytes per step and rank")
+ax.set(xlabel="tokens of a copy", ylabel="bytes per step and rank, predicted")
 ax.set_title("Activations grow with the tokens, gradients do not")
 plt.show()
 
@@ -1368,19 +1371,19 @@ except RankFailure as failure:
 # ## 6. Exercises: place the ranks, then train on them
 #
 # Five parts of a hybrid training run, from the numbers of its ranks to the machines that they stand
-# on. In all of them the rank with the coordinates (d, p, t) has the number (d * pp + p) * tp + t: tensor
-# changes fastest, data slowest. `dp`, `pp` and `tp` are the sizes of the three dimensions. 7.3 and 7.4
-# run on real ranks with small layers, and are compared with one process that holds the whole model
-# and the whole batch.
+# on. In all of them the rank with the coordinates (d, p, t) has the number (d * pp + p) * tp + t:
+# tensor changes fastest, data slowest. `dp`, `pp` and `tp` are the sizes of the three dimensions.
+# 7.3 and 7.4 run on real ranks with small layers, and are compared with one process that holds the
+# whole model and the whole batch.
 
 # %% [markdown]
 # ### 7.1 The groups of a grid, by arithmetic (2 points)
 #
 # A group of a dimension holds the ranks that differ in that coordinate *only*. Each dimension puts
 # every rank into exactly one group. Section 3 laid the ranks out as a tensor and let torch find the
-# groups. Find them with whole numbers alone: that is how you will see them in a log file, where rank
-# 37 waits and you ask for whom. The order counts too. `new_group` is called for every group by every
-# rank, so all ranks need the same list.
+# groups. Find them with whole numbers alone: that is how you will see them in a log file, where
+# rank 37 waits and you ask for whom. The order counts too. `new_group` is called for every group by
+# every rank, so all ranks need the same list.
 
 
 # %% nbgrader={"grade_id": "7.1", "solution": true}
@@ -1432,7 +1435,7 @@ class RankGrid:
         ### END SOLUTION
 
     def rank(self, d: int, p: int, t: int) -> int:
-        """Returns the rank at these coordinates; raises ValueError where one is outside the grid."""
+        """Returns the rank at these coordinates; raises ValueError if one is outside the grid."""
         ### BEGIN SOLUTION
         _, pp, tp = self.sizes
         for coordinate, size in zip((d, p, t), self.sizes):
@@ -1459,11 +1462,12 @@ check("7.2", RankGrid)
 # | `bias`, a parameter | (width,) | the same on each |
 #
 # The ranks of a data group hold the same part and work on different rows of the global batch.
-# `read_inputs(i, n)` and `read_targets(i, n)` read the i-th of n equal blocks of its rows. Read what
-# your rank works on, and no more: reading is what the data dimension shares out.
+# `read_inputs(i, n)` and `read_targets(i, n)` read the i-th of n equal blocks of its rows. Read
+# what your rank works on, and no more: reading is what the data dimension shares out.
 #
-# Ask the mesh for sizes, coordinates and groups, by the names of its dimensions; which of them comes
-# first is its own affair. You may use `SumBackward.apply(x, group)` and `SumForward.apply(x, group)`.
+# Ask the mesh for sizes, coordinates and groups, by the names of its dimensions; which of them
+# comes first is its own affair. You may use `SumBackward.apply(x, group)` and
+# `SumForward.apply(x, group)`.
 
 
 # %% nbgrader={"grade_id": "7.3", "solution": true}
@@ -1507,8 +1511,8 @@ check("7.3", train_2d_step)
 # ### 7.4 A step in three dimensions (4 points)
 #
 # The model gets longer and is cut into stages; each stage is one `part` as above, cut between the
-# ranks of a tensor group. So the model is sharded in two ways, and the data is distributed as well: on
-# 2 x 2 x 2 ranks, one process in eight holds a quarter of the model and sees half of the batch.
+# ranks of a tensor group. So the model is sharded in two ways, and the data is distributed as well:
+# on 2 x 2 x 2 ranks, each process holds a quarter of the model and sees half of the batch.
 #
 # The first stage reads inputs, the last one reads targets and computes the loss. In between,
 # activations go to the next stage and their gradients come back, between ranks that differ in the
@@ -1576,15 +1580,15 @@ check("7.4", train_3d_step)
 # %% [markdown]
 # ### 7.5 Which dimension on the fast links? (3 points)
 #
-# A cluster has two kinds of links: fast ones inside a machine, slow ones between machines. The order
-# of the dimensions decides which groups stay inside. The last dimension's groups are neighbours;
-# those of the first are far apart. Find the order that costs least.
+# A cluster has two kinds of links: fast ones inside a machine, slow ones between machines. The
+# order of the dimensions decides which groups stay inside. The last dimension's groups are
+# neighbours; those of the first are far apart. Find the order that costs least.
 #
 # Count like this. Ranks are numbered as everywhere in this section, with the last dimension of the
 # order changing fastest, and fill one machine after the other. In a step, every rank sends
-# `sent[name]` bytes to its group of a dimension. That takes `sent[name] / inside` seconds if *each* of
-# the dimension's groups lies within one machine, else `sent[name] / between`, because a step waits for
-# the slowest. The dimensions' times add up. A dimension of size 1 sends nothing.
+# `sent[name]` bytes to its group of a dimension. That takes `sent[name] / inside` seconds if *each*
+# of the dimension's groups lies within one machine, else `sent[name] / between`, because a step
+# waits for the slowest. The dimensions' times add up. A dimension of size 1 sends nothing.
 
 
 # %% nbgrader={"grade_id": "7.5", "solution": true}
@@ -1597,10 +1601,10 @@ def cheapest_placement(
 ) -> tuple[tuple[str, ...], float]:
     """Returns a cheapest order of the dimensions, slowest-changing first, and its seconds a step.
 
-    `sizes` maps the dimensions' names to their numbers of ranks, and `sent` to the bytes that a rank
-    sends a step. `per_machine` ranks are in a machine (the last machine may have fewer). `inside`
-    and `between` are bytes a second within a machine and between machines. There are at most five
-    dimensions; of several orders that cost the same, any will do.
+    `sizes` maps the dimensions' names to their numbers of ranks, and `sent` to the bytes that a
+    rank sends a step. `per_machine` ranks are in a machine (the last machine may have fewer).
+    `inside` and `between` are bytes a second within a machine and between machines. There are at
+    most five dimensions; of several orders that cost the same, any will do.
     """
     ### BEGIN SOLUTION
     world_size = math.prod(sizes.values())
@@ -1629,11 +1633,12 @@ check("7.5", cheapest_placement)
 #
 # The explorer draws a grid of up to 4 x 4 x 4 ranks and lights up the three groups of one of them.
 # Below stand the bytes that this rank sends in a step of a model of 7.5 billion parameters (36
-# layers, width 4,096, 512 sequences of 2,048 tokens, 2 bytes for each number; the second model of
+# layers, width 4,096, 512 sequences of 2,048 tokens, 2 bytes for each number; the third model of
 # table 1 in Narayanan et al. 2021), by the formulas of section 3, and whether the group fits into a
-# machine of 8. Three things to try:
+# machine of 8. (For a rank that the grid does not have, its last one is lit up.) Three things to
+# try:
 #
-# * Turn tensor from 2 to 4: it sends *more*, though every rank computes less.
+# * Set tensor to 2, then to 4: it sends *more*, though every rank computes less.
 # * Turn data up: tensor and pipeline shrink, because a copy has fewer tokens.
 # * Find the grids in which the pipeline's neighbours sit in other machines and tensor does not.
 
@@ -1784,12 +1789,13 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 # * **Who prints and who saves.** Rank 0 does not know the loss: the last stage does. A checkpoint
 #   needs every part once, so the ranks with data coordinate 0 write, or
 #   `torch.distributed.checkpoint`, which knows about DTensors (chapter 8).
-# * **NCCL and the order of calls.** Each group has its own communicator. Two ranks that use two
-#   groups in different orders wait for each other, as in section 5.
+# * **NCCL and the order of calls.** Each group has its own communicator. Two ranks that call
+#   two groups in different orders can wait for each other for ever.
 # * **The data dimension** overlaps with backward in DDP and in `fully_shard`; both take
 #   `mesh["data"]`.
 # * **The bubble and the batch.** More copies leave fewer rows for each, so fewer micro-batches for
-#   its pipeline (chapter 5). A global batch that is fixed limits $d \cdot m$.
+#   its pipeline (chapter 5). A global batch that is fixed limits the copies times the
+#   micro-batches of each.
 
 # %% [markdown]
 # ## 9. Remember
