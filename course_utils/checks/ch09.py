@@ -14,7 +14,7 @@ import random
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -280,6 +280,9 @@ checkpoints = Exercise(
         "numbers, or write them with as many digits each.",
         "newest-by-time": "You take the file that was changed last. A folder that was copied or "
         "restored has any times; the step is what counts.",
+        "state-only": "`load` returns two things: the step, and the state.",
+        "two-files": "There is a second file beside the checkpoint. A kill between the two leaves one "
+        "without the other: put checksum and step into the file itself, or into its name.",
         "every-rank-writes": "Other ranks than 0 write too. In a folder that all share, they write "
         "the same file at the same time.",
         "returns-early": "Nothing lets the other ranks know that rank 0 has finished the file: after "
@@ -327,7 +330,10 @@ def _(answer, draw):
         if first is not None:
             raise Wrong("nothing-there", expected="None where no folder is", got=first)
         earlier, last = states
-        likely = {slug: _is_checkpoint(states, earlier)}
+        likely = {
+            "state-only": any(same(latest, state) for state in states.values()),
+            slug: _is_checkpoint(states, earlier),
+        }
         expect(latest, (last, states[last]), what="load()", likely=likely)
 
 
@@ -342,7 +348,8 @@ def _(answer, draw):
         (events, files), (_, files_of_1) = run(_saved_once, 2, answer, folders, _state(draw))
     if files_of_1:
         raise Wrong("every-rank-writes", expected="no file written by rank 1", got="one")
-    expect(len(files), 1, what="files written by rank 0")
+    likely = {"two-files": len(files) > 1}
+    expect(len(files), 1, what="files written by rank 0", likely=likely)
     kinds = [event.kind for event in events]
     renamed = max((i for i, kind in enumerate(kinds) if kind == "rename"), default=-1)
     if "collective" not in kinds[renamed + 1 :]:
@@ -364,7 +371,9 @@ def _(answer, draw):
     expect(latest, [(4, states[4])] * 3, each="rank", what="load()", likely=likely)
 
 
-@checkpoints.requires("after a save, the newest up to this step remain, and nothing else")
+@checkpoints.requires(
+    "after a save, the newest up to this step remain, and nothing else", needs_earlier=True
+)
 def _(answer, draw):
     states = _states(draw, 1, 2, 3, 4)
     with tempfile.TemporaryDirectory() as folder:
@@ -574,7 +583,8 @@ sampler = Exercise(
         ),
     ],
     misconceptions={
-        "not-lists": "Each step yields one list of indices, not an index: this is a batch sampler.",
+        "not-lists": "Each step yields one list of integers, neither a single index nor a tensor: this "
+        "is a batch sampler.",
         "never-ends": "The iteration does not end with the epoch.",
         "not-shuffled": "The samples come in the order of their numbers.",
         "drops-last": "The rest that fills no whole batch is dropped: those samples are never seen "
@@ -606,6 +616,9 @@ sampler = Exercise(
         "never used. Move the position as the lists are handed out.",
         "reshuffles": "The rest of the epoch is drawn anew after loading. No sample is lost, but the "
         "steps are others than in a run that nothing disturbed.",
+        "end-forgotten": "A state that is saved at the end of an epoch says that the epoch is still to "
+        "come, and a resumed run makes it a second time. `set_epoch` goes back to the start, the end "
+        "of the iteration does not.",
         "set-epoch-resets": "A resumed loop calls `set_epoch` with the epoch that it has just loaded, "
         "and your position is gone. In the epoch under way it changes nothing.",
         "position-kept": "A new epoch begins in the middle: `set_epoch` has to go back to the start.",
@@ -714,6 +727,12 @@ def _(answer, draw):
     likely = {"position-kept": lambda got: len(got) < len(whole)}
     following = _whole_epoch(answer, order, draw, epoch + 1)
     expect(got, following, each="step", what="the next epoch", likely=likely)
+    _, [state] = _steps(_samplers(answer, order, 1, epoch), draw)
+    resumed = _loaded_into(_samplers(answer, order, 1), state)
+    got = _together(_steps(resumed, draw)[0])
+    if got == whole:
+        expected = "no step that was made before"
+        raise Wrong("end-forgotten", expected=expected, got=f"all of epoch {epoch} once more")
 
 
 @sampler.requires("resumed on other numbers of ranks, every sample comes once", needs_earlier=True)
@@ -841,20 +860,26 @@ class _Resumed:
     second: _Job
     states: list[dict]  # of model, optimizer, scheduler and sampler when they were saved
     numbers: dict  # that the first run would have drawn next
+    numbers_early: dict  # that it would have drawn when the answer was made
     numbers_loaded: dict
     rng_evolved: list[float]  # PyTorch's, if loading had used some of them after they were restored
 
 
 def _resumed(answer, draw) -> _Resumed:
     data, seeds = draw.tensor(8, 4), [draw.seed(), draw.seed()]
+    early = _job(seeds[0], data)
+    early.step()
+    numbers_early = _random_numbers()
     first = _job(seeds[0], data)
-    for _ in range(draw.integer(4, 5)):
+    first.step()
+    made = answer(*first.parts())  # as a script does, before the steps that it saves
+    for _ in range(draw.integer(3, 4)):
         first.step()
     np.random.normal()  # one of a pair, so that numpy keeps the other
     if first.sampler.position % 2:
         random.gauss(0, 1)
     random.gauss(0, 1)
-    saved = _through_file(answer(*first.parts()).state_dict())
+    saved = _through_file(made.state_dict())
     states = [_copied(part.state_dict()) for part in first.parts()]
     rng = torch.get_rng_state()
     numbers = _random_numbers()
@@ -865,7 +890,7 @@ def _resumed(answer, draw) -> _Resumed:
     for _ in range(2):
         second.step()
     answer(*second.parts()).load_state_dict(saved)
-    return _Resumed(first, second, states, numbers, _random_numbers(), evolved)
+    return _Resumed(first, second, states, numbers, numbers_early, _random_numbers(), evolved)
 
 
 training_state = Exercise(
@@ -905,6 +930,8 @@ training_state = Exercise(
         "leaves out other values.",
         "half-a-pair": "Normally distributed numbers are made in pairs, and the second of a pair waits "
         "in the state. Save all that `get_state` returns.",
+        "taken-early": "The random states are those of the moment when `TrainingState` was made. It is "
+        "made once and saved often: ask the generators in `state_dict`.",
         "random-first": "PyTorch's random state is restored too early: what is loaded after it draws "
         "numbers. Restore the generators last.",
         "not-strict": "The state of another model is loaded without a word, and the weights stay as "
@@ -964,6 +991,7 @@ def _(answer, draw):
     }
     for name, numbers in resumed.numbers.items():
         mistakes = {
+            "taken-early": resumed.numbers_early[name],
             "random-first": resumed.rng_evolved if name == "PyTorch" else False,
             slugs[name]: True,
         }
@@ -1018,7 +1046,9 @@ def _across_a_wrapper(rank, answer, seeds, data) -> list:
     return reports
 
 
-@training_state.requires("a state fits with and without DistributedDataParallel")
+@training_state.requires(
+    "a state fits with and without DistributedDataParallel", needs_earlier=True
+)
 def _(answer, draw):
     seeds, data = [draw.seed(), draw.seed()], draw.tensor(8, 4)
     [reports] = run(_across_a_wrapper, 1, answer, seeds, data)
@@ -1083,6 +1113,8 @@ def _answered(answer, cluster: _Cluster) -> tuple:
     expect_type(got, (tuple, list))
     if len(got) != 2:
         raise Wrong(expected="a pair: steps and share", got=got)
+    if isinstance(got[0], float) and isinstance(got[1], int):
+        raise Wrong("swapped", expected="a pair: steps and share", got=got)
     return tuple(got)
 
 
@@ -1097,7 +1129,9 @@ def _expect_steps(got: Any, cluster: _Cluster) -> None:
         "rounded": _close_to(c.steps),
         "nodes-forgotten": _close_to(c.ideal * math.sqrt(c.nodes)),
         "nodes-multiply": _close_to(c.ideal * c.nodes),
-        "hours": _close_to(c.ideal / 60),
+        "hours": lambda got: (
+            min(abs(got * 60 / c.ideal - 1), abs(got * 60**0.5 / c.ideal - 1)) < 0.1
+        ),
         "no-half": _close_to(c.ideal / math.sqrt(2)),
         "recovery-in-interval": _close_to(math.sqrt(2 * (c.save + c.recovery) * c.mtbf) / c.step),
         "in-seconds": _close_to(c.ideal * c.step),
@@ -1132,7 +1166,8 @@ interval = Exercise(
         "nodes-forgotten": "Your interval is that of one node. The job stops with the first node "
         "that fails, so its mean time between failures is a node's divided by the nodes.",
         "nodes-multiply": "With more nodes you save more rarely. More nodes fail more often.",
-        "hours": "Hours are mixed with seconds: 3,600 of these are one of those.",
+        "hours": "Units are mixed: a save and a step are given in seconds, a node's time between "
+        "failures in hours of 3,600 of them.",
         "no-half": "Your interval is too short by the root of 2: a failure costs half an interval on "
         "average, not a whole one.",
         "recovery-in-interval": "The recovery has got into the interval. It costs the same however "
@@ -1144,6 +1179,11 @@ interval = Exercise(
         "each step is the best that can be had: 1, not 0.",
         "rounded": "You round to the nearest whole number, or always in the same direction. Compare "
         "the shares that the two neighbours lose.",
+        "swapped": "First the steps, then the share.",
+        "interval-in-steps": "The interval in L is a time. Your share takes the number of steps for it.",
+        "share-of-one-node": "Your share counts the failures of one node, not those of the job.",
+        "share-at-ideal": "The share is that of the interval before it was made whole. Return what the "
+        "whole number of steps loses.",
         "no-saving": "The share lacks what the saves cost.",
         "no-recovery": "The share lacks what the recoveries cost.",
         "whole-interval": "The share counts a whole interval per failure. On average it is half.",
@@ -1175,7 +1215,11 @@ def _(answer, draw):
         _, share = _answered(answer, cluster)
         seconds = cluster.steps * cluster.step
         expected = cluster.lost(cluster.steps)
+        in_steps = replace(cluster, step=1).lost(cluster.steps)
+        one_node = replace(cluster, nodes=1).lost(cluster.steps)
         mistakes = {
+            "interval-in-steps": in_steps,
+            "share-of-one-node": one_node if cluster.nodes > 1 else False,
             "no-saving": expected - cluster.save / seconds,
             "no-recovery": expected - cluster.recovery / cluster.mtbf,
             "whole-interval": expected + seconds / 2 / cluster.mtbf,
@@ -1189,7 +1233,7 @@ def _(answer, draw):
 def _(answer, draw):
     cluster = _with_ideal(draw, draw.number(0.2, 0.4))
     steps, _ = _answered(answer, cluster)
-    expect(steps, 1, what="steps", likely={"zero-steps": lambda got: got < 1})
+    expect(steps, 1, what="steps", likely={"zero-steps": lambda got: got == 0})
 
 
 @interval.requires("of two whole numbers the better one", needs_earlier=True)
@@ -1197,9 +1241,11 @@ def _(answer, draw):
     # a little above the root of 1 * 2, where both lose the same, and below the middle
     for ideal in (draw.number(1.43, 1.48), draw.number(4.1, 4.3), draw.number(4.6, 4.9)):
         cluster = _with_ideal(draw, ideal)
-        steps, _ = _answered(answer, cluster)
+        steps, share = _answered(answer, cluster)
         likely = {"rounded": steps in (math.floor(ideal), math.ceil(ideal))}
         expect(steps, cluster.steps, what="steps", likely=likely)
+        likely = {"share-at-ideal": cluster.lost(cluster.ideal)}
+        expect(share, cluster.lost(steps), what="the share", likely=likely)
 
 
 # ---- 9.5 elastic_limits --------------------------------------------------------------------------

@@ -394,6 +394,34 @@ class ForgetsToFlush(_Checkpoints):
         other.rename(path)
 
 
+@wrong("9.1", names="state-only")
+class ReturnsTheState(_Checkpoints):
+    def load(self):
+        found = super().load()
+        return found and found[1]
+
+
+@wrong("9.1", names="two-files")
+class ChecksumBeside(_Checkpoints):
+    """The checksum in a file of its own."""
+
+    def save(self, step, state):
+        super().save(step, state)
+        if dist.get_rank() == 0:
+            digest = hashlib.sha256(_serialised(state)).hexdigest()
+            self.path(step).with_suffix(".sha256").write_text(digest)
+
+
+@wrong("9.1", names="two-files")
+class NamesTheLatest(_Checkpoints):
+    """A file that says which checkpoint is the latest."""
+
+    def save(self, step, state):
+        super().save(step, state)
+        if dist.get_rank() == 0:
+            (self.folder / "latest").write_text(self.path(step).name)
+
+
 # ---- 9.2 ElasticSampler --------------------------------------------------------------------------
 
 
@@ -731,6 +759,22 @@ class SavesItsRank(_Sampler):
         return {**super().state_dict(), "rank": self.rank}
 
 
+@wrong("9.2", names="end-forgotten")
+class StartsOverAtTheEnd(_Sampler):
+    """Ready for the next epoch, as it seems."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.done = 0
+
+
+@wrong("9.2", names="not-lists")
+class YieldsTensors(_Sampler):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield torch.tensor(batch)
+
+
 # ---- 9.3 TrainingState ---------------------------------------------------------------------------
 
 PARTS = "model", "optimizer", "scheduler", "sampler"
@@ -944,6 +988,16 @@ class AlwaysUnwraps(_State):
         return model.module
 
 
+@wrong("9.3", names="taken-early")
+class TakesTheRandomStatesOnce(_State):
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.taken = {name: getattr(self, f"get_{name}")() for name in self.generators}
+
+    def state_dict(self):
+        return super().state_dict() | self.taken
+
+
 # ---- 9.4 best_interval ---------------------------------------------------------------------------
 
 
@@ -1097,6 +1151,36 @@ def returns_what_is_kept(nodes, node_mtbf_hours, save, recovery, step):
 def returns_percent(nodes, node_mtbf_hours, save, recovery, step):
     steps, share = _right_interval(nodes, node_mtbf_hours, save, recovery, step)
     return steps, 100 * share
+
+
+@wrong("9.4", names="hours")
+def takes_minutes(nodes, node_mtbf_hours, save, recovery, step):
+    mtbf = 60 * node_mtbf_hours / nodes
+    return _better(math.sqrt(2 * save * mtbf) / step, mtbf, save, recovery, step)
+
+
+@wrong("9.4", names="swapped")
+def share_first(nodes, node_mtbf_hours, save, recovery, step):
+    return tries_them_all(nodes, node_mtbf_hours, save, recovery, step)[::-1]
+
+
+@wrong("9.4", names="interval-in-steps")
+def forgets_how_long_a_step_is(nodes, node_mtbf_hours, save, recovery, step):
+    steps, _ = tries_them_all(nodes, node_mtbf_hours, save, recovery, step)
+    return steps, _lost(steps, _mtbf(nodes, node_mtbf_hours), save, recovery, 1)
+
+
+@wrong("9.4", names="share-of-one-node")
+def share_of_a_node(nodes, node_mtbf_hours, save, recovery, step):
+    steps, _ = tries_them_all(nodes, node_mtbf_hours, save, recovery, step)
+    return steps, _lost(steps, _mtbf(1, node_mtbf_hours), save, recovery, step)
+
+
+@wrong("9.4", names="share-at-ideal")
+def share_before_rounding(nodes, node_mtbf_hours, save, recovery, step):
+    steps, _ = tries_them_all(nodes, node_mtbf_hours, save, recovery, step)
+    mtbf = _mtbf(nodes, node_mtbf_hours)
+    return steps, _lost(math.sqrt(2 * save * mtbf) / step, mtbf, save, recovery, step)
 
 
 # ---- 9.5 elastic_limits --------------------------------------------------------------------------
