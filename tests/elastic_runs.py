@@ -49,6 +49,7 @@ class Gate:
         self.open_to(0)
 
     def open_to(self, steps: int) -> None:
+        self.steps = steps
         partial = self.path.with_suffix(".partial")
         partial.write_text(str(steps))
         partial.rename(self.path)
@@ -137,7 +138,7 @@ class ElasticRun:
             "join_timeout": PATIENCE,
             "last_call_timeout": 1,  # how long to wait for more than the least number of nodes
             "keep_alive_interval": 1,
-            "keep_alive_max_attempt": 3,
+            "keep_alive_max_attempt": 10,  # a busy machine must not look like a dead one
         }
         command = [
             *(*host.prefix, *self._torchrun, "--local-addr", host.address),
@@ -223,16 +224,40 @@ class ElasticRun:
         self.wait(done, f"step {step} on {world or 'any number of'} ranks")
 
     def wait_for_group(self, world: int) -> None:
-        """Waits for a group of this many ranks that is formed after the call, and has resumed."""
-        now = time.time_ns()
+        """Waits for a group of this many ranks that is formed after the call, and has resumed.
+
+        An agent that was taken for dead, because it was slow, trains on in a group of its own. Its
+        ranks find out at their next save, so the gate has to let them come to one.
+        """
+        now, told = time.time_ns(), []
 
         def together() -> bool:
             log = EventLog(self.folder)
             newest = max(log.incarnations, default="0-")
             formed = int(newest.split("-")[0], 16)
-            return formed > now and len(log.of(newest, "resume")) == world
+            if formed > now and len(log.of(newest, "resume")) == world:
+                return True
+            groups = self._groups_at_work(log)
+            if len(groups) > 1 and groups not in told:
+                told.append(groups)
+                self.gate.open_to(self.gate.steps + 2)
+            return False
 
         self.wait(together, f"a group of {world} ranks")
+
+    def _groups_at_work(self, log: "EventLog") -> set[str]:
+        """The incarnations that the agents' workers are in; none while one of them is starting."""
+        of_worker = {
+            start["pid"]: name
+            for name in log.incarnations
+            for start in log.of(name, "start")
+            if log.of(name, "resume")
+        }
+        groups = [
+            {of_worker.get(worker.pid) for worker in self.workers(name)} for name in self.agents
+        ]
+        found = set().union(*groups)
+        return found if all(groups) and None not in found else set()
 
     def wait_until_done(self) -> None:
         """Waits until every agent has ended well, and no process of the run is left.

@@ -105,7 +105,6 @@ def main() -> None:
             print(
                 f"{number:3d}  {time.monotonic() - start:5.0f} s  {dict(soak.counts)}", flush=True
             )
-        run.wait_for_group(2)  # an agent that comes after the end finds nothing to join
         run.gate.open()
         run.wait_until_done()
         left, restarts = processes_of(run.id), run.job_restarts

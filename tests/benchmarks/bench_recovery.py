@@ -4,7 +4,8 @@ Two agents with one worker each train cluster/train.py, which saves after every 
 agent together with its worker, gets kill -9; a killed agent is started again at once. The clock runs
 from the kill to the end of the next step, whoever does it. Its parts: until the worker that does the
 step exists (the agents notice, and meet again); until its group stands (Python and PyTorch start);
-until the step is done (the checkpoint is read).
+until the step is done (the checkpoint is read). An agent counts as dead when it has not been heard for 10 s
+(torchrun's default is 15 s); the other one cannot begin alone before.
 """
 
 import sys
