@@ -123,6 +123,9 @@ ledger = Exercise(
         "everything-divided": "Everything is divided by the number of ranks at a stage below 3. What a "
         "stage does not shard, every rank holds whole.",
         "all-ranks-together": "These are the bytes of all ranks together: asked is one rank's.",
+        "other-unit": "This is another unit. Bytes are asked, and neither GB nor GiB.",
+        "one-too-many": "Where the parameters divide, a shard has one too many: `//` and then 1 more is "
+        "not the same as rounding up.",
         "rounded-down": "A shard is rounded down, and the last parameters belong to no rank.",
         "not-rounded": "A shard is no whole number of parameters: round it up.",
         "rounded-late": "You round bytes up. It is the number of parameters in a shard that is whole: "
@@ -146,13 +149,17 @@ def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) 
     size = _shard_size(count, ranks)
     reversed_order = SORTS[:stage]
     own = SHARDED[stage][-1:]
+    right = _held(count, size, SHARDED[stage], sizes)
+    cut_anyway = [_held(count, size, SHARDED[later], sizes) for later in (1, 2, 3)]
     return {
+        "other-unit": lambda got: any(math.isclose(got * unit, right) for unit in (1e9, 2**30)),
         "sizes-fixed": sizes != MIXED and _held(count, size, SHARDED[stage], MIXED),
         "all-ranks-together": ranks * _held(count, size, SHARDED[stage], sizes),
-        "stage-0-sharded": stage == 0,
+        "stage-0-sharded": lambda got: stage == 0 and got in cut_anyway,
         "wrong-order": _held(count, size, reversed_order, sizes),
         "only-its-own": _held(count, size, own, sizes),
         "everything-divided": _held(count, size, SORTS, sizes),
+        "one-too-many": _held(count, count // ranks + 1, SHARDED[stage], sizes),
         "rounded-down": _held(count, count // ranks, SHARDED[stage], sizes),
         "rounded-late": math.ceil(_held(count, count / ranks, SHARDED[stage], sizes)),
         "not-rounded": _held(count, count / ranks, SHARDED[stage], sizes),
@@ -238,6 +245,8 @@ sharding = Exercise(
         "not-broadcast": "A rank still has an old value of a parameter that another rank has updated: "
         "every rank must receive every parameter after the step.",
         "not-waited": "Nobody waits for a message: what a rank uses may not have arrived.",
+        "all-reduced": "The ranks' values of a parameter are added up or averaged after the update. Only its "
+        "owner has the new value: broadcast that one.",
         "wrong-source": "A parameter's owner has updated it, and then received the old value again: "
         "broadcast from the owner, and not always from the same rank.",
         "left-over": "Some parameters have no owner and are never updated. Where the number of parameters "
@@ -391,6 +400,9 @@ def _judge_updates(reports: list[_Updated], task: _Updates, likely: dict[str, Ca
             unchanged = not same(before[index], value) and same(got, [before[index]] * ranks)
             named["left-over"] = unchanged and not any(index in r.held for r in reports)
             named["wrong-source"] = unchanged
+            others = (ranks - 1) * before[index]
+            mixtures = (ranks * value, value + others, (value + others) / ranks)
+            named["all-reduced"] = any(same(got, [mixed] * ranks) for mixed in mixtures)
             named["not-broadcast"] = any(same(own, value) for own in got)
             what = f"parameter {index} after step {step + 1}"
             expect(got, [value] * ranks, each="rank", what=what, likely=named)

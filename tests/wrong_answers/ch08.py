@@ -92,6 +92,22 @@ def rounds_down(parameters, world_size, stage, *sizes, **named):
     return _with_shard(lambda count, n: count // n)(parameters, world_size, stage, *sizes, **named)
 
 
+@wrong("8.1", names="one-too-many")
+def adds_one(parameters, world_size, stage, *sizes, **named):
+    with_one_more = _with_shard(lambda count, n: count // n + 1)
+    return with_one_more(parameters, world_size, stage, *sizes, **named)
+
+
+@wrong("8.1", names="other-unit")
+def counts_gigabytes(parameters, world_size, stage, *sizes, **named):
+    return adds_stage_by_stage(parameters, world_size, stage, *sizes, **named) / 1e9
+
+
+@wrong("8.1", names="other-unit")
+def counts_gibibytes(parameters, world_size, stage, *sizes, **named):
+    return adds_stage_by_stage(parameters, world_size, stage, *sizes, **named) / 2**30
+
+
 @wrong("8.1", names="not-rounded")
 def divides_exactly(parameters, world_size, stage, *sizes, **named):
     return _with_shard(lambda count, n: count / n)(parameters, world_size, stage, *sizes, **named)
@@ -238,6 +254,21 @@ class SendsFromRank0(_Sharded):
     def send(self):
         for parameter in self.owners:
             dist.broadcast(parameter, 0)
+
+
+@wrong("8.2", names="all-reduced")
+class AddsTheCopies(_Sharded):
+    def send(self):
+        for parameter in self.owners:
+            dist.all_reduce(parameter)
+
+
+@wrong("8.2", names="all-reduced")
+class AveragesTheCopies(_Sharded):
+    def send(self):
+        for parameter in self.owners:
+            dist.all_reduce(parameter)
+            parameter /= dist.get_world_size()
 
 
 @wrong("8.2", names="not-every-rank")
