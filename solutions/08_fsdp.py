@@ -1045,6 +1045,10 @@ print("per block needs less than half of it:", peaks["per block"] < peaks["root 
 # first layer on, all gradients pile up until the end, and the shards lie beside them: more than
 # data parallelism needs.*
 #
+# The curves count parameters and gradients, and no temporary buffers. `fully_shard` gathers into
+# a buffer and copies from there: in backward the next block is already in its buffer, or on its way,
+# while this one computes. That is its prefetch, and the room it takes is that of a second block.
+#
 # `fully_shard(model)` on the root alone runs, gives the right numbers, and shards everything that
 # lies idle between steps. But at the peak it saves nothing. It is easily done: one line less, and
 # no error. The middle curve is a choice: `reshard_after_forward=False` keeps parameters from forward
@@ -1093,8 +1097,8 @@ for name in ("computes", "gradient", "kept"):
     print(f"{name:9}", types[name])
 
 # %% [markdown]
-# The update happens in float32, on float32 shards: they are the master copy. bfloat16 exists only
-# while a unit is gathered. So mixed precision costs no second copy here.
+# The update happens in float32, on float32 shards: they are the master copy. Parameters in bfloat16
+# exist only while a unit is gathered. So mixed precision costs no second copy here.
 #
 # ### Gradient accumulation
 #
@@ -1176,21 +1180,21 @@ def recompute(model):
     return model
 
 
-def kept_and_sent(rank, recomputing):
-    """Bytes kept for backward, bytes sent, and is it as alone?"""
-    model = wrap(recompute(new_model()) if recomputing else new_model())
+def kept_and_sent(rank):
+    """Bytes kept for backward and bytes sent, as usual and recomputing; is the latter as alone?"""
+    costs = []
     inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
-    with Trace() as trace:
-        with kept_for_backward(model) as kept:
-            loss = cross_entropy(model(inputs).flatten(0, 1), targets)
-        loss.backward()
-    claims, _ = train_wrapped(rank, lambda model: wrap(recompute(model) if recomputing else model))
-    return kept.bytes, ring_bytes(trace.record()), claims
+    for model in (wrap(new_model()), wrap(recompute(new_model()))):
+        with Trace() as trace:
+            with kept_for_backward(model) as kept:
+                loss = cross_entropy(model(inputs).flatten(0, 1), targets)
+            loss.backward()
+        costs.append((kept.bytes, ring_bytes(trace.record())))
+    claims, _ = train_wrapped(rank, lambda model: wrap(recompute(model)))
+    return costs, claims
 
 
-(usual, sent, _), (less, sent_again, claims) = (
-    launch(kept_and_sent, 2, r)[0] for r in (False, True)
-)
+((usual, sent), (less, sent_again)), claims = launch(kept_and_sent, 2)[0]
 print("recomputing, as alone:", claims)
 print("the same bytes sent:", sent == sent_again, "| kept less than a third:", less < usual / 3)
 
@@ -1288,8 +1292,8 @@ print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_
 print("2 x 2 ranks as alone:", launch(train_wrapped, 4, wrap_hybrid)[3][0])
 
 # %% [markdown]
-# Only the last line of messages, $P/2$ bytes, leaves the machine. The price is memory: a rank holds
-# a half of the model and not a quarter.
+# Only the all-reduce of the outer group, $P/2$ bytes, leaves the machine. The price is memory:
+# a rank holds a half of the model and not a quarter.
 #
 # ### FSDP x tensor parallelism
 #
@@ -1331,8 +1335,8 @@ print("FSDP x TP on 2 x 2 ranks as alone:", claims)
 print("feed_forward.up.weight is", placements, "and a rank holds", shape, "of (128, 32)")
 
 # %% [markdown]
-# Two ranks with the same rows of the mesh must read the same windows: `rank // 2` is the coordinate
-# in the data dimension. The underscore in `_StridedShard` says that both dimensions cut the same
+# The two ranks of a tensor group must read the same windows: `rank // 2` is the coordinate in the
+# data dimension. The underscore in `_StridedShard` says that both dimensions cut the same
 # rows, and in which order.
 
 # %% [markdown]
@@ -1408,7 +1412,7 @@ shutil.rmtree(CHECKPOINTS, ignore_errors=True)
 CHECKPOINTS.mkdir(parents=True)
 after_two, after_four = launch(train_and_save, 4, CHECKPOINTS)[0]
 print("saved by 4 ranks:", *sorted(p.name for p in (CHECKPOINTS / "step-0002").iterdir()))
-for n in (4, 2, 1):
+for n in (2, 1):
     loaded, finished = launch(resume_and_train, n, CHECKPOINTS / "step-0002")[0]
     bit_equal = all(torch.equal(tensor, loaded[name]) for name, tensor in after_two.items())
     print(f"resumed by {n}: parameters and momentum bit-equal: {bit_equal}", end="")
@@ -1676,16 +1680,16 @@ predicted = {
 
 
 # %%
-def state_dict_bytes(rank, settings):
+def state_dict_bytes(rank):
+    """The bytes of three kinds of state dict on this rank."""
     model = wrap(new_model())
-    values = get_model_state_dict(model, options=StateDictOptions(**settings)).values()
-    return storage_bytes(map(local, values))
+    settings = [{}, {"full_state_dict": True}, {"full_state_dict": True, "cpu_offload": True}]
+    kinds = (get_model_state_dict(model, options=StateDictOptions(**s)) for s in settings)
+    return [storage_bytes(map(local, values.values())) for values in kinds]
 
 
-settings = [{}, {"full_state_dict": True}, {"full_state_dict": True, "cpu_offload": True}]
-measured = {name: launch(state_dict_bytes, n, s) for name, s in zip(predicted, settings)}
-for name, counts in measured.items():
-    print(f"{name:17} {counts}, as predicted: {counts == predicted[name]}")
+for name, counts in zip(predicted, zip(*launch(state_dict_bytes, n))):
+    print(f"{name:17} {list(counts)}, as predicted: {list(counts) == predicted[name]}")
 
 # %% [markdown]
 # The full one brings the whole model to every rank: exactly what does not fit. With
@@ -1742,25 +1746,34 @@ for clip in (clip_by_local_norm, clip_by_whole_norm):
 
 
 # %%
-def interrupted(rank, what, folder):
-    """Trains 12 steps; after 6 it starts anew from a checkpoint, with `what` of it."""
-    ranks = dist.get_world_size()
+def begun():
     model = wrap(new_model())
-    optimizer = momentum_sgd(model.parameters())
-    losses = train(model, optimizer, batches(range(6), rank, ranks))
-    if what != "undisturbed":
-        save(model, optimizer, folder / f"step-0006 {what}")
-        model = wrap(new_model())
-        optimizer = momentum_sgd(model.parameters())
-        resume(model, optimizer, folder / f"step-0006 {what}")
-    if what == "model only":
-        optimizer = momentum_sgd(model.parameters())  # a new one, as after a restart
-    losses += train(model, optimizer, batches(range(6, 12), rank, ranks))
-    return losses, {name: p.cpu() for name, p in wholes(model)[0].items()}
+    return model, momentum_sgd(model.parameters())
 
 
-kinds = ["undisturbed", "model and optimizer", "model only"]
-results = {what: launch(interrupted, 2, what, CHECKPOINTS)[0] for what in kinds}
+def interrupted(rank, folder):
+    """Saves after 6 of 12 steps; then takes the other 6 again and again, from what was saved."""
+    ranks = dist.get_world_size()
+
+    def other_six(model, optimizer):
+        losses = train(model, optimizer, batches(range(6, 12), rank, ranks))
+        return losses, {name: p.cpu() for name, p in wholes(model)[0].items()}
+
+    model, optimizer = begun()
+    first_six = train(model, optimizer, batches(range(6), rank, ranks))
+    save(model, optimizer, folder)
+    results = {"undisturbed": other_six(model, optimizer)}
+    for what in ("model and optimizer", "model only"):
+        model, optimizer = begun()
+        resume(model, optimizer, folder)
+        if what == "model only":
+            optimizer = momentum_sgd(model.parameters())  # a new one, as after a restart
+        results[what] = other_six(model, optimizer)
+    return {what: (first_six + losses, values) for what, (losses, values) in results.items()}
+
+
+shutil.rmtree(CHECKPOINTS / "of-six", ignore_errors=True)
+results = launch(interrupted, 2, CHECKPOINTS / "of-six")[0]
 figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
 styles = {"undisturbed": "-", "model and optimizer": "--", "model only": ":"}
 for what, style in styles.items():
@@ -1777,7 +1790,7 @@ left.text(6.7, max(losses), "resumed", va="top", fontsize=10)
 figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 plt.show()
 losses, expected = results["undisturbed"]
-for what in kinds[1:]:
+for what in ("model and optimizer", "model only"):
     resumed, got = results[what]
     print(f"{what}:")
     print(
@@ -1791,9 +1804,10 @@ for what in kinds[1:]:
 # resumed run lies on the undisturbed one; with the model only it leaves it after the first step.*
 #
 # The first loss is exactly right, because the parameters are. Nothing looks broken. But the
-# momentum is gone, so the run goes another way; with Adam the first steps after a restart are also
-# larger than they should be, since its averages start at zero. Test a checkpoint as here: stop,
-# resume, and compare with the run that was never stopped.
+# momentum is gone, so the run goes another way. With Adam the first step after such a restart is also
+# larger than it should be: where an average has seen one gradient only, every parameter moves by the
+# whole learning rate. Test a checkpoint as here: stop, resume, and compare with the run that was
+# never stopped.
 
 # %% [markdown]
 # ## 6. Exercises: build your own FSDP
@@ -2344,7 +2358,7 @@ for stage, style in styles.items():
     ax.plot(counts, totals, style, linewidth=2.2)
     ax.text(1150, totals[-1], f"stage {stage}", va="center")
 ax.axhline(80, color=plots.COLORS["other"], linewidth=1)
-ax.text(1.05, 72, "80 GB", va="top", fontsize=10)
+ax.text(1024, 72, "80 GB", ha="right", va="top", fontsize=10)
 ax.set_xscale("log", base=2)
 ax.set_yscale("log")
 ax.set_xticks(counts[::2], counts[::2])
