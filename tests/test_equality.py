@@ -15,9 +15,13 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-from torch import Tensor
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
+from course_utils.checks import load_answer
 from course_utils.equality import TOLERANCE
+from course_utils.hardware import device
 from course_utils.launch import launch
 from tests import techniques
 from tests.techniques import MISTAKES, TECHNIQUES, Job, Ranks, Run, Trained, alone, train_all
@@ -171,3 +175,42 @@ def test_overlapped_ddp_and_torchs_own_give_the_same_bits_on_two_ranks(contract)
         for name in jobs:
             assert difference(result[name].parameters, expected[name].parameters) == 0, name
             assert difference(result[name].gradients, expected[name].gradients) == 0, name
+
+
+def exact_job() -> tuple[nn.Module, Tensor]:
+    """A model and a batch of 16 rows, of integers that are so small that no step ever rounds.
+
+    Products and sums stay integers, and those in the gradients multiples of 1/32, of a few
+    thousands at most: float32 holds them all exactly, so the order of the sums is free.
+    """
+    random = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+    for p in model.parameters():
+        p.data = torch.randint(-2, 3, p.shape, generator=random).float()
+    return model, torch.randint(-2, 3, (16, 6), generator=random).float()
+
+
+def exact_step(model: nn.Module, rows: Tensor, ranks: int) -> torch.optim.Optimizer:
+    """Backward of this rank's loss; the mean over the ranks is the loss of the batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    (model(rows).square().sum() * ranks / 64).backward()
+    return optimizer
+
+
+def exact_step_of_mini_fsdp(rank: int, mini_fsdp: type) -> dict[str, Tensor]:
+    module, rows = exact_job()
+    model, ranks = mini_fsdp(module.to(device())), dist.get_world_size()
+    optimizer = exact_step(model, rows.tensor_split(ranks)[rank].to(device()), ranks)
+    model.finish_gradient_synchronization()
+    optimizer.step()
+    return {name: p.cpu() for name, p in model.full_parameters().items()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_mini_fsdp_gives_the_bits_of_one_process_where_no_sum_rounds(ranks):
+    model, rows = exact_job()
+    exact_step(model, rows, ranks=1).step()
+    expected = {name: p.detach() for name, p in model.named_parameters()}
+    for result in launch(exact_step_of_mini_fsdp, ranks, load_answer("8.4"), timeout=PATIENCE):
+        assert result.keys() == expected.keys()
+        assert all(torch.equal(result[name], expected[name]) for name in expected)

@@ -6,12 +6,15 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import cross_entropy, pad
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.functional import pad
 
 from course_utils.checks import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import Job, Trained, mistake, sgd, technique, trained
 from tests.techniques.data_parallel import train as train_copies
+from tests.techniques.fsdp import trained as trained_dtensors
 from tests.techniques.tensor_parallel import put_together
 
 JOBS = ("language", "uneven language")
@@ -22,6 +25,10 @@ Stage = load_code(7, "Stage")
 hierarchical_all_reduce = load_code(7, "hierarchical_all_reduce")
 own_rows, add_up_gradients = load_code(7, "own_rows"), load_code(7, "add_up_gradients")
 whole_step, pipelined_step = load_code(7, "whole_step"), load_code(7, "pipelined_step")
+# by the function that uses them: the script of section 8 has a PLAN and a loss of the same names
+with_pytorch = load_code(7, "train_with_pytorch").__globals__
+PLAN, local = with_pytorch["PLAN"], with_pytorch["local"]
+share_of_loss = with_pytorch["share_of_loss"]
 train_2d_step, train_3d_step = load_answer("7.3"), load_answer("7.4")
 
 Sizes = tuple[int, int, int]  # data, pipeline, tensor
@@ -67,6 +74,29 @@ grid(groups_of_mesh, (1, 2, 2), "pipeline_and_tensor")
 grid(groups_of_mesh, (2, 2, 2), "data_pipeline_and_tensor")
 
 
+@technique([8], ["language"])
+def torch_data_pipeline_and_tensor(rank: int, job: Job) -> Trained:
+    """PyTorch cuts the blocks and runs the pipeline; the sum over the data group stays by hand."""
+    mesh = init_device_mesh(device().type, (2, 2, 2), mesh_dim_names=("data", "pipeline", "tensor"))
+    data, pipeline = mesh.get_group("data"), mesh.get_group("pipeline")
+    stage = parallelize_module(Stage(job.model(), pipeline), mesh["tensor"], PLAN)
+    schedule = ScheduleGPipe(
+        PipelineStage(stage, dist.get_rank(pipeline), pipeline.size(), device(), group=pipeline),
+        n_microbatches=2,
+        loss_fn=partial(share_of_loss, tokens=job.batches[0][1].numel()),
+        scale_grads=False,  # the shares add up already
+    )
+    optimizer = sgd(stage)
+    for batch in job.batches:
+        optimizer.zero_grad()
+        inputs, targets = (own_rows(part.to(device()), data) for part in batch)
+        schedule.step(*[inputs] * stage.first, target=targets if stage.last else None)
+        for parameter in stage.parameters():
+            dist.all_reduce(local(parameter.grad), group=data)
+        optimizer.step()
+    return trained_dtensors(stage)
+
+
 @technique([4], ["uneven", "language"])
 def gradients_averaged_in_a_hierarchy(rank: int, job: Job) -> Trained:
     """Two machines of two ranks; every rank has the whole model."""
@@ -88,9 +118,8 @@ def sum_over_the_tensor_group(
     model: nn.Module, inputs: Tensor, targets: Tensor, groups: Groups
 ) -> None:
     """The wrong dimension of the mesh: right shapes, wrong numbers."""
-    logits = model(own_rows(inputs, groups["data"])).flatten(0, 1)
-    own_targets = own_rows(targets, groups["data"]).flatten()
-    (cross_entropy(logits, own_targets, reduction="sum") / targets.numel()).backward()
+    logits = model(own_rows(inputs, groups["data"]))
+    share_of_loss(logits, own_rows(targets, groups["data"]), targets.numel()).backward()
     add_up_gradients(model, groups["tensor"])
 
 
