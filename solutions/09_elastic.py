@@ -14,6 +14,7 @@
 # The chapter kills processes with signals and needs Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
+import errno
 import hashlib
 import io
 import json
@@ -133,20 +134,24 @@ script.unlink(missing_ok=True)
 import os
 import signal
 
+NAMES = """RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK
+ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
+TORCHELASTIC_RUN_ID"""
+
 life, number = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 if life == "0":
     if number == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()  # as a rank that waits for another one
 if number == "0":
-    for name, value in sorted(os.environ.items()):
-        if "RANK" in name or "WORLD" in name or name.startswith(("MASTER", "TORCHELASTIC_R")):
-            print(f"{name:27} {'a free port' if name == 'MASTER_PORT' else value}")
+    for name in NAMES.split():
+        print(f"{name:27} {'a free port' if name == 'MASTER_PORT' else os.environ[name]}")
 
 # %%
 meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "night"]
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *meeting]
-print(run_in_terminal(*torchrun, "--nproc-per-node", "2", "--max-restarts", "1", script), end="")
+torchrun += ["--nproc-per-node", "2", "--max-restarts", "1"]
+print(run_in_terminal(*torchrun, script, timeout=250), end="")
 
 # %% [markdown]
 # `python -m torch.distributed.run` is what the command `torchrun` runs. It is the agent. It saw that
@@ -164,6 +169,7 @@ print(run_in_terminal(*torchrun, "--nproc-per-node", "2", "--max-restarts", "1",
 # | `ROLE_RANK`, `ROLE_WORLD_SIZE` | as `RANK`, among workers of one role; with one role the same |
 # | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 listens, so that `init_process_group` finds the others; a new port for every worker group |
 # | `TORCHELASTIC_RESTART_COUNT` | how often this agent restarted its workers after a failure |
+# | `TORCHELASTIC_MAX_RESTARTS` | how often it may: `--max-restarts` |
 # | `TORCHELASTIC_RUN_ID` | the job's name, `--rdzv-id`: agents with the same name belong together |
 
 # %% [markdown]
@@ -336,8 +342,9 @@ def supervise(program, workers, max_restarts, patience=None):
         beats = [Path(f"scratch/beat-{number}") for number in range(workers)]
         group = []
         try:
-            for number, beat in enumerate(beats):
+            for beat in beats:
                 beat.unlink(missing_ok=True)
+            for number, beat in enumerate(beats):
                 own = {"RANK": str(number), "LIFE": str(life), "BEAT": str(beat)}
                 group.append(subprocess.Popen([sys.executable, program], env=os.environ | own))
             while not (gone := what_is_wrong(group, beats, patience)):
@@ -379,6 +386,8 @@ import time
 from pathlib import Path
 
 first_life, number = os.environ["LIFE"] == "0", os.environ["RANK"]
+while first_life and number != "1" and not Path("scratch/beat-1").exists():
+    time.sleep(0.02)  # worker 1 gives the first sign, so that it is the one silent for longest
 Path(os.environ["BEAT"]).touch()
 if first_life and number == "1":
     if Path("scratch/hang").exists():
@@ -607,7 +616,7 @@ def train_on_ranks(rank, ranks):
 
 
 for ranks in (2, 3, 5):
-    results = launch(train_on_ranks, ranks, ranks)
+    results = launch(train_on_ranks, ranks, ranks, timeout=250)
     same = equal(parameters_alone, [parameters for parameters, _ in results])
     once = all((used == 1).all().item() for _, used in results)
     print(f"{ranks} ranks: parameters as alone: {same}, each sample once per epoch: {once}")
@@ -686,7 +695,9 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 # Where the store lives matters: if its machine dies, so does the job. Here the notebook holds it, as a
 # head node would, and no agent's death touches it. The workers have a store too, in which
 # `init_process_group` finds the others. `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` gives every worker group a new
-# one; without it, the group after a failure did not get together in PyTorch 2.14.1.
+# one. The default, one store that an agent keeps for all of its groups, has not always survived a change
+# of members ([issue 135712](https://github.com/pytorch/pytorch/issues/135712),
+# [pull request 167302](https://github.com/pytorch/pytorch/pull/167302)).
 #
 # What each option costs when something fails:
 #
@@ -698,8 +709,8 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 # | `join_timeout` | 600 s | how long to wait for the minimum before giving up |
 # | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; nodes that come or go do not count |
 #
-# (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The notebook sets 1 s x 3 and
-# a last call of 2 s.
+# (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The notebook sets
+# 1 s x 10, so that a busy machine is not taken for a dead node, and a last call of 2 s.
 
 # %%
 Path("scratch/elastic_train.py").unlink(missing_ok=True)
@@ -797,13 +808,21 @@ def no_survivors():
 
 
 # %%
+def store_on(port):
+    """A store that only this machine can reach; port 0: a free one. OSError if it is taken."""
+    listening = socket.create_server(("127.0.0.1", port))  # TCPStore would take all interfaces
+    port, listening = listening.getsockname()[1], listening.detach()
+    own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening}
+    return dist.TCPStore("127.0.0.1", port, **own)
+
+
 class Nodes:
     """Agents on this machine that play nodes, and the gate at which their workers wait."""
 
     def __init__(self, job, folder):
         self.job, self.folder, self.agents = job, folder, {}
         self.groups, self.happened = [], []
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = store_on(0)
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "events").mkdir(parents=True)
         torch.save((images, labels), folder / "data.pt")
@@ -814,7 +833,7 @@ class Nodes:
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         own = {"COURSE_JOB": self.job, "NODE": node, "GLOO_SOCKET_IFNAME": loopback}
         own |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        timing = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=2"
+        timing = "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=2"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2"]
         command += ["--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", "127.0.0.1"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.store.port}"]
@@ -841,7 +860,7 @@ class Nodes:
         return sorted(map(json.loads, lines), key=lambda event: event["time"])
 
     def wait_for(self, condition, what):
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 250
         while time.monotonic() < deadline:
             if found := condition():
                 return found
@@ -860,16 +879,25 @@ class Nodes:
         """Waits for a group of `ranks` workers that goes on at step `first`, lets it go to `until`."""
         wanted = f"{ranks} workers at step {first}"
         group = self.wait_for(lambda: self.group_held(ranks, first), wanted)
-        self.open_gate(group, until)
-        if until < parts.STEPS:
-            self.wait_for(lambda: self.group_held(ranks, until), f"{ranks} workers at step {until}")
-        else:
-            self.wait_for(
-                lambda: all(a.poll() is not None for a in self.agents.values()), "the end"
-            )
-        self.groups.append(group)
         members = sorted({e["node"] for e in self.events() if e["group"] == group})
-        print(f"{' '.join(members):10}{len(self.groups) - 1:<12}{first} to {until - 1}", flush=True)
+        print(f"{' '.join(members):10}{len(self.groups):<11}", end="", flush=True)
+        self.open_gate(group, until)
+        shown = first
+
+        def over():
+            nonlocal shown
+            if until < parts.STEPS:
+                ended = self.group_held(ranks, until)
+            else:
+                ended = all(agent.poll() is not None for agent in self.agents.values())
+            done = [e["step"] for e in self.events() if e["group"] == group]
+            print(*(f" {step}" for step in range(shown, max(done))), sep="", end="", flush=True)
+            shown = max(done)
+            return ended
+
+        self.wait_for(over, f"{ranks} workers at step {until}")
+        print(flush=True)
+        self.groups.append(group)
 
     def restarts_counted(self, node):
         return max(e["restarts"] for e in self.events() if e["node"] == node)
@@ -926,7 +954,8 @@ with no_survivors() as job:
 final = parts.newest_checkpoint(folder)
 print("parameters as undisturbed:", equal(parameters_alone, [flat(final["weights"].values())]))
 print("processes left over:", len(left))
-print("agent A counted all restarts:", nodes.restarts_counted("A") == len(nodes.groups) - 1)
+restarts, counted = len(nodes.groups) - 1, nodes.restarts_counted("A")
+print("agent A counted some restarts, not all:", 0 < counted < restarts)
 plots.compare(
     predicted,
     {
@@ -1019,7 +1048,7 @@ plt.show()
 # with the defaults: B's last sign of life can be as old as one keep-alive interval.
 
 # %%
-at_least = {"here": (3 - 1) * 1 + 2, "with the defaults": (3 - 1) * 5 + 30}
+at_least = {"here": (10 - 1) * 1 + 2, "with the defaults": (3 - 1) * 5 + 30}
 print("seconds at least, until new workers start:", at_least)
 
 
@@ -1069,8 +1098,8 @@ plt.show()
 # a second.*
 #
 # Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
-# moment. A last call of 2 s starts without a node that would have come a second later, and then everybody
-# restarts for it.
+# moment; one of 10 s lets everybody wait for a node that is really gone. A last call of 2 s starts
+# without a node that would have come a second later, and then everybody restarts for it.
 #
 # One more thing. `TORCHELASTIC_RESTART_COUNT` is not the number of restarts, as the run printed. Agent A
 # started its worker four times. What counts against `--max-restarts` is a failure of its *own* worker:
@@ -1240,38 +1269,36 @@ launcher.unlink(missing_ok=True)
 
 # %%
 # %%writefile scratch/launcher.py
-"""Starts a worker that listens on a fixed port, as rank 0 does, and waits for it."""
+"""Starts a worker that listens on a port, as rank 0 does, and waits for it."""
 
 import subprocess
 import sys
 
 WORKER = """
-import sys, time
-import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
-print("listening", flush=True)
-time.sleep(1000)
+import socket, time
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    print(listening.getsockname()[1], flush=True)
+    time.sleep(1000)
 """
-subprocess.run([sys.executable, "-c", WORKER, sys.argv[1]], check=True)
+subprocess.run([sys.executable, "-c", WORKER], check=True)
 
 
 # %%
 def listen_on(port):
     """As rank 0 of a new run would, on a fixed port."""
     try:
-        dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        store_on(port)
         return "ok"
-    except dist.DistNetworkError as error:
-        return "EADDRINUSE" if "EADDRINUSE" in str(error) else str(error)
+    except OSError as error:
+        return errno.errorcode[error.errno]
 
 
-with socket.create_server(("127.0.0.1", 0)) as probe:
-    port = probe.getsockname()[1]  # a free one, instead of everybody's 12355
 with no_survivors() as job:
-    command = [sys.executable, launcher, str(port)]
     own = os.environ | {"COURSE_JOB": job}
+    command = [sys.executable, launcher]
     with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as parent:
-        print("the worker is", parent.stdout.readline().strip())
+        port = int(parent.stdout.readline())  # a free one, instead of everybody's 12355
+        print("the worker is listening")
         parent.kill()
         parent.stdout.close()
     print("the launcher is dead; a new run on the same port:", listen_on(port))
@@ -1324,7 +1351,7 @@ print(launch(rank_1_hangs, 2, done))
 
 # %%
 Path("scratch/hang").touch()
-for line in supervise(program, workers=3, max_restarts=2, patience=3):
+for line in supervise(program, workers=3, max_restarts=2, patience=5):
     print(line)
 Path("scratch/hang").unlink()
 
