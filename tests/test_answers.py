@@ -5,7 +5,7 @@ import linecache
 
 import pytest
 
-from course_utils.checks import load_answer, load_code
+from course_utils.checks import catalogue, load_answer, load_code
 from course_utils.launch import launch
 
 SOURCE = '''\
@@ -168,6 +168,14 @@ def test_code_of_a_chapter_comes_by_its_name():
     assert function.__name__ == "first_gradient"
     assert function.__globals__["flat"], "with what it needs"
     assert load_code(3, "LEARNING_RATE") == function.__globals__["LEARNING_RATE"]
+
+
+def test_a_script_that_a_cell_writes_is_not_the_chapters_code(monkeypatch, tmp_path):
+    cells = "# %%\nSTEPS = 3\n\n# %%\n# %%writefile train.py\nSTEPS = 100\n"
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "09_chapter.py").write_text(cells)
+    monkeypatch.setattr(catalogue, "root", lambda: tmp_path)
+    assert load_code(9, "STEPS") == 3
 
 
 def test_code_that_is_missing_is_named():

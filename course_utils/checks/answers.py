@@ -23,6 +23,7 @@ from typing import Any
 from course_utils.checks import catalogue
 
 _HEADER = re.compile(r"# %%(?:\s|$)(.*)")
+_CELL_MAGIC = re.compile(r"\s*(# )?%%\w")  # in a source behind a comment sign: # %%writefile
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,15 @@ def _checked_expression(cells: list[_Cell], exercise_id: str, path: Path) -> tup
 
 
 def _parse(cell: _Cell) -> ast.Module:
+    if _CELL_MAGIC.match(cell.source):
+        return ast.Module([], [])  # a script, for example, whose names are not the chapter's
     try:
         tree = ast.parse(cell.source)
     except SyntaxError:
-        # magics and shell commands are no Python; a cell magic makes the whole cell none
+        # magics and shell commands are no Python
         plain = re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source)
         try:
-            tree = ast.parse("" if cell.source.startswith("%%") else plain)
+            tree = ast.parse(plain)
         except SyntaxError:
             return ast.Module([], [])
     return ast.increment_lineno(tree, cell.line_before)

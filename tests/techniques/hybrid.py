@@ -25,10 +25,7 @@ Stage = load_code(7, "Stage")
 hierarchical_all_reduce = load_code(7, "hierarchical_all_reduce")
 own_rows, add_up_gradients = load_code(7, "own_rows"), load_code(7, "add_up_gradients")
 whole_step, pipelined_step = load_code(7, "whole_step"), load_code(7, "pipelined_step")
-# by the function that uses them: the script of section 8 has a PLAN and a loss of the same names
-with_pytorch = load_code(7, "train_with_pytorch").__globals__
-PLAN, local = with_pytorch["PLAN"], with_pytorch["local"]
-share_of_loss = with_pytorch["share_of_loss"]
+PLAN, local, share_of_loss = (load_code(7, name) for name in ("PLAN", "local", "share_of_loss"))
 train_2d_step, train_3d_step = load_answer("7.3"), load_answer("7.4")
 
 Sizes = tuple[int, int, int]  # data, pipeline, tensor
