@@ -39,7 +39,7 @@ from course_utils.equality import equal
 from course_utils.launch import RankFailure, launch
 from course_utils.models import FeedForward, LanguageModel
 from course_utils.terminal import torchrun
-from course_utils.trace import Trace, memory_ledger
+from course_utils.trace import Trace, memory_ledger, ring_bytes
 
 hardware.report()
 
@@ -335,7 +335,10 @@ for ranks in (4, 6, 8):
 # A ring of $n$ ranks sends $2(n-1)/n$ times what is handed to an all-reduce, a message is sent
 # once. Put numbers in. Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473), table 1) trained
 # a model of 145.6 billion parameters on 1,536 GPUs: $t = 8$, $p = 8$, and so $d = 24$; 80 layers of
-# width 12,288, 2,304 sequences of 2,048 tokens in a batch. With 2 bytes for a number:
+# width 12,288, 2,304 sequences of 2,048 tokens in a batch. Two things that the run did besides are
+# not counted here: it recomputed activations, which repeats the all-reduces of forward, and
+# interleaved its stages (chapter 5), which gives the pipeline more boundaries. With 2 bytes for a
+# number:
 
 
 # %%
@@ -434,16 +437,6 @@ def hierarchical_all_reduce(tensor, inside, between):
     dist.all_gather(parts, mine, group=inside)  # the parts are views: this fills `tensor`
 
 
-def ring_bytes(calls):
-    """What rings send from this rank, for the collectives of these calls."""
-    total = 0
-    for call in calls:
-        n = len(call.ranks)
-        hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-        total += hops[call.op] * call.bytes
-    return int(total)
-
-
 def flat_or_hierarchical(rank):
     machines = init_device_mesh(
         hardware.device().type, (k, g), mesh_dim_names=("between", "inside")
@@ -468,10 +461,12 @@ print("the same sum on all ranks:", all(same for same, _ in results))
 plots.compare(predicted, results[0][1])
 
 # %% [markdown]
-# Counted is the payload of the real calls; the ring's factors are weighed in, as in chapter 6. The
-# rank that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank
-# sends 1,024 there, and all four at the same time. Libraries such as NCCL know the links and choose
-# by themselves; you meet the same grid again at the end of section 4, where it also saves memory.
+# Counted is the payload of the real calls; `ring_bytes` weighs in the ring's factors. The rank that
+# closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank sends 1,024
+# there, and all four at the same time. NCCL is
+# [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it
+# looks at the links and chooses its way by itself. You meet the same grid again at the end of
+# section 4, where it also saves memory.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: two dimensions, then three
@@ -1350,11 +1345,12 @@ for source in ({"src": 1}, {"group_src": 1}):
 # %%
 def pass_on(rank):
     stage = dist.get_rank(groups_of_mesh(2, 2, 1)["pipeline"])
-    x = torch.full((4,), float(rank), device=hardware.device())
+    everyone = dist.new_group(backend="gloo")
+    x = torch.full((4,), float(rank))
     if stage == 0:
-        dist.send(x, dst=stage + 1)
+        dist.send(x, dst=stage + 1, group=everyone)
     else:
-        dist.recv(x, src=stage - 1)
+        dist.recv(x, src=stage - 1, group=everyone)
 
 
 try:
@@ -1634,9 +1630,9 @@ check("7.5", cheapest_placement)
 # The explorer draws a grid of up to 4 x 4 x 4 ranks and lights up the three groups of one of them.
 # Below stand the bytes that this rank sends in a step of a model of 7.5 billion parameters (36
 # layers, width 4,096, 512 sequences of 2,048 tokens, 2 bytes for each number; the third model of
-# table 1 in Narayanan et al. 2021), by the formulas of section 3, and whether the group fits into a
-# machine of 8. (For a rank that the grid does not have, its last one is lit up.) Three things to
-# try:
+# table 1 in Narayanan et al. 2021), by the formulas of section 3, so without recomputation and with
+# one stage a rank, and whether the group fits into a machine of 8. (For a rank that the grid does
+# not have, its last one is lit up.) Three things to try:
 #
 # * Set tensor to 2, then to 4: it sends *more*, though every rank computes less.
 # * Turn data up: tensor and pipeline shrink, because a copy has fewer tokens.
@@ -1682,8 +1678,9 @@ explore.Explorer(
 # ## 8. On a cluster: the same grid under torchrun
 #
 # The script takes the three sizes as arguments and trains the model of section 4 with PyTorch's own
-# API. The product of the sizes has to be the number of processes. Below it runs on four; try `1 2
-# 2`, and `2 2 2` on eight.
+# API. The product of the sizes has to be the number of processes; data has to divide the 8 rows of
+# a batch, and a stage needs one of the 4 blocks. Below it runs on four; try `1 2 2` and `1 4 1`,
+# and `2 2 2` on eight.
 
 # %%
 script = Path("scratch/hybrid.py")
@@ -1734,8 +1731,8 @@ class Embeddings(nn.Module):
         return self.token(tokens) + self.position.weight
 
 
-share = len(whole.blocks) // sizes[1]
-layers = list(whole.blocks[stage * share : (stage + 1) * share])
+own = torch.arange(len(whole.blocks)).tensor_split(sizes[1])[stage]
+layers = [whole.blocks[i] for i in own.tolist()]
 layers = [Embeddings()] * first + layers + [whole.norm, whole.head] * last
 module = nn.Sequential(*layers).to(device)
 parallelize_module(module, mesh["tensor"], PLAN)
@@ -1749,7 +1746,7 @@ def share_of_loss(logits, targets):
 group = mesh["pipeline"].get_group()
 schedule = Schedule1F1B(
     PipelineStage(module, stage, sizes[1], device, group=group),
-    n_microbatches=2,
+    n_microbatches=ROWS // sizes[0],  # a row each
     loss_fn=share_of_loss,
     scale_grads=False,
 )
