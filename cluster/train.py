@@ -412,7 +412,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def leave_with_agent() -> None:
     """Asks Linux to kill this process when torchrun's agent dies: no zombie keeps the GPU's memory."""
-    if sys.platform == "linux":
+    has_agent = "TORCHELASTIC_RUN_ID" in os.environ  # otherwise the parent may be a shell
+    if has_agent and sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 

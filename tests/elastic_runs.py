@@ -24,7 +24,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -36,7 +37,7 @@ from torch.distributed import TCPStore
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "cluster" / "train.py"
 GATED = ROOT / "tests" / "gated_train.py"
-PATIENCE = 300  # seconds for one thing to happen on a machine that is very busy
+PATIENCE = 600  # seconds for one thing to happen on a machine that is very busy
 ID = "ELASTIC_RUN_OF_TEST"  # environment variable of each process of a run
 EVERY_STEP = 10**9
 
@@ -94,6 +95,8 @@ class ElasticRun:
         self.timeout = timeout  # seconds after which a rank gives up on the others
         self._hosts, self._supervised = hosts or {}, supervised
         self.job_restarts = 0  # that the supervision had to do
+        self._disturbed = 0  # when the last kill or start began, in nanoseconds since 1970
+        self._let_on: list[set[str]] = []  # groups that were apart, and were let on
         self._store = None
         self._endpoint = self._find_store()
         self._torchrun = [
@@ -123,14 +126,12 @@ class ElasticRun:
         return self
 
     def __exit__(self, *error) -> None:
-        for process in processes_of(self.id):
-            kill(process)
-        left = gone_within(processes_of(self.id), 10)
-        assert not left, f"processes left: {left}"
+        kill_run(self.id)
 
     # --- doing ---
 
     def start_agent(self, name: str) -> None:
+        self._disturbed = time.time_ns()
         host = self._hosts.get(name, Host())
         rendezvous = {
             "is_host": int(host.has_store),
@@ -160,19 +161,26 @@ class ElasticRun:
             return []
         return [child for child in children if str(GATED) in command_of(child)]
 
-    def kill_worker(self, name: str) -> bool:
-        """kill -9 to a worker of the agent; False if it had none."""
-        workers = self.workers(name)
-        return bool(workers) and kill(workers[0])
+    def kill_worker(self, name: str) -> None:
+        """kill -9 to a worker of the agent, which may be about to start one."""
+
+        def killed() -> bool:
+            self._disturbed = time.time_ns()
+            return any(kill(worker) for worker in self.workers(name))
+
+        self.wait(killed, f"a worker of {name}")
 
     def kill_agent(self, name: str) -> None:
         """kill -9 to the agent alone; its workers are told by Linux, or find out."""
+        self._disturbed = time.time_ns()
         agent = self.agents.pop(name)
         kill(agent)
         agent.wait()
 
     def kill_node(self, name: str) -> None:
         """kill -9 to the agent and its workers, as when a host loses its power."""
+        with suppress(psutil.NoSuchProcess):
+            self.agents[name].suspend()  # it must not start a worker between the two kills
         workers = self.workers(name)
         self.kill_agent(name)
         for worker in workers:
@@ -203,47 +211,70 @@ class ElasticRun:
             # again, under another id.
             self.job_restarts += 1
             failed = list(self.agents)
-            for process in processes_of(self.id):
-                kill(process)
+            kill_run(self.id)
             for name in failed:
-                self.agents.pop(name).wait()
+                self.agents.pop(name).poll()
+        elif self._is_over():
+            for name in failed:
+                self.agents.pop(name)
+            return
         for name in failed:
             self.start_agent(name)
 
+    def _is_over(self) -> bool:
+        """Whether the agent with the store has ended well: it took the store along, and nobody has
+        anything left to do. Another agent may not have said goodbye yet, and then it fails."""
+        return any(
+            host.has_store and name in self.agents and self.agents[name].poll() == 0
+            for name, host in self._hosts.items()
+        )
+
     def wait_for_step(self, step: int, world: int | None = None) -> None:
-        """Waits until a group (of `world` ranks) has done `step` on all of its ranks."""
+        """Waits until a group (of `world` ranks) has done `step`, or a later one, on all its ranks.
+
+        If a group of another size has done it, the right one can only do it again, so let the gate
+        be at a step that is not saved.
+        """
 
         def done() -> bool:
             log = EventLog(self.folder)
-            return any(
-                world in (None, log.world(name))
-                and len(log.ranks_of(name, step)) == log.world(name)
+            if any(
+                world in (None, log.world(name)) and log.last_step(name) >= step
                 for name in log.incarnations
-            )
+            ):
+                return True
+            if world is not None and world > 1:
+                self._let_groups_meet(log)
+            return False
 
         self.wait(done, f"step {step} on {world or 'any number of'} ranks")
 
     def wait_for_group(self, world: int) -> None:
-        """Waits for a group of this many ranks that is formed after the call, and has resumed.
+        """Waits for a group of this many ranks that is younger than the last kill or start.
 
-        An agent that was taken for dead, because it was slow, trains on in a group of its own. Its
-        ranks find out at their next save, so the gate has to let them come to one.
+        All of its ranks have resumed by then.
         """
-        now, told = time.time_ns(), []
 
         def together() -> bool:
             log = EventLog(self.folder)
             newest = max(log.incarnations, default="0-")
-            formed = int(newest.split("-")[0], 16)
-            if formed > now and len(log.of(newest, "resume")) == world:
+            if formed(newest) > self._disturbed and len(log.of(newest, "resume")) == world:
                 return True
-            groups = self._groups_at_work(log)
-            if len(groups) > 1 and groups not in told:
-                told.append(groups)
-                self.gate.open_to(self.gate.steps + 2)
+            self._let_groups_meet(log)
             return False
 
         self.wait(together, f"a group of {world} ranks")
+
+    def _let_groups_meet(self, log: "EventLog") -> None:
+        """Opens the gate by a save, once for groups that train beside each other.
+
+        An agent that was taken for dead, because it was slow, trains on in a group of its own. Its
+        ranks find out at their next save, so the gate has to let them come to one.
+        """
+        groups = self._groups_at_work(log)
+        if len(groups) > 1 and groups not in self._let_on:
+            self._let_on.append(groups)
+            self.gate.open_to(self.gate.steps + 2)
 
     def _groups_at_work(self, log: "EventLog") -> set[str]:
         """The incarnations that the agents' workers are in; none while one of them is starting."""
@@ -266,12 +297,17 @@ class ElasticRun:
         waits for a group that does not come, and gives up.
         """
         self.wait(lambda: all(a.poll() == 0 for a in self.agents.values()), "the end of the run")
-        left = gone_within(processes_of(self.id), self.timeout + 30)
+        left = gone_within(processes_of(self.id), PATIENCE)
         assert not left, f"processes left: {left}"
 
     def _logs(self) -> str:
         logs = sorted(self.folder.glob("agent-*.log"))
         return "\n".join(f"{log.name}: ...{log.read_text()[-3000:]}" for log in logs)
+
+
+def formed(incarnation: str) -> int:
+    """When a group was formed, in nanoseconds since 1970: its name begins with it."""
+    return int(incarnation.split("-")[0], 16)
 
 
 class EventLog:
@@ -298,6 +334,12 @@ class EventLog:
     def ranks_of(self, incarnation: str, step: int) -> list[dict]:
         """The events of a step, one for each rank that has done it."""
         return [event for event in self.of(incarnation, "step") if event["step"] == step]
+
+    def last_step(self, incarnation: str) -> int:
+        """The last step that all of its ranks have done; 0 if there is none."""
+        ranks = Counter(event["step"] for event in self.of(incarnation, "step"))
+        world = self.world(incarnation)
+        return max((step for step, number in ranks.items() if number == world), default=0)
 
     def worlds(self) -> list[int]:
         """The number of ranks of each incarnation that did a step, in the order of their starts."""
@@ -366,6 +408,16 @@ def processes_of(id: str) -> list[psutil.Process]:
         except psutil.Error:  # has just ended, or is another user's
             continue
     return found
+
+
+def kill_run(id: str) -> None:
+    """kill -9 to all processes of a run, also to those that one of them is just starting."""
+    deadline = time.monotonic() + PATIENCE
+    while left := processes_of(id):
+        assert time.monotonic() < deadline, f"processes left: {left}"
+        for process in left:
+            kill(process)
+        gone_within(left, 10)
 
 
 def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:

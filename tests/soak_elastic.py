@@ -2,9 +2,10 @@
 
     python tests/soak_elastic.py --kills 50 [--seed 1]
 
-Two agents train cluster/train.py. A killed agent is started again, at once or after the other has gone
-on alone, and agents that give up are too, as a cluster's scheduler would do. In the end the run must hold every sample once per epoch, have the parameters of a run that
-nobody disturbed, and leave no process. A kill takes about ten seconds on a quiet machine.
+Two agents train cluster/train.py. A killed agent is started again, at once or after the other has
+gone on alone, and agents that give up are too, as a cluster's scheduler would do. In the end the run
+must hold every sample once per epoch, have the parameters of a run that nobody disturbed, and leave
+no process. A kill takes about ten seconds on a quiet machine.
 
 What is killed, where and when follows from the seed, which is printed; how far the processes have
 come by then does not.
@@ -24,13 +25,14 @@ from elastic_runs import (
     EventLog,
     check_samples,
     difference,
+    formed,
     processes_of,
     undisturbed,
 )
 
 SAMPLES, BATCH, STEPS_PER_EPOCH, SAVE_EVERY = 100, 16, 7, 2
 MORE = 5  # most steps from one kill to the next
-STAYS_AWAY = 0.3  # share of the killed agents that the other one has to do without for some steps
+STAYS_AWAY = 0.5  # share of the killed nodes that the other one has to do without for a while
 WHAT = ["worker", "agent", "node"]  # a node is an agent and its workers
 WHEN = ["starting", "training"]
 
@@ -46,24 +48,34 @@ class Soak:
         name = self.chance.choice(sorted(self.run.agents))
         getattr(self, when)(name)
         if what == "worker":
-            while not self.run.kill_worker(name):  # its agent may be about to start another
-                self.run.wait(lambda: self.run.workers(name), f"a worker of {name}")
+            self.run.kill_worker(name)
         elif what == "agent":
             self.run.kill_agent(name)
         else:
             self.run.kill_node(name)
+        if what == "node" and self.chance.random() < STAYS_AWAY:
+            self.train_without_it()
         if name not in self.run.agents:
-            if self.chance.random() < STAYS_AWAY:
-                self.train_without_it()
             self.run.start_agent(name)
         self.counts[what] += 1
         self.counts[when] += 1
 
     def train_without_it(self) -> None:
-        """The other agent goes on alone for some steps; a killed host is not back at once."""
-        self.steps += MORE
-        self.run.gate.open_to(self.steps + MORE)
-        self.run.wait_for_step(self.steps, world=1)
+        """The other agent goes on alone; a host that was lost is not back at once."""
+        lost = time.time_ns()
+        before = EventLog(self.run.folder)
+        done = [step["step"] for name in before.incarnations for step in before.of(name, "step")]
+        self.steps = max([self.steps, *done]) + 1
+        self.run.gate.open_to(self.steps)
+
+        def alone() -> bool:
+            log = EventLog(self.run.folder)
+            return any(
+                formed(name) > lost and log.world(name) == 1 and log.of(name, "step")
+                for name in log.incarnations
+            )
+
+        self.run.wait(alone, "a step of the other agent alone")
         self.counts["stayed away"] += 1
 
     # --- when; the sleeps wait for nothing: they make the kill hit at any moment ---

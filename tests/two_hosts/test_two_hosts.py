@@ -2,7 +2,7 @@
 
 import pytest
 from elastic_runs import ElasticRun, EventLog, Host, check_samples, difference, undisturbed
-from hosts import CABLE, two_hosts, why_not
+from hosts import CABLE, NetworkHost, two_hosts, why_not
 
 SAMPLES, BATCH, EPOCHS = 100, 16, 3
 OPTIONS = (
@@ -27,9 +27,10 @@ def test_a_host_that_is_cut_off_and_comes_back_changes_no_parameter(hosts, tmp_p
     folder = tmp_path / "two hosts"
     # Nobody tells a host that the other is out of reach: its ranks wait until the time-out. The agent
     # of b may outlast that and come back by itself, or give up and be started again.
-    with ElasticRun(folder, OPTIONS, nodes="1:2", timeout=15, hosts=places, supervised=True) as run:
+    with ElasticRun(folder, OPTIONS, nodes="1:2", timeout=30, hosts=places, supervised=True) as run:
         run.start_agent("a")
         run.start_agent("b")
+        run.wait_for_group(2)
         run.gate.open_to(5)
         run.wait_for_step(5, world=2)
         hosts["b"].cut_off()
@@ -39,17 +40,21 @@ def test_a_host_that_is_cut_off_and_comes_back_changes_no_parameter(hosts, tmp_p
         run.wait_for_group(2)
         run.gate.open()
         run.wait_until_done()
-    worlds = EventLog(folder).worlds()
-    assert worlds[0] == worlds[-1] == 2 and 1 in worlds
+    worlds = iter(EventLog(folder).worlds())
+    assert all(world in worlds for world in (2, 1, 2))  # in this order
     check_samples(folder, SAMPLES, BATCH, EPOCHS)
     assert difference(tmp_path / "one process", folder) <= 1e-5
 
 
 def test_only_the_cable_joins_the_hosts(hosts):
     a, b = hosts.values()
-    assert a.reaches(b) and b.reaches(a)
+    assert reaches_soon(a, b) and reaches_soon(b, a)
     b.cut_off()
     assert not a.reaches(b) and not b.reaches(a)
     b.plug_in()
-    # a link takes a moment to come up
-    assert any(a.reaches(b) for _ in range(100)) and any(b.reaches(a) for _ in range(100))
+    assert reaches_soon(a, b) and reaches_soon(b, a)
+
+
+def reaches_soon(one: NetworkHost, other: NetworkHost) -> bool:
+    """A link takes a moment to come up."""
+    return any(one.reaches(other) for _ in range(100))
