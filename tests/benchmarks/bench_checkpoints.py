@@ -79,6 +79,7 @@ class Distributed:
         return _fully_sharded(model)
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        # FileSystemWriter waits for the disk: its default is sync_files=True
         self.chapters_save(model, optimizer, self.folder)
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
