@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
@@ -54,7 +54,14 @@ from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
 from course_utils.terminal import torchrun
-from course_utils.trace import Record, Span, Trace, kept_for_backward, memory_ledger
+from course_utils.trace import (
+    Record,
+    Span,
+    Trace,
+    kept_for_backward,
+    memory_ledger,
+    ring_bytes,
+)
 
 hardware.report()
 
@@ -330,13 +337,6 @@ predicted = {
 
 
 # %%
-def ring_bytes(record):
-    """What a ring would send from this rank, in bytes, for the collectives of a record."""
-    n = dist.get_world_size()
-    hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-    return int(sum(hops[call.op] * call.bytes for call in record.calls))
-
-
 def all_reduce_in_halves(rank):
     """The ring bytes of an all-reduce and of its two halves, and whether they give the same."""
     gradients = torch.arange(PARAMETERS, device=hardware.device()).remainder(97.0) * (rank + 1)
@@ -348,7 +348,7 @@ def all_reduce_in_halves(rank):
         dist.reduce_scatter(piece, list(gradients.chunk(n)))
     with Trace() as second:
         dist.all_gather(list(in_halves.chunk(n)), piece)
-    sent = [ring_bytes(trace.record()) for trace in (whole, first, second)]
+    sent = [ring_bytes(trace.record().calls) for trace in (whole, first, second)]
     return sent, torch.equal(at_once, in_halves)
 
 
@@ -714,7 +714,7 @@ def costs_of_step(rank, stage):
         cross_entropy(network(inputs).flatten(0, 1), targets).backward()
         ledger = held(parameters, optimizer)
         zero.step()
-    return ring_bytes(trace.record()), ledger, meter.peaks()
+    return ring_bytes(trace.record().calls), ledger, meter.peaks()
 
 
 costs = {i: launch(costs_of_step, n, stage) for i, stage in enumerate([None, Zero1, Zero2, Zero3])}
@@ -1000,19 +1000,23 @@ def wrap_kept(model):
     return wrap(model, reshard_after_forward=False)
 
 
-def readings_of_step(rank, wrapping):
+def readings_of_step(wrapping):
     """The ring's bytes of a step, and the bytes of parameters and gradients at every layer."""
     model = wrapping(new_model())
     meter = Meter(model)
-    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    inputs, targets = next(batches(rank=dist.get_rank(), ranks=dist.get_world_size()))
     with Trace() as trace:
         cross_entropy(model(inputs).flatten(0, 1), targets).backward()
     meter.read()
-    return ring_bytes(trace.record()), meter.readings
+    return ring_bytes(trace.record().calls), meter.readings
 
 
-wrappings = {"per block": wrap, "per block, kept": wrap_kept, "root only": fully_shard}
-readings = {name: launch(readings_of_step, n, wrapping)[0] for name, wrapping in wrappings.items()}
+def readings_of_wrappings(rank):
+    wrappings = {"per block": wrap, "per block, kept": wrap_kept, "root only": fully_shard}
+    return {name: readings_of_step(wrapping) for name, wrapping in wrappings.items()}
+
+
+readings = launch(readings_of_wrappings, n)[0]
 measured = {f"{name}, sent": sent for name, (sent, _) in readings.items()}
 for name, (_, of_layers) in readings.items():
     measured[f"{name}, most"] = max(parameters for _, parameters, _ in of_layers)
@@ -1082,19 +1086,19 @@ def step_in_two_types(rank, policy):
     inputs, targets = next(batches(rank=rank, ranks=n))
     with Trace() as trace:
         cross_entropy(model(inputs).flatten(0, 1).float(), targets).backward()
-    types["travels"] = {call.dtype for call in trace.record().calls}
-    return ring_bytes(trace.record()), types | {
-        "gradient": str(up.weight.grad.dtype),
-        "kept": str(up.weight.dtype),
-    }
+    calls = trace.record().calls
+    for op in ("all_gather", "reduce_scatter"):
+        types[op] = ", ".join(sorted({f"torch.{call.dtype}" for call in calls if call.op == op}))
+    types |= {"gradient": str(up.weight.grad.dtype), "kept": str(up.weight.dtype)}
+    return ring_bytes(calls), types
 
 
 (full, _), (mixed, types) = (
     launch(step_in_two_types, n, p)[0] for p in (MixedPrecisionPolicy(), POLICY)
 )
 plots.compare(predicted, dict(zip(predicted, (full, mixed))))
-for name in ("computes", "gradient", "kept"):
-    print(f"{name:9}", types[name])
+for name in ("all_gather", "computes", "reduce_scatter", "gradient", "kept"):
+    print(f"{name:14}", types[name])
 
 # %% [markdown]
 # The update happens in float32, on float32 shards: they are the master copy. Parameters in bfloat16
@@ -1149,7 +1153,7 @@ def accumulate(rank, reduce_once):
                 if step == 0 and not last:  # the last step's trace is kept, so this is not counted
                     waiting = gradients_held(model)
         optimizer.step()
-    return as_alone(losses, *wholes(model)), ring_bytes(trace.record()), waiting
+    return as_alone(losses, *wholes(model)), ring_bytes(trace.record().calls), waiting
 
 
 measured = {}
@@ -1189,7 +1193,7 @@ def kept_and_sent(rank):
             with kept_for_backward(model) as kept:
                 loss = cross_entropy(model(inputs).flatten(0, 1), targets)
             loss.backward()
-        costs.append((kept.bytes, ring_bytes(trace.record())))
+        costs.append((kept.bytes, ring_bytes(trace.record().calls)))
     claims, _ = train_wrapped(rank, lambda model: wrap(recompute(model)))
     return costs, claims
 
@@ -1273,23 +1277,27 @@ predicted = {
 
 
 # %%
-def costs_of_hybrid(rank):
+def hybrid(rank):
+    """What a step sends and a rank holds; is training as alone?"""
     model = wrap_hybrid(new_model())
     inputs, targets = next(batches(rank=rank, ranks=4))
     with Trace() as trace:
         cross_entropy(model(inputs).flatten(0, 1), targets).backward()
-    sent = {"inner group, sent": 0, "outer group, sent": 0}
-    for call in trace.record().calls:
-        outer = call.ranks in ((0, 2), (1, 3))
-        hops = {"all_reduce": 1, "reduce_scatter": 1 / 2, "all_gather": 1}[call.op]  # 2 ranks
-        sent["outer group, sent" if outer else "inner group, sent"] += int(hops * call.bytes)
-    return sent | {"parameters held": memory_ledger(model)["parameters"]}
+    outer = [call for call in trace.record().calls if call.ranks in ((0, 2), (1, 3))]
+    inner = [call for call in trace.record().calls if call not in outer]
+    costs = {
+        "inner group, sent": ring_bytes(inner),
+        "outer group, sent": ring_bytes(outer),
+        "parameters held": memory_ledger(model)["parameters"],
+    }
+    claims, _ = train_wrapped(rank, wrap_hybrid)
+    return costs, claims
 
 
-costs_of_ranks = launch(costs_of_hybrid, 4)
+costs_of_ranks, claims = zip(*launch(hybrid, 4))
 plots.compare(predicted, costs_of_ranks[0])
 print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_of_ranks))
-print("2 x 2 ranks as alone:", launch(train_wrapped, 4, wrap_hybrid)[3][0])
+print("2 x 2 ranks as alone:", claims[3])
 
 # %% [markdown]
 # Only the all-reduce of the outer group, $P/2$ bytes, leaves the machine. The price is memory:
@@ -1327,17 +1335,19 @@ def train_2d(rank):
     optimizer = momentum_sgd(model.parameters())
     losses = train(model, optimizer, batches(rank=rank // 2, ranks=data_ranks))  # alike in a pair
     up = model.blocks[0].feed_forward.up.weight
-    return as_alone(losses, *wholes(model)), str(up.placements), tuple(local(up).shape)
+    dims = [placement.dim for placement in up.placements]
+    return as_alone(losses, *wholes(model)), dims, tuple(local(up).shape)
 
 
-claims, placements, shape = launch(train_2d, 4)[0]
+claims, dims, shape = launch(train_2d, 4)[0]
 print("FSDP x TP on 2 x 2 ranks as alone:", claims)
-print("feed_forward.up.weight is", placements, "and a rank holds", shape, "of (128, 32)")
+print("feed_forward.up.weight, dimension cut along data and along tensor:", *dims)
+print("a rank holds", shape, "of (128, 32)")
 
 # %% [markdown]
 # The two ranks of a tensor group must read the same windows: `rank // 2` is the coordinate in the
-# data dimension. The underscore in `_StridedShard` says that both dimensions cut the same
-# rows, and in which order.
+# data dimension. Both dimensions of the mesh cut dimension 0 of this weight: tensor parallelism gives
+# each of its ranks half of the rows, and FSDP cuts that half once more.
 
 # %% [markdown]
 # ### Checkpoints: four ranks save, two or one resume
@@ -1442,7 +1452,8 @@ class KilledWhileWriting(dcp.FileSystemWriter):
 
 
 def newest(folder):
-    return max(path for path in folder.glob("step-*") if not path.suffix)
+    finished = (path for path in folder.glob("step-*") if not path.suffix)
+    return max(finished, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def go_on_and_save(rank, folder, target, saving):
@@ -1543,10 +1554,14 @@ def counted(rank, wrapping):
             loss = cross_entropy(network(inputs).flatten(0, 1), targets)
         loss.backward()
     states = sum(memory_ledger(network, optimizer).values())
-    return states, kept.bytes, ring_bytes(trace.record()), sum(computed)
+    return states, kept.bytes, ring_bytes(trace.record().calls), sum(computed)
 
 
-with_ddp, with_fsdp = launch(counted, 4, DDP)[1], launch(counted, 4, wrap)[1]
+def both_counted(rank):
+    return counted(rank, DDP), counted(rank, wrap)
+
+
+with_ddp, with_fsdp = launch(both_counted, 4)[1]
 kinds = ["model states held", "activations kept", "bytes sent", "blocks computed"]
 for kind, of_ddp, of_fsdp in zip(kinds, with_ddp, with_fsdp):
     word = "the same" if of_ddp == of_fsdp else "less" if of_fsdp < of_ddp else "more"
@@ -1596,17 +1611,21 @@ for name, optimizer_first in (("after", False), ("before", True)):
 
 
 # %%
-def sample_on_rank_0(rank, wrapping):
-    model = wrapping(new_model())
-    inputs, _ = next(batches())
+def sample_on_rank_0(rank, sharded):
+    group = dist.new_group(backend="gloo")  # NCCL would let rank 0 go on, and wait on the GPU
+    model, (inputs, _) = new_model().cpu(), next(batches())
+    if sharded:
+        wrap(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    else:
+        model = DDP(model, process_group=group)
     if rank == 0:
         with torch.no_grad():
-            print("a sample of shape", tuple(model(inputs[:1]).shape))
+            print("a sample of shape", tuple(model(inputs[:1].cpu()).shape))
 
 
-launch(sample_on_rank_0, 2, DDP)
+_ = launch(sample_on_rank_0, 2, False)
 try:
-    launch(sample_on_rank_0, 2, wrap)
+    launch(sample_on_rank_0, 2, True)
 except RankFailure as failure:
     print(failure)
 
@@ -1627,7 +1646,7 @@ def sample_on_all(rank):
         print("a sample of shape", tuple(sample.shape))
 
 
-launch(sample_on_all, 2)
+_ = launch(sample_on_all, 2)
 
 # %% [markdown]
 # ### Another order of the parameters
@@ -1874,7 +1893,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     `params` are parameters or parameter groups, the same on every rank; `optimizer_cls` is any
     optimizer whose update of a parameter needs no other one. Every parameter has one owner, also when
-    it is frozen. Counted in elements, no rank owns more than an equal share and one parameter more.
+    it is frozen; a tied one comes once, as `model.parameters()` gives it. Counted in elements, no rank
+    owns more than an equal share and one parameter more.
 
     `param_groups` has all parameters with all options. `state` has those of this rank only, so that
     `state_dict()` is this rank's part, and `load_state_dict()` takes it back.
@@ -2320,8 +2340,9 @@ def draw_ledgers(billions_of_parameters, ranks, stage, precision):
             left += size
         totals.append(left)
         words = {"va": "center", "weight": "bold" if row == chosen else "normal"}
-        ax.text(left, row, f"  {left:,.1f} GB", **words)
-    end = 1.2 * max(totals[0], 80)
+        end = 1.2 * max(totals[0], 80)
+        crossed = 80 - 0.1 * end < left < 80  # the label would stand on the line of 80 GB
+        ax.text(80 if crossed else left, row, f"  {left:,.1f} GB", **words)
     ax.add_patch(Rectangle((0, chosen - 0.42), end, 0.84, facecolor="#FFF3D6", zorder=0))
     ax.axvline(80, color=plots.COLORS["wrong"], linestyle="--", linewidth=1.5)
     ax.text(80, -0.62, " 80 GB", color=plots.COLORS["wrong"], va="center")
@@ -2330,7 +2351,8 @@ def draw_ledgers(billions_of_parameters, ranks, stage, precision):
     each = PRECISIONS[precision]["parameters"]
     sent = (3 if chosen == 3 else 2) * billions_of_parameters * each * (n - 1) / n
     fits = "fits into 80 GB" if totals[chosen] <= 80 else "does not fit into 80 GB"
-    ax.set_title(f"Stage {chosen} on {n} ranks {fits}; a ring sends {sent:,.1f} GB a step")
+    on = "1 rank" if n == 1 else f"{n} ranks"
+    ax.set_title(f"Stage {chosen} on {on} {fits}; a ring sends {sent:,.1f} GB a step")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
 
@@ -2424,10 +2446,10 @@ def state(steps_done):
 
 
 start = 0
-finished = sorted(path for path in folder.glob("step-*") if not path.suffix)
+finished = {int(path.name[5:]): path for path in folder.glob("step-*") if not path.suffix}
 if finished:
     loaded = state(0)
-    dcp.load(loaded, checkpoint_id=finished[-1])
+    dcp.load(loaded, checkpoint_id=finished[max(finished)])
     set_state_dict(
         model,
         optimizer,
@@ -2444,7 +2466,7 @@ for step in range(start, last_step):
     mean_loss = loss.detach() / ranks
     dist.all_reduce(mean_loss)
     if rank == 0:
-        print(f"step {step} on {ranks} ranks: loss {mean_loss.item():.3f}")
+        print(f"step {step}, world size {ranks}: loss {mean_loss.item():.3f}")
     unfinished = folder / f"step-{step + 1:04}.unfinished"
     dcp.save(state(step + 1), checkpoint_id=unfinished)
     if rank == 0:
