@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late
+from course_utils.checks.ranks import Sent, come_late, following
 from course_utils.hardware import device
 from course_utils.intercept import listening
 
@@ -551,6 +551,17 @@ class _Report:
     read: list[tuple[int, int]]
     loss: object
     part: Values
+    unwaited: list[str]  # calls for which nobody has waited, or not before the optimizer's step
+
+
+def _run_step(answer, task: _Task, three: bool) -> list[_Report]:
+    """Runs a step on all ranks. Where nobody waits for a call, no number means anything."""
+    reports = run(_stepped, task.ranks, answer, task, three)
+    for rank, report in enumerate(reports):
+        if report.unwaited:
+            got = f"rank {rank}: nobody waits for this call: {report.unwaited[0]}"
+            raise Wrong("not-waited", expected="a wait() for every call", got=got)
+    return reports
 
 
 def _stepped(rank, answer, task: _Task, three: bool) -> _Report:
@@ -565,12 +576,28 @@ def _stepped(rank, answer, task: _Task, three: bool) -> _Report:
     shape = (len(task.inputs) // task.size("data"), WIDTH)
     more = (shape, mesh) if three else (mesh,)
     come_late(rank)
-    with listening(_neighbours_only(task, rank)):
+    with following() as sent, listening(_neighbours_only(task, rank)):
+        late = _stepped_too_early(optimizer, part, sent)
         loss = answer(part, reader.inputs, reader.targets, *more, optimizer)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         loss = loss.item()
     values = {name: value.detach().clone() for name, value in part.state_dict().items()}
-    return _Report(reader.read, loss, values)
+    return _Report(reader.read, loss, values, late + sent.unwaited)
+
+
+def _stepped_too_early(optimizer: torch.optim.Optimizer, part: _Part, sent: Sent) -> list[str]:
+    """Returns a list that gets the calls which still change a gradient when the optimizer steps."""
+    late: list[str] = []
+
+    def look(*_) -> None:
+        gradients = [p.grad for p in part.parameters() if p.grad is not None]
+        storages = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+        for call in sent.open_calls():
+            if storages & {tensor.untyped_storage().data_ptr() for tensor in call.payload}:
+                late.append(call.kind)
+
+    optimizer.register_step_pre_hook(look)
+    return late
 
 
 def _neighbours_only(task: _Task, rank: int) -> Callable:
@@ -599,7 +626,7 @@ Slips = dict[str, list[_Slip]]
 
 def _check_update(answer, task: _Task, slips: Slips, three: bool) -> list[_Report]:
     """Runs a step on all ranks and compares what they read, and how their parts have changed."""
-    reports = run(_stepped, task.ranks, answer, task, three)
+    reports = _run_step(answer, task, three)
     if not three:
         _check_rows(reports, task)
     got = [
@@ -675,10 +702,12 @@ def _blocks(read: list[tuple[int, int]]) -> str:
 
 @contextmanager
 def _blaming(slug: str) -> Iterator[None]:
-    """Whatever is wrong within, this is why."""
+    """Whatever is wrong within, this is why, unless nobody waits."""
     try:
         yield
     except Wrong as wrong:
+        if wrong.misconception == "not-waited":
+            raise
         raise Wrong(slug, expected=wrong.expected, got=wrong.got) from None
 
 
@@ -689,6 +718,9 @@ def _any_failure(slug: str, *keys: str) -> dict[str, str]:
 
 ALL = NAMES
 STEP = {
+    "not-waited": "Nobody waits for a call with `async_op=True`, an `isend` or an `irecv`, or somebody "
+    "does too late: what is used may not have arrived. Call `wait()` on what such a call returns, before "
+    "the result is used, and for an `isend` before the step ends.",
     "not-stepped": "No parameter has changed: the optimizer's step is missing.",
     "whole-batch": "Every rank reads the whole batch. The numbers may still be right, but nothing is "
     "distributed: with more ranks no step gets shorter.",
@@ -966,7 +998,7 @@ def _(answer, draw):
 @three_dimensions.requires("every rank returns the mean loss of the global batch")
 def _(answer, draw):
     task = _task(draw, (2, 2, 1))
-    _check_losses(run(_stepped, task.ranks, answer, task, True), task)
+    _check_losses(_run_step(answer, task, three=True), task)
 
 
 @three_dimensions.requires(

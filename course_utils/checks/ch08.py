@@ -5,7 +5,6 @@ Functions whose first argument is `rank` run on real ranks and only report what 
 requirements, in the notebook's kernel, judge it.
 """
 
-import contextlib
 import copy
 import math
 import re
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import waits
+from course_utils.checks.ranks import KINDS, Sent, described, following, waits, work_of
 from course_utils.hardware import device
 from course_utils.intercept import listening
 
@@ -44,55 +43,6 @@ def _larger_than_itself(tensor: Tensor) -> bool:
 
 def _tensor(draw, shape: tuple[int, ...]) -> Tensor:
     return draw.tensor(math.prod(shape)).view(shape)
-
-
-@dataclass
-class _Sent:
-    """The collectives of a block: what was sent in which dtype, and for what nobody has waited."""
-
-    dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
-    unwaited: list[str] = field(default_factory=list)
-
-
-KINDS = {"allgather": "gather", "reduce_scatter": "reduce_scatter", "allreduce": "all_reduce"}
-
-
-def _described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
-    """The kind of a call, and what this rank hands over."""
-    kind = next((kind for part, kind in KINDS.items() if part in name), "other")
-    keys = ("input_tensors", "input_tensor", "tensors")
-    return kind, list(_tensors_in([arguments[key] for key in keys if key in arguments]))
-
-
-def _tensors_in(value) -> Iterator[Tensor]:
-    if torch.is_tensor(value):
-        yield value
-    else:
-        for entry in value:
-            yield from _tensors_in(entry)
-
-
-def _work(result) -> dist.Work:
-    return dist.Work.unbox(result[-1] if isinstance(result, (tuple, list)) else result)
-
-
-@contextlib.contextmanager
-def _following() -> Iterator[_Sent]:
-    calls: list[tuple[str, dist.Work]] = []
-    sent = _Sent()
-
-    def hear(name: str, arguments: dict) -> Callable:
-        kind, payload = _described(name, arguments)
-        sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
-        return lambda result: calls.append((kind, _work(result)))
-
-    with waits() as asked, listening(hear):
-        yield sent
-    if device().type == "cpu":  # a GPU's collectives end in the order of its stream
-        for kind, work in calls:
-            if not any(work is other for other in asked):
-                sent.unwaited.append(kind)
-                work.wait()  # so that what comes next is the same in every run
 
 
 # ---- 8.1 -----------------------------------------------------------------------------------------
@@ -357,7 +307,7 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
 def _sharded(rank, answer, tasks: list[_Updates]) -> list[_Updated]:
     reports = []
     for task in tasks:
-        with _following() as sent:
+        with following() as sent:
             report = _update(rank, answer, task)
         reports.append(replace(report, unwaited=sent.unwaited))
     return reports
@@ -1025,7 +975,7 @@ class _Step:
     dtypes: set[torch.dtype]  # of the parameters, and so of their gradients
     full: Named  # parameters after the update
     twin_full: Named
-    sent: _Sent
+    sent: Sent
 
 
 def _trained(
@@ -1044,7 +994,7 @@ def _trained(
             each = [_one_pass(twin, rows, dtype) for rows in micro]
             twin_outputs.append(each[rank][0])
             of_ranks.append([gradients for _, gradients in each])
-        with _following() as sent:
+        with following() as sent:
             outputs = [_forward_backward(model, micro[rank]) for micro in batch]
             model.finish_gradient_synchronization()
         got, mean = _gradients(model.module), _added([_mean(of, ranks) for of in of_ranks])
@@ -1249,7 +1199,7 @@ def _passage(rank, answer, seed, frozen=()) -> _Passage:
     module.arrives = arrives
 
     def hear(name: str, arguments: dict) -> Callable | None:
-        kind, payload = _described(name, arguments)
+        kind, payload = described(name, arguments)
         elements = sum(tensor.numel() for tensor in payload)
         report.counts[kind] += elements
         matrix = kind == "reduce_scatter" or elements > TOWER_WIDTH
@@ -1262,7 +1212,7 @@ def _passage(rank, answer, seed, frozen=()) -> _Passage:
         report.gathered.append(started[0])
         waiting = [work for work in reductions if not any(work is other for other in asked)]
         report.unfinished = max(report.unfinished, len(waiting) + 1)
-        return lambda result: reductions.append(_work(result))
+        return lambda result: reductions.append(work_of(result))
 
     with waits() as asked, listening(hear):
         _forward_backward(model, x)

@@ -1,12 +1,16 @@
 """What the functions that a check runs on its ranks have in common."""
 
 import contextlib
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from course_utils import intercept
 from course_utils.hardware import device
 
 
@@ -26,7 +30,7 @@ def finish_device_work() -> None:
 def waits() -> Iterator[list[dist.Work]]:
     """Yields a list of the calls that somebody has waited for, or asked after, meanwhile."""
     asked: list[dist.Work] = []
-    plain = {name: getattr(dist.Work, name) for name in ("wait", "is_completed")}
+    plain = {name: getattr(dist.Work, name) for name in ("wait", "is_completed", "get_future")}
 
     def noting(method):
         def noted(work, *args, **kwargs):
@@ -42,3 +46,103 @@ def waits() -> Iterator[list[dist.Work]]:
     finally:
         for name, method in plain.items():
             setattr(dist.Work, name, method)
+
+
+KINDS = {  # what an operator's name has in it, and what its calls are called
+    "allgather": "gather",
+    "reduce_scatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "broadcast": "broadcast",
+    "send": "send",
+    "recv": "recv",
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that somebody in Python has to wait for."""
+
+    kind: str
+    payload: list[Tensor]
+    work: dist.Work
+
+
+@dataclass
+class Sent:
+    """The calls of a block: what was sent in which dtype, and for what nobody has waited."""
+
+    dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
+    unwaited: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list, repr=False)
+    asked: list[dist.Work] = field(default_factory=list, repr=False)
+
+    def open_calls(self) -> list[Call]:
+        """Those for which nobody has waited so far. Empty on a GPU, whose calls end in the order
+        of its stream."""
+        if device().type != "cpu":
+            return []
+        return [c for c in self.calls if not any(c.work is other for other in self.asked)]
+
+
+def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
+    """The kind of a call, and the tensors that this rank hands over."""
+    kind = next((kind for part, kind in KINDS.items() if part in name), "other")
+    keys = ("input_tensors", "input_tensor", "tensors")
+    return kind, list(_tensors_in([arguments[key] for key in keys if key in arguments]))
+
+
+def _tensors_in(value) -> Iterator[Tensor]:
+    if torch.is_tensor(value):
+        yield value
+    else:
+        for entry in value:
+            yield from _tensors_in(entry)
+
+
+def work_of(result) -> dist.Work | None:
+    """What an operator returns to wait for; None for those that return when they have ended."""
+    boxed = result[-1] if isinstance(result, (tuple, list)) else result
+    return None if boxed is None else dist.Work.unbox(boxed)
+
+
+def _python_waits() -> bool:
+    """Whether Python got the call's `Work`. DDP's reducer and the functional collectives call from
+    C++ and wait there, unseen: the nearest frame is then another one of torch."""
+    frame = sys._getframe()
+    while frame is not None and _module(frame) in (__name__, intercept.__name__):
+        frame = frame.f_back
+    caller = _module(frame)
+    return caller == dist.distributed_c10d.__name__ or not caller.startswith("torch.")
+
+
+def _module(frame) -> str:
+    """The module whose code a frame runs; a thread of C++ alone has no frame, and is torch's."""
+    return "torch.C" if frame is None else frame.f_globals.get("__name__", "")
+
+
+@contextlib.contextmanager
+def following() -> Iterator[Sent]:
+    """Within the block, follows this rank's calls. Those for which nobody has waited go on, and
+    are waited for at the end of the block, so that what comes next is the same in every run. Until
+    then their results may or may not be there: judge `unwaited` before any number."""
+    sent = Sent()
+
+    def hear(name: str, arguments: dict) -> Callable | None:
+        kind, payload = described(name, arguments)
+        sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
+
+        def keep(result) -> None:  # also because gloo gives up a send whose Work is gone
+            work = work_of(result)
+            if work is not None:
+                sent.calls.append(Call(kind, payload, work))
+
+        return keep if _python_waits() else None
+
+    with waits() as asked, intercept.listening(hear):
+        sent.asked = asked
+        yield sent
+    unwaited = sent.open_calls()
+    for call in unwaited:
+        call.work.wait()
+    sent.unwaited = [call.kind for call in unwaited]
+    sent.calls, sent.asked = [], []

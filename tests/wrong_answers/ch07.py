@@ -8,6 +8,7 @@ import math
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 from torch.nn.functional import mse_loss
 
 from course_utils.checks import load_code
@@ -320,6 +321,85 @@ def sums_the_scales_gradient_itself(part, read_inputs, read_targets, mesh, optim
     return _train_2d(
         part, read_inputs, read_targets, mesh, optimizer, forward=forward, average=average
     )
+
+
+@right("7.3")
+def averages_while_the_loss_travels(part, read_inputs, read_targets, mesh, optimizer):
+    """Starts all sums, waits for them before the step, and for the loss after it."""
+    data = mesh.get_group("data")
+    started = []
+
+    def average(part, mesh):
+        gradients = [p.grad for p in part.parameters() if p.grad is not None]
+        works = [dist.all_reduce(g, group=data, async_op=True) for g in gradients]
+        for work, gradient in zip(works, gradients):
+            work.wait()
+            gradient /= data.size()
+
+    def forward(part, x, mesh):
+        y = _forward(part, x, mesh)
+        loss = mse_loss(y.detach(), read_targets(*_own_block(mesh)))
+        started.append((loss, dist.all_reduce(loss, group=data, async_op=True)))
+        return y
+
+    def mean_loss(_, mesh):
+        loss, work = started.pop()
+        work.wait()
+        return loss.item() / data.size()
+
+    return _train_2d(
+        part,
+        read_inputs,
+        read_targets,
+        mesh,
+        optimizer,
+        forward=forward,
+        average=average,
+        mean_loss=mean_loss,
+    )
+
+
+@right("7.3")
+def lets_functional_collectives_wait(*given):
+    """They wait where the result is used, and no `Work` is seen."""
+
+    def average(part, mesh):
+        data = mesh.get_group("data")
+        for parameter in part.parameters():
+            if parameter.grad is not None:
+                parameter.grad.copy_(functional.all_reduce(parameter.grad, "avg", data))
+
+    return _train_2d(*given, average=average)
+
+
+def _averaging_asynchronously(mesh, gradients):
+    data = mesh.get_group("data")
+    for gradient in gradients:
+        gradient /= data.size()
+    return [dist.all_reduce(g, group=data, async_op=True) for g in gradients]
+
+
+@wrong("7.3", names="not-waited")
+def waits_for_no_gradient(*given):
+    def average(part, mesh):
+        _averaging_asynchronously(mesh, [p.grad for p in part.parameters()])
+
+    return _train_2d(*given, average=average)
+
+
+@wrong("7.3", names="not-waited")
+def waits_for_gradients_after_the_step(*given):
+    works = []
+
+    def average(part, mesh):
+        works.extend(_averaging_asynchronously(mesh, [p.grad for p in part.parameters()]))
+
+    def mean_loss(loss, mesh):
+        for work in works:
+            work.wait()
+        return _mean_loss(loss, mesh)
+
+    return _train_2d(*given, average=average, mean_loss=mean_loss)
 
 
 @wrong("7.3", names="not-stepped")
@@ -716,6 +796,31 @@ def lets_autograd_multiply(part, read_inputs, read_targets, shape, mesh, optimiz
     _average_all(part, mesh)
     optimizer.step()
     return _last_stages_loss(loss.detach(), mesh)
+
+
+@wrong("7.4", names="not-waited")
+def sends_and_forgets(*given):
+    def send(tensor, mesh, stage):
+        dist.isend(tensor, group=mesh.get_group("pipeline"), group_dst=stage)
+
+    return _train_3d(*given, send=send)
+
+
+@wrong("7.4", names="not-waited")
+def computes_with_what_may_arrive(*given):
+    def receive(tensor, mesh, stage):
+        dist.irecv(tensor, group=mesh.get_group("pipeline"), group_src=stage)
+
+    return _train_3d(*given, receive=receive)
+
+
+@wrong("7.4", names="not-waited")
+def steps_while_gradients_travel(*given):
+    def average(part, mesh):
+        gradients = [p.grad for p in part.parameters() if p.grad is not None]
+        _averaging_asynchronously(mesh, gradients)
+
+    return _train_3d(*given, average=average)
 
 
 @wrong("7.4", names="not-stepped")
