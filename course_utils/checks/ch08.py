@@ -250,7 +250,7 @@ class _Updates:
     added: tuple[list[int], dict] | None = None  # a group that comes after the first step
     frozen: tuple[int, ...] = ()  # at first; they learn after the first step
     decay: float | None = None  # a scheduler multiplies the learning rates with it at each step
-    generator: bool = False
+    tied: bool = False  # they come from a model that has the first one at two places
 
 
 @dataclass
@@ -260,6 +260,14 @@ class _Updated:
     listed: list[int] = field(default_factory=list)  # parameters in `state`
     held: list[int] = field(default_factory=list)  # parameters of which an inner one has state
     options: list[str] = field(default_factory=list)
+
+
+def _tied(parameters: list[nn.Parameter]) -> nn.Module:
+    """A model that uses its first parameter at two places, as embedding and head do."""
+    model = nn.Module()
+    for index, parameter in enumerate([*parameters, parameters[0]]):
+        model.register_parameter(f"parameter{index}", parameter)
+    return model
 
 
 def _update(rank, make: Callable, task: _Updates) -> _Updated:
@@ -278,7 +286,7 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
     later = task.added[0] if task.added else []
     whole = [p for index, p in enumerate(parameters) if index not in later]
     groups = [{"params": [parameters[i] for i in own], **o} for own, o in task.groups or []]
-    handed = (p for p in whole) if task.generator else groups or whole
+    handed = _tied(whole).parameters() if task.tied else groups or whole
     optimizer = make(handed, Watched, **task.kwargs)
     scheduler = task.decay and torch.optim.lr_scheduler.ExponentialLR(optimizer, task.decay)
     report = _Updated([])
@@ -436,9 +444,13 @@ def _(answer, draw):
         _check_owners(_check_updates(answer, task, ranks), task)
 
 
-@sharding.requires("parameters from a generator", failures={"ValueError": "generator-used-up"})
+@sharding.requires(
+    "`model.parameters()`, a generator, of a model with a tied matrix",
+    failures={"ValueError": "generator-used-up"},
+)
 def _(answer, draw):
-    _check_updates(answer, _updates(draw, SMALL, generator=True), 2)
+    task = _updates(draw, SMALL, tied=True)
+    _check_owners(_check_updates(answer, task, 2), task)
 
 
 @sharding.requires(
