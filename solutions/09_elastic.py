@@ -990,13 +990,13 @@ def draw_night(nodes):
             if not own:
                 continue
             born, ready, end = (own[i]["time"] - start for i in (0, 1, -1))
-            above.barh(row, ready - born, left=born, color="white", hatch="////", edgecolor=grey)
+            starting = {"color": "white", "hatch": "////", "edgecolor": grey}
+            above.barh(row, ready - born, left=born, height=0.45, **starting)
             color = plots.RANK_COLORS[own[0]["rank"]]
-            above.barh(row, end - ready, left=ready, color=color, edgecolor=plots.COLORS["ink"])
-            label = f"rank {own[0]['rank']}\nof {own[0]['ranks']}"
-            white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-            middle = {"ha": "center", "va": "center", "fontsize": 9, "bbox": white}
-            above.text((born + ready) / 2, row, label, **middle)
+            training = {"color": color, "edgecolor": plots.COLORS["ink"]}
+            above.barh(row, end - ready, left=ready, height=0.45, **training)
+            label = f"rank {own[0]['rank']} of {own[0]['ranks']}"
+            above.text(born, row + 0.28, label, va="bottom", fontsize=9)
         own = [e for e in members if e["rank"] == 0 and e["event"] != "born"]
         curve = [(e["time"] - start, e["step"]) for e in own]
         if previous:
@@ -1008,6 +1008,7 @@ def draw_night(nodes):
             (4, 0),
             va="center",
             textcoords="offset points",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
         previous = curve[-1]
     for when, kind, node in nodes.happened:
@@ -1015,7 +1016,7 @@ def draw_night(nodes):
             above.plot(when - start, "BA".index(node), "X", ms=12, color=red, mec="white", zorder=5)
             below.axvline(when - start, color=red, lw=1.2)
     above.set_yticks([0, 1], ["node B", "node A"])
-    above.set_ylim(-0.6, 1.6)
+    above.set_ylim(-0.4, 1.7)
     above.set_title("Who was there (hatched: Python and torch start; X: killed)")
     below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21))
     below.set_xlim(0, 1.2 * (events[-1]["time"] - start))
