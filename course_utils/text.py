@@ -4,17 +4,19 @@
 """
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from course_utils.mnist import ROOT
+# Beside the package, as in mnist.py, whose torchvision takes a second to import.
+_STORY = Path(__file__).resolve().parent.parent / "data" / "text" / "the_long_shed.txt"
 
 
 @cache
 def text() -> str:
     """Returns the story, some 33,000 characters of plain ASCII."""
-    return (ROOT / "text" / "the_long_shed.txt").read_text(encoding="ascii")
+    return _STORY.read_text(encoding="ascii")
 
 
 @cache
