@@ -1,13 +1,31 @@
-"""What a learner calls: `check` and `hint`. Both print, return None and never raise."""
+"""What a learner calls: `check` and `hint`. Both print, return None and never raise.
 
+Only where nbgrader runs the notebook does `check` raise: see `NotPassed`.
+"""
+
+import os
 import textwrap
 from typing import Any
 
 from course_utils.checks import catalogue, progress
-from course_utils.checks.framework import Line, Outcome, judge
+from course_utils.checks.framework import Exercise, Line, Outcome, judge
 
 _WIDTH = 96
 _hints_shown: dict[str, int] = {}
+
+
+class NotPassed(AssertionError):
+    """What `check` raises where nbgrader runs the notebook, which counts a cell as passed unless
+    it raises. nbgrader says so in the kernel's environment, for `validate` and for `autograde`."""
+
+    def __init__(self, exercise: Exercise) -> None:
+        super().__init__(
+            f"{exercise.id} {exercise.name} is not solved yet; "
+            "run its check in the notebook and read what it says."
+        )
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"NotPassed: {self}"]  # the sentence alone, without the frames of this package
 
 
 def check(exercise_id: str, answer: Any = None) -> None:
@@ -20,6 +38,8 @@ def check(exercise_id: str, answer: Any = None) -> None:
     print(render(outcome))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
+    if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
+        raise NotPassed(outcome.exercise)
 
 
 def examine(exercise_id: str, answer: Any, seed: str | None = None) -> Outcome:
