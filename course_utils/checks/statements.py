@@ -1,0 +1,109 @@
+"""A notebook's code as statements: the names that each binds and those that it needs.
+
+So that one definition can be executed with all that it needs, and nothing else.
+"""
+
+import ast
+import re
+import symtable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_CELL_MAGIC = re.compile(r"\s*(# )?%%\w")  # in a source behind a comment sign: # %%writefile
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A code cell."""
+
+    source: str
+    grade_id: str  # "3-4", "3-4-check", or ""; nbgrader's ids have no dots
+    filename: str
+    line_before: int  # lines of the file before the cell's first
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A top-level statement, the names it binds and the global names it uses."""
+
+    node: ast.stmt
+    cell: Cell
+    binds: frozenset[str]
+    uses: frozenset[str]
+
+
+def parse(cell: Cell) -> ast.Module:
+    """The cell's code; empty where it is no Python at all."""
+    try:
+        return parse_strictly(cell)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def parse_strictly(cell: Cell) -> ast.Module:
+    """The cell's code without magics and shell commands. Raises SyntaxError, its line counted as
+    in the cell."""
+    if _CELL_MAGIC.match(cell.source):
+        return ast.Module([], [])  # a script, for example, whose names are not the chapter's
+    try:
+        tree = ast.parse(cell.source)
+    except SyntaxError:
+        tree = ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell.source))
+    return ast.increment_lineno(tree, cell.line_before)
+
+
+def statements_of(cell: Cell) -> Iterator[Statement]:
+    """The cell's top-level statements, but for calls for their effect: a plot, a run, a print."""
+    for node in parse(cell).body:
+        if not isinstance(node, ast.Expr):
+            source = ast.unparse(node)
+            uses = uses_of(source)
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                uses |= {node.target.id}  # TABLE |= {...} needs the TABLE before it
+            yield Statement(node, cell, _binds(source), uses)
+
+
+def _binds(source: str) -> frozenset[str]:
+    top = symtable.symtable(source, "cell", "exec")
+    return frozenset(s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported())
+
+
+def uses_of(source: str) -> frozenset[str]:
+    """The global names that a piece of code reads."""
+    return frozenset(_global_names(symtable.symtable(source, "cell", "exec")))
+
+
+def _global_names(table: symtable.SymbolTable) -> Iterator[str]:
+    module = table.get_type() == "module"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (module or symbol.is_global()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _global_names(child)
+
+
+def closure(statements: list[Statement], own: set[int], names: frozenset[str]) -> set[int]:
+    """The indices of the statements that bind `names`, with all that these need in turn."""
+    needed: set[int] = set()
+    waiting = [(name, len(statements)) for name in names]
+    for i in own:
+        needed.add(i)
+        waiting += [(name, i) for name in statements[i].uses]
+    while waiting:
+        name, before = waiting.pop()
+        binding = [i for i, s in enumerate(statements) if name in s.binds]
+        if not binding:
+            continue  # a builtin, or a name that only fails when it is used
+        # the last one before its use; a function may also use what a later statement binds
+        i = max((i for i in binding if i < before), default=binding[-1])
+        if i not in needed:
+            needed.add(i)
+            waiting += [(name, i) for name in statements[i].uses]
+    return needed
+
+
+def execute(statement: Statement, namespace: dict[str, Any]) -> None:
+    """Runs one statement; raises what it raises."""
+    tree = ast.Module([statement.node], [])
+    exec(compile(tree, statement.cell.filename, "exec"), namespace)  # noqa: S102 - the very job
