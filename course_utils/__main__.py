@@ -1,22 +1,55 @@
 """The course's command line: python -m course_utils doctor | progress."""
 
 import argparse
+import sys
 
 from course_utils import hardware
-from course_utils.checks import progress_map
+from course_utils.checks import progress
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command."""
     parser = argparse.ArgumentParser(prog="python -m course_utils")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser("doctor", help="what this machine has, and why a GPU may be idle")
-    commands.add_parser("progress", help="the chapters, their exercises and your points")
-    if parser.parse_args(arguments).command == "doctor":
-        hardware.report()
-        print(hardware.doctor())
-    else:
-        progress_map()
+    _add_doctor(commands)
+    _add_progress(commands)
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def _add_doctor(commands: argparse._SubParsersAction) -> None:
+    doctor = commands.add_parser("doctor", help="what this machine has, and why a GPU may be idle")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    hardware.report()
+    print(hardware.doctor())
+
+
+def _add_progress(commands: argparse._SubParsersAction) -> None:
+    shown = commands.add_parser("progress", help="the chapters, their exercises and your points")
+    action = shown.add_mutually_exclusive_group()
+    action.add_argument("--export", metavar="FILE", help="write it into a new file, to take away")
+    action.add_argument("--import", metavar="FILE", dest="take_in", help="add what such a file has")
+    action.add_argument(
+        "--reset", metavar="WHAT", help='forget an exercise ("3.1"), a chapter ("3") or "all"'
+    )
+    shown.set_defaults(run=_progress)
+
+
+def _progress(options: argparse.Namespace) -> None:
+    try:
+        if options.export is not None:
+            print(progress.export(options.export))
+        elif options.take_in is not None:
+            print(progress.take_in(options.take_in))
+        elif options.reset is not None:
+            print(progress.reset(options.reset))
+        else:
+            print(progress.progress_text())
+    except (LookupError, OSError) as error:
+        sys.exit(progress.sentence(error))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware, plots
-from course_utils.checks import check, hint, progress_map
+from course_utils.checks import check, hint, progress_text
+from course_utils.course_map import progress_map
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
 from course_utils.trace import Trace
@@ -329,11 +330,30 @@ Explorer(draw_star_and_ring, ranks=(2, 8, 4))
 # *Left, all arrows end at rank 0: its load grows with every rank. Right, each rank has two
 # neighbours, and its load stays below four tensors however many ranks there are.*
 #
-# The map of the course fills as your checks pass. It is kept in one small file on this machine and
-# goes nowhere. A chapter takes 45 to 60 minutes, and its exercises one to five points each.
+# The map of the course fills as your checks pass. A chapter takes 45 to 60 minutes, and its exercises
+# one to five points each. Run the cell again whenever you want to see where you are.
+
+# %%
+progress_map()
+plt.show()
+
+# %% [markdown]
+# *A building is a chapter, and a window is an exercise: green once its check has passed. A flag stands
+# on a chapter that is complete.* The same map in words:
 
 # %% tags=["nbval-ignore-output"]
-progress_map()
+print(progress_text())
+
+# %% [markdown]
+# Your progress is one small file on this machine, and it goes nowhere. These calls are in
+# `course_utils.checks`, and `python -m course_utils progress --help` tells how to do the same in a
+# terminal. None of them touches your answers, and each keeps what was there before in a file.
+#
+# | call | what it does |
+# |---|---|
+# | `reset("3.1")`, `reset(3)`, `reset("all")` | forgets that you passed an exercise, a chapter, all |
+# | `export_progress("mine.json")` | writes your progress into one file, to take to another machine |
+# | `import_progress("mine.json")` | adds the progress in such a file to the one here |
 
 # %% [markdown]
 # ## 8. On a cluster: the same variables, another launcher

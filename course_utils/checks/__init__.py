@@ -1,4 +1,5 @@
-"""The exercise checks: `check` and `hint` for learners, the rest for those who write exercises.
+"""The exercise checks: `check`, `hint` and the progress for learners, the rest for those who write
+exercises.
 
 `course_utils.checks.framework` says how to write an exercise.
 """
@@ -6,8 +7,15 @@
 from course_utils.checks.answers import load_answer, load_code
 from course_utils.checks.compare import Wrong, expect, expect_type, same
 from course_utils.checks.framework import Exercise, Line, Outcome, run
-from course_utils.checks.learner import check, examine, hint
-from course_utils.checks.progress import progress_map
+from course_utils.checks.learner import (
+    check,
+    examine,
+    export_progress,
+    hint,
+    import_progress,
+    reset,
+)
+from course_utils.checks.progress import progress_text
 
 __all__ = [
     "Exercise",
@@ -18,10 +26,13 @@ __all__ = [
     "examine",
     "expect",
     "expect_type",
+    "export_progress",
     "hint",
+    "import_progress",
     "load_answer",
     "load_code",
-    "progress_map",
+    "progress_text",
+    "reset",
     "run",
     "same",
 ]

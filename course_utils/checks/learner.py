@@ -1,10 +1,13 @@
-"""What a learner calls: `check` and `hint`. Both print, return None and never raise.
+"""What a learner calls: `check`, `hint`, and `reset` and its like for the progress.
 
-Only where nbgrader runs the notebook does `check` raise: see `NotPassed`.
+All print, return None and never raise. Only where nbgrader runs the notebook does `check` raise:
+see `NotPassed`.
 """
 
 import os
 import textwrap
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from course_utils.checks import catalogue, progress
@@ -67,6 +70,35 @@ def hint(exercise_id: str) -> None:
     _hints_shown[exercise.id] = number
     print(f"{exercise.id} {exercise.name}, hint {number} of {count}:")
     print(_wrap(exercise.hints[number - 1], "  "))
+
+
+def reset(what: object = None) -> None:
+    """Forgets that you passed an exercise, a chapter or all: reset("3.1"), reset(3), reset("all").
+
+    What was there before is kept in a file. Your answers in the notebooks stay as they are.
+    """
+    if _told(progress.reset, what):
+        _hints_shown.clear()
+
+
+def export_progress(file: Path | str) -> None:
+    """Writes your progress into one new file, to take to another machine."""
+    _told(progress.export, file)
+
+
+def import_progress(file: Path | str) -> None:
+    """Adds the progress in a file that `export_progress` wrote to yours."""
+    _told(progress.take_in, file)
+
+
+def _told(action: Callable[[Any], str], argument: Any) -> bool:
+    """Prints what an action did, or why it could not; returns whether it was done."""
+    try:
+        print(action(argument))
+    except (LookupError, OSError) as error:
+        print(progress.sentence(error))
+        return False
+    return True
 
 
 def render(outcome: Outcome) -> str:

@@ -1,183 +1,209 @@
-"""The learner's progress, in one small local file that survives kernel restarts.
+"""The learner's progress: what was passed, on this machine, and what can be done with it.
 
-The file is $COURSE_PROGRESS, else .course/progress.json in the project's folder, else (where that
-cannot be written) one in the user's own state folder. A damaged or hand-edited file is explained
-and kept aside; what can still be read of it is kept. Nothing here ever raises in a notebook.
+It survives restarts of the kernel, goes to another machine as one file, and can be reset; then the
+old state is kept aside, so that nothing is ever lost. `record` and `passed`, which `check` and the
+map use, never raise; the others raise OSError or LookupError with a sentence for the learner.
 """
 
-import contextlib
-import hashlib
-import json
-import os
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from course_utils.checks import catalogue
+from course_utils.checks import catalogue, progress_file
 from course_utils.checks.framework import Exercise
 
-_LOCK_IS_STALE_AFTER = 10.0
-_WAIT_FOR_LOCK = 3.0
+
+def sentence(error: LookupError | OSError) -> str:
+    """What stands in the way, in words."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}." if error.filename else f"{error.strerror}."
+    return str(error.args[0])
 
 
 def record(exercise: Exercise, passed: bool) -> None:
     """Notes that a check ran. An exercise once passed stays passed."""
     try:
-        path = location()
-        with _locked(path):
-            entries = _repaired(path)
+        path = progress_file.location()
+        with progress_file.locked(path):
+            entries = progress_file.mended(path)
             entry = entries.setdefault(exercise.id, {"passed": False, "tries": 0})
             entry["passed"] = entry["passed"] or passed
             entry["tries"] += 1
-            _write(path, entries)
+            progress_file.write(path, entries)
     except OSError as error:
-        print(f"(Your progress was not saved: {error.strerror or error}.)")
+        print(f"(Your progress was not saved: {sentence(error)})")
 
 
 def passed() -> set[str]:
     """The ids of the exercises that were passed."""
     try:
-        path = location()
-        entries, untouched = _read(path)
+        path = progress_file.location()
+        entries, untouched = progress_file.read(path)
         if not untouched:
-            with _locked(path):
-                entries = _repaired(path)
-        return {id for id, entry in entries.items() if entry["passed"]}
+            with progress_file.locked(path):
+                entries = progress_file.mended(path)
+        return _passed_in(entries)
     except OSError as error:
-        print(f"(Your progress cannot be read: {error.strerror or error}.)")
+        print(f"(Your progress cannot be read: {sentence(error)})")
         return set()
 
 
-def progress_map() -> None:
-    """Prints the chapters, their exercises and the points that you have."""
-    done = passed()
-    everything = catalogue.exercises()
-    earned = sum(e.points for e in everything if e.id in done)
-    print(f"{earned} of {sum(e.points for e in everything)} points")
-    for title in _chapter_titles():
-        chapter = int(title.split("_")[0])
-        own = [e for e in everything if int(e.id.split(".")[0]) == chapter]
-        print(f"\n{title}" + ("" if own else "   (no exercises)"))
-        for e in own:
-            mark, points = ("x", e.points) if e.id in done else (" ", 0)
-            print(f"  [{mark}] {e.id} {e.name:<40} {points} of {e.points}")
+def _passed_in(entries: progress_file.Entries) -> set[str]:
+    return {id for id, entry in entries.items() if entry["passed"]}
 
 
-def location() -> Path:
-    """The file that holds the progress."""
-    if os.environ.get("COURSE_PROGRESS"):
-        return Path(os.environ["COURSE_PROGRESS"]).expanduser()
-    folder = catalogue.root() / ".course"
-    if _writable(folder):
-        return folder / "progress.json"
-    return _state_folder() / "progress.json"
+# ---- the map -------------------------------------------------------------------------------------
 
 
-def _writable(folder: Path) -> bool:
-    existing = folder if folder.exists() else folder.parent
-    return os.access(existing, os.W_OK)
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter on the map, and which of its exercises were passed."""
+
+    title: str  # "03_ddp"
+    exercises: list[Exercise]
+    passed: set[str]
+
+    @property
+    def complete(self) -> bool:
+        return bool(self.exercises) and self.earned == self.points
+
+    @property
+    def points(self) -> int:
+        return sum(exercise.points for exercise in self.exercises)
+
+    @property
+    def earned(self) -> int:
+        return sum(exercise.points for exercise in self.exercises if exercise.id in self.passed)
 
 
-def _state_folder() -> Path:
-    home = Path.home()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_STATE_HOME", home / ".local" / "state"))
-    return base / "parallelism-course"
+def chapters() -> list[Chapter]:
+    """The chapters of the course with what was passed of them."""
+    done, everything = passed(), catalogue.exercises()
+    found = []
+    for title in _titles():
+        number = str(int(title.split("_")[0]))
+        own = [exercise for exercise in everything if exercise.id.split(".")[0] == number]
+        found.append(Chapter(title, own, done))
+    return found
 
 
-def _chapter_titles() -> list[str]:
+def progress_text() -> str:
+    """The map of the course in words: chapters, exercises, points, and what comes next."""
+    course = chapters()
+    lines = [f"{sum(c.earned for c in course)} of {sum(c.points for c in course)} points"]
+    for chapter in course:
+        points = f"{chapter.earned} of {chapter.points}" if chapter.exercises else "no exercises"
+        lines += ["", f"{chapter.title:<50} {points}"]
+        for exercise in chapter.exercises:
+            mark = "x" if exercise.id in chapter.passed else " "
+            title = f"{exercise.id} {exercise.name}"
+            lines.append(f"  [{mark}] {title:<44} {exercise.points}")
+    todo = [(e, c) for c in course for e in c.exercises if e.id not in c.passed]
+    if todo:
+        exercise, chapter = todo[0]
+        lines += ["", f"next: {exercise.id} {exercise.name}, in {chapter.title}"]
+    return "\n".join(lines)
+
+
+def _titles() -> list[str]:
     titles = {p.stem for p in (catalogue.root() / "solutions").glob("[0-9][0-9]_*.py")}
     found = {int(title.split("_")[0]) for title in titles}
     titles |= {f"{chapter:02d}" for chapter in catalogue.chapters() if chapter not in found}
     return sorted(titles)
 
 
-def _read(path: Path) -> tuple[dict[str, dict], bool]:
-    """The sound entries by exercise id, and whether the file is as it was written."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return {}, True
-    try:
-        content = json.loads(text)
-        entries = content["exercises"]
-        sound = {id: entry for id, entry in entries.items() if _is_sound(entry)}
-        untouched = len(sound) == len(entries) and content["checksum"] == _checksum(entries)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        sound, untouched = {}, False
-    return sound, untouched
+# ---- reset, export, import -----------------------------------------------------------------------
 
 
-def _is_sound(entry: object) -> bool:
+def reset(what: object) -> str:
+    """Forgets one exercise ("3.1"), one chapter (3) or "all"; returns what was done, in words.
+
+    The state before is kept in a file of its own, which `take_in` reads.
+    """
+    name, chosen = _chosen(what)
+    path = progress_file.location()
+    with progress_file.locked(path):
+        entries = progress_file.mended(path)
+        left = {id: entry for id, entry in entries.items() if not chosen(id)}
+        if left == entries:
+            return f"There is nothing to reset: no check of {name} has run yet."
+        kept = progress_file.keep_aside(path, before="reset")
+        progress_file.write(path, left)
     return (
-        isinstance(entry, dict)
-        and set(entry) == {"passed", "tries"}
-        and isinstance(entry["passed"], bool)
-        and isinstance(entry["tries"], int)
-        and entry["tries"] >= 0
+        f"Reset: {name}. What was there before is kept in {kept}; "
+        f'import_progress("{kept}") brings it back.'
     )
 
 
-def _repaired(path: Path) -> dict[str, dict]:
-    """The entries; a file that is not as it was written is put aside, explained and replaced."""
-    sound, untouched = _read(path)
-    if not untouched:
-        number = 1
-        while (backup := path.with_name(f"{path.name}.damaged-{number}")).exists():
-            number += 1
-        os.replace(path, backup)
-        _write(path, sound)
-        count = f"{len(sound)} exercise{'' if len(sound) == 1 else 's'}"
-        what = f"What can be read of it, {count}, is kept" if sound else "It starts anew"
-        print(f"(Your progress file was damaged or changed by hand. {what}. Old file: {backup})")
-    return sound
+def _chosen(what: object) -> tuple[str, Callable[[str], bool]]:
+    """The name of what is to be reset, and whether an exercise's id belongs to it."""
+    word = str(what).strip().lower()
+    if word == "all":
+        return "the whole course", lambda id: True
+    if re.fullmatch(r"[0-9]+\.[0-9]+", word):
+        exercise = catalogue.find(word)
+        return f"{exercise.id} {exercise.name}", lambda id: id == exercise.id
+    number = re.fullmatch(r"([0-9]{1,2})(_\w+)?", word)
+    if number and int(number[1]) in catalogue.chapters():
+        chapter = str(int(number[1]))
+        return f"chapter {chapter}", lambda id: id.split(".")[0] == chapter
+    raise LookupError(
+        f'reset takes an exercise ("3.1"), a chapter (3) or "all"; there is no chapter or exercise '
+        f"{str(what)[:60]!r}."
+    )
 
 
-def _write(path: Path, entries: dict[str, dict]) -> None:
-    """Writes all or nothing: to a file beside it, which then takes its place."""
-    content = {"exercises": entries, "checksum": _checksum(entries)}
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+def export(target: Path | str) -> str:
+    """Writes the progress into one new file, to take away; returns what was done, in words."""
+    target, path = _path(target), progress_file.location()
+    if target.exists():
+        raise OSError(f"{target} exists already: choose another name, or delete it first.")
+    if not target.parent.is_dir():
+        raise OSError(f"There is no folder {target.parent}: create it, or choose another one.")
+    with progress_file.locked(path):
+        entries = progress_file.mended(path)
+    progress_file.write(target, entries)
+    return f"Your progress, {_count(entries)}, is now also in {target}."
 
 
-def _checksum(entries: dict) -> str:
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()[:16]
+def take_in(source: Path | str) -> str:
+    """Adds the progress in an exported file to the one here; returns what was done, in words.
+
+    What was passed in one of them is passed. The state before is kept in a file of its own.
+    """
+    source, path = _path(source), progress_file.location()
+    if not source.exists():
+        raise OSError(f"There is no file {source}: name the file that was exported.")
+    taken, untouched = progress_file.read(source)
+    if not taken and not untouched:
+        raise OSError(f"{source} holds no progress that can be read; yours is as it was.")
+    with progress_file.locked(path):
+        entries = progress_file.mended(path)
+        merged = {id: _merged(id, entries, taken) for id in {**entries, **taken}}
+        kept = ""
+        if merged != entries and path.exists():
+            backup = progress_file.keep_aside(path, before="import")
+            kept = f" What was here before is kept in {backup}."
+        progress_file.write(path, merged)
+    doubt = "" if untouched else " It was damaged or changed by hand: this is what can be read."
+    return f"Taken from {source}: {_count(taken)}.{doubt} Here it is now {_count(merged)}.{kept}"
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keeps other kernels out while this one reads and writes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(path.name + ".lock")
-    end = time.monotonic() + _WAIT_FOR_LOCK
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-            break
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - lock.stat().st_mtime > _LOCK_IS_STALE_AFTER:
-                    lock.unlink()  # its owner died between taking and leaving it
-            if time.monotonic() > end:
-                raise OSError(f"another kernel holds {lock}") from None
-            time.sleep(0.02)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            lock.unlink()
+def _merged(id: str, *files: progress_file.Entries) -> dict:
+    found = [entries[id] for entries in files if id in entries]
+    return {
+        "passed": any(entry["passed"] for entry in found),
+        "tries": max(entry["tries"] for entry in found),
+    }
+
+
+def _path(name: Path | str) -> Path:
+    if not isinstance(name, (str, Path)) or not str(name).strip() or "\0" in str(name):
+        raise OSError(f'Name a file, such as "my_progress.json", not {name!r}.')
+    return Path(name).expanduser().absolute()
+
+
+def _count(entries: progress_file.Entries) -> str:
+    count = len(_passed_in(entries))
+    return f"{count} exercise{'' if count == 1 else 's'} passed"
