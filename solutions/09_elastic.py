@@ -710,7 +710,7 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 # | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; nodes that come or go do not count |
 #
 # (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The notebook sets
-# 1 s x 10, so that a busy machine is not taken for a dead node, and a last call of 2 s.
+# 1 s x 8, so that a busy machine is not taken for a dead node, and a last call of 2 s.
 
 # %%
 Path("scratch/elastic_train.py").unlink(missing_ok=True)
@@ -833,7 +833,7 @@ class Nodes:
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         own = {"COURSE_JOB": self.job, "NODE": node, "GLOO_SOCKET_IFNAME": loopback}
         own |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        timing = "keep_alive_interval=1,keep_alive_max_attempt=10,last_call_timeout=2"
+        timing = "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=2"
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2"]
         command += ["--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", "127.0.0.1"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.store.port}"]
@@ -1049,7 +1049,7 @@ plt.show()
 # with the defaults: B's last sign of life can be as old as one keep-alive interval.
 
 # %%
-at_least = {"here": (10 - 1) * 1 + 2, "with the defaults": (3 - 1) * 5 + 30}
+at_least = {"here": (8 - 1) * 1 + 2, "with the defaults": (3 - 1) * 5 + 30}
 print("seconds at least, until new workers start:", at_least)
 
 
