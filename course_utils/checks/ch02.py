@@ -9,17 +9,36 @@ import copy
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import hardware
 from course_utils.checks import Exercise, Wrong, expect, expect_type, same
 from course_utils.hardware import Machine, Setup
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+aten = torch.ops.aten
+
+# What every exercise about devices can meet on a machine without a GPU.
+ASKED_FOR_GPUS = (
+    "Here your code asks for this machine's GPUs. The devices to use are the ones it was handed, "
+    "which may be CPUs: count that list, and move with `.to(device)`."
+)
+NO_GPU = dict.fromkeys(
+    (
+        "Found no NVIDIA driver",  # .cuda() and "cuda:0", with PyTorch for CUDA
+        "not compiled with CUDA",  # the same, with PyTorch for CPUs
+        "chunk expects `chunks` to be greater than 0",  # with torch.cuda.device_count()
+        "number of sections must be larger than 0",
+        "by zero",
+    ),
+    "asked-for-gpus",
+)
 
 # ---- 2.1 scatter ---------------------------------------------------------------------------------
 
@@ -62,10 +81,19 @@ scatter = Exercise(
         "empty-chunks": "There are chunks without rows. A replica cannot do anything with them.",
         "fails-when-small": "With fewer rows than devices there is one row a chunk, and fewer "
         "chunks than devices.",
-        "not-moved": "A chunk is not on its device: chunk i belongs on devices[i].",
+        "not-moved": "A chunk is not on its device: chunk i belongs on devices[i]. (`meta` is a "
+        "second device that every machine has.)",
         "cut-from-the-graph": "The chunks are cut off from the batch: no gradient flows back. "
         "`.to` and slices keep the connection, `.detach` and `.data` do not.",
         "not-a-list": "Return a list with one tensor per chunk.",
+        "asked-for-gpus": ASKED_FOR_GPUS,
+        "torchs-own": "PyTorch's own scatter knows GPUs only, and it divides as `torch.chunk` "
+        "does. Here you write it, for any devices.",
+    },
+    failures={
+        "Expected a non cpu device": "torchs-own",
+        "IndexError": "too-many-chunks",
+        "is invalid for input of size": "rest-lost",
     },
 )
 
@@ -102,7 +130,9 @@ def _check_scatter(answer, batch, workers):
             "one-by-one": len(chunks) == rows > count,
             "columns": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
             "everyone-gets-all": _sizes([batch] * workers),
-            "size-for-count": _sizes(batch.split(workers)[:workers]),
+            "size-for-count": any(
+                _sizes(chunks) == _sizes(batch.split(workers)[:count]) for count in (workers, rows)
+            ),
             "empty-chunks": any(chunk.numel() == 0 for chunk in chunks),
             "chunks-like-torch": _sizes(batch.chunk(workers)),
             "too-many-chunks": len(chunks) > workers,
@@ -119,34 +149,36 @@ def _check_scatter(answer, batch, workers):
     )
 
 
-@scatter.requires("12 rows on 3 devices give chunks of 4 rows, in order")
+@scatter.requires("12 rows on 3 devices give chunks of 4 rows, in order", failures=NO_GPU)
 def _(answer, draw):
-    _check_scatter(answer, draw.tensor(12, 3), 3)
+    _check_scatter(answer, draw.tensor(12, draw.integer(2, 5)), 3)
 
 
 @scatter.requires("sizes that do not divide: images, labels, 1 to 5 devices")
 def _(answer, draw):
-    _check_scatter(answer, draw.tensor(6, 2, 3), 4)
-    _check_scatter(answer, draw.tensor(5, 2), 4)
-    _check_scatter(answer, draw.integers(11), 3)
-    for workers in (1, 2, 4, 5):
+    # the rest has at least two rows, and torch.chunk gives other sizes
+    rows, workers = draw.choice([(6, 4), (7, 5), (8, 5), (10, 4), (13, 5)])
+    _check_scatter(answer, draw.tensor(rows, 2, draw.integer(3, 5)), workers)
+    _check_scatter(answer, draw.tensor(workers + 1, 2), workers)
+    _check_scatter(answer, draw.integers(3 * draw.integer(2, 5) + 2), 3)
+    for workers in draw.sample((1, 2, 4, 5), 4):
         _check_scatter(answer, draw.tensor(draw.integer(2, 4) * workers + 1, 2), workers)
-    _check_scatter(answer, draw.tensor(14, 2), 4)
 
 
 @scatter.requires(
     "fewer rows than devices: one row each, no empty chunk",
-    failures={"exception": "fails-when-small"},
+    failures=dict.fromkeys(("IndexError", "exception"), "fails-when-small"),
 )
 def _(answer, draw):
-    _check_scatter(answer, draw.tensor(1, 4), 3)
-    _check_scatter(answer, draw.tensor(3, 4), 5)
+    _check_scatter(answer, draw.tensor(1, 4), draw.integer(2, 4))
+    rows = draw.integer(2, 4)
+    _check_scatter(answer, draw.tensor(rows, 3), rows + draw.integer(1, 3))
 
 
 @scatter.requires("chunk i is on devices[i]", needs_earlier=True)
 def _(answer, draw):
-    devices = [CPU, META, CPU, META]
-    chunks = _chunks(answer, draw.tensor(8, 2), devices)
+    devices = draw.choice([[CPU, META, META], [META, META, CPU, CPU], [CPU, META, CPU, META]])
+    chunks = _chunks(answer, draw.tensor(2 * len(devices), 2), devices)
     expect(
         [str(chunk.device) for chunk in chunks],
         [str(device) for device in devices],
@@ -157,16 +189,17 @@ def _(answer, draw):
 
 @scatter.requires("gradients flow back into the batch", needs_earlier=True)
 def _(answer, draw):
-    batch = draw.tensor(7, 2).requires_grad_()
-    chunks = _chunks(answer, batch, [CPU] * 3)
+    rows, workers = draw.integer(7, 11), draw.integer(3, 5)
+    batch = draw.tensor(rows, 2).requires_grad_()
+    chunks = _chunks(answer, batch, [CPU] * workers)
     factors = [draw.number(1, 2) for _ in chunks]
     total = sum(factor * chunk.sum() for factor, chunk in zip(factors, chunks))
     if not total.requires_grad:
         raise Wrong("cut-from-the-graph", expected="chunks with a history", got="chunks without")
     total.backward()
-    sizes = _even(7, 3)
-    rows = [torch.full((size, 2), factor) for size, factor in zip(sizes, factors)]
-    expect(batch.grad, torch.cat(rows), what="the gradient of the batch")
+    sizes = _even(rows, workers)
+    parts = [torch.full((size, 2), factor) for size, factor in zip(sizes, factors)]
+    expect(batch.grad, torch.cat(parts), what="the gradient of the batch")
 
 
 # ---- 2.2 replicate -------------------------------------------------------------------------------
@@ -194,15 +227,21 @@ replicate = Exercise(
     ],
     misconceptions={
         "other-outputs": "A replica computes with other values than the model has now. Copy the "
-        "model's own parameters.",
+        "model's own parameters; a new model of the same class has new ones.",
+        "same-model": "Your replicas are one and the same model. `model.to(device)` moves the model "
+        "itself and returns it: afterwards it is on the last device only.",
+        "torchs-own": "PyTorch's own replicate knows GPUs only. Here you write it, for any devices.",
+        "asked-for-gpus": ASKED_FOR_GPUS,
         "not-callable": "Return functions or modules that can be called with a batch; a dictionary "
         "of tensors cannot.",
         "wrong-count": "Return a list with one replica per device.",
         "gradients-lost": "A helper's gradients never arrive in the model. A deep copy, a state "
-        "dict and `.detach()` cut the connection; `.to(device, copy=True)` and `.clone()` keep it.",
+        "dict, `nn.Parameter` and `.detach()` cut the connection; `.to(device, copy=True)` and "
+        "`.clone()` keep it.",
         "gradients-averaged": "The gradients of the replicas are averaged. They must be summed: the "
         "loss divides by the number of rows already.",
-        "not-moved": "A helper's parameters are not on its device.",
+        "not-moved": "A helper's parameters are not on its device. (`meta` is a second device that "
+        "every machine has.)",
         "buffers-forgotten": "A helper's buffers are not on its device. Copy the buffers too.",
         "late-binding": "All replicas use the tensors of the last device: a function made in a loop "
         "looks its variables up when it is called. Bind them with `partial` or a default argument.",
@@ -226,14 +265,22 @@ replicate = Exercise(
 )
 
 
-class _Plain(nn.Module):
+class _Sized(nn.Module):
+    """A model for rows of `width` numbers and labels below `classes`."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.width, self.classes = width, classes
+
+
+class _Plain(_Sized):
     """Two layers; passes a gate, if one is set, before and after it computes."""
 
     gate: Callable[[], object] | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3)
+    def __init__(self, width: int, hidden: int, classes: int) -> None:
+        super().__init__(width, classes)
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, classes)
 
     def forward(self, x):
         gate = _Plain.gate or (lambda: None)
@@ -243,14 +290,14 @@ class _Plain(nn.Module):
         return output
 
 
-class _Counting(nn.Module):
+class _Counting(_Sized):
     """A layer with two buffers, one of which is not saved; a forward pass changes both in place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
+    def __init__(self, width: int, _: int, classes: int) -> None:
+        super().__init__(width, classes)
+        self.layer = nn.Linear(width, classes)
         self.register_buffer("rows", torch.zeros(()))
-        self.register_buffer("largest", torch.zeros(4), persistent=False)
+        self.register_buffer("largest", torch.zeros(width), persistent=False)
 
     def forward(self, x):
         self.rows += len(x)
@@ -258,22 +305,23 @@ class _Counting(nn.Module):
         return self.layer(x - 0.1 * self.largest)
 
 
-class _Awkward(nn.Module):
+class _Awkward(_Sized):
     """Two tied layers, a frozen one and one that is not used."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.again = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+    def __init__(self, width: int, _: int, classes: int) -> None:
+        super().__init__(width, classes)
+        self.into, self.again = nn.Linear(width, width), nn.Linear(width, width, bias=False)
         self.again.weight = self.into.weight
-        self.frozen, self.unused = nn.Linear(4, 3).requires_grad_(False), nn.Linear(2, 2)
+        self.frozen = nn.Linear(width, classes).requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
 
     def forward(self, x):
         return self.frozen(self.again(torch.tanh(self.into(x))))
 
 
-def _make(kind: type[nn.Module], draw) -> nn.Module:
-    """A model with fresh parameters."""
-    model = kind()
+def _make(kind: type[_Sized], draw) -> _Sized:
+    """A model with fresh sizes and parameters."""
+    model = kind(draw.integer(3, 6), draw.integer(3, 6), draw.integer(3, 5))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.5 * draw.tensor(*parameter.shape))
@@ -306,13 +354,20 @@ def _run_backward(replicas, batches):
     sum(replica(batch).pow(2).sum() for replica, batch in zip(replicas, batches)).backward()
 
 
-@replicate.requires("every replica gives the outputs of the model")
+@replicate.requires(
+    "every replica gives the outputs of the model",
+    failures={
+        **NO_GPU,
+        "Expected a non cpu device": "torchs-own",
+        "required positional argument": "other-outputs",  # of the constructor of a new model
+    },
+)
 def _(answer, draw):
     model = _make(_Plain, draw)
-    for workers in (1, 3):
+    for workers in (1, draw.integer(2, 4)):
         replicas = _replicas(answer, model, [CPU] * workers)
         for replica in replicas:
-            batch = draw.tensor(draw.integer(1, 4), 5)
+            batch = draw.tensor(draw.integer(1, 4), model.width)
             with torch.no_grad():
                 expect(
                     replica(batch),
@@ -325,17 +380,19 @@ def _(answer, draw):
 @replicate.requires("the gradients of all replicas are summed in the model")
 def _(answer, draw):
     model = _make(_Plain, draw)
-    batches = [draw.tensor(rows, 5) for rows in (3, 2, 4)]
+    workers = draw.integer(3, 4)
+    batches = [draw.tensor(rows, model.width) for rows in draw.sample(range(1, 6), workers)]
     expected = _summed(model, batches)
     only_first = _summed(model, batches[:1])
-    _run_backward(_replicas(answer, model, [CPU] * 3), batches)
+    _run_backward(_replicas(answer, model, [CPU] * workers), batches)
+    averaged = {name: gradient / workers for name, gradient in expected.items()}
     expect(
         _gradients(model),
         expected,
         what="the gradient",
         likely={
             "gradients-lost": lambda got: not got or same(got, only_first),
-            "gradients-averaged": {name: gradient / 3 for name, gradient in expected.items()},
+            "gradients-averaged": averaged,
         },
     )
 
@@ -350,20 +407,27 @@ def _runs_on(replica, batch) -> bool:
 
 # The first computation on `meta` in a process loads a part of PyTorch, which takes seconds.
 @replicate.requires(
-    "each helper computes on its own device, buffers too", needs_earlier=True, seconds=30
+    "each helper computes on its own device, buffers too",
+    needs_earlier=True,
+    seconds=30,
+    failures={"NotImplementedError": "same-model"},  # model.to(CPU) after model.to(META)
 )
 def _(answer, draw):
-    for kind, width, slug in ((_Plain, 5, "not-moved"), (_Counting, 4, "buffers-forgotten")):
-        here = draw.tensor(3, width)
-        replicas = _replicas(answer, _make(kind, draw), [CPU, META, CPU])
+    devices = [CPU, META, CPU, *draw.sample((CPU, META), draw.integer(0, 2))]
+    for kind, slug in ((_Plain, "not-moved"), (_Counting, "buffers-forgotten")):
+        model = _make(kind, draw)
+        here = draw.tensor(3, model.width)
+        replicas = _replicas(answer, model, devices)
+        if any(replica is replicas[0] for replica in replicas[1:]):
+            raise Wrong("same-model", expected="a replica for each device", got="one, repeated")
         if not _runs_on(replicas[0], here) and _runs_on(replicas[0], here.to(META)):
             raise Wrong("late-binding", expected="replica 0 on the CPU", got="replica 0 on meta")
-        for i, batch in ((0, here), (1, here.to(META)), (2, here)):
-            if not _runs_on(replicas[i], batch):
+        for i, device in enumerate(devices):
+            if not _runs_on(replicas[i], here.to(device)):
                 late = all(_runs_on(replica, here) for replica in replicas) and slug == "not-moved"
                 raise Wrong(
                     "late-binding" if late and _same_tensors(replicas, here) else slug,
-                    expected=f"replica {i} computes with tensors on {batch.device}",
+                    expected=f"replica {i} computes with tensors on {device}",
                     got="some of its tensors are elsewhere",
                 )
 
@@ -393,8 +457,8 @@ def _copies_behind(output: torch.Tensor) -> set:
 )
 def _(answer, draw):
     model = _make(_Plain, draw)
-    batch = draw.tensor(3, 5)
-    replicas = _replicas(answer, model, [CPU] * 3)
+    batch = draw.tensor(draw.integer(2, 5), model.width)
+    replicas = _replicas(answer, model, [CPU] * draw.integer(2, 4))
     with torch.no_grad():
         before = model(batch)
         for parameter in model.parameters():
@@ -415,9 +479,11 @@ def _(answer, draw):
 )
 def _(answer, draw):
     model = _make(_Awkward, draw)
-    batches = [draw.tensor(rows, 4) for rows in (2, 3)]
+    batches = [
+        draw.tensor(rows, model.width) for rows in draw.sample(range(1, 6), draw.integer(2, 4))
+    ]
     expected = _summed(model, batches)
-    _run_backward(_replicas(answer, model, [CPU] * 2), batches)
+    _run_backward(_replicas(answer, model, [CPU] * len(batches)), batches)
     expect(
         _gradients(model),
         expected,
@@ -432,16 +498,16 @@ def _(answer, draw):
 @replicate.requires("changes of buffers: replica 0's stay, the helpers' are lost")
 def _(answer, draw):
     model = _make(_Counting, draw)
-    first, second = draw.tensor(2, 4), draw.tensor(3, 4) + 5
-    replicas = _replicas(answer, model, [CPU] * 2)
-    replicas[1](second)
+    first, second = draw.tensor(draw.integer(2, 5), model.width), draw.tensor(3, model.width) + 5
+    replicas = _replicas(answer, model, [CPU] * draw.integer(2, 4))
+    replicas[-1](second)
     expect(
         model.rows.item(), 0.0, what="rows after the helper", likely={"buffers-shared": lambda g: g}
     )
     replicas[0](first)
     expect(
         model.rows.item(),
-        2.0,
+        float(len(first)),
         what="rows after replica 0",
         likely={"buffers-lost": lambda g: not g},
     )
@@ -450,7 +516,7 @@ def _(answer, draw):
 @replicate.requires("two threads run two replicas at the same time", needs_earlier=True)
 def _(answer, draw):
     model = _make(_Plain, draw)
-    batch = draw.tensor(3, 5)
+    batch = draw.tensor(draw.integer(2, 5), model.width)
     replicas = _replicas(answer, model, [CPU] * 2)
     with torch.no_grad():
         before = model(batch)
@@ -502,8 +568,8 @@ gather = Exercise(
         ),
     ],
     misconceptions={
-        "stacked": "`torch.stack` makes a new dimension for the workers, and works for equal "
-        "chunks only. Concatenate along the rows that are there.",
+        "stacked": "`torch.stack`, and `vstack` for vectors, make a new dimension for the workers "
+        "and work for equal chunks only. Concatenate along the rows that are there.",
         "flattened": "The rows have lost their shape: join the outputs as they are.",
         "columns": "You joined the outputs side by side. Join them along dimension 0, the rows.",
         "averaged": "You averaged the workers' outputs. They belong to different rows: keep all of "
@@ -514,6 +580,10 @@ gather = Exercise(
         "wrong-order": "The rows are not in the order of the workers.",
         "first-only": "You return the output of one worker. The rows of the others are lost.",
         "not-moved": "The result is not on the device that was asked for.",
+        "moved-too-late": "The workers' outputs lie on different devices, and `cat` and `stack` want "
+        "theirs on one: move each output first, then join.",
+        "asked-for-gpus": ASKED_FOR_GPUS,
+        "torchs-own": "PyTorch's own gather knows GPUs only. Here you write it, for any devices.",
         "cut-from-the-graph": "The result has no history, so no gradient flows back to the workers.",
         "no-nests": "A model may return a tuple, a list or a dict: gather each entry of it, and "
         "keep the structure.",
@@ -533,9 +603,13 @@ def _gathered(answer, outputs, expected, **likely):
     return got
 
 
-@gather.requires("equal chunks: the rows of all workers, in order")
+@gather.requires(
+    "equal chunks: the rows of all workers, in order",
+    failures={**NO_GPU, "not implemented for CPU": "torchs-own"},
+)
 def _(answer, draw):
-    parts = [draw.tensor(3, 3) for _ in range(3)]
+    rows, width = draw.integer(2, 4), draw.integer(2, 5)
+    parts = [draw.tensor(rows, width) for _ in range(draw.integer(2, 4))]
     _gathered(
         answer,
         parts,
@@ -557,19 +631,26 @@ def _(answer, draw):
     "chunks of different sizes, one or four workers", failures={"RuntimeError": "stacked"}
 )
 def _(answer, draw):
-    for sizes in ((4, 4, 4, 1), (3,), (1, 2)):
-        parts = [draw.tensor(size, 2, 3) for size in sizes]
+    size, width = draw.integer(2, 5), draw.integer(2, 4)
+    for sizes in ((size, size, size, draw.integer(1, size - 1)), (size + 1,), (1, size)):
+        parts = [draw.tensor(rows, 2, width) for rows in sizes]
         _gathered(answer, parts, torch.cat(parts))
 
 
 @gather.requires(
     "tuples, lists and dicts, also nested",
-    failures={"TypeError": "no-nests", "AttributeError": "no-nests", "KeyError": "no-nests"},
+    failures={
+        "Sizes of tensors must match": "stacked",
+        "TypeError": "no-nests",
+        "AttributeError": "no-nests",
+        "KeyError": "no-nests",
+    },
 )
 def _(answer, draw):
+    width = draw.integer(2, 5)
     outputs = [
-        {"logits": draw.tensor(rows, 3), "hidden": (draw.tensor(rows, 2), [draw.tensor(rows)])}
-        for rows in (2, 1)
+        {"logits": draw.tensor(rows, width), "hidden": (draw.tensor(rows, 2), [draw.tensor(rows)])}
+        for rows in draw.sample(range(1, 5), draw.integer(2, 3))
     ]
     expected = {
         "logits": torch.cat([output["logits"] for output in outputs]),
@@ -588,7 +669,7 @@ def _(answer, draw):
     failures={"RuntimeError": "scalars-fail", "ValueError": "scalars-fail"},
 )
 def _(answer, draw):
-    losses = list(draw.tensor(3))
+    losses = list(draw.tensor(draw.integer(2, 5)))
     _gathered(
         answer,
         losses,
@@ -598,21 +679,48 @@ def _(answer, draw):
     )
 
 
-@gather.requires("the result is on the device that was asked for", needs_earlier=True)
+@gather.requires(
+    "the result is on the device that was asked for",
+    needs_earlier=True,
+    failures={"not on the expected device": "moved-too-late"},
+    seconds=30,  # see 2.2
+)
 def _(answer, draw):
-    got = answer([draw.tensor(2, 3), draw.tensor(1, 3)], META)
-    expect(str(got.device), "meta", what="the device", likely={"not-moved": True})
+    rows = draw.sample(range(1, 5), draw.integer(2, 3))
+    for device, places in ((META, [CPU] * 3), (META, [META, CPU, CPU]), (CPU, [CPU, META, META])):
+        parts = [draw.tensor(count, 3).to(place) for count, place in zip(rows, places)]
+        with _MetaComesBack():
+            got = answer(parts, device)
+        expect(str(got.device), str(device), what="the device", likely={"not-moved": True})
+
+
+class _MetaComesBack(TorchDispatchMode):
+    """Lets tensors and numbers come from `meta` to the CPU, as zeros."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        source = args[1] if function is aten.copy_.default else args[0] if args else None
+        if torch.is_tensor(source) and source.is_meta:
+            if function is aten._local_scalar_dense.default:
+                return 0.0
+            if function is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
+                dtype = kwargs.get("dtype") or source.dtype
+                return torch.zeros(source.shape, dtype=dtype)
+            if function is aten.copy_.default and not args[0].is_meta:
+                return args[0].zero_()
+        return function(*args, **kwargs)
 
 
 @gather.requires("gradients flow back to every worker", needs_earlier=True)
 def _(answer, draw):
-    parts = [draw.tensor(rows, 2).requires_grad_() for rows in (2, 1)]
-    weights = draw.tensor(3, 2)
+    sizes = draw.sample(range(1, 5), draw.integer(2, 4))
+    parts = [draw.tensor(rows, 2).requires_grad_() for rows in sizes]
+    weights = draw.tensor(sum(sizes), 2)
     got = answer(parts, CPU)
     if not got.requires_grad:
         raise Wrong("cut-from-the-graph", expected="a result with a history", got="one without")
     (got * weights).sum().backward()
-    expect([part.grad for part in parts], list(weights.split([2, 1])), each="worker")
+    expect([part.grad for part in parts], list(weights.split(sizes)), each="worker")
 
 
 # ---- 2.4 the whole step --------------------------------------------------------------------------
@@ -667,6 +775,12 @@ step = Exercise(
         "rows-lost": "Some rows were left out: the last chunk may be smaller.",
         "buffers-shared": "A helper changed the model's buffers. It must use copies of them.",
         "buffers-lost": "Worker 0 must run the model itself: its changes of buffers are kept.",
+        "not-moved": "A forward call computes with tensors on the wrong device: its rows, its "
+        "parameters and its buffers belong on the device of its worker.",
+        "not-brought-back": "The outputs stay on their workers' devices. The loss wants them on "
+        "devices[0], where the labels are.",
+        "own-loss": "The loss is not the one of `loss_fn`: call what you were handed.",
+        "asked-for-gpus": ASKED_FOR_GPUS,
         "wrong-loss": "The number returned must be the mean loss over all rows, before the update.",
         "loss-not-a-number": "Return the loss as a number: `loss.item()`.",
         "tied-twice": "A tied parameter stands twice among your tensors. `named_parameters()` "
@@ -679,20 +793,24 @@ step = Exercise(
 
 
 class _Watched(nn.Module):
-    """Runs a model and notes the rows of each forward call, whoever makes it."""
+    """Runs a model and notes the rows of each forward call, whoever makes it, and the devices."""
 
     calls: ClassVar[list[int]] = []
+    devices: ClassVar[list[set[str]]] = []
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: _Sized) -> None:
         super().__init__()
         self.model = model
+        _Watched.calls, _Watched.devices = [], []
 
     def forward(self, x):
         _Watched.calls.append(len(x))
+        tensors = (x, *self.model.parameters(), *self.model.buffers())
+        _Watched.devices.append({str(tensor.device) for tensor in tensors})
         return self.model(x)
 
 
-def _after_step(model, batch, loss_fn=F.cross_entropy, rate=0.1):
+def _after_step(model, batch, loss_fn, rate):
     """Parameters, gradients and loss of one step of a copy of the model on a batch; the gradients
     of the model itself are not touched."""
     twin = copy.deepcopy(model)
@@ -704,6 +822,11 @@ def _after_step(model, batch, loss_fn=F.cross_entropy, rate=0.1):
     return dict(twin.named_parameters()), _gradients(twin), loss.item()
 
 
+def _batch(draw, model: _Sized, rows: int):
+    """Images and labels."""
+    return draw.tensor(rows, model.width), draw.integers(rows, low=0, high=model.classes - 1)
+
+
 def _gradient_of(model, loss_of):
     """The gradients that a mistaken loss would give to a copy of the model."""
     twin = copy.deepcopy(model)
@@ -712,31 +835,36 @@ def _gradient_of(model, loss_of):
     return _gradients(twin)
 
 
-def _check_step(answer, draw, model, rows, workers, width, old=None):
+def _check_step(answer, draw, kind, rows, workers, old_gradients=False, loss_fn=F.cross_entropy):
     """One step of the answer against the same step with the whole batch."""
-    images, labels = draw.tensor(rows, width), draw.integers(rows, low=0, high=2)
-    likely = _likely(model, images, labels, workers)
-    if old is not None:
-        likely["old-gradients"] = {name: likely["right"][name] + g for name, g in old.items()}
+    model = _make(kind, draw)
+    images, labels = _batch(draw, model, rows)
+    watched, rate = _Watched(model), draw.number(0.05, 0.2)
+    likely = _likely(watched, images, labels, workers, rate, loss_fn)
     right = likely.pop("right")
-    parameters, _, loss = _after_step(model, (images, labels))
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if old_gradients:
+        for parameter in watched.parameters():
+            parameter.grad = draw.tensor(*parameter.shape)
+        old = _gradients(watched)
+        likely["old-gradients"] = {name: right[name] + old[name] for name in old}
+    parameters, _, loss = _after_step(watched, (images, labels), loss_fn, rate)
+    start = {name: p.detach().clone() for name, p in watched.named_parameters()}
+    optimizer = torch.optim.SGD(watched.parameters(), lr=rate)
     _Watched.calls.clear()
-    got = answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * workers)
+    got = answer(watched, optimizer, loss_fn, images, labels, [CPU] * workers)
     calls = sorted(_Watched.calls)
     if calls == [rows] and workers > 1:
         raise Wrong(
             "one-device", expected=f"{workers} forward calls", got=f"1 call with {rows} rows"
         )
-    gradients = _gradients(model)
+    gradients = _gradients(watched)
     if not gradients:
         raise Wrong("gradients-cleared", expected="the gradients of this step", got="none")
     expect(gradients, right, what="the gradient", likely=likely)
     sizes = sorted(len(chunk) for chunk in images.chunk(workers))
     again = {"runs-again": len(calls) > len(sizes) and set(calls) == set(sizes)}
     expect(calls, sizes, what="rows of the forward calls", likely={**again, "other-chunks": True})
-    now = {name: p.detach() for name, p in model.named_parameters()}
+    now = {name: p.detach() for name, p in watched.named_parameters()}
     twice = {name: 2 * p.detach() - start[name] for name, p in parameters.items()}
     mistakes = {"no-update": start, "two-updates": twice, "other-update": True}
     expect(now, parameters, what="the parameter", likely=mistakes)
@@ -744,77 +872,81 @@ def _check_step(answer, draw, model, rows, workers, width, old=None):
     expect(got, loss, what="the loss", likely={"wrong-loss": True})
 
 
-def _likely(model, images, labels, workers):
+def _likely(model, images, labels, workers, rate, loss_fn):
     """The gradients that each mistake would give, and those of the right step."""
     chunks = list(zip(images.chunk(workers), labels.chunk(workers)))
     floor = max(len(images) // workers, 1) * workers
-    means = lambda m: torch.stack([F.cross_entropy(m(x), y) for x, y in chunks])
+    means = lambda m: torch.stack([loss_fn(m(x), y) for x, y in chunks])
 
     def last_of_many_steps(m):
-        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(m.parameters(), lr=rate)
         for x, y in chunks[:-1]:
-            F.cross_entropy(m(x), y).backward()
+            loss_fn(m(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return F.cross_entropy(m(chunks[-1][0]), chunks[-1][1])
+        return loss_fn(m(chunks[-1][0]), chunks[-1][1])
 
     def helpers_detached(m):
         with torch.no_grad():
             others = [m(x) for x, _ in chunks[1:]]
-        return F.cross_entropy(torch.cat([m(chunks[0][0]), *others]), labels)
+        return loss_fn(torch.cat([m(chunks[0][0]), *others]), labels)
 
     calls = {
-        "right": lambda m: F.cross_entropy(m(images), labels),
+        "right": lambda m: loss_fn(m(images), labels),
         "mean-of-means": lambda m: means(m).mean(),
         "losses-summed": lambda m: means(m).sum(),
         "step-per-chunk": last_of_many_steps,
-        "divided-by-workers": lambda m: F.cross_entropy(m(images), labels) / workers,
+        "divided-by-workers": lambda m: loss_fn(m(images), labels) / workers,
         "helpers-lost": helpers_detached,
-        "wrong-labels": lambda m: F.cross_entropy(
-            torch.cat([m(x) for x, _ in reversed(chunks)]), labels
-        ),
-        "rows-lost": lambda m: F.cross_entropy(m(images[:floor]), labels[:floor]),
+        "wrong-labels": lambda m: loss_fn(torch.cat([m(x) for x, _ in reversed(chunks)]), labels),
+        "own-loss": lambda m: F.cross_entropy(m(images), labels),
+        "rows-lost": lambda m: loss_fn(m(images[:floor]), labels[:floor]),
     }
+    if loss_fn is F.cross_entropy:
+        del calls["own-loss"]
     gradients = {slug: _gradient_of(model, loss_of) for slug, loss_of in calls.items()}
-    ones = [_gradient_of(model, lambda m, x=x, y=y: F.cross_entropy(m(x), y)) for x, y in chunks]
+    ones = [_gradient_of(model, lambda m, x=x, y=y: loss_fn(m(x), y)) for x, y in chunks]
     gradients["one-chunk-only"] = lambda got: any(same(got, one) for one in ones)
     return gradients
 
 
-@step.requires("12 rows on 3 workers: the step of the big batch")
+@step.requires(
+    "12 rows on 3 workers: the step of the big batch",
+    failures={**NO_GPU, "ValueError": "tied-twice"},
+)
 def _(answer, draw):
-    _check_step(answer, draw, _Watched(_make(_Plain, draw)), 12, 3, 5)
+    _check_step(answer, draw, _Plain, 12, 3)
 
 
 @step.requires("chunks of different sizes, and fewer rows than workers")
 def _(answer, draw):
-    for rows, workers in ((13, 4), (5, 4), (2, 3), (7, 1)):
-        _check_step(answer, draw, _Watched(_make(_Plain, draw)), rows, workers, 5)
+    for rows, workers in (
+        draw.choice([(13, 4), (10, 4), (14, 4), (7, 3), (13, 5)]),  # the last chunk is smaller
+        draw.choice([(5, 4), (6, 4), (9, 4), (7, 5)]),  # and there are fewer chunks than workers
+        draw.choice([(2, 3), (2, 4), (3, 5)]),
+        (draw.integer(5, 9), 1),
+    ):
+        _check_step(answer, draw, _Plain, rows, workers)
 
 
 @step.requires("gradients of an earlier step do not count")
 def _(answer, draw):
-    model = _Watched(_make(_Plain, draw))
-    for parameter in model.parameters():
-        parameter.grad = draw.tensor(*parameter.shape)
-    _check_step(answer, draw, model, 9, 2, 5, old=_gradients(copy_of_gradients(model)))
+    _check_step(answer, draw, _Plain, draw.integer(7, 11), draw.integer(2, 4), old_gradients=True)
 
 
-def copy_of_gradients(model: nn.Module) -> nn.Module:
-    """A copy of the model with copies of its gradients."""
-    twin = copy.deepcopy(model)
-    for mine, other in zip(twin.parameters(), model.parameters()):
-        mine.grad = None if other.grad is None else other.grad.clone()
-    return twin
+@step.requires("any loss_fn that is a mean over the rows", needs_earlier=True)
+def _(answer, draw):
+    smooth = partial(F.cross_entropy, label_smoothing=draw.number(0.2, 0.5))
+    _check_step(answer, draw, _Plain, draw.integer(7, 11), draw.integer(2, 4), loss_fn=smooth)
 
 
 @step.requires("tied, frozen and unused parameters", needs_earlier=True)
 def _(answer, draw):
-    model = _Watched(_make(_Awkward, draw))
-    images, labels = draw.tensor(7, 4), draw.integers(7, low=0, high=2)
-    parameters, gradients, _ = _after_step(model, (images, labels))
+    model = _make(_Awkward, draw)
+    images, labels = _batch(draw, model, draw.integer(7, 11))
+    parameters, gradients, _ = _after_step(model, (images, labels), F.cross_entropy, 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * 3)
+    answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * draw.integer(2, 4))
     expect(_gradients(model), gradients, what="the gradient", likely={"awkward": True})
     now = {name: p.detach() for name, p in model.named_parameters()}
     expect(now, parameters, what="the parameter", likely={"awkward": True})
@@ -823,15 +955,45 @@ def _(answer, draw):
 @step.requires("changes of buffers: worker 0's stay, the helpers' are lost", needs_earlier=True)
 def _(answer, draw):
     model = _make(_Counting, draw)
-    images, labels = draw.tensor(7, 4), draw.integers(7, low=0, high=2)
+    images, labels = _batch(draw, model, draw.integer(7, 11))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * 3)
+    workers = draw.integer(2, 4)
+    answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * workers)
+    first = float(len(images.chunk(workers)[0]))
     expect(
         model.rows.item(),
-        3.0,
+        first,
         what="the rows that the model counted",
-        likely={"buffers-shared": lambda got: got > 3, "buffers-lost": lambda got: got == 0},
+        likely={"buffers-shared": lambda got: got > first, "buffers-lost": lambda got: got == 0},
     )
+
+
+@step.requires(
+    "each worker computes on its own device, and the outputs meet on devices[0]",
+    needs_earlier=True,
+    failures={"not on the expected device": "not-brought-back"},
+    seconds=30,  # see 2.2
+)
+def _(answer, draw):
+    devices = [CPU, META, META, CPU][: draw.integer(2, 4)]
+    model = _make(_Counting, draw)
+    images, labels = _batch(draw, model, 2 * len(devices))
+    model = _Watched(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_fn(outputs, labels):
+        if outputs.device != labels.device:
+            raise Wrong("not-brought-back", expected="outputs on the CPU", got="outputs on meta")
+        return F.cross_entropy(outputs, labels)
+
+    try:
+        with _MetaComesBack():
+            answer(model, optimizer, loss_fn, images, labels, devices)
+    finally:  # what has been seen explains more than an exception that came of it
+        for i, (device, found) in enumerate(zip(devices, _Watched.devices)):
+            if found != {str(device)}:
+                expected = f"worker {i} computes with tensors on {device}"
+                raise Wrong("not-moved", expected=expected, got=" and ".join(sorted(found)))
 
 
 # ---- 2.5 diagnose --------------------------------------------------------------------------------

@@ -4,9 +4,12 @@ import copy
 import dataclasses
 import math
 from functools import partial
+from unittest import mock
 
 import torch
+from torch import nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from course_utils import hardware
 from tests.wrong_answers import right, wrong
@@ -105,6 +108,46 @@ def needs_a_row_for_everyone(batch, devices):
     chunks = [chunk.to(device) for chunk, device in zip(batch.split(sizes), devices)]
     assert all(len(chunk) for chunk in chunks)
     return chunks
+
+
+@wrong("2.1", names="asked-for-gpus")
+def counts_the_gpus_of_the_machine(batch, devices):
+    with mock.patch("torch.cuda.device_count", return_value=0):  # as on a machine without one
+        count = torch.cuda.device_count()
+        return [chunk.to(device) for chunk, device in zip(batch.chunk(count), devices)]
+
+
+@wrong("2.1", names="too-many-chunks")
+def runs_out_of_devices(batch, devices):
+    size = len(batch) // len(devices)
+    return [chunk.to(devices[i]) for i, chunk in enumerate(batch.split(size))]
+
+
+@wrong("2.1", names="size-for-count")
+def splits_into_pieces_of_n(batch, devices):
+    return [chunk.to(devices[0]) for chunk in batch.split(len(devices))]
+
+
+@wrong("2.1", names="fails-when-small")
+def indexes_a_row_for_everyone(batch, devices):
+    size, rest = divmod(len(batch), len(devices))
+    chunks, start = [], 0
+    for i, device in enumerate(devices):
+        end = start + size + (i < rest)
+        batch[start]
+        chunks.append(batch[start:end].to(device))
+        start = end
+    return chunks
+
+
+@wrong("2.1", names="torchs-own")
+def asks_pytorch(batch, devices):
+    return torch.nn.parallel.scatter(batch, devices)
+
+
+@wrong("2.1", names="rest-lost")
+def makes_a_dimension_of_workers(batch, devices):
+    return list(batch.reshape(len(devices), -1, *batch.shape[1:]))
 
 
 @right("2.1")
@@ -295,6 +338,34 @@ def thaws_everything(model, devices):
     return [model, *helpers]
 
 
+@wrong("2.2", names="same-model")
+def moves_the_model_itself(model, devices):
+    return [model.to(device) for device in devices]
+
+
+@wrong("2.2", names="same-model")
+def repeats_the_model(model, devices):
+    return [model] * len(devices)
+
+
+@wrong("2.2", names="torchs-own")
+def asks_pytorch_for_replicas(model, devices):
+    return torch.nn.parallel.replicate(model, devices)
+
+
+@wrong("2.2", names="gradients-lost")
+def sets_new_parameters(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        replica = copy.deepcopy(model)
+        for name, parameter in model.named_parameters():
+            module, _, attribute = name.rpartition(".")
+            copied = nn.Parameter(parameter.to(device, copy=True))
+            setattr(replica.get_submodule(module), attribute, copied)
+        replicas.append(replica)
+    return replicas
+
+
 @right("2.2")
 def modules_with_tensors_as_attributes(model, devices):
     """As torch.nn.parallel.replicate does it: the copies are attributes, not parameters."""
@@ -410,6 +481,21 @@ def adds_them_up(outputs, device):
 @wrong("2.3", names="flattened")
 def flattens_first(outputs, device):
     return torch.cat([output.flatten() for output in outputs]).to(device)
+
+
+@wrong("2.3", names="moved-too-late")
+def moves_the_whole(outputs, device):
+    return _map(lambda parts: _join(parts).to(device), outputs)
+
+
+@wrong("2.3", names="stacked")
+def piles_up(outputs, device):
+    return _map(lambda parts: torch.vstack([part.to(device) for part in parts]), outputs)
+
+
+@wrong("2.3", names="torchs-own")
+def asks_pytorch_to_gather(outputs, device):
+    return torch.nn.parallel.gather(outputs, device)
 
 
 @right("2.3")
@@ -619,6 +705,43 @@ def fills_in_missing_gradients(model, optimizer, loss_fn, images, labels, device
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     return loss.item()
+
+
+@wrong("2.4", names="one-device")
+def wraps_in_data_parallel(model, optimizer, loss_fn, images, labels, devices):
+    return _update(optimizer, loss_fn(nn.DataParallel(model)(images), labels))
+
+
+@wrong("2.4", names="own-loss")
+def chooses_the_loss(model, optimizer, loss_fn, images, labels, devices):
+    return _update(optimizer, F.cross_entropy(torch.cat(_outputs(model, images, devices)), labels))
+
+
+@wrong("2.4", names="not-moved")
+def moves_nothing(model, optimizer, loss_fn, images, labels, devices):
+    outputs = []
+    for i, chunk in enumerate(images.chunk(len(devices))):
+        state = _copies(model, devices[0]) if i > 0 else {}
+        outputs.append(functional_call(model, state, (chunk,)))
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="not-moved")
+def leaves_the_rows(model, optimizer, loss_fn, images, labels, devices):
+    outputs = []
+    for i, (chunk, device) in enumerate(zip(images.chunk(len(devices)), devices)):
+        state = _copies(model, device) if i > 0 else {}
+        outputs.append(functional_call(model, state, (chunk,)).to(devices[0]))
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="not-brought-back")
+def leaves_the_outputs(model, optimizer, loss_fn, images, labels, devices):
+    outputs = []
+    for i, (chunk, device) in enumerate(zip(images.chunk(len(devices)), devices)):
+        state = _copies(model, device) if i > 0 else {}
+        outputs.append(functional_call(model, state, (chunk.to(device),)))
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
 
 
 @right("2.4")
