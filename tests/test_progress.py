@@ -218,6 +218,7 @@ def course(path, monkeypatch):
 
 
 def test_the_map_in_words_counts_points_and_names_what_comes_next(course):
+    assert progress.progress_text().splitlines()[-1] == "next: 3.1 an_exercise, in 03_ddp"
     progress.record(course[1], True)
     assert progress.progress_text().splitlines() == [
         "5 of 7 points",
