@@ -148,9 +148,10 @@ def _(answer, draw):
 
 @ledger.requires("one rank holds everything, and more ranks than parameters hold one each")
 def _(answer, draw):
+    few = draw.integer(3, 6)
     for stage in range(4):
         _check_ledger(answer, draw.integer(10, 99), 1, stage)
-        _check_ledger(answer, 5, 7, stage)
+        _check_ledger(answer, few, few + draw.integer(1, 3), stage)
 
 
 @ledger.requires("a stage that does not exist is refused with a ValueError")
@@ -389,18 +390,23 @@ def _check_owners(reports: list[_Updated], task: _Updates) -> None:
         raise Wrong("unbalanced", expected=expected, got=most)
 
 
-SMALL = [(3, 4), (4,), (2, 5), (6,), (3, 3)]
+def _small(draw) -> list[tuple[int, ...]]:
+    """Shapes of five parameters, a number that neither 2 nor 3 ranks divide."""
+    a, b, c = draw.sample(range(2, 7), 3)
+    return [(a, b), (b,), (c, a), (a + c,), (c, c)]
 
 
 @sharding.requires("two ranks end each step with what one optimizer gives")
 def _(answer, draw):
-    _check_updates(answer, _updates(draw, SMALL), 2)
+    _check_updates(answer, _updates(draw, _small(draw)), 2)
 
 
 @sharding.requires("every parameter's state is on one rank, and the shares are fair")
 def _(answer, draw):
-    task = _updates(draw, [(8, 8), (2,)] * 4)
-    _check_owners(_check_updates(answer, task, 2), task)
+    ranks, width = draw.choice((2, 3)), draw.integer(6, 9)
+    large_and_small = [(width, width), *[(2,)] * (ranks - 1)]  # dealt out, rank 0 gets all large
+    task = _updates(draw, large_and_small * 4)
+    _check_owners(_check_updates(answer, task, ranks), task)
 
 
 @sharding.requires(
@@ -409,9 +415,10 @@ def _(answer, draw):
 )
 def _(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
-    task = _updates(draw, SMALL, groups=groups)
+    task = _updates(draw, _small(draw), groups=groups)
     scheduled = replace(task, decay=0.5)
-    both = list(zip(*run(_sharded, 2, answer, [task, scheduled]), strict=True))
+    reports = run(_sharded, draw.choice((2, 3)), answer, [task, scheduled])
+    both = list(zip(*reports, strict=True))
     plain = [(own, {}) for own, _ in groups]
     _judge_updates(both[0], task, {"groups-lost": _as_if(task, groups=plain)})
     _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
@@ -420,14 +427,14 @@ def _(answer, draw):
 @sharding.requires("any inner optimizer, with all its options to see")
 def _(answer, draw):
     tasks = [
-        _updates(draw, SMALL, optimizer=optimizer, kwargs=kwargs)
+        _updates(draw, _small(draw), optimizer=optimizer, kwargs=kwargs)
         for optimizer, kwargs in (
             (torch.optim.Adam, {"lr": 0.01}),
             (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
         )
     ]
     likely = {"fixed-optimizer": lambda step, index, got: same(got, [got[0]] * len(got))}
-    of_tasks = zip(*run(_sharded, 2, answer, tasks), strict=True)
+    of_tasks = zip(*run(_sharded, draw.choice((2, 3)), answer, tasks), strict=True)
     for task, reports in zip(tasks, of_tasks, strict=True):
         _judge_updates(reports, task, likely)
         _check_owners(reports, task)
@@ -440,7 +447,7 @@ def _(answer, draw):
 @sharding.requires("three ranks, and one")
 def _(answer, draw):
     for ranks in (3, 1):
-        task = _updates(draw, SMALL)
+        task = _updates(draw, _small(draw))
         _check_owners(_check_updates(answer, task, ranks), task)
 
 
@@ -449,8 +456,8 @@ def _(answer, draw):
     failures={"ValueError": "generator-used-up"},
 )
 def _(answer, draw):
-    task = _updates(draw, SMALL, tied=True)
-    _check_owners(_check_updates(answer, task, 2), task)
+    task = _updates(draw, _small(draw), tied=True)
+    _check_owners(_check_updates(answer, task, draw.choice((2, 3))), task)
 
 
 @sharding.requires(
@@ -458,15 +465,16 @@ def _(answer, draw):
     failures={"ValueError": "empty-rank", "IndexError": "empty-rank"},
 )
 def _(answer, draw):
-    _check_updates(answer, _updates(draw, [(3, 2), (2,)]), 3)
+    shapes = [(draw.integer(2, 5), 2), (draw.integer(2, 5),)]
+    _check_updates(answer, _updates(draw, shapes), draw.choice((3, 4)))
 
 
 @sharding.requires("a group that is added later")
 def _(answer, draw):
-    task = _updates(draw, SMALL, added=([3, 4], {"lr": 0.3}), optimizer=torch.optim.Adam)
+    task = _updates(draw, _small(draw), added=([3, 4], {"lr": 0.3}), optimizer=torch.optim.Adam)
     task = replace(task, kwargs={"lr": 0.1})
     likely = {"new-group-lost": lambda step, index, got: index in (3, 4)}
-    _check_owners(_check_updates(answer, task, 2, likely), task)
+    _check_owners(_check_updates(answer, task, draw.choice((2, 3)), likely), task)
 
 
 @sharding.requires(
@@ -474,11 +482,11 @@ def _(answer, draw):
     failures={"AttributeError": "none-gradient", "TypeError": "none-gradient"},
 )
 def _(answer, draw):
-    task = _updates(draw, SMALL, frozen=(1, 2))
+    task = _updates(draw, _small(draw), frozen=(1, 2))
     for gradients in task.steps:
         gradients[3] = None
     likely = {"unfrozen-lost": lambda step, index, got: step > 0 and index in (1, 2)}
-    _check_updates(answer, task, 2, likely)
+    _check_updates(answer, task, draw.choice((2, 3)), likely)
 
 
 @dataclass
@@ -511,10 +519,10 @@ def _with_closure(rank, answer, tensors: list[Tensor]) -> _Closed:
 
 @sharding.requires("step(closure) calls it once and returns its loss")
 def _(answer, draw):
-    tensors = _tensors(draw, [(3, 2), (4,)])
+    tensors = _tensors(draw, [(draw.integer(2, 5), 2), (4,)])
     loss = sum(tensor.square().sum().item() for tensor in tensors)
     after = torch.cat([0.8 * tensor.flatten() for tensor in tensors])
-    for report in run(_with_closure, 2, answer, tensors):
+    for report in run(_with_closure, draw.choice((2, 3)), answer, tensors):
         likely = {"closure-lost": report.calls == 0, "closure-twice": True}
         expect(report.calls, 1, what="calls of the closure", likely=likely)
         expect(
@@ -550,8 +558,8 @@ def _resumed(rank, answer, task: _Updates) -> tuple[list[Tensor], list[Tensor]]:
 
 @sharding.requires("state_dict() and load_state_dict() resume a rank's part", needs_earlier=True)
 def _(answer, draw):
-    task = _updates(draw, SMALL, optimizer=torch.optim.Adam, kwargs={"lr": 0.1})
-    for straight, resumed in run(_resumed, 2, answer, task):
+    task = _updates(draw, _small(draw), optimizer=torch.optim.Adam, kwargs={"lr": 0.1})
+    for straight, resumed in run(_resumed, draw.choice((2, 3)), answer, task):
         likely = {"state-not-restored": True}
         expect(resumed, straight, each="parameter", what="after resuming", likely=likely)
 
@@ -668,15 +676,19 @@ def _(answer, draw):
 @layout.requires("tensors that do not divide are padded once, with zeros, at the end")
 def _(answer, draw):
     torch.empty(1000).fill_(math.nan)  # what torch.empty gets next is less often zero
-    _check_layout(answer, _tensors(draw, [(3, 5), (7,), (2, 2, 3)]), 4)
-    _check_layout(answer, _tensors(draw, [(draw.integer(2, 5), 3), (5,)]), 7)
+    # each tensor has one element more than divides: to pad each by itself makes another size
+    awkward = [([(3, 7), (5,), (1, 3, 3)], 4), ([(3, 7), (11,), (2, 1, 3)], 5)]
+    shapes, ranks = draw.choice([*awkward, ([(5, 5), (7,), (13, 1)], 6)])
+    _check_layout(answer, _tensors(draw, shapes), ranks)
+    _check_layout(answer, _tensors(draw, [(draw.choice((2, 4, 5)), 3), (5,)]), 7)
+    _check_layout(answer, _tensors(draw, [(2, 3), (1,)]), 5)  # the last shard is padding only
 
 
 @layout.requires("shards and tensors are views into the vector, and the vector is new")
 def _(answer, draw):
-    tensors = _tensors(draw, [(3, 5), (7,)])
+    tensors = _tensors(draw, [(3, draw.integer(4, 6)), (7,)])
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    made = _laid_out(answer, shapes, 4)
+    made = _laid_out(answer, shapes, draw.integer(3, 5))
     flat = made.flatten(tensors)
     places = made.unflatten(flat)
     if any(t.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr() for t in places):
@@ -695,13 +707,13 @@ def _(answer, draw):
 
 @layout.requires("more ranks than elements", failures={"exception": "too-few-shards"})
 def _(answer, draw):
-    _check_layout(answer, _tensors(draw, [(2, 1)]), 5)
-    _check_layout(answer, _tensors(draw, [(2, 3), (1,)]), 5)
+    _check_layout(answer, _tensors(draw, [(2, 1)]), draw.integer(3, 6))
+    _check_layout(answer, _tensors(draw, [(1, 2), (draw.integer(1, 3),)]), 7)
 
 
 @layout.requires("a tensor without dimensions, and one rank", failures={"exception": "scalars"})
 def _(answer, draw):
-    _check_layout(answer, _tensors(draw, [(), (2, 3)]), 2)
+    _check_layout(answer, _tensors(draw, [(), (2, draw.integer(2, 5))]), 2)
     _check_layout(answer, _tensors(draw, [(2, 3), ()]), 1)
 
 
@@ -709,8 +721,9 @@ def _(answer, draw):
     "bfloat16, and tensors that are not contiguous", failures={"exception": "not-contiguous"}
 )
 def _(answer, draw):
-    _check_layout(answer, _tensors(draw, [(3, 4), (5,)], torch.bfloat16), 2)
-    _check_layout(answer, [draw.tensor(3, 4).T, draw.tensor(6)[::2]], 2)
+    ranks = draw.integer(2, 4)
+    _check_layout(answer, _tensors(draw, [(3, 4), (5,)], torch.bfloat16), ranks)
+    _check_layout(answer, [draw.tensor(3, 4).T, draw.tensor(6)[::2]], ranks)
 
 
 # ---- 8.4 -----------------------------------------------------------------------------------------
@@ -1443,7 +1456,12 @@ resharding = Exercise(
     },
 )
 
-SHAPES = {"up.weight": (5, 4), "up.bias": (5,), "down.weight": (3, 5), "scale": ()}
+
+def _shapes(draw) -> dict[str, tuple[int, ...]]:
+    """Of a small model: a matrix that 3 ranks do not divide, and one that 2 and 4 do not."""
+    up = draw.choice(((5, 4), (4, 5), (2, 10), (11, 2)))
+    down = draw.choice(((3, 5), (5, 3), (13, 1), (1, 11)))
+    return {"up.weight": up, "up.bias": up[:1], "down.weight": down, "scale": ()}
 
 
 def _entry_shards(whole: Tensor, ranks: int) -> list[Tensor]:
@@ -1473,7 +1491,8 @@ def _checkpoint(parameters: dict, states: dict, ranks: int) -> list[dict]:
     ]
 
 
-def _wholes(draw, shapes=SHAPES, stateless=()) -> tuple[dict, dict]:
+def _wholes(draw, shapes=None, stateless=()) -> tuple[dict, dict]:
+    shapes = shapes or _shapes(draw)
     parameters = {name: _tensor(draw, shape) for name, shape in shapes.items()}
     states = {
         name: {
@@ -1543,7 +1562,7 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
 
 
 def _check_reshard(
-    answer, draw, before: int, after: int, shapes=SHAPES, stateless=(), shuffled=False, number=False
+    answer, draw, before: int, after: int, shapes=None, stateless=(), shuffled=False, number=False
 ) -> list[dict]:
     parameters, states = _wholes(draw, shapes, stateless)
     if number:
@@ -1569,14 +1588,16 @@ def _check_reshard(
 
 @resharding.requires("from two ranks to four, and from four to two")
 def _(answer, draw):
-    shapes = {"up.weight": (4, 6), "up.bias": (4,), "down.weight": (2, 4)}
+    width = draw.integer(3, 6)
+    shapes = {"up.weight": (4, width), "up.bias": (4,), "down.weight": (width, 4)}
     _check_reshard(answer, draw, 2, 4, shapes)
     _check_reshard(answer, draw, 4, 2, shapes)
 
 
 @resharding.requires("the parts come in any order")
 def _(answer, draw):
-    _check_reshard(answer, draw, 3, 3, {"w": (3, 6), "b": (4,)}, shuffled=True)
+    ranks = draw.integer(3, 5)
+    _check_reshard(answer, draw, ranks, ranks, {"w": (ranks, 6), "b": (4,)}, shuffled=True)
 
 
 @resharding.requires(
@@ -1590,7 +1611,8 @@ def _(answer, draw):
 
 @resharding.requires("to one rank, from one, and to more ranks than elements")
 def _(answer, draw):
-    for before, after in ((4, 1), (1, 3), (2, 17), (17, 2)):
+    many = draw.integer(16, 19)  # more than elements of the smaller matrix
+    for before, after in ((draw.integer(3, 5), 1), (1, draw.choice((3, 6))), (2, many), (many, 2)):
         _check_reshard(answer, draw, before, after)
 
 
@@ -1599,8 +1621,9 @@ def _(answer, draw):
     failures={"KeyError": "stateless", "TypeError": "step-cut", "AttributeError": "step-cut"},
 )
 def _(answer, draw):
-    _check_reshard(answer, draw, 2, 3, stateless=("up.weight", "up.bias"))
-    _check_reshard(answer, draw, 2, 3, number=True)
+    before, after = draw.sample((2, 3, 4), 2)
+    _check_reshard(answer, draw, before, after, stateless=("up.weight", "up.bias"))
+    _check_reshard(answer, draw, before, after, number=True)
 
 
 def _tensors_of(part: dict) -> Iterator[Tensor]:
@@ -1612,8 +1635,9 @@ def _tensors_of(part: dict) -> Iterator[Tensor]:
 @resharding.requires("every new tensor has memory of its own", needs_earlier=True)
 def _(answer, draw):
     parameters, states = _wholes(draw)
-    old = _checkpoint(parameters, states, 2)
-    tensors = [tensor for part in answer(old, 3) for tensor in _tensors_of(part)]
+    before, after = draw.sample((2, 3, 4), 2)
+    old = _checkpoint(parameters, states, before)
+    tensors = [tensor for part in answer(old, after) for tensor in _tensors_of(part)]
     taken = {tensor.untyped_storage().data_ptr() for part in old for tensor in _tensors_of(part)}
     for tensor in tensors:
         place = tensor.untyped_storage().data_ptr()
@@ -1624,13 +1648,14 @@ def _(answer, draw):
 
 @resharding.requires("what is not a whole checkpoint is refused with a ValueError")
 def _(answer, draw):
-    parts = _checkpoint(*_wholes(draw), 4)
-    other = _checkpoint(*_wholes(draw), 3)
-    gone = draw.integer(1, 2)
+    ranks = draw.integer(4, 6)
+    last = ranks - 1
+    parts, other = (_checkpoint(*_wholes(draw), n) for n in (ranks, last))
+    gone = draw.integer(1, last - 1)
     _check_refused(answer, [p for p in parts if p["rank"] != gone], "missing-rank", gone)
-    _check_refused(answer, parts[:3], "missing-rank", 3)
-    _check_refused(answer, [*parts[:3], parts[0]], "twice", 3)
-    _check_refused(answer, [*other[:3], parts[3]], "twice", None)
+    _check_refused(answer, parts[:last], "missing-rank", last)
+    _check_refused(answer, [*parts[:last], parts[0]], "twice", last)
+    _check_refused(answer, [*other, parts[last]], "twice", None)
 
 
 def _check_refused(answer, parts: list[dict], slug: str, missing: int | None) -> None:
