@@ -1,6 +1,5 @@
 """Every notebook as a learner meets it: in JupyterLab, in a real browser."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from .lab import ROOT, Lab, running_lab
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from .page import NotebookPage
 
-BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
 SMOKE = "00_start_here"  # the one that `make test` opens; `make browser` opens all
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
@@ -20,26 +18,6 @@ NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipy
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with running_lab(tmp_path_factory.mktemp("lab")) as lab:
         yield lab
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not executable:
-        pytest.skip(f"no browser found: none of {', '.join(BROWSERS)} is on the PATH")
-    with playwright.sync_playwright() as driver:
-        # without its sandbox, because containers often run as root, where Chromium has none
-        options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = driver.chromium.launch(executable_path=executable, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def screenshots(request: pytest.FixtureRequest) -> Path:
-    folder = ROOT / request.config.getoption("--screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
