@@ -141,6 +141,12 @@ def test_the_last_definition_before_the_check_counts(chapter):
     assert load_answer("9.4", chapter)(2) == 0.5
 
 
+def test_other_code_can_take_the_answers_place(chapter):
+    halves = "def triple(x):\n    return late(x / 2)\n"
+    assert load_answer("9.1", chapter, source=halves)(4) == 102
+    assert load_answer("9.1", chapter)(5) == 15
+
+
 def test_an_error_shows_the_answers_own_line(chapter):
     with pytest.raises(ZeroDivisionError) as caught:
         load_answer("9.4", chapter)(0)
