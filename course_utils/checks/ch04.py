@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import following
 from course_utils.hardware import device
 from course_utils.trace import kept_for_backward
 
@@ -25,7 +26,14 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 # What PyTorch says where code names a GPU that is not there.
 NO_SUCH_GPU = dict.fromkeys(
-    ("NVIDIA driver", "not compiled with CUDA", "device ordinal"), "devices-fixed"
+    (
+        "NVIDIA driver",
+        "not compiled with CUDA",
+        "device ordinal",
+        "must be cuda device",
+        "Invalid device string",
+    ),
+    "devices-fixed",
 )
 
 
@@ -78,6 +86,12 @@ buildings = Exercise(
     misconceptions={
         "not-registered": "The parts are in a plain list, so `parameters()` does not find them: an "
         "optimizer would train nothing. Use `nn.ModuleList`.",
+        "list-not-module": "A slice of `layers` is a plain list, which cannot be moved or called. "
+        "Make a module of it, with the star: `nn.Sequential(*layers[a:b])`.",
+        "container-called": "An `nn.ModuleList` only holds modules, it cannot be called. Call what is "
+        "in it, one after the other, or make each part an `nn.Sequential`.",
+        "result-dropped": "All layers are called, and the result of a part is not what the next one "
+        "gets: `x = part(x)`, each time.",
         "layers-lost": "Some layers are never called. Where the number of layers does not divide by "
         "three, the rest has to go somewhere.",
         "layers-repeated": "A layer is called twice: where one part ends, the next begins.",
@@ -86,7 +100,8 @@ buildings = Exercise(
         "gradient-lost": "Backward does not reach the first layers. `detach`, `.data`, "
         "`torch.no_grad` and a new tensor made from the old one cut the graph; `.to` does not.",
         "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
-        "nothing-placed": "The layers are where they were: each part has to be moved to its device.",
+        "nothing-placed": "The layers are where they were: the constructor has to move each part to "
+        "its device. In `forward` it is too late: an optimizer is built before the first batch.",
         "uneven": "The parts differ by more than one layer. What is left over after the division by "
         "three is shared out, one layer more for a part.",
         "devices-mixed-up": "The parts are not on the devices in their order: part i belongs on "
@@ -103,30 +118,38 @@ buildings = Exercise(
     failures={
         **NO_SUCH_GPU,
         "Cannot copy out of meta": "output-elsewhere",
+        "'list' object": "list-not-module",
+        "list is not a Module subclass": "list-not-module",
+        'missing the required "forward"': "container-called",
     },
 )
-
-WIDTH = 4
 
 
 class _Station(nn.Module):
     """A layer with parameters and a buffer, that knows its number and notes its calls."""
 
-    def __init__(self, number: int, diary: list[int]) -> None:
+    def __init__(self, number: int, width: int, diary: list[int]) -> None:
         super().__init__()
         self.number, self.diary = number, diary
-        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
-        self.register_buffer("shift", torch.randn(WIDTH))
+        self.weight = nn.Parameter(torch.randn(width, width) / width)
+        self.register_buffer("shift", torch.randn(width))
 
     def forward(self, x: Tensor) -> Tensor:
         self.diary.append(self.number)
         return torch.tanh(x @ self.weight) + self.shift
 
 
-def _stations(draw, count: int) -> tuple[list[nn.Module], list[int]]:
+def _stations(draw, count: int) -> tuple[list[nn.Module], list[int], Tensor]:
+    """The layers, the diary of their calls, and a batch for the first one."""
     torch.manual_seed(draw.seed())
     diary: list[int] = []
-    return [_Station(number, diary) for number in range(count)], diary
+    inputs = draw.tensor(draw.integer(2, 5), draw.integer(3, 6))
+    return [_Station(number, inputs.shape[1], diary) for number in range(count)], diary, inputs
+
+
+def _awkward(draw) -> list[int]:
+    """Numbers of layers that do not divide by three, with either remainder, in random order."""
+    return draw.sample([3 * draw.integer(1, 4) + 1, 3 * draw.integer(1, 4) + 2], 2)
 
 
 def _found(model: nn.Module, count: int) -> list[_Station]:
@@ -140,13 +163,14 @@ def _found(model: nn.Module, count: int) -> list[_Station]:
 
 
 def _check_values(answer, draw, count: int) -> None:
-    layers, diary = _stations(draw, count)
-    inputs, weights = draw.tensor(3, WIDTH), [layer.weight.detach().clone() for layer in layers]
+    layers, diary, inputs = _stations(draw, count)
+    weights = [layer.weight.detach().clone() for layer in layers]
     expected = nn.Sequential(*layers)(inputs)
     expected.square().sum().backward()
     gradients = [layer.weight.grad for layer in layers]
     for layer in layers:
         layer.weight.grad = None
+    endings = [nn.Sequential(*layers[i:])(inputs) for i in range(1, count + 1)]
     diary.clear()
 
     model = answer(layers, [CPU] * 3)
@@ -156,6 +180,7 @@ def _check_values(answer, draw, count: int) -> None:
         "layers-lost": len(set(diary)) < count,
         "layers-repeated": len(diary) > count,
         "layers-out-of-order": diary != sorted(diary),
+        "result-dropped": lambda got: any(same(got, ending) for ending in endings),
     }
     expect(output, expected, what="the output", likely=mistakes)
     stations = _found(model, count)
@@ -170,19 +195,19 @@ def _check_values(answer, draw, count: int) -> None:
 
 @buildings.requires("three parts on one device give the chain's output and gradients")
 def _(answer, draw):
-    for count in (3, 6):
+    for count in (3, 3 * draw.integer(2, 4)):
         _check_values(answer, draw, count)
 
 
 @buildings.requires("numbers of layers that do not divide by three")
 def _(answer, draw):
-    for count in (4, 5, 3 * draw.integer(2, 4) + 1, 3 * draw.integer(2, 4) + 2):
+    for count in (4, 5, *_awkward(draw)):
         _check_values(answer, draw, count)
 
 
 def _places(answer, draw, count: int, devices) -> list[torch.device]:
     """The devices of the layers' parameters; their buffers must be there too."""
-    layers, _ = _stations(draw, count)
+    layers, *_ = _stations(draw, count)
     stations = _found(answer(layers, devices), count)
     for station in stations:
         if station.shift.device != station.weight.device:
@@ -192,7 +217,7 @@ def _places(answer, draw, count: int, devices) -> list[torch.device]:
 
 @buildings.requires("part i is on devices[i]; no two parts differ by more than one layer")
 def _(answer, draw):
-    for count in (3, 8, 3 * draw.integer(2, 5) + 1):
+    for count in (3, *_awkward(draw)):
         # The meta device shows one border at a time: once behind part 1, once behind part 0.
         first_two = _places(answer, draw, count, [CPU, CPU, META])
         first = _places(answer, draw, count, [CPU, META, META])
@@ -214,10 +239,10 @@ def _(answer, draw):
 @buildings.requires("activations move from part to part, and the output stays on the last device")
 def _(answer, draw):
     for devices in ([CPU, CPU, META], [CPU, META, META], [META] * 3):
-        layers, _ = _stations(draw, 7)
+        layers, _, inputs = _stations(draw, draw.choice([4, 5, 7, 8]))
         model = answer(layers, devices)
         with _watched_moves():
-            output = model(draw.tensor(2, WIDTH))
+            output = model(inputs)
         if output.device != devices[-1]:
             raise Wrong("output-elsewhere", expected=f"on {devices[-1]}", got=f"on {output.device}")
 
@@ -251,8 +276,17 @@ crossing = Exercise(
         "rank needs a recv on the other, in the same order.",
         "messages-differ": "A message and the place where it is received differ in dtype or in "
         "number of elements. Each tensor of `room` has the shape and dtype of its message.",
-        "no-leaf": "What arrived on rank 1 does not require a gradient, so backward computes none "
-        "for it, and there is nothing to hand back. Call `requires_grad_()` before the stage runs.",
+        "waits-too-early": "Rank 0 waits for a gradient before it has sent all tensors, and rank 1 "
+        "computes no gradient before it has them all. First everything goes forward, then everything "
+        "comes back.",
+        "not-waited": "A message was started and nobody waited for it: its tensor may not be there "
+        "yet, or not be sent. Keep what `isend` and `irecv` return, and call `wait()` on it.",
+        "wrong-peer": "A rank sends to itself. Rank 0 talks to rank 1, and rank 1 to rank 0: `dst` "
+        "and `src` are the other's number.",
+        "called-otherwise": "The last stage takes the tensors one by one and the targets behind them: "
+        "`stage(*tensors, data)`, with the star. The first stage is called on rank 0 only.",
+        "no-leaf": "There is no gradient to hand back. Either what arrived on rank 1 does not require "
+        "one: call `requires_grad_()` before the stage runs. Or `loss.backward()` has not run yet.",
         "first-stage-left": "Backward ends on rank 1: the parameters of rank 0's stage have no "
         "gradient. Receive what comes back and run it through the stage.",
         "own-gradient": "Rank 0 begins its backward with ones, as if the sum of the activations were "
@@ -289,17 +323,40 @@ crossing = Exercise(
         "a second time": "graph-twice",
         "be contiguous": "not-contiguous",
         "'tuple'": "tuple-not-tensor",
+        "then the targets": "called-otherwise",
+        "same as the rank of the current process": "wrong-peer",
+        "only for scalar outputs": "own-gradient",
     },
 )
 
 
-class _First(nn.Module):
-    """A first stage; `kind` says what crosses."""
+@dataclass(frozen=True)
+class _Cut:
+    """A model that is cut in two: what crosses, its dtype, and its sizes, no two of them equal."""
 
-    def __init__(self, kind: str) -> None:
+    kind: str
+    seed: int
+    rows: int
+    width: int
+    outputs: int
+    dtype: torch.dtype = torch.float32
+
+    def make(self) -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
+        """The two stages, the inputs and the targets, on this process's device."""
+        torch.manual_seed(self.seed)
+        tensors = torch.randn(self.rows, self.width), torch.randn(self.rows, self.outputs)
+        stages = _First(self), _Last(self)
+        place = {"device": device(), "dtype": self.dtype}
+        return *(stage.to(**place) for stage in stages), *(tensor.to(**place) for tensor in tensors)
+
+
+class _First(nn.Module):
+    """A first stage."""
+
+    def __init__(self, cut: _Cut) -> None:
         super().__init__()
-        self.kind = kind
-        self.inner, self.left, self.right = (nn.Linear(5, 5) for _ in range(3))
+        self.kind = cut.kind
+        self.inner, self.left, self.right = (nn.Linear(cut.width, cut.width) for _ in range(3))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
         hidden = torch.tanh(self.inner(inputs))
@@ -320,13 +377,18 @@ class _First(nn.Module):
 class _Last(nn.Module):
     """A last stage: its loss tells the tensors apart. It does not use the tensor `unused`."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, cut: _Cut) -> None:
         super().__init__()
-        self.kind = kind
-        self.outer = nn.Linear(5, 3)
+        self.kind = cut.kind
+        self.outer = nn.Linear(cut.width, cut.outputs)
+        self.crossing = {"one": 1, "turned": 1, "two": 2}.get(cut.kind, 3)
+        self.targets = cut.rows, cut.outputs
 
     def forward(self, *tensors: Tensor) -> Tensor:
         *arrived, targets = tensors
+        one_by_one = len(arrived) == self.crossing and all(map(torch.is_tensor, arrived))
+        if not one_by_one or targets.shape != self.targets:
+            raise TypeError(f"this stage takes {self.crossing} of the tensors, then the targets")
         if self.kind == "turned":
             arrived = [arrived[0].T]
         total = arrived[0] + arrived[-1].square()
@@ -341,15 +403,7 @@ class _Last(nn.Module):
 class _Crossed:
     returned: object
     gradients: dict[str, Tensor | None]
-
-
-def _cut_model(kind: str, seed: int, dtype: torch.dtype):
-    """The two stages, the inputs and the targets, on this process's device."""
-    torch.manual_seed(seed)
-    tensors = torch.randn(4, 5), torch.randn(4, 3)
-    stages = _First(kind), _Last(kind)
-    place = {"device": device(), "dtype": dtype}
-    return *(stage.to(**place) for stage in stages), *(tensor.to(**place) for tensor in tensors)
+    unwaited: list[str]  # messages that nobody waited for
 
 
 def _gradients(stage: nn.Module) -> dict[str, Tensor | None]:
@@ -359,22 +413,24 @@ def _gradients(stage: nn.Module) -> dict[str, Tensor | None]:
     }
 
 
-def _crossed(rank, answer, kind, seed, dtype, steps) -> _Crossed:
-    first, last, inputs, targets = _cut_model(kind, seed, dtype)
+def _crossed(rank, answer, cut: _Cut, steps: int) -> _Crossed:
+    first, last, inputs, targets = cut.make()
     with torch.no_grad():
         shapes = first(inputs)
     stage, data = (first, inputs) if rank == 0 else (last, targets)
-    returned = None
+    returned, unwaited = None, []
     for _ in range(steps):
         room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
-        returned = answer(stage, data, room)
-    return _Crossed(returned, _gradients(stage))
+        with following() as sent:
+            returned = answer(stage, data, room)
+        unwaited += sent.unwaited
+    return _Crossed(returned, _gradients(stage), unwaited)
 
 
-def _whole(kind, seed, dtype, begin=None) -> tuple[float, dict, dict]:
+def _whole(cut: _Cut, begin=None) -> tuple[float, dict, dict]:
     """Loss and gradients of the model that is not cut. `begin` says with which gradients a
     mistaken rank 0 begins: a function of the tensors that cross and of their gradients."""
-    first, last, inputs, targets = _cut_model(kind, seed, dtype)
+    first, last, inputs, targets = cut.make()
     tensors = first(inputs)
     leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
     loss = last(*leaves, targets)
@@ -390,13 +446,16 @@ def _whole(kind, seed, dtype, begin=None) -> tuple[float, dict, dict]:
 
 
 def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
-    seed = draw.seed()
-    zero, one = run(_crossed, 2, answer, kind, seed, dtype, steps)
-    loss, first, last = _whole(kind, seed, dtype)
-    wrongly = partial(_whole, kind, seed, dtype)
+    cut = _Cut(kind, draw.seed(), *draw.sample(range(2, 8), 3), dtype)
+    zero, one = run(_crossed, 2, answer, cut, steps)
+    for rank, unwaited in enumerate((zero.unwaited, one.unwaited)):
+        if unwaited:
+            got = f"on rank {rank} nobody waits for a {unwaited[0]}"
+            raise Wrong("not-waited", expected="a wait() for every message", got=got)
+    loss, first, last = _whole(cut)
 
     def first_with(begin) -> Callable[[object], bool]:
-        return lambda got: same(got, wrongly(begin)[1])
+        return lambda got: same(got, _whole(cut, begin)[1])
 
     def times(gradients: dict) -> dict:
         return {name: None if g is None else steps * g for name, g in gradients.items()}
@@ -433,13 +492,15 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
 
 @crossing.requires(
     "one tensor crosses: both stages get the whole model's gradients",
-    failures={"'NoneType'": "no-leaf"},
+    failures={"'NoneType'": "no-leaf", "does not require grad": "no-leaf"},
 )
 def _(answer, draw):
     _check_crossing(answer, draw, "one")
 
 
-@crossing.requires("two tensors cross that share a part of the graph")
+@crossing.requires(
+    "two tensors cross that share a part of the graph", failures={"timeout": "waits-too-early"}
+)
 def _(answer, draw):
     _check_crossing(answer, draw, "two")
 
@@ -511,6 +572,12 @@ cutting = Exercise(
     ],
     misconceptions={
         "sizes-not-cuts": "You return how many layers each stage has. Asked is where to cut.",
+        "stages-not-cuts": "You return the stages themselves. Asked is where to cut: the indices of "
+        "the layers before which a stage ends.",
+        "cost-not-cuts": "You return how slow the slowest stage is. Asked is where to cut: remember, "
+        "with each best cost, the cuts that lead to it.",
+        "unhashable": "`cache` looks its results up by the arguments, and a list cannot be looked up. "
+        "Cache a function inside yours: its arguments are whole numbers, and it sees `costs`.",
         "ends-included": "The beginning and the end of the chain are no cuts: stages - 1 indices "
         "suffice.",
         "number-of-cuts": "That many cuts do not make that many stages. Every stage has to have at "
@@ -543,7 +610,11 @@ cutting = Exercise(
         "accident": "This ValueError comes from deep inside by accident, and its message tells the "
         "caller nothing. Test `stages` first.",
     },
-    failures={"endless": "too-slow", "RecursionError": "too-slow"},
+    failures={
+        "endless": "too-slow",
+        "RecursionError": "too-slow",
+        "unhashable type": "unhashable",
+    },
 )
 
 Cuts = list[int]
@@ -636,12 +707,16 @@ MISTAKEN: dict[str, Callable[[list[float], int], Cuts]] = {
 }
 
 # Found by a search; tests/test_checks_ch04.py shows that each mistaken partitioner misses the best
-# cut of each list, and that no two of them give the same cuts on all lists.
+# cut of each list, and that no two of them give the same cuts, from whichever end they work.
 MISLEADING = [
-    ([3, 3, 3, 2, 3, 8, 6, 9, 9, 3, 1, 4], 5),
-    ([7, 7, 2, 5, 2, 5, 1, 2, 2, 8, 3, 9], 5),
-    ([3, 9, 1, 2, 3, 2, 4, 4, 5], 4),
-    ([5, 2, 2, 3, 6, 4, 9, 1], 5),
+    ([8, 4, 2, 3, 5, 6, 9, 7, 2, 1, 6], 5),
+    ([5, 7, 1, 9, 4, 7, 3, 1, 3, 9, 1, 2, 1], 6),
+    ([9, 1, 8, 7, 1, 7, 2, 7, 7, 8, 6, 3], 5),
+    ([8, 2, 1, 4, 1, 8, 6, 8, 1, 3, 5, 1, 4], 5),
+    ([3, 7, 1, 5, 8, 7, 5, 7, 9, 2, 3], 6),
+    ([5, 5, 2, 2, 5, 5, 8, 6, 3, 4], 5),
+    ([1, 9, 5, 1, 6, 3, 5, 3, 1, 3, 1, 3], 6),
+    ([8, 1, 7, 8, 8, 6, 2, 3, 9, 6], 6),
 ]
 
 
@@ -656,11 +731,14 @@ def _cuts_of(answer, costs: list[float], stages: int) -> Cuts:
     got = answer(given, stages)
     if given != costs:
         raise Wrong("costs-changed", expected=costs, got=given)
+    if isinstance(got, int | float):
+        raise Wrong("cost-not-cuts", expected="a list of cuts", got=got)
     expect_type(got, (list, tuple))
     try:
         cuts = [index(cut) for cut in got]
     except TypeError:
-        raise Wrong(expected="a list of whole numbers", got=got) from None
+        slug = "stages-not-cuts" if isinstance(got[0], list | tuple) else "cost-not-cuts"
+        raise Wrong(slug, expected="a list of whole numbers", got=got) from None
     layers, what = len(costs), f"{stages - 1} cuts of {len(costs)} layers"
     if len(cuts) != stages - 1:
         ends = [cut for cut in cuts if cut in (0, layers)]
@@ -690,7 +768,8 @@ def _must_be_best(got: Cuts, costs: list[float], stages: int, likely: str) -> No
 @cutting.requires("layers that cost the same")
 def _(answer, draw):
     cost = draw.integer(2, 9)
-    for size, stages in ((3, 2), (2, 3), (4, 4)):
+    for stages in draw.sample(range(2, 6), 3):
+        size = draw.integer(2, 4)
         costs = [cost] * (size * stages)
         got, best = _cuts_of(answer, costs, stages), best_cuts(costs, stages)
         after = got == [cut - 1 for cut in best]
@@ -701,7 +780,8 @@ def _(answer, draw):
 def _(answer, draw):
     lists = [
         ([factor * cost for cost in costs], stages)
-        for (costs, stages), factor in zip(MISLEADING, (draw.integer(1, 9) for _ in MISLEADING))
+        for costs, stages in draw.sample(MISLEADING, 3)
+        for factor in [draw.integer(1, 9)]
     ]
     got = [_cuts_of(answer, costs, stages) for costs, stages in lists]
     likely = "not-best"
@@ -719,11 +799,16 @@ def _(answer, draw):
     costs = [draw.integer(1, 20) for _ in range(count)]
     expect(_cuts_of(answer, costs, 1), [], what="the cuts for one stage")
     expect(_cuts_of(answer, costs, count), list(range(1, count)), what="the cuts of single layers")
-    for costs, stages in (([0, 0, 5, 0, 0, 5, 0], 3), ([9, 0, 0, 0], 3), ([0] * 5, 2)):
+    cost = draw.integer(1, 9)
+    free = [0] * count
+    for costs, stages in (([0, 0, cost, *free, cost, 0], 3), ([cost, *free], 3), (free, 2)):
         _must_be_best(_cuts_of(answer, costs, stages), costs, stages, "not-best")
 
 
-@cutting.requires("many random lists, of whole numbers and of fractions")
+@cutting.requires(
+    "many random lists, of whole numbers and of fractions",
+    failures={"cannot be interpreted as an integer": "fractions"},
+)
 def _(answer, draw):
     for unit, likely in ((1, "not-best"), (2**-8, "fractions")):
         for _ in range(12):
@@ -740,7 +825,9 @@ def _(answer, draw):
 
 @cutting.requires("stages that cannot be filled are refused")
 def _(answer, draw):
-    for count, stages in ((3, 4), (2, draw.integer(5, 9)), (3, 0), (3, -1), (0, 1)):
+    layers = draw.integer(2, 6)
+    too_many = (layers, layers + 1), (layers, layers + draw.integer(2, 5))
+    for count, stages in (*too_many, (layers, 0), (layers, -1), (0, 1)):
         expected = f"ValueError for {stages} stages of {count} layers"
         try:
             got = answer([draw.integer(1, 9) for _ in range(count)], stages)
@@ -785,6 +872,11 @@ repairing = Exercise(
         "no-self": "A method's first parameter is the object itself. Without `self` in `forward`, Python "
         "hands the model over as `x` and has no place for the images.",
         "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
+        "class-not-module": "A layer has to be made before it goes into nn.Sequential: "
+        "`nn.Flatten()`, with parentheses.",
+        "size-is-a-pair": "`image_size` is a pair, (height, width): take it apart first.",
+        "classes-not-logits": "Asked are the logits, ten numbers for each image, not the class with "
+        "the largest one: the loss needs them all.",
         "no-flatten": "A linear layer works on the last dimension, and here that is the width of the "
         "picture. Flatten each image between pooling and linear layer.",
         "batch-flattened": "The batch dimension has been flattened too. Flatten each image by itself: "
@@ -818,6 +910,9 @@ repairing = Exercise(
         "super().__init__": "no-super",
         "positional argument": "no-self",
         "Cannot copy out of meta": "output-elsewhere",
+        "is not a Module subclass": "class-not-module",
+        "'tuple' and 'int'": "size-is-a-pair",
+        "got float": "in-features-wrong",
     },
 )
 
@@ -864,7 +959,8 @@ def _check_logits(answer, draw, image_size) -> None:
     expect_type(logits, Tensor)
     if logits.dim() == 2 and len(logits) != len(images):
         raise Wrong("batch-mixed", expected=f"{len(images)} rows of logits", got=f"{len(logits)}")
-    expect(tuple(logits.shape), (len(images), 10), what="the logits' shape")
+    likely = {"classes-not-logits": logits.shape == images.shape[:1]}
+    expect(tuple(logits.shape), (len(images), 10), what="the logits' shape", likely=likely)
     shapes, expected = [tuple(p.shape) for p in model.parameters()], _shapes(image_size)
     fixed = shapes[:2] + shapes[3:] == expected[:2] + expected[3:] and shapes[2] != expected[2]
     if shapes != expected:
@@ -886,16 +982,19 @@ def _(answer, draw):
 
 @repairing.requires("other sizes", failures={**LOST_BATCH, "mat1 and mat2": "in-features-wrong"})
 def _(answer, draw):
-    for size in (32, draw.choice([19, 23, 25])):
+    for size in (draw.choice([24, 28, 32]), draw.choice([19, 23, 25])):
         _check_logits(answer, draw, (size, size))
 
 
 @repairing.requires(
-    "height and width differ", failures={**LOST_BATCH, "mat1 and mat2": "square-only"}
+    "height and width differ",
+    failures={**LOST_BATCH, "mat1 and mat2": "square-only"},
+    needs_earlier=True,
 )
 def _(answer, draw):
-    for size in ((12, 20), (30, 14)):
-        _check_logits(answer, draw, size)
+    for short, long in zip(draw.sample([12, 14, 18], 2), draw.sample([22, 27, 31], 2)):
+        _check_logits(answer, draw, (short, long))
+        _check_logits(answer, draw, (long, short))
 
 
 @repairing.requires(
@@ -910,7 +1009,7 @@ def _(answer, draw):
             slug = "nothing-placed" if set(places) == {CPU} else "wrong-part"
             raise Wrong(slug, expected=f"4 tensors on {devices[0]}, 4 on {devices[1]}", got=places)
         with _watched_moves():
-            logits = model(draw.tensor(2, 3, 16, 16))
+            logits = model(draw.tensor(draw.integer(2, 4), 3, 16, 16))
         if logits.device != devices[1]:
             raise Wrong("output-elsewhere", expected=f"on {devices[1]}", got=f"on {logits.device}")
 
@@ -947,11 +1046,14 @@ comparing = Exercise(
         "cut-of-ones": "Equal layers: `cut` looks at the slowest stage alone, so for equal costs it "
         "may leave one stage short. Asked are the cuts of `torch.tensor_split`: the first stages "
         "have one layer more each.",
+        "ends-included": "The beginning and the end of the line are no cuts: the form of exercise 4.3 "
+        "has stages - 1 indices.",
         "same-cuts": "Another strategy's cuts stand in this row.",
         "trainable-only": "You count the parameters that learn. A frozen one is held and computed "
         "with like any other: count it too.",
         "sum-not-slowest": "The slowest stage is the largest sum, not the sum of all.",
         "mean-not-slowest": "The slowest stage is the largest, not the mean.",
+        "index-not-seconds": "You say which stage is the slowest. Asked are its seconds.",
         "slowest-layer": "A stage's seconds are the sum over its layers; you look at single layers.",
         "costs-not-seconds": "The slowest stage is in seconds for each strategy, whatever the strategy "
         "balances.",
@@ -966,6 +1068,13 @@ comparing = Exercise(
         "its gradient.",
         "activations-forgotten": "What the forward pass keeps for backward is memory too: use "
         "`kept_for_backward`.",
+        "inputs-not-handed-on": "A stage gets what the stage before it returns; the batch enters the "
+        "first one only.",
+        "report-not-bytes": "`kept` is a report, and `kept.bytes` is the number in it.",
+        "optimizer-counted": "You count state of an optimizer. Plain SGD keeps none: parameters, "
+        "gradients, buffers and what is kept for backward are all.",
+        "outputs-counted": "You count what a stage returns once more. Where backward needs it, "
+        "`kept_for_backward` has counted it.",
         "input-needs-gradient": "What arrives over a cut has to require a gradient. Without, "
         "the first operations of a stage keep nothing, and you count too little.",
         "first-input-leaf": "The batch that enters the first layer needs no gradient: only what comes "
@@ -978,7 +1087,11 @@ comparing = Exercise(
         "tied-twice": "A parameter that a stage uses twice is held once. `stage.parameters()` yields "
         "it once, a walk over the layers twice.",
     },
-    failures={"floating point": "input-needs-gradient"},
+    failures={
+        "floating point": "first-input-leaf",
+        "mat1 and mat2": "inputs-not-handed-on",
+        "'Kept'": "report-not-bytes",
+    },
 )
 
 STRATEGIES = ("equal layers", "equal parameters", "profiled time")
@@ -1035,6 +1148,12 @@ def _kept(parts: list[nn.Sequential], inputs: Tensor, first=False, later=True) -
     return result
 
 
+def _returned(parts: list[nn.Sequential], inputs: Tensor) -> list[int]:
+    """The bytes that each stage returns."""
+    outputs = list(accumulate(parts, lambda arriving, part: part(arriving), initial=inputs))
+    return [tensor.nbytes for tensor in outputs[1:]]
+
+
 def _held(part: nn.Sequential) -> dict[str, int]:
     """The bytes of a stage's tensors, by kind."""
     return {
@@ -1079,7 +1198,10 @@ def _checked_cuts(answer, case: _Case) -> dict[str, dict]:
         "profiled time": {},
     }
     for name in STRATEGIES:
-        others = {"same-cuts": _any_of(*expected.values())}
+        others = {
+            "same-cuts": _any_of(*expected.values()),
+            "ends-included": [0, *expected[name], len(case.layers)],
+        }
         what = f"the cuts of {name!r}"
         expect(table[name]["cuts"], expected[name], what=what, likely={**likely[name], **others})
     return table
@@ -1088,11 +1210,17 @@ def _checked_cuts(answer, case: _Case) -> dict[str, dict]:
 def _check_times(answer, case: _Case) -> None:
     table, total = _checked_cuts(answer, case), sum(case.seconds)
     numbers, ones = [_numbers(layer) for layer in case.layers], [1] * len(case.layers)
+    slowest_stages = {}
+    for name, cuts in case.cuts().items():
+        loads = _loads(case.seconds, cuts)
+        slowest_stages[name] = loads.index(max(loads))
+    by_index = all(table[name]["slowest"] == stage for name, stage in slowest_stages.items())
     for name, cuts in case.cuts().items():
         loads = _loads(case.seconds, cuts)
         slowest = max(loads)
         likely = {
             "one-number": _is_listed,
+            "index-not-seconds": by_index,
             "sum-not-slowest": total,
             "mean-not-slowest": total / case.stages,
             "slowest-layer": max(case.seconds),
@@ -1131,6 +1259,9 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         other = _kept(parts, case.inputs, **feeding)
         return [bytes_ - keeps + o for bytes_, keeps, o in zip(full, kept, other)]
 
+    def instead_of_none(copies: int) -> list[int]:
+        return [bytes_ + copies * kinds["gradients"] for bytes_, kinds in zip(full, held)]
+
     one_by_one = [
         sum(sum(_held(layer).values()) for layer in part) + keeps
         for part, keeps in zip(parts, kept)
@@ -1146,6 +1277,8 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         "list-of-stages": lambda got: not _is_listed(got),
         "gradients-forgotten": without("gradients"),
         "activations-forgotten": [bytes_ - keeps for bytes_, keeps in zip(full, kept)],
+        "optimizer-counted": _any_of(instead_of_none(1), instead_of_none(2)),
+        "outputs-counted": [bytes_ + n for bytes_, n in zip(full, _returned(parts, case.inputs))],
         "input-needs-gradient": instead(later=False),
         "first-input-leaf": instead(first=True),
         "whole-model": lambda got: len(parts) > 1 and len(set(got)) == 1,
@@ -1177,10 +1310,21 @@ def _case(draw, count: int, stages: int) -> _Case:
             return case
 
 
+def _even(draw) -> tuple[int, int]:
+    """Numbers of layers and of stages that share them out equally."""
+    return draw.choice([(6, 2), (8, 2), (6, 3), (9, 3), (12, 4)])
+
+
+def _uneven(draw) -> tuple[int, int]:
+    """Numbers of layers and of stages that do not: with `cut` for equal costs, or with the rest in
+    one stage, other cuts come out."""
+    return draw.choice([(7, 3), (8, 3), (10, 3), (11, 3), (9, 4), (10, 4), (11, 4)])
+
+
 def _frozen_case(draw) -> _Case:
     """Layers of which some are frozen, and for which that makes a difference."""
     while True:
-        case = _case(draw, 8, 2)
+        case = _case(draw, draw.integer(7, 9), 2)
         for layer in draw.sample(list(case.layers), 3):
             layer.requires_grad_(False)
         if _cuts_by_trainable(case) != case.cuts()["equal parameters"]:
@@ -1189,25 +1333,28 @@ def _frozen_case(draw) -> _Case:
 
 @comparing.requires("three rows, each with its strategy's cuts")
 def _(answer, draw):
-    for count, stages in ((6, 2), (9, 3), (11, 3), (10, 4)):
+    for count, stages in (_even(draw), _even(draw), _uneven(draw), _uneven(draw)):
         _checked_cuts(answer, _case(draw, count, stages))
 
 
 @comparing.requires("the slowest stage and the idle share")
 def _(answer, draw):
-    for count, stages in ((6, 2), (10, 4)):
+    for count, stages in (_even(draw), _uneven(draw)):
         _check_times(answer, _case(draw, count, stages))
 
 
 @comparing.requires("the memory of every stage, to the byte")
 def _(answer, draw):
-    for count, stages in ((5, 2), (8, 3)):
+    for count, stages in (_uneven(draw), _uneven(draw)):
         _check_memory(answer, _case(draw, count, stages))
 
 
 @comparing.requires("frozen layers, buffers and a tied layer")
 def _(answer, draw):
-    with_frozen, with_buffers, with_tied = _frozen_case(draw), _case(draw, 7, 2), _case(draw, 7, 2)
+    with_frozen, with_buffers, with_tied = (
+        _frozen_case(draw),
+        *(_case(draw, draw.integer(6, 8), 2) for _ in range(2)),
+    )
     _lengthen(with_buffers, lambda width: [nn.BatchNorm1d(width)])
     _lengthen(with_tied, lambda width: [_layer(width, width)] * 2)
     for case in (with_frozen, with_buffers, with_tied):
@@ -1224,9 +1371,14 @@ def _lengthen(case: _Case, make: Callable[[int], list[nn.Module]]) -> None:
 @comparing.requires("token numbers as inputs, other dtypes, one stage")
 def _(answer, draw):
     torch.manual_seed(draw.seed())
-    tokens, width = draw.integers(4, 5, low=0, high=6), draw.integer(3, 9)
+    vocabulary, width, wider = draw.integer(5, 9), draw.integer(3, 8), draw.integer(9, 12)
+    tokens = draw.integers(draw.integer(3, 6), 5, low=0, high=vocabulary - 1)
     layers = nn.Sequential(
-        nn.Embedding(7, width), _layer(width, 9), _layer(9, width), _layer(width, 2)
+        nn.Embedding(vocabulary, width),
+        _layer(width, wider),
+        *(_layer(wider, wider) for _ in range(draw.integer(0, 2))),
+        _layer(wider, width),
+        _layer(width, 2),
     )
     seconds = [draw.integer(1, 9) / 100 for _ in layers]
     for dtype in (torch.float32, torch.float64):

@@ -53,8 +53,16 @@ bubble = Exercise(
         "larger, more micro-batches make it smaller.",
         "busy-share": "That is the share of time in which a rank works. The bubble is the rest.",
         "no-overlap": "That is the idle share without micro-batches, where one stage works at a time.",
+        "passes-not-share": "You return how many passes a rank is idle. Asked is a share: divide by the "
+        "passes of the total time.",
+        "one-rank-of-all": "You divide the work of one rank by the time of all ranks. Each of them "
+        "works for micro_batches passes.",
         "percent": "You return percent: asked is a share, from 0 to 1.",
         "rounded-down": "The share is rounded down to a whole number: `//` drops the fraction.",
+        "no-chunks": "`chunks` is the third parameter, and 1 where nobody gives it: "
+        "`bubble_share(stages, micro_batches, chunks=1)`.",
+        "chunks-as-stages": "You count every chunk as a stage of its own. A rank has several pieces, "
+        "and works on one of them while the others wait for their turn.",
         "chunks-ignored": "Chunks play no part in your formula, and they shorten the bubble.",
         "chunks-lengthen": "With more chunks your bubble grows. Each wait now lasts for one chunk "
         "only, a part of the stage.",
@@ -91,6 +99,8 @@ def _(answer, draw):
         {
             "of-ideal": lambda p, m: (p - 1) / m,
             "rounded-down": lambda p, m: 0,
+            "passes-not-share": lambda p, m: p - 1,
+            "one-rank-of-all": lambda p, m: 1 - m / (p * (m + p - 1)),
             "percent": lambda p, m: 100 * (p - 1) / (m + p - 1),
             "busy-share": lambda p, m: m / (m + p - 1),
             "all-stages": lambda p, m: p / (m + p),
@@ -106,7 +116,7 @@ def _(answer, draw):
     _check_bubble(answer, [(1, draw.integer(2, 9)), (draw.integer(2, 9), 1), (1, 1)], {})
 
 
-@bubble.requires("with several chunks per rank")
+@bubble.requires("with several chunks per rank", failures={"positional argument": "no-chunks"})
 def _(answer, draw):
     cases = [(p, p * draw.integer(2, 6), draw.integer(2, 4)) for p in draw.sample(range(3, 9), 3)]
     _check_bubble(
@@ -114,6 +124,7 @@ def _(answer, draw):
         cases,
         {
             "chunks-ignored": lambda p, m, v: (p - 1) / (m + p - 1),
+            "chunks-as-stages": lambda p, m, v: (v * p - 1) / (m + v * p - 1),
             "chunks-lengthen": lambda p, m, v: v * (p - 1) / (m + v * (p - 1)),
             "share-divided": lambda p, m, v: (p - 1) / (m + p - 1) / v,
             "of-ideal": lambda p, m, v: (p - 1) / (v * m),
@@ -140,7 +151,8 @@ FORM = {
     "counted-from-one": "Micro-batches are numbered from 0, as everything in Python is.",
     "missing": "Some work is never done. Every rank runs F and B of every micro-batch, in each of its "
     "chunks.",
-    "doubled": "Some work is done twice.",
+    "doubled": "Some work is done twice. Where all ranks share one list, as in `[[]] * stages`, each "
+    "append reaches all of them.",
     "unknown-work": "An op belongs to no micro-batch or chunk of this step.",
     "cannot-run": "The schedule cannot run: no rank can do this op before what it needs is there. "
     "F needs the F of the piece of the model before it. B needs the B of the piece after it, and its "
@@ -256,7 +268,8 @@ def _simulated(schedule: Schedule, case: _Case) -> Simulation:
 
 def _form(got: object, case: _Case) -> Schedule:
     """What the answer gave, as lists; raises Wrong unless it is a list of ops for each rank."""
-    expect_type(got, (list, tuple))
+    slug = "returns-nothing" if got is None else "not-one-list-per-rank"
+    expect_type(got, (list, tuple), likely=slug)
     if got and all(isinstance(entry, Op) for entry in got):
         raise Wrong("flat-list", expected="a list of lists, one for each rank", got=_shown(got))
     if len(got) != case.stages:
@@ -382,8 +395,8 @@ def _(answer, draw):
     "one stage, one micro-batch, and more stages than micro-batches", needs_earlier=True
 )
 def _(answer, draw):
-    stages = draw.integer(3, 6)
-    for case in (_Case(1, 3), _Case(stages, 1), _Case(stages, 2), _Case(1, 1)):
+    stages, some = draw.integer(3, 6), draw.integer(2, 5)
+    for case in (_Case(1, some), _Case(stages, 1), _Case(stages, 2), _Case(1, 1)):
         _gpipe.in_time(answer, case)
 
 
@@ -498,8 +511,8 @@ def _(answer, draw):
     needs_earlier=True,
 )
 def _(answer, draw):
-    stages = draw.integer(4, 6)
-    for case in (_Case(1, 3), _Case(stages, 2), _Case(stages, 1), _Case(1, 1)):
+    stages, some = draw.integer(4, 6), draw.integer(2, 5)
+    for case in (_Case(1, some), _Case(stages, 2), _Case(stages, 1), _Case(1, 1)):
         _1f1b.legal(answer, case, strange_work="warm-up-not-capped")
         _1f1b.in_time(answer, case)
         _1f1b.in_memory(answer, case)
@@ -632,9 +645,9 @@ def _(answer, draw):
     needs_earlier=True,
 )
 def _(answer, draw):
-    stages = draw.integer(3, 5)
-    few = _Case(stages, stages, 2)
-    for case in (few, _Case(1, 3, 3), _Case(1, 1, 1), _Case(stages, 2 * stages, 1)):
+    stages, chunks = draw.integer(3, 5), draw.integer(2, 3)
+    few, alone = _Case(stages, stages, 2), _Case(1, draw.integer(2, 5), chunks)
+    for case in (few, alone, _Case(1, 1, 1), _Case(stages, 2 * stages, 1)):
         _interleaved.legal(answer, case, strange_work="warm-up-not-capped")
         _interleaved.in_time(answer, case)
         _interleaved.in_memory(answer, case)
@@ -643,7 +656,6 @@ def _(answer, draw):
 # ---- 5.5 -----------------------------------------------------------------------------------------
 
 Gradients = dict[str, Tensor | None]
-FEATURES, CLASSES = 5, 4
 
 accumulation = Exercise(
     "5.5",
@@ -666,6 +678,16 @@ accumulation = Exercise(
         ),
     ],
     misconceptions={
+        "no-backward": "No parameter has a gradient: `backward()` is never called, or the last thing "
+        "you do is clear what it gave.",
+        "no-graph": "There is no graph behind this loss: under `torch.no_grad()`, or behind `.item()` "
+        "and `.detach()`, nothing is recorded. Call `backward()` on what the model gave; a number for "
+        "the sum is taken after it.",
+        "running-total": "You call `backward()` on a running total: it goes through the earlier "
+        "micro-batches again in every turn. Call it on this micro-batch's loss alone.",
+        "windows": "Your micro-batches overlap: micro-batch i begins at sample i * size, not at i.",
+        "targets-not-cut": "Inputs and targets have to be cut alike: sample i of one belongs to "
+        "sample i of the other.",
         "sum-not-mean": "Your gradients are too large by the number of micro-batches: every loss is "
         "a mean already, and you add up these means. Adam would hide it, SGD does not.",
         "samples-summed": "Your gradients are those of the summed loss: they are too large by the "
@@ -701,24 +723,30 @@ accumulation = Exercise(
         "one-backward": "A forward pass began before the micro-batch before it was through its "
         "backward pass: its activations are kept. Call backward in every turn of the loop.",
     },
+    failures={
+        "a second time": "running-total",
+        "'float' object has no attribute 'backward'": "no-graph",
+        "does not require grad": "no-graph",
+        "to match target batch_size": "targets-not-cut",
+    },
 )
 
 
-def _plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, CLASSES))
+def _plain(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 7), nn.Tanh(), nn.Linear(7, classes))
 
 
 class _Awkward(nn.Module):
     """A frozen layer, one that the loss does not use, and a weight that two layers share."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.first = nn.Linear(FEATURES, FEATURES)
-        self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
-        self.unused = nn.Linear(FEATURES, 3)
-        self.tied = nn.Linear(FEATURES, FEATURES)
+        self.first = nn.Linear(features, features)
+        self.frozen = nn.Linear(features, features).requires_grad_(False)
+        self.unused = nn.Linear(features, 3)
+        self.tied = nn.Linear(features, features)
         self.tied.weight = self.first.weight
-        self.last = nn.Linear(FEATURES, CLASSES)
+        self.last = nn.Linear(features, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.tied(self.frozen(self.first(x)).tanh()).tanh())
@@ -740,7 +768,7 @@ class _Batch:
         self.model.register_forward_hook(self._forward)
 
     def _forward(self, model, inputs, output):
-        self.seen.append(len(output))
+        self.seen.append(len(output) if output.dim() > 1 else 1)  # 1: a sample without a batch
         if output.requires_grad:
             self.open += 1
             self.most_open = max(self.most_open, self.open)
@@ -757,10 +785,17 @@ def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 
 
-def _batch(draw, make: Callable[[], nn.Module], samples: int, size: int) -> _Batch:
+def _batch(draw, make: Callable[[int, int], nn.Module], samples: int, size: int) -> _Batch:
     torch.manual_seed(draw.seed())
-    targets = draw.integers(samples, low=0, high=CLASSES - 1)
-    return _Batch(make(), 2 * draw.tensor(samples, FEATURES), targets, size)
+    features, classes = draw.integer(3, 6), draw.integer(3, 5)
+    targets = draw.integers(samples, low=0, high=classes - 1)
+    return _Batch(make(features, classes), 2 * draw.tensor(samples, features), targets, size)
+
+
+def _uneven(draw, full: int) -> tuple[int, int]:
+    """A number of samples and a size: some full micro-batches and a smaller one."""
+    size = draw.integer(4, 6)  # unlike the number of micro-batches, which tells mistakes apart
+    return full * size + draw.integer(2, size - 2), size
 
 
 def _gradients(model: nn.Module) -> Gradients:
@@ -797,7 +832,17 @@ def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
     mean = [n / total for n in own]
     dropped = [[w * (i < count - 1) for i, w in enumerate(ws)] for ws in _weightings(batch)]
     whole = sum(own[:-1])
+    windows = [
+        _gradient(batch.model, *(t[i : i + batch.size] for t in (batch.inputs, batch.targets)))[1]
+        for i in range(count)
+    ]
+    totals = [w * (count - i) for i, w in enumerate(mean)]
     return {
+        "no-backward": lambda got: all(gradient is None for gradient in got.values()),
+        "running-total": count > 1 and _weighted(each, totals),
+        "windows": lambda got: (
+            count > 1 and any(same(got, _weighted(windows, ws)) for ws in _weightings(batch))
+        ),
         "sum-not-mean": count > 1 and _weighted(each, [1] * count),
         "samples-summed": _weighted(each, own),
         "last-only": lambda got: (
@@ -848,13 +893,14 @@ def _(answer, draw):
 @accumulation.requires("so they do where the last micro-batch is smaller, or the only one")
 def _(answer, draw):
     size = draw.integer(4, 6)
-    for samples, own in ((3 * size + 2, size), (size - 1, size), (3, 1)):
+    for samples, own in (_uneven(draw, 3), (size - 1, size), (draw.integer(2, 4), 1)):
         _check_gradients(answer, _batch(draw, _plain, samples, own))
 
 
 @accumulation.requires("the result is the mean loss of the whole batch")
 def _(answer, draw):
-    for samples, size in ((12, 4), (14, 4)):
+    equal = draw.integer(4, 6)
+    for samples, size in ((3 * equal, equal), _uneven(draw, 3)):
         batch = _batch(draw, _plain, samples, size)
         losses = [_gradient(batch.model, x, y)[0] for x, y in batch.parts()]
         mean, _ = _gradient(batch.model, batch.inputs, batch.targets)
@@ -875,7 +921,7 @@ def _(answer, draw):
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
 def _(answer, draw):
-    batch = _batch(draw, _Awkward, 11, 4)
+    batch = _batch(draw, _Awkward, *_uneven(draw, 2))
     _, expected = _gradient(batch.model, batch.inputs, batch.targets)
 
     def zeros(got):
@@ -897,7 +943,7 @@ def _step(model: nn.Module) -> None:
 
 @accumulation.requires("three steps of SGD end with the parameters of whole-batch training")
 def _(answer, draw):
-    batch = _batch(draw, _plain, 14, 4)
+    batch = _batch(draw, _plain, *_uneven(draw, 3))
     alone = copy.deepcopy(batch.model)
     for step in range(3):
         answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
@@ -917,7 +963,8 @@ def _(answer, draw):
 
 @accumulation.requires("one micro-batch of `size` samples at a time, and no more activations")
 def _(answer, draw):
-    batch = _batch(draw, _plain, 11, 5)  # `chunk(5)` would cut 3, 3, 3, 2
+    size = draw.integer(4, 6)
+    batch = _batch(draw, _plain, 2 * size + 1, size)  # `chunk(5)` would cut 11 into 3, 3, 3, 2
     batch.watch()
     answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
     if max(batch.seen, default=0) > batch.size:
@@ -964,6 +1011,10 @@ exchanging = Exercise(
         "two neighbours, and waits for one of them while the other waits for it.",
         "beyond-the-ends": "The line has two ends. The first rank has no previous one and the last "
         "rank no next one: nothing goes there and nothing comes from there.",
+        "room-at-the-ends": "Where a rank has no neighbour nothing comes: return None there, not the "
+        "empty room.",
+        "truth-of-a-tensor": "`if activations:` asks whether its numbers are true. Ask "
+        "`if activations is not None:`.",
         "alone": "With one rank there is nobody to talk to: return (None, None).",
         "swapped-results": "The two results have changed places: first what comes from the previous "
         "rank, then what comes from the next one.",
@@ -987,6 +1038,7 @@ exchanging = Exercise(
         "needs-contiguous": "`send` and `recv` need contiguous memory. Send `tensor.contiguous()`, "
         "and make the room with the same shape, but contiguous.",
     },
+    failures={"Boolean value of Tensor": "truth-of-a-tensor"},
 )
 
 Handed = tuple[Tensor | None, Tensor | None]  # to the next rank, to the previous rank
@@ -1100,6 +1152,7 @@ def _check_received(got: list, expected: list[Handed], own: list[Handed]) -> Non
     likely = {
         "swapped-results": [pair[::-1] for pair in expected],
         "own-returned": lambda got: same(got, own) or same(got, [pair[::-1] for pair in own]),
+        "room-at-the-ends": lambda got: not (got[0][0] is got[-1][1] is None),
         "one-way-only": lambda got: any(
             all(pair[i] is None or not pair[i].any() for pair in got) for i in (0, 1)
         ),
@@ -1107,26 +1160,34 @@ def _check_received(got: list, expected: list[Handed], own: list[Handed]) -> Non
     expect(got, expected, each="rank", likely=likely)
 
 
-ENDS = dict.fromkeys(("TypeError", "AttributeError", "ValueError"), "beyond-the-ends")
+AT_AN_END = ("TypeError", "AttributeError", "ValueError")
+ENDS = dict.fromkeys(AT_AN_END, "beyond-the-ends")
 HANGS = {"finished without": "unanswered", "waits in recv": "both-receive", "timeout": "both-send"}
+
+
+def _whole_numbers(draw) -> Callable[[int], Tensor]:
+    """Makes tensors of one shape, which differs when it is transposed."""
+    rows, columns = draw.sample(range(2, 6), 2)
+    return lambda link: draw.whole(rows, columns)
 
 
 @exchanging.requires("two stages hand over at the same time", failures=HANGS | ENDS)
 def _(answer, draw):
-    _check_exchange(answer, [_line(2, lambda link: draw.whole(4, 3))])
+    _check_exchange(answer, [_line(2, _whole_numbers(draw))])
 
 
-@exchanging.requires("three stages do, and four", failures={"timeout": "two-stages-only"})
+@exchanging.requires("three stages do, and four", failures=ENDS | {"timeout": "two-stages-only"})
 def _(answer, draw):
     for ranks in (3, 4):
-        _check_exchange(answer, [_line(ranks, lambda link: draw.whole(4, 3))])
+        _check_exchange(answer, [_line(ranks, _whole_numbers(draw))])
 
 
 @exchanging.requires(
-    "a single stage hands over nothing", failures=dict.fromkeys(("exception", "timeout"), "alone")
+    "a single stage hands over nothing",
+    failures=dict.fromkeys((*AT_AN_END, "exception", "timeout"), "alone"),
 )
 def _(answer, draw):
-    _check_exchange(answer, [_line(1, lambda link: draw.whole(2))])
+    _check_exchange(answer, [_line(1, _whole_numbers(draw))])
 
 
 @exchanging.requires(
@@ -1134,8 +1195,10 @@ def _(answer, draw):
     failures=dict.fromkeys(("mismatch", "signal", "timeout"), "shapes-assumed"),
 )
 def _(answer, draw):
-    shapes = [(draw.integer(2, 3), 4), (draw.integer(4, 5), 2, 3)]
-    _check_exchange(answer, [_line(3, lambda link: draw.whole(*shapes[link])) for _ in range(3)])
+    shapes = [(draw.integer(2, 3), 4), (draw.integer(4, 5), 2, 3), (draw.integer(5, 6), 7)]
+    ranks, times = draw.integer(3, 4), draw.integer(2, 3)
+    cases = [_line(ranks, lambda link: draw.whole(*shapes[link])) for _ in range(times)]
+    _check_exchange(answer, cases)
 
 
 @exchanging.requires(
@@ -1143,8 +1206,10 @@ def _(answer, draw):
     failures=dict.fromkeys(("mismatch", "signal", "timeout"), "dtype-lost"),
 )
 def _(answer, draw):
-    _check_exchange(answer, [_line(2, lambda link: draw.tensor(3, 2, dtype=torch.float64))])
-    _check_exchange(answer, [_line(2, lambda link: draw.whole(3, 2))], _in_a_graph)
+    ranks = draw.integer(2, 3)
+    double = draw.tensor(draw.integer(2, 4), 2, dtype=torch.float64)
+    _check_exchange(answer, [_line(ranks, lambda link: double * (link + 1))])
+    _check_exchange(answer, [_line(ranks, _whole_numbers(draw))], _in_a_graph)
 
 
 @exchanging.requires(
@@ -1152,4 +1217,4 @@ def _(answer, draw):
     failures=dict.fromkeys(("exception", "timeout", "mismatch", "signal"), "needs-contiguous"),
 )
 def _(answer, draw):
-    _check_exchange(answer, [_line(2, lambda link: draw.whole(4, 3))], _transposed)
+    _check_exchange(answer, [_line(draw.integer(2, 3), _whole_numbers(draw))], _transposed)

@@ -177,6 +177,56 @@ class BringsTheOutputHome(_Line):
         return super().forward(x).to(home)
 
 
+@wrong("4.1", names="list-not-module")
+class MovesASlice(_Line):
+    def __init__(self, layers, devices):
+        nn.Module.__init__(self)
+        for part, device in zip(_thirds(layers), devices):
+            part.to(device)
+
+
+@wrong("4.1", names="list-not-module")
+class ForgetsTheStar(_Line):
+    def __init__(self, layers, devices):
+        nn.Module.__init__(self)
+        self.part0, self.part1, self.part2 = (nn.Sequential(part) for part in _thirds(layers))
+
+
+@wrong("4.1", names="container-called")
+class CallsAModuleList(_Line):
+    def __init__(self, layers, devices):
+        nn.Module.__init__(self)
+        self.devices = devices
+        self.part0, self.part1, self.part2 = map(nn.ModuleList, _thirds(layers))
+        for part, device in zip(self.children(), devices):
+            part.to(device)
+
+
+@wrong("4.1", names="result-dropped")
+class DropsTheResults(_Line):
+    def forward(self, x):
+        for part, device in zip(self.children(), self.devices):
+            output = part(x.to(device))
+        return output
+
+
+@wrong("4.1", names="nothing-placed")
+class PlacesInForward(_Line):
+    def place(self, part, device):
+        pass
+
+    def forward(self, x):
+        for part, device in zip(self.children(), self.devices):
+            x = part.to(device)(x.to(device))
+        return x
+
+
+@wrong("4.1", names="devices-fixed")
+class MakesACudaNameOfIt(_Line):
+    def place(self, part, device):
+        part.to(f"cuda:{device}")
+
+
 # ---- 4.2 hand_over -------------------------------------------------------------------------------
 
 
@@ -470,6 +520,105 @@ def receives_for_what_learns_only(stage, data, room):
     _back_from(pairs)
 
 
+@wrong("4.2", names="waits-too-early")
+def goes_there_and_back_for_each(stage, data, room):
+    """Works as long as one tensor crosses; with two, both ranks wait."""
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    tensors = stage(data)
+    for tensor, gradient in zip(tensors, room):
+        dist.send(tensor.detach().contiguous(), 1)
+        dist.recv(gradient, 1)
+    _back_from(list(zip(tensors, room)))
+
+
+@wrong("4.2", names="not-waited")
+def starts_messages_and_goes_on(stage, data, room):
+    """Often right, by luck."""
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    tensors = stage(data)
+    for tensor in tensors:
+        dist.isend(tensor.detach().contiguous(), 1)
+    _back_from(_gradients(tensors, room))
+
+
+@wrong("4.2", names="not-waited")
+def reads_before_it_has_come(stage, data, room):
+    """Silently wrong: the stage runs on what was in the room before."""
+    if dist.get_rank() == 0:
+        return _back_from(_gradients(_send_forward(stage, data), room))
+    for tensor in room:
+        dist.irecv(tensor, 0)
+        tensor.requires_grad_(tensor.is_floating_point())
+    loss = stage(*room, data)
+    loss.backward()
+    for tensor in room:
+        if tensor.is_floating_point():
+            dist.send(_gradient(tensor), 0)
+    return loss.item()
+
+
+@wrong("4.2", names="no-leaf")
+def sends_before_backward(stage, data, room):
+    if dist.get_rank() == 0:
+        return _back_from(_gradients(_send_forward(stage, data), room))
+    leaves = _receive(room)
+    loss = stage(*leaves, data)
+    for leaf in leaves:
+        dist.send(leaf.grad, 0)
+    loss.backward()
+    return loss.item()
+
+
+@wrong("4.2", names="no-leaf")
+def asks_autograd_for_plain_tensors(stage, data, room):
+    if dist.get_rank() == 0:
+        return _back_from(_gradients(_send_forward(stage, data), room))
+    for tensor in room:
+        dist.recv(tensor, 0)
+    loss = stage(*room, data)
+    for gradient in torch.autograd.grad(loss, room):
+        dist.send(gradient, 0)
+    return loss.item()
+
+
+@wrong("4.2", names="wrong-peer")
+def sends_to_itself(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room, send=lambda leaf: dist.send(leaf.grad, 1))
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="own-gradient")
+def calls_backward_on_activations(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    for tensor, _ in _gradients(_send_forward(stage, data), room):
+        tensor.backward()
+
+
+@wrong("4.2", names="called-otherwise")
+def hands_the_list_over(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(lambda *leaves: stage(leaves[:-1], leaves[-1]), data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="called-otherwise")
+def forgets_the_targets(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(lambda *leaves: stage(*leaves[:-1]), data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="called-otherwise")
+def runs_the_stage_first_on_both_ranks(stage, data, room):
+    products = stage(data)
+    if dist.get_rank() == 0:
+        dist.send(products[0].detach(), 1)
+
+
 # ---- 4.3 balanced_cuts ---------------------------------------------------------------------------
 
 
@@ -689,6 +838,43 @@ def returns_the_ends_too(costs, stages):
 @wrong("4.3", names="cut-after")
 def returns_the_last_layers(costs, stages):
     return [cut - 1 for cut in remembers_what_it_solved(costs, stages)]
+
+
+@wrong("4.3", names="stages-not-cuts")
+def returns_the_stages(costs, stages):
+    cuts = remembers_what_it_solved(costs, stages)
+    return [costs[a:b] for a, b in pairwise([0, *cuts, len(costs)])]
+
+
+@wrong("4.3", names="cost-not-cuts")
+def returns_the_least_cost(costs, stages):
+    return max(map(sum, returns_the_stages(costs, stages)))
+
+
+@wrong("4.3", names="cost-not-cuts")
+def returns_the_cost_too(costs, stages):
+    return returns_the_least_cost(costs, stages), remembers_what_it_solved(costs, stages)
+
+
+@wrong("4.3", names="unhashable")
+@cache
+def caches_the_whole_function(costs, stages):
+    return remembers_what_it_solved(costs, stages)
+
+
+@wrong("4.3", names="fractions")
+def tries_every_whole_limit(costs, stages):
+    def rule():
+        limits = range(max(costs), sum(costs) + 1)
+        return next(cuts for cuts in (_first_fit(costs, x) for x in limits) if len(cuts) < stages)
+
+    return _misled(costs, stages, rule)
+
+
+@wrong("4.3", names="number-of-cuts")
+def cuts_once(costs, stages):
+    _refuse(costs, stages)
+    return [min(range(1, len(costs)), key=lambda c: max(sum(costs[:c]), sum(costs[c:])))]
 
 
 @wrong("4.3", names="costs-changed")
@@ -933,6 +1119,38 @@ class BringsTheLogitsHome(_ConvNet):
     def forward(self, x):
         home = x.device
         return super().forward(x).to(home)
+
+
+@wrong("4.4", names="class-not-module")
+class ForgetsTheParentheses(_ConvNet):
+    def first(self, image_size):
+        return nn.Sequential(*_eyes(), nn.Flatten, nn.Linear(self.features(image_size), 512))
+
+
+@wrong("4.4", names="size-is-a-pair")
+class TakesTheSizeForANumber(_ConvNet):
+    def features(self, image_size):
+        return 64 * _pooled(image_size) ** 2
+
+
+@wrong("4.4", names="in-features-wrong")
+class DividesWithAStroke(_ConvNet):
+    def features(self, image_size):
+        height, width = ((pixels + 2 * 3 - 7) / 2 + 1 for pixels in image_size)
+        return 64 * (height / 2) * (width / 2)
+
+
+@wrong("4.4", names="in-features-wrong")
+class RoundsAtTheEndOnly(_ConvNet):
+    def features(self, image_size):
+        height, width = (((pixels - 1) / 2 + 1 - 1) / 2 + 1 for pixels in image_size)
+        return int(64 * height * width)
+
+
+@wrong("4.4", names="classes-not-logits")
+class ReturnsTheClass(_ConvNet):
+    def forward(self, x):
+        return super().forward(x).argmax(1)
 
 
 # ---- 4.5 compare_cuts ----------------------------------------------------------------------------
@@ -1190,3 +1408,54 @@ class WalksOverTheLayers(_Comparison):
 class AssumesFourBytes(_Comparison):
     def bytes(self, tensor):
         return 4 * tensor.numel()
+
+
+@_wrong("ends-included")
+class CutsAtBothEnds(_Comparison):
+    def row(self, cuts):
+        return super().row(cuts) | {"cuts": [0, *cuts, len(self.layers)]}
+
+
+@_wrong("index-not-seconds")
+class SaysWhichIsSlowest(_Comparison):
+    def slowest(self, times):
+        return times.index(max(times))
+
+
+@_wrong("inputs-not-handed-on")
+class FeedsTheBatchToEveryStage(_Comparison):
+    def over_the_cut(self, outputs):
+        return self.inputs
+
+
+@_wrong("report-not-bytes")
+class AddsTheReport(_Comparison):
+    def memory(self, parts):
+        with kept_for_backward(parts[0]) as kept:
+            parts[0](self.inputs)
+        return [kept + self.held(part) for part in parts]
+
+
+@_wrong("first-input-leaf")
+class RequiresGradientsOfEveryInput(_Comparison):
+    def memory(self, parts):
+        self.inputs = self.inputs.detach().requires_grad_()
+        return super().memory(parts)
+
+
+@_wrong("optimizer-counted")
+class AddsAMomentum(_Comparison):
+    def gradient(self, parameter):
+        return 2 * super().gradient(parameter)
+
+
+@_wrong("outputs-counted")
+class AddsTheOutputs(_Comparison):
+    def memory(self, parts):
+        result, arriving = [], self.inputs
+        for part in parts:
+            [held] = super().memory([part])
+            self.inputs = self.over_the_cut(part(self.inputs))
+            result.append(held + self.bytes(self.inputs))
+        self.inputs = arriving
+        return result

@@ -77,6 +77,27 @@ def divides_the_share(stages, micro_batches, chunks=1):
     return (stages - 1) / (micro_batches + stages - 1) / chunks
 
 
+@wrong("5.1", names="passes-not-share")
+def counts_idle_passes(stages, micro_batches, chunks=1):
+    return stages - 1
+
+
+@wrong("5.1", names="one-rank-of-all")
+def work_of_one_over_time_of_all(stages, micro_batches, chunks=1):
+    work = chunks * micro_batches
+    return 1 - work / (stages * (work + stages - 1))
+
+
+@wrong("5.1", names="no-chunks")
+def takes_two_numbers(stages, micro_batches):
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+@wrong("5.1", names="chunks-as-stages")
+def makes_stages_of_chunks(stages, micro_batches, chunks=1):
+    return (stages * chunks - 1) / (micro_batches + stages * chunks - 1)
+
+
 # ---- 5.2 gpipe -----------------------------------------------------------------------------------
 
 
@@ -180,6 +201,45 @@ def one_list_for_all(stages, micro_batches):
 def one_micro_batch_too_many(stages, micro_batches):
     numbers = range(micro_batches + 1)
     return [_ops("F", numbers) + _ops("B", numbers) for _ in range(stages)]
+
+
+@wrong("5.2", names="doubled")
+def appends_to_shared_lists(stages, micro_batches):
+    schedule = [[]] * stages
+    for kind in "FB":
+        for rank in range(stages):
+            for n in range(micro_batches):
+                schedule[rank].append(Op(kind, n))
+    return schedule
+
+
+@wrong("5.2", names="not-one-list-per-rank")
+def a_dict_by_rank(stages, micro_batches):
+    return dict(enumerate(by_nested_loops(stages, micro_batches)))
+
+
+@wrong("5.2", names="not-one-list-per-rank")
+def yields_its_lists(stages, micro_batches):
+    yield from by_nested_loops(stages, micro_batches)
+
+
+@wrong("5.2", names="not-ops")
+def two_lists_for_each_rank(stages, micro_batches):
+    numbers = range(micro_batches)
+    return [[_ops("F", numbers), _ops("B", numbers)] for _ in range(stages)]
+
+
+@wrong("5.2", names="slow")
+def every_other_rank_goes_back_from_the_end(stages, micro_batches):
+    schedule = backwards_in_reverse_order(stages, micro_batches)
+    schedule[::2] = by_nested_loops(len(schedule[::2]), micro_batches)
+    return schedule
+
+
+@wrong("5.2", names="missing")
+def starts_later_on_later_ranks(stages, micro_batches):
+    numbers = range(micro_batches)
+    return [_ops("F", numbers[rank:]) + _ops("B", numbers) for rank in range(stages)]
 
 
 # ---- 5.3 one_forward_one_backward ----------------------------------------------------------------
@@ -721,6 +781,88 @@ def adds_up_the_losses_first(model, loss_function, inputs, targets, size):
     return mean.item()
 
 
+@wrong("5.5", names="no-backward")
+def computes_losses_only(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    return _mean([loss_function(model(x), y).item() for x, y in parts], parts)
+
+
+@wrong("5.5", names="no-backward")
+def clears_at_the_end(model, loss_function, inputs, targets, size):
+    loss = divides_at_the_end(model, loss_function, inputs, targets, size)
+    model.zero_grad()
+    return loss
+
+
+def _in_turns(model, loss_function, inputs, targets, size, backward):
+    """Adds up the weighted losses, and calls `backward(total)` in each turn."""
+    model.zero_grad()
+    total = 0
+    for x, y in _cut(inputs, targets, size):
+        total = total + loss_function(model(x), y) * len(x) / len(inputs)
+        backward(total)
+    return total.item()
+
+
+@wrong("5.5", names="running-total")
+def goes_back_from_the_total(*arguments):
+    return _in_turns(*arguments, backward=lambda total: total.backward())
+
+
+@wrong("5.5", names="running-total")
+def keeps_the_graph_as_the_message_says(*arguments):
+    """What PyTorch's message suggests; nothing raises any more, and the gradients are wrong."""
+    return _in_turns(*arguments, backward=lambda total: total.backward(retain_graph=True))
+
+
+@wrong("5.5", names="windows")
+def slides_a_window(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    total, count = 0.0, math.ceil(len(inputs) / size)
+    for i in range(count):
+        loss = loss_function(model(inputs[i : i + size]), targets[i : i + size]) / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("5.5", names="no-graph")
+def takes_the_number_first(model, loss_function, inputs, targets, size):
+    for x, y in _cut(inputs, targets, size):
+        loss = loss_function(model(x), y).item() * len(x) / len(inputs)
+        loss.backward()
+
+
+@wrong("5.5", names="no-graph")
+def saves_memory_with_no_grad(model, loss_function, inputs, targets, size):
+    for x, y in _cut(inputs, targets, size):
+        with torch.no_grad():
+            loss = loss_function(model(x), y) * len(x) / len(inputs)
+        loss.backward()
+
+
+@wrong("5.5", names="targets-not-cut")
+def forgets_to_cut_the_targets(model, loss_function, inputs, targets, size):
+    for x in inputs.split(size):
+        (loss_function(model(x), targets) * len(x) / len(inputs)).backward()
+
+
+@wrong("5.5", names="other-sizes")
+def takes_sample_by_sample(model, loss_function, inputs, targets, size):
+    return divides_at_the_end(model, loss_function, inputs, targets, 1)
+
+
+@wrong("5.5", names="other-sizes")
+def goes_through_the_samples(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    total = 0.0
+    for x, y in zip(inputs, targets):
+        loss = loss_function(model(x), y) / len(inputs)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
 # ---- 5.6 exchange --------------------------------------------------------------------------------
 
 
@@ -1013,3 +1155,62 @@ def sends_as_it_comes(activations, gradients):
     for handle in handles:
         handle.wait()
     return from_previous, from_next
+
+
+@wrong("5.6", names="room-at-the-ends")
+def makes_room_for_nobody(activations, gradients):
+    some = activations if activations is not None else gradients
+    if some is None:
+        return None, None
+    arrived = even_ranks_begin_with_the_next(activations, gradients)
+    return tuple(torch.empty_like(some) if tensor is None else tensor for tensor in arrived)
+
+
+@wrong("5.6", names="truth-of-a-tensor")
+def asks_whether_a_tensor_is_true(activations, gradients):
+    if activations or gradients:
+        return starts_everything_then_waits(activations, gradients)
+    return None, None
+
+
+@wrong("5.6", names="not-waited")
+def waits_for_no_batch(activations, gradients):
+    """`batch_isend_irecv` starts its messages, like each of them."""
+    rank = dist.get_rank()
+    arrived = _room(gradients), _room(activations)
+    messages = []
+    for outgoing, room, other in zip((gradients, activations), arrived, (rank - 1, rank + 1)):
+        if outgoing is not None:
+            messages.append(dist.P2POp(dist.isend, outgoing.contiguous(), other))
+            messages.append(dist.P2POp(dist.irecv, room, other))
+    if messages:
+        dist.batch_isend_irecv(messages)
+    return arrived
+
+
+@wrong("5.6", names="alone")
+def starts_an_empty_batch(activations, gradients):
+    if activations is None and gradients is None:
+        dist.batch_isend_irecv([])
+    return starts_everything_then_waits(activations, gradients)
+
+
+@wrong("5.6", names="both-send")
+def sends_and_returns_nothing(activations, gradients):
+    rank = dist.get_rank()
+    if activations is not None:
+        dist.send(activations.contiguous(), rank + 1)
+    if gradients is not None:
+        dist.send(gradients.contiguous(), rank - 1)
+
+
+@wrong("5.6", names="beyond-the-ends")
+def sends_both_ways_everywhere(activations, gradients):
+    rank = dist.get_rank()
+    sends = dist.isend(activations, rank + 1), dist.isend(gradients, rank - 1)
+    arrived = torch.empty_like(gradients), torch.empty_like(activations)
+    dist.recv(arrived[0], rank - 1)
+    dist.recv(arrived[1], rank + 1)
+    for send in sends:
+        send.wait()
+    return arrived
