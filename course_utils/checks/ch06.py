@@ -9,7 +9,8 @@ values, and so the kernel knows what each of them should hold and compute.
 import copy
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +30,27 @@ def _blocks(tensor: Tensor | None, dim: int | None, ranks: int) -> list[Tensor |
     if tensor is None or dim is None:
         return [tensor] * ranks
     return list(tensor.chunk(ranks, dim))
+
+
+NOT_EVERY_RANK = (
+    "Some ranks make a call that others never make, and so nobody can go on. A collective call in a "
+    "branch that only some ranks take, such as `if dist.get_rank() == 0`, is the usual reason."
+)
+HANGS = {"timeout": "not-every-rank", "mismatch": "not-every-rank"}
+TWO_RANKS = (
+    "It works on two ranks and on no other number of them: look for a 2, a half, or an `else` that "
+    "means rank 1, where the world size belongs."
+)
+
+
+@contextmanager
+def _only_for_two() -> Iterator[None]:
+    """Two ranks were right: what nothing else explains depends on their number."""
+    try:
+        yield
+    except Wrong as wrong:
+        slug = wrong.misconception or "two-ranks"
+        raise Wrong(slug, expected=wrong.expected, got=wrong.got) from None
 
 
 def _own_bytes(parameter: Tensor) -> int:
@@ -58,6 +80,12 @@ REFUSAL = {
     "error-without-sizes": "The ValueError does not say what does not divide by what. Name both "
     "numbers in its message: who reads it wants to know which to change.",
 }
+
+
+def _sizes_that_do_not_divide(draw) -> tuple[int, int]:
+    """A number of ranks, and a size that leaves any remainder."""
+    ranks = draw.choice([2, 3, 4])
+    return ranks, ranks * draw.integer(2, 6) + draw.integer(1, ranks - 1)
 
 
 def _check_refusal(answer, full: nn.Module, ranks: int, size: int) -> None:
@@ -170,6 +198,15 @@ class _LinearTask:
         bias = None if self.full.bias is None else self.full.bias.grad
         return self._by_name(self.full.weight.grad, bias)
 
+    def misnamed(self) -> dict[str, Callable]:
+        """What is wrong with the names of the ranks' parameters."""
+        wanted = set(self.held()[0])
+        return {
+            "other-names": lambda got: all(g and not set(g) & wanted for g in got),
+            "not-parameters": lambda got: any(not set(g) >= wanted for g in got),
+            "keeps-the-whole": lambda got: any(len(g) > len(wanted) for g in got),
+        }
+
     def _by_name(self, weight: Tensor, bias: Tensor | None) -> list[dict[str, Tensor]]:
         weights = _blocks(weight, self.cut.weight, self.ranks)
         if bias is None:
@@ -178,10 +215,10 @@ class _LinearTask:
         return [{"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True)]
 
 
-def _linear_task(draw, cut: _Cut, ranks: int, leading=(3,), bias=True) -> _LinearTask:
-    """Sizes that only the cut dimension makes divisible; inputs differ in every leading dimension."""
-    inside = 2 * ranks * draw.integer(1, 2)
-    outside = inside + 2 * ranks
+def _linear_task(draw, cut: _Cut, ranks: int, leading=None, bias=True) -> _LinearTask:
+    """Both dimensions divide by the ranks, into blocks of more than one feature, and differ."""
+    inside, outside = (ranks * share for share in draw.sample([2, 3, 4, 5], 2))
+    leading = leading or (draw.integer(2, 5),)
     torch.manual_seed(draw.seed())
     full = nn.Linear(inside, outside, bias=bias)
     x, slope = draw.tensor(*leading, inside), draw.tensor(*leading, outside)
@@ -208,14 +245,16 @@ def _check_held(answer, task: _LinearTask) -> None:
     reports = run(_held, n, answer, task.full)
     got = [report.parameters for report in reports]
     mistakes = {
-        "not-parameters": lambda got: any(not set(g) >= set(task.held()[0]) for g in got),
-        "keeps-the-whole": lambda got: any(len(g) > len(task.held()[0]) for g in got),
+        **task.misnamed(),
         "wrong-dimension": weights_are(list(weight.chunk(n, 1 - dim))),
         "everyone-everything": weights_are([weight] * n),
         "rank-0s-block": weights_are([task.weights()[0]] * n),
         "strided": weights_are(strided),
         "bias-whole": lambda got: all(same(g["bias"], bias) for g in got),
         "bias-cut": lambda got: same([g["bias"] for g in got], list(bias.chunk(n))),
+        "other-values": lambda got: all(
+            g["weight"].shape == b.shape for g, b in zip(got, task.weights(), strict=True)
+        ),
     }
     expect(got, task.held(), each="rank", likely=_possible(task.cut, mistakes))
 
@@ -251,6 +290,8 @@ def _check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
 
 def _check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None:
     n = task.ranks
+    names = [set(report.gradients) for report in reports]
+    expect(names, [set(task.held()[0])] * n, each="rank", likely=task.misnamed())
     own = [s @ w for s, w in zip(task.slopes(), task.weights(), strict=True)]
     of_summed = [sum(task.slopes()) @ w for w in task.weights()]
     expected = task.x_gradients()
@@ -290,6 +331,13 @@ def _check_linear(answer, task: _LinearTask) -> None:
     _check_gradients(reports, task)
 
 
+def _check_three_and_one(answer, draw, cut: _Cut) -> None:
+    leading = draw.integer(2, 3), draw.integer(3, 6)
+    with _only_for_two():
+        _check_linear(answer, _linear_task(draw, cut, 3, leading))
+        _check_linear(answer, _linear_task(draw, cut, 1))
+
+
 def _check_sent(reports: list[_Ran], forward: int, backward: int) -> None:
     for report in reports:
         if report.sent_forward > forward or report.sent_backward > backward:
@@ -301,6 +349,9 @@ def _check_sent(reports: list[_Ran], forward: int, backward: int) -> None:
 
 
 BOTH_CUTS = {
+    "other-names": "Your layer's parameters have other names. Asked are `self.weight` and `self.bias`, "
+    "each an `nn.Parameter`; those of an `nn.Linear` kept as `self.linear` are called "
+    "linear.weight and linear.bias.",
     "not-parameters": "The layer lacks a parameter that it should have. Only an `nn.Parameter` that "
     "is an attribute of the module is one: a plain tensor is never trained.",
     "keeps-the-whole": "The layer has more parameters than its shard: did you keep `full` as an "
@@ -312,10 +363,14 @@ BOTH_CUTS = {
     "`dist.get_rank()`.",
     "strided": "Each rank has every n-th feature. Asked is a block of consecutive ones, as `chunk` "
     "gives it: the next layer relies on the order.",
+    "other-values": "The shapes are right and the values are not those of `full`. A new weight begins "
+    "with random numbers: copy your block into it.",
     "a-view": "The shard is a view: it is not contiguous, or it keeps the memory of the whole matrix "
     "alive. `clone()` gives it memory of its own.",
     "sends-too-much": "More bytes are sent than needed. The right result does not show that: the "
     "check counts the calls forward and backward.",
+    "not-every-rank": NOT_EVERY_RANK,
+    "two-ranks": TWO_RANKS,
     **REFUSAL,
 }
 
@@ -364,6 +419,7 @@ column = Exercise(
         "needs-input-gradient": "An input that needs no gradient, such as the data themselves, makes "
         "your layer fail: a hook can only sit on a tensor that requires one.",
     },
+    failures=HANGS,
 )
 
 
@@ -383,47 +439,48 @@ def _(answer, draw):
     _check_linear(answer, _linear_task(draw, COLUMN, 2))
 
 
-@column.requires("three ranks and one; inputs (N, T, in)")
+@column.requires(
+    "three ranks and one; inputs (N, T, in)",
+    failures={"exception": "two-ranks"},
+    needs_earlier=True,
+)
 def _(answer, draw):
-    _check_linear(answer, _linear_task(draw, COLUMN, 3, leading=(2, 5)))
-    _check_linear(answer, _linear_task(draw, COLUMN, 1))
+    _check_three_and_one(answer, draw, COLUMN)
 
 
 @column.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
 def _(answer, draw):
-    task = _linear_task(draw, COLUMN, 2, bias=False)
-    _check_held(answer, task)
-    _check_linear(answer, task)
+    _check_linear(answer, _linear_task(draw, COLUMN, draw.choice([2, 3]), bias=False))
 
 
 @column.requires("what goes past the layer is not summed")
 def _(answer, draw):
-    task = _linear_task(draw, COLUMN, 3)
+    task = _linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
     beside = draw.tensor(*task.x.shape)
     _check_gradients(_run_linear(answer, task, beside=beside), task, beside)
 
 
 @column.requires("an input that needs no gradient", failures={"exception": "needs-input-gradient"})
 def _(answer, draw):
-    task = _linear_task(draw, COLUMN, 2)
+    task = _linear_task(draw, COLUMN, draw.choice([2, 3]))
     _check_outputs(_run_linear(answer, task, x_learns=False), task)
 
 
 @column.requires("the shards are contiguous, in memory of exactly their size")
 def _(answer, draw):
-    _check_memory(answer, _linear_task(draw, COLUMN, 2))
+    _check_memory(answer, _linear_task(draw, COLUMN, draw.choice([2, 3, 4])))
 
 
 @column.requires("nothing is sent forward, the size of the input backward")
 def _(answer, draw):
-    task = _linear_task(draw, COLUMN, 2)
+    task = _linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
     _check_sent(_run_linear(answer, task), 0, _own_bytes(task.x))
 
 
 @column.requires("a ValueError with both numbers where the sizes do not divide")
 def _(answer, draw):
-    size = 3 * draw.integer(3, 6) + draw.choice([1, 2])
-    _check_refusal(answer, nn.Linear(6, size), 3, size)
+    ranks, size = _sizes_that_do_not_divide(draw)
+    _check_refusal(answer, nn.Linear(2 * ranks, size), ranks, size)
 
 
 row = Exercise(
@@ -469,8 +526,12 @@ row = Exercise(
         "bias-gradient": "The output is right, and the bias's gradient is not. A copy that only one "
         "rank uses, or that every rank uses by a fraction, gets another gradient, and the copies "
         "drift apart. Let every rank add the whole bias after the sum.",
+        "outputs-joined": "The ranks' results are put one after the other. Each is a term of *all* output "
+        "features: they are added.",
     },
     failures={
+        **HANGS,
+        "must match the size of tensor b": "outputs-joined",
         "shapes cannot be multiplied": "takes-the-whole-input",
         "does not require grad": "cuts-the-graph",
     },
@@ -493,34 +554,35 @@ def _(answer, draw):
     _check_linear(answer, _linear_task(draw, ROW, 2))
 
 
-@row.requires("three ranks and one; inputs (N, T, in/n)")
+@row.requires(
+    "three ranks and one; inputs (N, T, in/n)",
+    failures=dict.fromkeys(("exception", *row.failures), "two-ranks") | HANGS,
+    needs_earlier=True,
+)
 def _(answer, draw):
-    _check_linear(answer, _linear_task(draw, ROW, 3, leading=(2, 5)))
-    _check_linear(answer, _linear_task(draw, ROW, 1))
+    _check_three_and_one(answer, draw, ROW)
 
 
 @row.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
 def _(answer, draw):
-    task = _linear_task(draw, ROW, 2, bias=False)
-    _check_held(answer, task)
-    _check_linear(answer, task)
+    _check_linear(answer, _linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
 
 
 @row.requires("the shards are contiguous, in memory of exactly their size")
 def _(answer, draw):
-    _check_memory(answer, _linear_task(draw, ROW, 2))
+    _check_memory(answer, _linear_task(draw, ROW, draw.choice([2, 3, 4])))
 
 
 @row.requires("the size of the output is sent forward, nothing backward")
 def _(answer, draw):
-    task = _linear_task(draw, ROW, 2)
+    task = _linear_task(draw, ROW, draw.choice([2, 3, 4]))
     _check_sent(_run_linear(answer, task), _own_bytes(task.y), 0)
 
 
 @row.requires("a ValueError with both numbers where the sizes do not divide")
 def _(answer, draw):
-    size = 3 * draw.integer(3, 6) + draw.choice([1, 2])
-    _check_refusal(answer, nn.Linear(size, 6), 3, size)
+    ranks, size = _sizes_that_do_not_divide(draw)
+    _check_refusal(answer, nn.Linear(size, 2 * ranks), ranks, size)
 
 
 # ---- 6.3 -----------------------------------------------------------------------------------------
@@ -555,6 +617,16 @@ attention = Exercise(
         "holds the queries', then the keys', then the values' numbers. Cut it as the weight.",
         "parts-inside-heads": "The rank's rows are its queries, then its keys, then its values. You "
         "read them as if each head had its three parts together: split off the parts first.",
+        "other-heads": "The queries, keys and values are those of other heads than the output projection "
+        "expects. Rank r of n has the r-th of n blocks of consecutive heads, in both.",
+        "global-heads": "You view with the numbers of the whole layer. A rank has full.heads / n heads, "
+        "and so width / n features after attention; only the width of a head is as before.",
+        "heads-mixed": "After attention the dimensions are (N, heads, T, head_width). Put the heads beside "
+        "their features, with `transpose(1, 2)`, before you flatten: a reshape alone mixes tokens.",
+        "attends-over-heads": "Heads attend to heads: attention runs over the last dimension but one, and "
+        "that has to be T. Hand over (N, heads, T, head_width).",
+        "output-not-cut-to-match": "The output projection does not fit what the rank's heads give. They "
+        "are some of its *input* features: cut dimension 1 of `full.out.weight`.",
         "wrong-scale": "The scores are scaled by another width than the head's. A head is as wide on a "
         "rank as in the whole layer: only their number is smaller.",
         "not-causal": "Tokens attend to later ones: `full` is causal.",
@@ -575,9 +647,17 @@ attention = Exercise(
         "whole matrix, or a view into one?",
         "sends-too-much": "More bytes are sent than one all-reduce of x's size each way. Queries, keys "
         "and values come from the same x: sum its gradient once.",
+        "not-every-rank": NOT_EVERY_RANK,
+        "two-ranks": TWO_RANKS,
         **REFUSAL,
     },
-    failures={"does not require grad": "cuts-the-graph"},
+    failures={
+        **HANGS,
+        "does not require grad": "cuts-the-graph",
+        "is invalid for input of size": "global-heads",
+        "don't multiply up to the size": "global-heads",
+        "shapes cannot be multiplied": "output-not-cut-to-match",
+    },
 )
 
 LEARNING_RATE = 0.1
@@ -615,18 +695,35 @@ def _attended(rank, answer, full, x, slope) -> _Attended:
     return _Attended(y.detach(), x.grad, model(x).detach(), held, *sent)
 
 
-def _attend(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
-    """All heads' results (N, T, width), before the output projection, from qkv (N, T, 3 * width)."""
+def _by_head(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
+    """Each head's results (N, heads, T, head_width), from qkv (N, T, 3 * width)."""
     n, t, _ = qkv.shape
     q, k, v = qkv.view(n, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-    return y.transpose(1, 2).flatten(2)
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+
+
+def _attend(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
+    """All heads' results (N, T, width), before the output projection."""
+    return _by_head(qkv, heads, causal, scale).transpose(1, 2).flatten(2)
+
+
+def _attend_over_heads(qkv: Tensor, heads: int, ranks: int, causal: bool) -> Tensor:
+    """(N, T, width), where the heads of a rank take the place of the tokens."""
+    n, t, _ = qkv.shape
+    parts = qkv.view(n, t, 3, ranks, heads // ranks, -1).permute(2, 0, 1, 3, 4, 5)
+    return nn.functional.scaled_dot_product_attention(*parts, is_causal=causal).flatten(2)
 
 
 def _rows_of_ranks(full: Attention, ranks: int) -> Tensor:
     """(rank, its rows): queries, keys and values of its heads."""
     rows = torch.arange(full.qkv.out_features).view(3, ranks, -1)
     return rows.transpose(0, 1).flatten(1)
+
+
+def _dealt_out(full: Attention, ranks: int) -> Tensor:
+    """As `_rows_of_ranks`, where rank r has every n-th head."""
+    rows = torch.arange(full.qkv.out_features).view(3, -1, ranks, full.head_width)
+    return rows.movedim(2, 0).flatten(1)
 
 
 def _in_place_of(wanted: Tensor, taken: Tensor) -> Tensor:
@@ -643,12 +740,19 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
     wanted = _rows_of_ranks(full, ranks)
     runs = torch.arange(3 * width).view(ranks, -1)
     by_head = wanted.view(ranks, heads // ranks, 3, -1).transpose(1, 2)
+    by_rank = _by_head(qkv, heads).chunk(ranks, dim=1)
+    others = [wanted[:1].expand(ranks, -1), _dealt_out(full, ranks)]
     bias = full.qkv.bias
     bias_in_runs = qkv - bias + bias[_in_place_of(wanted, runs)]
     results = {
         "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
         "bias-across-the-parts": [_attend(bias_in_runs, heads)],
         "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
+        "other-heads": [_attend(qkv[..., _in_place_of(wanted, rows)], heads) for rows in others],
+        "heads-mixed": [torch.cat([y.reshape(*x.shape[:2], -1) for y in by_rank], dim=-1)],
+        "attends-over-heads": [
+            _attend_over_heads(qkv, heads, ranks, causal) for causal in (True, False)
+        ],
         "not-causal": [_attend(qkv, heads, causal=False)],
         "wrong-scale": [
             _attend(qkv, heads, scale=scale)
@@ -677,8 +781,8 @@ class _AttentionTask:
 
 def _attention_task(draw, ranks: int, heads: int) -> _AttentionTask:
     torch.manual_seed(draw.seed())
-    full = Attention(width=heads * draw.choice([4, 6]), heads=heads)
-    x = 2 * draw.tensor(2, 5, full.qkv.in_features)
+    full = Attention(width=heads * draw.choice([3, 4, 5, 6]), heads=heads)
+    x = 2 * draw.tensor(draw.integer(1, 3), draw.integer(4, 7), full.qkv.in_features)
     slope = draw.tensor(*x.shape)
     trained, leaf = copy.deepcopy(full), x.clone().requires_grad_()
     y = trained(leaf)
@@ -729,16 +833,23 @@ def _(answer, draw):
     _check_attention(answer, _attention_task(draw, 2, 4))
 
 
-@attention.requires("three ranks and one; one head to each rank")
+@attention.requires(
+    "three ranks and one; one head to each rank",
+    failures=dict.fromkeys(("exception", *attention.failures), "two-ranks") | HANGS,
+    needs_earlier=True,
+)
 def _(answer, draw):
-    _check_attention(answer, _attention_task(draw, 3, 6))
-    _check_attention(answer, _attention_task(draw, 1, 3))
-    _check_attention(answer, _attention_task(draw, 4, 4))
+    alone = draw.choice([2, 4])
+    with _only_for_two():
+        _check_attention(answer, _attention_task(draw, 3, draw.choice([6, 9])))
+        _check_attention(answer, _attention_task(draw, 1, draw.integer(2, 4)))
+        _check_attention(answer, _attention_task(draw, alone, alone))
 
 
 @attention.requires("each rank holds the parameters of its heads alone", needs_earlier=True)
 def _(answer, draw):
-    task = _attention_task(draw, 2, 4)
+    ranks = draw.choice([2, 3, 4])
+    task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
     qkv, out = task.full.qkv, task.full.out
     cut = sum(map(_own_bytes, (qkv.weight, qkv.bias, out.weight)))
     limit = cut // task.ranks + _own_bytes(out.bias)
@@ -749,7 +860,8 @@ def _(answer, draw):
 
 @attention.requires("one all-reduce of the input's size each way", needs_earlier=True)
 def _(answer, draw):
-    task = _attention_task(draw, 2, 4)
+    ranks = draw.choice([2, 3, 4])
+    task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
     size = _own_bytes(task.x)
     for report in _run_attention(answer, task):
         if report.sent_forward > size or report.sent_backward > size:
@@ -762,7 +874,7 @@ def _(answer, draw):
 
 @attention.requires("12 heads on 8 ranks: a ValueError with both numbers")
 def _(answer, draw):
-    _check_refusal(answer, Attention(width=24, heads=12), 8, 12)
+    _check_refusal(answer, Attention(width=12 * draw.choice([2, 3, 5]), heads=12), 8, 12)
 
 
 # ---- 6.4 -----------------------------------------------------------------------------------------
@@ -794,6 +906,8 @@ cross_entropy = Exercise(
         "r * V/n stands in column 0: subtract it, and see to the targets that are elsewhere.",
         "target-not-masked": "Ranks that do not have the target's class contribute another logit "
         "for it: theirs must count as zero.",
+        "edge-classes": "A rank takes the first class of the next one for its own, or its own first class "
+        "for another's: it has classes r * V/n to (r + 1) * V/n - 1, both included.",
         "own-classes-only": "The sum of the exponentials is over this rank's classes only: the sum "
         "over the ranks is missing. `SumBackward` would sum gradients, not these numbers.",
         "target-not-summed": "Only the rank that has the target's class subtracts its logit: the others "
@@ -806,6 +920,10 @@ cross_entropy = Exercise(
         "different ranks do not fit together. Subtract the largest of all ranks.",
         "sum-not-mean": "You return the sum over the tokens: asked is the mean.",
         "one-rank-only": "Only one rank has the loss: every rank needs it for its backward.",
+        "no-tensor": "You return a Python number, for example by `.item()`: the loss has to be a tensor, "
+        "from which backward can start.",
+        "max-has-gradient": "The largest logit has a gradient. It cancels in the loss, but autograd on one "
+        "rank sees only a part of that: take it from `logits.detach()`.",
         "cuts-the-graph": "Some gradient does not get through: a sum over the ranks was made where "
         "autograd does not see it.",
         "summed-again": "The gradient is world_size times too large: backward sums over the ranks, "
@@ -825,8 +943,15 @@ cross_entropy = Exercise(
         "gathers-the-logits": "More than four numbers a token are handed over: the logits must stay "
         "where they are.",
         "changes-the-logits": "The logits that were handed in have changed: work on a new tensor.",
+        "not-every-rank": "A rank leaves a sum out, for instance because it has no token's class, and the "
+        "others wait for it. Every rank makes every call, with zeros where it has nothing.",
+        "two-ranks": TWO_RANKS,
     },
-    failures={"out of bounds": "targets-not-shifted", "does not require grad": "cuts-the-graph"},
+    failures={
+        **HANGS,
+        "out of bounds": "targets-not-shifted",
+        "does not require grad": "cuts-the-graph",
+    },
 )
 
 
@@ -868,10 +993,12 @@ class _LossTask:
 
 
 def _loss_task(draw, logits: Tensor, ranks: int, padding=()) -> _LossTask:
-    """Targets fall on every rank, in random order; those of the tokens `padding` do not count."""
+    """Targets fall on every rank, on its first class, its last and others, in random order; those of
+    the tokens `padding` do not count."""
     share = logits.shape[1] // ranks
-    on_rank = draw.sample([i % ranks for i in range(len(logits))], len(logits))
-    targets = torch.tensor([r * share + draw.integer(0, share - 1) for r in on_rank])
+    edges = [r * share + column for column in (0, share - 1) for r in range(ranks)]
+    others = [draw.integer(0, logits.shape[1] - 1) for _ in range(len(logits))]
+    targets = torch.tensor(draw.sample((edges + others)[: len(logits)], len(logits)))
     targets[list(padding)] = PADDING
     leaf = logits.clone().requires_grad_()
     value = nn.functional.cross_entropy(leaf, targets)
@@ -896,6 +1023,13 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
     ]
     not_masked = [total - given for given in unmasked]
     not_masked += [total - given + (ranks - 1) * highest for given in unmasked]
+    edges = []
+    for end in (0, 1):  # one class too many at a rank's end, or one too few at its start
+        taken = [(targets >= f + 1 - end) & (targets < f + share + end) for f in firsts]
+        columns = [(targets - first).clamp(0, share - 1) for first in firsts]
+        logit = [torch.where(t, p, 0.0) for t, p in zip(taken, picked(columns), strict=True)]
+        count = sum(t.float() for t in taken)
+        edges += [total - sum(logit), total - highest - (sum(logit) - count * highest)]
     own_highest = torch.stack([part.amax(1) for part in parts])
     mixed = sum((p - m.unsqueeze(1)).exp().sum(1) for p, m in zip(parts, own_highest, strict=True))
     shifted_target = at_target - own_highest.gather(0, (targets // share).unsqueeze(0)).squeeze(0)
@@ -907,8 +1041,11 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
     return {
         "sum-not-mean": [[task.value * len(z)] * ranks],
         "target-not-masked": [[loss.mean()] * ranks for loss in not_masked],
+        "edge-classes": [[loss.mean()] * ranks for loss in edges],
         "own-classes-only": [
             [loss.mean() for loss in own],
+            [sum(torch.where(h, loss, 0.0) for h, loss in zip(has_it, own, strict=True)).mean()]
+            * ranks,
             [(a - b).mean() for a, b in zip(lowered, own_target, strict=True)],
         ],
         "target-not-summed": [[(total - highest - given).mean() for given in own_target]],
@@ -925,7 +1062,8 @@ def _check_loss(answer, draw, tokens: int, classes: int, ranks: int) -> None:
     task = _loss_task(draw, draw.tensor(tokens, classes), ranks)
     reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
     for report in reports:
-        expect_type(report.value, Tensor)
+        likely = None if report.value is None else "no-tensor"
+        expect_type(report.value, Tensor, likely=likely)
     mistaken = _mistaken_losses(task, ranks)
 
     def gives(losses: list[list[Tensor]]) -> Callable:
@@ -942,32 +1080,56 @@ def _check_loss(answer, draw, tokens: int, classes: int, ranks: int) -> None:
         "summed-again": [ranks * g for g in expected],
         "target-gradient-lost": list(softmax.chunk(ranks, dim=1)),
         "total-gradient-lost": list((task.gradient - softmax).chunk(ranks, dim=1)),
+        "max-has-gradient": lambda got: (
+            same(got, _through_the_maximum(task, expected)) or not _all_finite(got)
+        ),  # not finite where the maximum is changed in place
     }
     got = [report.gradient for report in reports]
     expect(got, expected, each="rank", what="the gradient of the logits", likely=likely)
 
 
+def _all_finite(tensors: list[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+def _through_the_maximum(task: _LossTask, gradients: list[Tensor]) -> list[Tensor]:
+    """The gradients where each rank's own largest logit has one too."""
+    wrong = []
+    for part, gradient in zip(task.parts(len(gradients)), gradients, strict=True):
+        largest = nn.functional.one_hot(part.argmax(1), part.shape[1])
+        wrong.append(gradient - largest * gradient.sum(1, keepdim=True))
+    return wrong
+
+
 @cross_entropy.requires("two ranks agree on the loss, and each has its logits' gradient")
 def _(answer, draw):
-    _check_loss(answer, draw, 6, 2 * draw.integer(4, 7), 2)
+    _check_loss(answer, draw, draw.integer(5, 8), 2 * draw.integer(4, 7), 2)
 
 
-@cross_entropy.requires("three ranks and one; fewer tokens than ranks")
+@cross_entropy.requires(
+    "three ranks and one; fewer tokens than ranks",
+    failures={"exception": "two-ranks"},
+    needs_earlier=True,
+)
 def _(answer, draw):
-    _check_loss(answer, draw, 7, 15, 3)
-    _check_loss(answer, draw, 4, 5, 1)
-    _check_loss(answer, draw, 1, 9, 3)
+    many = draw.choice([3, 4])
+    with _only_for_two():
+        _check_loss(answer, draw, draw.integer(6, 9), 3 * draw.integer(3, 6), 3)
+        _check_loss(answer, draw, draw.integer(3, 5), draw.integer(4, 7), 1)
+        _check_loss(answer, draw, draw.integer(1, 2), many * draw.integer(2, 4), many)
 
 
-def _check_large(answer, draw, logits: Tensor, slug: str) -> None:
-    task = _loss_task(draw, logits, 2)
-    reports = run(_lost, 2, answer, task.parts(2), task.targets)
+def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
+    ranks = draw.choice([2, 3])
+    tokens, classes = draw.integer(6, 8), ranks * draw.integer(4, 6)
+    task = _loss_task(draw, scale * draw.tensor(tokens, classes) + offset, ranks)
+    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
     likely = {slug: lambda got: not all(math.isfinite(value) for value in got)}
     got = [report.value for report in reports]
     # Near ten thousand, float32 itself rounds to a thousandth.
-    expect(got, [task.value] * 2, each="rank", what="the loss", likely=likely, tolerance=2e-3)
-    likely = {slug: lambda got: not all(bool(g.isfinite().all()) for g in got)}
-    got, expected = [report.gradient for report in reports], task.gradient.chunk(2, dim=1)
+    expect(got, [task.value] * ranks, each="rank", what="the loss", likely=likely, tolerance=2e-3)
+    likely = {slug: lambda got: not _all_finite(got)}
+    got, expected = [report.gradient for report in reports], task.gradient.chunk(ranks, dim=1)
     what = "the gradient of the logits"
     expect(got, list(expected), each="rank", what=what, likely=likely, tolerance=2e-3)
 
@@ -975,19 +1137,19 @@ def _check_large(answer, draw, logits: Tensor, slug: str) -> None:
 @cross_entropy.requires("logits of ten thousands, and minus ten thousands")
 def _(answer, draw):
     for offset in (1e4, -1e4):
-        _check_large(answer, draw, draw.tensor(6, 10) + offset, "overflow")
+        _check_large(answer, draw, offset, 1.0, "overflow")
 
 
 @cross_entropy.requires("classes that are far from likely")
 def _(answer, draw):
-    _check_large(answer, draw, draw.tensor(6, 10) * 1e4, "log-of-zero")
+    _check_large(answer, draw, 0.0, 1e4, "log-of-zero")
 
 
 @cross_entropy.requires("tokens with the target -100 do not count", needs_earlier=True)
 def _(answer, draw):
-    tokens, ranks = 6, 2
+    tokens, ranks = draw.integer(5, 8), draw.choice([2, 3])
     padding = draw.sample(range(tokens), 2)
-    task = _loss_task(draw, draw.tensor(tokens, 10), ranks, padding)
+    task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
     reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
     likely = {
         "divided-by-all": [task.value * (tokens - len(padding)) / tokens] * ranks,
@@ -1002,18 +1164,21 @@ def _(answer, draw):
 
 @cross_entropy.requires("at most four numbers a token are handed over", needs_earlier=True)
 def _(answer, draw):
-    tokens = draw.integer(3, 6)
-    task = _loss_task(draw, draw.tensor(tokens, 80), 2)
+    tokens, ranks = draw.integer(3, 6), draw.choice([2, 3, 4])
+    task = _loss_task(draw, draw.tensor(tokens, 40 * ranks), ranks)
     limit = 4 * tokens * task.logits.element_size()
-    sent = max(report.sent for report in run(_lost, 2, answer, task.parts(2), task.targets))
+    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    sent = max(report.sent for report in reports)
     if sent > limit:
         raise Wrong("gathers-the-logits", expected=f"at most {limit} bytes", got=f"{sent} bytes")
 
 
 @cross_entropy.requires("the logits stay as they are")
 def _(answer, draw):
-    task = _loss_task(draw, draw.tensor(4, 10), 2)
-    if any(report.changed for report in run(_lost, 2, answer, task.parts(2), task.targets)):
+    ranks = draw.choice([2, 3])
+    task = _loss_task(draw, draw.tensor(draw.integer(3, 5), 4 * ranks), ranks)
+    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    if any(report.changed for report in reports):
         raise Wrong("changes-the-logits", expected="the logits as before", got="other values")
 
 
@@ -1041,6 +1206,8 @@ sequence_norm = Exercise(
         ),
     ],
     misconceptions={
+        "norm-not-used": "The output is not scaled and shifted: use the weight and the bias of `norm`. A "
+        "new LayerNorm begins with ones and zeros.",
         "other-eps": "The output is that of a norm with another `eps`: hand on `norm.eps`.",
         "pair-swapped": "The output is multiplied by the number of ranks: you sum the norm's parameters "
         "over the ranks in forward. It is their gradients that are summed.",
@@ -1067,8 +1234,10 @@ sequence_norm = Exercise(
         "sit on a tensor that requires one.",
         "norms-the-whole": "Autograd keeps the whole sequence: you gather first and normalise "
         "everything on every rank. Normalise the rank's own tokens, then gather.",
+        "not-every-rank": NOT_EVERY_RANK,
+        "two-ranks": TWO_RANKS,
     },
-    failures={"does not require grad": "cuts-the-graph"},
+    failures={**HANGS, "does not require grad": "cuts-the-graph"},
 )
 
 
@@ -1111,12 +1280,12 @@ class _NormTask:
         return x.grad, {f"norm.{name}": p.grad for name, p in norm.named_parameters()}
 
 
-def _norm_task(draw, ranks: int, share: int = 3, frozen: bool = False) -> _NormTask:
-    width = draw.integer(4, 7)
+def _norm_task(draw, ranks: int, share: int | None = None, frozen: bool = False) -> _NormTask:
+    width, share = draw.integer(4, 7), share or draw.integer(2, 4)
     norm = nn.LayerNorm(width, eps=0.1)
     norm.weight.data, norm.bias.data = draw.tensor(width), draw.tensor(width)
     norm.requires_grad_(not frozen)
-    x = draw.tensor(2, ranks * share, width)
+    x = draw.tensor(draw.integer(2, 3), ranks * share, width)
     return _NormTask(norm, x, [draw.tensor(*x.shape) for _ in range(ranks)], norm(x).detach())
 
 
@@ -1136,6 +1305,10 @@ def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     likely = {
         "not-gathered": list(y),
         "gathered-along-batch": [torch.cat(y)] * ranks,
+        "norm-not-used": lambda got: any(
+            same(got, [nn.functional.layer_norm(task.x, [task.x.shape[-1]], eps=eps)] * ranks)
+            for eps in (task.norm.eps, 1e-5)
+        ),
         "other-eps": [_with_eps(task.norm, 1e-5)(task.x).detach()] * ranks,
         "pair-swapped": [ranks * task.y] * ranks,
     }
@@ -1181,25 +1354,30 @@ def _(answer, draw):
     _check_norm(answer, _norm_task(draw, 2))
 
 
-@sequence_norm.requires("three ranks and one; one token to each rank")
+@sequence_norm.requires(
+    "three ranks and one; one token to each rank",
+    failures={"exception": "two-ranks"},
+    needs_earlier=True,
+)
 def _(answer, draw):
-    for ranks, share in ((3, 2), (1, 4), (3, 1)):
-        _check_norm(answer, _norm_task(draw, ranks, share))
+    with _only_for_two():
+        for ranks, share in ((3, None), (1, None), (draw.choice([2, 3, 4]), 1)):
+            _check_norm(answer, _norm_task(draw, ranks, share))
 
 
 @sequence_norm.requires("the gradients of two backward passes add up", needs_earlier=True)
 def _(answer, draw):
-    _check_norm(answer, _norm_task(draw, 2), passes=2)
+    _check_norm(answer, _norm_task(draw, draw.choice([2, 3])), passes=2)
 
 
 @sequence_norm.requires("a frozen norm", failures={"exception": "frozen-norm"})
 def _(answer, draw):
-    _check_norm(answer, _norm_task(draw, 2, frozen=True))
+    _check_norm(answer, _norm_task(draw, draw.choice([2, 3]), frozen=True))
 
 
 @sequence_norm.requires("autograd keeps less than the whole sequence", needs_earlier=True)
 def _(answer, draw):
-    task = _norm_task(draw, 4, share=8)
+    task = _norm_task(draw, draw.choice([4, 5]), share=draw.choice([6, 8]))
     kept = max(report.kept for report in _check_norm(answer, task))
     if kept >= _own_bytes(task.x):
         limit = f"less than {_own_bytes(task.x)} bytes, the whole sequence"
@@ -1234,6 +1412,10 @@ clipping = Exercise(
         "replicated-per-rank": "The replicated gradients count once per rank: they are in every "
         "rank's sum. Add their squares after the all-reduce.",
         "replicated-left-out": "The replicated gradients are not in the norm.",
+        "largest-norm": "You take the largest of the ranks' norms. Each rank has a part of the model: add "
+        "the squares.",
+        "one-rank-only": "Only one rank has the whole sum. `reduce` delivers to one rank, `all_reduce` to "
+        "all of them.",
         "norms-added": "You add norms. Add their squares, and take the root at the end.",
         "not-rooted": "You return the sum of the squares: the root is missing.",
         "mean-of-squares": "The squares are averaged over the ranks: they are to be added.",
@@ -1254,8 +1436,16 @@ clipping = Exercise(
         "not-every-rank": "A rank without gradients, or with fewer, makes fewer collective calls, and "
         "the others wait for it. Make one call, on every rank, with zero where there is nothing.",
         "zero-norm": "Where all gradients are zero, you divide by a norm of zero.",
+        "sum-of-nothing": "Where there are no gradients to add up, Python's `sum` gives the int 0, which is "
+        "no tensor, and `torch.stack` fails. Begin with `torch.zeros((), device=hardware.device())`.",
+        "two-ranks": TWO_RANKS,
     },
-    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+    failures={
+        **HANGS,
+        "but got <class 'int'>": "sum-of-nothing",
+        "'int' object has no attribute": "sum-of-nothing",
+        "non-empty TensorList": "sum-of-nothing",
+    },
 )
 
 Values = list[Tensor | None]
@@ -1304,6 +1494,7 @@ class _ClipTask:
             "replicated-left-out": [root(sum(shards))] * ranks,
             "not-rooted": [sum(shards) + copies] * ranks,
             "mean-of-squares": [root(sum(shards) / ranks + copies)] * ranks,
+            "largest-norm": [max(own)] * ranks,
         }
 
     def sums_of_norms(self) -> list[float]:
@@ -1329,8 +1520,10 @@ def _clamped(values: Values, limit: float) -> Values:
 
 
 def _clip_task(draw, ranks: int) -> _ClipTask:
-    sharded = [[draw.tensor(3, 2), draw.tensor(draw.integer(2, 5))] for _ in range(ranks)]
-    return _ClipTask(sharded, [draw.tensor(4), draw.tensor(2, 2)])
+    sharded = [
+        [draw.tensor(draw.integer(2, 4), 2), draw.tensor(draw.integer(2, 5))] for _ in range(ranks)
+    ]
+    return _ClipTask(sharded, [draw.tensor(draw.integer(3, 5)), draw.tensor(2, draw.integer(2, 4))])
 
 
 def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> None:
@@ -1339,6 +1532,7 @@ def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> N
         **task.mistaken_norms(),
         "norms-added": lambda got: any(same(got, [n] * ranks) for n in task.sums_of_norms()),
         "clipped-norm": [min(norm, max_norm)] * ranks,
+        "one-rank-only": lambda got: ranks > 1 and any(same(value, norm) for value in got),
         "zero-norm": lambda got: any(math.isnan(value) for value in got),
     }
     expect(
@@ -1396,21 +1590,23 @@ def _(answer, draw):
 @clipping.requires("gradients above the limit are scaled by one factor")
 def _(answer, draw):
     # so low a limit that single values are above it, too
-    _check_clipped(answer, _clip_task(draw, 2), draw.number(0.05, 0.15))
+    _check_clipped(answer, _clip_task(draw, draw.choice([2, 3])), draw.number(0.05, 0.15))
 
 
 @clipping.requires("gradients below the limit stay as they are")
 def _(answer, draw):
-    _check_clipped(answer, _clip_task(draw, 2), draw.number(1.5, 3.0))
+    _check_clipped(answer, _clip_task(draw, draw.choice([2, 3])), draw.number(1.5, 3.0))
 
 
 @clipping.requires("three ranks and one; nothing replicated, nothing sharded")
 def _(answer, draw):
-    for ranks in (3, 1):
-        _check_clipped(answer, _clip_task(draw, ranks), 0.5)
-    task = _clip_task(draw, 2)
-    _check_clipped(answer, replace(task, replicated=[]), 0.5)
-    _check_clipped(answer, replace(task, sharded=[[], []]), 0.5)
+    share = draw.number(0.3, 0.7)
+    with _only_for_two():
+        for ranks in (3, 1):
+            _check_clipped(answer, _clip_task(draw, ranks), share)
+    task = _clip_task(draw, draw.choice([2, 3]))
+    _check_clipped(answer, replace(task, replicated=[]), share)
+    _check_clipped(answer, replace(task, sharded=[[] for _ in task.sharded]), share)
 
 
 @clipping.requires(
@@ -1418,19 +1614,20 @@ def _(answer, draw):
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
 def _(answer, draw):
-    task = _clip_task(draw, 2)
+    task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [[values[0], None] for values in task.sharded]
     _check_clipped(answer, _ClipTask(sharded, [None, *task.replicated]), 0.5)
 
 
 @clipping.requires("a rank without any gradient of its own", needs_earlier=True)
 def _(answer, draw):
-    task = _clip_task(draw, 2)
-    _check_clipped(answer, replace(task, sharded=[task.sharded[0], [None, None]]), 0.5)
+    task = _clip_task(draw, draw.choice([2, 3]))
+    sharded = [[None, None], *task.sharded[1:]]
+    _check_clipped(answer, replace(task, sharded=draw.sample(sharded, len(sharded))), 0.5)
 
 
 @clipping.requires("gradients that are all zero", failures={"ZeroDivisionError": "zero-norm"})
 def _(answer, draw):
-    task = _clip_task(draw, 2)
+    task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [_scaled(values, 0.0) for values in task.sharded]
     _check_clipped(answer, _ClipTask(sharded, _scaled(task.replicated, 0.0)), 0.5)

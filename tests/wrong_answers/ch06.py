@@ -138,6 +138,28 @@ class KeepsFull(_Column):
         self.full = full
 
 
+@wrong("6.1", names="other-names")
+class KeepsAnInnerLayer(nn.Module):
+    def __init__(self, full):
+        super().__init__()
+        _must_divide(full.out_features)
+        share, has_bias = full.out_features // dist.get_world_size(), full.bias is not None
+        self.linear = nn.Linear(full.in_features, share, bias=has_bias)
+        self.linear.weight.data = _own(full.weight).data
+        if has_bias:
+            self.linear.bias.data = _own(full.bias).data
+
+    def forward(self, x):
+        return self.linear(SumBackward.apply(x))
+
+
+@wrong("6.1", names="other-values")
+class BeginsAnew(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        nn.init.kaiming_uniform_(self.weight)
+
+
 @wrong("6.1", names="wrong-dimension")
 class CutsInputFeatures(_Column):
     def __init__(self, full):
@@ -264,6 +286,24 @@ class BroadcastsTheInput(_Column):
         return super().forward(x)
 
 
+@wrong("6.1", names="not-every-rank")
+class BroadcastsOnRank0(_Column):
+    def forward(self, x):
+        if dist.get_rank() == 0:
+            dist.broadcast(x.detach(), src=0)
+        return super().forward(x)
+
+
+@wrong("6.1", names="two-ranks")
+class CutsInHalves(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        middle = full.out_features // 2
+        half = slice(middle) if dist.get_rank() == 0 else slice(middle, None)
+        self.weight = _whole(full.weight[half])
+        self.bias = None if full.bias is None else _whole(full.bias[half])
+
+
 @wrong("6.1", names="no-error")
 class CutsUnevenly(_Column):
     def __init__(self, full):
@@ -342,6 +382,29 @@ class KeepsTheLayer(_Row):
     def __init__(self, full):
         super().__init__(full)
         self.full = full
+
+
+@wrong("6.2", names="other-names")
+class KeepsAnInnerRow(nn.Module):
+    def __init__(self, full):
+        super().__init__()
+        _must_divide(full.in_features)
+        share = full.in_features // dist.get_world_size()
+        self.linear = nn.Linear(share, full.out_features, bias=full.bias is not None)
+        self.linear.weight.data = _own(full.weight, dim=1).data
+        if full.bias is not None:
+            self.linear.bias.data = _whole(full.bias).data
+
+    def forward(self, x):
+        y = SumForward.apply(linear(x, self.linear.weight))
+        return y if self.linear.bias is None else y + self.linear.bias
+
+
+@wrong("6.2", names="other-values")
+class DrawsNewColumns(_Row):
+    def __init__(self, full):
+        super().__init__(full)
+        self.weight = nn.Parameter(torch.randn_like(self.weight))
 
 
 @wrong("6.2", names="wrong-dimension")
@@ -479,6 +542,31 @@ class AveragesTheBiasGradient(_Row):
             self.bias.register_hook(lambda g: _summed_in_place(g) / dist.get_world_size())
 
 
+@wrong("6.2", names="outputs-joined")
+class JoinsPartialSums(_Row):
+    def forward(self, x):
+        own = self.partial(x)
+        everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, own.detach())
+        return self.with_bias(torch.cat(everyone, dim=-1))
+
+
+@wrong("6.2", names="not-every-rank")
+class SumsOnRank0(_Row):
+    def forward(self, x):
+        own = self.partial(x)
+        return self.with_bias(SumForward.apply(own) if dist.get_rank() == 0 else own)
+
+
+@wrong("6.2", names="two-ranks")
+class CutsColumnsInHalves(_Row):
+    def __init__(self, full):
+        super().__init__(full)
+        middle = full.in_features // 2
+        half = slice(middle) if dist.get_rank() == 0 else slice(middle, None)
+        self.weight = _whole(full.weight[:, half])
+
+
 @wrong("6.2", names="no-error")
 class CutsColumnsUnevenly(_Row):
     def __init__(self, full):
@@ -574,6 +662,65 @@ class ReadsHeadByHead(_Heads):
         return qkv.unflatten(-1, (self.heads, 3, self.head_width)).unbind(dim=3)
 
 
+@wrong("6.3", names="other-heads")
+class TakesTheFirstHeads(_Heads):
+    def rows(self, tensor):
+        parts = [part.chunk(dist.get_world_size())[0] for part in tensor.detach().chunk(3)]
+        return nn.Parameter(torch.cat(parts))
+
+
+@wrong("6.3", names="other-heads")
+class DealsHeadsOut(_Heads):
+    def rows(self, tensor):
+        rank, n = _place()
+        by_head = tensor.detach().unflatten(0, (3, -1, self.head_width))
+        return nn.Parameter(by_head[:, rank::n].flatten(0, 2))
+
+
+@wrong("6.3", names="global-heads")
+class CountsAllHeads(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.heads = full.heads
+
+
+@wrong("6.3", names="global-heads")
+class FlattensToTheWholeWidth(_Heads):
+    def forward(self, x):
+        qkv = linear(self.enter(x), self.weight, self.bias)
+        y = self.mix(*(part.transpose(1, 2) for part in self.split(qkv)))
+        return self.leave(linear(y.transpose(1, 2).reshape(x.shape), self.out_weight))
+
+
+@wrong("6.3", names="heads-mixed")
+class FlattensWithoutTransposing(_Heads):
+    def forward(self, x):
+        qkv = linear(self.enter(x), self.weight, self.bias)
+        y = self.mix(*(part.transpose(1, 2) for part in self.split(qkv)))
+        return self.leave(linear(y.reshape(*x.shape[:2], -1), self.out_weight))
+
+
+@wrong("6.3", names="attends-over-heads")
+class NeverTransposes(_Heads):
+    def forward(self, x):
+        y = self.mix(*self.split(linear(self.enter(x), self.weight, self.bias)))
+        return self.leave(linear(y.flatten(2), self.out_weight))
+
+
+@wrong("6.3", names="output-not-cut-to-match")
+class KeepsTheWholeOutput(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.out_weight = _whole(full.out.weight)
+
+
+@wrong("6.3", names="output-not-cut-to-match")
+class CutsTheOutputByColumns(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.out_weight = _own(full.out.weight)
+
+
 @wrong("6.3", names="wrong-scale")
 class ScalesByTheRanksWidth(ScoresByHand):
     def mix(self, q, k, v):
@@ -651,6 +798,22 @@ class EntersThreeTimes(_Heads):
         )
         y = self.mix(q, k, v).transpose(1, 2).flatten(2)
         return self.leave(linear(y, self.out_weight))
+
+
+@wrong("6.3", names="not-every-rank")
+class SumsHeadsOnRank0(_Heads):
+    def leave(self, y):
+        return SumForward.apply(y) + self.out_bias if dist.get_rank() == 0 else y + self.out_bias
+
+
+@wrong("6.3", names="two-ranks")
+class KnowsTwoHalves(_Heads):
+    """Both halves of the heads, and so of the rows, but no third."""
+
+    def rows(self, tensor):
+        rank, n = _place()
+        parts = [part.chunk(n)[min(rank, 1)] for part in tensor.detach().chunk(3)]
+        return nn.Parameter(torch.cat(parts))
 
 
 @wrong("6.3", names="no-error")
@@ -778,6 +941,36 @@ def wraps_around(logits, targets):
     return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
 
 
+@wrong("6.4", names="edge-classes")
+def takes_one_class_too_many(logits, targets):
+    z, share = logits - _highest(logits).unsqueeze(1), logits.shape[1]
+    column = targets - dist.get_rank() * share
+    here = (column >= 0) & (column <= share)
+    picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
+    at_target = SumForward.apply(picked.where(here, 0.0))
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+@wrong("6.4", names="edge-classes")
+def leaves_its_first_class_out(logits, targets):
+    z, share = logits - _highest(logits).unsqueeze(1), logits.shape[1]
+    column = targets - dist.get_rank() * share
+    here = (column > 0) & (column < share)
+    picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
+    at_target = SumForward.apply(picked.where(here, 0.0))
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+@wrong("6.4", names="own-classes-only")
+def ignores_what_is_elsewhere(logits, targets):
+    """PyTorch's loss of the tokens whose class is here, summed over the ranks."""
+    share = logits.shape[1]
+    column = targets - dist.get_rank() * share
+    column = column.where((column >= 0) & (column < share), -100)
+    total = SumForward.apply(cross_entropy(logits, column, reduction="sum"))
+    return total / (targets >= 0).sum()
+
+
 @wrong("6.4", names="own-classes-only")
 def sums_its_own_classes(logits, targets):
     at_target = SumForward.apply(_at_target(logits, targets))
@@ -845,6 +1038,49 @@ def sums_the_tokens(logits, targets):
 def returns_it_on_rank_0(logits, targets):
     loss = sums_both_in_one_call(logits, targets)
     return loss if dist.get_rank() == 0 else loss * 0.0
+
+
+@wrong("6.4", names="no-tensor")
+def returns_a_number(logits, targets):
+    return sums_both_in_one_call(logits, targets).item()
+
+
+@wrong("6.4", names="not-every-rank")
+def sums_targets_only_where_they_are(logits, targets):
+    """Every rank has a token's class, until there are fewer tokens than ranks."""
+    z = logits - _highest(logits).unsqueeze(1)
+    at_target = _at_target(z, targets)
+    total = SumForward.apply(z.exp().sum(dim=1)).log()
+    if at_target.any():
+        at_target = SumForward.apply(at_target)
+    return _mean(total - at_target, targets)
+
+
+@wrong("6.4", names="two-ranks")
+def knows_two_parts_of_the_vocabulary(logits, targets):
+    z, share = logits - _highest(logits).unsqueeze(1), logits.shape[1]
+    column = targets if dist.get_rank() == 0 else targets - share
+    here = (column >= 0) & (column < share)
+    picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
+    at_target = SumForward.apply(picked.where(here, 0.0))
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+def _with_maximum(highest, logits, targets):
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    z = logits - highest.unsqueeze(1)
+    at_target = SumForward.apply(_at_target(z, targets))
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+@wrong("6.4", names="max-has-gradient")
+def forgets_to_detach(logits, targets):
+    return _with_maximum(logits.amax(dim=1), logits, targets)
+
+
+@wrong("6.4", names="max-has-gradient")
+def clones_without_detaching(logits, targets):
+    return _with_maximum(logits.max(dim=1).values.clone(), logits, targets)
 
 
 @wrong("6.4", names="cuts-the-graph")
@@ -1041,6 +1277,26 @@ class SumsTheTokens(_Norm):
         return super().forward(SumBackward.apply(x))
 
 
+@wrong("6.5", names="norm-not-used")
+class BeginsWithANewNorm(_Norm):
+    def __init__(self, norm):
+        super().__init__(norm)
+        self.norm = nn.LayerNorm(norm.normalized_shape, eps=norm.eps, device=device())
+
+
+@wrong("6.5", names="not-every-rank")
+class GathersOnRank0(_Norm):
+    def gather(self, y):
+        return GatherSequence.apply(y) if dist.get_rank() == 0 else y
+
+
+@wrong("6.5", names="two-ranks")
+class JoinsTwoStretches(_Norm):
+    def gather(self, y):
+        stretches = GatherSequence.apply(y).chunk(dist.get_world_size(), dim=1)
+        return torch.cat([stretches[0], stretches[-1]], dim=1)
+
+
 @wrong("6.5", names="other-eps")
 class ForgetsEps(_Norm):
     def own_tokens(self, x):
@@ -1153,6 +1409,49 @@ def sums_all_over_ranks(sharded, replicated, max_norm):
 @wrong("6.6", names="replicated-left-out")
 def forgets_the_replicated(sharded, replicated, max_norm):
     norm = _over_ranks(_sum_of_squares(sharded)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="largest-norm")
+def takes_the_largest_norm(sharded, replicated, max_norm):
+    norm = _sum_of_squares(sharded + replicated).sqrt()
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+    _clip(sharded + replicated, norm.item(), max_norm)
+    return norm.item()
+
+
+@wrong("6.6", names="one-rank-only")
+def reduces_to_rank_0(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded)
+    dist.reduce(squares, dst=0)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="two-ranks")
+def halves_the_replicated_squares(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded) + _sum_of_squares(replicated) / 2
+    norm = _over_ranks(squares).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="sum-of-nothing")
+def sums_with_python(sharded, replicated, max_norm):
+    squares = sum(gradient.square().sum() for gradient in _gradients(sharded))
+    dist.all_reduce(squares)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="sum-of-nothing")
+def stacks_norms(sharded, replicated, max_norm):
+    squares = torch.stack([g.norm() for g in _gradients(sharded)]).square().sum()
+    dist.all_reduce(squares)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
     _clip(sharded + replicated, norm, max_norm)
     return norm
 
@@ -1283,6 +1582,16 @@ def reduces_each_parameter(sharded, replicated, max_norm):
     for gradient in _gradients(sharded):
         squares = squares + _over_ranks(gradient.square().sum())
     norm = squares.sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="not-every-rank")
+def reduces_if_it_has_gradients(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded)
+    if _gradients(sharded):
+        squares = _over_ranks(squares)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
     _clip(sharded + replicated, norm, max_norm)
     return norm
 
