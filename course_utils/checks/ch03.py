@@ -12,6 +12,8 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from numbers import Number
 from pathlib import Path
 
 import torch
@@ -20,8 +22,9 @@ from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late, finish_device_work
+from course_utils.checks.ranks import come_late, finish_device_work, following
 from course_utils.hardware import device
+from course_utils.intercept import listening
 from course_utils.trace import Call, Trace
 
 Gradients = dict[str, Tensor | None]
@@ -29,18 +32,18 @@ Gradients = dict[str, Tensor | None]
 # ---- models --------------------------------------------------------------------------------------
 
 
-def _plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5))
+def _plain(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 7), nn.Tanh(), nn.Linear(7, width))
 
 
 class _Frozen(nn.Module):
     """A frozen layer between two that learn."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(5, 5)
-        self.frozen = nn.Linear(5, 5).requires_grad_(False)
-        self.last = nn.Linear(5, 5)
+        self.first = nn.Linear(width, width)
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.last = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.frozen(self.first(x)).tanh())
@@ -49,11 +52,11 @@ class _Frozen(nn.Module):
 class _Unused(nn.Module):
     """A layer that the loss does not use, between two that it uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(5, 5)
-        self.unused = nn.Linear(5, 3)
-        self.last = nn.Linear(5, 5)
+        self.first = nn.Linear(width, width)
+        self.unused = nn.Linear(width, 3)
+        self.last = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x).tanh())
@@ -62,11 +65,11 @@ class _Unused(nn.Module):
 class _Tied(nn.Module):
     """Two layers that share one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(5, 5)
-        self.second = nn.Linear(5, 5)
-        self.last = nn.Linear(5, 5)
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        self.last = nn.Linear(width, width)
         self.last.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,29 +79,23 @@ class _Tied(nn.Module):
 class _Sometimes(nn.Module):
     """A layer that rank 0 does not use and the other ranks do."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(5, 5)
-        self.sometimes = nn.Linear(5, 5)
-        self.last = nn.Linear(5, 5)
+        self.first = nn.Linear(width, width)
+        self.sometimes = nn.Linear(width, width)
+        self.last = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).tanh()
         return self.last(x if dist.get_rank() == 0 else self.sometimes(x))
 
 
-TOWER_LAYERS, TOWER_WIDTH = 6, 16
-TOWER_LAYER_BYTES = 4 * TOWER_WIDTH**2
-
-
 class _Tower(nn.Module):
-    """Six equal layers; tells when backward has all gradients but the first layer's."""
+    """Equal layers; tells when backward has all gradients but the first layer's."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(TOWER_WIDTH, TOWER_WIDTH, bias=False) for _ in range(TOWER_LAYERS)
-        )
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
         self.before_first_gradient = lambda: None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,9 +106,24 @@ class _Tower(nn.Module):
         return x
 
 
-def _build(make, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    return make().to(device())
+@dataclass(frozen=True)
+class _Plan:
+    """What the ranks train on: a model's seed, and `rows` random rows of `width` numbers."""
+
+    seed: int
+    width: int
+    rows: int
+
+    def build(self, make) -> nn.Module:
+        torch.manual_seed(self.seed)
+        return make(self.width).to(device())
+
+    def batch(self) -> Tensor:
+        return torch.randn(self.rows, self.width, device=device())
+
+
+def _plan(draw) -> _Plan:
+    return _Plan(draw.seed(), draw.integer(4, 7), draw.integer(3, 6))
 
 
 def _gradients(model: nn.Module) -> Gradients:
@@ -200,6 +212,12 @@ averaging = Exercise(
         "left-out": "Some parameters' gradients are averaged, others are still the rank's own: does "
         "your loop leave some out, or end early?",
         "fixed-two": "You divide by 2. That is right on two ranks only: ask `dist.get_world_size()`.",
+        "in-place": "`dist.all_reduce` works in place and returns None. Do not assign what it returns "
+        "to `parameter.grad`, and do not compute with it.",
+        "device-count": "Your gradients are divided by zero. `torch.cuda.device_count()` counts the "
+        "GPUs of this machine; the number of ranks is `dist.get_world_size()`.",
+        "one-tensor-listed": "All ranks have the last rank's gradient: `[tensor] * n` is one tensor, "
+        "listed n times, and what arrived last has overwritten the rest. Make n tensors.",
         "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
         "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
         "none-gradient": "A frozen or unused parameter has no gradient: its `.grad` is None. Skip "
@@ -221,10 +239,10 @@ class _Averaged:
     silent: bool  # was nothing sent?
 
 
-def _averaged(rank, answer, make, seed) -> _Averaged:
-    model = _build(make, seed)
-    torch.manual_seed(seed + 1 + rank)
-    model(torch.randn(4, 5, device=device())).square().sum().backward()
+def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
+    model = plan.build(make)
+    torch.manual_seed(plan.seed + 1 + rank)
+    model(plan.batch()).square().sum().backward()
     local, before = _gradients(model), _state(model)
     with Trace() as trace:
         come_late(rank)
@@ -237,7 +255,7 @@ def _averaged(rank, answer, make, seed) -> _Averaged:
 def _check_average(answer, draw, make, ranks, likely=None) -> None:
     """Compares what every rank holds afterwards with the mean. `likely` maps a misconception to
     what it makes of the local gradients: a function of (local, got)."""
-    reports = run(_averaged, ranks, answer, make, draw.seed())
+    reports = run(_averaged, ranks, answer, make, _plan(draw))
     local, got = [r.local for r in reports], [r.got for r in reports]
     mean = _mean(local)
     mistakes = {
@@ -245,11 +263,16 @@ def _check_average(answer, draw, make, ranks, likely=None) -> None:
         **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
         "sum-not-mean": [_sum(local)] * ranks,
         "unchanged": local,
+        "in-place": all(g is None for own in got for g in own.values()),
+        "device-count": lambda got: (
+            not all(g.isfinite().all() for own in got for g in own.values() if g is not None)
+        ),
         "nothing-sent": all(r.silent for r in reports) and [_scaled(g, 1 / ranks) for g in local],
         "not-waited": ranks > 1 and same(got[0], _scaled(local[0], 1 / ranks)),
         "fixed-two": [_scaled(_sum(local), 1 / 2)] * ranks,
         "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
         "rank-0s-gradient": [local[0]] * ranks,
+        "one-tensor-listed": [local[-1]] * ranks,
         "one-rank-only": lambda got: any(same(g, mean) for g in got),
         "left-out": lambda got: _some_local(got, local, mean),
     }
@@ -260,7 +283,11 @@ def _check_average(answer, draw, make, ranks, likely=None) -> None:
         )
 
 
-@averaging.requires("two ranks end with the mean of their gradients")
+@averaging.requires(
+    "two ranks end with the mean of their gradients",
+    # here every parameter has a gradient: what is None came from all_reduce
+    failures={"'NoneType'": "in-place", "ZeroDivisionError": "device-count"},
+)
 def _(answer, draw):
     _check_average(answer, draw, _plain, 2)
 
@@ -278,7 +305,7 @@ def _(answer, draw):
 def _(answer, draw):
     for make in (_Frozen, _Unused):
         likely = {"zeros-for-none": lambda local, got: _zeros_for_none(got, local)}
-        _check_average(answer, draw, make, 2, likely)
+        _check_average(answer, draw, make, draw.integer(2, 4), likely)
 
 
 @averaging.requires("a tied parameter is averaged once")
@@ -287,7 +314,7 @@ def _(answer, draw):
         mean = _mean(local)
         return [{**mean, "first.weight": mean["first.weight"] / len(local)}] * len(local)
 
-    _check_average(answer, draw, _Tied, 2, {"tied-twice": twice})
+    _check_average(answer, draw, _Tied, draw.integer(2, 4), {"tied-twice": twice})
 
 
 # ---- 3.2 -----------------------------------------------------------------------------------------
@@ -321,6 +348,12 @@ ring = Exercise(
         "from rank - 1, both modulo n, as often on every rank.",
         "unchanged": "The tensor is as it was. The result must stand in the tensor that was handed "
         "in, not in a new one.",
+        "not-waited": "You started a message and never waited for it: a buffer is read before it "
+        "is filled, or changed before it is sent. Call `wait()` on what `isend` and `irecv` return.",
+        "no-such-rank": "The ring is not closed: after the last rank comes rank 0. The neighbours "
+        "are (rank + 1) % n and (rank - 1) % n.",
+        "nothing-added": "Nothing was added: each element is still that of a single rank. Receive "
+        "into a buffer of its own, then add it to your chunk.",
         "mean-not-sum": "You have divided by the number of ranks: an all-reduce gives the sum.",
         "no-all-gather": "Each chunk is complete on one rank only. That is the reduce-scatter; now "
         "the complete chunks must travel round the ring once.",
@@ -356,6 +389,7 @@ ring = Exercise(
         "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
     },
     failures={
+        "NoSuchRank": "no-such-rank",
         " in recv": "unanswered",
         "timeout": "everyone-sends-first",
         "mismatch": "chunk-sizes",
@@ -371,20 +405,45 @@ class _Rung:
     calls: list[Call]
 
 
-def _summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
+class NoSuchRank(Exception):
+    """Raised in a rank that sends to, or waits for, a rank that does not exist."""
+
+
+def _existing_ranks_only(name: str, arguments: dict) -> None:
+    end = {"send": "dst", "recv_": "src"}.get(name)
+    if end and not 0 <= arguments[end] < dist.get_world_size():
+        raise NoSuchRank(
+            f"there is no rank {arguments[end]}, only 0 to {dist.get_world_size() - 1}"
+        )
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """The tensors of a rank after each call, and the messages that nobody waited for."""
+
+    tensors: list[Tensor]
+    unwaited: list[str]
+
+
+def _summed(rank, answer, cases: list[list[Tensor]], columns: bool = False) -> _Summed:
+    """Hands in the rank's tensor of each case; with `columns`, every second column of it, which is
+    a view that is not contiguous."""
     tensors = [case[rank].to(device()) for case in cases]
     come_late(rank)
-    for tensor in tensors:
-        answer(tensor)
-    return tensors
+    with following() as sent, listening(_existing_ranks_only):
+        for tensor in tensors:
+            answer(tensor[:, ::2] if columns else tensor)
+    return _Summed(tensors, sent.unwaited)
 
 
-def _columns_summed(rank, answer, cases: list[list[Tensor]]) -> list[Tensor]:
-    """Hands in every second column of matrices: views that are not contiguous."""
-    wholes = [case[rank].to(device()) for case in cases]
-    for whole in wholes:
-        answer(whole[:, ::2])
-    return wholes
+def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[list[Tensor]]:
+    """For each case, what the tensor of every rank has become."""
+    reports = run(_summed, len(cases[0]), answer, cases, columns)
+    for rank, report in enumerate(reports):
+        if report.unwaited:
+            got = f"on rank {rank} nobody waits for a {report.unwaited[0]}"
+            raise Wrong("not-waited", expected="a wait() for every message", got=got)
+    return [list(tensors) for tensors in zip(*(report.tensors for report in reports), strict=True)]
 
 
 def _traced_sum(rank, answer, tensors: list[Tensor]) -> _Rung:
@@ -398,18 +457,23 @@ def _check_sums(answer, cases: list[list[Tensor]], likely=None) -> None:
     """`cases` holds a list with one tensor a rank for each call; `likely` as for `expect`, but
     the functions take (got, tensors) of one case."""
     ranks = len(cases[0])
-    reports = run(_summed, ranks, answer, cases)
-    for i, tensors in enumerate(cases):
-        got, total = [report[i] for report in reports], sum(tensors)
+    for got, tensors in zip(_run_sums(answer, cases), cases, strict=True):
+        total = sum(tensors)
         mistakes = {
             "unchanged": tensors,
             "mean-not-sum": [total / ranks] * ranks,
+            "nothing-added": _of_one_rank(got, tensors),
             "added-again": _added_again(got, tensors),
             "no-all-gather": _complete_somewhere(got, total),
         }
         extra = {slug: f(got, tensors) for slug, f in (likely or {}).items()}
         what = f"the sum of {ranks} tensors of shape {tuple(total.shape)}"
         expect(got, [total] * ranks, each="rank", what=what, likely=mistakes | extra)
+
+
+def _of_one_rank(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Whether each element is what it was on some rank."""
+    return all(torch.stack([g == own for own in tensors]).any(dim=0).all() for g in got)
 
 
 def _complete_somewhere(got: list[Tensor], total: Tensor) -> bool:
@@ -459,8 +523,9 @@ def _(answer, draw):
     failures={"raised IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
 )
 def _(answer, draw):
-    lengths = [3 * draw.integer(3, 6) + 1, 3 * draw.integer(3, 6) + 2, 4]
-    cases = [[draw.whole(length) for _ in range(3)] for length in lengths]
+    ranks = draw.integer(3, 4)
+    lengths = [ranks * draw.integer(3, 6) + rest for rest in (1, ranks - 1)] + [ranks + 1]
+    cases = [[draw.whole(length) for _ in range(ranks)] for length in lengths]
     _check_sums(answer, cases, {"remainder-lost": _remainder_left})
 
 
@@ -473,7 +538,8 @@ def _(answer, draw):
     },
 )
 def _(answer, draw):
-    cases = [[draw.whole(length) for _ in range(3)] for length in (2, 1, 0)]
+    ranks = draw.integer(3, 4)
+    cases = [[draw.whole(length) for _ in range(ranks)] for length in (ranks - 1, 1, 0)]
     _check_sums(answer, cases, {"remainder-lost": _remainder_left})
 
 
@@ -482,15 +548,15 @@ def _(answer, draw):
     failures={"RuntimeError": "needs-contiguous"},
 )
 def _(answer, draw):
-    _check_sums(answer, [[draw.whole(3, 5) for _ in range(2)]])
+    ranks, rows, pairs = draw.integer(2, 3), draw.integer(3, 5), draw.integer(2, 4)
+    _check_sums(answer, [[draw.whole(rows, 5) for _ in range(ranks)]])
     # of 6 columns, every second one can be viewed as a vector with a stride; of 7 it cannot
-    cases = [[draw.whole(4, columns) for _ in range(2)] for columns in (7, 6)]
-    reports = run(_columns_summed, 2, answer, cases)
-    for i, wholes in enumerate(cases):
+    columns = (2 * pairs + 1, 2 * pairs)
+    cases = [[draw.whole(rows, count) for _ in range(ranks)] for count in columns]
+    for got, wholes in zip(_run_sums(answer, cases, columns=True), cases, strict=True):
         expected = [whole.clone() for whole in wholes]
         for whole in expected:
             whole[:, ::2] = sum(wholes)[:, ::2]
-        got = [report[i] for report in reports]
         expect(got, expected, each="rank", likely={"copy-not-in-place": wholes})
 
 
@@ -499,20 +565,21 @@ def _(answer, draw):
     failures=dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
 )
 def _(answer, draw):
-    large = [2**40 + draw.integers(6) for _ in range(2)]
-    precise = [1 + draw.tensor(6, dtype=torch.float64) * 1e-9 for _ in range(2)]
+    ranks, length = draw.integer(2, 3), draw.integer(5, 9)
+    large = [2**40 + draw.integers(length) for _ in range(ranks)]
+    precise = [1 + draw.tensor(length, dtype=torch.float64) * 1e-9 for _ in range(ranks)]
     for tensors, tolerance in ((large, 0), (precise, 1e-15)):
-        reports = run(_summed, 2, answer, [tensors])
-        got = [report[0] for report in reports]
+        [got] = _run_sums(answer, [tensors])
         total = sum(tensors)
         nearly = all(torch.allclose(g.double(), total.double(), rtol=1e-3) for g in got)
         likely = {"unchanged": tensors, "rounded": nearly}
-        expect(got, [total] * 2, each="rank", tolerance=tolerance, likely=likely)
+        expect(got, [total] * ranks, each="rank", tolerance=tolerance, likely=likely)
 
 
 @ring.requires("every rank sends 2(n-1)/n of the tensor's bytes, point to point")
 def _(answer, draw):
-    for ranks, remainder in ((3, 0), (4, 0), (3, 1)):
+    first = draw.integer(3, 4)
+    for ranks, remainder in ((first, 0), (7 - first, 0), (3, 1)):
         length = ranks * draw.integer(20, 40) + remainder
         reports = run(_traced_sum, ranks, answer, [draw.whole(length) for _ in range(ranks)])
         _check_traffic([report.calls for report in reports], length)
@@ -589,8 +656,14 @@ sharding = Exercise(
         "list on every rank.",
         "global-generator": "The notebook's own random numbers have changed: `torch.manual_seed` "
         "sets the generator that everybody uses. Make a `torch.Generator` of your own.",
-        "not-a-list": "Return a list of ints.",
+        "not-a-list": "Return a list of ints; of a tensor, `tolist()` makes one.",
+        "another-order": "Every rank has its part of a shuffled order, and it is not "
+        "DistributedSampler's: that is `torch.randperm`, from a `torch.Generator` with the seed "
+        "`seed + epoch`.",
+        "asks-the-group": "There is no process group here: nothing is sent. Rank and world size are "
+        "among the arguments.",
     },
+    failures={"process group has not been initialized": "asks-the-group"},
 )
 
 
@@ -631,6 +704,10 @@ def _sharding_mistakes(length: int, ranks: int, epoch: int, seed: int) -> dict:
         "seed-per-rank": lambda got: _ranks_disagree(got, length, ranks),
         "shuffled-after": ranks > 1 and (lambda got: list(map(sorted, got)) == parts),
         "padded-wrongly": lambda got: _same_start(got, _dealt(order, ranks), share),
+        "another-order": lambda got: (
+            {len(part) for part in got} == {share}
+            and {i for part in got for i in part} == set(order)
+        ),
     }
 
 
@@ -654,6 +731,8 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> Non
     got = [answer(length, rank, ranks, epoch, seed) for rank in range(ranks)]
     for part in got:
         expect_type(part, list, likely=None if part is None else "not-a-list")
+        for index in part:
+            expect_type(index, int, likely="not-a-list")
     small = length < ranks
     likely = {} if small else _sharding_mistakes(length, ranks, epoch, seed)
     if small:
@@ -677,25 +756,31 @@ def _(answer, draw):
 
 @sharding.requires("a dataset that does not divide by the number of ranks")
 def _(answer, draw):
-    for extra in (1, 2):
-        _check_shards(answer, 4 * draw.integer(5, 9) + extra, 4, draw.integer(0, 9), 7)
+    ranks = draw.integer(3, 5)
+    for extra in draw.sample((1, ranks - 1), 2):
+        length = ranks * draw.integer(5, 9) + extra
+        _check_shards(answer, length, ranks, draw.integer(0, 9), draw.integer(1, 99))
 
 
 @sharding.requires("one rank, and more ranks than samples")
 def _(answer, draw):
-    for length, ranks in ((draw.integer(5, 9), 1), (3, 5), (2, 7), (1, 4)):
+    few = draw.integer(2, 4)
+    more = draw.integer(2 * few + 1, 3 * few)  # one repetition is not enough
+    for length, ranks in ((draw.integer(5, 9), 1), (few + 1, few + 2), (few, more), (1, 4)):
         _check_shards(answer, length, ranks, draw.integer(0, 9), draw.integer(1, 99))
 
 
 @sharding.requires("an empty dataset", failures={"exception": "empty-dataset"})
 def _(answer, draw):
-    expect([answer(0, rank, 3, 1, 2) for rank in range(3)], [[], [], []], each="rank")
+    ranks = draw.integer(2, 4)
+    got = [answer(0, rank, ranks, draw.integer(0, 9), draw.integer(1, 99)) for rank in range(ranks)]
+    expect(got, [[]] * ranks, each="rank")
 
 
 @sharding.requires("the notebook's own random numbers stay as they are")
 def _(answer, draw):
     before = torch.get_rng_state()
-    answer(10, 1, 2, draw.integer(0, 9), draw.integer(1, 99))
+    answer(draw.integer(8, 12), 1, 2, draw.integer(0, 9), draw.integer(1, 99))
     if not torch.equal(torch.get_rng_state(), before):
         raise Wrong("global-generator", expected="the same state", got="another state")
 
@@ -741,6 +826,13 @@ overlapping = Exercise(
         "sum-not-mean": "Your gradients are world_size times too large: all_reduce adds, and the "
         "division is missing.",
         "divided-twice": "Your gradients are world_size times too small: they are divided twice.",
+        "fixed-two": "You divide by 2. That is right on two ranks only: ask `dist.get_world_size()`.",
+        "hook-too-early": "A hook found no gradient in `.grad`. `register_hook` runs before the "
+        "gradient gets there; `register_post_accumulate_grad_hook` runs after.",
+        "no-handle": "An all_reduce without `async_op=True` waits at once and returns None: there is "
+        "nothing to wait for later, and no overlap.",
+        "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
+        "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
         "first-step-only": "The first step is right and a later one is not. Reset the counters and "
         "the work handles in `finish_gradient_synchronization`, and remember that "
         "`zero_grad()` throws `.grad` away: the next backward puts a new tensor there.",
@@ -784,36 +876,39 @@ overlapping = Exercise(
         "rank.",
         "users-only": "You divide by the number of ranks that used the parameter. A rank that did "
         "not use it counts, with a zero: divide by the world size.",
-        "rank-waits": "A rank waits in a collective that the others do not call.",
     },
-    failures={"timeout": "rank-waits", "mismatch": "rank-waits"},
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
 )
 
 
-def _initial(rank, answer, seed, frozen=False) -> tuple[dict, dict]:
+def _initial(rank, answer, plan: _Plan, frozen=False) -> tuple[dict, dict]:
     """The state of a module with buffers, before and after construction."""
-    torch.manual_seed(seed + rank)
-    module = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3)).to(device())
+    torch.manual_seed(plan.seed + rank)
+    layers = nn.Linear(5, plan.width), nn.BatchNorm1d(plan.width), nn.Linear(plan.width, 3)
+    module = nn.Sequential(*layers).to(device())
     module[0].requires_grad_(not frozen)
-    module[1](torch.randn(9, 7, device=device()))  # moves BatchNorm's buffers
+    module[1](plan.batch())  # moves BatchNorm's buffers
     before = _state(module)
     return before, _state(answer(module).module)
 
 
 def _check_start(answer, draw, frozen=False) -> None:
-    reports = run(_initial, 2, answer, draw.seed(), frozen)
+    ranks = draw.integer(2, 3)
+    reports = run(_initial, ranks, answer, _plan(draw), frozen)
     before, got = [r[0] for r in reports], [r[1] for r in reports]
-    own = before[1]
-    weight = (before[0]["2.weight"] + own["2.weight"]) / 2
-    running = {name: own[name] for name in own if "running" in name}
-    first = {name: own[name] for name in own if name.startswith("0.")}
+    weight = sum(state["2.weight"] for state in before) / ranks
+
+    def own(part: str) -> list[dict]:
+        """Rank 0's state everywhere, but for the names with `part` in them."""
+        return [before[0] | {k: v for k, v in state.items() if part in k} for state in before]
+
     likely = {
         "no-broadcast": before,
-        "buffers-forgotten": [before[0], before[0] | running],
-        "frozen-not-broadcast": [before[0], before[0] | first],
+        "buffers-forgotten": own("running"),
+        "frozen-not-broadcast": own("0."),
         "averaged-at-start": lambda got: same(got[0]["2.weight"], weight),
     }
-    expect(got, [before[0]] * 2, each="rank", likely=likely)
+    expect(got, [before[0]] * ranks, each="rank", likely=likely)
 
 
 @overlapping.requires(
@@ -832,15 +927,15 @@ class _Steps:
     got: list[Gradients]
 
 
-def _steps(rank, answer, make, seed, bucket_bytes, micro_batches, keep_zeros) -> _Steps:
+def _steps(rank, answer, make, plan: _Plan, bucket_bytes, micro_batches, keep_zeros) -> _Steps:
     """Three steps with a twin beside the model; all but the last micro-batch under no_sync."""
-    module = _build(make, seed)
+    module = plan.build(make)
     twin = copy.deepcopy(module)
     model = answer(module, bucket_bytes=bucket_bytes)
-    torch.manual_seed(seed + 1 + rank)
+    torch.manual_seed(plan.seed + 1 + rank)
     local, got = [], []
     for _ in range(3):
-        batches = [torch.randn(4, 5, device=device()) for _ in range(micro_batches)]
+        batches = [plan.batch() for _ in range(micro_batches)]
         for batch in batches[:-1]:
             with model.no_sync():
                 model(batch).square().sum().backward()
@@ -876,8 +971,8 @@ def _check_steps(
     `likely` maps a misconception to a function of (the ranks' added up gradients, what came);
     `otherwise` is the misconception to name where none fits.
     """
-    plan = (bucket_bytes, micro_batches, keep_zeros)
-    reports = run(_steps, ranks, answer, make, draw.seed(), *plan)
+    how = (bucket_bytes, micro_batches, keep_zeros)
+    reports = run(_steps, ranks, answer, make, _plan(draw), *how)
     for step in range(3):
         local = [_sum(report.local[step]) for report in reports]
         last = [report.local[step][-1] for report in reports]
@@ -889,6 +984,7 @@ def _check_steps(
             "first-step-only": step > 0,
             "unsynchronised": local,
             "sum-not-mean": [_sum(local)] * ranks,
+            "fixed-two": [_scaled(_sum(local), 1 / 2)] * ranks,
             "divided-twice": [_scaled(mean, 1 / ranks)] * ranks,
             "accumulated-lost": [_mean(last)] * ranks,
             "accumulated-local": [
@@ -901,7 +997,11 @@ def _check_steps(
         expect(got, [mean] * ranks, each="rank", what=f"step {step + 1}", likely=mistakes)
 
 
-@overlapping.requires("after each of three steps every rank has the mean gradients")
+@overlapping.requires(
+    "after each of three steps every rank has the mean gradients",
+    # here every parameter has a gradient
+    failures={"has no attribute 'wait'": "no-handle", "'NoneType'": "hook-too-early"},
+)
 def _(answer, draw):
     _check_steps(answer, draw, _plain, 2, 25 * 2**20)
 
@@ -921,12 +1021,15 @@ class _Backward:
     partner_got_through: bool  # rank 1: did rank 0 reach its first layer alone?
 
 
-def _tower_backward(rank, answer, seed, bucket_bytes, mark: Path | None = None) -> _Backward:
-    """One step after a first one. With `mark`, a file, rank 1 begins backward only when rank 0 has
-    come through its own as far as the first layer, which makes the file; or after a while."""
-    module = _build(_Tower, seed)
-    model = answer(module, bucket_bytes=bucket_bytes)
-    inputs = torch.randn(4, TOWER_WIDTH, device=device())
+def _tower_backward(
+    rank, answer, plan: _Plan, layers: int, bucket_layers: int, mark: Path | None = None
+) -> _Backward:
+    """One step after a first one, through a tower, with room for `bucket_layers` in a bucket. With
+    `mark`, a file, rank 1 begins backward only when rank 0 has come through its own as far as the
+    first layer, which makes the file; or after a while."""
+    module = plan.build(partial(_Tower, layers=layers))
+    model = answer(module, bucket_bytes=bucket_layers * _layer_bytes(plan))
+    inputs = plan.batch()
     model(inputs).sum().backward()
     model.finish_gradient_synchronization()
     module.zero_grad()
@@ -948,8 +1051,17 @@ def _tower_backward(rank, answer, seed, bucket_bytes, mark: Path | None = None) 
     record = trace.record()
     reached = min(span.start for span in record.spans if span.name == "first layer")
     early = [s for s in record.spans if s.kind == "communication" and s.start < reached]
-    sizes = [call.bytes for call in record.calls if call.bytes >= TOWER_LAYER_BYTES // 2]
+    sizes = [call.bytes for call in record.calls if call.bytes >= _layer_bytes(plan) // 2]
     return _Backward(len(early), sizes, came)
+
+
+def _layer_bytes(plan: _Plan) -> int:
+    return 4 * plan.width**2
+
+
+def _tower(draw) -> tuple[_Plan, int]:
+    """The plan of a tower, and its number of layers."""
+    return _Plan(draw.seed(), draw.integer(12, 20), draw.integer(3, 6)), draw.integer(6, 9)
 
 
 def _appears(path: Path, seconds: float = 5.0) -> bool:
@@ -961,7 +1073,7 @@ def _appears(path: Path, seconds: float = 5.0) -> bool:
 
 @overlapping.requires("all-reduces start while backward still runs")
 def _(answer, draw):
-    reports = run(_tower_backward, 2, answer, draw.seed(), 2 * TOWER_LAYER_BYTES)
+    reports = run(_tower_backward, draw.integer(2, 3), answer, *_tower(draw), 2)
     if not all(report.started_early for report in reports):
         raise Wrong(
             "one-for-all" if len(reports[0].sizes) == 1 else "starts-at-the-end",
@@ -974,7 +1086,7 @@ def _(answer, draw):
 def _(answer, draw):
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "rank_0_is_at_its_first_layer"
-        reports = run(_tower_backward, 2, answer, draw.seed(), 2 * TOWER_LAYER_BYTES, mark)
+        reports = run(_tower_backward, 2, answer, *_tower(draw), 2, mark)
     if not reports[1].partner_got_through:
         raise Wrong(
             "waits-in-backward",
@@ -985,17 +1097,17 @@ def _(answer, draw):
 
 @overlapping.requires("gradients travel in buckets of bucket_bytes")
 def _(answer, draw):
-    for layers in (2, 3):
-        limit = layers * TOWER_LAYER_BYTES
-        sizes = run(_tower_backward, 2, answer, draw.seed(), limit)[0].sizes
+    plan, layers = _tower(draw)
+    for bucket in (2, 3):
+        sizes = run(_tower_backward, 2, answer, plan, layers, bucket)[0].sizes
         likely = {
-            "one-per-parameter": len(sizes) >= TOWER_LAYERS,
+            "one-per-parameter": len(sizes) >= layers,
             "one-for-all": len(sizes) == 1,
-            "bucket-size": max(sizes, default=0) > limit + TOWER_LAYER_BYTES,
+            "bucket-size": max(sizes, default=0) > (bucket + 1) * _layer_bytes(plan),
         }
-        _name_first(likely, f"a bucket for every {layers} of {TOWER_LAYERS} equal layers", sizes)
-    sizes = run(_tower_backward, 2, answer, draw.seed(), 100 * TOWER_LAYER_BYTES)[0].sizes
-    likely = {"one-per-parameter": len(sizes) >= TOWER_LAYERS, "bucket-size": len(sizes) > 2}
+        _name_first(likely, f"a bucket for every {bucket} of {layers} equal layers", sizes)
+    sizes = run(_tower_backward, 2, answer, plan, layers, 100)[0].sizes
+    likely = {"one-per-parameter": len(sizes) >= layers, "bucket-size": len(sizes) > 2}
     _name_first(likely, "one bucket where everything fits in", sizes)
 
 
@@ -1005,10 +1117,9 @@ def _name_first(mistakes: dict[str, bool], expected: str, sizes: list[int]) -> N
             raise Wrong(slug, expected=expected, got=f"all-reduces of {sizes} bytes")
 
 
-def _calls_in_no_sync(rank, answer, seed) -> int:
-    module = _build(_plain, seed)
-    model = answer(module, bucket_bytes=64)
-    inputs = torch.randn(4, 5, device=device())
+def _calls_in_no_sync(rank, answer, plan: _Plan) -> int:
+    model = answer(plan.build(_plain), bucket_bytes=64)
+    inputs = plan.batch()
     with Trace() as trace:
         for _ in range(2):
             with model.no_sync():
@@ -1021,13 +1132,17 @@ def _calls_in_no_sync(rank, answer, seed) -> int:
     failures={"TypeError": "no-context-manager", "AttributeError": "no-context-manager"},
 )
 def _(answer, draw):
-    calls = run(_calls_in_no_sync, 2, answer, draw.seed())
-    expect(calls, [0, 0], each="rank", what="number of calls", likely={"sends-in-no-sync": True})
+    ranks = draw.integer(2, 3)
+    calls = run(_calls_in_no_sync, ranks, answer, _plan(draw))
+    expect(
+        calls, [0] * ranks, each="rank", what="number of calls", likely={"sends-in-no-sync": True}
+    )
 
 
 @overlapping.requires("the backward after no_sync() averages the whole sum")
 def _(answer, draw):
-    _check_steps(answer, draw, _plain, 2, 128, micro_batches=3)
+    ranks, micro_batches = draw.integer(2, 3), draw.integer(2, 4)
+    _check_steps(answer, draw, _plain, ranks, 128, micro_batches=micro_batches)
 
 
 @overlapping.requires(
@@ -1036,13 +1151,14 @@ def _(answer, draw):
 def _(answer, draw):
     _check_start(answer, draw, frozen=True)
     likely = {"frozen-gradient": lambda local, got: _zeros_for_none(got, local)}
-    _check_steps(answer, draw, _Frozen, 2, 128, likely)
+    _check_steps(answer, draw, _Frozen, draw.integer(2, 3), 128, likely)
 
 
 @overlapping.requires("a tied parameter is averaged once")
 def _(answer, draw):
     for bucket_bytes in (64, 2**20):
-        _check_steps(answer, draw, _Tied, 2, bucket_bytes, otherwise="tied-twice")
+        ranks = draw.integer(2, 3)
+        _check_steps(answer, draw, _Tied, ranks, bucket_bytes, otherwise="tied-twice")
 
 
 @overlapping.requires(
@@ -1058,7 +1174,7 @@ def _(answer, draw):
         "zeros-for-unused": lambda local, got: _zeros_for_none(got, local),
         "bucket-never-full": still_local,
     }
-    _check_steps(answer, draw, _Unused, 2, 2**20, likely)
+    _check_steps(answer, draw, _Unused, draw.integer(2, 3), 2**20, likely)
 
 
 @overlapping.requires(
@@ -1075,7 +1191,8 @@ def _(answer, draw):
 
     likely = {"used-elsewhere": missing, "users-only": divided_by_users}
     for bucket_bytes in (64, 2**20):
-        _check_steps(answer, draw, _Sometimes, 3, bucket_bytes, likely, otherwise="order-differs")
+        ranks = draw.integer(3, 4)
+        _check_steps(answer, draw, _Sometimes, ranks, bucket_bytes, likely, "order-differs")
 
 
 # ---- 3.5 -----------------------------------------------------------------------------------------
@@ -1117,6 +1234,13 @@ evaluation = Exercise(
         "count-not-share": "You return the number of correct images: divide by the number of images.",
         "one-rank-only": "Only one rank has the right number: `reduce` delivers to one rank, "
         "`all_reduce` to all.",
+        "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
+        "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
+        "number-not-tensor": "Collectives take tensors: make one of your count, "
+        "`torch.tensor(count)`, and read it with `.item()` afterwards.",
+        "miscounted": "Each image went through the model once, so it is the counting that is off. An "
+        "image is correct where `argmax(dim=1)` of its scores equals its label; add these up over the "
+        "batches and over the ranks.",
         "collective-per-batch": "A rank waits in a collective for ranks that have no batch left. Keep "
         "collectives out of the loop over batches.",
         "empty-rank": "A rank without images has nothing to divide by, and must take part in the "
@@ -1129,10 +1253,12 @@ evaluation = Exercise(
         "batch-too-large": "A batch is larger than `batch_size`.",
         "uneven-shares": "One rank evaluates more than ceil(N / world_size) images.",
     },
-    failures={"timeout": "collective-per-batch", "mismatch": "collective-per-batch"},
+    failures={
+        "Expected parameter `tensor` of type torch.Tensor": "number-not-tensor",
+        "timeout": "collective-per-batch",
+        "mismatch": "collective-per-batch",
+    },
 )
-
-CLASSES = 7
 
 
 class _Scores(nn.Module):
@@ -1173,9 +1299,10 @@ def _evaluated(rank, answer, images, labels, batch_size, training) -> _Evaluated
 
 def _evaluate(answer, draw, count, ranks, batch_size, training=True):
     """Returns the ranks' reports, and for each image whether the model is right about it."""
-    scores = draw.tensor(count, CLASSES)
+    classes = draw.choice([5, 7, 9])
+    scores = draw.tensor(count, classes)
     numbers = torch.arange(count, dtype=torch.float32).unsqueeze(1)
-    images = torch.cat([numbers, scores], dim=1).view(count, 1, 2, (CLASSES + 1) // 2)
+    images = torch.cat([numbers, scores], dim=1).view(count, 1, 2, (classes + 1) // 2)
     right = torch.tensor([True, False] + [draw.choice([True, False]) for _ in range(count)])[:count]
     labels = torch.where(right, scores.argmax(dim=1), scores.argmin(dim=1))
     return run(_evaluated, ranks, answer, images, labels, batch_size, training), right.tolist()
@@ -1208,6 +1335,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
         "errors-counted": [1 - accuracy] * ranks,
         "divided-by-share": [sum(right) / max(1, len(report.seen())) for report in reports],
         "one-rank-only": lambda got: any(same(value, accuracy) for value in got),
+        "miscounted": lambda got: all(isinstance(value, Number) for value in got),
     }
     expect(got, [accuracy] * ranks, each="rank", what="the accuracy", likely=likely)
 
@@ -1230,15 +1358,24 @@ def _check_seen(seen: list[list[int]], count: int) -> None:
         raise Wrong("uneven-shares", expected=expected, got=f"{largest} on one rank")
 
 
-@evaluation.requires("two ranks share the images and agree on the accuracy")
+@evaluation.requires(
+    "two ranks share the images and agree on the accuracy",
+    # here every rank has as many batches as the other
+    failures=dict.fromkeys(("timeout", "mismatch"), "not-every-rank"),
+)
 def _(answer, draw):
-    _check_evaluation(answer, draw, 24, 2, 4)
+    batch_size = draw.integer(3, 5)
+    _check_evaluation(answer, draw, 2 * batch_size * draw.integer(2, 4), 2, batch_size)
 
 
 @evaluation.requires("image counts that divide neither by ranks nor by batches; one rank")
 def _(answer, draw):
-    _check_evaluation(answer, draw, 25, 3, 4)
-    _check_evaluation(answer, draw, 4 * draw.integer(2, 5) + 3, 4, 3)
+    # one rank has an image more than the others, and with it a batch more
+    ranks, batch_size = draw.integer(3, 4), draw.integer(3, 5)
+    count = ranks * batch_size * draw.integer(2, 3) + 1
+    _check_evaluation(answer, draw, count, ranks, batch_size)
+    ranks = 7 - ranks
+    _check_evaluation(answer, draw, ranks * draw.integer(3, 6) - 1, ranks, 3)
     _check_evaluation(answer, draw, draw.integer(5, 9), 1, 4)
 
 
@@ -1246,13 +1383,14 @@ def _(answer, draw):
     "fewer images than ranks", failures={"exception": "empty-rank", "timeout": "empty-rank"}
 )
 def _(answer, draw):
-    _check_evaluation(answer, draw, 2, 3, 4)
+    images = draw.integer(2, 3)
+    _check_evaluation(answer, draw, images, draw.integer(images + 1, 4), 4)
 
 
 @evaluation.requires("no batch is larger than batch_size")
 def _(answer, draw):
     limit = draw.integer(2, 5)
-    reports, _ = _evaluate(answer, draw, 20, 2, limit)
+    reports, _ = _evaluate(answer, draw, draw.integer(17, 23), draw.integer(2, 3), limit)
     largest = max(len(batch) for report in reports for batch in report.batches)
     if largest > limit:
         raise Wrong("batch-too-large", expected=f"at most {limit}", got=largest)
@@ -1261,7 +1399,7 @@ def _(answer, draw):
 @evaluation.requires("evaluation mode meanwhile, then the mode it had; no gradients")
 def _(answer, draw):
     for training in (True, False):
-        [report], _ = _evaluate(answer, draw, 6, 1, 3, training)
+        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, training)
         if True in report.modes:
             raise Wrong("train-mode", expected="model.training is False", got="True")
         expect(
