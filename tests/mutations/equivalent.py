@@ -1,0 +1,13 @@
+"""Mutants that do the same as the solution, so that no check can reject them, each with its proof.
+
+    EQUIVALENT = {
+        "3.1": {
+            ("the line", "the line of the mutant"): "why both do the same",
+        },
+    }
+
+The two lines are as `python -m tests.mutations` prints them. When the solution changes, its line
+here fits nothing any more: the run says so and fails.
+"""
+
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {}

@@ -1,0 +1,121 @@
+"""Judges mutants, each in a process of its own, which may crash, hang or eat memory.
+
+This process has torch, the checks and the fork server of `launch` ready, and never computes
+anything itself. It forks one child for each mutant; the child forks ranks from the same fork
+server. When a child is killed, its janitor ends its ranks.
+"""
+
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver
+
+from course_utils.checks import load_answer
+from course_utils.checks.catalogue import chapters, exercises, find
+from course_utils.checks.framework import Line, attempt
+from course_utils.checks.guard import undisturbed
+from course_utils.launch import server
+from course_utils.launch.janitor import Janitor, janitor
+from tests.mutations.verdicts import Verdict
+
+SEED = "0"
+SECONDS = 120.0  # a mutant that takes longer counts as killed by time
+MEMORY = 8 * 2**30  # bytes of a process
+_fork = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Code for the answer's cell of an exercise."""
+
+    exercise_id: str
+    source: str
+
+
+def judge_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Verdict]]:
+    """Judges `jobs` cases at a time and yields each with its verdict, as they come."""
+    waiting, running = iter(cases), []
+    while True:
+        while len(running) < jobs and (case := next(waiting, None)) is not None:
+            running.append(_Child(case))
+        if not running:
+            return
+        connection.wait([child.answers for child in running], timeout=1)
+        for child in [child for child in running if child.done()]:
+            running.remove(child)
+            yield child.case, child.verdict()
+
+
+def prepare() -> None:
+    """Limits the memory of all that comes, and starts the fork server anew with the checks in it:
+    an edit of a check while this runs then reaches no rank."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    exercises()  # imports all checks
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, hard))
+    server.ensure_running()  # the import of launch has begun with it
+    janitor.forget("process", forkserver._forkserver._forkserver_pid)
+    forkserver._forkserver._stop()
+    checks = [f"course_utils.checks.ch{chapter:02d}" for chapter in chapters()]
+    server.context.set_forkserver_preload([*server._PRELOADED, *checks])
+    server.ensure_running()
+
+
+class _Child:
+    """A process that judges one case."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.answers, theirs = _fork.Pipe(duplex=False)
+        self._folder = tempfile.TemporaryDirectory(prefix="course-mutant-")
+        self._process = _fork.Process(target=_judge, args=(case, self._folder.name, theirs))
+        self._process.start()
+        theirs.close()
+        self._end = time.monotonic() + SECONDS
+
+    def done(self) -> bool:
+        return self.answers.poll() or time.monotonic() > self._end
+
+    def verdict(self) -> Verdict:
+        """What the child says of the case, or how it ended. Ends it in any case."""
+        late = not self.answers.poll()
+        try:
+            said = Verdict("time", None, "did not end") if late else self.answers.recv()
+        except EOFError:
+            self._process.join()
+            said = Verdict("killed", None, f"ended with code {self._process.exitcode}")
+        self._process.kill()
+        self._process.join()
+        self.answers.close()
+        self._folder.cleanup()
+        return said
+
+
+def _judge(case: Case, folder: str, answers: connection.Connection) -> None:
+    _make_own(folder)
+    try:
+        line = _first_failure(case)
+    except Exception as error:  # noqa: BLE001 - the mutant's own, when its cell is executed
+        answers.send(Verdict("killed", "exception", f"{type(error).__name__}: {error}"))
+        return
+    verdict = Verdict("survived")
+    if line:
+        verdict = Verdict("killed", line.misconception, line.requirement)
+    answers.send(verdict)
+
+
+def _first_failure(case: Case) -> Line | None:
+    exercise = find(case.exercise_id)
+    answer = load_answer(case.exercise_id, source=case.source)
+    with undisturbed():
+        return next((line for line in attempt(exercise, answer, SEED) if not line.ok), None)
+
+
+def _make_own(folder: str) -> None:
+    """What a fork needs of its own: a temporary folder, a janitor for its ranks; the fork server is
+    its parent's, and no business of its janitor."""
+    tempfile.tempdir = folder
+    janitor.__dict__.update(Janitor().__dict__)
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None

@@ -1,0 +1,99 @@
+"""What became of mutants, kept in build/mutations.json so that only what changed is judged again.
+
+A verdict holds as long as the mutant, the code around it, the requirements of its exercise and the
+framework stay what they are. The requirements of an exercise are the statements of its chapter's
+check module that it uses, so that a change of one exercise's check leaves the others' verdicts.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from course_utils.checks import answers, catalogue
+from course_utils.checks.statements import Cell, closure, statements_of
+
+_FRAMEWORK = ("framework", "compare", "draw", "failures", "guard", "ranks", "statements", "answers")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`fate` is "killed", "survived" or "time"; `misconception` is what the check named first, None
+    where it named nothing; `said` is the requirement that failed, or how the process ended."""
+
+    fate: str
+    misconception: str | None = None
+    said: str = ""
+
+
+class Verdicts:
+    """A dictionary in a file: from what `key` gives to a Verdict."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = json.loads(path.read_text()) if path.exists() else {}
+
+    def get(self, key: str) -> Verdict | None:
+        return Verdict(**self._known[key]) if key in self._known else None
+
+    def keep(self, key: str, verdict: Verdict) -> None:
+        """Keeps a verdict, on the disk too: a run that is ended loses nothing."""
+        self._known[key] = asdict(verdict)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._path.with_suffix(".part")
+        unfinished.write_text(json.dumps(self._known, indent=1))
+        unfinished.replace(self._path)
+
+
+def default_path() -> Path:
+    return catalogue.root() / "build" / "mutations.json"
+
+
+def answer_cell(exercise_id: str) -> Cell:
+    """The cell of the solution's source that holds the answer to an exercise."""
+    id = answers.grade_id_of(exercise_id)
+    cells = answers.percent_cells(answers.source_of(exercise_id))
+    return next(cell for cell in cells if cell.grade_id == id)
+
+
+def digest_of_check(exercise_id: str) -> str:
+    """A digest of all that decides about an answer but the answer's cell itself."""
+    checks = Path(catalogue.__file__).parent
+    chapter = int(exercise_id.split(".")[0])
+    parts = [(checks / f"{name}.py").read_text() for name in _FRAMEWORK]
+    parts.append(_of_exercise((checks / f"ch{chapter:02d}.py").read_text(), exercise_id))
+    parts.append(_around(exercise_id))
+    parts.append(importlib.metadata.version("torch"))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def key(exercise_id: str, check: str, source: str) -> str:
+    """The key of a mutant with this source under the check with this digest."""
+    return f"{exercise_id} {hashlib.sha256(f'{check}{source}'.encode()).hexdigest()[:24]}"
+
+
+def _of_exercise(module: str, exercise_id: str) -> str:
+    """The statements of a check module that this exercise needs."""
+    statements = list(statements_of(Cell(module, "", "", 0)))
+    text = [ast.unparse(statement.node) for statement in statements]
+    [name] = {
+        name
+        for statement, code in zip(statements, text)
+        for name in statement.binds
+        if code.startswith(f"{name} = Exercise('{exercise_id}'")
+    }
+    own = {i for i, code in enumerate(text) if code.startswith((f"{name} =", f"@{name}."))}
+    return "\n".join(text[i] for i in sorted(closure(statements, own, frozenset())))
+
+
+def _around(exercise_id: str) -> str:
+    """The other code that the answer needs."""
+    id = answers.grade_id_of(exercise_id)
+    cells = answers.percent_cells(answers.source_of(exercise_id))
+    statements = [statement for cell in cells for statement in statements_of(cell)]
+    own = {i for i, statement in enumerate(statements) if statement.cell.grade_id == id}
+    others: Iterable[int] = sorted(closure(statements, own, frozenset()) - own)
+    return "\n".join(ast.unparse(statements[i].node) for i in others)
