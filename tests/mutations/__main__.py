@@ -10,7 +10,6 @@ import argparse
 import sys
 
 from course_utils.checks import catalogue
-from tests.mutations import verdicts
 from tests.mutations.equivalent import EQUIVALENT
 from tests.mutations.judging import prepare
 from tests.mutations.results import Result, result_of
@@ -30,9 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     except LookupError as error:
         parser.error(error.args[0])
     prepare()
-    known, results = Verdicts(verdicts.default_path()), []
+    results = []
     for exercise in chosen:
-        results.append(result_of(exercise.id, known, EQUIVALENT.get(exercise.id, {}), options.jobs))
+        proofs = EQUIVALENT.get(exercise.id, {})
+        results.append(result_of(exercise.id, Verdicts(exercise.id), proofs, options.jobs))
         print(described(f"{exercise.id} {exercise.name}", results[-1]), flush=True)
     return summary(results)
 

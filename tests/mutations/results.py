@@ -29,7 +29,7 @@ def result_of(
     """Judges the mutants of an exercise whose verdicts are not known, and sums up all of them."""
     source, check = answer_cell(exercise_id).source, digest_of_check(exercise_id)
     made = mutants(source)
-    keys = {Case(exercise_id, m.source): key(exercise_id, check, m.source) for m in made}
+    keys = {Case(exercise_id, m.source): key(check, m.source) for m in made}
     new = [case for case, its_key in keys.items() if known.get(its_key) is None]
     if new:
         [(_, solution)] = judge_all([Case(exercise_id, source)], 1)

@@ -1,4 +1,4 @@
-"""What became of mutants, kept in build/mutations.json so that only what changed is judged again.
+"""What became of mutants, kept in build/mutations/ so that only what changed is judged again.
 
 A verdict holds as long as the mutant, the code around it, the requirements of its exercise and the
 framework stay what they are. The requirements of an exercise are the statements of its chapter's
@@ -30,11 +30,13 @@ class Verdict:
 
 
 class Verdicts:
-    """A dictionary in a file: from what `key` gives to a Verdict."""
+    """The verdicts on one exercise's mutants, in a file of their own: a dictionary from what `key`
+    gives to a Verdict."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known = json.loads(path.read_text()) if path.exists() else {}
+    def __init__(self, exercise_id: str, folder: Path | None = None) -> None:
+        folder = folder or catalogue.root() / "build" / "mutations"
+        self._path = folder / f"{exercise_id}.json"
+        self._known = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def get(self, key: str) -> Verdict | None:
         return Verdict(**self._known[key]) if key in self._known else None
@@ -46,10 +48,6 @@ class Verdicts:
         unfinished = self._path.with_suffix(".part")
         unfinished.write_text(json.dumps(self._known, indent=1))
         unfinished.replace(self._path)
-
-
-def default_path() -> Path:
-    return catalogue.root() / "build" / "mutations.json"
 
 
 def answer_cell(exercise_id: str) -> Cell:
@@ -70,9 +68,9 @@ def digest_of_check(exercise_id: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def key(exercise_id: str, check: str, source: str) -> str:
+def key(check: str, source: str) -> str:
     """The key of a mutant with this source under the check with this digest."""
-    return f"{exercise_id} {hashlib.sha256(f'{check}{source}'.encode()).hexdigest()[:24]}"
+    return hashlib.sha256(f"{check}{source}".encode()).hexdigest()[:24]
 
 
 def _of_exercise(module: str, exercise_id: str) -> str:
