@@ -913,6 +913,7 @@ repairing = Exercise(
         "is not a Module subclass": "class-not-module",
         "'tuple' and 'int'": "size-is-a-pair",
         "got float": "in-features-wrong",
+        "is invalid for input of size": "batch-mixed",
     },
 )
 

@@ -741,6 +741,14 @@ def begins_with_zeros(model, loss_function, inputs, targets, size):
     return _mean(_accumulate(model, loss_function, parts, _shares(parts)), parts)
 
 
+@wrong("5.5", names="zeros-for-none")
+def sets_old_gradients_to_zero(model, loss_function, inputs, targets, size):
+    """A parameter that is frozen now, with a gradient from before, keeps one of zeros."""
+    model.zero_grad(set_to_none=False)
+    parts = _cut(inputs, targets, size)
+    return _mean(_accumulate(model, loss_function, parts, _shares(parts)), parts)
+
+
 @wrong("5.5", names="tied-twice")
 def divides_layer_by_layer(model, loss_function, inputs, targets, size):
     model.zero_grad()
