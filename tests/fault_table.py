@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import reference_page
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -57,6 +58,7 @@ class Fault:
             assert words in message, f"{words!r} is not in: {message}"
         for ours in ("course_utils", "site-packages", "Traceback"):
             assert ours not in message
+        assert reference_page.tells(message), f"no row of the quick reference tells: {message}"
         assert len(failure.ranks) == (0 if self.rank is None else self.nprocs)
 
 

@@ -5,7 +5,8 @@ python tools/notebooks.py build 03 ...     rebuild these chapters in any case
 python tools/notebooks.py check [03 ...]   fail unless every notebook matches its source
 
 solutions/NN_topic.py is the only authored file. From it come notebooks/NN_topic.ipynb, the
-learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed.
+learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed. So it is with the quick
+reference, which is no chapter and has no number.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from execution import ExecutionError, execute
 from source import Cell, SourceError, leaked_line, read_source
 
 ROOT = Path(__file__).resolve().parents[1]
-PATTERN = "[0-9][0-9]_*"
+PATTERNS = ("[0-9][0-9]_*", "quick_reference")  # the chapters, and the page beside them
 
 
 class BuildError(Exception):
@@ -117,7 +118,7 @@ class Copy:
 
 def find_sources(root: Path, names: list[str]) -> list[Path]:
     """The sources of all chapters, or of those named by number, name or path."""
-    sources = sorted((root / "solutions").glob(f"{PATTERN}.py"))
+    sources = _files(root / "solutions", ".py")
     if not names:
         return sources
     wanted = [Path(name).stem for name in names]
@@ -125,6 +126,10 @@ def find_sources(root: Path, names: list[str]) -> list[Path]:
         if not any(source.stem == name or source.stem[:2] == name for source in sources):
             raise BuildError(f"there is no chapter {name!r} in solutions/.")
     return [source for source in sources if source.stem in wanted or source.stem[:2] in wanted]
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    return sorted(path for pattern in PATTERNS for path in folder.glob(pattern + suffix))
 
 
 def copies_of(root: Path, source: Path) -> list[Copy]:
@@ -167,9 +172,7 @@ def check(root: Path, names: list[str]) -> None:
 
 
 def _strays(root: Path) -> list[str]:
-    found = [
-        path for d in ("notebooks", "solutions") for path in (root / d).glob(f"{PATTERN}.ipynb")
-    ]
+    found = [path for d in ("notebooks", "solutions") for path in _files(root / d, ".ipynb")]
     return [
         f"{path.relative_to(root)} has no source solutions/{path.stem}.py: delete it."
         for path in sorted(found)

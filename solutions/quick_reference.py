@@ -1,0 +1,356 @@
+# %% [markdown]
+# # Quick reference
+#
+# What the course explains, in tables: which parallelism when, the formulas, the messages and what to do, the
+# words. Each row names the chapter that derives, measures or explains it: 03: 3 is chapter 3, section 3.
+
+# %% [markdown]
+# ## Which parallelism when
+
+# %%
+import matplotlib.pyplot as plt
+
+from course_utils.decision import decision_guide
+
+decision_guide()
+plt.show()
+
+# %% [markdown]
+# *Ask from top to bottom. Pink is what a rank holds of the model: all of it, a piece of every layer, a part of
+# every layer's columns, or some layers.*
+#
+# | what | a rank holds, of the model states | a rank sends in a step | what it cannot do | in numbers | chapter |
+# |---|---|---|---|---|---|
+# | one process | all: 16 bytes a parameter | nothing | | 7.5 billion parameters: 120 GB | [00](00_start_here.ipynb) |
+# | data parallel (DDP) | all | the gradients, nearly twice | save memory | a ring of 64 ranks sends 1.97 times the gradients, whatever the batch | [03](03_ddp.ipynb) |
+# | ZeRO-1 and 2 | the parameters, a piece of the rest | as data parallel | get below 2 bytes a parameter | 120 GB become 31.41 and 16.64 on 64 ranks | [08](08_fsdp.ipynb) |
+# | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or work with fewer samples than ranks | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
+# | tensor parallel | a part of every layer | activations, four times a block | pay between machines: nothing hides its messages | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
+# | pipeline | some layers | activations and their gradients, at each cut | work without a bubble, or on one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: idle for 0.272727 of the time | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
+# | hybrid | its part of its stage | all three, each in its own group | be simple | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
+# | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
+#
+# Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
+# 1 - 1/p of the time. The `nn.DataParallel` of chapter 2 is here for old code only.
+
+# %% [markdown]
+# ## Formulas
+#
+# Written in Python, so that you can paste them. The letters:
+#
+# | letter | meaning | letter | meaning |
+# |---|---|---|---|
+# | `n` | ranks that take part | `P` | parameters of the model |
+# | `d, p, t` | ranks along data, pipeline, tensor | `L`, `W`, `H` | blocks, their width, their heads |
+# | `b` | bytes of a number (4 or 2) | `V`, `C` | rows of the vocabulary, of the position table |
+# | `S` | bytes of a tensor | `T`, `s` | tokens of the batch, of one sequence |
+# | `N` | rows of the batch | `m`, `v` | micro-batches, chunks on a rank |
+#
+# ### Bytes that a rank sends
+#
+# | what | bytes | where | source |
+# |---|---|---|---|
+# | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *What travels* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
+# | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | Thakur, Rabenseifner, Gropp 2005, 4.1 and 4.2 |
+# | all-reduce through a head office: rank 0 | `S * (n - 1)` | 03: 3, *What travels* | counted there |
+# | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07: 3, *Two kinds of links* | counted there |
+# | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07: 3, *Two kinds of links* | counted there |
+# | `nn.DataParallel`: parameters out, gradients back | `2 * P * b * (n - 1)` | 02: 3, *Predict* | counted there |
+# | DDP, handed over in a step | `P * b` | 03: 3, *What DDP moves* | counted there |
+# | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
+# | ZeRO-3, on a ring | `3 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | the same |
+# | a cut, h values a row: each direction | `N * h * b` | 04: 3, *What crosses the yard* | counted there |
+# | tensor parallel: a block, on a ring | `8 * T * W * b * (t - 1) / t` | 06: 4, *A whole block* | [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), 3.2 |
+# | hybrid: tensor group | `8 * (L / p) * (T / d) * W * b * (t - 1) / t` | 07: 3, *What each dimension sends* | the same |
+# | hybrid: pipeline group, a stage in the middle | `2 * (T / d) * W * b` | 07: 3, *What each dimension sends* | the same |
+# | hybrid: data group | `2 * P / (p * t) * b * (d - 1) / d` | 07: 3, *What each dimension sends* | the same |
+#
+# ### Bytes and numbers that a rank holds
+#
+# | what | how many | where | source |
+# |---|---|---|---|
+# | model states with Adam: whole, in bytes | `16 * P` | 08: 3, *Five entries* | Rajbhandari et al. 2019, 3.1 |
+# | ZeRO-1, in bytes | `4 * P + 12 * P / n` | 08: 3, *Five entries* | the same, section 5 |
+# | ZeRO-2, in bytes | `2 * P + 14 * P / n` | 08: 3, *Five entries* | the same |
+# | ZeRO-3, in bytes | `16 * P / n` | 08: 3, *Five entries* | the same |
+# | ZeRO-3, most parameters at once, largest unit of U | `P / n + U` | 08: 4, *Bytes on the wire* | [Zhao et al. 2023](https://arxiv.org/abs/2304.11277) |
+# | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
+# | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04: 4, *The planned model* | counted there |
+# | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
+# | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04: 4, *The planned model* | counted there |
+# | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
+# | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
+# | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
+# | first GPU of `nn.DataParallel`, in bytes | `b * (3 * P + I * N + A * ceil(N / n) + 4 * O * N)` | 02: 4, *Why the first GPU* | counted there |
+#
+# I, A and O are the numbers of the inputs, the activations and the outputs of one row.
+#
+# ### Time
+#
+# | what | formula | where | source |
+# |---|---|---|---|
+# | idle share of a cut model, one batch | `1 - 1 / p` | 04: 3, *Who idles* | derived there |
+# | bubble of a pipeline, of the ideal time | `(p - 1) / m` | 05: 3, *The bubble* | Narayanan et al. 2021, 2.2.1 |
+# | the same, of the total time | `(p - 1) / (m + p - 1)` | 05: 3, *The bubble* | [Huang et al. 2019](https://arxiv.org/abs/1811.06965), 2.3 |
+# | interleaved, of the ideal time | `(p - 1) / (v * m)` | 05: 3, *Interleaved* | Narayanan et al. 2021, 2.2.2 |
+# | ZB-H1, idle time of a step | `(p - 1) * (tF + tB - tW)` | 05: 3, *Zero bubble* | [Qi et al. 2024](https://arxiv.org/abs/2401.10241), table 2 |
+# | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
+# | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
+# | one all-reduce on a ring, start-up a | `a + 2 * (n - 1) / n * S / speed` | 03: 7, *See it* | a model |
+# | exposed of k buckets, each r, backward takes E | `r + (k - 1) * max(0, r - E / k)` | 03: 7, *See it* | a model |
+# | operations of a training step | `6 * P * T` | 01: 6, *Exercises* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
+# | operations of a block, forward | `24 * T * W**2 + 4 * T * s * W` | 06: 7, *See it* | Narayanan et al. 2021, appendix |
+#
+# ### Places, losses and failures
+#
+# | what | formula | where | source |
+# |---|---|---|---|
+# | rank at the place i, j, k of a grid d x p x t | `(i * p + j) * t + k` | 07: 3, *Ranks as coordinates* | derived there |
+# | ways to cut l stations into p stages | `comb(l - 1, p - 1)` | 04: 4, *Where to cut* | derived there |
+# | loss of a batch, from chunks of (rows, mean loss) | `sum(rows * loss for rows, loss in chunks) / N` | 02: 3, *Predict* | derived there |
+# | steps done twice: death after D, saved every k | `D % k` | 09: 3, *The work since* | counted there |
+# | mean time between failures of a job | `node_mtbf / nodes` | 09: 3, *How often to save* | derived there |
+# | share lost: saving takes c, recovery r, every x | `c / x + (x / 2 + r) / M` | 09: 3, *How often to save* | Young 1974 |
+# | best interval between checkpoints | `sqrt(2 * c * M)` | 09: 3, *How often to save* | Young 1974 |
+#
+# Two rules of thumb: k times the batch, k times the learning rate (03: 4, *Batch size and learning rate*), and four
+# micro-batches a stage keep the bubble at a fifth of the time (05: 3, *The bubble*).
+
+# %% [markdown]
+# ### Your own numbers
+#
+# Change the first two lines.
+
+# %%
+P, n, b = 7.5e9, 64, 2  # parameters, ranks, bytes of a number that travels
+L, W, T, t = 32, 4096, 4096, 8  # blocks, width, tokens of a step, ranks of a tensor group
+
+held = {0: 16 * P, 1: 4 * P + 12 * P / n, 2: 2 * P + 14 * P / n, 3: 16 * P / n}
+for stage, states in held.items():
+    sent = (3 if stage == 3 else 2) * P * b * (n - 1) / n
+    print(f"ZeRO-{stage}: holds {states / 1e9:6.2f} GB, sends {sent / 1e9:5.2f} GB a step")
+tensor = L * 8 * T * W * b * (t - 1) / t
+print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
+
+# %% [markdown]
+# ## Messages, and what to do
+#
+# Read a message from its first line: it names the rank that failed first, and your own line. What it says about
+# other ranks is usually a consequence.
+#
+# ### From `launch`
+#
+# | it says | what happened | what to do | where |
+# |---|---|---|---|
+# | *raised* ... *Meanwhile* | your code raised in that rank | repair the line that is quoted; the other ranks were fine | 00: 5 |
+# | *the ranks wait for each other, and none can go on.* ... *finished without calling it* | a collective that not all ranks call: under `if rank == 0`, after a `return`, in a loop that is longer on one rank | call it on all ranks, as often on each, in the same order | 00: 5 |
+# | *finished without sending it*, or *finished without receiving it* | a `recv` without a `send`, or the other way round; often a wrong rank number | pair them: who sends to whom, how often | 01: 5 |
+# | *waits in* ... *to rank* on both sides | both send first, or both receive first | let one of them begin with the other call | 05: 5 |
+# | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07: 5 |
+# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03: 4 |
+# | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
+# | *was running* ... *when the time was up (timeout=* | an endless loop, or work that takes longer than the limit | look at the quoted line; if it only needs longer, `launch(..., timeout=300)` | |
+# | *was stopped* ... *when the time was up* | something stopped the process from outside | run the cell again | |
+# | *before it returned.* | the rank left with `sys.exit` or `os._exit` | return instead | |
+# | *was killed by* `SIGKILL`: *ended from outside; the system does this when memory runs out* | usually too little memory | fewer ranks, smaller batches | 09: 2 |
+# | *was killed by* `SIGSEGV`: *it used memory that is not its own*; `SIGABRT`: *a library gave up* | an error in C code, often a shape or a type that a library does not check | read what it printed above | |
+# | *lost its connection in* | another rank was gone: a consequence | look at the rank that is named first | |
+# | *cannot be pickled, so it cannot be sent to the ranks.* | the function uses a lock, an open file, a generator | create it inside of the function, on each rank | |
+# | *returned what cannot be pickled:* | the same, on the way back | return tensors, numbers, lists, dicts | |
+# | *launch was called inside a rank* | ranks inside ranks | one `launch` for all ranks, groups inside by `dist.new_group` | |
+# | *nprocs is the number of ranks*, or *fn is a function that every rank calls with its number* | the arguments are in another order, or the function was called | `launch(fn, 2)`, without brackets after `fn` | |
+# | *launch cannot write to the temporary folder* | the disk is full | free some space, or set `TMPDIR` | |
+#
+# ### From `check` and the progress
+#
+# | it says | what it means |
+# |---|---|
+# | *not attempted yet* | the line `raise NotImplementedError` is still there, or the cell was not run |
+# | *a part that this needs is not written yet* | a method of your class still raises it |
+# | *(not looked at yet)* | an earlier requirement failed, and this one would only repeat it, or wait for the same hang |
+# | *expected:*, *got:*, *likely:* | what was required, what came, the mistake that gives exactly this |
+# | *as above* | the same reason as in the line before: repair that one first |
+# | *still running after* | the answer takes too long: an endless loop, or far too much work |
+# | *must be a function, and you passed* | you passed a call or a value: `check("3.1", average_gradients)`, without brackets |
+# | *is called as* | your function has other parameters than the stub |
+# | *the check could not use what your answer gave* | a wrong type or shape: look at what the description says under "Returns" |
+# | *There is no exercise* | a slip in the id; the sentence names those of the chapter |
+# | *Your progress file was damaged or changed by hand.* | what can be read is kept; the old file lies beside it |
+# | *holds no progress that can be read* | the file is not one that `export_progress` wrote |
+# | *another kernel holds* | two kernels write at once, or one died; run the cell again after ten seconds |
+#
+# ### From PyTorch and Python
+#
+# | it says | why, in this course | where |
+# |---|---|---|
+# | *Expected more than 1 value per channel when training* | a chunk or micro-batch of one row meets batch normalisation | 02: 5 |
+# | *is not on the expected device* | model and data are on different devices; move both, the targets too | 02: 5, 04: 5 |
+# | *Error(s) in loading state_dict*, keys with `module.` | the checkpoint is of the wrapper: save `model.module.state_dict()` | 02: 5 |
+# | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 2 |
+# | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 2 |
+# | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03: 5 |
+# | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04: 5 |
+# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04: 5, 06: 5 |
+# | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04: 5 |
+# | *is invalid for input of size* | heads that do not divide by the ranks | 06: 5 |
+# | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
+# | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
+# | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09: 5 |
+
+# %% [markdown]
+# ## Glossary
+#
+# Each word stands in bold in the chapter that explains it. The factory's own words are in the table at the start
+# of each chapter.
+#
+# | word | meaning | chapter |
+# |---|---|---|
+# | 1F1B | a schedule: as soon as a gradient can come back, a rank runs one backward pass after each forward pass | [05](05_pipeline.ipynb) |
+# | accuracy | the share of images that get the right class | [02](02_data_parallel.ipynb) |
+# | activation checkpointing | forward keeps the input of a block only; backward computes the rest of it again | [08](08_fsdp.ipynb) |
+# | activations | the results of layers; those that backward needs again are kept until then | [01](01_factory.ipynb) |
+# | agent | the process that `torchrun` is on each node: it starts the workers, watches them and restarts them | [09](09_elastic.ipynb) |
+# | all-gather | a collective: every rank hands in a piece, and every rank gets all pieces | [03](03_ddp.ipynb) |
+# | all-reduce | a collective: every rank hands in a tensor, and every rank gets the sum of all of them | [00](00_start_here.ipynb) |
+# | attention | a layer in which every token looks at others: a weighted mean of their values, by query and key | [04](04_manual_split.ipynb) |
+# | autograd function | an operation with a forward and a backward of your own | [02](02_data_parallel.ipynb) |
+# | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
+# | backend | the library that moves the bytes of a process group | [03](03_ddp.ipynb) |
+# | balanced | cut so that all stages take equally long | [04](04_manual_split.ipynb) |
+# | batch normalisation | a layer that uses mean and spread of the batch, so that a row's result depends on the other rows | [03](03_ddp.ipynb) |
+# | batch sampler | what yields the lists of indices that make the batches of a `DataLoader` | [09](09_elastic.ipynb) |
+# | block | an attention and an MLP with their norms: what a transformer repeats | [06](06_tensor_parallel.ipynb) |
+# | broadcast | a collective: one rank's tensor goes to all | [03](03_ddp.ipynb) |
+# | bubble | the time in which ranks of a pipeline wait, as a share of the time in which they work | [05](05_pipeline.ipynb) |
+# | bucket | several gradients in one message | [03](03_ddp.ipynb) |
+# | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
+# | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split.ipynb) |
+# | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
+# | chunk | a worker's share of the batch in `nn.DataParallel` | [02](02_data_parallel.ipynb) |
+# | chunks | the pieces of the model that one rank holds in an interleaved pipeline | [05](05_pipeline.ipynb) |
+# | collective | one operation that all ranks of a group call together | [00](00_start_here.ipynb) |
+# | column cut | each rank has some columns of the matrix, needs the whole input and gets some columns of the output | [06](06_tensor_parallel.ipynb) |
+# | communication hook | a function that DDP calls for each full bucket in place of its own all-reduce | [03](03_ddp.ipynb) |
+# | conjugate pair | two functions of which each is the other's backward: one sums in forward, one in backward | [06](06_tensor_parallel.ipynb) |
+# | contiguous | with its numbers next to each other in memory, as collectives want them | [06](06_tensor_parallel.ipynb) |
+# | CPU offload | shards that wait in the memory of the CPU | [08](08_fsdp.ipynb) |
+# | CUDA_VISIBLE_DEVICES | the environment variable with the list of GPUs that a program may see | [02](02_data_parallel.ipynb) |
+# | cut | the place where one stage ends and the next begins | [04](04_manual_split.ipynb) |
+# | data parallelism | copies of the model share the batch and average their gradients | [01](01_factory.ipynb) |
+# | default process group | the group of all ranks | [03](03_ddp.ipynb) |
+# | device mesh | all ranks in a grid, with a name for each dimension | [07](07_hybrid.ipynb) |
+# | discrete-event simulation | a model that jumps from one event to the next | [01](01_factory.ipynb) |
+# | distributed data parallel | data parallelism with one process for each GPU and no head office; DDP | [03](03_ddp.ipynb) |
+# | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
+# | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |
+# | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
+# | embedding | the table with a row for each word | [06](06_tensor_parallel.ipynb) |
+# | epoch | one pass through all the data | [02](02_data_parallel.ipynb) |
+# | exposed | of communication: what is not hidden behind computing | [03](03_ddp.ipynb) |
+# | flat | with all parameters of a unit laid end to end in one vector | [08](08_fsdp.ipynb) |
+# | frozen | of a parameter: not trained | [03](03_ddp.ipynb) |
+# | fully sharded data parallelism | data parallelism in which each rank holds a piece of everything; FSDP, ZeRO-3 | [08](08_fsdp.ipynb) |
+# | Gantt chart | a picture with a lane for each rank and a box for each piece of work | [05](05_pipeline.ipynb) |
+# | gather | pieces from all, put together in one place | [02](02_data_parallel.ipynb) |
+# | global batch | all rows of one step, on all ranks together | [03](03_ddp.ipynb) |
+# | global interpreter lock | the lock that lets one thread of a process at a time run Python code; GIL | [02](02_data_parallel.ipynb) |
+# | gloo | the backend between CPUs | [03](03_ddp.ipynb) |
+# | GPipe | a schedule: all forward passes, then all backward passes | [05](05_pipeline.ipynb) |
+# | gradient accumulation | several backward passes before one update | [03](03_ddp.ipynb) |
+# | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel.ipynb) |
+# | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline.ipynb) |
+# | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
+# | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
+# | heads | independent attentions beside each other, each on a part of the width | [04](04_manual_split.ipynb) |
+# | heartbeat | a sign of life after every step | [09](09_elastic.ipynb) |
+# | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid.ipynb) |
+# | hook | a function that a module calls by itself | [02](02_data_parallel.ipynb) |
+# | hop latency | the time from the end of a pass until its result has reached the next rank | [05](05_pipeline.ipynb) |
+# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid.ipynb) |
+# | idle share | the part of all time in which nobody computes | [01](01_factory.ipynb) |
+# | in flight | of a micro-batch: after its forward and before its backward, so that its activations are kept | [05](05_pipeline.ipynb) |
+# | keep-alive | the sign by which an agent stays on the list | [09](09_elastic.ipynb) |
+# | kernel | the process behind a notebook | [00](00_start_here.ipynb) |
+# | keys | what the tokens offer, to be compared with a query | [04](04_manual_split.ipynb) |
+# | last call | the time that a rendezvous waits for more nodes once there are enough | [09](09_elastic.ipynb) |
+# | latency | the time from an order to its delivery | [01](01_factory.ipynb) |
+# | linear scaling rule | k times the batch, k times the learning rate | [03](03_ddp.ipynb) |
+# | logits | the scores before a softmax | [02](02_data_parallel.ipynb) |
+# | master copy | the parameters in 32 bits, beside those in 16 | [08](08_fsdp.ipynb) |
+# | maximum | the most nodes that a run takes | [09](09_elastic.ipynb) |
+# | mean time between failures | how long it takes on average until something fails; MTBF | [09](09_elastic.ipynb) |
+# | mesh | the grid of devices on which a DTensor lies | [06](06_tensor_parallel.ipynb) |
+# | message | bytes that travel from one rank to another | [00](00_start_here.ipynb) |
+# | meta device | a device on which tensors have a shape and no memory | [04](04_manual_split.ipynb) |
+# | micro-batch | a part of the batch that goes through a pipeline by itself | [01](01_factory.ipynb) |
+# | minimum | the fewest nodes that a run starts or goes on with | [09](09_elastic.ipynb) |
+# | mixed precision | computing in 16 bits, with a master copy in 32 | [08](08_fsdp.ipynb) |
+# | MLP | two matrices with a nonlinear function between them | [06](06_tensor_parallel.ipynb) |
+# | model parallelism | one model, cut over several devices | [01](01_factory.ipynb) |
+# | model states | parameters, gradients and optimizer state | [08](08_fsdp.ipynb) |
+# | NCCL | the backend between NVIDIA GPUs | [03](03_ddp.ipynb) |
+# | node | a machine, or what torchrun takes for one | [09](09_elastic.ipynb) |
+# | op | one pass of one micro-batch through a stage: F3, B3 | [05](05_pipeline.ipynb) |
+# | optimizer state | what the optimizer keeps for each parameter, such as Adam's two averages | [08](08_fsdp.ipynb) |
+# | overlaps | of communication: it goes on while the rank computes | [03](03_ddp.ipynb) |
+# | owner | the rank that keeps a parameter's state and computes its update | [08](08_fsdp.ipynb) |
+# | padding | what is added so that all get equally much: rows that come twice, zeros at the end | [03](03_ddp.ipynb) |
+# | parallel forward | every replica computes the outputs of its chunk | [02](02_data_parallel.ipynb) |
+# | partial | with the right shape and a part of the sum: the ranks' tensors have to be added up | [06](06_tensor_parallel.ipynb) |
+# | payload | the bytes that a rank hands to a call | [03](03_ddp.ipynb) |
+# | pickled by reference | sent as a name, which the receiver has to find for itself | [03](03_ddp.ipynb) |
+# | placement | how a DTensor lies on a dimension of its mesh: `Shard(dim)`, `Replicate()` or `Partial()` | [06](06_tensor_parallel.ipynb) |
+# | plan | what becomes of each layer, for `parallelize_module` | [06](06_tensor_parallel.ipynb) |
+# | process group | ranks that communicate with each other | [03](03_ddp.ipynb) |
+# | query | what a token looks for in the others | [04](04_manual_split.ipynb) |
+# | rank | one process with its own memory and, where there is one, its own GPU; also its number | [00](00_start_here.ipynb) |
+# | recomputation | computing activations a second time in place of keeping them | [05](05_pipeline.ipynb) |
+# | recv | to receive a message: waits until it arrives | [01](01_factory.ipynb) |
+# | reduce-scatter | a collective: the sum of all, of which every rank gets one piece | [03](03_ddp.ipynb) |
+# | rendezvous | where processes find each other before they form a group | [03](03_ddp.ipynb) |
+# | replica | a copy of the model for one step | [02](02_data_parallel.ipynb) |
+# | replicate | to copy the model to all devices | [02](02_data_parallel.ipynb) |
+# | replicated | whole and equal on every rank | [06](06_tensor_parallel.ipynb) |
+# | reshard | to free what was gathered, so that only the own shard stays | [08](08_fsdp.ipynb) |
+# | resharding | loading a checkpoint on another number of ranks | [08](08_fsdp.ipynb) |
+# | ring | every rank sends to the next only | [00](00_start_here.ipynb) |
+# | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
+# | row cut | each rank has some rows of the matrix, needs some columns of the input and gets a partial sum | [06](06_tensor_parallel.ipynb) |
+# | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
+# | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
+# | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
+# | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel.ipynb) |
+# | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp.ipynb) |
+# | shard | a rank's piece of a tensor | [06](06_tensor_parallel.ipynb) |
+# | sharded | cut, with one piece on each rank | [06](06_tensor_parallel.ipynb) |
+# | silently untied | of two uses of one matrix: they became two matrices, and nothing says so | [04](04_manual_split.ipynb) |
+# | slot | the unit of time on a pipeline's picture | [05](05_pipeline.ipynb) |
+# | split point | the name of a layer before which PyTorch cuts a model | [05](05_pipeline.ipynb) |
+# | stage | the layers of one device in a cut model | [04](04_manual_split.ipynb) |
+# | star | every rank sends to rank 0, which sends back | [00](00_start_here.ipynb) |
+# | strides | every n-th row, not one block of rows | [03](03_ddp.ipynb) |
+# | style | an entry of a plan | [06](06_tensor_parallel.ipynb) |
+# | tag | a number on a message, by which gloo tells messages apart | [05](05_pipeline.ipynb) |
+# | temporary buffers | what exists for a moment, such as a gathered unit | [08](08_fsdp.ipynb) |
+# | tensor parallelism | every layer cut, each rank with a part of its matrices | [06](06_tensor_parallel.ipynb) |
+# | tensor-parallel group | the ranks that share one copy of each layer | [06](06_tensor_parallel.ipynb) |
+# | thread | a line of work in a process, which shares its memory with the others | [02](02_data_parallel.ipynb) |
+# | throughput | what is delivered in a unit of time | [01](01_factory.ipynb) |
+# | tied | of a parameter: used in two places | [03](03_ddp.ipynb) |
+# | tied embedding | one matrix as embedding and as head | [04](04_manual_split.ipynb) |
+# | torchrun | PyTorch's launcher: it starts a script as many ranks | [03](03_ddp.ipynb) |
+# | training step | forward, backward, update | [01](01_factory.ipynb) |
+# | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |
+# | value | what a token hands on to those that look at it | [04](04_manual_split.ipynb) |
+# | view | a tensor that lies in the memory of another one | [06](06_tensor_parallel.ipynb) |
+# | virtual stage | a piece of an interleaved pipeline, counted along the model | [05](05_pipeline.ipynb) |
+# | vocabulary | all words or characters that a model knows | [06](06_tensor_parallel.ipynb) |
+# | W | in a zero-bubble schedule, the half of backward that computes the gradient of the weights | [05](05_pipeline.ipynb) |
+# | warm-up | the forward passes of a rank before its first backward pass | [05](05_pipeline.ipynb) |
+# | worker | a device and the thread that drives it; under torchrun, a rank | [02](02_data_parallel.ipynb) |
+# | worker group | all workers that train together: it lives and dies as a whole | [09](09_elastic.ipynb) |
+# | world size | how many ranks there are | [00](00_start_here.ipynb) |
+# | ZB-H1 | a zero-bubble schedule with 1F1B's memory and a third of its bubble | [05](05_pipeline.ipynb) |
+# | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline.ipynb) |
+# | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline.ipynb) |
+# | zombie | a worker that outlives its launcher and holds its port | [09](09_elastic.ipynb) |
