@@ -12,7 +12,7 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test check notebooks browser bench clean
+.PHONY: help lab test check notebooks browser book bench clean
 
 help:
 	@echo 'make lab        open the course in JupyterLab'
@@ -20,6 +20,7 @@ help:
 	@echo 'make check      the fast part of it: lint, notebooks against their sources'
 	@echo 'make notebooks  rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
 	@echo 'make browser    run every notebook in headless Chromium and move its sliders'
+	@echo 'make book       the notebooks as a static website, in build/book/html'
 	@echo 'make bench      measure launch and the exercises against the usual tools'
 	@echo 'make clean      remove what was generated here, .venv included'
 
@@ -42,6 +43,10 @@ notebooks:
 browser:
 	@$(SETUP) --extra dev
 	@$(RUN) -m pytest tests/browser --all-notebooks $(ARGS)
+
+book:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/book.py $(ARGS)
 
 bench:
 	@$(SETUP) --extra dev --extra bench

@@ -1,0 +1,98 @@
+"""The book as a reader meets it: on a telephone and on a desk, in a real browser, offline."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from .lab import ROOT
+
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytest.importorskip("myst_nb", reason="the book's tools are not installed")
+
+SCREENS = {"telephone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
+CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+PAGES = ["index", *CHAPTERS]
+WIDER_THAN_SCREEN = "() => document.documentElement.scrollWidth - window.innerWidth"
+BROKEN_PICTURES = """() => Promise.all(Array.from(document.images).map(image => {
+    image.loading = 'eager';
+    return image.decode().then(() => null, () => image.src);
+})).then(results => results.filter(Boolean))"""
+IDS = "() => Array.from(document.querySelectorAll('[id]')).map(e => encodeURI(e.id))"
+LINKS = "() => Array.from(document.links).map(link => link.href)"
+# elements that a reader cannot see whole: wider than their parent, and nothing there scrolls
+UNREACHABLE = """() => Array.from(document.querySelectorAll('pre, table, math, img')).filter(e => {
+    for (let box = e; box && box !== document.body; box = box.parentElement) {
+        if (['auto', 'scroll'].includes(getComputedStyle(box).overflowX)) return false;
+    }
+    return e.getBoundingClientRect().right > window.innerWidth + 1;
+}).map(e => e.outerHTML.slice(0, 200))"""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each."""
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a book that was built from nothing."""
+    folder = tmp_path_factory.mktemp("book") / "html"
+    subprocess.run([sys.executable, "tools/book.py", str(folder)], cwd=ROOT, check=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Look at two pages, or with --all-notebooks at each."""
+    if "name" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--all-notebooks")
+        metafunc.parametrize("name", PAGES if everything else [PAGES[0], PAGES[-1]])
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_page_can_be_read(name, screen, browser, book, screenshots: Path) -> None:
+    with browser.new_page(viewport=SCREENS[screen]) as page:
+        asked, complaints = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"{book}{name}.html")
+        assert page.evaluate(BROKEN_PICTURES) == []
+        assert page.evaluate(WIDER_THAN_SCREEN) <= 0
+        assert page.evaluate(UNREACHABLE) == []
+        assert complaints == []
+        assert [url for url in asked if not url.startswith((book, "data:"))] == []
+        page.screenshot(path=screenshots / f"book {name} {screen}.png")
+
+
+def test_no_link_of_the_book_is_broken(browser, book) -> None:
+    places, links = set(), {}
+    with browser.new_page() as page:
+        for name in PAGES:
+            address = f"{book}{name}.html"
+            page.goto(address)
+            places |= {address, *(f"{address}#{id}" for id in page.evaluate(IDS))}
+            links[address] = [link for link in page.evaluate(LINKS) if link.startswith(book)]
+        elsewhere = {link.rstrip("#") for own in links.values() for link in own} - places
+        broken = [link for link in elsewhere if "#" in link or not page.request.get(link).ok]
+    assert not broken
+    for before, after in pairwise(f"{book}{name}.html" for name in PAGES):
+        assert after in links[before], f"{before} does not lead on"
+
+
+def test_chapters_that_are_mentioned_are_linked(browser, book) -> None:
+    with browser.new_page() as page:
+        page.goto(f"{book}09_elastic.html")
+        page.get_by_role("link", name="chapter 8", exact=True).first.click()
+        assert page.url.endswith("08_fsdp.html")
