@@ -172,6 +172,18 @@ def _zeros_for_none(got: list[Gradients], local: list[Gradients]) -> bool:
     return any(g[name] is not None for g in got for name in nobody)
 
 
+class NoSuchRank(Exception):
+    """Raised in a rank that sends to, or waits for, a rank that does not exist."""
+
+
+def _existing_ranks_only(name: str, arguments: dict) -> None:
+    end = {"send": "dst", "recv_": "src"}.get(name)
+    if end and not 0 <= arguments[end] < dist.get_world_size():
+        raise NoSuchRank(
+            f"there is no rank {arguments[end]}, only 0 to {dist.get_world_size() - 1}"
+        )
+
+
 # ---- 3.1 -----------------------------------------------------------------------------------------
 
 averaging = Exercise(
@@ -218,6 +230,8 @@ averaging = Exercise(
         "GPUs of this machine; the number of ranks is `dist.get_world_size()`.",
         "one-tensor-listed": "All ranks have the last rank's gradient: `[tensor] * n` is one tensor, "
         "listed n times, and what arrived last has overwritten the rest. Make n tensors.",
+        "two-ranks-only": "Right on two ranks only: of three, one has no partner. `all_reduce` works "
+        "for any number of ranks.",
         "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
         "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
         "none-gradient": "A frozen or unused parameter has no gradient: its `.grad` is None. Skip "
@@ -227,7 +241,11 @@ averaging = Exercise(
         "tied-twice": "A tied parameter, one tensor in two layers, was divided once per layer. "
         "`model.parameters()` yields it once; a walk over the layers meets it twice.",
     },
-    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+    failures={
+        "NoSuchRank": "two-ranks-only",
+        "timeout": "not-every-rank",
+        "mismatch": "not-every-rank",
+    },
 )
 
 
@@ -244,7 +262,7 @@ def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
     torch.manual_seed(plan.seed + 1 + rank)
     model(plan.batch()).square().sum().backward()
     local, before = _gradients(model), _state(model)
-    with Trace() as trace:
+    with Trace() as trace, listening(_existing_ranks_only):
         come_late(rank)
         answer(model)
         got = _gradients(model)
@@ -352,8 +370,9 @@ ring = Exercise(
         "is filled, or changed before it is sent. Call `wait()` on what `isend` and `irecv` return.",
         "no-such-rank": "The ring is not closed: after the last rank comes rank 0. The neighbours "
         "are (rank + 1) % n and (rank - 1) % n.",
-        "nothing-added": "Nothing was added: each element is still that of a single rank. Receive "
-        "into a buffer of its own, then add it to your chunk.",
+        "sums-overwritten": "Each element is that of a single rank. Either what arrives replaces your "
+        "chunk where it must be added (receive it in a buffer of its own), or the second half sends "
+        "the wrong chunks: after n - 1 steps rank r owns the sum of chunk (r + 1) mod n.",
         "mean-not-sum": "You have divided by the number of ranks: an all-reduce gives the sum.",
         "no-all-gather": "Each chunk is complete on one rank only. That is the reduce-scatter; now "
         "the complete chunks must travel round the ring once.",
@@ -405,18 +424,6 @@ class _Rung:
     calls: list[Call]
 
 
-class NoSuchRank(Exception):
-    """Raised in a rank that sends to, or waits for, a rank that does not exist."""
-
-
-def _existing_ranks_only(name: str, arguments: dict) -> None:
-    end = {"send": "dst", "recv_": "src"}.get(name)
-    if end and not 0 <= arguments[end] < dist.get_world_size():
-        raise NoSuchRank(
-            f"there is no rank {arguments[end]}, only 0 to {dist.get_world_size() - 1}"
-        )
-
-
 @dataclass(frozen=True)
 class _Summed:
     """The tensors of a rank after each call, and the messages that nobody waited for."""
@@ -462,7 +469,7 @@ def _check_sums(answer, cases: list[list[Tensor]], likely=None) -> None:
         mistakes = {
             "unchanged": tensors,
             "mean-not-sum": [total / ranks] * ranks,
-            "nothing-added": _of_one_rank(got, tensors),
+            "sums-overwritten": _of_one_rank(got, tensors),
             "added-again": _added_again(got, tensors),
             "no-all-gather": _complete_somewhere(got, total),
         }

@@ -7,6 +7,7 @@ import math
 import random
 from contextlib import contextmanager
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -142,6 +143,58 @@ def divides_layer_by_layer(model):
         for parameter in layer.parameters(recurse=False):
             if parameter.grad is not None:
                 parameter.grad /= dist.get_world_size()
+
+
+@wrong("3.1", names="in-place")
+def assigns_what_comes_back(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = dist.all_reduce(parameter.grad)
+
+
+@wrong("3.1", names="in-place")
+def divides_what_comes_back(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = dist.all_reduce(parameter.grad) / dist.get_world_size()
+
+
+@wrong("3.1", names="device-count")
+def divides_by_the_gpus(model):
+    with mock.patch("torch.cuda.device_count", return_value=0):  # as on a machine without one
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= torch.cuda.device_count()
+
+
+@wrong("3.1", names="one-tensor-listed")
+def gathers_into_one_tensor(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            everyones = [torch.zeros_like(parameter)] * dist.get_world_size()
+            dist.all_gather(everyones, parameter.grad)
+            parameter.grad = torch.stack(everyones).mean(dim=0)
+
+
+@wrong("3.1", names="none-gradient")
+def asks_whether_it_is_trained(model):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@wrong("3.1", names="two-ranks-only")
+def swaps_with_a_partner(model):
+    partner = 1 - dist.get_rank()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            partners = torch.empty_like(parameter)
+            request = dist.isend(parameter.grad, partner)
+            dist.recv(partners, partner)
+            request.wait()
+            parameter.grad = (parameter.grad + partners) / 2
 
 
 @right("3.1")
@@ -381,6 +434,103 @@ def calls_all_reduce(tensor):
     tensor.copy_(whole)
 
 
+@wrong("3.2", names="no-such-rank")
+def forgets_the_modulo(tensor):
+    rank, n, *_ = _neighbours()
+    chunks = tensor.view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(kept)
+        request = dist.isend(outgoing, rank + 1)
+        dist.recv(incoming, rank - 1)
+        request.wait()
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+
+
+@wrong("3.2", names="not-waited")
+def never_waits_for_what_comes(tensor):
+    rank, n, right_rank, left_rank = _neighbours()
+    chunks = tensor.contiguous().view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(kept)
+        dist.isend(outgoing, right_rank)
+        dist.irecv(incoming, left_rank)
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+
+
+@wrong("3.2", names="not-waited")
+def never_waits_for_what_it_sends(tensor):
+    rank, n, right_rank, left_rank = _neighbours()
+    chunks = tensor.contiguous().view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(kept)
+        dist.isend(outgoing, right_rank)
+        dist.recv(incoming, left_rank)
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+
+
+@wrong("3.2", names="sums-overwritten")
+def receives_over_its_own(tensor):
+    rank, n, *_ = _neighbours()
+    chunks = tensor.contiguous().view(-1).tensor_split(n)
+    for step in range(2 * (n - 1)):
+        _exchange(chunks[(rank - step) % n], chunks[(rank - step - 1) % n])
+
+
+@wrong("3.2", names="sums-overwritten")
+def second_half_begins_with_rank(tensor):
+    rank, n, *_ = _neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    _go_round(chunks, n - 1, rank, add=True)
+    _go_round(chunks, n - 1, rank, add=False)
+    tensor.copy_(flat.view_as(tensor))
+
+
+@wrong("3.2", names="unchanged")
+def sums_into_a_new_tensor(tensor):
+    total = tensor.clone()
+    rank, n, *_ = _neighbours()
+    chunks = total.view(-1).tensor_split(n)
+    _go_round(chunks, n - 1, rank, add=True)
+    _go_round(chunks, n - 1, rank + 1, add=False)
+    return total
+
+
+@wrong("3.2", names="one-rank-hangs")
+def does_a_first_step_in_any_case(tensor):
+    rank, n, *_ = _neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for step in range(max(1, 2 * (n - 1))):
+        _go_round(chunks, 1, rank - step, add=step < n - 1)
+    tensor.copy_(flat.view_as(tensor))
+
+
+@wrong("3.2", names="sent-too-much")
+def gathers_twice(tensor):
+    rank, n, *_ = _neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    _go_round(chunks, n - 1, rank, add=True)
+    for _ in range(2):
+        _go_round(chunks, n - 1, rank + 1, add=False)
+    tensor.copy_(flat.view_as(tensor))
+
+
+@wrong("3.2", names="short-wrong")
+def refuses_empty_chunks(tensor):
+    rank, n, *_ = _neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    assert all(len(chunk) for chunk in chunks)
+    _go_round(chunks, n - 1, rank, add=True)
+    _go_round(chunks, n - 1, rank + 1, add=False)
+    tensor.copy_(flat.view_as(tensor))
+
+
 # ---- 3.3 shard_indices ---------------------------------------------------------------------------
 
 
@@ -488,6 +638,32 @@ def seeds_everybody(length, rank, world_size, epoch, seed):
 @wrong("3.3", names="not-a-list")
 def returns_a_tensor(length, rank, world_size, epoch, seed):
     return torch.tensor(picks_by_remainder(length, rank, world_size, epoch, seed))
+
+
+@wrong("3.3", names="another-order")
+def shuffles_with_python(length, rank, world_size, epoch, seed):
+    order = list(range(length))
+    random.Random(seed + epoch).shuffle(order)
+    return _padded(order, world_size)[rank::world_size]
+
+
+@wrong("3.3", names="asks-the-group")
+def asks_for_its_rank(length, rank, world_size, epoch, seed):
+    order = _padded(_shuffled(length, seed + epoch), world_size)
+    return order[dist.get_rank() :: dist.get_world_size()]
+
+
+@wrong("3.3", names="not-a-list")
+def lists_tensors(length, rank, world_size, epoch, seed):
+    order = torch.tensor(_padded(_shuffled(length, seed + epoch), world_size), dtype=torch.int64)
+    return list(order[rank::world_size])
+
+
+@wrong("3.3", names="empty-dataset")
+def takes_the_remainder(length, rank, world_size, epoch, seed):
+    order = _shuffled(length, seed + epoch)
+    share = max(1, math.ceil(length / world_size))
+    return [order[(rank + i * world_size) % length] for i in range(share)]
 
 
 # ---- 3.4 OverlappedDDP ---------------------------------------------------------------------------
@@ -862,6 +1038,37 @@ class DividesByUsers(Bucketed):
         parameter.grad = mean * dist.get_world_size() / users
 
 
+@wrong("3.4", names="hook-too-early")
+class HooksBeforeTheGradient(Bucketed):
+    def register_hooks(self):
+        for index, bucket in enumerate(self.buckets):
+            for parameter in bucket:
+                parameter.register_hook(lambda _, i=index, p=parameter: self.on_gradient(i, p))
+
+    def pack(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        return torch.cat([self.divide(flat), flat.new_ones(len(bucket))])
+
+
+@wrong("3.4", names="no-handle")
+class ForgetsAsync(Bucketed):
+    def all_reduce(self, flat):
+        return flat, dist.all_reduce(flat)
+
+
+@wrong("3.4", names="fixed-two")
+class DividesByTwo(Bucketed):
+    def divide(self, flat):
+        return flat / 2
+
+
+@wrong("3.4", names="not-every-rank")
+class BroadcastsOnRank0(Bucketed):
+    def share_start(self):
+        if dist.get_rank() == 0:
+            super().share_start()
+
+
 # ---- 3.5 evaluate --------------------------------------------------------------------------------
 
 
@@ -1064,6 +1271,34 @@ def records_gradients(model, images, labels, batch_size):
     model.eval()
     for x, y in _batches(_mine(images), _mine(labels), batch_size):
         correct += (model(x).argmax(dim=1) == y).sum()
+    model.train(training)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="number-not-tensor")
+def reduces_a_number(model, images, labels, batch_size):
+    correct = int(_count(model, _mine(images), _mine(labels), batch_size).item())
+    dist.all_reduce(correct)
+    return correct / len(images)
+
+
+@wrong("3.5", names="not-every-rank")
+def only_rank_0_adds(model, images, labels, batch_size):
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    if dist.get_rank() == 0:
+        dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="miscounted")
+def takes_the_largest_of_all(model, images, labels, batch_size):
+    correct = torch.zeros(1, device=images.device)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        for x, y in _batches(_mine(images), _mine(labels), batch_size):
+            correct += (model(x).argmax() == y).sum()
     model.train(training)
     dist.all_reduce(correct)
     return correct.item() / len(images)
