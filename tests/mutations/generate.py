@@ -222,9 +222,11 @@ def _swaps(node: ast.AST, parent: ast.AST | None) -> Iterator[str]:
         yield _text(_with(node, elts=node.elts[::-1]))
     if not isinstance(node, ast.Call):
         return
-    if _name(node.func) in _OTHER_FUNCTION:
-        yield _text(_with(node, func=_renamed(node.func, _OTHER_FUNCTION[_name(node.func)])))
-    if len(node.args) >= 2 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
+    name = _name(node.func)
+    if name in _OTHER_FUNCTION:
+        yield _text(_with(node, func=_renamed(node.func, _OTHER_FUNCTION[name])))
+    starred = any(isinstance(argument, ast.Starred) for argument in node.args[:2])
+    if len(node.args) >= 2 and not starred and name not in ("min", "max"):
         yield _text(_with(node, args=[node.args[1], node.args[0], *node.args[2:]]))
 
 
