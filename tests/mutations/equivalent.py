@@ -10,4 +10,11 @@ The two lines are as `python -m tests.mutations` prints them. When the solution 
 here fits nothing any more: the run says so and fails.
 """
 
-EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {}
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "8.1": {
+        (
+            "return sum(count * size for count, size in zip(held, sizes))",
+            "return sum(count * size for count, size in zip(sizes, held))",
+        ): "A product does not care which factor is named first.",
+    },
+}
