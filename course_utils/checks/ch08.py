@@ -608,6 +608,7 @@ layout = Exercise(
         "vector later must be in the tensors.",
         "flatten-aliases": "`flatten` returns a vector in the memory of a tensor that was handed in. Asked "
         "is a new one.",
+        "input-changed": "`flatten` has changed the tensors that were handed in. `a.copy_(b)` writes into `a`.",
         "dtype-lost": "The vector has another dtype than the tensors.",
         "not-contiguous": "A tensor that is not contiguous, such as a transposed one, has no flat view. "
         "Row-major order is that of its indices: `flatten()` and `copy_` know it.",
@@ -635,9 +636,13 @@ def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
     size = _shard_size(sum(sizes), ranks)
     made = _laid_out(answer, shapes, ranks)
     _check_shard_size(made.shard_size, sizes, ranks)
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
     flat = made.flatten(tensors)
     expect_type(flat, Tensor)
-    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    if not same(torch.cat([tensor.flatten() for tensor in tensors]), joined):
+        raise Wrong(
+            "input-changed", expected="the tensors as they were", got="other values in them"
+        )
     padding = joined.new_zeros(ranks * size - len(joined))
     likely = {
         "dtype-lost": lambda got: got.dtype != joined.dtype,
@@ -1273,6 +1278,8 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     started, reductions = [0], []
 
     def alive() -> list[int]:
+        # only reductions are asked after below, and a gather's Work holds what it has gathered
+        asked[:] = [work for work in asked if any(work is other for other in reductions)]
         return [index for index, seen in enumerate(storages) if any(map(_has_memory, seen))]
 
     def see(index: int, weight: Tensor) -> None:

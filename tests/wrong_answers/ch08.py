@@ -579,6 +579,15 @@ class ReusesASingleTensor(JoinsAndPads):
         return super().flatten(tensors)
 
 
+@wrong("8.3", names="input-changed")
+class CopiesTheOtherWay(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = tensors[0].new_zeros(self.n * self.shard_size)
+        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
+            tensor.copy_(place)
+        return flat
+
+
 @wrong("8.3", names="dtype-lost")
 class FillsAFloat32Vector(JoinsAndPads):
     def flatten(self, tensors):
@@ -948,6 +957,173 @@ class GathersCopiesAndDividesFirst(MiniFSDP):
             work.wait()
             kept.grad = total if kept.grad is None else kept.grad + total
         self.pending.clear()
+
+
+class _WholeOf(torch.autograd.Function):
+    """From a shard to its whole matrix; in backward from the gradient to what is reduced."""
+
+    @staticmethod
+    def forward(ctx, kept, call):
+        ctx.kept, ctx.call = kept, call
+        return call.whole_of(kept)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.call.wholes.pop(ctx.kept, None)
+        ctx.call.model.reduce(ctx.kept, gradient)
+        return None, None
+
+
+class _Call:
+    """One call of a layer: which matrices are whole for it right now."""
+
+    def __init__(self, model, kept):
+        self.model, self.matrices = model, [k for k in kept if k in model.shape_of]
+        self.wholes, self.running = {}, {}
+        self.index = 0
+
+    def start(self):
+        for kept in self.matrices:
+            if kept not in self.wholes and kept not in self.running:
+                part = kept.detach().to(self.model.compute_dtype or kept.dtype)
+                flat = part.new_empty(dist.get_world_size() * len(part))
+                pieces = list(flat.chunk(dist.get_world_size()))
+                work = dist.all_gather(pieces, part, group=self.model.gathering, async_op=True)
+                self.running[kept] = work, flat
+
+    def whole_of(self, kept):
+        if kept not in self.model.shape_of:
+            return kept.detach().to(self.model.compute_dtype or kept.dtype, copy=True)
+        self.start()
+        if kept in self.running:
+            work, flat = self.running.pop(kept)
+            work.wait()
+            shape = self.model.shape_of[kept]
+            self.wholes[kept] = flat[: shape.numel()].view(shape)
+        return self.wholes[kept]
+
+    def drop(self):
+        for work, _ in self.running.values():
+            work.wait()
+        self.running, self.wholes = {}, {}
+
+    def packed(self, tensor):
+        """Autograd keeps a note about a whole matrix, and not the matrix."""
+        for kept, whole in self.wholes.items():
+            if tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+                return kept, tensor.size(), tensor.stride(), tensor.storage_offset()
+        return tensor
+
+    def unpacked(self, packed):
+        if torch.is_tensor(packed):
+            return packed
+        calls = self.model.calls
+        for later in calls[self.index + 1 : self.index + 2]:
+            later.drop()  # of a frozen matrix no gradient comes
+        self.start()
+        for earlier in reversed(calls[max(self.index - 1, 0) : self.index]):
+            earlier.start()
+        kept, size, stride, offset = packed
+        return self.whole_of(kept).as_strided(size, stride, offset)
+
+
+@right("8.4")
+class NotesForAutograd(nn.Module):
+    """No memory is resized and no hook is set: a layer's forward goes through an autograd function
+    from shard to matrix, and `saved_tensors_hooks` gather again what backward asks for."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module, self.compute_dtype = module, compute_dtype
+        self.gathering, self.reducing = dist.new_group(), dist.new_group()
+        self.calls, self.last = [], None
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        shards = {p: self.shard(p) for p in module.parameters() if p.dim() > 1}
+        self.shape_of = {kept: p.shape for p, kept in shards.items()}
+        for layer in module.modules():
+            own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
+            for name, parameter in own.items():
+                layer.register_parameter(name, shards.get(parameter, parameter))
+            if own:
+                layer.forward = self.wrapped(layer, layer.forward, list(own))
+
+    def shard(self, parameter):
+        n = dist.get_world_size()
+        flat = nn.functional.pad(parameter.detach().flatten(), (0, -parameter.numel() % n))
+        return nn.Parameter(flat.chunk(n)[dist.get_rank()].clone(), parameter.requires_grad)
+
+    def wrapped(self, layer, forward, names):
+        def call_layer(*inputs, **keywords):
+            parameters = {name: layer._parameters[name] for name in names}
+            call = _Call(self, parameters.values())
+            call.start()
+            for name, kept in parameters.items():
+                vars(layer)[name] = _WholeOf.apply(kept, call)
+            with torch.autograd.graph.saved_tensors_hooks(call.packed, call.unpacked):
+                output = forward(
+                    *map(self.cast, inputs), **{k: self.cast(v) for k, v in keywords.items()}
+                )
+            for name in names:
+                del vars(layer)[name]
+            call.drop()
+            if torch.is_grad_enabled():
+                call.index = len(self.calls)
+                self.calls.append(call)
+            return output
+
+        return call_layer
+
+    def cast(self, value):
+        if self.compute_dtype and torch.is_tensor(value) and value.is_floating_point():
+            return value.to(self.compute_dtype)
+        return value
+
+    def reduce(self, kept, gradient):
+        gradient = gradient.to(kept.dtype, copy=True)
+        self.finish_last()
+        if kept not in self.shape_of:
+            self.last = (
+                dist.all_reduce(gradient, group=self.reducing, async_op=True),
+                kept,
+                gradient,
+            )
+            return
+        n, size = dist.get_world_size(), len(kept)
+        flat = nn.functional.pad(gradient.flatten(), (0, n * size - gradient.numel()))
+        total = torch.empty_like(kept, requires_grad=False)
+        work = dist.reduce_scatter(
+            total, list(flat.split(size)), group=self.reducing, async_op=True
+        )
+        self.last = work, kept, total
+
+    def finish_last(self):
+        if self.last:
+            work, kept, total = self.last
+            work.wait()
+            mean = total / dist.get_world_size()
+            kept.grad = mean if kept.grad is None else kept.grad + mean
+            self.last = None
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def finish_gradient_synchronization(self):
+        self.finish_last()
+        for call in self.calls:
+            call.drop()
+        self.calls = []
+
+    def full_parameters(self):
+        full = {}
+        for name, kept in self.module.named_parameters():
+            full[name] = kept.detach().clone()
+            if kept in self.shape_of:
+                pieces = [torch.empty_like(full[name]) for _ in range(dist.get_world_size())]
+                dist.all_gather(pieces, full[name])
+                full[name] = torch.cat(pieces)[: self.shapes[name].numel()].view(self.shapes[name])
+        return full
 
 
 @wrong("8.4", names="no-module")
