@@ -12,7 +12,6 @@ from random numbers brings its own generator.
 import ast
 import builtins
 import json
-import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from course_utils.checks.statements import (
     closure,
     execute,
     parse,
+    show_in_tracebacks,
     statements_of,
     uses_of,
 )
@@ -108,11 +108,10 @@ def _notebook_cells(path: Path) -> Iterator[Cell]:
     for number, cell in enumerate(notebook["cells"], start=1):
         if cell["cell_type"] == "code":
             source = "".join(cell["source"])
-            filename = f"{path.name}, cell {number}"
-            lines = source.splitlines(keepends=True)
-            linecache.cache[filename] = (len(source), None, lines, filename)
             grade_id = cell.get("metadata", {}).get("nbgrader", {}).get("grade_id", "")
-            yield Cell(source, grade_id, filename, 0)
+            found = Cell(source, grade_id, f"{path.name}, cell {number}", 0)
+            show_in_tracebacks(found)
+            yield found
 
 
 def _checked_expression(cells: list[Cell], exercise_id: str, path: Path) -> tuple[int, ast.expr]:

@@ -4,6 +4,7 @@ So that one definition can be executed with all that it needs, and nothing else.
 """
 
 import ast
+import linecache
 import re
 import symtable
 from collections.abc import Iterator
@@ -31,6 +32,12 @@ class Statement:
     cell: Cell
     binds: frozenset[str]
     uses: frozenset[str]
+
+
+def show_in_tracebacks(cell: Cell) -> None:
+    """Lets tracebacks quote the lines of a cell that is in no file of its own."""
+    lines = cell.source.splitlines(keepends=True)
+    linecache.cache[cell.filename] = (len(cell.source), None, lines, cell.filename)
 
 
 def parse(cell: Cell) -> ast.Module:

@@ -12,7 +12,7 @@ The rooms, in the order in which a submission passes through them:
     limits      what a submission may use
 """
 
-from course_utils.grade.grading import DEFAULT_VARIANT, grade_file, grade_files, grade_notebook
+from course_utils.grade.grading import DEFAULT_VARIANT, grade_file, grade_files
 from course_utils.grade.limits import Limits
 from course_utils.grade.marks import Grade, Mark
 
@@ -23,5 +23,4 @@ __all__ = [
     "Mark",
     "grade_file",
     "grade_files",
-    "grade_notebook",
 ]

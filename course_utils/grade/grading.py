@@ -1,24 +1,27 @@
-"""Grades submissions: one job for each exercise, several at once."""
+"""Grades submissions: reads them, has their exercises checked, and puts the marks in order."""
 
-import time
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from course_utils.checks.framework import Exercise, judge
-from course_utils.checks.learner import render
-from course_utils.checks.statements import Cell
-from course_utils.grade import answer, submission
-from course_utils.grade.limits import Limits
+from course_utils.grade import submission
+from course_utils.grade.checking import Task, check_all
+from course_utils.grade.limits import DEFAULT_LIMITS, Limits
 from course_utils.grade.marks import Grade, Mark
+from course_utils.grade.submission import NotGradable, Submission
 
 DEFAULT_VARIANT = "0"  # the same inputs in every run, so that marks can be repeated
 
 
 def grade_file(
-    path: Path | str, *, variant: str = DEFAULT_VARIANT, limits: Limits | None = None
+    path: Path | str,
+    *,
+    variant: str = DEFAULT_VARIANT,
+    limits: Limits = DEFAULT_LIMITS,
+    isolated: bool = True,
 ) -> Grade:
     """Grades one notebook. Never raises for what is in it: Grade.reason says what is wrong."""
-    return next(grade_files([path], variant=variant, limits=limits))
+    return next(grade_files([path], variant=variant, limits=limits, isolated=isolated))
 
 
 def grade_files(
@@ -26,46 +29,38 @@ def grade_files(
     *,
     jobs: int = 1,
     variant: str = DEFAULT_VARIANT,
-    limits: Limits | None = None,
-    progress: Callable[[Mark], None] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    isolated: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Grade]:
-    """Grades notebooks, `jobs` exercises at once; yields a Grade for each, in their order.
+    """Grades notebooks, `jobs` exercises at once; yields a Grade for each file, in their order.
 
-    progress is called with each Mark as soon as it is known.
+    variant: any string; it chooses the inputs of the checks, as COURSE_SEED does.
+    isolated: False does without namespaces where the system has them (isolation.py).
+    progress: called with the number of exercises that are graded, and of all.
     """
-    limits = limits or Limits()
-    for path in paths:
-        try:
-            handed_in = submission.read_file(Path(path), limits.notebook)
-        except submission.NotGradable as error:
-            yield Grade(str(path), reason=str(error))
-        else:
-            yield _grade(str(path), handed_in, variant)
+    handed_in = [_read(Path(path), limits) for path in paths]
+    sound = [s for s in handed_in if isinstance(s, Submission)]
+    tasks = [Task(s, exercise) for s in sound for exercise in s.exercises]
+    known: dict[int, Mark] = {}
+    graded = 0
+    with contextlib.closing(check_all(tasks, jobs, variant, limits, isolated)) as coming:
+        for path, read in zip(paths, handed_in, strict=True):
+            if isinstance(read, NotGradable):
+                yield Grade(str(path), reason=str(read))
+                continue
+            own = range(graded, graded + len(read.exercises))
+            graded = own.stop
+            while not known.keys() >= set(own):
+                number, mark = next(coming)
+                known[number] = mark
+                if progress:
+                    progress(len(known), len(tasks))
+            yield Grade(str(path), read.chapter, [known[number] for number in own])
 
 
-def grade_notebook(
-    notebook: dict,
-    name: str,
-    *,
-    variant: str = DEFAULT_VARIANT,
-    limits: Limits | None = None,
-) -> Grade:
-    """Grades the content of a notebook, as `json.load` gives it; `name` is its file's."""
+def _read(path: Path, limits: Limits) -> Submission | NotGradable:
     try:
-        return _grade(name, submission.read(notebook, name), variant)
-    except submission.NotGradable as error:
-        return Grade(name, reason=str(error))
-
-
-def _grade(path: str, handed_in: submission.Submission, variant: str) -> Grade:
-    marks = [_mark(e, handed_in.cells, variant) for e in handed_in.exercises]
-    return Grade(path, handed_in.chapter, marks)
-
-
-def _mark(exercise: Exercise, cells: list[Cell], variant: str) -> Mark:
-    started = time.monotonic()
-    outcome = judge(exercise, answer.load(exercise, cells), variant)
-    seconds = time.monotonic() - started
-    return Mark(
-        exercise.id, exercise.name, exercise.points, outcome.status, render(outcome), seconds
-    )
+        return submission.read_file(path, limits.notebook)
+    except NotGradable as reason:
+        return reason

@@ -21,3 +21,6 @@ class Limits:
     processes: int = 64
     file: int = 256 * MB
     notebook: int = 50 * MB
+
+
+DEFAULT_LIMITS = Limits()

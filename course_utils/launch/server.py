@@ -5,7 +5,11 @@ A rank then starts in milliseconds and shares the memory of the libraries, where
 never forked: it has threads and perhaps a CUDA context, which a fork would break.
 """
 
+import contextlib
+import importlib
+import itertools
 import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -27,7 +31,7 @@ _PRELOADED = [
 ]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _NAME = "course_utils rank"
-_OURS = ("multiprocessing.forkserver", "--multiprocessing-fork")
+_OURS = ("multiprocessing.forkserver", "--multiprocessing-fork", "course_utils.grade.forks")
 
 context = multiprocessing.get_context(_METHOD)
 _ready = threading.Lock()
@@ -36,9 +40,10 @@ _warm = None  # the process id of the fork server that is known to have finished
 
 def preload() -> None:
     """Starts the fork server in the background: it imports torch while the learner reads."""
-    # The server, and every process that multiprocessing starts, may import this package too.
-    # They need no server of their own; if one of them calls launch, that starts it.
+    # The server, and every process that multiprocessing starts, may import this package too, and
+    # `python -m course_utils`. They need no server; if one of them calls launch, that starts it.
     started_by_us = any(mark in word for mark in _OURS for word in sys.orig_argv)
+    started_by_us |= "course_utils" in sys.orig_argv
     if context.get_start_method() == "forkserver" and not started_by_us:
         context.set_forkserver_preload(_PRELOADED)
         threading.Thread(target=_try_to_start, name="preload", daemon=True).start()
@@ -66,6 +71,38 @@ def ensure_running() -> None:
             first.join()
             first.close()
             _warm = server
+
+
+def import_preloaded() -> None:
+    """Imports what the fork server does: in a process from which others are forked."""
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def fork_from_here() -> None:
+    """Starts the fork server as a fork of this process, which has imported all that it needs, and
+    nothing that ranks must not see: milliseconds instead of seconds. Should it die, the next one
+    is started as usual."""
+    context.set_forkserver_preload(_PRELOADED)
+    usually, util.spawnv_passfds = util.spawnv_passfds, _fork_interpreter
+    try:
+        ensure_running()
+    finally:
+        util.spawnv_passfds = usually
+
+
+def _fork_interpreter(_, arguments, fds):
+    """Stands in for util.spawnv_passfds, which starts `python -c PROGRAM` with some of our files."""
+    process = os.fork()
+    if process == 0:
+        try:
+            for first, last in itertools.pairwise(sorted({2, *fds, os.sysconf("SC_OPEN_MAX")})):
+                os.closerange(first + 1, last)
+            exec(arguments[-1], {})  # noqa: S102 - multiprocessing's own line
+        finally:
+            os._exit(0)
+    return process
 
 
 def _nothing():

@@ -1,0 +1,169 @@
+"""Has exercises checked, each below a keeper of its own, several at once."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+
+import psutil
+
+from course_utils.checks.framework import Exercise
+from course_utils.grade import tree
+from course_utils.grade.limits import MB, Limits
+from course_utils.grade.marks import Mark
+from course_utils.grade.server import Server
+from course_utils.grade.submission import Submission
+from course_utils.launch.janitor import janitor
+
+_TO_BEGIN = 300.0  # seconds until a keeper is at work; the server may still be importing
+_TO_END = 60.0  # seconds beyond the limit until it has ended everything and reported
+_TRIES = 3  # for a keeper that is lost: without namespaces, another submission may have killed it
+
+
+@dataclass(frozen=True)
+class Task:
+    """An exercise of a submission."""
+
+    submission: Submission
+    exercise: Exercise
+
+
+def check_all(
+    tasks: Sequence[Task], jobs: int, variant: str, limits: Limits, isolated: bool
+) -> Iterator[tuple[int, Mark]]:
+    """Yields the marks as they come, each with the number of its task."""
+    waiting = deque((number, 1) for number in range(len(tasks)))
+    running: list[_Job] = []
+    with _temporary_folder() as folder, Server(isolated) as server:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    number, attempt = waiting.popleft()
+                    job = _Job(tasks[number], number, attempt, limits, folder)
+                    running.append(job)
+                    job.begin(server, variant)
+                wait([job.connection for job in running], timeout=1.0)
+                for job in [job for job in running if job.over()]:
+                    running.remove(job)
+                    job.close()
+                    if job.lost and job.attempt < _TRIES:
+                        waiting.append((job.number, job.attempt + 1))
+                    else:
+                        yield job.number, job.mark()
+        finally:
+            for job in running:
+                job.close()
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="course-grade-", ignore_cleanup_errors=True) as folder:
+        janitor.keep("folder", folder)
+        yield folder
+        janitor.forget("folder", folder)
+
+
+class _Job:
+    """The check of one exercise, from the first word to its keeper to the mark."""
+
+    def __init__(self, task: Task, number: int, attempt: int, limits: Limits, folder: str):
+        self.number = number
+        self.attempt = attempt
+        self._task = task
+        self._limits = limits
+        self._secret = secrets.token_hex(16)
+        self._folder = tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
+        self._processes: list[psutil.Process] = []
+        self._report: dict | None = None
+        self._until = time.monotonic() + _TO_BEGIN
+
+    def begin(self, server: Server, variant: str) -> None:
+        """Hands the job to a keeper."""
+        self.connection = server.begin(
+            {
+                "exercise": self._task.exercise.id,
+                "cells": [dataclasses.asdict(cell) for cell in self._task.submission.cells],
+                "texts": sorted(self._task.submission.texts),
+                "variant": variant,
+                "limits": dataclasses.asdict(self._limits),
+                "folder": self._folder.name,
+                "secret": self._secret,
+            }
+        )
+
+    def over(self) -> bool:
+        """Reads what the keeper has sent; True when it has reported, or never will."""
+        try:
+            while self.connection.poll():
+                message = json.loads(self.connection.recv_bytes())
+                if "processes" not in message:
+                    self._report = message
+                    return True
+                self._processes = _those_of(message["processes"])
+                self._until = time.monotonic() + self._limits.seconds + _TO_END
+        except (EOFError, ConnectionError):
+            return True
+        return time.monotonic() > self._until
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is over without a report."""
+        return self._report is None
+
+    def close(self) -> None:
+        """Ends what the keeper cannot end any more, and removes the folder."""
+        self.connection.close()  # a keeper that still works ends everything now
+        if self.lost:
+            tree.end(lambda: [p for root in self._processes for p in (root, *tree.below(root))])
+        self._folder.cleanup()
+
+    def mark(self) -> Mark:
+        """The mark, when it is over."""
+        exercise, outcome = self._task.exercise, self._outcome()
+        feedback = outcome["feedback"].replace(self._folder.name, "(its own folder)")
+        seconds = 0.0 if self.lost else self._report["seconds"]
+        return Mark(
+            exercise.id, exercise.name, exercise.points, outcome["status"], feedback, seconds
+        )
+
+    def _outcome(self):
+        """What the worker has written, if that counts; else what happened to it."""
+        if not self.lost and not self._report["broken"]:
+            for line in self._report["outcome"].splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    outcome = json.loads(line)
+                    if outcome["secret"] == self._secret:
+                        return outcome
+        title = f"{self._task.exercise.id} {self._task.exercise.name}"
+        return {"status": "stopped", "feedback": f"{title}: {self._what_happened()}"}
+
+    def _what_happened(self):
+        broken = "keeper" if self.lost else self._report["broken"]
+        if broken:
+            return {
+                "seconds": f"the code ran for more than {self._limits.seconds:g} seconds.",
+                "processes": f"the code had more than {self._limits.processes} processes at once.",
+                "memory": f"the code held more than {self._limits.memory // MB} MB of memory.",
+                "parent": "the code killed the process that had started it.",
+                "keeper": "the code killed the process that watched over it.",
+            }[broken]
+        code = os.waitstatus_to_exitcode(self._report["status"])
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name} during the check."
+        return f"the code ended its process, with exit code {code}, before the check was done."
+
+
+def _those_of(ids):
+    found = []
+    for pid in ids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found

@@ -1,0 +1,67 @@
+"""The server from which the grader gets its processes: it has imported all that a check needs.
+
+It is a program of its own, so that nothing of the grader's process (nbgrader's, for instance) is
+in what it forks, and it never sees a submission: a keeper gets its job from the grader itself.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+from multiprocessing.connection import Connection
+
+import psutil
+
+from course_utils.checks import catalogue
+from course_utils.grade import isolation, keeper, tree
+from course_utils.launch import server
+
+
+def main(control: socket.socket, isolated: bool) -> None:
+    """Forks a keeper for each connection that arrives through `control`, until that is closed and
+    all keepers have ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    isolation.adopt_orphans()
+    isolated = isolated and isolation.possible()
+    catalogue.exercises()
+    server.import_preloaded()
+    keepers: set[int] = set()
+    listening = True
+    while listening or keepers:
+        if select.select([control] if listening else [], [], [], 0.2)[0]:
+            message, fds, *_ = socket.recv_fds(control, 100, 1)
+            listening = bool(message)
+            for fd in fds:
+                keepers.add(_fork(fd, control, isolated))
+        _look_after(keepers)
+
+
+def _fork(fd, control, isolated):
+    process = os.fork()
+    if process == 0:
+        control.close()
+        keeper.main(Connection(fd), isolated)
+    os.close(fd)
+    return process
+
+
+def _look_after(keepers: set[int]) -> None:
+    """Forgets the keepers that have ended, and ends what one has left that was killed."""
+    ended = tree.reap()
+    killed = any(ended.get(keeper) for keeper in keepers)
+    keepers.difference_update(ended)
+    if killed:
+        tree.end(lambda: _strays(keepers))
+
+
+def _strays(keepers):
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in keepers:
+            found += [child, *tree.below(child)]
+    return [process for process in found if tree.alive(process)]
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), bool(int(sys.argv[2])))

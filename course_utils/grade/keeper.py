@@ -1,0 +1,133 @@
+"""Watches over the processes of one exercise: what they use, what comes out, that they all end.
+
+    grader -> server -> keeper -> first -> worker -> whatever the submission starts
+
+The worker (worker.py) alone runs the submission's code. The first process is there to be lost:
+it is the worker's parent, and code may try to kill that. In a namespace of its own it cannot be
+killed from inside, and with it everything there ends.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from multiprocessing.connection import Connection
+
+from course_utils.grade import isolation, tree, worker
+from course_utils.grade.limits import Limits
+
+_TICK = 0.1  # seconds between two looks at what the processes use
+_LONGEST_OUTCOME = 1 << 20  # bytes
+_FILES_IN_MEMORY = 4  # the folder, if it lies in memory, holds so many of the largest files
+
+
+def main(grader: Connection, isolated: bool) -> None:
+    """The whole life of a keeper. Never returns."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the grader's to handle
+        os.setsid()
+        isolation.adopt_orphans()
+        exercise = _Watched(json.loads(grader.recv_bytes()), isolated)
+        try:
+            exercise.announce(grader)
+            exercise.watch(grader)
+        finally:
+            exercise.end()
+        grader.send_bytes(json.dumps(exercise.report).encode())
+        code = 0
+    except (EOFError, ConnectionError):
+        code = 0  # the grader is gone
+    finally:
+        os._exit(code)
+
+
+class _Watched:
+    """The processes of one exercise.
+
+    report: "outcome", what the worker has written; "status", its wait status, None where it had
+    to be ended; "broken", the limit that it broke, or None; "seconds", how long it all took.
+    """
+
+    def __init__(self, job: dict, isolated: bool):
+        self.report = {"outcome": "", "status": None, "broken": None, "seconds": 0.0}
+        self._limits = Limits(**job["limits"])
+        self._started = time.monotonic()
+        self._written = b""
+        self._outcome, outcome = os.pipe()
+        self._ending, ending = os.pipe()
+        if isolated:
+            isolation.detach()
+        self._first = os.fork()
+        if self._first == 0:
+            os.close(self._outcome)
+            os.close(self._ending)
+            _first(job, outcome, ending, isolated)
+        os.close(outcome)
+        os.close(ending)
+
+    def announce(self, grader: Connection) -> None:
+        """Tells the grader which processes to end if this one cannot do that any more."""
+        grader.send_bytes(json.dumps({"processes": [os.getpid(), self._first]}).encode())
+
+    def watch(self, grader: Connection) -> None:
+        """Returns when the worker has ended or broken a limit. Raises EOFError without a grader."""
+        while self.report["status"] is None and self.report["broken"] is None:
+            ready = select.select([self._outcome, self._ending, grader], [], [], _TICK)[0]
+            if grader in ready:
+                raise EOFError
+            if self._outcome in ready:
+                self._read_outcome()
+            if self._ending in ready:
+                status = os.read(self._ending, 100)
+                if status:
+                    self.report["status"] = int(status)
+                else:
+                    self.report["broken"] = "parent"
+            else:
+                self.report["broken"] = self._broken_limit()
+
+    def _broken_limit(self):
+        if time.monotonic() - self._started > self._limits.seconds:
+            return "seconds"
+        processes = tree.below()
+        if len(processes) - 1 > self._limits.processes:  # the first is ours
+            return "processes"
+        if tree.memory(processes, self._limits.memory) > self._limits.memory:
+            return "memory"
+        return None
+
+    def _read_outcome(self):
+        data = os.read(self._outcome, 1 << 16)
+        self._written = (self._written + data)[:_LONGEST_OUTCOME]
+        return data
+
+    def end(self) -> None:
+        """Ends whatever still runs, and completes the report."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._first, signal.SIGKILL)
+        tree.end(tree.below)
+        while self._read_outcome():  # nobody can write any more
+            pass
+        self.report["outcome"] = self._written.decode("utf-8", "replace")
+        self.report["seconds"] = time.monotonic() - self._started
+
+
+def _first(job, outcome, ending, isolated):
+    """The worker's parent: reports how the worker ended. Never returns."""
+    try:
+        isolation.die_with_parent()
+        if isolated:
+            isolation.close_in(job["folder"], _FILES_IN_MEMORY * job["limits"]["file"])
+        child = os.fork()
+        if child == 0:
+            os.close(ending)
+            worker.main(job, outcome)
+        os.close(outcome)
+        while (ended := os.wait())[0] != child:
+            pass
+        os.write(ending, str(ended[1]).encode())
+    finally:
+        os._exit(0)

@@ -1,0 +1,62 @@
+"""The grader's hold on the server from which it gets its processes (forks.py)."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import Self
+
+from course_utils.checks import catalogue
+
+_PROGRAM = "course_utils.grade.forks"
+_STARTS = 3  # without namespaces, a submission may kill the server
+
+
+class Server:
+    """`isolated=False` does without namespaces, where they are possible."""
+
+    def __init__(self, isolated: bool):
+        self._isolated = isolated
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._control.close()
+        self._process.wait()  # it waits for its keepers, and these end everything
+
+    def _start(self):
+        self._control, theirs = socket.socketpair()
+        command = [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), str(int(self._isolated))]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=catalogue.root(),  # where this package can be imported, and nothing else lies
+            )
+
+    def begin(self, job: dict) -> Connection:
+        """Starts a keeper for the job; returns the connection through which it reports."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._hand_over(theirs)
+        keeper = Connection(ours.detach())
+        with contextlib.suppress(ConnectionError):  # a server that dies now shows in the keeper
+            keeper.send_bytes(json.dumps(job).encode())
+        return keeper
+
+    def _hand_over(self, end):
+        for _ in range(_STARTS):
+            try:
+                socket.send_fds(self._control, [b"job"], [end.fileno()])
+                return
+            except ConnectionError:
+                self._control.close()
+                self._process.wait()
+                self._start()
+        raise RuntimeError(f"The grader's server does not start: see above what {_PROGRAM} says.")

@@ -1,0 +1,81 @@
+"""Processes and those below them: looking at them, and ending them all."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+_QUIET_LOOKS = 3  # what forks and exits at once may be missed by one look, not by all
+
+
+def below(process: psutil.Process | None = None) -> list[psutil.Process]:
+    """The living processes below one, or below this one."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [p for p in (process or psutil.Process()).children(recursive=True) if alive(p)]
+    return []
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs, or could."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def memory(processes: list[psutil.Process], enough: int) -> int:
+    """Bytes of memory that they hold together. Up to `enough` this may count twice what they
+    share, as forks share the libraries; beyond, what several share is divided among them."""
+    roughly = sum(_bytes(process, "memory_info", "rss") for process in processes)
+    if roughly <= enough:
+        return roughly
+    exactly = "pss" if psutil.LINUX else "uss"
+    return sum(_bytes(process, "memory_full_info", exactly) for process in processes)
+
+
+def _bytes(process, question, field):
+    try:
+        return getattr(getattr(process, question)(), field)
+    except psutil.Error:
+        return 0  # it has ended
+
+
+def end(look: Callable[[], list[psutil.Process]]) -> None:
+    """Ends the processes that `look` finds, until it finds none.
+
+    A process can start others faster than one can kill. So each is frozen first: what is frozen
+    starts nothing, and when several looks find no new one, all of them can be killed.
+    """
+    while found := _freeze(look):
+        for process in found:
+            _send(process, signal.SIGKILL)
+        while any(alive(process) for process in found):
+            time.sleep(0.005)
+        reap()
+
+
+def _freeze(look):
+    frozen, quiet = set(), 0
+    while quiet < _QUIET_LOOKS:
+        new = set(look()) - frozen
+        for process in new:
+            _send(process, signal.SIGSTOP)
+        frozen |= new
+        quiet = 0 if new else quiet + 1
+    return frozen
+
+
+def _send(process, number):
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def reap() -> dict[int, int]:
+    """Takes note of the children of this process that have ended: wait status by process id."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while (child := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[child[0]] = child[1]
+    return ended
