@@ -1023,6 +1023,8 @@ diagnosis = Exercise(
         "not-a-name": "Return one of the names from the description, as a string.",
         "unset-is-none": "`visible` is None where the variable is not set. Ask for that before you "
         "split it.",
+        "not-started-is-none": "`started_gpus` is None as long as CUDA has not started. Ask for that "
+        "before you compare it with a number.",
         "unset-hides": "A variable that is not set hides nothing: all GPUs are visible.",
         "reads-on": "CUDA reads the list only up to the first entry that is no GPU. The variable is "
         "not short, it is wrong.",
@@ -1040,7 +1042,11 @@ diagnosis = Exercise(
         "asked-the-doctor": "You asked `hardware.doctor`. Here you are the doctor: decide from the "
         "fields of machine and setup.",
     },
-    failures={"AttributeError": "unset-is-none"},
+    failures={
+        "not supported between instances of": "not-started-is-none",
+        "'NoneType'": "unset-is-none",
+        "AttributeError": "unset-is-none",
+    },
 )
 
 NAMES = {

@@ -884,7 +884,12 @@ overlapping = Exercise(
         "users-only": "You divide by the number of ranks that used the parameter. A rank that did "
         "not use it counts, with a zero: divide by the world size.",
     },
-    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+    failures={
+        "has no attribute 'wait'": "no-handle",
+        "'NoneType'": "hook-too-early",  # where every parameter has a gradient
+        "timeout": "not-every-rank",
+        "mismatch": "not-every-rank",
+    },
 )
 
 
@@ -1004,11 +1009,7 @@ def _check_steps(
         expect(got, [mean] * ranks, each="rank", what=f"step {step + 1}", likely=mistakes)
 
 
-@overlapping.requires(
-    "after each of three steps every rank has the mean gradients",
-    # here every parameter has a gradient
-    failures={"has no attribute 'wait'": "no-handle", "'NoneType'": "hook-too-early"},
-)
+@overlapping.requires("after each of three steps every rank has the mean gradients")
 def _(answer, draw):
     _check_steps(answer, draw, _plain, 2, 25 * 2**20)
 
@@ -1153,7 +1154,8 @@ def _(answer, draw):
 
 
 @overlapping.requires(
-    "a frozen parameter is broadcast and then left alone", failures={"exception": "frozen-hook"}
+    "a frozen parameter is broadcast and then left alone",
+    failures=dict.fromkeys(("'NoneType'", "exception"), "frozen-hook"),
 )
 def _(answer, draw):
     _check_start(answer, draw, frozen=True)
@@ -1170,7 +1172,11 @@ def _(answer, draw):
 
 @overlapping.requires(
     "an unused parameter keeps no gradient, and the others are averaged",
-    failures={"exception": "unused-crash", "timeout": "bucket-never-full"},
+    failures={
+        "'NoneType'": "unused-crash",
+        "exception": "unused-crash",
+        "timeout": "bucket-never-full",
+    },
 )
 def _(answer, draw):
     def still_local(local, got):
@@ -1186,7 +1192,10 @@ def _(answer, draw):
 
 @overlapping.requires(
     "a parameter that only some ranks used is averaged with zeros for the others",
-    failures=dict.fromkeys(("exception", "timeout", "mismatch", "signal"), "order-differs"),
+    failures=dict.fromkeys(
+        ("'NoneType'", "exception", "timeout", "mismatch", "signal"), "order-differs"
+    ),
+    needs_earlier=True,
 )
 def _(answer, draw):
     def missing(local, got):
@@ -1248,6 +1257,8 @@ evaluation = Exercise(
         "miscounted": "Each image went through the model once, so it is the counting that is off. An "
         "image is correct where `argmax(dim=1)` of its scores equals its label; add these up over the "
         "batches and over the ranks.",
+        "uneven-gather": "The ranks' shares differ by an image, and all_gather takes tensors of one shape. "
+        "Send what always has the same shape: the count of correct images.",
         "collective-per-batch": "A rank waits in a collective for ranks that have no batch left. Keep "
         "collectives out of the loop over batches.",
         "empty-rank": "A rank without images has nothing to divide by, and must take part in the "
@@ -1262,6 +1273,7 @@ evaluation = Exercise(
     },
     failures={
         "Expected parameter `tensor` of type torch.Tensor": "number-not-tensor",
+        ": all_gather of ": "uneven-gather",
         "timeout": "collective-per-batch",
         "mismatch": "collective-per-batch",
     },

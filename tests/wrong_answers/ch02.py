@@ -835,6 +835,19 @@ def splits_none(machine, setup):
     return _right_order(machine, setup)
 
 
+@wrong("2.5", names="unset-is-none")
+def looks_for_a_comma_in_none(machine, setup):
+    if "," not in machine.visible and machine.driver_gpus > 1:
+        return "visible-partial"
+    return _right_order(machine, setup)
+
+
+@wrong("2.5", names="not-started-is-none")
+def compares_with_none(machine, setup):
+    late = machine.started_gpus < len(machine.selected())
+    return "visible-late" if late else _right_order(machine, setup)
+
+
 @wrong("2.5", names="wrapper-unseen")
 def believes_any_wrapper(machine, setup):
     from dataclasses import replace

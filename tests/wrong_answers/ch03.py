@@ -1302,3 +1302,17 @@ def takes_the_largest_of_all(model, images, labels, batch_size):
     model.train(training)
     dist.all_reduce(correct)
     return correct.item() / len(images)
+
+
+@wrong("3.5", names="uneven-gather")
+def gathers_the_predictions(model, images, labels, batch_size):
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        batches = _batches(_mine(images), _mine(labels), batch_size)
+        predictions = torch.cat([model(x).argmax(dim=1) for x, _ in batches])
+    model.train(training)
+    everyones = [torch.empty_like(predictions) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, predictions)
+    dealt = torch.stack(everyones, dim=1).flatten()
+    return (dealt == labels).float().mean().item()
