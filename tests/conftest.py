@@ -1,8 +1,7 @@
-"""Ends a run that tried answers to the exercises with one line for each exercise; a run that is
-told to end takes its servers and kernels with it."""
+"""Ends a run that tried answers to the exercises with a table of them; a run that is told to end
+takes its servers and kernels with it."""
 
 import signal
-from collections import Counter
 
 
 def pytest_configure():
@@ -11,21 +10,15 @@ def pytest_configure():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Count what tests/test_wrong_answers.py recorded, on whichever worker it ran."""
-    names, tried, good = {}, Counter(), Counter()
-    for outcome in ("passed", "failed"):
-        for report in terminalreporter.stats.get(outcome, []):
-            for kind, value in report.user_properties:
-                if kind == "points":
-                    names[value[0]] = value
-                if kind in ("right", "wrong"):
-                    tried[kind, value] += 1
-                    good[kind, value] += outcome == "passed"
-    if names:
+    """Print what tests/test_wrong_answers.py recorded, on whichever worker it ran."""
+    recorded = [
+        (kind, exercise_id, outcome == "passed")
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        for kind, exercise_id in report.user_properties
+    ]
+    if any(kind == "solution" for kind, _, _ in recorded):
+        from tests.exercise_table import table  # imports torch, which other runs need not
+
         terminalreporter.section("exercises")
-    for id, name, points in sorted(names.values()):
-        wrong, right = ("wrong", id), ("right", id)
-        terminalreporter.line(
-            f"{id} {name:<40} {points} point{'s' if points > 1 else ''}; {good[wrong]} of {tried[wrong]} wrong answers "
-            f"rejected with their hint; {good[right]} of {tried[right]} other right ones accepted"
-        )
+        terminalreporter.write_line(table(recorded))

@@ -2,7 +2,7 @@
 rejected with the hint that fits it.
 
 There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out. The run ends
-with a line for each exercise: see conftest.py in this folder. The inputs are those of one seed,
+with a table: see exercise_table.py in this folder. The inputs are those of one seed,
 COURSE_SEED or 0; `tests/soak_checks.py` tries many.
 """
 
@@ -21,7 +21,7 @@ from course_utils.checks.guard import undisturbed
 from course_utils.checks.learner import render
 from tests.wrong_answers import collect
 
-FEWEST_WRONG = 4
+FEWEST_WRONG = 5
 HINTS = 3
 SEED = os.environ.get("COURSE_SEED", "0")
 
@@ -70,7 +70,7 @@ def class_of(exercise):
             assert render(outcome) == f"{exercise.id} {exercise.name}: not attempted yet"
 
         def test_the_solution_passes(self, record_property):
-            record_property("points", (exercise.id, exercise.name, exercise.points))
+            record_property("solution", exercise.id)
             must_pass(exercise, load_answer(exercise.id))
 
         @pytest.mark.parametrize("right", rights, ids=name_of)
@@ -81,18 +81,25 @@ def class_of(exercise):
         @pytest.mark.parametrize("wrong", wrongs, ids=name_of)
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
             record_property("wrong", exercise.id)
-            first = first_mistake(exercise, wrong.answer, SEED)
+            failed = failures(exercise, wrong.answer, SEED)
+            if not failed or not exercise.misconceptions.get(failed[0].misconception):
+                record_property("generic", exercise.id)
+            first = next((line for line in failed if line.misconception), None)
             assert first, "no mistake was named"
             assert first.misconception == wrong.names, first
 
     return TestExercise
 
 
-def first_mistake(exercise, answer, seed):
-    """The first line that names a mistake, or None."""
+def failures(exercise, answer, seed):
+    """The lines that failed, up to the first that names a mistake."""
+    failed = []
     with undisturbed():
-        lines = attempt(exercise, answer, seed)
-        return next((line for line in lines if line.misconception), None)
+        for line in attempt(exercise, answer, seed):
+            failed += [line] if line.ok is False else []
+            if line.misconception:
+                break
+    return failed
 
 
 def name_of(answer):
