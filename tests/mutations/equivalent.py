@@ -11,6 +11,12 @@ here fits nothing any more: the run says so and fails.
 """
 
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "2.1": {
+        (
+            "count = min(len(devices), len(batch))",
+            "count = min(len(batch), len(devices))",
+        ): "The smaller of two numbers is the same in either order.",
+    },
     "8.1": {
         (
             "return sum(count * size for count, size in zip(held, sizes))",
