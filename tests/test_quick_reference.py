@@ -5,6 +5,7 @@ chapter's own function, its stored outputs, its text, or the source of the messa
 """
 
 import ast
+import functools
 import itertools
 import math
 import random
@@ -90,6 +91,13 @@ def test_a_formula_is_what_its_chapter_computes(what, seed):
     assert got == pytest.approx(expected, rel=1e-6)
 
 
+@functools.cache
+def measured(number: int, name: str, ranks: int, *names: str) -> list:
+    """What ranks return that run a function of a chapter, with other things of that chapter."""
+    arguments = (load_code(number, other) for other in names)
+    return launch(load_code(number, name), ranks, *arguments)
+
+
 def ring(n: int, *calls: tuple[str, float]) -> int:
     """The bytes that `calls`, (name, bytes handed over), send from each of n ranks on a ring."""
     return ring_bytes(Call(op, size, 0, "", ranks=tuple(range(n))) for op, size in calls)
@@ -110,7 +118,7 @@ def _(v):
 @row("all-reduce through a head office: rank 0")
 def _(v):
     v.n, v.S = 4, 4000
-    return launch(load_code(3, "through_head_office"), v.n)[0]
+    return measured(3, "through_head_office", v.n)[0]
 
 
 @row("hierarchical all-reduce, k machines of g ranks: inside")
@@ -133,7 +141,7 @@ def _(v):
 @row("DDP, handed over in a step")
 def _(v):
     v.P = count(load_code(3, "MnistNet")())
-    _, steps = launch(load_code(3, "bytes_of_ddp"), 2)[0]
+    _, steps = measured(3, "bytes_of_ddp", 2)[0]
     return steps / 3
 
 
@@ -151,7 +159,7 @@ def _(v):
 @row("a cut, h values a row: each direction")
 def _(v):
     v.N, v.h = 64, 256
-    there, back = launch(load_code(4, "sent_by"), 2)
+    there, back = measured(4, "sent_by", 2)
     assert there == back
     return there
 
@@ -208,8 +216,7 @@ def _(v):
 def _(v):
     v.n, v.P = 4, load_code(8, "PARAMETERS")
     v.U = count(models.Block(load_code(8, "WIDTH"), 4))
-    step, stage = load_code(8, "costs_of_step"), load_code(8, "Zero3")
-    _, _, (most_bytes, _) = launch(step, v.n, stage)[0]
+    _, _, (most_bytes, _) = measured(8, "costs_of_step", v.n, "Zero3")[0]
     return most_bytes / 4
 
 
