@@ -24,6 +24,9 @@ SLIPS = {
     "averaged": ch07._Slip(averaged=ch07.REPLICATED),
     "again": ch07._Slip(again=1.0),
     "stale": ch07._Slip(keeps_stale=True),
+    "without scale": ch07._Slip(leaves_out="scale"),
+    "without relu": ch07._Slip(leaves_out="relu"),
+    "without bias": ch07._Slip(leaves_out="bias"),
     "not sent back": ch07._Slip(sends_back=False),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import Sent, come_late, following
+from course_utils.checks.ranks import UsedEarly, come_late, following
 from course_utils.hardware import device
 from course_utils.intercept import listening
 
@@ -151,14 +151,14 @@ def _(answer, draw):
 
 @grouping.requires("other sizes")
 def _(answer, draw):
-    for sizes in ((2, 2, 2), tuple(draw.sample([2, 3, 4, 5], 3))):
+    for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (2, 2, 2)):
         _check_groups(answer, sizes)
 
 
 @grouping.requires("dimensions of size 1")
 def _(answer, draw):
-    size = draw.integer(2, 4)
-    for sizes in ((size, 1, 2), (1, size, 1), (1, 1, 1)):
+    size, other = draw.integer(2, 6), draw.integer(2, 4)
+    for sizes in ((size, 1, other), (1, size, 1), (1, 1, 1)):
         _check_groups(answer, sizes)
 
 
@@ -188,6 +188,8 @@ coordinates = Exercise(
         "other-order": "The coordinates are those of another order of the dimensions: tensor changes "
         "fastest, data slowest.",
         "reversed": "The right coordinates in reverse: asked is (d, p, t).",
+        "fractions": "Coordinates are whole numbers, and `/` gives fractions: `//` is the quotient "
+        "without them.",
         "remainder-missing": "A coordinate is larger than its size: it lacks the remainder.",
         "wrong-stride": "The coordinates are wrong where the sizes differ. A data step is pp * tp "
         "ranks, a pipeline step tp.",
@@ -215,6 +217,7 @@ def _check_coordinates(answer, sizes: Sizes) -> None:
         return any(c >= s for place in got for c, s in zip(place, sizes, strict=True))
 
     likely = {
+        "fractions": lambda got: any(c != int(c) for place in got for c in place),
         "reversed": [place[::-1] for place in right],
         "other-order": lambda got: any(same(got, other) for other in others),
         "remainder-missing": too_large,
@@ -248,19 +251,19 @@ def _(answer, draw):
 
 @coordinates.requires("other sizes, and sizes of 1")
 def _(answer, draw):
-    for sizes in (tuple(draw.sample([2, 3, 4, 5], 3)), (1, draw.integer(2, 4), 1)):
+    for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (1, draw.integer(2, 6), 1)):
         _check_coordinates(answer, sizes)
 
 
 @coordinates.requires("back to the rank")
 def _(answer, draw):
-    for sizes in ((2, 2, 2), tuple(draw.sample([2, 3, 4, 5], 3))):
+    for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (2, 2, 2)):
         _check_back(answer, sizes)
 
 
 @coordinates.requires("a ValueError for what is outside the grid")
 def _(answer, draw):
-    sizes = tuple(draw.sample([2, 3, 4, 5], 3))
+    sizes = tuple(draw.sample([2, 3, 4, 5, 6], 3))
     grid, ranks = answer(*sizes), math.prod(sizes)
     _must_refuse(grid.coordinates, ranks)
     for dim in range(3):
@@ -272,7 +275,7 @@ def _(answer, draw):
 
 # ---- what the two training steps have in common ---------------------------------------------------
 
-WIDTH, HIDDEN = 5, 12  # 12 divides by 1, 2, 3 and 4
+ADAM_EPS = 0.1  # so that the update is smooth, and far from linear
 REPLICATED = ("scale", "bias")
 SHARED_OUT = {"up.weight": 0, "up.bias": 0, "down.weight": 1}  # the dimension that tensor cuts
 Values = dict[str, Tensor]
@@ -283,10 +286,10 @@ class _Part(nn.Module):
 
     def __init__(self, values: Values) -> None:
         super().__init__()
-        hidden = len(values["up.bias"])
+        width, hidden = len(values["bias"]), len(values["up.bias"])
         self.scale, self.bias = (nn.Parameter(values[name].clone()) for name in ("scale", "bias"))
-        self.up = nn.Linear(WIDTH, hidden)
-        self.down = nn.Linear(hidden, WIDTH, bias=False)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width, bias=False)
         self.load_state_dict(values)
 
 
@@ -302,6 +305,7 @@ class _Task:
     frozen: tuple[str, ...] = ()
     stale: float = 0.0  # what stands in every .grad before
     order: tuple[str, ...] = NAMES  # of the mesh's dimensions; those that are not named have size 1
+    adam: bool = False  # else plain SGD
 
     @property
     def ranks(self) -> int:
@@ -309,6 +313,21 @@ class _Task:
 
     def size(self, name: str) -> int:
         return self.sizes[NAMES.index(name)]
+
+    def shape(self) -> tuple[int, int]:
+        """That of the activations of one rank's rows."""
+        return len(self.inputs) // self.size("data"), self.inputs.shape[1]
+
+    def optimizer(self, part: nn.Module) -> torch.optim.Optimizer:
+        if self.adam:
+            return torch.optim.Adam(part.parameters(), lr=self.lr, eps=ADAM_EPS)
+        return torch.optim.SGD(part.parameters(), lr=self.lr)
+
+    def updates(self, gradients: list[Values]) -> list[Values]:
+        """What the optimizer's first step subtracts with these gradients, by the learning rate."""
+        if not self.adam:
+            return gradients
+        return [{n: g / (g.abs() + ADAM_EPS) for n, g in own.items()} for own in gradients]
 
     def mesh_shape(self) -> tuple[int, ...]:
         return tuple(self.size(name) for name in self.order)
@@ -341,19 +360,20 @@ class _Task:
 
 def _task(draw, sizes: Sizes, **more) -> _Task:
     dp, pp, tp = sizes
-    rows = 4 * dp * pp * tp
+    width, hidden = draw.integer(4, 7), draw.choice([12, 18])  # which divide by 1, 2 and 3
+    rows = draw.integer(3, 5) * dp * pp * tp
 
     def stage() -> Values:
         return {
-            "scale": draw.tensor(WIDTH),
-            "bias": draw.tensor(WIDTH),
-            "up.weight": draw.tensor(HIDDEN, WIDTH),
-            "up.bias": draw.tensor(HIDDEN),
-            "down.weight": draw.tensor(WIDTH, HIDDEN),
+            "scale": draw.tensor(width),
+            "bias": draw.tensor(width),
+            "up.weight": draw.tensor(hidden, width),
+            "up.bias": draw.tensor(hidden),
+            "down.weight": draw.tensor(width, hidden),
         }
 
     stages = [stage() for _ in range(pp)]
-    inputs, targets = draw.tensor(rows, WIDTH), 3 * draw.tensor(rows, WIDTH)
+    inputs, targets = draw.tensor(rows, width), 3 * draw.tensor(rows, width)
     return _Task(sizes, stages, inputs, targets, draw.number(0.5, 1.0), **more)
 
 
@@ -376,6 +396,7 @@ class _Slip:
     averaged: tuple[str, ...] = (*SHARED_OUT, *REPLICATED)  # the parameters that are averaged
     again: float = 0.0  # replicated gradients are summed over tensor, too, and take this factor
     keeps_stale: bool = False
+    leaves_out: str = ""  # "scale", "relu" or "bias"
     sends_back: bool = True  # the gradient of its input, to the stage before
 
 
@@ -417,7 +438,8 @@ def _simulate(task: _Task, slip: _Slip = RIGHT) -> _Stepped:
         for rank in ranks:
             terms = [passes[r].partial for r in task.group(rank, *slip.forward)]
             y = slip.share * sum(terms).detach()
-            passes[rank].y = y if slip.bias_inside else y + passes[rank].part.bias.detach()
+            outside = not slip.bias_inside and slip.leaves_out != "bias"
+            passes[rank].y = y + passes[rank].part.bias.detach() if outside else y
     gradients, losses = {}, [0.0] * task.ranks
     of_output: dict[int, Tensor] = {}
     for stage in range(last, -1, -1):
@@ -446,7 +468,8 @@ def _own_gradients(task: _Task, slip: _Slip, part: _Part, blind: bool) -> Values
     """A rank's gradients before they are averaged; zeros where it has none."""
     gradients = {}
     for name, parameter in part.named_parameters():
-        gradient = torch.zeros_like(parameter) if blind else parameter.grad
+        none = blind or parameter.grad is None
+        gradient = torch.zeros_like(parameter) if none else parameter.grad
         if slip.keeps_stale:
             gradient = gradient + task.stale
         gradients[name] = torch.zeros_like(parameter) if name in task.frozen else gradient
@@ -469,9 +492,10 @@ def _beside(task: _Task, rank: int, step: int) -> int:
 def _enter(task: _Task, slip: _Slip, rank: int, x: Tensor) -> _Pass:
     part = _Part(task.part(rank))
     x = x.detach().clone().requires_grad_()
-    scaled = x * part.scale
+    scaled = x if slip.leaves_out == "scale" else x * part.scale
     entered = (slip.enters * scaled).detach().requires_grad_()
-    partial = part.down(part.up(entered).relu())
+    hidden = part.up(entered)
+    partial = part.down(hidden if slip.leaves_out == "relu" else hidden.relu())
     return _Pass(part, x, scaled, entered, partial + part.bias if slip.bias_inside else partial)
 
 
@@ -481,7 +505,7 @@ def _leave_backward(task, slip, rank, passes: dict[int, _Pass], of_output) -> No
     if slip.twice:
         gradient = sum(of_output[r] for r in task.group(rank, "tensor"))
     own.partial.backward(slip.share * gradient)
-    if not slip.bias_inside:
+    if not slip.bias_inside and slip.leaves_out != "bias":
         own.part.bias.grad = of_output[rank].sum(0)
 
 
@@ -551,7 +575,7 @@ class _Report:
     read: list[tuple[int, int]]
     loss: object
     part: Values
-    unwaited: list[str]  # calls for which nobody has waited, or not before the optimizer's step
+    unwaited: list[str]  # calls for which nobody has waited, or too late, in words
 
 
 def _run_step(answer, task: _Task, three: bool) -> list[_Report]:
@@ -559,8 +583,8 @@ def _run_step(answer, task: _Task, three: bool) -> list[_Report]:
     reports = run(_stepped, task.ranks, answer, task, three)
     for rank, report in enumerate(reports):
         if report.unwaited:
-            got = f"rank {rank}: nobody waits for this call: {report.unwaited[0]}"
-            raise Wrong("not-waited", expected="a wait() for every call", got=got)
+            got = f"rank {rank}: {report.unwaited[0]}"
+            raise Wrong("not-waited", expected="a wait() for every call, in time", got=got)
     return reports
 
 
@@ -571,33 +595,18 @@ def _stepped(rank, answer, task: _Task, three: bool) -> _Report:
         parameter.requires_grad_(name not in task.frozen)
         if task.stale and name not in task.frozen:
             parameter.grad = torch.full_like(parameter, task.stale)
-    optimizer = torch.optim.SGD(part.parameters(), lr=task.lr)
+    optimizer = task.optimizer(part)
     reader = _Reader(task, task.place(rank), strict=three)
-    shape = (len(task.inputs) // task.size("data"), WIDTH)
-    more = (shape, mesh) if three else (mesh,)
+    more = (task.shape(), mesh) if three else (mesh,)
     come_late(rank)
-    with following() as sent, listening(_neighbours_only(task, rank)):
-        late = _stepped_too_early(optimizer, part, sent)
+    with following() as sent, listening(_neighbours_only(task, rank)), UsedEarly(sent) as used:
         loss = answer(part, reader.inputs, reader.targets, *more, optimizer)
     if isinstance(loss, Tensor) and loss.numel() == 1:
         loss = loss.item()
     values = {name: value.detach().clone() for name, value in part.state_dict().items()}
-    return _Report(reader.read, loss, values, late + sent.unwaited)
-
-
-def _stepped_too_early(optimizer: torch.optim.Optimizer, part: _Part, sent: Sent) -> list[str]:
-    """Returns a list that gets the calls which still change a gradient when the optimizer steps."""
-    late: list[str] = []
-
-    def look(*_) -> None:
-        gradients = [p.grad for p in part.parameters() if p.grad is not None]
-        storages = {gradient.untyped_storage().data_ptr() for gradient in gradients}
-        for call in sent.open_calls():
-            if storages & {tensor.untyped_storage().data_ptr() for tensor in call.payload}:
-                late.append(call.kind)
-
-    optimizer.register_step_pre_hook(look)
-    return late
+    unwaited = [f"its {kind} is used before anybody has waited for it" for kind in used.kinds]
+    unwaited += [f"nobody waits for this call: {kind}" for kind in sent.unwaited]
+    return _Report(reader.read, loss, values, unwaited)
 
 
 def _neighbours_only(task: _Task, rank: int) -> Callable:
@@ -637,22 +646,38 @@ def _check_update(answer, task: _Task, slips: Slips, three: bool) -> list[_Repor
         "not-stepped": lambda got: not any(value.any() for own in got for value in own.values()),
         **{slug: _is_one_of(task, made) for slug, made in slips.items()},
     }
+    if task.adam:
+        likely["parameters-averaged"] = lambda got: same(got, _of_averaged_parameters(task))
     if task.size("data") > 1:
         likely["not-averaged"] = _on_some_rank(task, _Slip(gradients=(), divisor=1))
-    expected = _simulate(task).gradients
-    expect(got, expected, each="rank", what="the update, as a gradient", likely=likely)
+    expected = task.updates(_simulate(task).gradients)
+    what = "the update, by the learning rate" if task.adam else "the update, as a gradient"
+    expect(got, expected, each="rank", what=what, likely=likely)
     return reports
 
 
+def _of_averaged_parameters(task: _Task) -> list[Values]:
+    """The updates where each rank steps alone, and the parameters are averaged then."""
+    alone = task.updates(_simulate(task, _Slip(gradients=(), divisor=1)).gradients)
+    groups = [[alone[other] for other in task.group(rank, "data")] for rank in range(task.ranks)]
+    return [
+        {name: sum(own[name] for own in group) / len(group) for name in group[0]}
+        for group in groups
+    ]
+
+
 def _is_one_of(task: _Task, slips: list[_Slip]) -> Callable[[list[Values]], bool]:
-    return lambda got: any(same(got, _simulate(task, slip).gradients) for slip in slips)
+    def found(got: list[Values]) -> bool:
+        return any(same(got, task.updates(_simulate(task, slip).gradients)) for slip in slips)
+
+    return found
 
 
 def _on_some_rank(task: _Task, slip: _Slip) -> Callable[[list[Values]], bool]:
     """Whether at least one rank's update is that of the slip."""
 
     def found(got: list[Values]) -> bool:
-        made = _simulate(task, slip).gradients
+        made = task.updates(_simulate(task, slip).gradients)
         return any(same(own, slipped) for own, slipped in zip(got, made, strict=True))
 
     return found
@@ -721,7 +746,13 @@ STEP = {
     "not-waited": "Nobody waits for a call with `async_op=True`, an `isend` or an `irecv`, or somebody "
     "does too late: what is used may not have arrived. Call `wait()` on what such a call returns, before "
     "the result is used, and for an `isend` before the step ends.",
-    "not-stepped": "No parameter has changed: the optimizer's step is missing.",
+    "not-stepped": "No parameter has changed: the optimizer's step is missing, or the gradients are "
+    "cleared between backward and the step.",
+    "other-model": "The step is that of another model: the scale, the relu or the bias is missing. The model "
+    "is `down(relu(up(scale * x))) + bias`.",
+    "parameters-averaged": "You step with the gradients of the rank's own rows, and average the parameters "
+    "after it. That is the same with plain SGD; other optimizers, such as Adam, are not linear in the "
+    "gradients. Average the gradients before the step.",
     "whole-batch": "Every rank reads the whole batch. The numbers may still be right, but nothing is "
     "distributed: with more ranks no step gets shorter.",
     "partial-output": "The outputs of the tensor group's ranks are not added up: each has a term of "
@@ -740,6 +771,8 @@ STEP = {
     "mean already, or the average was.",
     "divided-by-world": "You divide by the number of all ranks. The sum has as many terms as the data "
     "group has ranks.",
+    "divided-by-another": "You divide by a number that is not the size of the data group: that of another "
+    "dimension, or a fixed 2. The sum has as many terms as the data group has ranks.",
     "average-over-all": "The gradients are averaged over *all* ranks. Ranks outside the data group "
     "hold other parts of the model: the shapes fit, the numbers belong to other parameters.",
     "average-over-another": "The gradients are averaged over another dimension than data. Its ranks hold "
@@ -761,10 +794,11 @@ STEP = {
 }
 
 
-def _data_slips(task: _Task) -> Slips:
-    """Mistakes in averaging the gradients."""
+def _slips_of_any_step(task: _Task) -> Slips:
+    """Mistakes in averaging the gradients, and in the model itself."""
     dp, others = task.size("data"), [n for n in NAMES[1:] if task.size(n) > 1]
     every = [_Slip(gradients=ALL, divisor=n) for n in (task.ranks, dp, 1)]
+    divisors = sorted({2, *(task.size(n) for n in others)} - {1, dp, dp**2, task.ranks})
     another = [
         _Slip(gradients=(n,), divisor=d) for n in others for d in (task.size(n), dp, task.ranks)
     ]
@@ -773,11 +807,13 @@ def _data_slips(task: _Task) -> Slips:
         "sum-not-mean": [_Slip(divisor=1)],
         "divided-twice": [_Slip(divisor=dp**2)],
         "divided-by-world": [_Slip(divisor=task.ranks)],
+        "divided-by-another": [_Slip(divisor=n) for n in divisors],
         "average-over-all": every,
         "average-over-another": another,
         "sharded-not-averaged": [_Slip(averaged=REPLICATED)],
         "replicated-not-averaged": [_Slip(averaged=tuple(SHARED_OUT))],
         "old-gradients": [_Slip(keeps_stale=True)],
+        "other-model": [_Slip(leaves_out=part) for part in ("scale", "relu", "bias")],
     }
 
 
@@ -835,8 +871,14 @@ two_dimensions = Exercise(
         "sum-over-other-ranks": "The sums of the cut layers run over more than the tensor group, or over "
         "another group: ranks with other rows add their numbers. Pass the tensor group to both "
         "functions.",
+        "group-rank": "You name a rank that the group does not have. `dst` and `src` are global ranks, also "
+        "with `group=`; `group_dst` and `group_src` count within the group.",
     },
-    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+    failures={
+        "is not part of group": "group-rank",
+        "timeout": "not-every-rank",
+        "mismatch": "not-every-rank",
+    },
 )
 
 
@@ -849,7 +891,7 @@ def _slips_2d(task: _Task) -> Slips:
     elsewhere = [_Slip(forward=f, backward=b) for f in groups for b in groups][1:]
     swapped = _Slip(enters=task.size("tensor"), forward=(), backward=(), twice=True)
     elsewhere = {"pair-swapped": [swapped], "sum-over-other-ranks": elsewhere}
-    return {**_tensor_slips(task), **elsewhere, **_data_slips(task)}
+    return {**_tensor_slips(task), **elsewhere, **_slips_of_any_step(task)}
 
 
 def _check_2d(answer, task: _Task) -> list[_Report]:
@@ -866,7 +908,7 @@ def _(answer, draw):
 
 @two_dimensions.requires("every rank returns the mean loss of the global batch")
 def _(answer, draw):
-    task = _task(draw, _two(2, 1), order=TWO)
+    task = _task(draw, _two(draw.choice([2, 3]), 1), order=TWO)
     _check_losses(_check_2d(answer, task), task)
 
 
@@ -879,14 +921,20 @@ def _(answer, draw):
 
 @two_dimensions.requires("gradients that were there before", needs_earlier=True)
 def _(answer, draw):
-    _check_2d(answer, _task(draw, _two(2, 1), order=TWO, stale=draw.number(1, 2)))
+    sizes, stale = _two(draw.choice([2, 3]), 1), draw.number(1, 2)
+    _check_2d(answer, _task(draw, sizes, order=TWO, stale=stale))
+
+
+@two_dimensions.requires("the step of another optimizer, Adam", needs_earlier=True)
+def _(answer, draw):
+    _check_2d(answer, _task(draw, _two(draw.choice([2, 3]), 1), order=TWO, adam=True))
 
 
 @two_dimensions.requires("a frozen parameter", failures={"exception": "frozen"}, needs_earlier=True)
 def _(answer, draw):
     frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
     with _blaming("frozen"):
-        _check_2d(answer, _task(draw, _two(2, 1), order=TWO, frozen=frozen))
+        _check_2d(answer, _task(draw, _two(draw.choice([2, 3]), 1), order=TWO, frozen=frozen))
 
 
 @two_dimensions.requires(
@@ -896,7 +944,7 @@ def _(answer, draw):
 )
 def _(answer, draw):
     with _blaming("by-arithmetic"):
-        _check_2d(answer, _task(draw, _two(2, 2), order=TWO[::-1]))
+        _check_2d(answer, _task(draw, _two(draw.choice([2, 3]), 2), order=TWO[::-1]))
 
 
 # ---- 7.4 -----------------------------------------------------------------------------------------
@@ -909,6 +957,7 @@ FAILURES_3D = {
     "NoSuchNumber": "group-rank",
     "is not part of group": "group-rank",
     "class 'NoneType'": "graph-cut",
+    "only for scalar outputs": "no-gradient-given",
     "finished without sending": "never-sent",
     "waits in broadcast": "never-sent",
     "wait in broadcast": "never-sent",
@@ -953,6 +1002,8 @@ three_dimensions = Exercise(
         "with `group=`; `group_dst`, `group_src` count within the group, and end with the last stage.",
         "graph-cut": "The input that a stage received has no gradient to send back. A received tensor is no "
         "part of a graph: call `requires_grad_()` on it before you use it.",
+        "no-gradient-given": "A stage before the last has no loss, and its output is not one number: "
+        "`y.backward(gradient)`, with what the next stage sends back.",
         "not-sent-back": "Only the last stage has learned: the gradient of its input never reaches the "
         "stage before.",
         "first-waits": "All ranks wait to receive. The first stage receives no activations, and sends its own "
@@ -973,10 +1024,17 @@ three_dimensions = Exercise(
 )
 
 
+OTHER_ORDERS = [  # in which the arithmetic of the usual order gives another block of rows
+    ((2, 2, 1), ("tensor", "pipeline", "data")),
+    ((3, 2, 1), ("pipeline", "data", "tensor")),
+    ((2, 1, 2), ("tensor", "data", "pipeline")),
+]
+
+
 def _slips_3d(task: _Task) -> Slips:
     back = {"not-sent-back": [_Slip(sends_back=False)]} if task.size("pipeline") > 1 else {}
     tensor = _tensor_slips(task) if task.size("tensor") > 1 else {}
-    return {**back, **tensor, **_data_slips(task)}
+    return {**back, **tensor, **_slips_of_any_step(task)}
 
 
 def _check_3d(answer, task: _Task) -> None:
@@ -997,7 +1055,7 @@ def _(answer, draw):
 
 @three_dimensions.requires("every rank returns the mean loss of the global batch")
 def _(answer, draw):
-    task = _task(draw, (2, 2, 1))
+    task = _task(draw, draw.choice([(2, 2, 1), (3, 2, 1)]))
     _check_losses(_run_step(answer, task, three=True), task)
 
 
@@ -1006,7 +1064,7 @@ def _(answer, draw):
 )
 def _(answer, draw):
     with _blaming("single-stage"):
-        _check_3d(answer, _task(draw, (2, 1, 1)))
+        _check_3d(answer, _task(draw, (draw.choice([2, 3]), 1, 1)))
 
 
 @three_dimensions.requires(
@@ -1019,7 +1077,8 @@ def _(answer, draw):
 
 @three_dimensions.requires("gradients that were there before", needs_earlier=True)
 def _(answer, draw):
-    _check_3d(answer, _task(draw, (1, 2, 1), stale=draw.number(1, 2)))
+    sizes, stale = draw.choice([(1, 2, 1), (2, 2, 1)]), draw.number(1, 2)
+    _check_3d(answer, _task(draw, sizes, stale=stale))
 
 
 @three_dimensions.requires(
@@ -1028,7 +1087,7 @@ def _(answer, draw):
 def _(answer, draw):
     frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
     with _blaming("frozen"):
-        _check_3d(answer, _task(draw, (1, 2, 1), frozen=frozen))
+        _check_3d(answer, _task(draw, draw.choice([(1, 2, 1), (1, 2, 2)]), frozen=frozen))
 
 
 @three_dimensions.requires(
@@ -1038,12 +1097,13 @@ def _(answer, draw):
 )
 def _(answer, draw):
     with _blaming("by-arithmetic"):
-        _check_3d(answer, _task(draw, (2, 2, 1), order=("tensor", "pipeline", "data")))
+        sizes, order = draw.choice(OTHER_ORDERS)
+        _check_3d(answer, _task(draw, sizes, order=order))
 
 
 @three_dimensions.requires("2 x 2 x 2 ranks", needs_earlier=True)
 def _(answer, draw):
-    _check_3d(answer, _task(draw, (2, 2, 2)))
+    _check_3d(answer, _task(draw, (2, 2, 2), adam=True))
 
 
 # ---- 7.5 -----------------------------------------------------------------------------------------
@@ -1209,37 +1269,45 @@ def _cluster(draw, sizes: dict[str, int], sent: dict[str, int], per_machine: int
 
 @placing.requires("one dimension fits into a machine")
 def _(answer, draw):
-    sizes, sent = {"tensor": 4, "pipeline": 2, "data": 4}, {"tensor": 9, "pipeline": 1, "data": 3}
-    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))
+    room, pipeline, data = draw.choice([(4, 2, 4), (4, 2, 2), (6, 2, 3), (6, 3, 2), (8, 2, 4)])
+    sizes = {"tensor": room, "pipeline": pipeline, "data": data}
+    sent = {"tensor": 9, "pipeline": 1, "data": 3}
+    _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
 @placing.requires("two dimensions fit together")
 def _(answer, draw):
-    sizes, sent = {"tensor": 4, "data": 4, "pipeline": 2}, {"tensor": 9, "data": 2, "pipeline": 4}
-    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=8))
+    tensor, pipeline = draw.choice([(4, 2), (2, 3), (3, 2), (2, 4)])
+    sizes = {"tensor": tensor, "data": draw.choice([2, 3, 4]), "pipeline": pipeline}
+    sent = {"tensor": 9, "data": 2, "pipeline": 4}
+    _check_placement(answer, _cluster(draw, sizes, sent, tensor * pipeline))
 
 
 @placing.requires("the dimension with most bytes is larger than a machine")
 def _(answer, draw):
-    sizes, sent = {"tensor": 4, "data": 8, "pipeline": 2}, {"tensor": 4, "data": 9, "pipeline": 1}
-    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))
+    room = draw.choice([4, 5, 6])
+    sizes = {"tensor": room, "data": room + draw.choice([1, 2, 4]), "pipeline": 2}
+    sent = {"tensor": 4, "data": 9, "pipeline": 1}
+    _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
 @placing.requires("groups that lie across the end of a machine")
 def _(answer, draw):
-    sizes, sent = {"tensor": 3, "data": 4}, {"tensor": 9, "data": 3}
-    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))
+    size, room = draw.choice([(3, 4), (3, 5), (4, 5), (4, 6), (5, 6)])
+    sizes, sent = {"tensor": size, "data": room}, {"tensor": 9, "data": 3}
+    _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
 @placing.requires("fewer ranks than a machine has room for")
 def _(answer, draw):
-    sizes, sent = {"data": 3, "tensor": 2}, {"data": 3, "tensor": 9}
-    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=8))
+    data, tensor, room = draw.choice([(3, 2, 8), (2, 3, 7), (3, 3, 10), (2, 2, 7)])
+    sizes, sent = {"data": data, "tensor": tensor}, {"data": 3, "tensor": 9}
+    _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
 @placing.requires("four dimensions, one of them of size 1; machines of four ranks, and of one")
 def _(answer, draw):
-    sizes = {"replica": 2, "data": 1, "pipeline": 2, "tensor": 2}
+    sizes = {"replica": draw.choice([2, 3, 5]), "data": 1, "pipeline": 2, "tensor": 2}
     sent = {"replica": 1, "data": 7, "pipeline": 3, "tensor": 12}
     for per_machine in (4, 1):
         _check_placement(answer, _cluster(draw, sizes, sent, per_machine))

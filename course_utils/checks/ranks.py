@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from course_utils import intercept
 from course_utils.hardware import device
@@ -105,11 +107,15 @@ def work_of(result) -> dist.Work | None:
     return None if boxed is None else dist.Work.unbox(boxed)
 
 
+# The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
+_BETWEEN = __name__, intercept.__name__, "torch._compile", "torch._dynamo.eval_frame"
+
+
 def _python_waits() -> bool:
     """Whether Python got the call's `Work`. DDP's reducer and the functional collectives call from
     C++ and wait there, unseen: the nearest frame is then another one of torch."""
     frame = sys._getframe()
-    while frame is not None and _module(frame) in (__name__, intercept.__name__):
+    while frame is not None and _module(frame) in _BETWEEN:
         frame = frame.f_back
     caller = _module(frame)
     return caller == dist.distributed_c10d.__name__ or not caller.startswith("torch.")
@@ -146,3 +152,28 @@ def following() -> Iterator[Sent]:
         call.work.wait()
     sent.unwaited = [call.kind for call in unwaited]
     sent.calls, sent.asked = [], []
+
+
+class UsedEarly(TorchDispatchMode):
+    """Within the block, notes the kinds of the calls whose tensor somebody reads or writes before
+    anybody has waited for them: those that fill it, as a recv does. It needs no luck: what has
+    arrived by chance counts as well."""
+
+    def __init__(self, sent: Sent) -> None:
+        super().__init__()
+        self.kinds: list[str] = []
+        self._sent = sent
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not operator.is_view and not operator._opname.endswith("_like"):
+            given = _storages(tree_leaves((args, kwargs)))
+            calls = [call for call in self._sent.open_calls() if call.kind != "send"]
+            self.kinds += [call.kind for call in calls if given & _storages(call.payload)]
+        return operator._op(*args, **kwargs)  # calling `operator` itself adds a frame of torch's
+
+
+def _storages(values: list) -> set[int]:
+    """Those of the plain tensors: what a functional collective returns waits by itself."""
+    plain = [v for v in values if type(v) in (Tensor, torch.nn.Parameter) and v.numel()]
+    return {tensor.untyped_storage().data_ptr() for tensor in plain}

@@ -117,6 +117,29 @@ def strides_by_its_own_size(dp, pp, tp):
     }
 
 
+@wrong("7.1", names="not-a-partition")
+def lists_a_group_for_each_rank(dp, pp, tp):
+    lines = _lines(dp, pp, tp)
+    ranks = range(dp * pp * tp)
+    return {name: [next(g for g in lines[name] if r in g) for r in ranks] for name in NAMES}
+
+
+@wrong("7.1", names="not-a-partition")
+def finds_partners_by_flipping_a_bit(dp, pp, tp):
+    """Right for two ranks in each dimension, as in the chapter's picture."""
+    strides = {"data": pp * tp, "pipeline": tp, "tensor": 1}
+    ranks = range(dp * pp * tp)
+    return {
+        name: [[r, r ^ stride] for r in ranks if not r & stride] for name, stride in strides.items()
+    }
+
+
+@wrong("7.1", names="not-lists")
+def keeps_rows_of_tensors(dp, pp, tp):
+    grid = torch.arange(dp * pp * tp).reshape(dp, pp, tp)
+    return {name: list(grid.movedim(dim, -1).flatten(0, 1)) for dim, name in enumerate(NAMES)}
+
+
 @wrong("7.1", names="order-of-groups")
 def starts_at_the_end(dp, pp, tp):
     return {name: groups[::-1] for name, groups in _lines(dp, pp, tp).items()}
@@ -181,6 +204,12 @@ class LetsDataChangeFastest(_Grid):
 class GivesTheFastestFirst(_Grid):
     def split(self, rank):
         return super().split(rank)[::-1]
+
+
+@wrong("7.2", names="fractions")
+class DividesWithASlash(_Grid):
+    def split(self, rank):
+        return rank / (self.pp * self.tp), rank / self.tp % self.pp, rank % self.tp
 
 
 @wrong("7.2", names="remainder-missing")
@@ -622,19 +651,78 @@ def averages_over_the_tensor_group(*given):
     return _train_2d(*given, average=_averaging(("tensor",)))
 
 
+def _average_replicated_only(part, mesh):
+    _average([part.scale.grad, part.bias.grad], mesh)
+
+
+def _average_shards_only(part, mesh):
+    _average([p.grad for p in (*part.up.parameters(), *part.down.parameters())], mesh)
+
+
+def _average_parameters(part, mesh):
+    _average([p.data for p in part.parameters()], mesh)
+
+
 @wrong("7.3", names="sharded-not-averaged")
 def averages_replicated_parameters_only(*given):
-    return _train_2d(
-        *given, average=lambda part, mesh: _average([part.scale.grad, part.bias.grad], mesh)
-    )
+    return _train_2d(*given, average=_average_replicated_only)
 
 
 @wrong("7.3", names="replicated-not-averaged")
 def averages_shards_only(*given):
-    def average(part, mesh):
-        _average([p.grad for p in (*part.up.parameters(), *part.down.parameters())], mesh)
+    return _train_2d(*given, average=_average_shards_only)
 
-    return _train_2d(*given, average=average)
+
+@wrong("7.3", names="parameters-averaged")
+def averages_parameters_after_the_step(part, read_inputs, read_targets, mesh, optimizer):
+    """Equal with plain SGD, and with momentum; not with Adam."""
+    loss = _train_2d(
+        part, read_inputs, read_targets, mesh, optimizer, average=lambda part, mesh: None
+    )
+    _average_parameters(part, mesh)
+    return loss
+
+
+@wrong("7.3", names="divided-by-another")
+def divides_by_two(*given):
+    return _train_2d(*given, average=_averaging(("data",), divisor=2))
+
+
+@wrong("7.3", names="not-stepped")
+def clears_before_the_step(part, read_inputs, read_targets, mesh, optimizer):
+    x, targets = read_inputs(*_own_block(mesh)), read_targets(*_own_block(mesh))
+    loss = mse_loss(_forward(part, x, mesh), targets)
+    loss.backward()
+    _average_all(part, mesh)
+    optimizer.zero_grad()
+    optimizer.step()
+    return _mean_loss(loss, mesh)
+
+
+@wrong("7.3", names="other-model")
+def forgets_the_relu(*given):
+    def forward(part, x, mesh):
+        tensor = mesh.get_group("tensor")
+        hidden = part.up(SumBackward.apply(part.scale * x, tensor))
+        return SumForward.apply(part.down(hidden), tensor) + part.bias
+
+    return _train_2d(*given, forward=forward)
+
+
+@wrong("7.3", names="other-model")
+def forgets_the_bias(*given):
+    return _train_2d(*given, forward=lambda part, x, mesh: _forward(part, x, mesh) - part.bias)
+
+
+@wrong("7.3", names="group-rank")
+def broadcasts_the_loss_from_rank_0(*given):
+    def mean_loss(loss, mesh):
+        loss = loss.detach().clone()
+        _average([loss], mesh)
+        dist.broadcast(loss, src=0, group=mesh.get_group("tensor"))
+        return loss.item()
+
+    return _train_2d(*given, mean_loss=mean_loss)
 
 
 @wrong("7.3", names="loss-local")
@@ -815,6 +903,22 @@ def computes_with_what_may_arrive(*given):
 
 
 @wrong("7.4", names="not-waited")
+def waits_after_computing(*given):
+    """What was received is right in nearly every run, because it has come by then."""
+    works = []
+
+    def receive(tensor, mesh, stage):
+        works.append(dist.irecv(tensor, group=mesh.get_group("pipeline"), group_src=stage))
+
+    def average(part, mesh):
+        for work in works:
+            work.wait()
+        _average_all(part, mesh)
+
+    return _train_3d(*given, receive=receive, average=average)
+
+
+@wrong("7.4", names="not-waited")
 def steps_while_gradients_travel(*given):
     def average(part, mesh):
         gradients = [p.grad for p in part.parameters() if p.grad is not None]
@@ -937,17 +1041,40 @@ def averages_along_the_pipeline(*given):
 
 @wrong("7.4", names="sharded-not-averaged")
 def averages_what_is_replicated(*given):
-    return _train_3d(
-        *given, average=lambda part, mesh: _average([part.scale.grad, part.bias.grad], mesh)
-    )
+    return _train_3d(*given, average=_average_replicated_only)
 
 
 @wrong("7.4", names="replicated-not-averaged")
 def averages_what_is_cut(*given):
+    return _train_3d(*given, average=_average_shards_only)
+
+
+@wrong("7.4", names="parameters-averaged")
+def averages_parts_after_the_step(part, read_inputs, read_targets, shape, mesh, optimizer):
+    def nothing(part, mesh):
+        pass
+
+    loss = _train_3d(part, read_inputs, read_targets, shape, mesh, optimizer, average=nothing)
+    _average_parameters(part, mesh)
+    return loss
+
+
+@wrong("7.4", names="divided-by-another")
+def divides_by_the_stages(*given):
     def average(part, mesh):
-        _average([p.grad for p in (*part.up.parameters(), *part.down.parameters())], mesh)
+        _averaging(("data",), divisor=mesh.get_group("pipeline").size())(part, mesh)
 
     return _train_3d(*given, average=average)
+
+
+@wrong("7.4", names="other-model")
+def forgets_to_scale(*given):
+    def forward(part, x, mesh):
+        tensor = mesh.get_group("tensor")
+        hidden = part.up(SumBackward.apply(x, tensor)).relu()
+        return SumForward.apply(part.down(hidden), tensor) + part.bias
+
+    return _train_3d(*given, forward=forward)
 
 
 @wrong("7.4", names="wrong-neighbour")
@@ -1012,6 +1139,25 @@ def asks_for_no_gradient(*given):
         return _received_input(shape, mesh, stage, receive).detach()
 
     return _train_3d(*given, take_input=take_input)
+
+
+@wrong("7.4", names="no-gradient-given")
+def goes_backward_without_a_gradient(part, read_inputs, read_targets, shape, mesh, optimizer):
+    pipeline, stage = mesh.get_group("pipeline"), mesh.get_local_rank("pipeline")
+    optimizer.zero_grad()
+    if stage == 0:
+        x = read_inputs(*_own_block(mesh))
+    else:
+        x = _received_input(shape, mesh, stage, _receive)
+    y = _forward(part, x, mesh)
+    if stage < pipeline.size() - 1:
+        _send(y.detach(), mesh, stage + 1)
+    else:
+        y = mse_loss(y, read_targets(*_own_block(mesh)))
+    y.backward()
+    _average_all(part, mesh)
+    optimizer.step()
+    return _last_stages_loss(y.detach(), mesh)
 
 
 @wrong("7.4", names="not-sent-back")
