@@ -231,7 +231,7 @@ def _save_torn(answer, folder: Path, keep: int, step: int, state: dict, size: in
 
 def _state(draw) -> dict:
     return {
-        "weights": draw.tensor(1500),
+        "weights": draw.tensor(draw.integer(1200, 1800)),
         "rate": draw.number(0, 1),
         "counts": [draw.integer(1, 99), draw.integer(1, 99)],
         "inner": {"name": "momentum", "none": None, "values": draw.tensor(3)},
@@ -322,7 +322,11 @@ checkpoints = Exercise(
 
 @checkpoints.requires("what was saved comes back, and the highest step is the latest")
 def _(answer, draw):
-    cases = [(_states(draw, 9, 10), (1, 0)), (_states(draw, 21, 22), (0, 1))]
+    step = draw.integer(20, 80)
+    cases = [
+        (_states(draw, draw.choice((9, 99)), 100), (1, 0)),
+        (_states(draw, step, step + 1), (0, 1)),
+    ]
     with tempfile.TemporaryDirectory() as parent:
         [loaded] = run(_one_by_one, 1, _in_order, answer, parent, cases)
     slugs = "sorted-as-text", "newest-by-time"
@@ -342,12 +346,14 @@ def _(answer, draw):
     failures={"timeout": "one-rank-waits"},
 )
 def _(answer, draw):
+    ranks = draw.choice((2, 3))
     # each rank has a folder of its own here, so that who writes cannot get into another's way
     with tempfile.TemporaryDirectory() as parent:
-        folders = [Path(parent, f"of-rank-{rank}") for rank in range(2)]
-        (events, files), (_, files_of_1) = run(_saved_once, 2, answer, folders, _state(draw))
-    if files_of_1:
-        raise Wrong("every-rank-writes", expected="no file written by rank 1", got="one")
+        folders = [Path(parent, f"of-rank-{rank}") for rank in range(ranks)]
+        (events, files), *others = run(_saved_once, ranks, answer, folders, _state(draw))
+    for rank, (_, written) in enumerate(others, start=1):
+        if written:
+            raise Wrong("every-rank-writes", expected=f"no file written by rank {rank}", got="one")
     likely = {"two-files": len(files) > 1}
     expect(len(files), 1, what="files written by rank 0", likely=likely)
     kinds = [event.kind for event in events]
@@ -362,24 +368,27 @@ def _(answer, draw):
     "every rank loads the same one", failures={"timeout": "load-not-on-all"}, needs_earlier=True
 )
 def _(answer, draw):
-    states = _states(draw, 3, 4)
+    ranks, step = draw.choice((2, 3)), draw.integer(3, 8)
+    states = _states(draw, step, step + 1)
     with tempfile.TemporaryDirectory() as folder:
-        first = run(_loaded, 3, answer, Path(folder), 2)
-        latest = run(_shared, 3, answer, Path(folder), states)
-    expect(first, [None] * 3, each="rank", what="load() without a checkpoint")
+        first = run(_loaded, ranks, answer, Path(folder), 2)
+        latest = run(_shared, ranks, answer, Path(folder), states)
+    expect(first, [None] * ranks, each="rank", what="load() without a checkpoint")
     likely = {"loads-on-one-rank": None in latest}
-    expect(latest, [(4, states[4])] * 3, each="rank", what="load()", likely=likely)
+    expected = [(step + 1, states[step + 1])] * ranks
+    expect(latest, expected, each="rank", what="load()", likely=likely)
 
 
 @checkpoints.requires(
     "after a save, the newest up to this step remain, and nothing else", needs_earlier=True
 )
 def _(answer, draw):
-    states = _states(draw, 1, 2, 3, 4)
+    keep = draw.choice((2, 3))
+    states = _states(draw, *range(1, keep + 3))
     with tempfile.TemporaryDirectory() as folder:
-        [(count, _)] = run(_remaining, 1, answer, Path(folder), 2, states)
-    likely = {"never-deletes": count > 2, "deletes-too-much": count < 2}
-    expect(count, 2, what="files after four saves with keep=2", likely=likely)
+        [(count, _)] = run(_remaining, 1, answer, Path(folder), keep, states)
+    likely = {"never-deletes": count > keep, "deletes-too-much": count < keep}
+    expect(count, keep, what=f"files after {keep + 2} saves with keep={keep}", likely=likely)
     again = [_state(draw) for _ in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         [got] = run(_saved_again, 1, answer, Path(folder), 7, again)
@@ -650,7 +659,10 @@ def _(answer, draw):
 
 @sampler.requires("any number of ranks makes the same steps, shared out evenly")
 def _(answer, draw):
-    for world_size, batch in ((2, 12), (3, 12), (4, 10), (5, 3)):
+    divides, remainder = draw.sample((2, 3, 4), 2), draw.choice(((3, 10), (4, 10), (5, 12)))
+    more_than_samples = draw.choice(((5, 3), (6, 4)))
+    pairs = [*((world_size, 12) for world_size in divides), remainder, more_than_samples]
+    for world_size, batch in pairs:
         order = _order(draw, multiple_of=batch, rest=world_size - 1)
         _check_shares(answer, order, world_size, draw)
 
@@ -737,7 +749,8 @@ def _(answer, draw):
 
 @sampler.requires("resumed on other numbers of ranks, every sample comes once", needs_earlier=True)
 def _(answer, draw):
-    for batch, sizes in ((12, (3, 2, 4, 1)), (7, (2, 3, 1, 4)), (3, (1, 5, 2, 3))):
+    for batch in (12, 7, 3):
+        sizes = draw.sample((1, 2, 3, 4 if batch > 3 else 5), 4)
         order, epoch = _order(draw, multiple_of=batch, rest=2), draw.integer(1, 5)
         whole = _whole_epoch(answer, order, draw, epoch)
         samplers, states = _samplers(answer, order, sizes[0], epoch), []
@@ -813,13 +826,21 @@ class _Job:
         return loss.item()
 
 
+def _data(draw) -> torch.Tensor:
+    return draw.tensor(draw.integer(6, 9), draw.integer(3, 6))
+
+
 def _job(seed: int, data: torch.Tensor) -> _Job:
     """A model with buffers, dropout and a frozen parameter; an optimizer with two groups."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     model = nn.Sequential(
-        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 6), nn.Linear(6, 2)
+        nn.Linear(data.shape[1], 6),
+        nn.BatchNorm1d(6),
+        nn.Dropout(0.3),
+        nn.Linear(6, 6),
+        nn.Linear(6, 2),
     )
     model[3].weight.requires_grad_(False)
     groups = [{"params": list(model[:2].parameters()), "lr": 0.05}]
@@ -866,7 +887,7 @@ class _Resumed:
 
 
 def _resumed(answer, draw) -> _Resumed:
-    data, seeds = draw.tensor(8, 4), [draw.seed(), draw.seed()]
+    data, seeds = _data(draw), [draw.seed(), draw.seed()]
     early = _job(seeds[0], data)
     early.step()
     numbers_early = _random_numbers()
@@ -946,7 +967,7 @@ training_state = Exercise(
 
 @training_state.requires("torch.load(..., weights_only=True) reads the state")
 def _(answer, draw):
-    job = _job(draw.seed(), draw.tensor(8, 4))
+    job = _job(draw.seed(), _data(draw))
     job.step()
     state = answer(*job.parts()).state_dict()
     expect_type(state, dict)
@@ -1000,7 +1021,7 @@ def _(answer, draw):
 
 @training_state.requires("a resumed run is the run that nothing disturbed", needs_earlier=True)
 def _(answer, draw):
-    data, seed = draw.tensor(8, 4), draw.seed()
+    data, seed = _data(draw), draw.seed()
     undisturbed = _job(seed, data)
     losses = [undisturbed.step() for _ in range(9)]
     first = _job(seed, data)
@@ -1016,7 +1037,7 @@ def _(answer, draw):
 
 @training_state.requires("the state of another model is refused", needs_earlier=True)
 def _(answer, draw):
-    job = _job(draw.seed(), draw.tensor(8, 4))
+    job = _job(draw.seed(), _data(draw))
     saved = _through_file(answer(*job.parts()).state_dict())
     other = nn.Sequential()
     for i, part in enumerate(job.model):
@@ -1050,7 +1071,7 @@ def _across_a_wrapper(rank, answer, seeds, data) -> list:
     "a state fits with and without DistributedDataParallel", needs_earlier=True
 )
 def _(answer, draw):
-    seeds, data = [draw.seed(), draw.seed()], draw.tensor(8, 4)
+    seeds, data = [draw.seed(), draw.seed()], _data(draw)
     [reports] = run(_across_a_wrapper, 1, answer, seeds, data)
     for what, report in zip(("from DDP to plain", "from plain to DDP"), reports, strict=True):
         if isinstance(report, _Raised):
