@@ -389,6 +389,9 @@ for variables in launch(who_am_i, 2):
 # * Predict first, then measure. Bytes and sums must be equal; times are compared as ratios.
 # * A failure names the rank, the line and what the others were doing. Read it before you search.
 #
+# Keep [the quick reference](quick_reference.ipynb) at hand: which parallelism when, every formula, every word, and
+# what each message means.
+#
 # **Sources.** PyTorch documentation, *Distributed communication package* (torch.distributed):
 # sections "Point-to-point communication" and "Collective functions"; *torchrun (Elastic Launch)*:
 # section "Environment Variables".

@@ -26,8 +26,8 @@ plt.show()
 # | ZeRO-1 and 2 | the parameters, a piece of the rest | as data parallel | get below 2 bytes a parameter | 120 GB become 31.41 and 16.64 on 64 ranks | [08](08_fsdp.ipynb) |
 # | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or work with fewer samples than ranks | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
 # | tensor parallel | a part of every layer | activations, four times a block | pay between machines: nothing hides its messages | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
-# | pipeline | some layers | activations and their gradients, at each cut | work without a bubble, or on one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: idle for 0.272727 of the time | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
-# | hybrid | its part of its stage | all three, each in its own group | be simple | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
+# | pipeline | some layers | activations and their gradients, at each cut | work without a bubble, or on one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
+# | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
 # Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
