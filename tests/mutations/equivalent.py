@@ -17,6 +17,92 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "count = min(len(batch), len(devices))",
         ): "The smaller of two numbers is the same in either order.",
     },
+    "4.1": {
+        (
+            "ends = [size + min(1, longer), 2 * size + longer, len(layers)]",
+            "ends = [size + min(longer, 1), 2 * size + longer, len(layers)]",
+        ): "The smaller of two numbers is the same in either order.",
+    },
+    "4.2": {
+        (
+            "dist.recv(tensor, src=0)",
+            "dist.recv(tensor)",
+        ): "From any rank means from rank 0: the group has two, and gloo refuses a rank itself.",
+        (
+            "dist.send(tensor.detach().contiguous(), dst=1)",
+            "dist.send(tensor.contiguous(), dst=1)",
+        ): "send reads the values and records nothing; a graph does not leave its process.",
+        (
+            "dist.recv(gradient, src=1)",
+            "dist.recv(gradient)",
+        ): "From any rank means from rank 1: the group has two, and gloo refuses a rank itself.",
+    },
+    "4.3": {
+        (
+            "total = [0, *accumulate(costs)]  # total[i]: the cost of the first i layers",
+            "total = [1, *accumulate(costs)]  # total[i]: the cost of the first i layers",
+        ): "total[0] is never used: a first stage has at least one layer, and c is at least 1.",
+        (
+            "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i)",
+            "(max(total[i] - total[c], previous[c][0]), c) for c in range(stage, i)",
+        ): "The larger of two numbers is the same in either order.",
+        (
+            "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i)",
+            "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i + 1)",
+        ): "c = i leaves the last stage empty. A cut more is never slower, so some c < i is as good, "
+        "and of equal pairs min takes the smaller c.",
+    },
+    "4.4": {
+        (
+            "seen = nn.Sequential(*see)(torch.zeros(1, 3, *image_size))",
+            "seen = nn.Sequential(*see)(torch.zeros(2, 3, *image_size))",
+        ): "Only the second dimension is read, which does not depend on the number of images.",
+        (
+            "seen = nn.Sequential(*see)(torch.zeros(1, 3, *image_size))",
+            "seen = nn.Sequential(*see)(torch.zeros(0, 3, *image_size))",
+        ): "Only the second dimension is read, which does not depend on the number of images.",
+    },
+    "4.5": {
+        (
+            "goods = outputs.detach().requires_grad_(outputs.is_floating_point())",
+            "goods = outputs.requires_grad_(outputs.is_floating_point())",
+        ): "What a stage keeps depends on whether its input requires a gradient, not on what is behind "
+        "that input; backward is never called.",
+        (
+            '"equal layers": row([i * size + min(i, longer) for i in range(1, stages)]),',
+            '"equal layers": row([i * size + min(longer, i) for i in range(1, stages)]),',
+        ): "The smaller of two numbers is the same in either order.",
+    },
+    "5.2": {
+        (
+            "return [rank_does.copy() for _ in range(stages)]",
+            "return [rank_does for _ in range(stages)]",
+        ): "A schedule is only read, so that one list may stand for all ranks.",
+    },
+    "5.3": {
+        (
+            "ahead = min(stages - 1 - rank, micro_batches)  # forward passes before the first pair",
+            "ahead = min(micro_batches, stages - 1 - rank)  # forward passes before the first pair",
+        ): "The smaller of two numbers is the same in either order.",
+    },
+    "5.4": {
+        (
+            "ahead = min(group - stages + 2 * (stages - 1 - rank), total)",
+            "ahead = min(total, group - stages + 2 * (stages - 1 - rank))",
+        ): "The smaller of two numbers is the same in either order.",
+    },
+    "5.5": {
+        (
+            "model.zero_grad(set_to_none=True)",
+            "model.zero_grad()",
+        ): "True is the default of set_to_none.",
+    },
+    "5.6": {
+        (
+            "outgoing = outgoing.detach().contiguous()",
+            "outgoing = outgoing.contiguous()",
+        ): "send reads the values and records nothing; the room made like it is a new tensor.",
+    },
     "8.1": {
         (
             "return sum(count * size for count, size in zip(held, sizes))",
