@@ -1,0 +1,33 @@
+"""INSTRUCTORS.md names exercises, points and wrong answers that exist."""
+
+import re
+from functools import cache
+
+import pytest
+
+from course_utils.checks.catalogue import exercises, root
+from tests.wrong_answers import collect
+
+GUIDE = (root() / "INSTRUCTORS.md").read_text(encoding="utf-8")
+LEVELS = GUIDE.partition("## Which exercise")[2].partition("## What learners")[0]
+MISTAKES = re.findall(r"^\| (\d\d) \|.*\| (\d\.\d) `(\w+)` \|$", GUIDE, re.MULTILINE)
+
+
+@cache
+def wrong_answers(chapter: int) -> set[tuple[str, str]]:
+    return {(each.exercise, each.answer.__name__) for each in collect(chapter) if each.names}
+
+
+def test_every_exercise_has_one_level_with_its_name_and_points() -> None:
+    found = re.findall(r"(\d\.\d) `(\w+)` \((\d)\)", LEVELS)
+    assert sorted(found) == sorted((e.id, e.name, str(e.points)) for e in exercises())
+
+
+@pytest.mark.parametrize(("chapter", "exercise", "name"), MISTAKES)
+def test_a_wrong_answer_of_the_guide_is_in_the_library(chapter, exercise, name) -> None:
+    assert exercise.startswith(f"{int(chapter)}.")
+    assert (exercise, name) in wrong_answers(int(chapter))
+
+
+def test_every_chapter_has_misconceptions() -> None:
+    assert {chapter for chapter, _, _ in MISTAKES} == {f"{n:02d}" for n in range(10)}
