@@ -19,16 +19,19 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "book" / "pages"
-# what may hold "chapter 6" and must stay as it is: code, a link, a heading
+# what may hold "chapter 6" or "06: 3", its section 3, and must stay as it is: code, a link, a heading
 FIXED = r"```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$"
-MENTION = re.compile(rf"(?P<fixed>{FIXED})|\b[Cc]hapter (?P<number>\d)\b", re.MULTILINE | re.DOTALL)
+MENTION = re.compile(
+    rf"(?P<fixed>{FIXED})|\b([Cc]hapter (?P<number>\d)|0(?P<row>\d): \d)\b",
+    re.MULTILINE | re.DOTALL,
+)
 
 
-def linked(text: str, chapters: dict[int, str], own: int) -> str:
+def linked(text: str, chapters: dict[str, str], own: str) -> str:
     """Markdown in which every mention of another chapter leads to it."""
 
     def link(found: re.Match) -> str:
-        number = int(found["number"] or own)
+        number = found["number"] or found["row"]
         if found["fixed"] or number == own or number not in chapters:
             return found[0]
         return f"[{found[0]}]({chapters[number]})"
@@ -41,13 +44,13 @@ def write_pages(pages: Path) -> None:
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(ROOT / "book", pages)
     shutil.copytree(ROOT / "notebooks" / "images", pages / "images")
-    notebooks = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-    chapters = {int(path.name[:2]): path.name for path in notebooks}
-    for number, path in enumerate(notebooks):
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    chapters = {path.name[1]: path.name for path in notebooks if path.name[0].isdigit()}
+    for path in notebooks:
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = linked(cell.source, chapters, own=number)
+                cell.source = linked(cell.source, chapters, own=path.name[1])
         nbformat.write(notebook, pages / path.name)
 
 

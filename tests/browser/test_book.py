@@ -18,7 +18,7 @@ pytest.importorskip("myst_nb", reason="the book's tools are not installed")
 
 SCREENS = {"telephone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-PAGES = ["index", *CHAPTERS]
+PAGES = ["index", *CHAPTERS, "quick_reference"]
 WIDER_THAN_SCREEN = "() => document.documentElement.scrollWidth - window.innerWidth"
 BROKEN_PICTURES = """() => Promise.all(Array.from(document.images).map(image => {
     image.loading = 'eager';
