@@ -373,6 +373,15 @@ def test_a_missing_notebook_and_a_missing_source_are_found(
     assert "notebooks/10_lost.ipynb has no source solutions/10_lost.py: delete it." in said
 
 
+def test_the_quick_reference_is_built_like_a_chapter(course: Path, capsys) -> None:
+    (course / "solutions/quick_reference.py").write_text("# %% [markdown]\n# # Tables\n")
+    said = check_says(course, capsys)
+    assert "notebooks/quick_reference.ipynb is missing" in said
+    assert notebooks.main(["build", "quick_reference"], course) == 0
+    (course / "solutions/quick_reference.py").unlink()
+    assert "has no source solutions/quick_reference.py: delete it." in check_says(course, capsys)
+
+
 def test_an_unknown_chapter_is_refused(course: Path, capsys: pytest.CaptureFixture) -> None:
     assert notebooks.main(["build", "77"], course) == 1
     assert "there is no chapter '77'" in capsys.readouterr().err
