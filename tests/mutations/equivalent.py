@@ -17,12 +17,6 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "count = min(len(batch), len(devices))",
         ): "The smaller of two numbers is the same in either order.",
     },
-    "4.1": {
-        (
-            "ends = [size + min(1, longer), 2 * size + longer, len(layers)]",
-            "ends = [size + min(longer, 1), 2 * size + longer, len(layers)]",
-        ): "The smaller of two numbers is the same in either order.",
-    },
     "4.2": {
         (
             "dist.recv(tensor, src=0)",
@@ -39,13 +33,9 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "4.3": {
         (
-            "total = [0, *accumulate(costs)]  # total[i]: the cost of the first i layers",
-            "total = [1, *accumulate(costs)]  # total[i]: the cost of the first i layers",
+            "total = [0, *accumulate(costs)] # total[i]: the cost of the first i layers",
+            "total = [1, *accumulate(costs)] # total[i]: the cost of the first i layers",
         ): "total[0] is never used: a first stage has at least one layer, and c is at least 1.",
-        (
-            "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i)",
-            "(max(total[i] - total[c], previous[c][0]), c) for c in range(stage, i)",
-        ): "The larger of two numbers is the same in either order.",
         (
             "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i)",
             "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i + 1)",
@@ -68,28 +58,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "goods = outputs.requires_grad_(outputs.is_floating_point())",
         ): "What a stage keeps depends on whether its input requires a gradient, not on what is behind "
         "that input; backward is never called.",
-        (
-            '"equal layers": row([i * size + min(i, longer) for i in range(1, stages)]),',
-            '"equal layers": row([i * size + min(longer, i) for i in range(1, stages)]),',
-        ): "The smaller of two numbers is the same in either order.",
     },
     "5.2": {
         (
             "return [rank_does.copy() for _ in range(stages)]",
             "return [rank_does for _ in range(stages)]",
         ): "A schedule is only read, so that one list may stand for all ranks.",
-    },
-    "5.3": {
-        (
-            "ahead = min(stages - 1 - rank, micro_batches)  # forward passes before the first pair",
-            "ahead = min(micro_batches, stages - 1 - rank)  # forward passes before the first pair",
-        ): "The smaller of two numbers is the same in either order.",
-    },
-    "5.4": {
-        (
-            "ahead = min(group - stages + 2 * (stages - 1 - rank), total)",
-            "ahead = min(total, group - stages + 2 * (stages - 1 - rank))",
-        ): "The smaller of two numbers is the same in either order.",
     },
     "5.5": {
         (
@@ -102,6 +76,23 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "outgoing = outgoing.detach().contiguous()",
             "outgoing = outgoing.contiguous()",
         ): "send reads the values and records nothing; the room made like it is a new tensor.",
+    },
+    "6.6": {
+        (
+            "squares = torch.zeros((), device=hardware.device())",
+            "squares = torch.zeros(())",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "if norm > max_norm:",
+            "if norm >= max_norm:",
+        ): "Where both are equal, the factor is 1, and every gradient stays as it is.",
+    },
+    "7.5": {
+        (
+            "firsts = [r for r in range(world_size) if r // stride % sizes[name] == 0]",
+            "firsts = [r for r in range(world_size - 1) if r // stride % sizes[name] == 0]",
+        ): "The last rank has the last coordinate in every dimension: it is the first of a group only "
+        "where the size is 1, and such a dimension costs nothing.",
     },
     "8.1": {
         (
