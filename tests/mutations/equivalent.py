@@ -94,6 +94,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ): "The last rank has the last coordinate in every dimension: it is the first of a group only "
         "where the size is 1, and such a dimension costs nothing.",
     },
+    "3.4": {
+        (
+            "group, size = [], 0",
+            "group, size = [], 1",
+        ): "The first bucket may end one parameter earlier. No bucket has more than bucket_bytes, "
+        "which is all that is asked, and the gradients are the same.",
+    },
     "8.1": {
         (
             "return sum(count * size for count, size in zip(held, sizes))",
