@@ -37,10 +37,9 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "total = [1, *accumulate(costs)] # total[i]: the cost of the first i layers",
         ): "total[0] is never used: a first stage has at least one layer, and c is at least 1.",
         (
-            "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i)",
-            "(max(previous[c][0], total[i] - total[c]), c) for c in range(stage, i + 1)",
-        ): "c = i leaves the last stage empty. A cut more is never slower, so some c < i is as good, "
-        "and of equal pairs min takes the smaller c.",
+            'best = [(float("inf"), [])] * (layers + 1)',
+            'best = [(float("inf"), [])] * (layers + 2)',
+        ): "Entries 0 to `layers` are used; one more is never looked at.",
     },
     "4.4": {
         (
