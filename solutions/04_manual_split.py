@@ -1550,7 +1550,7 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
         for tensor in room:
             if tensor.requires_grad:
                 unused = tensor.grad is None
-                dist.send(torch.zeros_like(tensor) if unused else tensor.grad.contiguous(), dst=0)
+                dist.send(torch.zeros_like(tensor) if unused else tensor.grad, dst=0)
         return loss.item()
     crossing = stage(data)
     for tensor in crossing:

@@ -151,8 +151,9 @@ FORM = {
     "counted-from-one": "Micro-batches are numbered from 0, as everything in Python is.",
     "missing": "Some work is never done. Every rank runs F and B of every micro-batch, in each of its "
     "chunks.",
-    "doubled": "Some work is done twice. Where all ranks share one list, as in `[[]] * stages`, each "
-    "append reaches all of them.",
+    "shared-list": "All ranks share one list, as after `[[]] * stages`: what you append for one rank "
+    "stands in every rank's. Make a new list for each.",
+    "doubled": "Some work is done twice.",
     "unknown-work": "An op belongs to no micro-batch or chunk of this step.",
     "cannot-run": "The schedule cannot run: no rank can do this op before what it needs is there. "
     "F needs the F of the piece of the model before it. B needs the B of the piece after it, and its "
@@ -163,6 +164,12 @@ FORM = {
 ONE_AT_A_TIME = {
     "one-at-a-time": "Every micro-batch goes all the way forward and back before the next one "
     "starts: one stage works, the others wait.",
+}
+PAIRS = {
+    "doubled": "Some work is done twice. The pairs go on where the warm-up ended: the F of a pair is "
+    "that many micro-batches ahead of its B. The B at the end go on where the pairs ended.",
+    "missing": "Some work is never done: every rank runs F and B of every micro-batch, in each of its "
+    "chunks. After the last pair, as many B remain as the warm-up had F.",
 }
 ORDER = {
     "backwards-order": "Some rank does not run its backward passes in the order of its forward "
@@ -220,12 +227,12 @@ class _Judge:
 
     def legal(self, answer, case: _Case, strange_work: str | None = None) -> Schedule:
         """The answer's schedule; raises Wrong where it cannot run. `strange_work` names the
-        mistake behind an op that belongs to no micro-batch."""
+        mistake behind an op that belongs to no micro-batch, and behind work that is missing."""
         schedule = _form(self.call(answer, case), case)
         sentence = first_illegal_move(schedule, case.stages, case.micro_batches, case.chunks)
         if sentence:
             slug = _wrong_work(schedule, case)
-            if slug == "unknown-work" and strange_work:
+            if slug in ("unknown-work", "missing") and strange_work:
                 slug = strange_work
             raise Wrong(
                 slug or self._suspect(schedule, case) or "cannot-run",
@@ -300,7 +307,10 @@ def _wrong_work(schedule: Schedule, case: _Case) -> str | None:
     wanted = case.work()
     if done - set(wanted):
         return "unknown-work"
-    if any(count > 1 for row in schedule for count in Counter(row).values()):
+    counts = [Counter(row)[op] for row in schedule for op in wanted]
+    if case.stages > 1 and set(counts) == {case.stages}:
+        return "shared-list"
+    if max(counts) > 1:
         return "doubled"
     return "missing" if any(Counter(row) != wanted for row in schedule) else None
 
@@ -457,6 +467,7 @@ alternating = Exercise(
     misconceptions={
         **FORM,
         **ONE_AT_A_TIME,
+        **PAIRS,
         **ORDER,
         **MEMORY,
         "mirrored": "Your warm-up grows from the first rank to the last. It is the first rank that "
@@ -469,8 +480,8 @@ alternating = Exercise(
         "nearer to the end, the sooner the first gradient comes.",
         "one-too-many": "The warm-up is one forward pass too long. Count the forward pass of the "
         "first pair too: it comes before the first backward pass.",
-        "warm-up-not-capped": "With fewer micro-batches than stages, the warm-up runs forward passes "
-        "of micro-batches that do not exist. It ends where the micro-batches end.",
+        "warm-up-not-capped": "With fewer micro-batches than stages, the warm-up is longer than all "
+        "the forward passes. It ends where the micro-batches end.",
     },
 )
 _1f1b = _Judge(
@@ -540,6 +551,12 @@ def _chunk_0_first(schedule: Schedule, case: _Case) -> bool:
     return case.micro_batches > case.stages and not any(op.chunk for op in forward)
 
 
+def _other_groups(schedule: Schedule, case: _Case) -> bool:
+    """Whether rank 0 changes the chunk after another number of forward passes than `stages`."""
+    chunks = [op.chunk for op in schedule[0] if op.kind == "F"]
+    return chunks[0] == 0 and any(chunks) and chunks.index(1) != case.stages
+
+
 def _chunks_in_a_row(schedule: Schedule, case: _Case) -> bool:
     forward = [op for op in schedule[0] if op.kind == "F"]
     return forward[0].micro_batch == forward[1].micro_batch
@@ -570,10 +587,15 @@ interleaving = Exercise(
     ],
     misconceptions={
         **FORM,
+        **PAIRS,
         **ORDER,
         **MEMORY,
         "chunks-missing": "Only chunk 0 is there. Every rank runs each micro-batch through each of "
         "its chunks: the third argument of Op.",
+        "pieces-not-chunks": "The third argument of Op is the number of the chunk on its rank, from 0 "
+        "to chunks - 1, not that of the piece in the whole model.",
+        "other-groups": "Your groups have another size. The chunk changes after every `stages` "
+        "micro-batches: then the first of them has passed all ranks, and comes back.",
         "chunks-not-reversed": "Your first backward pass is one through chunk 0. The gradient comes "
         "from the end of the model: backward passes begin with the last chunk.",
         "chunks-in-a-row": "A rank runs its chunks of one micro-batch one after the other. Between two "
@@ -589,8 +611,8 @@ interleaving = Exercise(
         "to pass all chunks before its gradient starts.",
         "one-too-many": "The warm-up is one forward pass too long. Count the forward pass of the "
         "first pair too: it comes before the first backward pass.",
-        "warm-up-not-capped": "With few micro-batches, the warm-up runs forward passes that do not "
-        "exist. It ends where the forward passes end.",
+        "warm-up-not-capped": "With few micro-batches, the warm-up is longer than all the forward "
+        "passes. It ends where they end.",
     },
 )
 _interleaved = _Judge(
@@ -601,6 +623,7 @@ _interleaved = _Judge(
         "chunks-in-a-row": _chunks_in_a_row,
         "all-forward-first": _all_forward_first,
         "chunk-0-first": _chunk_0_first,
+        "other-groups": _other_groups,
         "same-warm-up": _all_as_the_first(_megatrons),
         "warm-up-short": _short(_fewest),
         "one-too-many": _more_by(1, _megatrons),
@@ -612,7 +635,8 @@ _interleaved = _Judge(
 def _groups(draw) -> _Case:
     """Some groups of as many micro-batches as there are stages, and several chunks."""
     stages = draw.integer(3, 4)
-    return _Case(stages, stages * draw.integer(3, 4), draw.integer(2, 3))
+    chunks = draw.integer(2, stages - 1)  # fewer than stages: groups of `chunks` are a mistake
+    return _Case(stages, stages * draw.integer(3, 4), chunks)
 
 
 @interleaving.requires("the schedule can run: all the work, in an order that works")
@@ -621,6 +645,10 @@ def _(answer, draw):
     schedule = _form(_interleaved.call(answer, case), case)
     if not any(op.chunk for row in schedule for op in row):
         raise Wrong("chunks-missing", expected=f"chunks 0 to {case.chunks - 1}", got="chunk 0 only")
+    highest = max(op.chunk for row in schedule for op in row)
+    if highest >= case.chunks:
+        expected = f"chunks 0 to {case.chunks - 1}, with {case}"
+        raise Wrong("pieces-not-chunks", expected=expected, got=f"chunk {highest}")
     _interleaved.legal(answer, case)
 
 

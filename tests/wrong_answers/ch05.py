@@ -164,7 +164,7 @@ def never_goes_back(stages, micro_batches):
     return [_ops("F", range(micro_batches)) for _ in range(stages)]
 
 
-@wrong("5.2", names="doubled")
+@wrong("5.2", names="shared-list")
 def extends_one_list_again_and_again(stages, micro_batches):
     row, schedule = [], []
     for _ in range(stages):
@@ -203,7 +203,7 @@ def one_micro_batch_too_many(stages, micro_batches):
     return [_ops("F", numbers) + _ops("B", numbers) for _ in range(stages)]
 
 
-@wrong("5.2", names="doubled")
+@wrong("5.2", names="shared-list")
 def appends_to_shared_lists(stages, micro_batches):
     schedule = [[]] * stages
     for kind in "FB":
@@ -211,6 +211,14 @@ def appends_to_shared_lists(stages, micro_batches):
             for n in range(micro_batches):
                 schedule[rank].append(Op(kind, n))
     return schedule
+
+
+@wrong("5.2", names="doubled")
+def takes_the_rank_for_the_number(stages, micro_batches):
+    return [
+        _ops("F", [rank] * micro_batches) + _ops("B", [rank] * micro_batches)
+        for rank in range(stages)
+    ]
 
 
 @wrong("5.2", names="not-one-list-per-rank")
@@ -267,6 +275,18 @@ def backward_first_in_each_pair(stages, micro_batches):
         later = _ops("F", range(first, micro_batches))
         pairs = _turns(_ops("B", range(micro_batches)), later)
         schedule.append(_ops("F", range(first)) + pairs)
+    return schedule
+
+
+@right("5.3")
+def by_slices(stages, micro_batches):
+    """Without a cap: what a slice lacks at one place it gives at the other."""
+    forward, backward = _ops("F", range(micro_batches)), _ops("B", range(micro_batches))
+    schedule = []
+    for rank in range(stages):
+        ahead = stages - 1 - rank
+        pairs = _turns(forward[ahead:], backward[: micro_batches - ahead])
+        schedule.append(forward[:ahead] + pairs + backward[micro_batches - ahead :])
     return schedule
 
 
@@ -371,6 +391,23 @@ def warms_up_twice_more(stages, micro_batches):
 @wrong("5.3", names="warm-up-not-capped")
 def warms_up_with_what_is_not_there(stages, micro_batches):
     return _with_warm_up(stages, micro_batches, lambda rank: stages - 1 - rank, capped=False)
+
+
+@wrong("5.3", names="doubled")
+def begins_the_pairs_at_zero(stages, micro_batches):
+    schedule = []
+    for rank in range(stages):
+        pairs = _turns(_ops("F", range(micro_batches)), _ops("B", range(micro_batches)))
+        schedule.append(_ops("F", range(stages - 1 - rank)) + pairs)
+    return schedule
+
+
+@wrong("5.3", names="shared-list")
+def extends_shared_lists(stages, micro_batches):
+    schedule = [[]] * stages
+    for rank, row in enumerate(backward_first_in_each_pair(stages, micro_batches)):
+        schedule[rank].extend(row)
+    return schedule
 
 
 # ---- 5.4 interleaved -----------------------------------------------------------------------------
@@ -500,6 +537,42 @@ def warms_up_beyond_the_end(stages, micro_batches, chunks):
         missing = _way(stages, chunks, rank) - chunks * micro_batches
         row[:0] = _ops("F", range(micro_batches, micro_batches + missing))
     return rows
+
+
+@wrong("5.4", names="warm-up-not-capped")
+def slices_beyond_the_end(stages, micro_batches, chunks):
+    forward, backward = _orders(stages, micro_batches, chunks)
+    rows = []
+    for rank in range(stages):
+        ahead = _way(stages, chunks, rank)
+        pairs = [op for pair in zip(forward[ahead:], backward) for op in pair]
+        rows.append(forward[:ahead] + pairs + backward[len(forward) - ahead :])
+    return rows
+
+
+@wrong("5.4", names="other-groups")
+def goes_in_groups_of_chunks(stages, micro_batches, chunks):
+    """Right where there are as many chunks as stages."""
+    starts = range(0, micro_batches, chunks)
+    groups = [range(n, min(n + chunks, micro_batches)) for n in starts]
+    forward = [op for group in groups for c in range(chunks) for op in _ops("F", group, c)]
+    turned = [op for group in groups for c in reversed(range(chunks)) for op in _ops("B", group, c)]
+    return _combined(stages, forward, turned, lambda rank: _way(stages, chunks, rank))
+
+
+@wrong("5.4", names="pieces-not-chunks")
+def numbers_the_pieces(stages, micro_batches, chunks):
+    rows = from_two_lists(stages, micro_batches, chunks)
+    return [
+        [Op(op.kind, op.micro_batch, op.chunk * stages + rank) for op in row]
+        for rank, row in enumerate(rows)
+    ]
+
+
+@wrong("5.4", names="chunks-not-reversed")
+def runs_1f1b_for_each_chunk(stages, micro_batches, chunks):
+    rows = backward_first_in_each_pair(stages, micro_batches)
+    return [[Op(op.kind, op.micro_batch, c) for c in range(chunks) for op in row] for row in rows]
 
 
 @wrong("5.4", names="backwards-order")
