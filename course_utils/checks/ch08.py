@@ -191,8 +191,10 @@ sharding = Exercise(
         ),
     ],
     misconceptions={
-        "not-an-optimizer": "A scheduler wants a `torch.optim.Optimizer`: derive from it, and call its "
-        "`__init__`.",
+        "not-an-optimizer": "Schedulers and checkpoints want a whole `torch.optim.Optimizer`: derive from "
+        "it, and call its `__init__`, which makes `state` and `param_groups`.",
+        "groups-as-parameters": "`params` may be a list of groups, which are dicts with their parameters under "
+        "'params'. Torch's `Optimizer.__init__` knows both forms, and calls `add_param_group` for each group.",
         "not-broadcast": "A rank still has an old value of a parameter that another rank has updated: "
         "every rank must receive every parameter after the step.",
         "not-waited": "Nobody waits for a message: what a rank uses may not have arrived.",
@@ -202,8 +204,13 @@ sharding = Exercise(
         "broadcast from the owner, and not always from the same rank.",
         "left-over": "Some parameters have no owner and are never updated. Where the number of parameters "
         "does not divide, someone must take the rest.",
-        "not-every-rank": "A rank waits in a collective that the others do not call. Everyone calls the "
-        "broadcast of every parameter, in the same order: the owner sends, the others receive.",
+        "not-every-rank": "The ranks do not make the same calls. Everyone calls the broadcast of every "
+        "parameter, in the same order and from the same rank: the owner sends, the others receive. So all "
+        "must find the same owners; `id` and `hash` differ from one process to the next.",
+        "both-send": "Ranks send to each other at the same time, and each waits until the other receives. "
+        "One broadcast from the owner sends and receives.",
+        "two-ranks": "This is made for two ranks, and the third finds no part of its own. Share out over "
+        "`dist.get_world_size()` ranks.",
         "everyone-everything": "Every rank keeps the state of all parameters: nothing is saved. Give the "
         "inner optimizer the parameters that this rank owns.",
         "state-elsewhere": "The inner optimizer has the right part of the state, and yours shows none: "
@@ -236,7 +243,12 @@ sharding = Exercise(
     failures={
         "timeout": "not-every-rank",
         "mismatch": "not-every-rank",
+        "waits in send": "both-send",
         "empty parameter list": "empty-rank",
+        "no attribute 'state'": "not-an-optimizer",
+        "no attribute 'defaults'": "not-an-optimizer",
+        "no attribute 'param_groups'": "not-an-optimizer",
+        "IndexError": "two-ranks",
     },
 )
 
@@ -415,7 +427,11 @@ def _(answer, draw):
 
 @sharding.requires(
     "groups keep their options, and a scheduler is heard",
-    failures={"is not an Optimizer": "not-an-optimizer"},
+    failures={
+        "is not an Optimizer": "not-an-optimizer",
+        "AttributeError": "groups-as-parameters",
+        "TypeError": "groups-as-parameters",
+    },
 )
 def _(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
@@ -428,6 +444,11 @@ def _(answer, draw):
     _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
 
 
+def _updated_alike(task: _Updates, step: int, index: int, got: list[Tensor]) -> bool:
+    """Whether all ranks have updated a parameter, in the same way."""
+    return same(got, [got[0]] * len(got)) and not same(got[0], task.tensors[index])
+
+
 @sharding.requires("any inner optimizer, with all its options to see")
 def _(answer, draw):
     tasks = [
@@ -437,10 +458,9 @@ def _(answer, draw):
             (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
         )
     ]
-    likely = {"fixed-optimizer": lambda step, index, got: same(got, [got[0]] * len(got))}
     of_tasks = zip(*run(_sharded, draw.choice((2, 3)), answer, tasks), strict=True)
     for task, reports in zip(tasks, of_tasks, strict=True):
-        _judge_updates(reports, task, likely)
+        _judge_updates(reports, task, {"fixed-optimizer": partial(_updated_alike, task)})
         _check_owners(reports, task)
         missing = set(_expected(task).options) - set(reports[0].options)
         if missing:

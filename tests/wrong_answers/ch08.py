@@ -279,6 +279,47 @@ class OnlyTheOwnerSends(_Sharded):
                 dist.broadcast(parameter, owner)
 
 
+@wrong("8.2", names="not-every-rank")
+class NumbersTheOwnersFromItself(_Sharded):
+    """As `hash(parameter)` or `id(parameter)` would: each rank finds another owner."""
+
+    def next_owner(self, parameter):
+        return (len(self.owners) + dist.get_rank()) % dist.get_world_size()
+
+
+@wrong("8.2", names="both-send")
+class SendsBeforeItReceives(_Sharded):
+    def send(self):
+        for parameter, owner in self.owners.items():
+            for other in range(dist.get_world_size()):
+                if other != owner == dist.get_rank():
+                    dist.send(parameter.detach(), other)
+        for parameter, owner in self.owners.items():
+            if owner != dist.get_rank():
+                dist.recv(parameter.detach(), owner)
+
+
+@wrong("8.2", names="two-ranks")
+class CutsIntoHalves(_Sharded):
+    """Knows two ranks only."""
+
+    def mine(self, parameters):
+        halves = [[p for p in parameters if self.owners[p] == rank] for rank in (0, 1)]
+        return halves[dist.get_rank()]
+
+
+@wrong("8.2", names="left-over")
+class KnowsTwoOwners(_Sharded):
+    """Right on two ranks; on one, the other half is nobody's."""
+
+    def next_owner(self, parameter):
+        return len(self.owners) % 2 if dist.get_world_size() < 3 else super().next_owner(parameter)
+
+    def send(self):
+        for parameter, owner in self.owners.items():
+            dist.broadcast(parameter, min(owner, dist.get_world_size() - 1))
+
+
 @wrong("8.2", names="left-over")
 class DropsTheRemainder(_Sharded):
     def share_out(self, group):
@@ -461,6 +502,27 @@ class HandsTheStateOverOnce(_Sharded):
 
     def hand_over(self, group, inner):
         inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
+
+
+@wrong("8.2", names="not-an-optimizer")
+class ForgetsToInitialise(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.all = list(params)
+        own = self.all[dist.get_rank() :: dist.get_world_size()]
+        self.inner = optimizer_cls(own, **kwargs)
+
+    def step(self, closure=None):
+        self.inner.step()
+        for index, parameter in enumerate(self.all):
+            dist.broadcast(parameter.detach(), index % dist.get_world_size())
+
+
+@wrong("8.2", names="groups-as-parameters")
+class TakesParametersOnly(_Sharded):
+    def handed(self, params):
+        params = list(params)
+        self.elements = sum(parameter.numel() for parameter in params)
+        return params
 
 
 class _Facade:
