@@ -1,11 +1,16 @@
 """The checks of chapter 00: the average of all ranks, the size of a message, passing it on."""
 
+import math
 import sys
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run
+from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import come_late, following
 from course_utils.hardware import device
+from course_utils.intercept import listening
 
 average = Exercise(
     "0.1",
@@ -27,32 +32,62 @@ average = Exercise(
         "sum-not-mean": "You return the sum. `all_reduce` adds; the division is yours.",
         "no-communication": "You divide, but no rank has heard of the others' values yet.",
         "own-value": "You return the rank's own value: nothing was exchanged or averaged.",
-        "fixed-two": "You divide by 2 whatever the number of ranks is: ask for the world size.",
+        "fixed-number": "You divide by the same number however many ranks there are: ask for the "
+        "world size.",
+        "divided-by-rank": "You divide by the number that a rank has, and rank 0 has 0. Divide by how "
+        "many ranks there are: the world size.",
+        "rounded-down": "`//` drops what is behind the point: divide with `/`.",
+        "mean-of-values": "You make one number of all values. The mean is over the ranks, for each "
+        "place of the tensor by itself, so the shape stays.",
+        "number-not-tensor": "Return a tensor of the same shape. `.item()` and `float()` make a plain "
+        "number of it.",
+        "one-rank-returns": "Some ranks end without a `return`. Every rank has to return the mean.",
+        "broadcast": "You hand out rank 0's value, and the others' are lost. A sum needs all of "
+        "them: `all_reduce`.",
+        "one-buffer": "All gathered values are the last rank's: `[tensor] * n` is n times the same "
+        "tensor. Make a new one for each rank.",
+        "indexes-ranks": "`value` is this rank's own tensor. What the other ranks hold is not in it: "
+        "it has to be sent.",
         "rank-0-only": "Only rank 0 has the mean. `reduce` gives the sum to one rank, `all_reduce` "
         "to all.",
         "input-changed": "The tensor that was handed in has changed: `all_reduce` works in place, "
         "so give it a copy.",
+        "not-waited": "You read the result before it has arrived: with `async_op=True` a call comes "
+        "back at once. Call `wait()` on what it returns.",
         "uses-none": "`all_reduce` returns nothing: the sum stands in the tensor that you gave it.",
         "only-rank-0-calls": "A collective is a meeting: every rank has to call it, or the ranks "
         "that do wait for ever.",
     },
-    failures={"timeout": "only-rank-0-calls", "'NoneType' and 'int'": "uses-none"},
+    failures={
+        "timeout": "only-rank-0-calls",
+        "'NoneType' and 'int'": "uses-none",
+        "IndexError": "indexes-ranks",
+    },
 )
 
 
 def _averages(rank, answer, values):
     value = values[rank].to(device())
     untouched = value.clone()
-    result = answer(value)
-    return result, torch.equal(value, untouched)
+    come_late(rank)
+    with following() as sent:
+        result = answer(value)
+    return result, torch.equal(value, untouched), sent.unwaited
 
 
 def _check_average(answer, values):
     """Run the answer with one value a rank and compare what every rank got with the mean."""
     ranks = len(values)
-    results = [result for result, _ in run(_averages, ranks, answer, values)]
+    reports = run(_averages, ranks, answer, values)
+    results = [result for result, _, _ in reports]
+    if any(unwaited for _, _, unwaited in reports):
+        raise Wrong("not-waited", expected="a result that has arrived", got="nobody waited for it")
+    if any(result is None for result in results) and any(map(torch.is_tensor, results)):
+        raise Wrong("one-rank-returns", expected="a tensor from every rank", got="None from some")
     for result in results:
-        expect_type(result, torch.Tensor)
+        expect_type(
+            result, torch.Tensor, likely="number-not-tensor" if result is not None else None
+        )
     total = sum(values)
     mean = total / ranks
     expect(
@@ -63,7 +98,12 @@ def _check_average(answer, values):
             "sum-not-mean": [total] * ranks,
             "no-communication": [value / ranks for value in values],
             "own-value": values,
-            "fixed-two": [total / 2] * ranks,
+            "fixed-number": lambda got: any(same(got, [total / n] * ranks) for n in (2, 3)),
+            "divided-by-rank": [total / rank for rank in range(ranks)],
+            "rounded-down": [total // ranks] * ranks,
+            "mean-of-values": lambda got: all(result.dim() == 0 for result in got),
+            "broadcast": lambda got: any(same(got, [values[0] / n] * ranks) for n in (1, ranks)),
+            "one-buffer": [values[-1]] * ranks,
             "rank-0-only": [mean, *results[1:]],
         },
     )
@@ -76,14 +116,16 @@ def _(answer, draw):
 
 @average.requires("any shape and any number of ranks give the mean", needs_earlier=True)
 def _(answer, draw):
-    for ranks in (1, 2):
-        _check_average(answer, [draw.tensor(3, 2) for _ in range(ranks)])
+    shape = draw.integer(2, 5), draw.integer(2, 5)
+    for ranks in (draw.integer(4, 6), 2, 1):
+        _check_average(answer, [draw.tensor(*shape) for _ in range(ranks)])
 
 
 @average.requires("the tensor that was handed in is unchanged", needs_earlier=True)
 def _(answer, draw):
-    values = [draw.tensor(5) for _ in range(2)]
-    if not all(untouched for _, untouched in run(_averages, 2, answer, values)):
+    length = draw.integer(3, 9)
+    values = [draw.tensor(length) for _ in range(2)]
+    if not all(untouched for _, untouched, _ in run(_averages, 2, answer, values)):
         raise Wrong("input-changed", expected="the same values as before", got="other values")
 
 
@@ -107,16 +149,41 @@ size = Exercise(
         "of values.",
         "first-dimension": "You count the rows only: `len` and `shape[0]` leave out the other "
         "dimensions.",
+        "two-dimensions": "You count two dimensions. A tensor may have any number of them.",
+        "dimensions-counted": "You count the dimensions. `tensor.dim()` is their number, and each "
+        "has its size.",
         "bits-not-bytes": "You count bits: 8 of them are one byte.",
+        "not-in-bytes": "That is the size in KB or MB. Asked are bytes.",
+        "not-a-whole-number": "Return a whole number of Python's, an `int`: `/` makes a float, `//` "
+        "does not, and `.item()` takes a number out of a tensor.",
+        "shape-not-number": "`tensor.size()` and `tensor.shape` are the sizes of the dimensions, not "
+        "the number of values. Look for `numel`.",
+        "not-called": "Without brackets, `tensor.numel` is the method itself. `tensor.numel()` calls "
+        "it.",
+        "dtype-no-number": "A dtype is no number. Ask the tensor how many bytes a value takes: "
+        "`element_size`.",
+        "floats-only": "`torch.finfo` knows floating point dtypes only. The tensor knows what a value "
+        "takes, whatever the dtype: `element_size`.",
+        "dtype-table": "Your table does not have every dtype. The tensor knows what a value takes: "
+        "`element_size`.",
+        "numpy-lacks-dtypes": "numpy does not have all of PyTorch's dtypes, bfloat16 for one. Ask the "
+        "tensor itself.",
         "whole-storage": "You count the memory behind the tensor. A view sends only its own "
         "values, not those of the tensor that it looks into.",
+    },
+    failures={
+        "'builtin_function_or_method'": "not-called",
+        "'torch.dtype'": "dtype-no-number",
+        "torch.finfo() requires": "floats-only",
+        "KeyError": "dtype-table",
+        "unsupported ScalarType": "numpy-lacks-dtypes",
     },
 )
 
 
 @size.requires("a float32 tensor of any shape")
 def _(answer, draw):
-    tensor = draw.tensor(draw.integer(2, 6), draw.integer(2, 6), 3)
+    tensor = draw.tensor(draw.integer(5, 8), draw.integer(5, 8), 3)
     _check_size(answer, tensor)
 
 
@@ -140,21 +207,31 @@ def _(answer, draw):
 def _check_size(answer, tensor):
     values, each = tensor.numel(), tensor.element_size()
     rows, added = len(tensor) if tensor.dim() else 1, sum(tensor.shape)
+    got = answer(tensor)
+    if isinstance(got, tuple):
+        raise Wrong("shape-not-number", expected="a whole number", got=got)
     expect(
-        answer(tensor),
+        got,
         values * each,
         what=f"the size of {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}",
         likely={
             "values-not-bytes": values,
             "one-value": each,
+            "two-dimensions": math.prod(tensor.shape[:2]) * each if tensor.dim() > 2 else False,
+            "dimensions-counted": lambda got: got in (tensor.dim(), tensor.dim() * each),
             "first-dimension": lambda got: got in (rows, rows * each),
             "dimensions-added": lambda got: got in (added, added * each),
             "bits-not-bytes": 8 * values * each,
             "four-bytes": 4 * values,
             "whole-storage": tensor.untyped_storage().nbytes(),
+            "not-in-bytes": lambda got: any(
+                same(got, values * each / unit) for unit in (1000, 1024, 10**6, 2**20)
+            ),
             "python-object": sys.getsizeof(tensor),
         },
     )
+    if not isinstance(got, int):
+        raise Wrong("not-a-whole-number", expected="an int", got=type(got).__name__)
 
 
 pass_on = Exercise(
@@ -174,34 +251,81 @@ pass_on = Exercise(
         ),
     ],
     misconceptions={
-        "all-send-first": "Somebody waits in a send or a receive that nobody answers. If all "
-        "ranks begin with `send`, nobody receives: let one rank receive first.",
+        "all-begin-alike": "Somebody waits in a send or a receive that nobody answers. If all ranks "
+        "begin with `send`, nobody receives, and the other way round: let one rank begin otherwise.",
+        "no-such-rank": "There is no such rank. The numbers go round: after the last rank comes rank "
+        "0, however many there are.",
         "wrong-direction": "The values travel the wrong way round: rank 0 sends to rank 1, and "
         "receives from the last.",
         "own-value": "You return the value that the rank already had: return what was received.",
         "sends-to-itself": "With one rank there is nobody to send to. Return a copy of the value.",
         "no-wrap": "Rank 0 still has its own value: after the last rank comes rank 0.",
-        "broadcast": "Every rank has rank 0's value. Each needs that of its own predecessor.",
+        "broadcast": "Every rank has rank 0's value. Each sends on its own, not what came in.",
+        "recv-returns-a-rank": "`recv` returns the number of the sender. What was sent stands in the "
+        "tensor that you gave it.",
+        "another-shape": "What arrives needs a tensor of the shape and dtype of what is sent: "
+        "`torch.empty_like(value)`.",
+        "not-waited": "`isend` and `irecv` come back at once. Call `wait()` on what they return, or "
+        "the message may not be through.",
+        "collective": "A collective moves every rank's tensor to all ranks. One message to the next "
+        "rank is enough: `send` and `recv`.",
         "input-changed": "The tensor that was handed in has changed: receive into a tensor of "
         "your own.",
         "not-a-copy": "With one rank you return the tensor that was handed in, not a copy of it.",
     },
-    failures={"timeout": "all-send-first"},
+    failures={
+        "timeout": "all-begin-alike",
+        "NoSuchRank": "no-such-rank",
+        "mismatch": "another-shape",
+    },
 )
+
+
+class NoSuchRank(Exception):
+    """Raised in the call itself: a message to a rank that does not exist would only hang."""
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """What came of a call of the answer on one rank."""
+
+    result: object
+    unchanged: bool
+    copied: bool
+    unwaited: list[str]
+    collectives: list[str]
 
 
 def _passed(rank, answer, values):
     value = values[rank].to(device())
     untouched = value.clone()
-    result = answer(value)
-    return result, torch.equal(value, untouched), result is not value
+    come_late(rank)
+    with following() as sent, listening(_existing_ranks_only):
+        result = answer(value)
+    collectives = {kind for kind, _ in sent.dtypes} - {"send", "recv"}
+    unchanged, copied = torch.equal(value, untouched), result is not value
+    return _Passed(result, unchanged, copied, sent.unwaited, sorted(collectives))
+
+
+def _existing_ranks_only(name, arguments):
+    end = {"send": "dst", "recv_": "src"}.get(name)
+    if end is not None and not 0 <= arguments[end] < dist.get_world_size():
+        verb = "sends to" if end == "dst" else "receives from"
+        last = dist.get_world_size() - 1
+        raise NoSuchRank(f"it {verb} rank {arguments[end]}, and the last rank is {last}")
 
 
 def _check_pass(answer, values):
     ranks = len(values)
-    results = [result for result, _, _ in run(_passed, ranks, answer, values)]
+    reports = run(_passed, ranks, answer, values)
+    for report in reports:
+        if report.unwaited:
+            got = f"nobody waited for a {report.unwaited[0]}"
+            raise Wrong("not-waited", expected="messages that are through", got=got)
+    results = [report.result for report in reports]
     for result in results:
-        expect_type(result, torch.Tensor)
+        number = isinstance(result, int)
+        expect_type(result, torch.Tensor, likely="recv-returns-a-rank" if number else None)
     expect(
         results,
         [values[rank - 1] for rank in range(ranks)],
@@ -213,32 +337,44 @@ def _check_pass(answer, values):
             "wrong-direction": [values[(rank + 1) % ranks] for rank in range(ranks)],
         },
     )
+    for report in reports:
+        if report.collectives:
+            got = f"a call that is a collective: {report.collectives[0]}"
+            raise Wrong("collective", expected="messages from rank to rank", got=got)
 
 
 @pass_on.requires("three ranks: each gets its predecessor's tensor")
 def _(answer, draw):
-    _check_pass(answer, [draw.tensor(4) for _ in range(3)])
+    length = draw.integer(2, 8)
+    _check_pass(answer, [draw.tensor(length) for _ in range(3)])
 
 
-@pass_on.requires("two ranks, tensors of two dimensions", needs_earlier=True)
+@pass_on.requires(
+    "two ranks, and more than three, with tensors of two dimensions", needs_earlier=True
+)
 def _(answer, draw):
-    _check_pass(answer, [draw.tensor(2, 3) for _ in range(2)])
+    shape = draw.integer(2, 5), draw.integer(2, 5)
+    for ranks in (draw.integer(4, 6), 2):
+        _check_pass(answer, [draw.tensor(*shape) for _ in range(ranks)])
 
 
 @pass_on.requires("the tensor that was handed in is unchanged", needs_earlier=True)
 def _(answer, draw):
     values = [draw.tensor(4) for _ in range(2)]
-    if not all(untouched for _, untouched, _ in run(_passed, 2, answer, values)):
+    if not all(report.unchanged for report in run(_passed, 2, answer, values)):
         raise Wrong("input-changed", expected="the same values as before", got="other values")
 
 
 @pass_on.requires(
     "one rank gets a copy of its own tensor",
-    failures=dict.fromkeys(("RuntimeError", "ValueError", "timeout"), "sends-to-itself"),
+    failures=dict.fromkeys(
+        ("RuntimeError", "ValueError", "NoSuchRank", "timeout"), "sends-to-itself"
+    ),
 )
 def _(answer, draw):
     value = draw.tensor(4)
-    [(result, _, copied)] = run(_passed, 1, answer, [value])
-    expect(result, value)
-    if not copied:
+    [report] = run(_passed, 1, answer, [value])
+    expect_type(report.result, torch.Tensor)
+    expect(report.result, value)
+    if not report.copied:
         raise Wrong("not-a-copy", expected="a tensor of its own", got="the tensor handed in")

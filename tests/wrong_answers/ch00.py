@@ -20,7 +20,7 @@ def divides_without_talking(value):
     return value / dist.get_world_size()
 
 
-@wrong("0.1", names="fixed-two")
+@wrong("0.1", names="fixed-number")
 def always_halves(value):
     total = value.clone()
     dist.all_reduce(total)
@@ -60,6 +60,88 @@ def forgets_to_use_the_result(value):
 def takes_what_all_reduce_returns(value):
     total = dist.all_reduce(value.clone())
     return total / dist.get_world_size()
+
+
+@wrong("0.1", names="fixed-number")
+def knows_only_the_example(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total / 3
+
+
+@wrong("0.1", names="divided-by-rank")
+def divides_by_its_own_number(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total / dist.get_rank()
+
+
+@wrong("0.1", names="rounded-down")
+def divides_whole_numbers(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total // dist.get_world_size()
+
+
+@wrong("0.1", names="mean-of-values")
+def takes_the_mean_twice(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total.mean() / dist.get_world_size()
+
+
+@wrong("0.1", names="mean-of-values")
+def averages_its_own_values(value):
+    return value.mean()
+
+
+@wrong("0.1", names="number-not-tensor")
+def takes_the_number_out(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    return total.sum().item() / dist.get_world_size()
+
+
+@wrong("0.1", names="one-rank-returns")
+def rank_0_answers(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        return total / dist.get_world_size()
+
+
+@wrong("0.1", names="broadcast")
+def takes_rank_0s_value(value):
+    average = value.clone()
+    dist.broadcast(average, src=0)
+    return average / dist.get_world_size()
+
+
+@wrong("0.1", names="one-buffer")
+def gathers_into_one_tensor(value):
+    values = [torch.empty_like(value)] * dist.get_world_size()
+    dist.all_gather(values, value)
+    return torch.stack(values).mean(dim=0)
+
+
+@wrong("0.1", names="indexes-ranks")
+def looks_for_the_others_in_its_own(value):
+    ranks = dist.get_world_size()
+    return sum(value[rank] for rank in range(ranks)) / ranks
+
+
+@wrong("0.1", names="not-waited")
+def does_not_wait(value):
+    total = value.clone()
+    dist.all_reduce(total, async_op=True)
+    return total / dist.get_world_size()
+
+
+@wrong("0.1", names="returns-nothing")
+def forgets_the_return(value):
+    total = value.clone()
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
 
 
 @right("0.1")
@@ -109,18 +191,189 @@ def adds_the_dimensions(tensor):
     return sum(tensor.shape) * tensor.element_size()
 
 
+@wrong("0.2", names="two-dimensions")
+def counts_rows_and_columns(tensor):
+    return tensor.shape[0] * tensor.shape[1] * tensor.element_size()
+
+
+@wrong("0.2", names="dimensions-counted")
+def counts_the_dimensions(tensor):
+    return tensor.dim() * tensor.element_size()
+
+
+@wrong("0.2", names="not-in-bytes")
+def counts_kilobytes(tensor):
+    return tensor.numel() * tensor.element_size() / 1024
+
+
+@wrong("0.2", names="not-a-whole-number")
+def divides_the_bits(tensor):
+    return tensor.numel() * tensor.element_size() * 8 / 8
+
+
+@wrong("0.2", names="shape-not-number")
+def takes_the_shape_for_a_number(tensor):
+    return tensor.size() * tensor.element_size()
+
+
+@wrong("0.2", names="not-called")
+def forgets_the_brackets(tensor):
+    return tensor.numel * tensor.element_size
+
+
+@wrong("0.2", names="dtype-no-number")
+def multiplies_by_the_dtype(tensor):
+    return tensor.numel() * tensor.dtype
+
+
+@wrong("0.2", names="floats-only")
+def asks_finfo(tensor):
+    return tensor.numel() * torch.finfo(tensor.dtype).bits // 8
+
+
+@wrong("0.2", names="dtype-table")
+def looks_it_up(tensor):
+    return tensor.numel() * {torch.float32: 4, torch.float64: 8, torch.float16: 2}[tensor.dtype]
+
+
+@wrong("0.2", names="numpy-lacks-dtypes")
+def asks_numpy(tensor):
+    return tensor.numpy().nbytes
+
+
+@wrong("0.2", names="returns-nothing")
+def prints_it(tensor):
+    print(tensor.nbytes)
+
+
 @right("0.2")
 def asks_the_tensor(tensor):
     return tensor.nbytes
 
 
-@wrong("0.3", names="all-send-first")
+@wrong("0.3", names="all-begin-alike")
 def everybody_sends_first(value):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = value.clone()
     if ranks > 1:
         dist.send(value, dst=(rank + 1) % ranks)
         dist.recv(received, src=(rank - 1) % ranks)
+    return received
+
+
+@wrong("0.3", names="all-begin-alike")
+def everybody_receives_first(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        dist.recv(received, src=(rank - 1) % ranks)
+        dist.send(value, dst=(rank + 1) % ranks)
+    return received
+
+
+@wrong("0.3", names="all-begin-alike")
+def passes_among_three(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks == 1:
+        return received
+    if rank == 0:
+        dist.recv(received, src=2)
+        dist.send(value, dst=1)
+    else:
+        dist.send(value, dst=(rank + 1) % 3)
+        dist.recv(received, src=rank - 1)
+    return received
+
+
+@wrong("0.3", names="no-such-rank")
+def sends_beyond_the_last_rank(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks == 1:
+        return received
+    if rank == 0:
+        dist.recv(received, src=ranks - 1)
+        dist.send(value, dst=rank + 1)
+    else:
+        dist.send(value, dst=rank + 1)
+        dist.recv(received, src=rank - 1)
+    return received
+
+
+@wrong("0.3", names="no-such-rank")
+def receives_from_before_the_first(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        sending = dist.isend(value, dst=(rank + 1) % ranks)
+        dist.recv(received, src=rank - 1)
+        sending.wait()
+    return received
+
+
+@wrong("0.3", names="recv-returns-a-rank")
+def takes_what_recv_returns(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return value.clone()
+    sending = dist.isend(value, dst=(rank + 1) % ranks)
+    received = dist.recv(torch.empty_like(value), src=(rank - 1) % ranks)
+    sending.wait()
+    return received
+
+
+@wrong("0.3", names="another-shape")
+def has_too_little_room(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return value.clone()
+    received = torch.empty(1)
+    sending = dist.isend(value, dst=(rank + 1) % ranks)
+    dist.recv(received, src=(rank - 1) % ranks)
+    sending.wait()
+    return received
+
+
+@wrong("0.3", names="not-waited")
+def does_not_wait_for_its_message(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        dist.isend(value, dst=(rank + 1) % ranks)
+        dist.recv(received, src=(rank - 1) % ranks)
+    return received
+
+
+@wrong("0.3", names="not-waited")
+def does_not_wait_for_what_comes(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        dist.irecv(received, src=(rank - 1) % ranks)
+        dist.send(value, dst=(rank + 1) % ranks)
+    return received
+
+
+@wrong("0.3", names="collective")
+def gathers_everything(value):
+    values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(values, value)
+    return values[dist.get_rank() - 1]
+
+
+@wrong("0.3", names="broadcast")
+def passes_on_what_came(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks == 1:
+        return received
+    if rank == 0:
+        dist.send(value, dst=1)
+        dist.recv(received, src=ranks - 1)
+    else:
+        dist.recv(received, src=rank - 1)
+        dist.send(received, dst=(rank + 1) % ranks)
     return received
 
 
