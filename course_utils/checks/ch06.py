@@ -643,6 +643,8 @@ attention = Exercise(
         "wrong-after-a-step": "Output and input gradient are right, but a step of SGD leads "
         "elsewhere: a parameter's gradient is wrong. Look at the bias of the output projection: "
         "every rank adds all of it, after the sum.",
+        "full-changed": "Your `__init__` changes `full` itself, which belongs to the caller: regroup the "
+        "rows of a copy.",
         "holds-too-much": "A rank holds more than its heads' share of the parameters: does it keep a "
         "whole matrix, or a view into one?",
         "sends-too-much": "More bytes are sent than one all-reduce of x's size each way. Queries, keys "
@@ -669,6 +671,7 @@ class _Attended:
     x_gradient: Tensor | None
     y_after: Tensor  # after a step of SGD
     held: int  # bytes of parameters
+    full_changed: bool
     sent_forward: int
     sent_backward: int
 
@@ -682,7 +685,9 @@ def _step(model: nn.Module) -> None:
 
 
 def _attended(rank, answer, full, x, slope) -> _Attended:
-    model = answer(copy.deepcopy(full).to(device()))
+    given = copy.deepcopy(full).to(device())
+    model = answer(given)
+    changed = not same(list(given.parameters()), list(full.parameters()))
     x = x.clone().to(device()).requires_grad_()
     with Trace() as forward:
         y = model(x)
@@ -692,7 +697,7 @@ def _attended(rank, answer, full, x, slope) -> _Attended:
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
     held = sum(storage.nbytes() for storage in storages.values())
     sent = forward.record().sent(), backward.record().sent()
-    return _Attended(y.detach(), x.grad, model(x).detach(), held, *sent)
+    return _Attended(y.detach(), x.grad, model(x).detach(), held, changed, *sent)
 
 
 def _by_head(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
@@ -811,6 +816,8 @@ def _check_attention(answer, task: _AttentionTask) -> None:
     reports = _run_attention(answer, task)
     got = [report.y for report in reports]
     expect(got, [task.y] * n, each="rank", what="the output", likely=likely)
+    if any(report.full_changed for report in reports):
+        raise Wrong("full-changed", expected="`full` as before", got="other values in it")
     likely = {
         "cuts-the-graph": lambda got: any(g is None for g in got),
         "summed-again": [n * task.x_gradient] * n,

@@ -1296,6 +1296,8 @@ def _(answer, draw):
     size, room = draw.choice([(3, 4), (3, 5), (4, 5), (4, 6), (5, 6)])
     sizes, sent = {"tensor": size, "data": room}, {"tensor": 9, "data": 3}
     _check_placement(answer, _cluster(draw, sizes, sent, room))
+    room = draw.choice([4, 6])  # tensor first: ranks 0 and room - 1 meet, 1 and room do not
+    _check_placement(answer, _cluster(draw, {"tensor": 2, "data": room - 1}, sent, room))
 
 
 @placing.requires("fewer ranks than a machine has room for")

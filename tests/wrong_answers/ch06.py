@@ -770,6 +770,18 @@ class AddsAFractionOfTheOutputBias(_Heads):
         return SumForward.apply(y + self.out_bias / dist.get_world_size())
 
 
+@wrong("6.3", names="full-changed")
+class RegroupsFullItself(_Heads):
+    def __init__(self, full):
+        for tensor in (full.qkv.weight, full.qkv.bias):
+            parts = tensor.data.view(3, dist.get_world_size(), -1)
+            tensor.data = parts.transpose(0, 1).reshape(tensor.shape)
+        super().__init__(full)
+
+    def rows(self, tensor):
+        return _own(tensor)
+
+
 @wrong("6.3", names="holds-too-much")
 class SlicesInForward(_Heads):
     def __init__(self, full):
