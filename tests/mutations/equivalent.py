@@ -76,6 +76,40 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "outgoing = outgoing.contiguous()",
         ): "send reads the values and records nothing; the room made like it is a new tensor.",
     },
+    "6.1": {
+        (
+            "self.weight = nn.Parameter(full.weight.detach().chunk(world_size)[rank].clone())",
+            "self.weight = nn.Parameter(full.weight.chunk(world_size)[rank].clone())",
+        ): "`nn.Parameter` detaches what it is made of.",
+        (
+            "self.bias = nn.Parameter(full.bias.detach().chunk(world_size)[rank].clone())",
+            "self.bias = nn.Parameter(full.bias.chunk(world_size)[rank].clone())",
+        ): "`nn.Parameter` detaches what it is made of.",
+    },
+    "6.2": {
+        (
+            "self.weight = nn.Parameter(full.weight.detach().chunk(world_size, dim=1)[rank].clone())",
+            "self.weight = nn.Parameter(full.weight.chunk(world_size, dim=1)[rank].clone())",
+        ): "`nn.Parameter` detaches what it is made of.",
+        (
+            "self.bias = None if full.bias is None else nn.Parameter(full.bias.detach().clone())",
+            "self.bias = None if full.bias is None else nn.Parameter(full.bias.clone())",
+        ): "`nn.Parameter` detaches what it is made of.",
+        (
+            "self.bias = None if full.bias is None else nn.Parameter(full.bias.detach().clone())",
+            "self.bias = None if full.bias is None else nn.Parameter(full.bias.detach())",
+        ): "Asked is memory of exactly its size, which the whole bias has: nothing is cut from it.",
+    },
+    "6.3": {
+        (
+            "regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(0, 1).flatten()",
+            "regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(1, 0).flatten()",
+        ): "Two dimensions change places, whichever is named first.",
+        (
+            "return self.out(y.transpose(1, 2).flatten(2))",
+            "return self.out(y.transpose(2, 1).flatten(2))",
+        ): "Two dimensions change places, whichever is named first.",
+    },
     "6.6": {
         (
             "squares = torch.zeros((), device=hardware.device())",
@@ -85,6 +119,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "if norm > max_norm:",
             "if norm >= max_norm:",
         ): "Where both are equal, the factor is 1, and every gradient stays as it is.",
+    },
+    "7.3": {
+        (
+            "loss = nn.functional.mse_loss(y, targets)",
+            "loss = nn.functional.mse_loss(targets, y)",
+        ): "The square of a difference does not care which number is subtracted.",
+        (
+            "loss = loss.detach()",
+            "loss = loss",
+        ): "Backward is over: nobody asks for the gradient of what is done to the loss afterwards.",
     },
     "7.5": {
         (
