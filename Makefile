@@ -12,17 +12,18 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test check notebooks browser book bench clean
+.PHONY: help lab test check notebooks assignments browser book bench clean
 
 help:
-	@echo 'make lab        open the course in JupyterLab'
-	@echo 'make test       lint, notebooks against their sources, unit tests, strict nbval'
-	@echo 'make check      the fast part of it: lint, notebooks against their sources'
-	@echo 'make notebooks  rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
-	@echo 'make browser    run every notebook in headless Chromium and move its sliders'
-	@echo 'make book       the notebooks as a static website, in build/book/html'
-	@echo 'make bench      measure launch and the exercises against the usual tools'
-	@echo 'make clean      remove what was generated here, .venv included'
+	@echo 'make lab          open the course in JupyterLab'
+	@echo 'make test         lint, notebooks against their sources, unit tests, strict nbval'
+	@echo 'make check        the fast part of it: lint, notebooks against their sources'
+	@echo 'make notebooks    rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
+	@echo 'make assignments  the chapters as assignments for nbgrader, in build/assignments'
+	@echo 'make browser      run every notebook in headless Chromium and move its sliders'
+	@echo 'make book         the notebooks as a static website, in build/book/html'
+	@echo 'make bench        measure launch and the exercises against the usual tools'
+	@echo 'make clean        remove what was generated here, .venv included'
 
 lab:
 	@$(SETUP)
@@ -39,6 +40,10 @@ check:
 notebooks:
 	@$(SETUP) --extra dev
 	@$(RUN) tools/notebooks.py build $(ARGS)
+
+assignments:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/assignments.py build $(ARGS)
 
 browser:
 	@$(SETUP) --extra dev

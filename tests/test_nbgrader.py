@@ -1,0 +1,189 @@
+"""The course in nbgrader: what is released, what `validate` says, and a class from release to
+feedback."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import assignments
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook
+from nbgrader.api import Gradebook
+from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
+from nbgrader.validator import Validator
+
+import notebooks
+from course_utils import nbgrader
+from course_utils.checks import catalogue, check
+
+CHAPTER = "00_start_here"
+ANSWERS = ["0-1", "0-2", "0-3"]
+SCRIPT = "<script>steal()</script>"
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course folder of nbgrader's with every chapter."""
+    course = tmp_path_factory.mktemp("course")
+    assert assignments.main(["build", "--folder", str(course)]) == 0
+    return course
+
+
+@pytest.fixture
+def solved(course: Path) -> NotebookNode:
+    return nbformat.read(course / "source" / CHAPTER / f"{CHAPTER}.ipynb", as_version=4)
+
+
+# --- release -----------------------------------------------------------------------------------
+
+
+def test_released_notebooks_are_the_learners_copies(course: Path) -> None:
+    sources = notebooks.find_sources(notebooks.ROOT, [])
+    assert sources
+    for source in sources:
+        path = course / "release" / source.stem / f"{source.stem}.ipynb"
+        learners, _ = notebooks.copies_of(notebooks.ROOT, source)
+        released, expected = nbformat.read(path, as_version=4).cells, learners.fresh().cells
+        assert [(cell.cell_type, cell.source) for cell in released] == [
+            (cell.cell_type, cell.source) for cell in expected
+        ]
+        assert not any(cell.get("outputs") for cell in released)
+
+
+def test_gradebook_has_every_exercise_with_its_points(course: Path) -> None:
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as gradebook:
+        points = {
+            cell.name: cell.max_score
+            for assignment in gradebook.assignments
+            for notebook in assignment.notebooks
+            for cell in notebook.grade_cells
+        }
+    exercises = catalogue.exercises()
+    assert points == {f"{e.id.replace('.', '-')}-check": e.points for e in exercises}
+
+
+def test_build_keeps_the_instructors_configuration(course: Path) -> None:
+    config = course / assignments.CONFIG
+    config.write_text(config.read_text() + "\nc.CourseDirectory.course_id = 'mine'\n")
+    assert assignments.main(["build", "00", "--folder", str(course)]) == 0
+    assert assignments.configuration(course).CourseDirectory.course_id == "mine"
+
+
+# --- validate ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "failed"), [("source", []), ("release", ANSWERS)])
+def test_validate_passes_what_is_solved_only(course: Path, version: str, failed: list) -> None:
+    path = course / version / CHAPTER / f"{CHAPTER}.ipynb"
+    results = Validator(config=assignments.configuration(course)).validate(str(path))
+    errors = [cell["raw_error"] for cell in results.get("failed", [])]
+    assert [error.split()[1].replace(".", "-") for error in errors] == failed
+    assert all(error.startswith("NotPassed: ") for error in errors)
+
+
+def test_a_check_raises_for_nbgrader_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    check("0.2", lambda tensor: 0)
+    monkeypatch.setenv("NBGRADER_EXECUTION", "validate")
+    with pytest.raises(AssertionError, match="0.2 message_bytes is not solved yet"):
+        check("0.2", lambda tensor: 0)
+    with pytest.raises(AssertionError, match="0.2 message_bytes is not solved yet"):
+        check("0.2")
+    check("0.2", lambda tensor: tensor.nbytes)
+
+
+# --- submissions that nbgrader could not handle --------------------------------------------------
+
+
+def restored(submitted: NotebookNode, course: Path) -> NotebookNode:
+    """What nbgrader goes on with, checked against its schema."""
+    database = f"sqlite:///{course / 'gradebook.db'}"
+    info = {"notebook": CHAPTER, "assignment": CHAPTER, "db_url": database}
+    result, _ = nbgrader.RestoreExercises().preprocess(submitted, {"nbgrader": info})
+    MetadataValidatorV3().validate_nb(result)
+    nbformat.validate(result)
+    return result
+
+
+def exercises_in(notebook: NotebookNode) -> dict[str, str]:
+    """The texts of the cells that nbgrader looks at, by grade id."""
+    cells = [cell for cell in notebook.cells if "nbgrader" in cell.metadata]
+    return {cell.metadata.nbgrader.grade_id: cell.source for cell in cells}
+
+
+def test_an_untouched_submission_stays_as_it_is(course: Path, solved: NotebookNode) -> None:
+    result = restored(copy.deepcopy(solved), course)
+    assert [cell.source for cell in result.cells] == [cell.source for cell in solved.cells]
+    assert exercises_in(result) == exercises_in(solved)
+    assert result.metadata[nbgrader.REMARKS] == []
+
+
+def _loses_all_metadata(notebook: NotebookNode) -> None:
+    for cell in notebook.cells:
+        cell.metadata = NotebookNode()
+
+
+def _claims_something_else(notebook: NotebookNode) -> None:
+    for cell in notebook.cells:
+        cell.metadata = NotebookNode(nbgrader={"grade_id": "0-1", "points": 99, "grade": True})
+        cell.metadata.nbgrader["schema_version"] = 99
+
+
+def _is_there_twice(notebook: NotebookNode) -> None:
+    notebook.cells = copy.deepcopy(notebook.cells) + notebook.cells
+
+
+@pytest.mark.parametrize("edit", [_loses_all_metadata, _claims_something_else, _is_there_twice])
+def test_metadata_decide_nothing(edit: Callable, course: Path, solved: NotebookNode) -> None:
+    submitted = copy.deepcopy(solved)
+    edit(submitted)
+    result = restored(submitted, course)
+    assert exercises_in(result) == exercises_in(solved)
+    assert result.metadata[nbgrader.REMARKS] == []
+
+
+def test_missing_and_edited_cells_are_put_back(course: Path, solved: NotebookNode) -> None:
+    submitted = copy.deepcopy(solved)
+    cells = {c.metadata.nbgrader.grade_id: c for c in submitted.cells if "nbgrader" in c.metadata}
+    cells["0-1-check"].source = "print('passed')"
+    submitted.cells.remove(cells["0-2"])
+    submitted.cells.remove(cells["0-3-check"])
+    result = restored(submitted, course)
+    assert exercises_in(result).keys() == exercises_in(solved).keys()
+    assert exercises_in(result)["0-1-check"] == 'check("0.1", average_over_ranks)'
+    assert exercises_in(result)["0-2"].endswith("raise NotImplementedError")
+    assert result.metadata[nbgrader.REMARKS] == [
+        'The cell check("0.1", average_over_ranks) was edited; it was put back.',
+        "The cell of message_bytes was missing.",
+        'The cell check("0.3", pass_on) was missing; it was put back.',
+    ]
+
+
+def test_one_cell_may_answer_two_exercises(course: Path) -> None:
+    both = new_code_cell("def message_bytes(tensor): ...\n\n\ndef pass_on(value): ...")
+    result = restored(new_notebook(cells=[both]), course)
+    assert exercises_in(result)["0-2"] == both.source
+    assert exercises_in(result)["0-3"] == "# pass_on is defined in the cell of another exercise."
+
+
+def test_cells_of_any_shape_are_survived(course: Path) -> None:
+    odd = [{}, {"cell_type": "code"}, {"cell_type": "code", "source": 5}, {"cell_type": "?"}]
+    odd += [{"cell_type": "code", "source": "\ud800", "metadata": {"nbgrader": []}}]
+    submitted = new_notebook()
+    submitted.cells = [NotebookNode(cell) for cell in odd]
+    assert restored(submitted, course).cells[0].source == "?"
+
+
+def test_the_only_notebook_is_found_under_any_name(tmp_path: Path) -> None:
+    expected = tmp_path / f"{tmp_path.name}.ipynb"
+    first, second = tmp_path / "first.ipynb", tmp_path / "second.ipynb"
+    first.write_text("the first")
+    found = [str(first)]
+    nbgrader.find_renamed(notebooks=found, student="*")
+    assert found == [str(first), str(expected)]
+    assert expected.read_text() == "the first"
+    expected.unlink()
+    second.write_text("the second")
+    nbgrader.find_renamed(notebooks=[str(first), str(second)])
+    assert not expected.exists()

@@ -1,0 +1,142 @@
+"""Makes nbgrader's course folder from the chapters, and reports on a class that was autograded.
+
+python tools/assignments.py build [03 ...]    every chapter, or these, as an assignment
+python tools/assignments.py report [03 ...]   a line for each submission: its points, and remarks
+
+--folder DIR is the course folder, build/assignments without it: source/ with the answers, release/
+for learners, gradebook.db, and nbgrader_config.py, which is the instructor's own once it is there.
+Submissions and marks are kept.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbgrader.api import Gradebook
+from nbgrader.apps import NbGraderAPI
+from source import SourceError
+from traitlets.config import Config, PyFileConfigLoader
+
+from course_utils.nbgrader import REMARKS
+from notebooks import ROOT, BuildError, copies_of, find_sources
+
+FOLDER = ROOT / "build" / "assignments"
+CONFIG = "nbgrader_config.py"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One submission in the report."""
+
+    student: str
+    points: str
+    remarks: list[str]
+
+
+# --- build -------------------------------------------------------------------------------------
+
+
+def build(folder: Path, names: list[str]) -> None:
+    """Write source and release of the chapters; raise BuildError or SourceError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / CONFIG).exists():
+        shutil.copy(Path(__file__).with_name(CONFIG), folder)
+    chapters = [write_source(folder, source) for source in find_sources(ROOT, names)]
+    nbgrader = NbGraderAPI(config=configuration(folder))
+    for number, chapter in enumerate(chapters, 1):
+        print(f"[{number}/{len(chapters)}] release/{chapter}", flush=True)
+        outcome = nbgrader.generate_assignment(chapter)
+        if not outcome["success"]:
+            raise BuildError(f"nbgrader did not release {chapter}:\n{outcome['error']}")
+    print(f"{len(chapters)} assignments are in {folder}.")
+
+
+def write_source(folder: Path, source: Path) -> str:
+    """Write nbgrader's source version of one chapter, without outputs; return the chapter."""
+    _, solved = copies_of(ROOT, source)
+    path = folder / "source" / solved.chapter / f"{solved.chapter}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(solved.fresh(), path)
+    return solved.chapter
+
+
+def configuration(folder: Path) -> Config:
+    """The instructor's configuration of the course folder."""
+    config = PyFileConfigLoader(CONFIG, path=str(folder)).load_config()
+    config.CourseDirectory.root = str(folder)
+    config.NbGraderAPI.log_level = "ERROR"
+    return config
+
+
+# --- report ------------------------------------------------------------------------------------
+
+
+def report(folder: Path, names: list[str]) -> None:
+    """Print what came of every submission of the chapters."""
+    for source in find_sources(ROOT, names):
+        lines = list(submissions(folder, source.stem))
+        if lines:
+            print(f"\n{source.stem}: {len(lines)} submission{'' if len(lines) == 1 else 's'}")
+        for line in lines:
+            print(f"  {line.student:<20} {line.points:>10}  {' '.join(line.remarks)}".rstrip())
+
+
+def submissions(folder: Path, chapter: str) -> Iterator[Line]:
+    """A line for each submission of a chapter, in the order of the students' names."""
+    with Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as gradebook:
+        for handed_in in sorted(folder.glob(f"submitted/*/{chapter}")):
+            student = handed_in.parent.name
+            graded = folder / "autograded" / student / chapter / f"{chapter}.ipynb"
+            if graded.exists():
+                submission = gradebook.find_submission(chapter, student)
+                points = f"{submission.score:g} of {submission.max_score:g}"
+                remarks = nbformat.read(graded, as_version=4).metadata[REMARKS]
+                yield Line(student, points, [*remarks, *_ungraded(handed_in)])
+            else:
+                yield Line(student, "no grade", [_why_not(handed_in)])
+
+
+def _ungraded(handed_in: Path) -> list[str]:
+    """Remarks on the notebooks that stand beside the graded one."""
+    graded = handed_in / f"{handed_in.name}.ipynb"
+    others = set(handed_in.glob("*.ipynb")) - {graded, graded.resolve()}
+    return [f"{path.name} was handed in too, and not graded." for path in sorted(others)]
+
+
+def _why_not(handed_in: Path) -> str:
+    """Why a submission was not autograded, and what to do."""
+    student, chapter = handed_in.parent.name, handed_in.name
+    notebooks = sorted(path.name for path in handed_in.glob("*.ipynb"))
+    if not notebooks:
+        found = ", ".join(sorted(path.name for path in handed_in.iterdir() if path.is_file()))
+        return f"No notebook was handed in, only {found or 'an empty folder'}."
+    if f"{chapter}.ipynb" not in notebooks and len(notebooks) > 1:
+        return (
+            f"None of its notebooks is named {chapter}.ipynb: {', '.join(notebooks)}; rename the "
+            f"right one in submitted/{student}/{chapter} and autograde again."
+        )
+    return f"Run `nbgrader autograde {chapter} --student {student}` and read what it says."
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("command", choices=["build", "report"])
+    parser.add_argument("chapters", nargs="*", metavar="NN|name")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="nbgrader's course folder")
+    options = parser.parse_args(arguments)
+    command = {"build": build, "report": report}[options.command]
+    try:
+        command(options.folder.resolve(), options.chapters)
+    except (BuildError, SourceError) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
