@@ -77,17 +77,22 @@ class _Tied(nn.Module):
 
 
 class _Sometimes(nn.Module):
-    """A layer that rank 0 does not use and the other ranks do."""
+    """A layer that rank 0 does not use and the others do, and one that only the last rank uses."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(width, width)
         self.sometimes = nn.Linear(width, width)
+        self.rarely = nn.Linear(width, width)
         self.last = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x).tanh()
-        return self.last(x if dist.get_rank() == 0 else self.sometimes(x))
+        if dist.get_rank() > 0:
+            x = self.sometimes(x)
+        if dist.get_rank() == dist.get_world_size() - 1:
+            x = self.rarely(x)
+        return self.last(x)
 
 
 class _Tower(nn.Module):
@@ -857,6 +862,8 @@ overlapping = Exercise(
         "once, with `@contextmanager` above it.",
         "sends-in-no-sync": "Something is sent inside `no_sync()`. There the hooks must return "
         "at once, and `.grad` just adds up.",
+        "silent-for-good": "After `no_sync()` the hooks stay silent, so all communication waits for "
+        "`finish_gradient_synchronization`. Switch them on again when the `with` block ends.",
         "accumulated-lost": "Only the last micro-batch's gradient was averaged, and the sum from "
         "`no_sync()` is gone. Average `parameter.grad`, in which backward has added everything up.",
         "accumulated-local": "What was added up inside `no_sync()` stays this rank's own: only the "
@@ -1030,17 +1037,27 @@ class _Backward:
 
 
 def _tower_backward(
-    rank, answer, plan: _Plan, layers: int, bucket_layers: int, mark: Path | None = None
+    rank,
+    answer,
+    plan: _Plan,
+    layers: int,
+    bucket_layers: int,
+    mark: Path | None = None,
+    after_no_sync: bool = False,
 ) -> _Backward:
     """One step after a first one, through a tower, with room for `bucket_layers` in a bucket. With
     `mark`, a file, rank 1 begins backward only when rank 0 has come through its own as far as the
-    first layer, which makes the file; or after a while."""
+    first layer, which makes the file; or after a while. The step may follow a backward pass under
+    no_sync."""
     module = plan.build(partial(_Tower, layers=layers))
     model = answer(module, bucket_bytes=bucket_layers * _layer_bytes(plan))
     inputs = plan.batch()
     model(inputs).sum().backward()
     model.finish_gradient_synchronization()
     module.zero_grad()
+    if after_no_sync:
+        with model.no_sync():
+            model(inputs).sum().backward()
     waits, signals = mark is not None and rank == 1, mark is not None and rank == 0
     with Trace() as trace, contextlib.ExitStack() as rest:
 
@@ -1151,6 +1168,10 @@ def _(answer, draw):
 def _(answer, draw):
     ranks, micro_batches = draw.integer(2, 3), draw.integer(2, 4)
     _check_steps(answer, draw, _plain, ranks, 128, micro_batches=micro_batches)
+    reports = run(_tower_backward, 2, answer, *_tower(draw), 2, None, True)
+    if not all(report.started_early for report in reports):
+        expected = "all-reduces that start while backward runs, as before no_sync()"
+        raise Wrong("silent-for-good", expected=expected, got="none starts before backward ends")
 
 
 @overlapping.requires(
@@ -1199,7 +1220,7 @@ def _(answer, draw):
 )
 def _(answer, draw):
     def missing(local, got):
-        return got[0]["sometimes.weight"] is None
+        return any(gradient is None for own in got for gradient in own.values())
 
     def divided_by_users(local, got):
         used = [g["sometimes.weight"] for g in local if g["sometimes.weight"] is not None]
@@ -1257,8 +1278,10 @@ evaluation = Exercise(
         "miscounted": "Each image went through the model once, so it is the counting that is off. An "
         "image is correct where `argmax(dim=1)` of its scores equals its label; add these up over the "
         "batches and over the ranks.",
-        "uneven-gather": "The ranks' shares differ by an image, and all_gather takes tensors of one shape. "
-        "Send what always has the same shape: the count of correct images.",
+        "empty-batch": "The model is called with a batch without images, after the last one: not every "
+        "model can take that. The loop goes one step too far.",
+        "uneven-gather": "The ranks' shares differ by an image, and all_gather takes tensors of one "
+        "shape. Send what always has the same shape: the count of correct images.",
         "collective-per-batch": "A rank waits in a collective for ranks that have no batch left. Keep "
         "collectives out of the loop over batches.",
         "empty-rank": "A rank without images has nothing to divide by, and must take part in the "
@@ -1357,6 +1380,10 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
         "miscounted": lambda got: all(isinstance(value, Number) for value in got),
     }
     expect(got, [accuracy] * ranks, each="rank", what="the accuracy", likely=likely)
+    for report in reports:
+        sizes = [len(batch) for batch in report.batches]
+        if len(sizes) > 1 and 0 in sizes:  # `split` makes a single empty batch of no images
+            raise Wrong("empty-batch", expected="batches with images", got=f"batches of {sizes}")
 
 
 def _check_seen(seen: list[list[int]], count: int) -> None:

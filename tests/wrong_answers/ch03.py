@@ -947,6 +947,14 @@ class ForgetsTheDecorator(Bucketed):
         self.silent = False
 
 
+@wrong("3.4", names="silent-for-good")
+class NeverSpeaksAgain(Bucketed):
+    @contextmanager
+    def no_sync(self):
+        self.silent = True
+        yield
+
+
 @wrong("3.4", names="accumulated-lost")
 class AveragesTheNewGradient(Bucketed):
     """Takes what each backward hands in, and not what has added up in .grad."""
@@ -1316,3 +1324,18 @@ def gathers_the_predictions(model, images, labels, batch_size):
     dist.all_gather(everyones, predictions)
     dealt = torch.stack(everyones, dim=1).flatten()
     return (dealt == labels).float().mean().item()
+
+
+@wrong("3.5", names="empty-batch")
+def goes_one_batch_too_far(model, images, labels, batch_size):
+    mine, own = _mine(images), _mine(labels)
+    correct = torch.zeros(1, device=images.device)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        for i in range(len(mine) // batch_size + 1):
+            batch = slice(i * batch_size, (i + 1) * batch_size)
+            correct += (model(mine[batch]).argmax(dim=1) == own[batch]).sum()
+    model.train(training)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
