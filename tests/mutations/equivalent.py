@@ -11,11 +11,21 @@ here fits nothing any more: the run says so and fails.
 """
 
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
-    "2.1": {
+    "0.3": {
         (
-            "count = min(len(devices), len(batch))",
-            "count = min(len(batch), len(devices))",
-        ): "The smaller of two numbers is the same in either order.",
+            "dist.recv(received, src=ranks - 1)",
+            "dist.recv(received)",
+        ): "From any rank means from the previous one: no other sends to this rank.",
+        (
+            "dist.recv(received, src=rank - 1)",
+            "dist.recv(received)",
+        ): "From any rank means from the previous one: no other sends to this rank.",
+    },
+    "1.3": {
+        (
+            'return "both" if job.gpus // gpus_a_copy >= 2 else "model"',
+            'return "both" if job.gpus / gpus_a_copy >= 2 else "model"',
+        ): "Rounding down changes nothing about being at least a whole number, 2.",
     },
     "4.2": {
         (
