@@ -140,6 +140,32 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "loss = loss",
         ): "Backward is over: nobody asks for the gradient of what is done to the loss afterwards.",
     },
+    "7.4": {
+        (
+            "x = torch.empty(shape, device=hardware.device())",
+            "x = torch.empty(shape)",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "mean_loss = torch.zeros((), device=hardware.device())",
+            "mean_loss = torch.zeros(())",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "dist.recv(x, group=pipeline, group_src=stage - 1)",
+            "dist.recv(x, group=pipeline)",
+        ): "From anybody: the next stage sends nothing before it has had this one's activations.",
+        (
+            "dist.recv(gradient, group=pipeline, group_src=stage + 1)",
+            "dist.recv(gradient, group=pipeline)",
+        ): "From anybody: the stage before has sent its activations, and sends nothing else.",
+        (
+            "mean_loss += loss.detach()",
+            "mean_loss = loss.detach()",
+        ): "It was zero.",
+        (
+            "mean_loss += loss.detach()",
+            "mean_loss += loss",
+        ): "Backward is over: nobody asks for the gradient of what is done to the loss afterwards.",
+    },
     "7.5": {
         (
             "firsts = [r for r in range(world_size) if r // stride % sizes[name] == 0]",
