@@ -383,6 +383,8 @@ ring = Exercise(
         "the complete chunks must travel round the ring once.",
         "added-again": "Complete chunks are added to what stood there. In the second half the "
         "chunk that arrives replaces the old one.",
+        "wrong-chunks": "Some chunks are added twice, or not at all. Follow one chunk round the ring on "
+        "paper: which rank has it after each step, and whose numbers are in it?",
         "two-ranks-only": "Right on two ranks, wrong on three. With two ranks any chunk that is not "
         "yours will do; with three, send on the chunk that you received in the step before.",
         "one-rank-hangs": "With one rank there is nobody to talk to: there are 2(n - 1) = 0 steps.",
@@ -465,9 +467,9 @@ def _traced_sum(rank, answer, tensors: list[Tensor]) -> _Rung:
     return _Rung(tensor, trace.record().calls)
 
 
-def _check_sums(answer, cases: list[list[Tensor]], likely=None) -> None:
-    """`cases` holds a list with one tensor a rank for each call; `likely` as for `expect`, but
-    the functions take (got, tensors) of one case."""
+def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
+    """`cases` holds a list with one tensor a rank for each call; `mistaken` maps a misconception
+    to a function of (got, tensors) of one case."""
     ranks = len(cases[0])
     for got, tensors in zip(_run_sums(answer, cases), cases, strict=True):
         total = sum(tensors)
@@ -478,9 +480,12 @@ def _check_sums(answer, cases: list[list[Tensor]], likely=None) -> None:
             "added-again": _added_again(got, tensors),
             "no-all-gather": _complete_somewhere(got, total),
         }
-        extra = {slug: f(got, tensors) for slug, f in (likely or {}).items()}
+        extra = {slug: fits(got, tensors) for slug, fits in (mistaken or {}).items()}
         what = f"the sum of {ranks} tensors of shape {tuple(total.shape)}"
-        expect(got, [total] * ranks, each="rank", what=what, likely=mistakes | extra)
+        likely = (
+            mistakes | extra | {"wrong-chunks": [g.shape for g in got] == [total.shape] * ranks}
+        )
+        expect(got, [total] * ranks, each="rank", what=what, likely=likely)
 
 
 def _of_one_rank(got: list[Tensor], tensors: list[Tensor]) -> bool:
@@ -644,6 +649,8 @@ sharding = Exercise(
         ),
     ],
     misconceptions={
+        "ranks-from-one": "A rank has the part of its neighbour. Ranks count from 0: rank r begins at "
+        "order[r].",
         "blocks": "Each rank has a block of neighbours in the order. DistributedSampler deals them "
         "out like cards: rank, rank + world_size, rank + 2 * world_size, ...",
         "not-shuffled": "The indices are not shuffled.",
@@ -747,10 +754,13 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> Non
             expect_type(index, int, likely="not-a-list")
     small = length < ranks
     likely = {} if small else _sharding_mistakes(length, ranks, epoch, seed)
+    expected = _sampler(length, ranks, epoch, seed)
     if small:
         likely["padded-once"] = sum(map(len, got)) < ranks * math.ceil(length / ranks)
     what = f"{length} samples, world size {ranks}, epoch {epoch}, seed {seed}"
-    expect(got, _sampler(length, ranks, epoch, seed), each="rank", what=what, likely=likely)
+    if ranks > 1:
+        likely["ranks-from-one"] = got[:-1] == expected[1:] or got[1:] == expected[:-1]
+    expect(got, expected, each="rank", what=what, likely=likely)
 
 
 @sharding.requires("a dataset that divides by the number of ranks")
@@ -1345,7 +1355,9 @@ def _evaluate(answer, draw, count, ranks, batch_size, training=True):
     scores = draw.tensor(count, classes)
     numbers = torch.arange(count, dtype=torch.float32).unsqueeze(1)
     images = torch.cat([numbers, scores], dim=1).view(count, 1, 2, (classes + 1) // 2)
-    right = torch.tensor([True, False] + [draw.choice([True, False]) for _ in range(count)])[:count]
+    # more than half, but not all: then no two mistakes give the same number on two ranks
+    correct = draw.integer(count // 2 + 1, count - 1) if count > 2 else 1
+    right = torch.tensor(draw.sample([i < correct for i in range(count)], count))
     labels = torch.where(right, scores.argmax(dim=1), scores.argmin(dim=1))
     return run(_evaluated, ranks, answer, images, labels, batch_size, training), right.tolist()
 

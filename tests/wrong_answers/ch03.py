@@ -329,6 +329,19 @@ def always_sends_its_own_chunk(tensor):
         _go_round(chunks, 1, rank + 1, add=False)
 
 
+@wrong("3.2", names="wrong-chunks")
+def adds_to_the_chunk_it_sends(tensor):
+    rank, n, *_ = _neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing = chunks[(rank - step) % n]
+        incoming = torch.empty_like(chunks[(rank - step - 1) % n])
+        _exchange(outgoing, incoming)
+        outgoing.copy_(outgoing + incoming if step < n - 1 else incoming)
+    tensor.copy_(flat.view_as(tensor))
+
+
 @wrong("3.2", names="remainder-lost")
 def cuts_equal_chunks_only(tensor):
     rank, n, *_ = _neighbours()
@@ -569,6 +582,16 @@ def cuts_blocks(length, rank, world_size, epoch, seed):
 @wrong("3.3", names="not-shuffled")
 def does_not_shuffle(length, rank, world_size, epoch, seed):
     return _padded(list(range(length)), world_size)[rank::world_size]
+
+
+@wrong("3.3", names="ranks-from-one")
+def counts_ranks_from_one(length, rank, world_size, epoch, seed):
+    return _padded(_shuffled(length, seed + epoch), world_size)[rank - 1 :: world_size]
+
+
+@wrong("3.3", names="ranks-from-one")
+def begins_one_too_far(length, rank, world_size, epoch, seed):
+    return _padded(_shuffled(length, seed + epoch), world_size)[rank + 1 :: world_size]
 
 
 @wrong("3.3", names="epoch-ignored")
