@@ -16,6 +16,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
 from course_utils.checks.ranks import KINDS, Sent, described, following, waits, work_of
@@ -796,7 +797,17 @@ fsdp = Exercise(
         "vectors-sharded": "Vectors are not sharded: every rank keeps them as they are.",
         "wrong-shard": "The shard is not this rank's piece of the matrix: laid flat, padded with zeros at the "
         "end, cut into equal pieces.",
-        "names-changed": "The parameters have other names: a shard takes the matrix's place in its layer.",
+        "names-changed": "Parameters or buffers have other names than in the module that was wrapped: a shard "
+        "takes the matrix's place in its layer, and nothing is wrapped once more.",
+        "dtensor": "These are `fully_shard`'s DTensors, which cut rows. Asked is your own: a plain `nn.Parameter` "
+        "for each shard, cut from the flat matrix.",
+        "shard-in-forward": "A layer computes with its shard, a vector. While forward runs, the whole matrix has "
+        "to stand in its place.",
+        "whole-in-parameter": "What is gathered is no shard any more: the parameter holds the whole matrix still. "
+        "Who swaps its `.data` must swap back after forward and after backward, whatever comes between. "
+        "Two tensors, the shard and the whole, are less to think of.",
+        "gradient-not-there": "There is no gradient yet where it is asked for. A module's full backward hook may "
+        "run before its parameters' gradients are complete; `register_post_accumulate_grad_hook` runs after.",
         "a-view": "The shard is a view into the whole, whose memory stays. `clone()` it.",
         "remainder-lost": "A matrix whose elements do not divide is cut wrongly: shards have "
         "ceil(elements / world_size) elements, and the last ones are padded.",
@@ -814,7 +825,10 @@ fsdp = Exercise(
         "kept-in-backward": "Backward has left a layer, and its whole matrix is still in memory.",
         "all-at-once": "Backward has hardly begun, and more than the next layer is gathered already.",
         "kept-afterwards": "After `finish_gradient_synchronization()` a whole matrix is still in memory.",
-        "gathered-again": "More is gathered than each matrix once for forward and once for backward.",
+        "gathered-again": "More is gathered than each layer's matrices once for its forward and once for its "
+        "backward.",
+        "whole-stays-in-layer": "After forward a layer's `weight` is still what you put in front of its "
+        "parameter: take it away, so that the shard is seen again.",
         "all-reduced": "The gradient of a matrix goes through an all-reduce, and every rank gets all of it. A "
         "reduce-scatter gives each rank its shard, for half of what goes over the wire.",
         "frozen": "A frozen parameter takes no hook, and gets no gradient; but it is sharded and gathered as "
@@ -828,7 +842,8 @@ fsdp = Exercise(
         "`output.grad_fn` is then never called: put one on `output._base.grad_fn`, too.",
         "accumulated-lost": "Only the last backward's gradient is there: what was in `.grad` before is lost. "
         "Add to it.",
-        "accumulated-wrong": "Two backward passes before one update: `.grad` is the sum of both means.",
+        "accumulated-wrong": "Two backward passes before one update: `.grad` is the sum of both means. Keep "
+        "autograd from adding the gradient of a whole matrix to the shard's `.grad` by itself.",
         "without-gradients": "A forward under `torch.no_grad()` must work, and leave nothing behind.",
         "gathered-in-float32": "The weights are sent in float32 and cast afterwards. Cast the shard, and then "
         "gather: half the bytes.",
@@ -845,7 +860,14 @@ fsdp = Exercise(
         "reductions-pile-up": "Several reductions are unfinished at the same time, and each holds a whole "
         "gradient. Finish one before the next one starts.",
     },
-    failures={"timeout": "rank-0-alone"},
+    failures={
+        "timeout": "rank-0-alone",
+        "mat2 must be a matrix": "shard-in-forward",
+        "mat1 and mat2 shapes": "shard-in-forward",
+        "The expanded size": "shard-in-forward",
+        "is invalid for input of size": "whole-in-parameter",
+        "'NoneType'": "gradient-not-there",
+    },
 )
 
 
@@ -861,15 +883,20 @@ class _FrozenMiddle(nn.Module):
 
 
 class _TiedEnds(nn.Module):
-    """Two layers with one matrix, and one of them is called twice."""
+    """Two layers with one matrix, of which one is called twice, and another layer between them."""
+
+    CALLS = 4  # of layers whose matrices have width * width elements
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+        self.first, self.middle, self.last = (
+            nn.Linear(width, width, bias=bias) for bias in (True, True, False)
+        )
         self.last.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(torch.tanh(self.first(x)))))
+        x = torch.tanh(self.first(torch.tanh(self.first(x))))
+        return self.last(torch.tanh(self.middle(x)))
 
 
 class _UnusedLayer(nn.Module):
@@ -980,7 +1007,7 @@ def _shards_of(whole: Named, ranks: int) -> list[Named]:
 
 @fsdp.requires(
     "every rank starts with rank 0's parameters and buffers, and full_parameters() gives them",
-    failures={"AttributeError": "no-module"},
+    failures={"AttributeError": "no-module", "IndexError": "wrong-shard"},
 )
 def _(answer, draw):
     ranks = draw.choice((2, 3))
@@ -992,8 +1019,15 @@ def _(answer, draw):
         for name, value in first.module.items()
         if value.dim() > 1
     }
+    rows = {  # as fully_shard cuts
+        name: torch.cat([r.module[name].chunk(ranks)[rank] for rank, r in enumerate(reports)])
+        for name, value in first.module.items()
+        if value.dim() > 1 and len(value) % ranks == 0
+    }
     likely = {
-        "no-broadcast": lambda got: all(same(got[0][n], piece) for n, piece in pieces.items()),
+        "no-broadcast": lambda got: any(
+            same(got[0][n], piece) or same(got[0][n], rows[n]) for n, piece in pieces.items()
+        ),
         "not-full": lambda got: any(
             set(g) != set(first.module)
             or any(g[n].shape != p.shape for n, p in first.module.items())
@@ -1003,7 +1037,10 @@ def _(answer, draw):
     got = [report.full for report in reports]
     expect(got, [first.module] * ranks, each="rank", what="full_parameters()", likely=likely)
     got = [report.buffers_after for report in reports]
-    likely = {"buffers-forgotten": True}
+    likely = {
+        "names-changed": lambda got: any(set(g) != set(first.buffers) for g in got),
+        "buffers-forgotten": True,
+    }
     expect(got, [first.buffers] * ranks, each="rank", what="the buffers", likely=likely)
 
 
@@ -1016,6 +1053,7 @@ def _(answer, draw):
     got, expected = [report.kept for report in reports], _shards_of(whole, ranks)
     likely = {
         "names-changed": lambda got: any(set(g) != set(whole) for g in got),
+        "dtensor": lambda got: any(isinstance(g[n], DTensor) for g in got for n in whole),
         "nothing-sharded": lambda got: any(
             g[n].numel() == whole[n].numel() for g in got for n in matrices
         ),
@@ -1049,6 +1087,7 @@ class _Step:
     full: Named  # parameters after the update
     twin_full: Named
     sent: Sent
+    gathered: int  # elements that this rank has handed to gathers
 
 
 @dataclass(frozen=True)
@@ -1075,7 +1114,8 @@ def _trained(rank, answer, task: _Training) -> list[_Step]:
             each = [_one_pass(twin, rows, task.dtype) for rows in micro]
             twin_outputs.append(each[rank][0])
             of_ranks.append([gradients for _, gradients in each])
-        with following() as sent:
+        gathered = [0]
+        with following() as sent, listening(partial(_count_gathers, gathered)):
             outputs = [_forward_backward(model, micro[rank]) for micro in batch]
             model.finish_gradient_synchronization()
         got, mean = _gradients(model.module), _added([_mean(of, ranks) for of in of_ranks])
@@ -1095,9 +1135,15 @@ def _trained(rank, answer, task: _Training) -> list[_Step]:
             model.full_parameters(),
             _values(twin),
             sent,
+            gathered[0],
         )
         steps.append(step)
     return steps
+
+
+def _count_gathers(gathered: list[int], name: str, arguments: dict) -> None:
+    kind, payload = described(name, arguments)
+    gathered[0] += sum(tensor.numel() for tensor in payload if kind == "gather")
 
 
 def _forward_backward(model: nn.Module, rows: Tensor) -> Tensor:
@@ -1206,6 +1252,7 @@ class _Passage:
     alive_forward: list[list[int]]  # at each layer: the others whose whole matrix has memory
     alive_backward: list[list[int]]  # when backward arrives at layer L - 1, L - 2, ...
     alive_afterwards: list[int]
+    hidden: list[int]  # layers whose attribute is not their parameter afterwards
     gathers: list[int]  # gathers of backward started when it arrives at each layer
     gathered: list[int]  # gathers of backward started when each layer's gradient is reduced
     counts: dict[str, int]  # elements by kind of call
@@ -1292,7 +1339,8 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     x = torch.ones(3, sizes.width, device=device(), requires_grad=True)
     _forward_backward(model, x)  # a first step, so that what is made once is there
     model.finish_gradient_synchronization()
-    report = _Passage([], [], [], [], [], dict.fromkeys([*KINDS.values(), "other"], 0), [], 0)
+    model.zero_grad()
+    report = _Passage([], [], [], [], [], [], dict.fromkeys([*KINDS.values(), "other"], 0), [], 0)
     storages: list[list[weakref.ref]] = [[] for _ in module.layers]
     backward = [False]
     started, reductions = [0], []
@@ -1336,6 +1384,11 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         _forward_backward(model, x)
         model.finish_gradient_synchronization()
     report.alive_afterwards = alive()
+    report.hidden = [
+        index
+        for index, layer in enumerate(module.layers)
+        if layer.weight is not layer._parameters["weight"]
+    ]
     return report
 
 
@@ -1361,6 +1414,9 @@ def _check_memory(reports: list[_Passage], sizes: _Sizes) -> None:
             raise Wrong("all-at-once", expected="the gather of one layer ahead", got=got)
         likely = {"kept-afterwards": True}
         expect(report.alive_afterwards, [], what="whole matrices afterwards", likely=likely)
+        likely = {"whole-stays-in-layer": True}
+        what = "layers whose `weight` is not their parameter afterwards"
+        expect(report.hidden, [], what=what, likely=likely)
 
 
 def _gathered_elements(sizes: _Sizes, ranks: int) -> int:
@@ -1390,7 +1446,9 @@ def _(answer, draw):
 
 
 @fsdp.requires(
-    "three ranks, and one; sizes that do not divide", failures={"mismatch": "remainder-lost"}
+    "three ranks, and one; sizes that do not divide",
+    failures={"mismatch": "remainder-lost"},
+    needs_earlier=True,
 )
 def _(answer, draw):
     recipe = _Recipe(_uneven, draw.choice((5, 7, 8)), draw.choice((4, 5, 7)))
@@ -1398,7 +1456,11 @@ def _(answer, draw):
         _check_training(answer, _training(draw, recipe, ranks), "remainder-lost")
 
 
-@fsdp.requires("two backward passes before one update, and gradients set to zero")
+@fsdp.requires(
+    "two backward passes before one update, and gradients set to zero",
+    failures={"exception": "accumulated-wrong"},
+    needs_earlier=True,
+)
 def _(answer, draw):
     task = _training(draw, _recipe(draw, _plain, 2), 2, passes=2)
     _check_training(answer, replace(task, keep_zeros=True), "accumulated-wrong")
@@ -1408,7 +1470,7 @@ def _with_frozen(rank, answer, task: _Training, sizes: _Sizes) -> tuple[list[_St
     return _trained(rank, answer, task), _passage(rank, answer, sizes, task.seed, frozen=(1, 2))
 
 
-@fsdp.requires("a frozen layer", failures={"exception": "frozen"})
+@fsdp.requires("a frozen layer", failures={"exception": "frozen"}, needs_earlier=True)
 def _(answer, draw):
     task, sizes = _training(draw, _recipe(draw, _FrozenMiddle, 2), 2), _sizes_of_tower(draw, 2)
     trainings, passages = zip(*run(_with_frozen, 2, answer, task, sizes), strict=True)
@@ -1419,7 +1481,7 @@ def _(answer, draw):
 def _requires_training(text: str, kind: Callable, slug: str, failures, rows=(4,)) -> None:
     """Adds the requirement that models of this kind are trained."""
 
-    @fsdp.requires(text, failures=dict.fromkeys(failures, slug))
+    @fsdp.requires(text, failures=dict.fromkeys(failures, slug), needs_earlier=True)
     def _(answer, draw):
         ranks = draw.choice((2, 3))
         task = _training(draw, _recipe(draw, kind, ranks), ranks, rows=rows)
@@ -1427,9 +1489,25 @@ def _requires_training(text: str, kind: Callable, slug: str, failures, rows=(4,)
 
 
 _requires_training("a layer that is not called", _UnusedLayer, "unused", ["exception"])
-_requires_training(
-    "a tied matrix, and a layer that is called twice", _TiedEnds, "tied", ["exception"]
+
+
+@fsdp.requires(
+    "a tied matrix, and a layer that is called twice",
+    failures={"exception": "tied"},
+    needs_earlier=True,
 )
+def _(answer, draw):
+    ranks = draw.choice((2, 3))
+    task = _training(draw, _recipe(draw, _TiedEnds, ranks), ranks)
+    reports = run(_trained, ranks, answer, task)
+    _judge_training(reports, "tied")
+    most = 2 * _TiedEnds.CALLS * _shard_size(task.recipe.width**2, ranks)
+    for step in reports[0]:
+        if step.gathered > most:
+            expected = f"at most {most} elements handed to gathers"
+            raise Wrong("gathered-again", expected=expected, got=step.gathered)
+
+
 _requires_training(
     "a layer with layers inside it", _OuterLayer, "outer-layer", ["exception", "signal"]
 )
@@ -1453,6 +1531,7 @@ def _looked(rank, answer, recipe: _Recipe, seed: int, x: Tensor) -> tuple[Tensor
 @fsdp.requires(
     "a forward without gradients",
     failures={"exception": "without-gradients", "signal": "without-gradients"},
+    needs_earlier=True,
 )
 def _(answer, draw):
     recipe = _recipe(draw, _plain, 2)
@@ -1463,6 +1542,7 @@ def _(answer, draw):
 @fsdp.requires(
     "with compute_dtype, weights travel and compute in bfloat16, and the rest stays float32",
     failures={"same dtype": "dtypes-mixed", "dtype": "dtypes-mixed"},
+    needs_earlier=True,
 )
 def _(answer, draw):
     task = replace(_training(draw, _recipe(draw, _plain, 2), 2), dtype=torch.bfloat16)

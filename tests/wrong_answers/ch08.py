@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from course_utils.checks import load_answer
 from tests.wrong_answers import right, wrong
@@ -1299,6 +1300,189 @@ class ShardsVectors(_OtherShard):
                     layer.register_parameter(name, nn.Parameter(_piece(parameter.detach()).clone()))
 
 
+class _FirstTry(nn.Module):
+    """What the first ten minutes give: shards in the parameters' places, cut as they should be."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module = module
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        for layer in module.modules():
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                if parameter.dim() > 1:
+                    kept = nn.Parameter(self.piece(parameter.detach()))
+                    kept.whole_shape = parameter.shape
+                    setattr(layer, name, kept)
+        self.set_hooks()
+
+    def piece(self, tensor):
+        return _piece(tensor).clone()
+
+    def set_hooks(self):
+        pass
+
+    def whole(self, kept):
+        pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, kept.detach())
+        return torch.cat(pieces)[: kept.whole_shape.numel()].view(kept.whole_shape)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+    def full_parameters(self):
+        named = self.module.named_parameters()
+        return {
+            n: self.whole(p) if hasattr(p, "whole_shape") else p.detach().clone() for n, p in named
+        }
+
+
+@wrong("8.4", names="shard-in-forward")
+class GathersNothing(_FirstTry):
+    pass
+
+
+@wrong("8.4", names="wrong-shard")
+class CutsRows(_FirstTry):
+    """As `fully_shard` does."""
+
+    def piece(self, tensor):
+        return tensor.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+    def whole(self, kept):
+        pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, kept.detach())
+        return torch.cat(pieces)
+
+
+class _SwapsData(_FirstTry):
+    """Lets one parameter be the shard at one time and the whole at another."""
+
+    def set_hooks(self):
+        for layer in self.module.modules():
+            own = [p for p in layer.parameters(recurse=False) if hasattr(p, "whole_shape")]
+            if own:
+                layer.register_forward_pre_hook(lambda *_, own=own: self.gather(own))
+                layer.register_forward_hook(lambda *_, own=own: self.free(own))
+                layer.register_full_backward_pre_hook(lambda *_, own=own: self.gather(own))
+
+    def gather(self, own):
+        for kept in own:
+            kept.shard = kept.data
+            kept.data = self.whole(kept)
+
+    def free(self, own):
+        for kept in own:
+            kept.data = kept.shard
+
+
+@wrong("8.4", names="whole-in-parameter")
+class StaysWholeAfterBackward(_SwapsData):
+    pass
+
+
+@wrong("8.4", names="gradient-not-there")
+class ReducesInAFullBackwardHook(_SwapsData):
+    def set_hooks(self):
+        super().set_hooks()
+        for layer in self.module.modules():
+            own = [p for p in layer.parameters(recurse=False) if hasattr(p, "whole_shape")]
+            if own:
+                layer.register_full_backward_hook(lambda *_, own=own: self.reduce(own))
+
+    def reduce(self, own):
+        self.free(own)
+        for kept in own:
+            dist.all_reduce(kept.grad)
+            kept.grad = _piece(kept.grad) / dist.get_world_size()
+
+
+@wrong("8.4", names="accumulated-wrong")
+class LetsAutogradAdd(_SwapsData):
+    """Right for one backward pass: a second one adds a whole gradient to a shard's."""
+
+    def set_hooks(self):
+        super().set_hooks()
+        for kept in self.module.parameters():
+            if hasattr(kept, "whole_shape"):
+                kept.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, kept):
+        gradient, kept.grad = kept.grad, None
+        self.free([kept])
+        pieces = _all_pieces(gradient)
+        kept.grad = torch.empty_like(kept)
+        dist.reduce_scatter(kept.grad, pieces)
+        kept.grad /= dist.get_world_size()
+
+    def finish_gradient_synchronization(self):
+        for parameter in self.module.parameters():
+            if not hasattr(parameter, "whole_shape"):
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+
+def _all_pieces(tensor):
+    n = dist.get_world_size()
+    flat = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n))
+    return list(flat.chunk(n))
+
+
+class _FullyShards(nn.Module):
+    """PyTorch's own, which keeps DTensors."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.prepare(module)
+        self.module = fully_shard(module)
+
+    def prepare(self, module):
+        pass
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+    def full_parameters(self):
+        return {name: p.full_tensor() for name, p in self.module.named_parameters()}
+
+
+@wrong("8.4", names="no-broadcast")
+class ForgetsThatFullyShardKeepsTheStart(_FullyShards):
+    pass
+
+
+@wrong("8.4", names="dtensor")
+class HandsOverToFullyShard(_FullyShards):
+    def prepare(self, module):
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+@wrong("8.4", names="names-changed")
+class WrapsWithDDP(nn.Module):
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module = nn.parallel.DistributedDataParallel(module)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+    def full_parameters(self):
+        return {name: p.detach() for name, p in self.module.module.named_parameters()}
+
+
 class _Reducing(MiniFSDP):
     """A right answer whose reduction each wrong one below writes in another way."""
 
@@ -1494,6 +1678,24 @@ class GathersTwiceForBackward(MiniFSDP):
         self._free(calls[index][0])
         self._start_gather(calls[index][0])
         self._wait(calls[index][0])
+
+
+@wrong("8.4", names="gathered-again")
+class FreesWhatItHasPrefetched(MiniFSDP):
+    """Where a tied matrix is used by the calls before and after, it has just been gathered."""
+
+    def _prepare_backward(self, calls, index, gradients):
+        for weights, _ in calls[index + 2 : index + 3]:
+            self._free(weights)
+        super()._prepare_backward(calls, index, gradients)
+
+
+@wrong("8.4", names="whole-stays-in-layer")
+class LeavesTheWholeInTheLayer(MiniFSDP):
+    def _after_forward(self, own, layer, inputs, output):
+        super()._after_forward(own, layer, inputs, output)
+        for name, weight in own.weights.items():
+            vars(layer)[name] = weight.whole
 
 
 @wrong("8.4", names="no-prefetch")
