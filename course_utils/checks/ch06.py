@@ -73,6 +73,8 @@ def _refusal(rank, answer, full) -> tuple[str, str] | None:
 
 
 REFUSAL = {
+    "refuses-what-divides": "Sizes that divide evenly are refused: the error belongs where the remainder "
+    "is not zero.",
     "no-error": "Sizes that do not divide are accepted without a word, and the ranks' shares are "
     "unequal, or something is lost. Compare the remainder with zero and raise a ValueError.",
     "other-error": "Sizes that do not divide end in another exception than a ValueError. An assert "
@@ -80,6 +82,9 @@ REFUSAL = {
     "error-without-sizes": "The ValueError does not say what does not divide by what. Name both "
     "numbers in its message: who reads it wants to know which to change.",
 }
+
+
+REFUSES = {"ValueError": "refuses-what-divides"}
 
 
 def _sizes_that_do_not_divide(draw) -> tuple[int, int]:
@@ -423,7 +428,7 @@ column = Exercise(
 )
 
 
-@column.requires("each of two ranks holds its block of the output features")
+@column.requires("each of two ranks holds its block of the output features", failures=REFUSES)
 def _(answer, draw):
     _check_held(answer, _linear_task(draw, COLUMN, 2))
 
@@ -538,7 +543,9 @@ row = Exercise(
 )
 
 
-@row.requires("each of two ranks holds its block of the input features, and the whole bias")
+@row.requires(
+    "each of two ranks holds its block of the input features, and the whole bias", failures=REFUSES
+)
 def _(answer, draw):
     _check_held(answer, _linear_task(draw, ROW, 2))
 

@@ -194,6 +194,8 @@ coordinates = Exercise(
         "wrong-stride": "The coordinates are wrong where the sizes differ. A data step is pp * tp "
         "ranks, a pipeline step tp.",
         "back-is-wrong": "`rank` does not undo `coordinates`. The rank is (d * pp + p) * tp + t.",
+        "refuses-what-is-inside": "A rank or a coordinate inside the grid is refused. 0 is inside, and so "
+        "is the size less one.",
         "no-error": "A rank, or a coordinate, outside the grid is accepted without a word. `//` and `%` "
         "give numbers for it that belong to another rank.",
         "negative": "A negative number is accepted: Python's `%` turns -1 into the last coordinate.",
@@ -244,18 +246,21 @@ def _must_refuse(question: Callable, *numbers: int) -> None:
     raise Wrong("negative" if negative else "no-error", expected="a ValueError", got=what)
 
 
-@coordinates.requires("the coordinates of every rank of 2 x 3 x 4")
+INSIDE = {"ValueError": "refuses-what-is-inside"}
+
+
+@coordinates.requires("the coordinates of every rank of 2 x 3 x 4", failures=INSIDE)
 def _(answer, draw):
     _check_coordinates(answer, (2, 3, 4))
 
 
-@coordinates.requires("other sizes, and sizes of 1")
+@coordinates.requires("other sizes, and sizes of 1", failures=INSIDE)
 def _(answer, draw):
     for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (1, draw.integer(2, 6), 1)):
         _check_coordinates(answer, sizes)
 
 
-@coordinates.requires("back to the rank")
+@coordinates.requires("back to the rank", failures=INSIDE)
 def _(answer, draw):
     for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (2, 2, 2)):
         _check_back(answer, sizes)
@@ -1150,6 +1155,12 @@ placing = Exercise(
         "slowest-only": "You count the slowest dimension alone. The times add up.",
         "size-one": "A dimension of size 1 is counted: it has nobody to send to.",
         "first-order": "You take the order as given. Another one is cheaper.",
+        "other-seconds": "This order is a cheapest one, and its seconds are not these. Each dimension of "
+        "more than one rank adds its bytes divided by one of the two rates.",
+        "not-cheapest": "The seconds are right for this order, and another order costs less: do you "
+        "compare all of them?",
+        "neither": "These are not the seconds of this order, and another order costs less. Count one order by "
+        "hand first: which groups lie inside a machine?",
         "inputs-changed": "`sizes` or `sent` have changed: they belong to the caller.",
     },
 )
@@ -1241,7 +1252,7 @@ def _check_placement(answer, cluster: _Cluster) -> None:
         "last-only": picks(fits=lambda groups: groups.stride == 1 and _within(groups)),
         "straddles": picks(fits=lambda groups: len(groups.machines[0]) == 1)
         or picks(fits=lambda groups: groups.stride * groups.size <= room),
-        "most-bytes-last": got[0][-1] == most and (honest or cluster.sizes[most] > room),
+        "most-bytes-last": got[0][-1] == most and cluster.sizes[most] > room,
         "most-expensive": honest and same(got[1], max(true.values())),
         "reversed": same(got[1], best) and same(true[got[0][::-1]], best),
         "rates-swapped": picks(swapped=True),
@@ -1249,6 +1260,9 @@ def _check_placement(answer, cluster: _Cluster) -> None:
         "slowest-only": picks(together=max),
         "size-one": picks(counts=lambda groups: True),
         "first-order": honest and got[0] == tuple(cluster.sizes),
+        "other-seconds": same(true[got[0]], best),
+        "not-cheapest": honest,
+        "neither": True,
     }
     if same(true[got[0]], best):
         expect(got[1], best, what="the seconds of this order", likely=likely)
@@ -1281,6 +1295,9 @@ def _(answer, draw):
     sizes = {"tensor": tensor, "data": draw.choice([2, 3, 4]), "pipeline": pipeline}
     sent = {"tensor": 9, "data": 2, "pipeline": 4}
     _check_placement(answer, _cluster(draw, sizes, sent, tensor * pipeline))
+    # the two that fit are no neighbours in any rotation of the order given
+    sizes = {"tensor": 2, "data": draw.choice([3, 5]), "pipeline": 2, "replica": 2}
+    _check_placement(answer, _cluster(draw, sizes, {**sent, "replica": 1}, per_machine=4))
 
 
 @placing.requires("the dimension with most bytes is larger than a machine")

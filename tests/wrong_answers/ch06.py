@@ -304,6 +304,15 @@ class CutsInHalves(_Column):
         self.bias = None if full.bias is None else _whole(full.bias[half])
 
 
+@wrong("6.1", names="refuses-what-divides")
+class RefusesWhatDivides(_Column):
+    def __init__(self, full):
+        n = dist.get_world_size()
+        if full.out_features % n == 0:
+            raise ValueError(f"{full.out_features} does not divide by {n}")
+        super().__init__(full)
+
+
 @wrong("6.1", names="no-error")
 class CutsUnevenly(_Column):
     def __init__(self, full):
@@ -565,6 +574,15 @@ class CutsColumnsInHalves(_Row):
         middle = full.in_features // 2
         half = slice(middle) if dist.get_rank() == 0 else slice(middle, None)
         self.weight = _whole(full.weight[:, half])
+
+
+@wrong("6.2", names="refuses-what-divides")
+class RaisesTheWrongWayRound(_Row):
+    def __init__(self, full):
+        n = dist.get_world_size()
+        if full.in_features % n == 0:
+            raise ValueError(f"{full.in_features} does not divide by {n}")
+        super().__init__(full)
 
 
 @wrong("6.2", names="no-error")

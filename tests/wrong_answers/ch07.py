@@ -230,6 +230,13 @@ class AddsUpWithWrongStrides(_Grid):
         return d * self.dp * self.pp + p * self.pp + t
 
 
+@wrong("7.2", names="refuses-what-is-inside")
+class CountsRanksFromOne(_Grid):
+    def coordinates(self, rank):
+        self.refuse(0 < rank <= self.dp * self.pp * self.tp)
+        return self.split(rank)
+
+
 @wrong("7.2", names="no-error")
 class WrapsAround(_Grid):
     def refuse(self, fits):
@@ -1452,6 +1459,35 @@ def charges_for_a_dimension_of_one(sizes, sent, per_machine, inside, between):
 def keeps_the_order_given(sizes, sent, per_machine, inside, between):
     order = tuple(sizes)
     return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+
+@wrong("7.5", names="other-seconds")
+def leaves_the_last_dimension_out(sizes, sent, per_machine, inside, between):
+    order, seconds = _best(sizes, sent, per_machine, inside, between)
+    return order, seconds - sent[order[-1]] / inside
+
+
+@wrong("7.5", names="not-cheapest")
+def tries_rotations_only(sizes, sent, per_machine, inside, between):
+    names = tuple(sizes)
+    costs = {}
+    for i in range(len(names)):
+        order = names[i:] + names[:i]
+        costs[order] = sum(_times(order, sizes, sent, per_machine, (inside, between)))
+    order = min(costs, key=costs.get)
+    return order, costs[order]
+
+
+@wrong("7.5", names="neither")
+def strides_from_the_first_dimension(sizes, sent, per_machine, inside, between):
+    """Counts the first of the order as the one that changes fastest, and adds everything up."""
+    costs = {
+        order: sum(_times(order[::-1], sizes, sent, per_machine, (inside, between)))
+        + sum(sent.values()) / between
+        for order in itertools.permutations(sizes)
+    }
+    order = min(costs, key=costs.get)
+    return order, costs[order]
 
 
 @wrong("7.5", names="inputs-changed")
