@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import following
+from course_utils.checks.ranks import following, other_ranks_only
 from course_utils.hardware import device
 from course_utils.trace import kept_for_backward
 
@@ -281,10 +281,11 @@ crossing = Exercise(
         "comes back.",
         "not-waited": "A message was started and nobody waited for it: its tensor may not be there "
         "yet, or not be sent. Keep what `isend` and `irecv` return, and call `wait()` on it.",
-        "wrong-peer": "A rank sends to itself. Rank 0 talks to rank 1, and rank 1 to rank 0: `dst` "
-        "and `src` are the other's number.",
+        "wrong-peer": "A rank plays the other's half, or talks to the wrong one. Rank 0 calls "
+        "`stage(data)` and sends to rank 1; rank 1 receives from rank 0: `dst` and `src` are always "
+        "the other's number.",
         "called-otherwise": "The last stage takes the tensors one by one and the targets behind them: "
-        "`stage(*tensors, data)`, with the star. The first stage is called on rank 0 only.",
+        "`stage(*tensors, data)`, with the star.",
         "no-leaf": "There is no gradient to hand back. Either what arrived on rank 1 does not require "
         "one: call `requires_grad_()` before the stage runs. Or `loss.backward()` has not run yet.",
         "first-stage-left": "Backward ends on rank 1: the parameters of rank 0's stage have no "
@@ -294,8 +295,8 @@ crossing = Exercise(
         "activations-returned": "Rank 1 sends the activations back. Rank 0 needs their gradient.",
         "order-swapped": "The gradients reach the wrong tensors: send them back in the order of the "
         "list, the order in which they are received.",
-        "first-tensor-only": "Only the first tensor of the list is handed over and back, or only its "
-        "gradient is used.",
+        "one-tensor-only": "Only one tensor of the list is handed over and back, or only one gradient "
+        "is used.",
         "last-stage-left": "The parameters of rank 1's stage have no gradient: call "
         "`loss.backward()` there.",
         "loss-not-returned": "Rank 1 has to return the loss.",
@@ -325,6 +326,9 @@ crossing = Exercise(
         "'tuple'": "tuple-not-tensor",
         "then the targets": "called-otherwise",
         "same as the rank of the current process": "wrong-peer",
+        "names itself": "wrong-peer",
+        "there is no rank": "wrong-peer",
+        "the targets alone": "wrong-peer",
         "only for scalar outputs": "own-gradient",
     },
 )
@@ -386,6 +390,8 @@ class _Last(nn.Module):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         *arrived, targets = tensors
+        if not arrived and targets.shape == self.targets:
+            raise TypeError("this is the last stage, and it got the targets alone")
         one_by_one = len(arrived) == self.crossing and all(map(torch.is_tensor, arrived))
         if not one_by_one or targets.shape != self.targets:
             raise TypeError(f"this stage takes {self.crossing} of the tensors, then the targets")
@@ -421,7 +427,7 @@ def _crossed(rank, answer, cut: _Cut, steps: int) -> _Crossed:
     returned, unwaited = None, []
     for _ in range(steps):
         room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
-        with following() as sent:
+        with other_ranks_only(), following() as sent:
             returned = answer(stage, data, room)
         unwaited += sent.unwaited
     return _Crossed(returned, _gradients(stage), unwaited)
@@ -457,6 +463,9 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
     def first_with(begin) -> Callable[[object], bool]:
         return lambda got: same(got, _whole(cut, begin)[1])
 
+    only_first = first_with(lambda t, g: [g[0]] + [None] * (len(g) - 1))
+    only_last = first_with(lambda t, g: [None] * (len(g) - 1) + [g[-1]])
+
     def times(gradients: dict) -> dict:
         return {name: None if g is None else steps * g for name, g in gradients.items()}
 
@@ -468,7 +477,7 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
         likely={
             "last-stage-left": not floating,
             "gradients-replaced": steps > 1 and last,
-            "first-tensor-only": len(first) > 1 and kind == "two",
+            "one-tensor-only": kind == "two",
         },
     )
     none = [name for name, g in zero.gradients.items() if g is None]
@@ -484,7 +493,7 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
             "own-gradient": first_with(lambda t, g: [torch.ones_like(x) for x in t]),
             "activations-returned": first_with(lambda t, g: [x.detach() for x in t]),
             "order-swapped": first_with(lambda t, g: g[::-1]),
-            "first-tensor-only": first_with(lambda t, g: [g[0], *[None] * (len(g) - 1)]),
+            "one-tensor-only": lambda got: only_first(got) or only_last(got),
         },
     )
     expect(one.returned, loss, what="rank 1's loss", likely={"loss-not-returned": True})
@@ -1049,6 +1058,16 @@ comparing = Exercise(
         "have one layer more each.",
         "ends-included": "The beginning and the end of the line are no cuts: the form of exercise 4.3 "
         "has stages - 1 indices.",
+        "not-equal-layers": "With n layers in s stages, the first n % s stages have n // s + 1 layers "
+        "and the others n // s. A cut is the index of the first layer behind it.",
+        "not-what-cut-returns": "This row's cuts are what `cut` returns for the costs of its strategy: "
+        "one cost for each layer, handed over as they are.",
+        "seconds-otherwise": "Cut the list of seconds as the layers are cut, add up each piece, and "
+        "take the largest sum.",
+        "idle-otherwise": "In `stages * slowest` seconds all stages together work `sum(seconds)`. What "
+        "is left, as a share of the first, is idle.",
+        "bytes-otherwise": "Look at one stage alone: bytes of its parameters, of their gradients, of "
+        "its buffers, and what it keeps for backward of the batch that arrives there.",
         "same-cuts": "Another strategy's cuts stand in this row.",
         "trainable-only": "You count the parameters that learn. A frozen one is held and computed "
         "with like any other: count it too.",
@@ -1202,6 +1221,8 @@ def _checked_cuts(answer, case: _Case) -> dict[str, dict]:
         others = {
             "same-cuts": _any_of(*expected.values()),
             "ends-included": [0, *expected[name], len(case.layers)],
+            "not-equal-layers": name == "equal layers",
+            "not-what-cut-returns": True,
         }
         what = f"the cuts of {name!r}"
         expect(table[name]["cuts"], expected[name], what=what, likely={**likely[name], **others})
@@ -1226,6 +1247,7 @@ def _check_times(answer, case: _Case) -> None:
             "mean-not-slowest": total / case.stages,
             "slowest-layer": max(case.seconds),
             "costs-not-seconds": _any_of(max(_loads(numbers, cuts)), max(_loads(ones, cuts))),
+            "seconds-otherwise": True,
         }
         expect(table[name]["slowest"], slowest, what=f"slowest of {name!r}", likely=likely)
         busy = total / (case.stages * slowest)
@@ -1236,6 +1258,7 @@ def _check_times(answer, case: _Case) -> None:
             "busy-not-idle": busy,
             "idle-of-one-stage": 1 - min(loads) / slowest,
             "idle-not-share": _any_of(free, free / case.stages, 100 * (1 - busy)),
+            "idle-otherwise": True,
         }
         expect(table[name]["idle"], 1 - busy, what=f"idle of {name!r}", likely=likely)
 
@@ -1287,6 +1310,7 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         "buffers-forgotten": without("buffers"),
         "tied-twice": one_by_one,
         "four-bytes": elements,
+        "bytes-otherwise": True,
     }
     return {slug: value for slug, value in mistakes.items() if value != full}
 

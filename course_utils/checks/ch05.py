@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import finish_device_work, waits
+from course_utils.checks.ranks import finish_device_work, other_ranks_only, waits
 from course_utils.hardware import device
 from course_utils.intercept import listening
 from course_utils.schedules import Op, Schedule, Simulation, first_illegal_move, simulate
@@ -57,6 +57,8 @@ bubble = Exercise(
         "passes of the total time.",
         "one-rank-of-all": "You divide the work of one rank by the time of all ranks. Each of them "
         "works for micro_batches passes.",
+        "otherwise": "Draw the smallest cases. One stage is never idle: 0. With 2 stages and 1 "
+        "micro-batch each rank is idle half of the time: 1/2; with 2 micro-batches it is 1/3.",
         "percent": "You return percent: asked is a share, from 0 to 1.",
         "rounded-down": "The share is rounded down to a whole number: `//` drops the fraction.",
         "no-chunks": "`chunks` is the third parameter, and 1 where nobody gives it: "
@@ -81,7 +83,7 @@ def _check_bubble(answer, cases, likely: Mapping[str, Callable[..., float]]) -> 
     got = _shares(answer, cases)
     for value in got:
         expect_type(value, (float, int))
-    mistakes = {slug: _shares(share, cases) for slug, share in likely.items()}
+    mistakes = {slug: _shares(share, cases) for slug, share in likely.items()} | {"otherwise": True}
     expect(
         got,
         _shares(lambda p, m, v=1: (p - 1) / (v * m + p - 1), cases),
@@ -716,6 +718,10 @@ accumulation = Exercise(
         "windows": "Your micro-batches overlap: micro-batch i begins at sample i * size, not at i.",
         "targets-not-cut": "Inputs and targets have to be cut alike: sample i of one belongs to "
         "sample i of the other.",
+        "other-weights": "Every micro-batch's gradient has to count once, with the share of its "
+        "samples, `len(x) / len(inputs)`.",
+        "loss-otherwise": "The mean loss is the sum of the micro-batches' losses, each times the share "
+        "of its samples, `len(x) / len(inputs)`.",
         "sum-not-mean": "Your gradients are too large by the number of micro-batches: every loss is "
         "a mean already, and you add up these means. Adam would hide it, SGD does not.",
         "samples-summed": "Your gradients are those of the summed loss: they are too large by the "
@@ -891,6 +897,7 @@ def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
         ),
         "divided-by-samples": _weighted(each, [1 / total] * count),
         "divided-twice": count > 1 and _weighted(each, [w / count for w in mean]),
+        "other-weights": True,
     }
 
 
@@ -940,6 +947,7 @@ def _(answer, draw):
                 same(got, losses[-1]) or same(got, losses[-1] * own)
             ),
             "loss-unweighted": sum(losses) / len(losses),
+            "loss-otherwise": True,
         }
         expect(got, mean, what="the loss", likely=likely)
 
@@ -1051,6 +1059,8 @@ exchanging = Exercise(
         "empty room.",
         "truth-of-a-tensor": "`if activations:` asks whether its numbers are true. Ask "
         "`if activations is not None:`.",
+        "talks-to-itself": "A rank sends to itself. The previous rank is `rank - 1`, the next one is "
+        "`rank + 1`.",
         "alone": "With one rank there is nobody to talk to: return (None, None).",
         "swapped-results": "The two results have changed places: first what comes from the previous "
         "rank, then what comes from the next one.",
@@ -1074,7 +1084,12 @@ exchanging = Exercise(
         "needs-contiguous": "`send` and `recv` need contiguous memory. Send `tensor.contiguous()`, "
         "and make the room with the same shape, but contiguous.",
     },
-    failures={"Boolean value of Tensor": "truth-of-a-tensor"},
+    failures={
+        "Boolean value of Tensor": "truth-of-a-tensor",
+        "names itself": "talks-to-itself",
+        "same as the rank of the current process": "talks-to-itself",
+        "there is no rank": "beyond-the-ends",
+    },
 )
 
 Handed = tuple[Tensor | None, Tensor | None]  # to the next rank, to the previous rank
@@ -1112,7 +1127,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
         return lambda work: messages.append((name, dist.Work.unbox(work)))
 
-    with waits() as asked, listening(hear):
+    with waits() as asked, listening(hear), other_ranks_only():
         report.received = answer(*handed)
     finish_device_work()
     if device().type == "cpu":  # a GPU's messages end in the order of its stream
@@ -1220,7 +1235,9 @@ def _(answer, draw):
 
 @exchanging.requires(
     "a single stage hands over nothing",
-    failures=dict.fromkeys((*AT_AN_END, "exception", "timeout"), "alone"),
+    failures=dict.fromkeys(
+        (*AT_AN_END, "exception", "timeout", "names itself", "there is no rank"), "alone"
+    ),
 )
 def _(answer, draw):
     _check_exchange(answer, [_line(1, _whole_numbers(draw))])

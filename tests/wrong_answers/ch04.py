@@ -387,7 +387,7 @@ def hands_back_in_backwards_order(stage, data, room):
     _back_from(_gradients(_send_forward(stage, data), room))
 
 
-@wrong("4.2", names="first-tensor-only")
+@wrong("4.2", names="one-tensor-only")
 def goes_back_through_one_tensor(stage, data, room):
     if dist.get_rank() == 1:
         return _loss_and_back(stage, data, room)
@@ -612,7 +612,29 @@ def forgets_the_targets(stage, data, room):
     _back_from(_gradients(_send_forward(stage, data), room))
 
 
-@wrong("4.2", names="called-otherwise")
+@wrong("4.2", names="one-tensor-only")
+def keeps_the_last_pair(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room)[-1:])
+
+
+@wrong("4.2", names="wrong-peer")
+def plays_the_others_half(stage, data, room):
+    if dist.get_rank() == 0:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="wrong-peer")
+def counts_ranks_from_one(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    for tensor in stage(data):
+        dist.send(tensor.detach().contiguous(), 2)
+
+
+@wrong("4.2", names="wrong-peer")
 def runs_the_stage_first_on_both_ranks(stage, data, room):
     products = stage(data)
     if dist.get_rank() == 0:

@@ -1295,3 +1295,25 @@ def sends_both_ways_everywhere(activations, gradients):
     for send in sends:
         send.wait()
     return arrived
+
+
+@wrong("5.6", names="talks-to-itself")
+def takes_itself_for_the_previous(activations, gradients):
+    rank = dist.get_rank()
+    from_previous, from_next = _room(gradients), _room(activations)
+    handles = _started(activations, from_next, rank + 1)
+    handles += _started(gradients, from_previous, rank)
+    for handle in handles:
+        handle.wait()
+    return from_previous, from_next
+
+
+@wrong("5.6", names="beyond-the-ends")
+def goes_the_wrong_way(activations, gradients):
+    rank = dist.get_rank()
+    from_previous, from_next = _room(gradients), _room(activations)
+    handles = _started(activations, from_next, rank - 1)
+    handles += _started(gradients, from_previous, rank + 1)
+    for handle in handles:
+        handle.wait()
+    return from_previous, from_next
