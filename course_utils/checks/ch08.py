@@ -225,6 +225,8 @@ sharding = Exercise(
         "options-missing": "Your `param_groups` lack options that `optimizer_cls` has, such as Adam's "
         "`betas`, and schedulers look there. What is not in kwargs is in the inner's `defaults`.",
         "fixed-optimizer": "The update is not that of `optimizer_cls` with these kwargs.",
+        "first-state-lost": "This optimizer makes its state when it is constructed, for every group, and yours "
+        "steps without it: hand the inner's `state` on as soon as there is one.",
         "empty-rank": "A rank may own nothing of a group, surely with more ranks than parameters, and an "
         "optimizer refuses an empty list. A group with an empty list is accepted: `[{'params': []}]`.",
         "generator-used-up": "`model.parameters()` is a generator: it can be read once. Make a list first.",
@@ -422,7 +424,7 @@ def _(answer, draw):
 def _(answer, draw):
     ranks, width = draw.choice((2, 3)), draw.integer(6, 9)
     large_and_small = [(width, width), *[(2,)] * (ranks - 1)]  # dealt out, rank 0 gets all large
-    task = _updates(draw, large_and_small * 4)
+    task = _updates(draw, large_and_small * (2 * ranks))
     _check_owners(_check_updates(answer, task, ranks), task)
 
 
@@ -445,6 +447,15 @@ def _(answer, draw):
     _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
 
 
+class _StateAtOnce(torch.optim.SGD):
+    """Makes its momenta when it is constructed, and begins with ones."""
+
+    def add_param_group(self, param_group: dict) -> None:
+        super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            self.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+
+
 def _updated_alike(task: _Updates, step: int, index: int, got: list[Tensor]) -> bool:
     """Whether all ranks have updated a parameter, in the same way."""
     return same(got, [got[0]] * len(got)) and not same(got[0], task.tensors[index])
@@ -459,9 +470,14 @@ def _(answer, draw):
             (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.5}),
         )
     ]
+    groups = [([0, 1], {"lr": 0.1}), ([2, 3, 4], {"lr": 0.2})]
+    at_once = _updates(draw, _small(draw), optimizer=_StateAtOnce, groups=groups)
+    tasks.append(replace(at_once, kwargs={"lr": 0.1, "momentum": 0.9}))
     of_tasks = zip(*run(_sharded, draw.choice((2, 3)), answer, tasks), strict=True)
     for task, reports in zip(tasks, of_tasks, strict=True):
-        _judge_updates(reports, task, {"fixed-optimizer": partial(_updated_alike, task)})
+        without_state = _as_if(task, optimizer=torch.optim.SGD) if task is tasks[-1] else None
+        likely = {"first-state-lost": without_state} if without_state else {}
+        _judge_updates(reports, task, likely | {"fixed-optimizer": partial(_updated_alike, task)})
         _check_owners(reports, task)
         missing = set(_expected(task).options) - set(reports[0].options)
         if missing:

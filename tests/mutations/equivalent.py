@@ -10,6 +10,12 @@ The two lines are as `python -m tests.mutations` prints them. When the solution 
 here fits nothing any more: the run says so and fails.
 """
 
+# 8.2: whoever gives each parameter to the rank with the fewest elements so far keeps the promise
+_ANY_ORDER = (
+    "Which rank owns what is free, within an equal share and one parameter more. Whatever the order, "
+    "a rank with the fewest elements has at most an equal share before it gets one more."
+)
+
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     "0.3": {
         (
@@ -185,5 +191,54 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "return sum(count * size for count, size in zip(held, sizes))",
             "return sum(count * size for count, size in zip(sizes, held))",
         ): "A product does not care which factor is named first.",
+    },
+    "8.2": {
+        (
+            "self.owned = [0] * dist.get_world_size()  # elements, by rank",
+            "self.owned = [1] * dist.get_world_size()  # elements, by rank",
+        ): "Only the smallest of these numbers is looked for, and all have one more.",
+        (
+            'for parameter in sorted(group["params"], key=torch.numel, reverse=True):',
+            "for parameter in sorted(group['params'], key=torch.numel):",
+        ): _ANY_ORDER,
+        (
+            'for parameter in sorted(group["params"], key=torch.numel, reverse=True):',
+            "for parameter in group['params']:",
+        ): _ANY_ORDER,
+        (
+            'for parameter in sorted(group["params"], key=torch.numel, reverse=True):',
+            'for parameter in sorted(group["params"], key=torch.numel, reverse=False):',
+        ): _ANY_ORDER,
+    },
+    "8.4": {
+        (
+            "if memory.nbytes() > 0:",
+            "if memory.nbytes() > 1:",
+        ): "A matrix of floating point numbers has no memory, or more than one byte.",
+        (
+            "weight.work = dist.all_gather(pieces, kept, group=self.gathers, async_op=True)",
+            "weight.work = dist.all_gather(pieces, kept, async_op=True)",
+        ): "Nothing else uses the default group during a step, so gathers still have their own.",
+    },
+    "8.5": {
+        (
+            'ranks, saved = [part["rank"] for part in parts], max(part["world_size"] for part in parts)',
+            "ranks, saved = [part[\"rank\"] for part in parts], min((part['world_size'] for part in parts))",
+        ): "They differ where the parts are of several runs. That is refused in any case, and which "
+        "rank is missing then depends on the run that is meant.",
+        (
+            "missing = sorted(set(range(saved)) - set(ranks))",
+            "missing = set(range(saved)) - set(ranks)",
+        ): "Only the message is made of it, and it names the same ranks.",
+        (
+            "return [deepcopy(values[0]) for _ in range(world_size)]",
+            "return [deepcopy(values[0]) for _ in range(world_size + 1)]",
+        ): "The callers go through it beside a list of world_size parts, and stop with that.",
+    },
+    "9.2": {
+        (
+            "generator = torch.Generator().manual_seed(self.seed + self.epoch)",
+            "generator = torch.Generator().manual_seed(self.seed - self.epoch)",
+        ): "Any order that seed and epoch decide will do, and both give each pair of them a seed.",
     },
 }

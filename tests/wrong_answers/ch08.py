@@ -406,6 +406,22 @@ class AlwaysSGD(_Sharded):
         super().__init__(params, plain, **known)
 
 
+@wrong("8.2", names="first-state-lost")
+class ExpectsStateAfterAStep(_Sharded):
+    def share_out(self, group):
+        super().share_out(group)
+        if "momentum" in group:
+            self.state.clear()
+
+
+@wrong("8.2", names="first-state-lost")
+class HandsOnTheFirstGroupsOnly(_Sharded):
+    def share_out(self, group):
+        super().share_out(group)
+        for parameter in [p for inner in self.inner[1:] for p in inner.state]:
+            self.state.pop(parameter, None)
+
+
 @wrong("8.2", names="not-waited")
 class SendsInTheBackground(_Sharded):
     def send(self):
