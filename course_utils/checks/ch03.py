@@ -1264,6 +1264,7 @@ evaluation = Exercise(
     misconceptions={
         "padded-duplicates": "Some images are counted twice: the shares were made equal by "
         "repeating images, as DistributedSampler does. Let the shares differ instead.",
+        "fixed-two": "The images are dealt out as if to two ranks. Ask `dist.get_world_size()`.",
         "everyone-everything": "Every rank evaluates all images. The number is right and nothing "
         "is shared: each rank takes its part.",
         "images-lost": "Some images are not evaluated at all: look at the last ones.",
@@ -1405,6 +1406,8 @@ def _check_seen(seen: list[list[int]], count: int) -> None:
     if ranks > 1 and all(set(images) == set(range(count)) for images in seen):
         raise Wrong("everyone-everything", expected="each image once", got="each on every rank")
     twice = sum(1 for n in times.values() if n > 1)
+    if twice and all(own == list(range(count))[rank::2] for rank, own in enumerate(seen)):
+        raise Wrong("fixed-two", expected=f"{ranks} shares", got="every second image on each rank")
     if twice:
         got = f"{sum(times.values())} evaluations, {twice} of the images more than once"
         raise Wrong("padded-duplicates", expected=f"{count} images, each once", got=got)

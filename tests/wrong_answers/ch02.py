@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest import mock
 
@@ -756,6 +757,21 @@ def weights_the_chunk_losses(model, optimizer, loss_fn, images, labels, devices)
         total += loss.item()
     optimizer.step()
     return total
+
+
+@right("2.4")
+def with_a_thread_for_each_worker(model, optimizer, loss_fn, images, labels, devices):
+    def run(replica, chunk, device):
+        return replica(chunk.to(device)).to(devices[0])
+
+    chunks = images.chunk(len(devices))
+    helpers = [
+        partial(functional_call, copy.deepcopy(model), _copies(model, device))
+        for device in devices[1 : len(chunks)]
+    ]
+    with ThreadPoolExecutor(len(devices)) as threads:
+        outputs = threads.map(run, [model, *helpers], chunks, devices)
+        return _update(optimizer, loss_fn(torch.cat(list(outputs)), labels))
 
 
 # ---- 2.5 diagnose --------------------------------------------------------------------------------

@@ -523,13 +523,12 @@ def does_a_first_step_in_any_case(tensor):
 
 
 @wrong("3.2", names="sent-too-much")
-def gathers_twice(tensor):
+def gathers_once_more(tensor):
     rank, n, *_ = _neighbours()
     flat = tensor.contiguous().view(-1)
     chunks = flat.tensor_split(n)
     _go_round(chunks, n - 1, rank, add=True)
-    for _ in range(2):
-        _go_round(chunks, n - 1, rank + 1, add=False)
+    _go_round(chunks, n if n > 1 else 0, rank + 1, add=False)
     tensor.copy_(flat.view_as(tensor))
 
 
@@ -1159,6 +1158,14 @@ def shares_out_with_the_sampler(model, images, labels, batch_size):
     dist.all_reduce(correct)
     dist.all_reduce(total)
     return (correct / total).item()
+
+
+@wrong("3.5", names="fixed-two")
+def deals_to_two_ranks(model, images, labels, batch_size):
+    mine = slice(dist.get_rank(), None, 2)
+    correct = _count(model, images[mine], labels[mine], batch_size)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
 
 
 @wrong("3.5", names="everyone-everything")
