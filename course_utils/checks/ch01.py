@@ -2,8 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from statistics import median
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type
+
+LISTS = {
+    "list-is-no-number": "`minutes` is a list with a number for each building. `max`, `sum` or a loop "
+    "make one number of it.",
+    "past-the-end": "You reach for a building that does not exist: the last one has the index "
+    "`len(minutes) - 1`.",
+}
+LIST_FAILURES = {"'list'": "list-is-no-number", "IndexError": "past-the-end"}
 
 deliveries = Exercise(
     "1.1",
@@ -26,27 +35,34 @@ deliveries = Exercise(
         "swapped": "Throughput comes first, then delivery time: you return them the other way.",
         "one-at-a-time": "You let an order in when the one before has left the whole line. In a "
         "full line each building works on an order of its own.",
-        "average-pace": "You take the average building. Orders queue before the slowest: that one "
-        "sets the pace.",
+        "average-pace": "You take the average building, or the middle one. Orders queue before the "
+        "slowest: that one sets the pace.",
+        "each-building-delivers": "You count an order for every building. Only the last one delivers, "
+        "and the slowest sets its pace.",
         "fastest-pace": "You take the fastest building. It waits for the slowest.",
         "some-pace": "You take one building by its place in the line. The slowest one sets the "
         "pace, wherever it stands.",
         "paces-added": "You add up the paces of the buildings. They work on the same orders, one "
         "after the other.",
         "inverted": "That is the time between two orders. Throughput is orders per minute.",
+        "another-unit": "Throughput is in orders per minute, not per hour or per second.",
+        "rounded": "You round. Return the number as it is; `//` rounds down too.",
         "factories-forgotten": "Your throughput is that of one line, and every factory has one.",
         "slow-trucks": "Your trucks slow the line down. There are always enough of them: an order "
         "is longer under way, and orders leave as often as before.",
         "roads-forgotten": "The way from building to building is missing in the delivery time.",
         "road-too-many": "You count a road for every building. The last building sends nothing on.",
-        "one-road": "You count one road. There is one between any two buildings.",
+        "one-road": "You count one road. There is one between any two neighbours.",
+        "way-back": "You count the trucks' way back. The order is not on them then.",
         "slowest-everywhere": "You let the order stay in every building as long as in the slowest. "
         "Where it never waits, it stays in each as long as that one works on it.",
         "one-building": "You count one building. The order goes through all of them.",
         "not-a-pair": "Return both numbers: `return throughput, delivery_time`.",
-        "faster-delivery": "You divide the delivery time by the number of factories. An order is in "
-        "one of them, and there it takes as long as ever.",
+        "factories-in-delivery": "The number of factories is in your delivery time. An order is in one "
+        "of them, and there it takes as long as ever.",
+        **LISTS,
     },
+    failures=LIST_FAILURES,
 )
 
 
@@ -69,11 +85,16 @@ def _both(answer, minutes, truck, factories):
             "one-at-a-time": lambda value: _near(
                 value, *(lines / days for lines in (1, factories) for days in (way, way + road))
             ),
-            "average-pace": factories * len(minutes) / way,
+            "average-pace": lambda value: _near(
+                value, factories * len(minutes) / way, factories / median(minutes)
+            ),
+            "each-building-delivers": factories * len(minutes) / max(minutes),
             "fastest-pace": factories / min(minutes),
             "some-pace": lambda value: any(_near(value, factories / work) for work in minutes),
             "paces-added": factories * sum(1 / work for work in minutes),
             "inverted": lambda value: _near(value, 1 / rate, max(minutes)),
+            "another-unit": lambda value: _near(value, 60 * rate, rate / 60),
+            "rounded": lambda value: _rounds(value, rate),
             "slow-trucks": lambda value: _near(
                 value, factories / (max(minutes) + truck), factories / max(*minutes, truck)
             ),
@@ -86,18 +107,26 @@ def _both(answer, minutes, truck, factories):
         likely={
             "roads-forgotten": way,
             "road-too-many": way + truck * len(minutes),
-            "faster-delivery": lambda value: _near(value, time / factories, way / factories),
+            "factories-in-delivery": lambda value: _near(
+                value, *(w * f for w in (time, way) for f in (factories, 1 / factories))
+            ),
             "one-road": way + truck,
+            "way-back": way + 2 * road,
             "slowest-everywhere": lambda value: _near(
                 value, *(len(minutes) * max(minutes) + r for r in (0, road))
             ),
             "one-building": lambda value: value in minutes,
+            "rounded": lambda value: _rounds(value, time),
         },
     )
 
 
 def _near(value, *candidates):
     return any(math.isclose(value, candidate, rel_tol=1e-6) for candidate in candidates)
+
+
+def _rounds(value, exact):
+    return value in (exact // 1, *(round(exact, digits) for digits in range(4)))
 
 
 def _minutes(draw, count):
@@ -157,6 +186,13 @@ idle = Exercise(
         "first one is in the delivery time already.",
         "one-order-only": "You count the minutes of one order. There are several.",
         "work-once": "You subtract the work of one order. Each building works on all of them.",
+        "minus": "You subtract all the time from the work. The time comes first.",
+        "per-order": "You return the idle minutes per order. Asked are all of them.",
+        "rounded": "You round. Return the numbers as they are; `//` rounds down too.",
+        "starts-while-busy": "A building of yours starts an order while it still works on the one "
+        "before.",
+        "starts-without-order": "A building of yours starts before its order has come from the "
+        "building before.",
         "before-the-first": "You begin to count when the first order reaches a building. It stands "
         "idle from minute 0 on.",
         "between-orders-only": "You count only the waiting between two orders. Before the first and "
@@ -175,7 +211,9 @@ idle = Exercise(
         "roads-forgotten": "Your orders do not need time between two buildings.",
         "road-too-many": "You count a road for every building. The last building sends nothing on.",
         "slow-trucks": "Your orders queue for a truck. There are always enough of them.",
+        **LISTS,
     },
+    failures=LIST_FAILURES,
 )
 
 
@@ -208,6 +246,10 @@ def _idle(answer, minutes, truck, orders):
             "one-order-too-many": until(end + max(minutes)),
             "one-order-only": [way + roads - work for work in minutes],
             "work-once": [end - work for work in minutes],
+            "minus": [orders * work - end for work in minutes],
+            "per-order": [(end - orders * work) / orders for work in minutes],
+            "starts-while-busy": until(way + roads) if orders > 1 else False,
+            "starts-without-order": until(orders * minutes[-1]),
             "before-the-first": [u - s for u, s in zip(until(end), starts, strict=True)],
             "between-orders-only": lambda value: _any(
                 value, *([n * (max(minutes) - work) for work in minutes] for n in (orders, others))
@@ -228,7 +270,10 @@ def _idle(answer, minutes, truck, orders):
             "slow-trucks": lambda value: _any(
                 value,
                 *(until(way + roads + others * max(*minutes, trip)) for trip in (truck, 2 * truck)),
-                until(way + roads + others * (max(minutes) + truck)),
+                *(until(way + r + others * (max(minutes) + truck)) for r in (roads, 0)),
+            ),
+            "rounded": lambda value: (
+                len(value) == len(minutes) and all(map(_rounds, value, until(end)))
             ),
         },
     )
@@ -262,7 +307,8 @@ def _(answer, draw):
 @idle.requires("trucks that take longer than any building")
 def _(answer, draw):
     minutes = _minutes(draw, draw.integer(3, 5))
-    _idle(answer, minutes, _longer(draw, minutes), draw.integer(3, 9))
+    # with as many orders as buildings, a truck for each order costs what one for each road does
+    _idle(answer, minutes, _longer(draw, minutes), draw.integer(7, 12))
 
 
 decisions = Exercise(
@@ -298,10 +344,16 @@ decisions = Exercise(
         "exchange costs.",
         "never-both": "The GPUs are enough for two or more cut copies. Use them: cut and copy.",
         "one-copy-only": "You have GPUs for one cut copy only: there is nothing to copy.",
+        "activations-not-cut": "You store the activations of a sample on every GPU of the copy. Cutting "
+        "spreads them too.",
+        "one-gpu": "There is one GPU, and nobody to share with.",
         "rounded-down": "You rounded the GPUs of a copy down, so a part of it has no room.",
         "no-limit": "The copy needs more GPUs than there are.",
         "full-is-not-too-full": "A copy that fills its GPUs to the last byte fits.",
+        "no-such-field": "A job has `gpus`, `gpu_bytes`, `state_bytes`, `sample_bytes`, "
+        "`compute_seconds` and `exchange_seconds`.",
     },
+    failures={"'Job' object has no attribute": "no-such-field"},
 )
 
 
@@ -329,7 +381,8 @@ def _decide(answer, job, what=""):
     if got is not None and (not isinstance(got, str) or got not in WORDS):
         raise Wrong("another-word", expected="one of " + ", ".join(WORDS), got=repr(got))
     right = _right(job)
-    expect(got, right, what=what or str(job), likely={_mistake(job, right, got): got})
+    likely = {_mistake(job, right, got): got} if got is not None else {}
+    expect(got, right, what=what or str(job), likely=likely)
 
 
 def _right(job, size=None, gpus_a_copy=None):
@@ -356,6 +409,12 @@ def _mistake(job, right, got):
         return "activations-forgotten"
     elif size > job.gpu_bytes and got == _right(job, gpus_a_copy=size // job.gpu_bytes):
         return "rounded-down"
+    elif size > job.gpu_bytes > job.sample_bytes and got == _right(
+        job, gpus_a_copy=math.ceil(job.state_bytes / (job.gpu_bytes - job.sample_bytes))
+    ):
+        return "activations-not-cut"
+    if job.gpus == 1 and got == "data":
+        return "one-gpu"
     if got == "none":
         return "gives-up"
     if right in ("one", "data"):
@@ -373,6 +432,8 @@ def _job(gpus, gpu_gb, state_gb, sample_gb, compute, exchange):
 @decisions.requires("a small model on several GPUs, where sharing pays")
 def _(answer, draw):
     _decide(answer, _job(draw.integer(2, 8), 80, draw.integer(4, 20), 1, 1.0, 0.1))
+    gpus = draw.integer(3, 8)
+    _decide(answer, _job(gpus, 80, draw.integer(4, 20), 1, 1.0, 0.9 - 1 / gpus))
 
 
 @decisions.requires("a small model whose exchange costs more than sharing saves")
@@ -387,7 +448,7 @@ def _(answer, draw):
 def _(answer, draw):
     needed = draw.integer(4, 6)  # GPUs that a copy fills, the last of them by half
     state = 40 * needed - 21
-    for gpus in (needed + 1, 2 * needed - 1, 2 * needed, 5 * needed):
+    for gpus in (needed + 1, 2 * needed - 1, 2 * needed, 2 * needed + 1, 5 * needed):
         for exchange in (0.1, 2.0):  # how slow the exchange is matters for a copy that fits
             _decide(answer, _job(gpus, 40, state, 1, 1.0, exchange))
 
@@ -405,8 +466,8 @@ def _(answer, draw):
 
 @decisions.requires("a copy whose activations are what does not fit")
 def _(answer, draw):
-    sample = draw.integer(4, 20)
-    _decide(answer, _job(3, 24, 23, sample, 1.0, 0.1))
+    _decide(answer, _job(3, 24, 23, draw.integer(4, 16), 1.0, 0.1))
+    _decide(answer, _job(3, 24, 23, draw.integer(17, 22), 1.0, 0.1))
 
 
 @decisions.requires("a copy that fills its GPUs to the last byte")

@@ -1,6 +1,7 @@
 """Plausible wrong answers, and other right ones, to the exercises of chapter 01."""
 
 import math
+from statistics import median
 
 from tests.wrong_answers import right, wrong
 
@@ -27,7 +28,7 @@ def one_line_only(minutes, truck, factories):
     return 1 / max(minutes), sum(minutes) + truck * (len(minutes) - 1)
 
 
-@wrong("1.1", names="faster-delivery")
+@wrong("1.1", names="factories-in-delivery")
 def more_factories_deliver_sooner(minutes, truck, factories):
     way = sum(minutes) + truck * (len(minutes) - 1)
     return factories / max(minutes), way / factories
@@ -93,6 +94,51 @@ def the_slowest_building_alone(minutes, truck, factories):
 @wrong("1.1", names="not-a-pair")
 def gives_names_to_them(minutes, truck, factories):
     return {"throughput": factories / max(minutes), "delivery": sum(minutes)}
+
+
+@wrong("1.1", names="average-pace")
+def the_middle_building(minutes, truck, factories):
+    return factories / median(minutes), sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="each-building-delivers")
+def every_building_counts(minutes, truck, factories):
+    rate = factories * len(minutes) / max(minutes)
+    return rate, sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="factories-in-delivery")
+def one_factory_after_the_other(minutes, truck, factories):
+    way = sum(minutes) + truck * (len(minutes) - 1)
+    return factories / max(minutes), way * factories
+
+
+@wrong("1.1", names="another-unit")
+def counts_in_hours(minutes, truck, factories):
+    return 60 * factories / max(minutes), sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="rounded")
+def whole_orders_only(minutes, truck, factories):
+    return factories // max(minutes), sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="way-back")
+def trucks_drive_back(minutes, truck, factories):
+    return factories / max(minutes), sum(minutes) + 2 * truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="list-is-no-number")
+def divides_by_the_list(minutes, truck, factories):
+    return factories / minutes, sum(minutes) + truck * (len(minutes) - 1)
+
+
+@wrong("1.1", names="past-the-end")
+def takes_one_building_too_many(minutes, truck, factories):
+    way = 0.0
+    for b in range(len(minutes) + 1):
+        way += minutes[b] + truck
+    return factories / max(minutes), way - truck
 
 
 @right("1.1")
@@ -213,6 +259,58 @@ def begins_with_the_first_order(minutes, truck, orders):
 @wrong("1.2", names="between-orders-only")
 def counts_the_gaps(minutes, truck, orders):
     return [(orders - 1) * (max(minutes) - work) for work in minutes]
+
+
+@wrong("1.2", names="minus")
+def subtracts_the_other_way(minutes, truck, orders):
+    return [orders * work - _end(minutes, truck, orders) for work in minutes]
+
+
+@wrong("1.2", names="per-order")
+def shares_them_among_the_orders(minutes, truck, orders):
+    return [_end(minutes, truck, orders) / orders - work for work in minutes]
+
+
+@wrong("1.2", names="rounded")
+def counts_whole_minutes(minutes, truck, orders):
+    return [round(_end(minutes, truck, orders) - orders * work) for work in minutes]
+
+
+@wrong("1.2", names="starts-while-busy")
+def works_on_several_at_once(minutes, truck, orders):
+    free = [0.0] * len(minutes)
+    for _ in range(orders):
+        arrival = 0.0
+        for b, work in enumerate(minutes):
+            free[b] = arrival + work
+            arrival = free[b] + truck
+    return [free[-1] - orders * work for work in minutes]
+
+
+@wrong("1.2", names="starts-without-order")
+def works_on_nothing(minutes, truck, orders):
+    free = [0.0] * len(minutes)
+    for _ in range(orders):
+        for b, work in enumerate(minutes):
+            free[b] += work
+    return [free[-1] - orders * work for work in minutes]
+
+
+@wrong("1.2", names="slow-trucks")
+def the_building_loads_the_truck(minutes, truck, orders):
+    end = sum(minutes) + (orders - 1) * (max(minutes) + truck)
+    return [end - orders * work for work in minutes]
+
+
+@wrong("1.2", names="past-the-end")
+def compares_with_the_next(minutes, truck, orders):
+    return [orders * max(0.0, minutes[b + 1] - work) for b, work in enumerate(minutes)]
+
+
+@wrong("1.2", names="not-each")
+def names_the_buildings(minutes, truck, orders):
+    end = _end(minutes, truck, orders)
+    return {b: end - orders * work for b, work in enumerate(minutes)}
 
 
 @right("1.2")
@@ -338,6 +436,52 @@ def looks_at_the_time_first(job):
     if fits(job) == "one":
         return "one"
     return "data" if needed(job) == 1 else cut(job, needed(job))
+
+
+@wrong("1.3", names="never-both")
+def copies_where_it_divides(job):
+    if needed(job) == 1:
+        return fits(job)
+    if needed(job) > job.gpus:
+        return "none"
+    return "both" if job.gpus > needed(job) and job.gpus % needed(job) == 0 else "model"
+
+
+@wrong("1.3", names="activations-not-cut")
+def cuts_the_state_only(job):
+    if needed(job) == 1:
+        return fits(job)
+    if job.sample_bytes >= job.gpu_bytes:
+        return "none"
+    return cut(job, math.ceil(job.state_bytes / (job.gpu_bytes - job.sample_bytes)))
+
+
+@wrong("1.3", names="exchange-feared")
+def compares_the_exchange_with_the_share(job):
+    if needed(job) > 1:
+        return cut(job, needed(job))
+    return "data" if job.exchange_seconds < job.compute_seconds / job.gpus else "one"
+
+
+@wrong("1.3", names="one-gpu")
+def shares_where_nothing_is_lost(job):
+    if needed(job) > 1:
+        return cut(job, needed(job))
+    shared = job.compute_seconds / job.gpus + job.exchange_seconds
+    return "data" if shared <= job.compute_seconds else "one"
+
+
+@wrong("1.3", names="no-such-field")
+def guesses_a_field(job):
+    return "one" if job.model_bytes < job.gpu_bytes else "model"
+
+
+@wrong("1.3", names="returns-nothing")
+def forgets_the_last_case(job):
+    if needed(job) > 1:
+        return cut(job, needed(job))
+    if fits(job) == "one":
+        return "one"
 
 
 @right("1.3")
