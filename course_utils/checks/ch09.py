@@ -599,6 +599,7 @@ sampler = Exercise(
         "drops-last": "The rest that fills no whole batch is dropped: those samples are never seen "
         "in this epoch.",
         "padded": "Samples come twice to make all lists equally long. The lists may differ by one.",
+        "starts-late": "After `set_epoch` an epoch lacks its first samples: go back to position 0.",
         "own-order": "The ranks draw different orders, so they take the same samples in one step. "
         "Neither the rank nor the process's own random numbers may have a say in it.",
         "global-batch-changes": "With more ranks a step has more samples. `global_batch` is what all "
@@ -642,17 +643,19 @@ sampler = Exercise(
 
 @sampler.requires("one rank gets every sample once, in steps of the global batch")
 def _(answer, draw):
-    order = _order(draw, rest=draw.integer(1, 5))
-    steps, _ = _steps(_samplers(answer, order, 1), draw)
-    got = [len(step[0]) for step in steps]
-    full = order.sizes()[:-1]
-    mistakes = {
-        "drops-last": got == full,
-        "padded": got == [*full, order.global_batch],
-    }
-    expect(got, order.sizes(), what="samples of each step", likely=mistakes)
-    flat = _flat(_together(steps))
-    expect(sorted(flat), list(range(order.samples)), what="all samples of the epoch")
+    order = _order(draw, rest=draw.integer(2, 5))
+    for epoch in (0, draw.integer(1, 9)):
+        steps, _ = _steps(_samplers(answer, order, 1, epoch), draw)
+        got = [len(step[0]) for step in steps]
+        full = order.sizes()[:-1]
+        mistakes = {
+            "drops-last": got == full,
+            "padded": got == [*full, order.global_batch],
+            "starts-late": epoch > 0 and sum(got) < order.samples,
+        }
+        expect(got, order.sizes(), what=f"samples of each step, epoch {epoch}", likely=mistakes)
+        flat = _flat(_together(steps))
+        expect(sorted(flat), list(range(order.samples)), what=f"all samples of epoch {epoch}")
     if _flat([step[0] for step in steps]) == list(range(order.samples)):
         raise Wrong("not-shuffled", expected="an order drawn from the seed", got="0, 1, 2, ...")
 
@@ -1017,6 +1020,55 @@ def _(answer, draw):
             slugs[name]: True,
         }
         expect(resumed.numbers_loaded[name], numbers, what=f"{name} numbers", likely=mistakes)
+    if not torch.cuda.is_available():
+        _check_gpus_state(answer, draw)
+
+
+class _PretendedGPU:
+    """The state of a GPU's generator, on a machine that has no GPU, and what was put in its place."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(16, dtype=torch.uint8)
+        self.asked = False
+        self.restored: list[torch.Tensor] = []
+
+    def get(self, device: Any = None) -> torch.Tensor:
+        self.asked = True
+        return self.state.clone()
+
+    def set(self, state: torch.Tensor, device: Any = None) -> None:
+        self.restored.append(state)
+
+    @contextlib.contextmanager
+    def visible(self) -> Iterator[None]:
+        """Within the block torch.cuda has this GPU, as far as random states go."""
+        functions = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "get_rng_state": self.get,
+            "get_rng_state_all": lambda: [self.get()],
+            "set_rng_state": self.set,
+            "set_rng_state_all": lambda states: [self.set(state) for state in states],
+        }
+        with contextlib.ExitStack() as stack:
+            for name, function in functions.items():
+                stack.enter_context(mock.patch.object(torch.cuda, name, function))
+            yield
+
+
+def _check_gpus_state(answer, draw) -> None:
+    """What is taken of a GPU's generator has to come back to it."""
+    gpu, job = _PretendedGPU(), _job(draw.seed(), _data(draw))
+    gpu.state = draw.integers(16, low=0, high=255).to(torch.uint8)
+    made = answer(*job.parts())
+    with gpu.visible():
+        saved = _through_file(made.state_dict())
+        if gpu.asked:
+            made.load_state_dict(saved)
+    if gpu.asked:
+        likely = {"torch-lost": True}
+        what = "the random states that go back to the GPU"
+        expect(gpu.restored, [gpu.state], what=what, likely=likely)
 
 
 @training_state.requires("a resumed run is the run that nothing disturbed", needs_earlier=True)
@@ -1260,7 +1312,8 @@ def _(answer, draw):
 @interval.requires("of two whole numbers the better one", needs_earlier=True)
 def _(answer, draw):
     # a little above the root of 1 * 2, where both lose the same, and below the middle
-    for ideal in (draw.number(1.43, 1.48), draw.number(4.1, 4.3), draw.number(4.6, 4.9)):
+    beside_one = draw.number(1.1, 1.35), draw.number(1.43, 1.48)
+    for ideal in (*beside_one, draw.number(4.1, 4.3), draw.number(4.6, 4.9)):
         cluster = _with_ideal(draw, ideal)
         steps, share = _answered(answer, cluster)
         likely = {"rounded": steps in (math.floor(ideal), math.ceil(ideal))}

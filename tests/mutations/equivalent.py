@@ -194,8 +194,8 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "8.2": {
         (
-            "self.owned = [0] * dist.get_world_size()  # elements, by rank",
-            "self.owned = [1] * dist.get_world_size()  # elements, by rank",
+            "self.owned = [0] * dist.get_world_size() # elements, by rank",
+            "self.owned = [1] * dist.get_world_size() # elements, by rank",
         ): "Only the smallest of these numbers is looked for, and all have one more.",
         (
             'for parameter in sorted(group["params"], key=torch.numel, reverse=True):',
@@ -240,5 +240,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "generator = torch.Generator().manual_seed(self.seed + self.epoch)",
             "generator = torch.Generator().manual_seed(self.seed - self.epoch)",
         ): "Any order that seed and epoch decide will do, and both give each pair of them a seed.",
+    },
+    "9.3": {
+        (
+            'if generators["gpu"] is not None and torch.cuda.is_available():',
+            "if generators['gpu'] is not None or torch.cuda.is_available():",
+        ): "They differ where one side of a restart has a GPU and the other none. That such a state "
+        "can be loaded is more than the docstring promises.",
     },
 }

@@ -606,6 +606,15 @@ class SkipsEmptyLists(_Sampler):
         return (share for share in super().__iter__() if share)
 
 
+@wrong("9.2", names="starts-late")
+class CountsEpochsFromOne(_Sampler):
+    """Goes to step 1 of an epoch, which is its second."""
+
+    def set_epoch(self, epoch):
+        if epoch != self.epoch:
+            self.epoch, self.done = epoch, 1
+
+
 @wrong("9.2", names="same-order")
 class ForgetsTheEpoch(_Sampler):
     def order(self):
@@ -934,6 +943,12 @@ class ForgetsNumpy(_State):
 @wrong("9.3", names="torch-lost")
 class ForgetsTorch(_State):
     generators = "python", "numpy"
+
+
+@wrong("9.3", names="torch-lost")
+class LeavesTheGPUAsItIs(_State):
+    def set_torch(self, state):
+        torch.set_rng_state(state[0])
 
 
 @wrong("9.3", names="torch-lost")
