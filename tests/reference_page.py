@@ -73,7 +73,9 @@ def quotes(cell: str) -> list[str]:
 
 
 def tells(message: str) -> bool:
-    """Whether a row of the page explains this message of `launch`."""
+    """Whether a row of the page explains this message of `launch`: all that it quotes stands there,
+    of alternatives ("..., or ...") one."""
     text = " ".join(message.split())
-    rows = [quotes(cells[0]) for cells in table("it says", "what happened")]
-    return any(words in text for row in rows for words in row)
+    rows = [cells[0] for cells in table("it says", "what happened")]
+    alternatives = [quotes(part) for row in rows for part in re.split(r", or |; (?=`)", row)]
+    return any(all(words in text for words in said) for said in alternatives)
