@@ -30,7 +30,7 @@ def test_a_line_for_each_exercise_and_the_shares(monkeypatch):
         ["total", "2", "5", "4", "1", "1/1", "3", "2"],
     ]
     assert last == (
-        "generic hints: 20% of the wrong answers, 67% of the killed mutants (target: under 10 %)"
+        "generic hints: 20% of the wrong answers (target: under 10 %), 67% of the killed mutants"
     )
 
 

@@ -40,14 +40,6 @@ def result_of(
     return summed_up(made, [known.get(its_key) for its_key in keys.values()], proofs)
 
 
-def known_verdicts(exercise_id: str) -> list[Verdict]:
-    """What is known of the mutants of an exercise as it is now; empty where nothing was judged."""
-    source, check = answer_cell(exercise_id).source, digest_of_check(exercise_id)
-    known = Verdicts(exercise_id)
-    verdicts = [known.get(key(check, mutant.source)) for mutant in mutants(source)]
-    return [verdict for verdict in verdicts if verdict]
-
-
 def summed_up(
     made: list[Mutant], judged: list[Verdict], proofs: Mapping[tuple[str, str], str]
 ) -> Result:

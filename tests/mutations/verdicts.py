@@ -15,6 +15,7 @@ from pathlib import Path
 
 from course_utils.checks import answers, catalogue
 from course_utils.checks.statements import Cell, closure, statements_of
+from tests.mutations.generate import mutants
 
 _FRAMEWORK = ("framework", "compare", "draw", "failures", "guard", "ranks", "statements", "answers")
 
@@ -37,6 +38,9 @@ class Verdicts:
         folder = folder or catalogue.root() / "build" / "mutations"
         self._path = folder / f"{exercise_id}.json"
         self._known = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def get(self, key: str) -> Verdict | None:
         return Verdict(**self._known[key]) if key in self._known else None
@@ -71,6 +75,16 @@ def digest_of_check(exercise_id: str) -> str:
 def key(check: str, source: str) -> str:
     """The key of a mutant with this source under the check with this digest."""
     return hashlib.sha256(f"{check}{source}".encode()).hexdigest()[:24]
+
+
+def known_verdicts(exercise_id: str) -> list[Verdict]:
+    """What is known of the mutants of an exercise as it is now; empty where nothing was judged."""
+    known = Verdicts(exercise_id)
+    if not known:
+        return []
+    source, check = answer_cell(exercise_id).source, digest_of_check(exercise_id)
+    verdicts = [known.get(key(check, mutant.source)) for mutant in mutants(source)]
+    return [verdict for verdict in verdicts if verdict]
 
 
 def _of_exercise(module: str, exercise_id: str) -> str:
