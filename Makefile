@@ -12,7 +12,7 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test check notebooks assignments browser book bench clean
+.PHONY: help lab test check notebooks assignments browser book bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
@@ -23,6 +23,7 @@ help:
 	@echo 'make browser      run every notebook in headless Chromium and move its sliders'
 	@echo 'make book         the notebooks as a static website, in build/book/html'
 	@echo 'make bench        measure launch and the exercises against the usual tools'
+	@echo 'make mutants      small changes of the solutions, which the checks must reject (an hour or more)'
 	@echo 'make clean        remove what was generated here, .venv included'
 
 lab:
@@ -56,6 +57,10 @@ book:
 bench:
 	@$(SETUP) --extra dev --extra bench
 	@$(RUN) -m tests.benchmarks $(ARGS)
+
+mutants:
+	@$(SETUP) --extra dev
+	@$(RUN) -m tests.mutations $(ARGS)
 
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache *.egg-info
