@@ -23,7 +23,7 @@ help:
 	@echo 'make browser      run every notebook in headless Chromium and move its sliders'
 	@echo 'make book         the notebooks as a static website, in build/book/html'
 	@echo 'make bench        measure launch and the exercises against the usual tools'
-	@echo 'make mutants      small changes of the solutions, which the checks must reject (an hour or more)'
+	@echo 'make mutants      small changes of the solutions, which the checks must reject (slow)'
 	@echo 'make clean        remove what was generated here, .venv included'
 
 lab:
