@@ -163,13 +163,19 @@ class GradeExercises(NbGraderPreprocessor):
 
 
 def marks_of(path: Path, variant: str) -> dict:
-    """What `python -m course_utils grade` says about a file, as its JSON has it."""
+    """What `python -m course_utils grade` says about a file; its JSON tells the form.
+
+    In a process of its own, so that nothing of the grader stays in nbgrader's server.
+    """
     with tempfile.TemporaryDirectory(prefix="course-nbgrader-") as folder:
-        report = Path(folder, "grades.json")
+        report = Path(folder, "marks.json")
         command = [sys.executable, "-m", "course_utils", "grade", str(path), "--json", str(report)]
         command += ["--variant", variant] if variant else []
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-        return json.loads(report.read_text())[0]
+        run = subprocess.run(command, check=False, capture_output=True, text=True)
+        try:
+            return json.loads(report.read_text(encoding="utf-8"))["files"][0]
+        except (OSError, ValueError):
+            raise RuntimeError(f"The grader failed on {path}:\n{run.stderr}") from None
 
 
 def _reason(grade: dict, chapter: str) -> str:
@@ -182,16 +188,13 @@ def _reason(grade: dict, chapter: str) -> str:
 def _outputs(cell: NotebookNode, grade: dict) -> list[NotebookNode]:
     """What the check says; then an error, which is how nbgrader takes the points."""
     exercise = _CHECK.fullmatch(cell.source)["exercise"]
-    for mark in grade.get("exercises", []):
-        if mark["exercise"] == exercise:
-            text = new_output("stream", name="stdout", text=printable(mark["feedback"]) + "\n")
-            if mark["status"] == "passed":
-                return [text]
-            return [
-                text,
-                _error(f"{exercise} {mark['name']}: {mark['earned']} of {mark['points']} points"),
-            ]
-    return [_error(f"{exercise} was not graded")]
+    mark = next((m for m in grade.get("exercises", []) if m["exercise"] == exercise), None)
+    if mark is None:
+        return [_error(f"{exercise} was not graded.")]
+    text = new_output("stream", name="stdout", text=printable(mark["feedback"]) + "\n")
+    if mark["status"] == "passed":
+        return [text]
+    return [text, _error(f"{exercise} {mark['name']}: {mark['status']}.")]
 
 
 def _error(sentence: str) -> NotebookNode:

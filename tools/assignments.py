@@ -9,6 +9,7 @@ Submissions and marks are kept.
 """
 
 import argparse
+import contextlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 import nbformat
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
+from nbgrader.utils import parse_utc
 from source import SourceError
 from traitlets.config import Config, PyFileConfigLoader
 
@@ -110,15 +112,23 @@ def _ungraded(handed_in: Path) -> list[str]:
 def _why_not(handed_in: Path) -> str:
     """Why a submission was not autograded, and what to do."""
     student, chapter = handed_in.parent.name, handed_in.name
-    notebooks = sorted(path.name for path in handed_in.glob("*.ipynb"))
+    notebooks = sorted(path.name for path in handed_in.glob("*.ipynb") if path.is_file())
     if not notebooks:
-        found = ", ".join(sorted(path.name for path in handed_in.iterdir() if path.is_file()))
+        found = ", ".join(sorted(path.name for path in handed_in.iterdir()))
         return f"No notebook was handed in, only {found or 'an empty folder'}."
     if f"{chapter}.ipynb" not in notebooks and len(notebooks) > 1:
         return (
             f"None of its notebooks is named {chapter}.ipynb: {', '.join(notebooks)}; rename the "
             f"right one in submitted/{student}/{chapter} and autograde again."
         )
+    with contextlib.suppress(OSError):
+        timestamp = (handed_in / "timestamp.txt").read_text(errors="replace")
+        try:
+            parse_utc(timestamp)
+        except (ValueError, OverflowError):
+            return (
+                f"Its timestamp.txt is no date: {timestamp[:40]!r}; delete it and autograde again."
+            )
     return f"Run `nbgrader autograde {chapter} --student {student}` and read what it says."
 
 

@@ -1,4 +1,4 @@
-"""A JupyterLab server of its own for the browser tests, on a copy of the notebooks."""
+"""JupyterLab servers of their own for the browser tests, on copies of what they show."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class Lab:
 
     address: str
     token: str
-    folder: Path  # its root, which holds the copies of the notebooks
+    folder: Path  # its root
 
     def url(self, notebook: str) -> str:
         """Where JupyterLab opens `notebook`, a path below the server's root."""
@@ -41,10 +41,18 @@ class Lab:
 def running_lab(folder: Path) -> Iterator[Lab]:
     """Serve copies of the notebooks from `folder`; end the server and its kernels afterwards."""
     shutil.copytree(ROOT / "notebooks", folder / "notebooks")
+    with serving(folder) as lab:
+        yield lab
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Lab]:
+    """Serve `folder`; end the server and its kernels afterwards."""
     lab = Lab(f"http://127.0.0.1:{_free_port()}", secrets.token_hex(16), folder)
     with (folder / "lab.log").open("w") as log:
         server = subprocess.Popen(
             _command(lab),
+            cwd=folder,
             env=_environment(lab),
             stdout=log,
             stderr=subprocess.STDOUT,
