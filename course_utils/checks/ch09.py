@@ -276,6 +276,10 @@ checkpoints = Exercise(
     misconceptions={
         "nothing-there": "A run that starts for the first time has no checkpoint, and `load` has to "
         "say so with None. The folder may not even exist.",
+        "folder-missing": "The folder is not there at first, and a parent of it may be missing too: make it, "
+        "with `parents=True` and `exist_ok=True`.",
+        "not-found": "A checkpoint was saved, and `load` finds none. Does it look for the names that `save` "
+        "gives?",
         "sorted-as-text": "You take the highest name as text, and step-9 comes after step-10. Compare "
         "numbers, or write them with as many digits each.",
         "newest-by-time": "You take the file that was changed last. A folder that was copied or "
@@ -317,6 +321,7 @@ checkpoints = Exercise(
         "fsync-unflushed": "`os.fsync` comes while bytes are still in Python's buffer: it knows only "
         "those that the system has. Call `flush()` first.",
     },
+    failures={"FileNotFoundError": "folder-missing", "Parent directory": "folder-missing"},
 )
 
 
@@ -335,6 +340,7 @@ def _(answer, draw):
             raise Wrong("nothing-there", expected="None where no folder is", got=first)
         earlier, last = states
         likely = {
+            "not-found": latest is None,
             "state-only": any(same(latest, state) for state in states.values()),
             slug: _is_checkpoint(states, earlier),
         }
@@ -452,8 +458,10 @@ def _(answer, draw):
 
 @checkpoints.requires("the bytes are on the disk before the file gets its name")
 def _(answer, draw):
+    # so few bytes that Python's buffer holds them all until somebody flushes it
+    state = _state(draw) | {"weights": draw.tensor(draw.integer(50, 90))}
     with tempfile.TemporaryDirectory() as folder:
-        [(events, files)] = run(_saved_once, 1, answer, [Path(folder)], _state(draw))
+        [(events, files)] = run(_saved_once, 1, answer, [Path(folder)], state)
     for inode, size in files:
         own = [event for event in events if event.file == inode]
         named = next((i for i, event in enumerate(own) if event.kind == "rename"), len(own))

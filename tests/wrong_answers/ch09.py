@@ -151,6 +151,28 @@ class StartsAtZero(_Checkpoints):
         return super().load() or (0, {})
 
 
+@wrong("9.1", names="folder-missing")
+class ExpectsTheFolder(_Checkpoints):
+    def __init__(self, folder, keep=2):
+        self.folder, self.keep = folder, keep
+
+
+@wrong("9.1", names="folder-missing")
+class MakesTheLastFolderOnly(_Checkpoints):
+    def __init__(self, folder, keep=2):
+        self.folder, self.keep = folder, keep
+        folder.mkdir(exist_ok=True)
+
+
+@wrong("9.1", names="not-found")
+class LooksForOtherNames(_Checkpoints):
+    def latest_first(self):
+        return sorted(self.folder.glob("checkpoint-*.pt"), key=self.step, reverse=True)
+
+    def remove(self, step):
+        pass
+
+
 @wrong("9.1", names="sorted-as-text")
 class SortsNames(_Checkpoints):
     def latest_first(self):
@@ -389,6 +411,18 @@ class ForgetsToFlush(_Checkpoints):
     def write(self, path, data):
         other = self.folder / "unfinished"
         with other.open("wb", buffering=2**20) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        other.rename(path)
+
+
+@wrong("9.1", names="fsync-unflushed")
+class LeavesBytesInTheBuffer(_Checkpoints):
+    """One write, which a large state gets through the buffer and a small one does not."""
+
+    def write(self, path, data):
+        other = self.folder / "unfinished"
+        with other.open("wb") as file:
             file.write(data)
             os.fsync(file.fileno())
         other.rename(path)
