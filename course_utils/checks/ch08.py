@@ -1486,7 +1486,11 @@ def _with_frozen(rank, answer, task: _Training, sizes: _Sizes) -> tuple[list[_St
     return _trained(rank, answer, task), _passage(rank, answer, sizes, task.seed, frozen=(1, 2))
 
 
-@fsdp.requires("a frozen layer", failures={"exception": "frozen"}, needs_earlier=True)
+@fsdp.requires(
+    "a frozen layer",
+    failures={"exception": "frozen", "'NoneType'": "frozen"},
+    needs_earlier=True,
+)
 def _(answer, draw):
     task, sizes = _training(draw, _recipe(draw, _FrozenMiddle, 2), 2), _sizes_of_tower(draw, 2)
     trainings, passages = zip(*run(_with_frozen, 2, answer, task, sizes), strict=True)
@@ -1497,7 +1501,9 @@ def _(answer, draw):
 def _requires_training(text: str, kind: Callable, slug: str, failures, rows=(4,)) -> None:
     """Adds the requirement that models of this kind are trained."""
 
-    @fsdp.requires(text, failures=dict.fromkeys(failures, slug), needs_earlier=True)
+    failures = dict.fromkeys(["'NoneType'", *failures], slug)
+
+    @fsdp.requires(text, failures=failures, needs_earlier=True)
     def _(answer, draw):
         ranks = draw.choice((2, 3))
         task = _training(draw, _recipe(draw, kind, ranks), ranks, rows=rows)
@@ -1546,7 +1552,7 @@ def _looked(rank, answer, recipe: _Recipe, seed: int, x: Tensor) -> tuple[Tensor
 
 @fsdp.requires(
     "a forward without gradients",
-    failures={"exception": "without-gradients", "signal": "without-gradients"},
+    failures=dict.fromkeys(("exception", "signal", "'NoneType'"), "without-gradients"),
     needs_earlier=True,
 )
 def _(answer, draw):

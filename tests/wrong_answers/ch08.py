@@ -310,11 +310,13 @@ class CutsIntoHalves(_Sharded):
 
 
 @wrong("8.2", names="left-over")
-class KnowsTwoOwners(_Sharded):
-    """Right on two ranks; on one, the other half is nobody's."""
+class NeedsASecondRank(_Sharded):
+    """Right on several ranks; on one, every second parameter is nobody's."""
 
     def next_owner(self, parameter):
-        return len(self.owners) % 2 if dist.get_world_size() < 3 else super().next_owner(parameter)
+        if dist.get_world_size() > 1:
+            return super().next_owner(parameter)
+        return len(self.owners) % 2
 
     def send(self):
         for parameter, owner in self.owners.items():
