@@ -2,6 +2,10 @@
 feedback."""
 
 import copy
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,17 +13,33 @@ import assignments
 import nbformat
 import pytest
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.api import Gradebook
+from nbgrader.apps import NbGraderAPI
+from nbgrader.auth import Authenticator
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.exchange import ExchangeFactory
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
 from nbgrader.validator import Validator
+from traitlets.config import Config
 
 import notebooks
 from course_utils import nbgrader
 from course_utils.checks import catalogue, check
+from tests.hostile_class.members import Member, hand_in, names_of
 
 CHAPTER = "00_start_here"
 ANSWERS = ["0-1", "0-2", "0-3"]
+POINTS = (1, 1, 2)
+CLASS = [  # who hands in what: tests/hostile_class
+    "all_right",
+    "half_right",
+    "untouched",
+    "checks_edited",
+    "wrong_name",
+    "a_picture",
+    "leaves",
+]
 SCRIPT = "<script>steal()</script>"
 
 
@@ -187,3 +207,111 @@ def test_the_only_notebook_is_found_under_any_name(tmp_path: Path) -> None:
     second.write_text("the second")
     nbgrader.find_renamed(notebooks=[str(first), str(second)])
     assert not expected.exists()
+
+
+# --- a class -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Member]]:
+    """The submissions of the class by name: STUDENT/FILE each; one of them holds a script."""
+    for module in ("damaged", "attacks"):
+        names_of(module)
+    handed_in = hand_in(tmp_path_factory.mktemp("class"), CLASS)
+    path, _ = handed_in[CLASS.index("half_right")]
+    notebook = json.loads(path.read_bytes())
+    notebook["cells"].insert(0, new_markdown_cell(SCRIPT))
+    path.write_text(json.dumps(notebook))
+    return {member.name: (path, member) for path, member in handed_in}
+
+
+@pytest.fixture(scope="module")
+def graded(course: Path, members: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The course folder after release, submission, collection, autograding and feedback."""
+    config = assignments.configuration(course)
+    exchange = tmp_path_factory.mktemp("exchange")
+    config.Exchange.root, config.Exchange.cache = str(exchange), str(exchange / "cache")
+    nbgrader = NbGraderAPI(config=config)
+    assert nbgrader.release_assignment(CHAPTER)["success"]
+    for name, (path, _) in members.items():
+        submit(config, name, path, tmp_path_factory.mktemp(name))
+    assert nbgrader.collect(CHAPTER)["success"]
+    (course / "submitted" / "no_notebook" / CHAPTER).mkdir(parents=True)
+    (course / "submitted" / "no_notebook" / CHAPTER / "answers.pdf").touch()
+    assert nbgrader.autograde(CHAPTER, "*")["success"]
+    assert nbgrader.generate_feedback(CHAPTER)["success"]
+    return course
+
+
+def submit(config: Config, student: str, path: Path, folder: Path) -> None:
+    """Hand a file in through the exchange, as `nbgrader submit` does in the learner's folder."""
+    (folder / CHAPTER).mkdir()
+    shutil.copy(path, folder / CHAPTER)
+    config = config.copy()
+    config.CourseDirectory.student_id, config.CourseDirectory.assignment_id = student, CHAPTER
+    config.ExchangeSubmit.assignment_dir = str(folder)
+    submit = ExchangeFactory(config=config).Submit
+    coursedir = CourseDirectory(config=config)
+    submit(coursedir=coursedir, authenticator=Authenticator(), config=config).start()
+
+
+def test_every_submission_has_its_points_or_a_reason(graded: Path, members: dict) -> None:
+    lines = {line.student: line for line in assignments.submissions(graded, CHAPTER)}
+    assert lines.keys() == {*members, "no_notebook"}
+    for name, (_, member) in members.items():
+        earned = sum(p for p, what in zip(POINTS, member.becomes) if what == "passed")
+        assert lines[name].points == f"{earned} of {sum(POINTS)}", name
+    assert lines["no_notebook"].points == "no grade"
+    assert lines["no_notebook"].remarks == ["No notebook was handed in, only answers.pdf."]
+    assert lines["wrong_name"].remarks == ["The file was named homework final (2).ipynb."]
+    assert "is no notebook" in " ".join(lines["a_picture"].remarks)
+    assert len(lines["checks_edited"].remarks) == 3
+    assert not any(lines[name].remarks for name in ("all_right", "half_right", "untouched"))
+
+
+def test_marks_are_those_of_the_command(graded: Path, members: dict, tmp_path: Path) -> None:
+    report = tmp_path / "marks.json"
+    command = [sys.executable, "-m", "course_utils", "grade", "--json", str(report)]
+    subprocess.run([*command, *(str(path) for path, _ in members.values())], check=False)
+    files = json.loads(report.read_text())["files"]
+    lines = {line.student: line for line in assignments.submissions(graded, CHAPTER)}
+    points = [float(lines[name].points.split()[0]) for name in members]
+    assert points == [file["earned"] for file in files]
+
+
+def test_feedback_says_what_the_check_says(graded: Path) -> None:
+    def feedback(student: str) -> str:
+        return (graded / "feedback" / student / CHAPTER / f"{CHAPTER}.html").read_text()
+
+    assert "passed: 2 points" in feedback("all_right")
+    assert "0.3 pass_on: not attempted yet" in feedback("half_right")
+    assert "is no notebook" in feedback("a_picture")
+    assert "exit code 0" in feedback("leaves")
+
+
+def test_no_script_reaches_the_instructor(graded: Path) -> None:
+    autograded = graded / "autograded" / "half_right" / CHAPTER / f"{CHAPTER}.ipynb"
+    assert "steal()" in autograded.read_text()
+    assert SCRIPT not in autograded.read_text()
+
+
+# --- without a shared folder -------------------------------------------------------------------
+
+DOWNLOADS = {  # as learning platforms name them: what nbgrader makes of it
+    "ada_00_start_here.ipynb": f"ada/{CHAPTER}/00_start_here.ipynb",
+    "bo_4711_late_00_start_here (1).ipynb": f"bo/{CHAPTER}/00_start_here (1).ipynb",
+    "Cy Day_12_file_/00_start_here.ipynb": f"Cy Day/{CHAPTER}/00_start_here.ipynb",
+    "di_homework.ipynb": f"di/{CHAPTER}/homework.ipynb",
+}
+
+
+def test_downloads_are_collected_by_the_students_name(course: Path, tmp_path: Path) -> None:
+    shutil.copy(course / assignments.CONFIG, tmp_path)
+    for name in DOWNLOADS:
+        path = tmp_path / "downloaded" / CHAPTER / "archive" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    command = [sys.executable, "-m", "nbgrader", "zip_collect", CHAPTER]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    collected = (tmp_path / "submitted").rglob("*.ipynb")
+    assert {str(p.relative_to(tmp_path / "submitted")) for p in collected} == {*DOWNLOADS.values()}
