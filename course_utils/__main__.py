@@ -1,10 +1,11 @@
-"""The course's command line: python -m course_utils doctor | progress."""
+"""The course's command line: python -m course_utils doctor | progress | grade."""
 
 import argparse
 import sys
 
 from course_utils import hardware
 from course_utils.checks import progress
+from course_utils.grade import command as grade
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -13,6 +14,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_doctor(commands)
     _add_progress(commands)
+    grade.add_to(commands)
     options = parser.parse_args(arguments)
     options.run(options)
 

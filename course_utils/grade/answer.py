@@ -31,38 +31,43 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the submission binds to the exercise's name, and what was raised on the way there.
+    """The code of an answer.
 
-    As in a kernel, a cell that raises ends, and the next one is executed all the same.
+    provided: what the course's own source binds, in place of what the submission does not.
+    own: the answer itself, and what it needs of the submission.
     """
 
-    value: Any
-    errors: list[BaseException]
+    name: str
+    provided: list[Statement]
+    own: list[Statement]
+
+    def execute(self) -> tuple[Any, list[BaseException]]:
+        """What the code binds to the name, and what was raised on the way there: as in a kernel,
+        a cell that raises ends, and the next one is executed all the same.
+
+        Raises the first of these errors where nothing is bound to the name.
+        """
+        namespace: dict[str, Any] = {"__name__": "submission", "__builtins__": builtins}
+        for statement in self.provided:
+            execute(statement, namespace)
+        errors = _execute(self.own, namespace)
+        if self.name not in namespace:
+            raise errors[0] if errors else NameError(f"name {self.name!r} is not defined")
+        return namespace[self.name], errors
 
 
-def load(exercise: Exercise, cells: list[Cell], texts: Iterable[str]) -> Answer:
+def find(exercise: Exercise, cells: list[Cell], texts: Iterable[str]) -> Answer:
     """The answer to an exercise as it is when its check is called in a kernel; `texts` are the
-    grade ids of text cells. What the submission does not define comes from the course's own source.
-
-    Raises NoAnswer where it defines none, and what its definition raised where that failed.
-    """
+    grade ids of text cells. Executes nothing. Raises NoAnswer."""
     for cell in cells:
         show_in_tracebacks(cell)
     readable, broken = _read(cells)
-    counting = readable[: _end(exercise, readable)]
-    statements = [s for _, own in counting for s in own]
+    statements = [s for _, own in readable[: _end(exercise, readable)] for s in own]
     if not any(exercise.name in s.binds for s in statements):
         raise NoAnswer(_what_is_missing(exercise, readable, broken, texts))
     own = {i for i, s in enumerate(statements) if s.cell.grade_id == grade_id_of(exercise.id)}
-    needed = sorted(closure(statements, own, frozenset([exercise.name])))
-    missing = _missing([statements[i] for i in needed], statements)
-    namespace: dict[str, Any] = {"__name__": "submission", "__builtins__": builtins}
-    for statement in _of_the_course(exercise, missing):
-        execute(statement, namespace)
-    errors = _execute([statements[i] for i in needed], namespace)
-    if exercise.name not in namespace:
-        raise errors[0]
-    return Answer(namespace[exercise.name], errors)
+    needed = [statements[i] for i in sorted(closure(statements, own, frozenset([exercise.name])))]
+    return Answer(exercise.name, _of_the_course(exercise, _missing(needed, statements)), needed)
 
 
 _Readable = list[tuple[Cell, list[Statement]]]
@@ -101,18 +106,17 @@ def _what_is_missing(
     texts: Iterable[str],
 ) -> str:
     grade_id, name = grade_id_of(exercise.id), exercise.name
-    title = f"{exercise.id} {name}"
     for cell, error in broken:
         if cell.grade_id == grade_id or re.search(rf"\b(def|class)\s+{name}\b", cell.source):
             line = getattr(error, "lineno", None)
             place = f"{cell.filename}, line {line}" if line else cell.filename
-            return f"{title}: {place}: this is not Python ({getattr(error, 'msg', error)})."
+            return f"{place}: this is not Python ({getattr(error, 'msg', error)})."
     if grade_id in texts:
-        return f"{title}: the cell of the answer is a text cell; turn it into a code cell."
+        return "the cell of the answer is a text cell; turn it into a code cell."
     for cell, _ in readable:
         if cell.grade_id == grade_id:
-            return f"{title}: {cell.filename}: the cell of the answer does not define {name}."
-    return f"{title}: the cell of the answer is missing, and no other cell defines {name}."
+            return f"{cell.filename}: the cell of the answer does not define {name}."
+    return f"the cell of the answer is missing, and no other cell defines {name}."
 
 
 def _missing(needed: list[Statement], statements: list[Statement]) -> frozenset[str]:

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 import time
@@ -42,6 +43,8 @@ def check_all(
     """Yields the marks as they come, each with the number of its task."""
     waiting = deque((number, 1) for number in range(len(tasks)))
     running: list[_Job] = []
+    if not tasks:
+        return
     with _temporary_folder() as folder, Server(isolated) as server:
         try:
             while waiting or running:
@@ -65,7 +68,7 @@ def check_all(
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="course-grade-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
         janitor.keep("folder", folder)
         yield folder
         janitor.forget("folder", folder)
@@ -80,7 +83,8 @@ class _Job:
         self._task = task
         self._limits = limits
         self._secret = secrets.token_hex(16)
-        self._folder = tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
+        self._folder = os.path.join(folder, f"{number}-{attempt}")  # short: sockets lie in it
+        os.mkdir(self._folder)
         self._processes: list[psutil.Process] = []
         self._report: dict | None = None
         self._until = time.monotonic() + _TO_BEGIN
@@ -94,7 +98,7 @@ class _Job:
                 "texts": sorted(self._task.submission.texts),
                 "variant": variant,
                 "limits": dataclasses.asdict(self._limits),
-                "folder": self._folder.name,
+                "folder": self._folder,
                 "secret": self._secret,
             }
         )
@@ -122,13 +126,20 @@ class _Job:
         """Ends what the keeper cannot end any more, and removes the folder."""
         self.connection.close()  # a keeper that still works ends everything now
         if self.lost:
-            tree.end(lambda: [p for root in self._processes for p in (root, *tree.below(root))])
-        self._folder.cleanup()
+            tree.end(self._left)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _left(self):
+        found = [p for root in self._processes for p in (root, *tree.below(root))]
+        return [process for process in found if tree.alive(process)]
 
     def mark(self) -> Mark:
-        """The mark, when it is over."""
+        """The mark, when it is over. Raises RuntimeError where it was not for the submission that
+        there is none."""
         exercise, outcome = self._task.exercise, self._outcome()
-        feedback = outcome["feedback"].replace(self._folder.name, "(its own folder)")
+        if "error" in outcome:
+            raise RuntimeError(f"The grader cannot check {exercise.id} here: {outcome['error']}")
+        feedback = outcome["feedback"].replace(self._folder, "(its own folder)")
         seconds = 0.0 if self.lost else self._report["seconds"]
         return Mark(
             exercise.id, exercise.name, exercise.points, outcome["status"], feedback, seconds

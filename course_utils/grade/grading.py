@@ -42,6 +42,8 @@ def grade_files(
     handed_in = [_read(Path(path), limits) for path in paths]
     sound = [s for s in handed_in if isinstance(s, Submission)]
     tasks = [Task(s, exercise) for s in sound for exercise in s.exercises]
+    progress = progress or (lambda done, of: None)
+    progress(0, len(tasks))
     known: dict[int, Mark] = {}
     graded = 0
     with contextlib.closing(check_all(tasks, jobs, variant, limits, isolated)) as coming:
@@ -54,8 +56,7 @@ def grade_files(
             while not known.keys() >= set(own):
                 number, mark = next(coming)
                 known[number] = mark
-                if progress:
-                    progress(len(known), len(tasks))
+                progress(len(known), len(tasks))
             yield Grade(str(path), read.chapter, [known[number] for number in own])
 
 

@@ -17,7 +17,11 @@ def snapshot() -> _Snapshot:
     found: _Snapshot = {}
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "course_utils" or name in _TORCH:
-            _note(found, name, module)
+            _note(found, name, vars(module))
+    methods: dict[str, object] = {}
+    for base in reversed(sys.modules["torch"].Tensor.__mro__):
+        methods.update(vars(base))  # many are inherited, and could be overridden
+    _note(found, "torch.Tensor", methods)
     return found
 
 
@@ -27,13 +31,11 @@ def changed(before: _Snapshot) -> list[str]:
     return sorted(name for name in before if now.get(name) != before[name])
 
 
-def _note(found, name, holder):
-    for key, value in list(vars(holder).items()):
-        own = isinstance(value, type) and value.__module__.startswith("course_utils")
-        if (own or value is sys.modules["torch"].Tensor) and f"{name}.{key}" not in found:
-            found[f"{name}.{key}"] = (value, None)
-            _note(found, f"{name}.{key}", value)
-        elif isinstance(value, types.FunctionType):
-            found[f"{name}.{key}"] = (value, value.__code__)
-        elif callable(value):
-            found[f"{name}.{key}"] = (value, None)
+def _note(found, holder, members):
+    for key, value in list(members.items()):
+        # by type(), because PyTorch has objects that warn when they are asked for anything else
+        function = type(value) is types.FunctionType
+        if callable(value):
+            found[f"{holder}.{key}"] = (value, value.__code__ if function else None)
+        if type(value) is type and value.__module__.startswith("course_utils"):
+            _note(found, f"{holder}.{key}", vars(value))

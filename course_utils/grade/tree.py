@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -25,21 +26,30 @@ def alive(process: psutil.Process) -> bool:
     return False
 
 
-def memory(processes: list[psutil.Process], enough: int) -> int:
-    """Bytes of memory that they hold together. Up to `enough` this may count twice what they
-    share, as forks share the libraries; beyond, what several share is divided among them."""
-    roughly = sum(_bytes(process, "memory_info", "rss") for process in processes)
-    if roughly <= enough:
-        return roughly
-    exactly = "pss" if psutil.LINUX else "uss"
-    return sum(_bytes(process, "memory_full_info", exactly) for process in processes)
+def memory(processes: list[psutil.Process], inherited: int) -> int:
+    """Bytes that they hold together, each beyond `inherited`: what it got when it was forked.
+    Quick; may count twice what they share among each other."""
+    return sum(max(0, own_memory(process) - inherited) for process in processes)
 
 
-def _bytes(process, question, field):
+def own_memory(process: psutil.Process) -> int:
+    """Bytes of a process that are in no file; on macOS, all that it has in memory."""
     try:
-        return getattr(getattr(process, question)(), field)
-    except psutil.Error:
+        if not psutil.LINUX:
+            return process.memory_info().rss
+        with open(f"/proc/{process.pid}/status", "rb") as file:
+            return 1024 * sum(map(int, re.findall(rb"Rss(?:Anon|Shmem):\s*(\d+) kB", file.read())))
+    except (psutil.Error, OSError):
         return 0  # it has ended
+
+
+def exact_memory(processes: list[psutil.Process]) -> int:
+    """Bytes that they hold together; what several share is divided among them. Slow."""
+    field, found = ("pss" if psutil.LINUX else "uss"), 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found += getattr(process.memory_full_info(), field)
+    return found
 
 
 def end(look: Callable[[], list[psutil.Process]]) -> None:

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import textwrap
 
+import psutil
+
 from course_utils.checks import catalogue
 from course_utils.checks.failures import explain
 from course_utils.checks.framework import Exercise, judge
@@ -19,29 +21,43 @@ from course_utils.checks.guard import Deadline, TimeIsUp, undisturbed
 from course_utils.checks.learner import render
 from course_utils.checks.statements import Cell
 from course_utils.grade import answer, integrity, isolation
+from course_utils.grade.limits import Limits
 from course_utils.launch import server
 
 _SECONDS_TO_LOAD = 20.0
+_THREADS_OF_A_PROCESS = 16  # on average; a rank has as many as it has cores
 
 
 def main(job: dict, outcome: int) -> None:
     """The whole life of a worker. Never returns."""
     code = 1
     try:
-        _settle(job["folder"], job["limits"]["file"])
-        server.fork_from_here()  # as long as nothing of the submission is here
-        exercise = catalogue.find(job["exercise"])
-        cells = [Cell(**cell) for cell in job["cells"]]
-        status, feedback = _graded(exercise, cells, job["texts"], job["variant"])
-        result = {"secret": job["secret"], "status": status, "feedback": feedback}
+        result = _result(job)
         with open(outcome, "w") as pipe:
-            pipe.write("\n" + json.dumps(result) + "\n")
+            pipe.write("\n" + json.dumps({"secret": job["secret"], **result}) + "\n")
         code = 0
     finally:
         os._exit(code)  # nothing that the submission has registered runs
 
 
-def _settle(folder, most_bytes):
+def _result(job):
+    """Status and feedback, as in Mark; or "error", where the grader itself has failed."""
+    try:
+        _settle(job["folder"], Limits(**job["limits"]), job["isolated"])
+        exercise = catalogue.find(job["exercise"])
+        cells = [Cell(**cell) for cell in job["cells"]]
+        found = answer.find(exercise, cells, job["texts"])
+        server.fork_from_here()  # as long as nothing of the submission has been executed
+    except answer.NoAnswer as error:
+        feedback = f"{exercise.id} {exercise.name}: {error}"
+        return {"status": "missing", "feedback": feedback}
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is not the submission's doing
+        return {"error": f"{type(error).__name__}: {error}"}
+    status, feedback = _graded(exercise, found, job["variant"])
+    return {"status": status, "feedback": feedback}
+
+
+def _settle(folder: str, limits: Limits, isolated: bool) -> None:
     """Folders, limits and privileges of a process that runs anybody's code."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -53,30 +69,37 @@ def _settle(folder, most_bytes):
     os.environ["COURSE_PROGRESS"] = os.path.join(folder, "progress.json")
     tempfile.tempdir = None  # it follows TMPDIR now
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
+    # The system's own limit is for all threads of a user, here or, without a namespace, anywhere,
+    # and root has none: it only slows down what the keeper ends.
+    tasks = _THREADS_OF_A_PROCESS * limits.processes + (0 if isolated else _threads_of_the_user())
+    resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
     if sys.platform == "linux":  # if the machine runs out of memory, this is what goes first
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     isolation.give_up_privileges()
 
 
-def _graded(exercise: Exercise, cells: list[Cell], texts: list[str], seed: str) -> tuple[str, str]:
-    """Status and feedback, as in Mark."""
+def _threads_of_the_user():
+    own = [p for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
+    return sum(p.info["num_threads"] or 0 for p in own if p.info["uids"].real == os.getuid())
+
+
+def _graded(exercise: Exercise, found: answer.Answer, seed: str) -> tuple[str, str]:
+    """Executes the answer and checks it."""
     title = f"{exercise.id} {exercise.name}"
     before = integrity.snapshot()
     try:
         with undisturbed(), Deadline(_SECONDS_TO_LOAD):
-            found = answer.load(exercise, cells, texts)
-    except answer.NoAnswer as error:
-        return "missing", str(error)
+            value, errors = found.execute()
     except BaseException as error:  # noqa: BLE001 - a submission may raise anything
         status = "stopped" if isinstance(error, TimeIsUp) else "failed"
         return status, f"{title}: before the check, {explain(error, _SECONDS_TO_LOAD).text}"
-    outcome = judge(exercise, found.value, seed)
+    outcome = judge(exercise, value, seed)
     if changed := integrity.changed(before):
         return "stopped", f"{title}: the code changes what the check is made of: {changed[0]}."
     feedback = render(outcome)
-    if found.errors and outcome.status != "passed":
-        earlier = explain(found.errors[0], _SECONDS_TO_LOAD).text
+    if errors and outcome.status != "passed":
+        earlier = explain(errors[0], _SECONDS_TO_LOAD).text
         feedback += textwrap.indent(f"\nbefore the check, {earlier}", "  ")
     return outcome.status, feedback

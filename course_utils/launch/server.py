@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from multiprocessing import forkserver, spawn, util
 
 from course_utils.launch.janitor import janitor
@@ -97,12 +98,18 @@ def _fork_interpreter(_, arguments, fds):
     process = os.fork()
     if process == 0:
         try:
-            for first, last in itertools.pairwise(sorted({2, *fds, os.sysconf("SC_OPEN_MAX")})):
-                os.closerange(first + 1, last)
+            close_files_but(fds)
             exec(arguments[-1], {})  # noqa: S102 - multiprocessing's own line
         finally:
             os._exit(0)
     return process
+
+
+def close_files_but(fds: Iterable[int]) -> None:
+    """Closes what a forked process has inherited, but for these and the three standard files."""
+    kept = sorted({0, 1, 2, *fds, os.sysconf("SC_OPEN_MAX")})
+    for before, after in itertools.pairwise(kept):
+        os.closerange(before + 1, after)
 
 
 def _nothing():

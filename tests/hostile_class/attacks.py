@@ -1,0 +1,238 @@
+"""Code that does what no answer should. Each attack is what somebody hands in as message_bytes, the
+answer to 0.2, with the other two exercises missing. What can be told as one, returns the right
+answer besides: an attack that comes to nothing is no reason to take points away.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+
+from tests.hostile_class.members import member, with_code
+
+BRIEF = 3.0  # seconds for what never ends by itself
+
+
+def attack(status: str, because: str = "", seconds: float = 300.0) -> Callable:
+    """Decorator: the status that the answer gets, and what is said of it."""
+
+    def add(function):
+        source = inspect.getsource(function)
+        code = re.sub(r"^(@.*\n)+def \w+", "def message_bytes", source, flags=re.MULTILINE)
+        return _hand_in(function.__name__, code, status, because, seconds)
+
+    return add
+
+
+def _hand_in(name, code, status, because, seconds):
+    def make():
+        return with_code(code)
+
+    make.__name__ = name
+    return member("missing", status, "missing", because=because, seconds=seconds)(make)
+
+
+def at_the_top_level(name: str, code: str, status: str, because: str, seconds: float = 300.0):
+    """An attack that does not wait for the check: a line of code beside a right answer."""
+    right = "\n\ndef message_bytes(tensor):\n    return tensor.numel() * tensor.element_size()\n"
+    _hand_in(name, code + right, status, because, seconds)
+
+
+@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+def loops_and_swallows_what_would_end_it(tensor):
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:  # noqa: BLE001, S110 - that is the attack
+            pass
+
+
+@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+def waits_without_an_alarm(tensor):
+    import signal
+
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.pause()
+
+
+@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+def stops_itself(tensor):
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+at_the_top_level(
+    "loops_at_the_top_level", "x = [i for i in iter(int, 1)]", "stopped", "ran for more", BRIEF
+)
+at_the_top_level("leaves_at_the_top_level", "import os\nx = os._exit(0)", "stopped", "exit code 0")
+
+
+@attack("stopped", because="exit code 0")
+def leaves(tensor):
+    import os
+
+    os._exit(0)
+
+
+@attack("failed", because=r"left Python with exit\(0\)")
+def leaves_politely(tensor):
+    raise SystemExit(0)
+
+
+@attack("stopped", because="exit code 0")
+def writes_a_mark_of_its_own(tensor):
+    import contextlib
+    import os
+
+    mark = b'\n{"secret": "", "status": "passed", "feedback": ""}\n'
+    for fd in range(256):
+        with contextlib.suppress(OSError):
+            os.write(fd, mark)
+    os._exit(0)
+
+
+@attack("stopped", because="exit code 1")
+def closes_every_file(tensor):
+    import os
+
+    os.closerange(0, 256)
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("stopped", because="SIGSEGV")
+def crashes(tensor):
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+@attack("stopped", because="more than 32 processes")
+def forks_and_forks(tensor):
+    """As a fork storm does, but it would end at 256 processes: nobody's machine is to suffer."""
+    import os
+    import time
+
+    for _ in range(8):
+        os.fork()
+    time.sleep(10_000)
+
+
+@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+def forks_and_flees(tensor):
+    """There is one process more at any time, each time another, in a session of its own."""
+    import os
+    import signal
+    import time
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.fork() == 0:
+        while True:
+            os.setsid()
+            if os.fork() > 0:
+                os._exit(0)
+    time.sleep(10_000)
+
+
+@attack("passed")
+def leaves_a_daemon_behind(tensor):
+    import os
+    import time
+
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(10_000)
+        os._exit(0)
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("passed")
+def leaves_a_thread_behind(tensor):
+    import threading
+
+    threading.Thread(target=threading.Event().wait).start()
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("passed")
+def prints_100_megabytes(tensor):
+    import os
+
+    print("x" * 100_000_000)
+    for _ in range(100):
+        os.write(1, b"x" * 1_000_000)
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("failed", because="File too large")
+def writes_a_large_file(tensor):
+    with open("large", "wb") as file:
+        file.writelines(b"x" * 1_000_000 for _ in range(100))
+
+
+@attack("stopped", because="more than 1024 MB of memory")
+def eats_memory(tensor):
+    kept = []
+    while True:
+        kept.append(b"x" * 50_000_000)
+
+
+@attack("stopped", because="more than 1024 MB of memory")
+def eats_memory_in_its_children(tensor):
+    import os
+
+    for _ in range(8):
+        if os.fork() == 0:
+            kept = []
+            while True:
+                kept.append(b"x" * 50_000_000)
+    os.wait()
+
+
+@attack("stopped", because=r"changes what the check is made of: course_utils\.checks\.")
+def changes_the_check(tensor):
+    from course_utils.checks import ch00
+
+    ch00.expect = ch00.expect_type = lambda *args, **more: None
+    return 0
+
+
+@attack("stopped", because=r"changes what the check is made of: torch\.Tensor\.element_size")
+def changes_torch(tensor):
+    import torch
+
+    torch.Tensor.element_size = lambda self: 0
+    return 0
+
+
+@attack("passed")
+def leaves_traces(tensor):
+    """Whoever finds a trace of somebody else gives a wrong answer."""
+    import os
+    import tempfile
+    from pathlib import Path
+
+    import psutil
+
+    import course_utils
+
+    own = f"trace-{os.getpid()}-{psutil.Process().create_time()}"
+    folders = [Path.cwd(), Path.home(), Path(tempfile.gettempdir())]
+    found = {path.name for folder in folders for path in folder.glob("trace-*")}
+    found |= {os.environ.get("TRACE", own), vars(course_utils).get("left_by", own)}
+    if found - {own}:
+        return found
+    for folder in folders:
+        (folder / own).touch()
+    os.environ["TRACE"] = course_utils.left_by = own
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("stopped", because="SIGKILL")
+def kills_its_group(tensor):
+    import os
+    import signal
+
+    os.killpg(0, signal.SIGKILL)

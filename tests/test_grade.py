@@ -1,0 +1,238 @@
+"""The grader on a class whose submissions try everything (tests/hostile_class).
+
+The class is graded twice, with namespaces and without them: the marks are the same, and nothing is
+left. Where the system has no namespaces, both are without.
+"""
+
+import contextlib
+import csv
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+import course_utils
+from course_utils.__main__ import main
+from course_utils.grade import Limits, grade_file, grade_files
+from course_utils.grade.limits import MB
+from tests.hostile_class.members import hand_in, names_of, with_code
+
+ATTACKS = names_of("attacks")
+DAMAGED = names_of("damaged")
+KILLS = names_of("kills")
+LIMITS = {"memory": 1024 * MB, "processes": 32, "file": 50 * MB, "notebook": 2_000_000}
+MARK = "COURSE_TEST_OF_THE_GRADER"  # in the environment of all that a grader starts
+
+
+@contextlib.contextmanager
+def nothing_left():
+    """Fails if a process or a temporary file outlives the block."""
+    mark = uuid.uuid4().hex
+    # short, because sockets lie in it
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mark)
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield mark
+        wait_until(lambda: not processes_with(mark))
+        wait_until(lambda: not list(Path(folder).glob("grade-*")))
+
+
+def processes_with(mark):
+    """Processes whose environment has the mark, wherever they are; the janitor is not one: it
+    lives as long as this process."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(process.cmdline())
+            if process.environ().get(MARK) == mark and "launch/janitor.py" not in command:
+                found.append((process.pid, command))
+    return found
+
+
+def wait_until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.1)
+
+
+def grade_all(handed_in, **options):
+    """Grades by member; those with the same time limit go together."""
+    grades = {}
+    for seconds in sorted({member.seconds for _, member in handed_in}):
+        group = [(path, member) for path, member in handed_in if member.seconds == seconds]
+        limits = Limits(seconds=seconds, **LIMITS)
+        graded = grade_files([path for path, _ in group], jobs=2, limits=limits, **options)
+        grades |= {m.name: grade for (_, m), grade in zip(group, graded, strict=True)}
+    return grades
+
+
+@pytest.fixture(scope="module")
+def handed_in(tmp_path_factory):
+    return hand_in(tmp_path_factory.mktemp("class"), DAMAGED + ATTACKS)
+
+
+@pytest.fixture(scope="module")
+def grades(handed_in):
+    """The grades of the class by member, in namespaces and without."""
+    found = {}
+    for isolated in (True, False):
+        with nothing_left():
+            found[isolated] = grade_all(handed_in, isolated=isolated)
+    return found
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "not-isolated"])
+@pytest.mark.parametrize("name", DAMAGED + ATTACKS)
+def test_everybody_gets_a_grade_or_a_reason(name, isolated, handed_in, grades):
+    [member] = [member for _, member in handed_in if member.name == name]
+    grade = grades[isolated][name]
+    as_expected(member, grade)
+    assert bool(grade.reason) == (not grade.exercises)
+
+
+def as_expected(member, grade):
+    assert tuple(mark.status for mark in grade.exercises) == member.becomes, grade
+    said = [m.feedback for m in grade.exercises if m.status not in ("passed", "missing")]
+    for text in [*said, grade.reason] if grade.reason else said:
+        assert re.search(member.because, text), text
+    assert grade.earned == sum(m.points for m in grade.exercises if m.status == "passed")
+
+
+def test_marks_and_feedback_are_the_same_again(grades):
+    def known(grade):
+        return [(m.exercise, m.status, m.earned, m.feedback) for m in grade.exercises]
+
+    for name, grade in grades[True].items():
+        again = grades[False][name]
+        assert (known(grade), grade.reason) == (known(again), again.reason)
+
+
+def test_in_namespaces_nothing_around_a_submission_can_be_hit(tmp_path):
+    program = "import sys; from course_utils.grade import isolation; sys.exit(isolation.possible())"
+    if subprocess.call([sys.executable, "-c", program]) == 0:
+        pytest.skip("this system lets nobody make namespaces")
+    handed_in = hand_in(tmp_path, KILLS)
+    with nothing_left():
+        grades = grade_all(handed_in)
+    for _, member in handed_in:
+        as_expected(member, grades[member.name])
+    for folder in (Path(course_utils.__file__).parent, Path("/tmp"), Path("/var/tmp")):
+        reached = folder / "reached-by-a-submission"
+        assert not reached.exists(), reached
+
+
+def test_without_namespaces_who_is_hit_is_said_and_the_rest_is_graded(tmp_path):
+    handed_in = hand_in(tmp_path, ["kills_its_parent", "kills_its_ancestors", "all_right"])
+    with nothing_left():
+        grades = grade_all(handed_in, isolated=False)
+    for name in ("kills_its_parent", "kills_its_ancestors"):
+        mark = grades[name].exercises[1]
+        assert mark.status == "stopped"
+        assert "the code killed the process that had started it" in mark.feedback
+    assert grades["all_right"].earned == 4
+
+
+def test_nothing_of_one_submission_reaches_the_next(tmp_path):
+    [(path, _)] = hand_in(tmp_path / "class", ["leaves_traces"])
+    with nothing_left():
+        grades = list(grade_files([path] * 3, jobs=2, isolated=False))
+    assert [grade.earned for grade in grades] == [1, 1, 1]
+
+
+def test_a_variant_fixes_what_the_checks_draw(tmp_path):
+    path = tmp_path / "wrong.ipynb"
+    path.write_text(json.dumps(with_code("def message_bytes(tensor):\n    return -1\n")))
+    spring, autumn = (grade_file(path, variant=name).exercises[1] for name in ("spring", "autumn"))
+    assert "expected:" in spring.feedback
+    assert spring.feedback != autumn.feedback
+
+
+def test_grading_that_is_given_up_leaves_nothing(tmp_path):
+    handed_in = hand_in(tmp_path / "class", ["too_large", "waits_without_an_alarm"])
+    paths = [path for path, _ in handed_in]
+    with nothing_left():
+        grades = grade_files(paths, jobs=2, limits=Limits(notebook=1_000_000))
+        assert next(grades).reason
+        assert next(grade_files(paths[:1], limits=Limits(notebook=1_000_000))).reason
+        grades.close()
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "not-isolated"])
+def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
+    [(path, _)] = hand_in(tmp_path / "class", ["waits_without_an_alarm"])
+    program = "import sys; from course_utils.grade import grade_file as grade; "
+    program += "grade(sys.argv[1], isolated=sys.argv[2] == 'True')"
+    command = [sys.executable, "-c", program, str(path), str(isolated)]
+    with nothing_left() as mark, subprocess.Popen(command) as grader:
+        wait_until(lambda: len(processes_with(mark)) >= 6)  # down to the worker
+        grader.kill()
+
+
+@pytest.fixture
+def class_folder(tmp_path):
+    folder = tmp_path / "class"
+    hand_in(folder, ["half_right", "leaves", "a_picture"])
+    checkpoint = folder / "leaves" / ".ipynb_checkpoints" / "00_start_here.ipynb"
+    checkpoint.parent.mkdir()
+    checkpoint.write_text("not looked at")
+    return folder
+
+
+class TestCommand:
+    """python -m course_utils grade"""
+
+    def run(self, *arguments):
+        with pytest.raises(SystemExit) as left:
+            main(["grade", *map(str, arguments)])
+        return left.value.code
+
+    def test_a_class(self, class_folder, tmp_path, capsys):
+        table, data = tmp_path / "marks.csv", tmp_path / "marks.json"
+        assert self.run(class_folder, "--csv", table, "--json", data, "--jobs", 2) == 1
+        shown = capsys.readouterr().out
+        assert "half_right/00_start_here.ipynb: 00_start_here, 2 of 4 points" in shown
+        assert "a_picture/00_start_here.ipynb: not graded\n  00_start_here.ipynb is no" in shown
+        assert "0 of 1  stopped\n      the code ended its process, with exit code 0" in shown
+        rows = list(csv.DictReader(table.open()))
+        assert [(row["exercise"], row["earned"], row["status"]) for row in rows] == [
+            ("", "0", "not graded"),
+            *(("0.1", "1", "passed"), ("0.2", "1", "passed"), ("0.3", "0", "not attempted")),
+            *(("0.1", "0", "missing"), ("0.2", "0", "stopped"), ("0.3", "0", "missing")),
+        ]
+        assert rows[1]["feedback"].endswith("passed: 1 point")
+        files = json.loads(data.read_text())["files"]
+        assert [Path(file["file"]).parent.name for file in files] == [
+            *("a_picture", "half_right", "leaves")
+        ]
+        assert [(file["earned"], file["points"]) for file in files] == [(0, 0), (2, 4), (0, 4)]
+
+    def test_one_file_comes_with_the_text_of_its_checks(self, tmp_path, capsys):
+        [(path, _)] = hand_in(tmp_path, ["cells_copied"])
+        assert self.run(path) == 0
+        assert "expected:" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["{empty}"], "There is no notebook (.ipynb) in {empty}."),
+            (["{file}", "--csv", "{empty}"], "{empty} cannot be written (Is a directory)"),
+            (["{file}", "--json", "{empty}/x/y"], "cannot be written (No such file or directory)"),
+        ],
+    )
+    def test_what_cannot_be_is_said(self, arguments, says, tmp_path):
+        places = {"empty": tmp_path, "file": tmp_path / "file.ipynb"}
+        code = self.run(*(argument.format(**places) for argument in arguments))
+        assert says.format(**places) in code
+
+    def test_no_jobs_at_all(self, capsys):
+        assert self.run("x.ipynb", "--jobs", "0") == 2
+        assert "no whole number of at least 1" in capsys.readouterr().err
