@@ -12,13 +12,14 @@ from tests.hostile_class.members import member, with_code
 BRIEF = 3.0  # seconds for what never ends by itself
 
 
-def attack(status: str, because: str = "", seconds: float = 300.0) -> Callable:
+def attack(status: str, because: str = "", seconds: float = 300.0, name: str = "") -> Callable:
     """Decorator: the status that the answer gets, and what is said of it."""
 
     def add(function):
         source = inspect.getsource(function)
         code = re.sub(r"^(@.*\n)+def \w+", "def message_bytes", source, flags=re.MULTILINE)
-        return _hand_in(function.__name__, code, status, because, seconds)
+        _hand_in(name or function.__name__, code, status, because, seconds)
+        return function
 
     return add
 
@@ -208,6 +209,7 @@ def changes_torch(tensor):
 
 
 @attack("passed")
+@attack("passed", name="leaves_traces_again")
 def leaves_traces(tensor):
     """Whoever finds a trace of somebody else gives a wrong answer."""
     import os

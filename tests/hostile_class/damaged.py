@@ -1,6 +1,6 @@
 """Files and notebooks that are not as they were given out; nobody means harm here."""
 
-from tests.hostile_class.members import IDS, cell_of, member, notebook
+from tests.hostile_class.members import IDS, cell_of, member, notebook, with_code
 
 PASSED = ("passed",) * 3
 MISSING = ("missing",) * 3
@@ -91,12 +91,14 @@ def answer_with_a_slip():
     return made
 
 
-@member("passed", "failed", "passed", because="NameError: name 'no_such_name' is not defined")
+@member("missing", "failed", "missing", because="expected:")
+def counts_one_byte_more():
+    return with_code("def message_bytes(tensor):\n    return tensor.nbytes + 1\n")
+
+
+@member("missing", "failed", "missing", because="NameError: name 'no_such_name' is not defined")
 def name_of_nothing():
-    made = notebook()
-    cell = cell_of(made, "0-2")
-    cell["source"] = "def message_bytes(tensor):\n    return no_such_name(tensor)"
-    return made
+    return with_code("def message_bytes(tensor):\n    return no_such_name(tensor)\n")
 
 
 @member(*PASSED)
