@@ -1,7 +1,8 @@
 """The grader on a class whose submissions try everything (tests/hostile_class).
 
-The class is graded with namespaces, and then, but for most of those who mean no harm, without them:
-the marks are the same, and nothing is left. Where the system has no namespaces, both are without.
+The class is graded with namespaces, and those for whom it might make a difference are graded again
+without them: the marks are the same, and nothing is left. Where the system has no namespaces, both
+are without.
 """
 
 import contextlib
@@ -27,7 +28,13 @@ from tests.hostile_class.members import hand_in, names_of
 ATTACKS = names_of("attacks")
 DAMAGED = names_of("damaged")
 KILLS = names_of("kills")
-SOME = ("all_right", "half_right", "cells_deleted", "checks_edited", "counts_one_byte_more")
+# graded without namespaces too
+AGAIN = (
+    *("all_right", "half_right", "checks_edited", "counts_one_byte_more", "a_picture", "leaves"),
+    *("stops_itself", "forks_and_forks", "forks_and_flees", "leaves_a_daemon_behind"),
+    *("eats_memory_in_its_children", "changes_the_check", "writes_a_mark_of_its_own"),
+    *("kills_its_group", "leaves_traces", "leaves_traces_again"),
+)
 LIMITS = {"memory": 1024 * MB, "processes": 32, "file": 50 * MB, "notebook": 2_000_000}
 MARK = "COURSE_TEST_OF_THE_GRADER"  # in the environment of all that a grader starts
 
@@ -86,7 +93,7 @@ def grades(handed_in):
     """The grades of the class by member, in namespaces and without."""
     found = {}
     for isolated in (True, False):
-        again = [(path, m) for path, m in handed_in if m.name not in DAMAGED or m.name in SOME]
+        again = [(path, member) for path, member in handed_in if member.name in AGAIN]
         with nothing_left():
             found[isolated] = grade_all(handed_in if isolated else again, isolated=isolated)
     return found

@@ -4,6 +4,7 @@ It is a program of its own, so that nothing of the grader's process (nbgrader's,
 in what it forks, and it never sees a submission: a keeper gets its job from the grader itself.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 
 import psutil
 
+from course_utils import mnist
 from course_utils.checks import catalogue
 from course_utils.grade import isolation, keeper, tree
 from course_utils.launch import server
@@ -26,6 +28,8 @@ def main(control: socket.socket, isolated: bool) -> None:
     isolated = isolated and isolation.possible()
     catalogue.exercises()
     server.import_preloaded()
+    with contextlib.suppress(RuntimeError):
+        mnist.dataset(train=False)  # unpacks the files: in namespaces nobody could write them
     keepers: set[int] = set()
     listening = True
     while listening or keepers:
