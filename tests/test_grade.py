@@ -156,16 +156,6 @@ def test_a_variant_fixes_what_the_checks_draw(handed_in, grades):
     assert mark.feedback != grades[True]["counts_one_byte_more"].exercises[1].feedback
 
 
-def test_grading_that_is_given_up_leaves_nothing(tmp_path):
-    handed_in = hand_in(tmp_path / "class", ["too_large", "waits_without_an_alarm"])
-    paths = [path for path, _ in handed_in]
-    with nothing_left():
-        grades = grade_files(paths, jobs=2, limits=Limits(notebook=1_000_000))
-        assert next(grades).reason
-        assert next(grade_files(paths[:1], limits=Limits(notebook=1_000_000))).reason
-        grades.close()
-
-
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "not-isolated"])
 def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
     [(path, _)] = hand_in(tmp_path / "class", ["waits_without_an_alarm"])

@@ -6,10 +6,16 @@
 
 The rooms, in the order in which a submission passes through them:
 
-    submission  reads the notebook and tells its chapter; believes nothing that it says of itself
-    grading     one job for each exercise, several at once; Grades in the order of the files
-    marks       Grade and Mark: what comes out
-    limits      what a submission may use
+    command     python -m course_utils grade; report: its text, CSV and JSON
+    grading     grade_files: from files to Grades, in their order
+    submission  reads a notebook and tells its chapter; believes nothing that it says of itself
+    checking    a job for each exercise, several at once; from a keeper's report to a mark
+    server      the grader's hold on forks, the server from which its processes come
+    keeper      watches over one exercise: limits, the outcome, the end of all processes
+    tree        looking at processes, and ending them; isolation: what Linux can do besides
+    worker      runs one answer under its check; the only process with code of a submission
+    answer      takes the answer out of the notebook; integrity: is the check still itself?
+    limits      what a submission may use; marks: Grade and Mark, what comes out
 """
 
 from course_utils.grade.grading import DEFAULT_VARIANT, grade_file, grade_files
