@@ -24,7 +24,7 @@ from source import SourceError
 from traitlets.config import Config, PyFileConfigLoader
 
 from course_utils.nbgrader import REMARKS
-from notebooks import ROOT, BuildError, copies_of, find_sources
+from notebooks import ROOT, BuildError, Copy, copies_of, find_sources
 
 FOLDER = ROOT / "build" / "assignments"
 CONFIG = "nbgrader_config.py"
@@ -47,23 +47,28 @@ def build(folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG).exists():
         shutil.copy(Path(__file__).with_name(CONFIG), folder)
-    chapters = [write_source(folder, source) for source in find_sources(ROOT, names)]
+    chapters = with_exercises(names)
     nbgrader = NbGraderAPI(config=configuration(folder))
-    for number, chapter in enumerate(chapters, 1):
-        print(f"[{number}/{len(chapters)}] release/{chapter}", flush=True)
-        outcome = nbgrader.generate_assignment(chapter)
+    for number, solved in enumerate(chapters, 1):
+        print(f"[{number}/{len(chapters)}] release/{solved.chapter}", flush=True)
+        write_source(folder, solved)
+        outcome = nbgrader.generate_assignment(solved.chapter)
         if not outcome["success"]:
-            raise BuildError(f"nbgrader did not release {chapter}:\n{outcome['error']}")
+            raise BuildError(f"nbgrader did not release {solved.chapter}:\n{outcome['error']}")
     print(f"{len(chapters)} assignments are in {folder}.")
 
 
-def write_source(folder: Path, source: Path) -> str:
-    """Write nbgrader's source version of one chapter, without outputs; return the chapter."""
-    _, solved = copies_of(ROOT, source)
+def with_exercises(names: list[str]) -> list[Copy]:
+    """The solved copies of the chapters that ask for something."""
+    copies = [copies_of(ROOT, source)[1] for source in find_sources(ROOT, names)]
+    return [solved for solved in copies if any(cell.is_check for cell in solved.cells)]
+
+
+def write_source(folder: Path, solved: Copy) -> None:
+    """Write nbgrader's source version of one chapter, without outputs."""
     path = folder / "source" / solved.chapter / f"{solved.chapter}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(solved.fresh(), path)
-    return solved.chapter
 
 
 def configuration(folder: Path) -> Config:
