@@ -10,6 +10,7 @@ Submissions and marks are kept.
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -137,8 +138,16 @@ def _why_not(handed_in: Path) -> str:
     return f"Run `nbgrader autograde {chapter} --student {student}` and read what it says."
 
 
+def find_programs() -> None:
+    """nbgrader starts alembic by its name: let it find the one that lies beside this Python."""
+    own, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if own not in path.split(os.pathsep):
+        os.environ["PATH"] = own + os.pathsep + path
+
+
 def main(arguments: list[str]) -> int:
     """Run one command; return the exit status."""
+    find_programs()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("command", choices=["build", "report"])
     parser.add_argument("chapters", nargs="*", metavar="NN|name")
