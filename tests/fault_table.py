@@ -314,6 +314,50 @@ def both_receive_first(rank):
     dist.send(t, 1 - rank)
 
 
+# --- messages to a rank that is not there ---------------------------------------------------------
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "there is no rank 2: the ranks of the group are 0 to 1",
+    "dist.send(torch.ones(3), rank + 1)",
+    error="ValueError",
+)
+def sends_past_the_end(rank):
+    if rank == 0:
+        dist.send(torch.ones(3), rank + 1)
+    else:
+        dist.recv(torch.ones(3), rank - 1)
+        dist.send(torch.ones(3), rank + 1)  # <- here
+
+
+@fault(
+    3,
+    "exception",
+    2,
+    "there is no rank 2: the ranks of the group are 0 to 1",
+    error="ValueError",
+)
+def counts_as_the_world_does(rank):
+    group = dist.new_group([1, 2])
+    if rank == 2:
+        dist.recv(torch.ones(3), group=group, group_src=rank)  # <- here
+
+
+@fault(
+    2,
+    "exception",
+    0,
+    "rank 0 names itself as the other end of a message",
+    "rank 1 was waiting in recv from rank 0",
+    error="ValueError",
+)
+def receives_from_itself(rank):
+    dist.recv(torch.ones(3), 0)  # <- here
+
+
 # --- calls that do not match --------------------------------------------------------------------
 
 

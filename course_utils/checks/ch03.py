@@ -24,7 +24,6 @@ from torch.utils.data import DistributedSampler
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
 from course_utils.checks.ranks import come_late, finish_device_work, following
 from course_utils.hardware import device
-from course_utils.intercept import listening
 from course_utils.trace import Call, Trace
 
 Gradients = dict[str, Tensor | None]
@@ -177,18 +176,6 @@ def _zeros_for_none(got: list[Gradients], local: list[Gradients]) -> bool:
     return any(g[name] is not None for g in got for name in nobody)
 
 
-class NoSuchRank(Exception):
-    """Raised in a rank that sends to, or waits for, a rank that does not exist."""
-
-
-def _existing_ranks_only(name: str, arguments: dict) -> None:
-    end = {"send": "dst", "recv_": "src"}.get(name)
-    if end and not 0 <= arguments[end] < dist.get_world_size():
-        raise NoSuchRank(
-            f"there is no rank {arguments[end]}, only 0 to {dist.get_world_size() - 1}"
-        )
-
-
 # ---- 3.1 -----------------------------------------------------------------------------------------
 
 averaging = Exercise(
@@ -247,7 +234,7 @@ averaging = Exercise(
         "`model.parameters()` yields it once; a walk over the layers meets it twice.",
     },
     failures={
-        "NoSuchRank": "two-ranks-only",
+        "there is no rank": "two-ranks-only",
         "timeout": "not-every-rank",
         "mismatch": "not-every-rank",
     },
@@ -267,7 +254,7 @@ def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
     torch.manual_seed(plan.seed + 1 + rank)
     model(plan.batch()).square().sum().backward()
     local, before = _gradients(model), _state(model)
-    with Trace() as trace, listening(_existing_ranks_only):
+    with Trace() as trace:
         come_late(rank)
         answer(model)
         got = _gradients(model)
@@ -415,7 +402,7 @@ ring = Exercise(
         "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
     },
     failures={
-        "NoSuchRank": "no-such-rank",
+        "there is no rank": "no-such-rank",
         " in recv": "unanswered",
         "timeout": "everyone-sends-first",
         "mismatch": "chunk-sizes",
@@ -444,7 +431,7 @@ def _summed(rank, answer, cases: list[list[Tensor]], columns: bool = False) -> _
     a view that is not contiguous."""
     tensors = [case[rank].to(device()) for case in cases]
     come_late(rank)
-    with following() as sent, listening(_existing_ranks_only):
+    with following() as sent:
         for tensor in tensors:
             answer(tensor[:, ::2] if columns else tensor)
     return _Summed(tensors, sent.unwaited)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import following, other_ranks_only
+from course_utils.checks.ranks import following
 from course_utils.hardware import device
 from course_utils.trace import kept_for_backward
 
@@ -427,7 +427,7 @@ def _crossed(rank, answer, cut: _Cut, steps: int) -> _Crossed:
     returned, unwaited = None, []
     for _ in range(steps):
         room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
-        with other_ranks_only(), following() as sent:
+        with following() as sent:
             returned = answer(stage, data, room)
         unwaited += sent.unwaited
     return _Crossed(returned, _gradients(stage), unwaited)

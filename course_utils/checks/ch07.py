@@ -539,10 +539,6 @@ class ReadsAllRows(Exception):
     """A rank reads the whole batch although the data dimension has several ranks."""
 
 
-class NoSuchNumber(Exception):
-    """A message for a number that the group does not have."""
-
-
 class NotANeighbour(Exception):
     """A rank sends to, or receives from, a rank that is not beside it in its pipeline."""
 
@@ -621,10 +617,7 @@ def _neighbours_only(task: _Task, rank: int) -> Callable:
         end = {"send": "dst", "recv_": "src"}.get(name)
         if end is not None:
             group = dist.ProcessGroup.unbox(arguments["process_group"])
-            members, number = dist.get_process_group_ranks(group), arguments[end]
-            if not 0 <= number < len(members):
-                raise NoSuchNumber(f"number {number} in a group of {len(members)}")
-            peer = members[number]
+            peer = dist.get_process_group_ranks(group)[arguments[end]]
             stages = task.place(rank)["pipeline"], task.place(peer)["pipeline"]
             if peer not in task.group(rank, "pipeline") or abs(stages[0] - stages[1]) != 1:
                 verb = "sends to" if end == "dst" else "receives from"
@@ -959,7 +952,8 @@ FAILURES_3D = {
     "ReadsAllRows": "whole-batch",
     "ReadsOtherRows": "other-rows",
     "NotANeighbour": "wrong-neighbour",
-    "NoSuchNumber": "group-rank",
+    "names itself": "wrong-neighbour",
+    "there is no rank": "group-rank",
     "is not part of group": "group-rank",
     "class 'NoneType'": "graph-cut",
     "only for scalar outputs": "no-gradient-given",

@@ -29,23 +29,6 @@ def finish_device_work() -> None:
 
 
 @contextlib.contextmanager
-def other_ranks_only() -> Iterator[None]:
-    """Within the block, a message to this rank itself or to no rank raises ValueError at once. Gloo
-    would fail in words of its own, or wait until the time is up."""
-    rank, count = dist.get_rank(), dist.get_world_size()
-
-    def hear(name: str, arguments: dict) -> None:
-        peer = arguments.get("dst", arguments.get("src"))
-        if name in ("send", "recv_") and peer == rank:
-            raise ValueError(f"rank {rank} names itself as the other end of a message")
-        if name in ("send", "recv_") and not 0 <= peer < count:
-            raise ValueError(f"there is no rank {peer}: the ranks are 0 to {count - 1}")
-
-    with intercept.listening(hear):
-        yield
-
-
-@contextlib.contextmanager
 def waits() -> Iterator[list[dist.Work]]:
     """Yields a list of the calls that somebody has waited for, or asked after, meanwhile."""
     asked: list[dist.Work] = []

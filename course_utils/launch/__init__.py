@@ -9,6 +9,7 @@ The rooms, in the order in which a call passes through them:
     server       the fork server that has torch in memory already (preloaded: what else it does)
     process      a rank as the kernel sees it: start, read, end
     rank         a rank as it sees itself: join the group, run the function, report
+    peers        no message to a rank that is not there
     calls        each rank's record of its collective calls; compare: do they match?
     output       what the ranks print, in an order that is the same in every run
     supervise    the kernel's loop: until all have delivered, one has failed or nothing can move

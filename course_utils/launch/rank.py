@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import intercept
-from course_utils.launch import output, packing, stacks
+from course_utils.launch import output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
 
 inside = False  # True in the process of a rank
@@ -86,6 +86,7 @@ def _join_group(job, rank):
     gpu = device if device.type == "cuda" else None
     if gpu:
         torch.cuda.set_device(gpu)
+    intercept.listen(peers.refuse_impossible)  # before it is on record
     intercept.listen(Recorder(os.path.join(job["folder"], f"calls-{rank}")).hear)
     dist.init_process_group(
         job["backend"],

@@ -15,8 +15,11 @@ import threading
 import time
 from collections.abc import Iterable
 from multiprocessing import forkserver, spawn, util
+from pathlib import Path
 
 from course_utils.launch.janitor import janitor
+
+_CHECKS = Path(__file__).resolve().parents[1] / "checks"
 
 # What ranks import sooner or later. (An optimizer imports torch._dynamo when it is first used;
 # a module that is missing is skipped.)
@@ -27,7 +30,7 @@ _PRELOADED = [
     "course_utils.mnist",
     "course_utils.models",
     "course_utils.trace",
-    *(f"course_utils.checks.ch{chapter:02d}" for chapter in range(13)),
+    *(f"course_utils.checks.{file.stem}" for file in sorted(_CHECKS.glob("ch*.py"))),
     "course_utils.launch.preloaded",
 ]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
