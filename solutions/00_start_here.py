@@ -137,7 +137,7 @@ for rank, (value, sent) in enumerate(launch(count_bytes, ranks, elements)):
 #
 # A collective is made of messages. Here is the sum of two ranks from a `send` and a `recv` each.
 # `send` waits until the other side takes the bytes, `recv` waits until they arrive. One rank sends
-# first while the other receives first. In section 5 you see what happens otherwise.
+# first while the other receives first. Chapter 5 shows what happens otherwise.
 
 
 # %%

@@ -461,12 +461,12 @@ print("the same sum on all ranks:", all(same for same, _ in results))
 plots.compare(predicted, results[0][1])
 
 # %% [markdown]
-# Counted is the payload of the real calls; `ring_bytes` weighs in the ring's factors. The rank that
-# closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank sends 1,024
-# there, and all four at the same time. NCCL is
-# [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it
-# looks at the links and chooses its way by itself. You meet the same grid again at the end of
-# section 4, where it also saves memory.
+# What is counted is the payload of the real calls; `ring_bytes` multiplies it by the ring's factors.
+# The rank that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank
+# sends 1,024 there, and all four at the same time. NCCL is
+# [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks
+# at the links and chooses its way by itself. You meet the same grid again at the end of section 4,
+# where it also saves memory.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: two dimensions, then three
@@ -880,7 +880,7 @@ print("gradients held = bytes handed to the data group:", held_as_sent)
 
 # %% [markdown]
 # *The bars are named (data, pipeline, tensor). Pipeline and tensor each cut what a rank holds to
-# about a half; data cuts nothing. What is left over half are embeddings and head, which only some
+# about a half; data cuts nothing. What exceeds a half is the embeddings and the head, which only some
 # stages have and tensor leaves whole.*
 #
 # In section 3 tensor sent far more than data. In this small model they send nearly the same: the 64
@@ -1678,9 +1678,9 @@ explore.Explorer(
 # ## 8. On a cluster: the same grid under torchrun
 #
 # The script takes the three sizes as arguments and trains the model of section 4 with PyTorch's own
-# API. The product of the sizes has to be the number of processes; data has to divide the 8 rows of
-# a batch, and a stage needs one of the 4 blocks. Below it runs on four; try `1 2 2` and `1 4 1`,
-# and `2 2 2` on eight.
+# API. The product of the sizes has to be the number of processes; data has to divide the 8 rows of a
+# batch, and each stage needs at least one of the 4 blocks. Below it runs on four; try `1 2 2` and
+# `1 4 1`, and `2 2 2` on eight.
 
 # %%
 script = Path("scratch/hybrid.py")

@@ -70,7 +70,7 @@ hardware.report()
 #
 # Four equal factories work from the same blueprint (chapter 3). Each has a whole copy, a whole
 # folder of change notes, and a whole archive of how each page was changed before. The shelves are
-# full, and four times the same things stand on them. But a worker reads one page at a time.
+# full, and the same things stand on them four times over. But a worker reads one page at a time.
 #
 # So the pages are shared out. Each factory keeps a quarter of every page, with the notes and the
 # archive of that quarter. When page 3 comes up, the quarters are copied and sent round, every
@@ -100,7 +100,7 @@ for y, words in [
 plt.show()
 
 # %% [markdown]
-# *Each of four factories keeps another quarter of every page. Page 3 is in use: all four quarters
+# *Each of four factories keeps a different quarter of every page. Page 3 is in use: all four quarters
 # have been sent round, so that for the moment every factory has it whole.*
 #
 # | in the factory | in PyTorch | what it is |
@@ -109,9 +109,9 @@ plt.show()
 # | page | **unit** | the layers whose parameters are fetched together, usually one block |
 # | quarter of a page | **shard** | the part of a unit's parameters that a rank keeps |
 # | sending the quarters round | **all-gather** | every rank gets the whole unit |
-# | throwing the copies away | **reshard**, free | only the own shard stays |
+# | throwing the copies away | **reshard**, free | only the rank's own shard stays |
 # | change notes, summed for each quarter | **reduce-scatter** | each rank gets the summed gradient of its own shard |
-# | archive | **optimizer state** | momentum, or Adam's two averages: only for the own shard |
+# | archive | **optimizer state** | momentum, or Adam's two averages: only for the rank's own shard |
 #
 # Who does the work has not changed. Each factory still makes whole products from its own material:
 # it is data parallelism. Tensor parallelism (chapter 6) shares out the *work* of a page as well.
@@ -316,7 +316,7 @@ plots.compare(predicted, memory_ledger(model, adam))
 # sends $2\Psi(n-1)/n$ numbers from each rank for that (chapter 3). An all-reduce *is* a
 # reduce-scatter followed by an all-gather, of $\Psi(n-1)/n$ each. So:
 #
-# * **Stages 1 and 2**: reduce-scatter the gradients, update the own shard, all-gather the
+# * **Stages 1 and 2**: reduce-scatter the gradients, update one's own shard, all-gather the
 #   parameters. $2\Psi(n-1)/n$: not a byte more than data parallelism.
 # * **Stage 3**: all-gather the parameters for forward, all-gather them again for backward,
 #   reduce-scatter the gradients. $3\Psi(n-1)/n$: one and a half times.
@@ -361,7 +361,7 @@ print("the two halves give the all-reduce's numbers:", equal_sums)
 #
 # ### A unit: one flat vector, of which each rank owns a piece
 #
-# Collectives like one large tensor, and 12 tensors of a block do not all divide by the number of
+# Collectives like one large tensor, and the 12 tensors of a block do not all divide by the number of
 # ranks. So the parameters of a unit are laid end to end in one **flat** vector, padded with zeros
 # until it divides. The parameters themselves become views of it (chapter 6 met views as a trap;
 # here they are what makes it work). Whoever writes into the flat vector writes into the layers.
@@ -425,9 +425,9 @@ def units_of(model):
 
 
 # %% [markdown]
-# ### ZeRO-1: only the own piece of the optimizer's state
+# ### ZeRO-1: only one's own piece of the optimizer's state
 #
-# SGD, momentum and Adam treat each number for itself. So a rank can update its piece without
+# SGD, momentum and Adam treat each number by itself. So a rank can update its piece without
 # knowing the rest, and then it needs the state of its piece only. The optimizer below never sees
 # the model: it gets one flat piece of each unit.
 
@@ -469,12 +469,12 @@ class Zero1:
 #
 # ZeRO-1 holds all gradients until the step. But when backward has passed a block, its gradients are
 # ready. So a hook counts them, and when the unit is complete it is reduced at once. What remains is
-# the gradient of the own piece.
+# the gradient of the rank's own piece.
 
 
 # %%
 class Zero2(Zero1):
-    """Gradients are reduced unit by unit during backward, and only the own piece stays."""
+    """Gradients are reduced unit by unit during backward, and only the rank's own piece stays."""
 
     def __init__(self, model, optimizer_class, **settings):
         super().__init__(model, optimizer_class, **settings)
@@ -726,7 +726,7 @@ print("the same on all ranks:", all(cost == costs[i][0] for i in costs for cost 
 
 # %% [markdown]
 # Stages 1 and 2 send what data parallelism sends, stage 3 one and a half times as much. And that is
-# the state between forward and update. What is the most that stage 3 holds on the way? Its pieces,
+# the state between backward and update. What is the most that stage 3 holds on the way? Its pieces,
 # and one whole unit beside them: $\Psi/n + \max_i \Psi_i$ ([Zhao et al.
 # 2023](https://arxiv.org/abs/2304.11277)). The largest unit is a block, with $12W^2 + 13W$
 # parameters. For gradients the same sum is an upper bound: when the first units are reduced, the
@@ -1106,7 +1106,7 @@ for name in ("all_gather", "computes", "reduce_scatter", "gradient", "kept"):
 #
 # ### Gradient accumulation
 #
-# Two micro-batches, one update (chapter 2). By default each backward reduces its gradients.
+# Two micro-batches, one update (chapter 3). By default each backward reduces its gradients.
 # `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages,
 # and costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
 #
@@ -1606,8 +1606,9 @@ for name, optimizer_first in (("after", False), ("before", True)):
 #
 # ### Forward on one rank only
 #
-# Rank 0 wants to see a sample before training, or validates alone. With DDP that goes well: a
-# forward of DDP sends nothing. With FSDP forward gathers, and everybody has to take part.
+# Rank 0 wants to see a sample before training, or validates alone. With DDP that goes well for this
+# model: DDP's forward sends nothing but buffers, and it has none. With FSDP forward gathers, and
+# everybody has to take part.
 
 
 # %%
@@ -1651,7 +1652,7 @@ _ = launch(sample_on_all, 2)
 # %% [markdown]
 # ### Another order of the parameters
 #
-# A flat vector has no names. If two ranks lay out the same parameters in another order, pieces end
+# A flat vector has no names. If two ranks lay out the same parameters in different orders, pieces end
 # up in the wrong layers. Such an order comes from a `set` of strings, which Python orders
 # differently in every process, or from files listed by the operating system. Here rank 1 has the
 # reverse order, so that it is the same in every run. Both ranks hold the same two layers. What is
@@ -1719,7 +1720,7 @@ for name, counts in zip(predicted, zip(*launch(state_dict_bytes, n))):
 # ### Clipping by a local norm
 #
 # Chapter 6 had this with tensor parallelism. With FSDP everything is cut, so every rank has a norm
-# of its own, and each piece of a layer is scaled by another factor.
+# of its own, and each piece of a layer is scaled by a different factor.
 
 
 # %%
@@ -2011,7 +2012,7 @@ check("8.3", FlatLayout)
 #
 # * `tensor.untyped_storage().resize_(0)` frees the memory and leaves the tensor as it is, also where
 #   autograd has kept it for backward. `resize_(bytes)` gets memory again; what was in it is lost.
-#   Autograd takes a write into a tensor that it has kept for a mistake. A write through
+#   Autograd treats a write into a tensor that it has kept as an error. A write through
 #   `tensor.data`, taken beforehand, it does not see.
 # * `register_forward_pre_hook` and `register_forward_hook` call you before and after a layer's forward.
 #   `tensor.grad_fn.register_prehook` calls you when backward arrives at this tensor.

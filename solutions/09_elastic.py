@@ -66,8 +66,9 @@ hardware.report()
 #
 # * In every building a **foreman**, who makes nothing. He watches his workers. If one is gone, he
 #   sends the others home and starts a new shift.
-# * A **register**, where all foremen sign in before a shift. It says who is there tonight, and who
-#   is number 0. At least so many buildings must have signed, at most so many are needed.
+# * A **register**, where all foremen sign in before a shift. It says who is there tonight, and who is
+#   number 0. It also says how many buildings must have signed at least, and how many are needed at
+#   most.
 # * A **safe**, where the state of the work is put from time to time: the product as it is now, the
 #   settings of the machines, and the place in the order list.
 #
@@ -167,7 +168,7 @@ print(run_in_terminal(*torchrun, script, timeout=250), end="")
 # | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same within the node: which GPU to take |
 # | `GROUP_RANK`, `GROUP_WORLD_SIZE` | the node's number, and how many nodes there are |
 # | `ROLE_RANK`, `ROLE_WORLD_SIZE` | as `RANK`, among workers of one role; with one role the same |
-# | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 listens, so that `init_process_group` finds the others; a new port for every worker group |
+# | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 listens, so that `init_process_group` finds the others; torchrun chooses a free port |
 # | `TORCHELASTIC_RESTART_COUNT` | how often this agent restarted its workers after a failure |
 # | `TORCHELASTIC_MAX_RESTARTS` | how often it may: `--max-restarts` |
 # | `TORCHELASTIC_RUN_ID` | the job's name, `--rdzv-id`: agents with the same name belong together |
@@ -259,7 +260,7 @@ for save_minutes in (0.1, 1, 10):
 # %% [markdown]
 # The paper does not say how long a save took; the three times are assumptions. A server that fails less
 # than twice a year makes a cluster that fails every three hours, and a save of ten minutes would
-# cost a third of everything. That is why so much work goes into making saves short.
+# cost a third of the work's time on top of it. That is why so much work goes into making saves short.
 #
 # **Measured**, in a simulation: failures come at random, with the same probability at every moment, in
 # work as in saving and recovering. The points are simulated, the line is the formula.
@@ -707,7 +708,7 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 # | `keep_alive_interval` x `keep_alive_max_attempt` | 5 s x 3 | how long a silent node still counts as a member |
 # | `last_call_timeout` | 30 s | how long a round waits for more than the minimum |
 # | `join_timeout` | 600 s | how long to wait for the minimum before giving up |
-# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; nodes that come or go do not count |
+# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; a node that joins does not count, a lost one does, because the other workers fail |
 #
 # (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The notebook sets
 # 1 s x 8, so that a busy machine is not taken for a dead node, and a last call of 2 s.
@@ -1099,7 +1100,7 @@ plt.show()
 # a second.*
 #
 # Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
-# moment; one of 10 s lets everybody wait for a node that is really gone. A last call of 2 s starts
+# moment; one of 10 s makes everybody wait for a node that is really gone. A last call of 2 s starts
 # without a node that would have come a second later, and then everybody restarts for it.
 #
 # One more thing. `TORCHELASTIC_RESTART_COUNT` is not the number of restarts, as the run printed. Agent A
@@ -1312,8 +1313,8 @@ with no_survivors() as job:
 
 # %% [markdown]
 # On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. The repair is to
-# have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous gives every worker group
-# a free one. End a zombie by its id. `pkill python` ends other people's work as well.
+# have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous chooses a
+# free one. End a zombie by its id. `pkill python` ends other people's work as well.
 #
 # ### A rank that hangs instead of dying
 #
@@ -1342,8 +1343,8 @@ done.unlink(missing_ok=True)
 print(launch(rank_1_hangs, 2, done))
 
 # %% [markdown]
-# The rank that is well raises, and ends; that its agent sees, and all start again. Without an argument the
-# process group's own limit holds, by default 10 minutes for NCCL and 30 for the others
+# The rank that is well raises an error and ends; its agent sees that, and all start again. Without an
+# argument the process group's own limit holds, by default 10 minutes for NCCL and 30 for the others
 # ([`init_process_group`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group)).
 # Set it to a few times your longest step: `init_process_group(timeout=timedelta(minutes=2))`.
 #
@@ -1635,7 +1636,7 @@ def best_interval(
     Each of `nodes` nodes fails every `node_mtbf_hours` hours on average, independently of the others,
     and the job with the first of them. `save`, `recovery` and `step` are the seconds that a save, a
     recovery and a training step take. At least one step lies between two checkpoints. The share is L
-    of section 3 (Young 1974) for this number of steps: 0.05 where 5 % of the work's time are lost.
+    of section 3 (Young 1974) for this number of steps: 0.05 where 5 % of the work's time is lost.
     """
     ### BEGIN SOLUTION
     job_mtbf = 3600 * node_mtbf_hours / nodes

@@ -51,7 +51,7 @@ plt.show()
 # | what | bytes | where | source |
 # |---|---|---|---|
 # | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *What travels* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
-# | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | Thakur, Rabenseifner, Gropp 2005, 4.1 and 4.2 |
+# | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | [Thakur, Rabenseifner, Gropp 2005](https://doi.org/10.1177/1094342005051521) |
 # | all-reduce through a head office: rank 0 | `S * (n - 1)` | 03: 3, *What travels* | counted there |
 # | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07: 3, *Two kinds of links* | counted there |
 # | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07: 3, *Two kinds of links* | counted there |
@@ -267,7 +267,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | hook | a function that a module calls by itself | [02](02_data_parallel.ipynb) |
 # | hop latency | the time from the end of a pass until its result has reached the next rank | [05](05_pipeline.ipynb) |
 # | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid.ipynb) |
-# | idle share | the part of all time in which nobody computes | [01](01_factory.ipynb) |
+# | idle share | the part of all ranks' time in which they do not compute | [01](01_factory.ipynb) |
 # | in flight | of a micro-batch: after its forward and before its backward, so that its activations are kept | [05](05_pipeline.ipynb) |
 # | keep-alive | the sign by which an agent stays on the list | [09](09_elastic.ipynb) |
 # | kernel | the process behind a notebook | [00](00_start_here.ipynb) |
@@ -311,7 +311,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | replica | a copy of the model for one step | [02](02_data_parallel.ipynb) |
 # | replicate | to copy the model to all devices | [02](02_data_parallel.ipynb) |
 # | replicated | whole and equal on every rank | [06](06_tensor_parallel.ipynb) |
-# | reshard | to free what was gathered, so that only the own shard stays | [08](08_fsdp.ipynb) |
+# | reshard | to free what was gathered, so that only the rank's own shard stays | [08](08_fsdp.ipynb) |
 # | resharding | loading a checkpoint on another number of ranks | [08](08_fsdp.ipynb) |
 # | ring | every rank sends to the next only | [00](00_start_here.ipynb) |
 # | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
