@@ -265,7 +265,7 @@ pass_on = Exercise(
         "`torch.empty_like(value)`.",
         "not-waited": "`isend` and `irecv` come back at once. Call `wait()` on what they return, or "
         "the message may not be through.",
-        "collective": "A collective moves every rank's tensor to all ranks. One message to the next "
+        "collective": "You called a collective, in which every rank takes part. One message to the next "
         "rank is enough: `send` and `recv`.",
         "input-changed": "The tensor that was handed in has changed: receive into a tensor of "
         "your own.",
@@ -297,7 +297,8 @@ def _passed(rank, answer, values):
     with following() as sent:
         result = answer(value)
     collectives = {kind for kind, _ in sent.dtypes} - {"send", "recv"}
-    unchanged, copied = torch.equal(value, untouched), result is not value
+    memory = result.untyped_storage().data_ptr() if torch.is_tensor(result) else None
+    unchanged, copied = torch.equal(value, untouched), memory != value.untyped_storage().data_ptr()
     return _Passed(result, unchanged, copied, sent.unwaited, sorted(collectives))
 
 

@@ -1049,7 +1049,6 @@ diagnosis = Exercise(
     failures={
         "not supported between instances of": "not-started-is-none",
         "'NoneType'": "unset-is-none",
-        "AttributeError": "unset-is-none",
     },
 )
 

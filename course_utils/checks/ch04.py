@@ -508,7 +508,8 @@ def _(answer, draw):
 
 
 @crossing.requires(
-    "two tensors cross that share a part of the graph", failures={"timeout": "waits-too-early"}
+    "two tensors cross that share a part of the graph",
+    failures={"finished without": "unanswered", "timeout": "waits-too-early"},
 )
 def _(answer, draw):
     _check_crossing(answer, draw, "two")
@@ -746,7 +747,8 @@ def _cuts_of(answer, costs: list[float], stages: int) -> Cuts:
     try:
         cuts = [index(cut) for cut in got]
     except TypeError:
-        slug = "stages-not-cuts" if isinstance(got[0], list | tuple) else "cost-not-cuts"
+        lists = [isinstance(entry, list | tuple) for entry in got]
+        slug = "stages-not-cuts" if all(lists) else "cost-not-cuts" if any(lists) else None
         raise Wrong(slug, expected="a list of whole numbers", got=got) from None
     layers, what = len(costs), f"{stages - 1} cuts of {len(costs)} layers"
     if len(cuts) != stages - 1:
@@ -922,7 +924,8 @@ repairing = Exercise(
         "is not a Module subclass": "class-not-module",
         "'tuple' and 'int'": "size-is-a-pair",
         "got float": "in-features-wrong",
-        "is invalid for input of size": "batch-mixed",
+        "shape '[-1": "batch-mixed",
+        "is invalid for input of size": "in-features-wrong",
     },
 )
 
@@ -998,7 +1001,11 @@ def _(answer, draw):
 
 @repairing.requires(
     "height and width differ",
-    failures={**LOST_BATCH, "mat1 and mat2": "square-only"},
+    failures={
+        **LOST_BATCH,
+        "mat1 and mat2": "square-only",
+        "is invalid for input of size": "square-only",
+    },
     needs_earlier=True,
 )
 def _(answer, draw):

@@ -168,8 +168,9 @@ ONE_AT_A_TIME = {
     "starts: one stage works, the others wait.",
 }
 PAIRS = {
-    "doubled": "Some work is done twice. The pairs go on where the warm-up ended: the F of a pair is "
-    "that many micro-batches ahead of its B. The B at the end go on where the pairs ended.",
+    "doubled": "Some work is done twice. The F of the pairs go on in their order where the warm-up "
+    "ended; the B of the pairs begin at the start of theirs, and the B at the end go on where the pairs "
+    "ended.",
     "missing": "Some work is never done: every rank runs F and B of every micro-batch, in each of its "
     "chunks. After the last pair, as many B remain as the warm-up had F.",
 }
@@ -1053,14 +1054,14 @@ exchanging = Exercise(
         "a recv on the neighbour, and every recv a send.",
         "two-stages-only": "Two stages manage, and a longer line hangs: a stage in the middle has "
         "two neighbours, and waits for one of them while the other waits for it.",
-        "beyond-the-ends": "The line has two ends. The first rank has no previous one and the last "
-        "rank no next one: nothing goes there and nothing comes from there.",
+        "beyond-the-ends": "A rank talks to one that does not exist. Activations go to rank + 1, "
+        "gradients to rank - 1; the first rank has no previous one, and the last no next one.",
         "room-at-the-ends": "Where a rank has no neighbour nothing comes: return None there, not the "
         "empty room.",
         "truth-of-a-tensor": "`if activations:` asks whether its numbers are true. Ask "
         "`if activations is not None:`.",
-        "talks-to-itself": "A rank sends to itself. The previous rank is `rank - 1`, the next one is "
-        "`rank + 1`.",
+        "talks-to-itself": "A rank sends to itself, or receives from itself. The previous rank is "
+        "`rank - 1`, the next one is `rank + 1`.",
         "alone": "With one rank there is nobody to talk to: return (None, None).",
         "swapped-results": "The two results have changed places: first what comes from the previous "
         "rank, then what comes from the next one.",

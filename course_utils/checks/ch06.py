@@ -73,8 +73,6 @@ def _refusal(rank, answer, full) -> tuple[str, str] | None:
 
 
 REFUSAL = {
-    "refuses-what-divides": "Sizes that divide evenly are refused: the error belongs where the remainder "
-    "is not zero.",
     "no-error": "Sizes that do not divide are accepted without a word, and the ranks' shares are "
     "unequal, or something is lost. Compare the remainder with zero and raise a ValueError.",
     "other-error": "Sizes that do not divide end in another exception than a ValueError. An assert "
@@ -376,7 +374,11 @@ BOTH_CUTS = {
     "check counts the calls forward and backward.",
     "not-every-rank": NOT_EVERY_RANK,
     "two-ranks": TWO_RANKS,
+    "matrices-only": "The layer takes matrices only. `nn.Linear` takes any number of dimensions before the "
+    "last, the features: `nn.functional.linear` does so too.",
     **REFUSAL,
+    "refuses-what-divides": "Sizes that divide evenly are refused: the error belongs where the remainder "
+    "is not zero.",
 }
 
 column = Exercise(
@@ -446,7 +448,7 @@ def _(answer, draw):
 
 @column.requires(
     "three ranks and one; inputs (N, T, in)",
-    failures={"exception": "two-ranks"},
+    failures={"must be a matrix": "matrices-only", "exception": "two-ranks"},
     needs_earlier=True,
 )
 def _(answer, draw):
@@ -563,7 +565,11 @@ def _(answer, draw):
 
 @row.requires(
     "three ranks and one; inputs (N, T, in/n)",
-    failures=dict.fromkeys(("exception", *row.failures), "two-ranks") | HANGS,
+    failures={
+        "must be a matrix": "matrices-only",
+        **dict.fromkeys(("exception", *row.failures), "two-ranks"),
+        **HANGS,
+    },
     needs_earlier=True,
 )
 def _(answer, draw):

@@ -300,6 +300,17 @@ def never_hands_back(stage, data, room):
     _back_from(_gradients(_send_forward(stage, data), room))
 
 
+@wrong("4.2", names="unanswered")
+def hands_back_the_first_gradient(stage, data, room):
+    if dist.get_rank() == 1:
+        leaves = _receive(room)
+        loss = stage(*leaves, data)
+        loss.backward()
+        dist.send(_gradient(leaves[0]), 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
 @wrong("4.2", names="messages-differ")
 def hands_back_the_sum_over_the_batch(stage, data, room):
     if dist.get_rank() == 1:

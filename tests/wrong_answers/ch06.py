@@ -304,6 +304,13 @@ class CutsInHalves(_Column):
         self.bias = None if full.bias is None else _whole(full.bias[half])
 
 
+@wrong("6.1", names="matrices-only")
+class MultipliesMatrices(_Column):
+    def forward(self, x):
+        y = SumBackward.apply(x).mm(self.weight.T)
+        return y if self.bias is None else y + self.bias
+
+
 @wrong("6.1", names="refuses-what-divides")
 class RefusesWhatDivides(_Column):
     def __init__(self, full):
@@ -574,6 +581,12 @@ class CutsColumnsInHalves(_Row):
         middle = full.in_features // 2
         half = slice(middle) if dist.get_rank() == 0 else slice(middle, None)
         self.weight = _whole(full.weight[:, half])
+
+
+@wrong("6.2", names="matrices-only")
+class MultipliesMatricesOnly(_Row):
+    def partial(self, x):
+        return x.mm(self.weight.T)
 
 
 @wrong("6.2", names="refuses-what-divides")

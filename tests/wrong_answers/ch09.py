@@ -641,7 +641,7 @@ class SkipsEmptyLists(_Sampler):
 
 
 @wrong("9.2", names="starts-late")
-class CountsEpochsFromOne(_Sampler):
+class CountsStepsFromOne(_Sampler):
     """Goes to step 1 of an epoch, which is its second."""
 
     def set_epoch(self, epoch):
@@ -979,7 +979,16 @@ class ForgetsTorch(_State):
     generators = "python", "numpy"
 
 
-@wrong("9.3", names="torch-lost")
+@wrong("9.3", names="gpu-lost")
+class ForgetsTheGPU(_State):
+    def get_torch(self):
+        return [torch.get_rng_state()]
+
+    def set_torch(self, state):
+        torch.set_rng_state(state[0])
+
+
+@wrong("9.3", names="gpu-lost")
 class LeavesTheGPUAsItIs(_State):
     def set_torch(self, state):
         torch.set_rng_state(state[0])
