@@ -84,14 +84,14 @@ plt.show()
 # | head office | **all-reduce**: every rank hands in a tensor and gets the sum of all | once a step | not needed |
 # | truck | **send** and **recv**: one rank hands a tensor to one other | not needed | there and back, each step |
 #
-# So the copies' trucks carry the *blueprint's* worth, however large the batch is. The line's trucks
+# So the copies' head office gets the *blueprint's* worth, however large the batch is. The line's trucks
 # carry the *batch's* worth, however large the blueprint is. Much of the decision between the two
 # lies in this sentence, and section 3 puts numbers to it.
 
 # %% [markdown]
 # ## 2. The smallest real run: half the batch each, then half the layers each
 #
-# The network is the one of chapter 0: 784 inputs, 50 hidden values, 10 outputs. The batch is 64
+# The network has 784 inputs, 50 hidden values and 10 outputs. The batch is 64
 # images of MNIST. Both functions below do one **training step** without the update: forward,
 # backward, and whatever the ranks must tell each other. They return the gradients.
 
@@ -306,9 +306,9 @@ for factories in range(1, 6):
 print(f"simulation and formula agree for {agree} of {total} companies")
 
 # %% [markdown]
-# Read the formula for the two pure cases, with trucks that cost nothing. Copies ($B = 1$): the step
-# takes $1/F$ of the time. A line ($F = 1$): the step takes *as long as before*. A line makes room.
-# It does not make a training step shorter.
+# Read the formula for the two pure cases, with trucks and a head office that cost nothing. Copies
+# ($B = 1$): the step takes $1/F$ of the time. A line ($F = 1$): the step takes *as long as before*. A
+# line makes room. It does not make a training step shorter.
 #
 # The **idle share** is the part of all building time in which nobody computes. The work of a step is
 # $3NP$ minutes whoever does it, and $FB$ buildings have $FB \cdot T$ minutes, so
@@ -329,7 +329,7 @@ for factories, buildings in ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2)):
 #
 # The 784-50-10 network is too small to see time pass. For the rest of the chapter the blueprint has
 # four wide layers and a narrow one, 2,469,610 parameters, and the batch has 1024 images. It is cut
-# behind the second wide layer.
+# after the second wide layer.
 
 # %%
 images, labels = mnist.tensors(train=True, limit=1024)
@@ -455,7 +455,7 @@ def pytorch_line(rank, images, labels):
 
 
 # %% [markdown]
-# All four must end where one process ends that does every step on the whole batch.
+# All four must end where a single process ends if it does every step on the whole batch.
 
 # %%
 ways = {
@@ -551,8 +551,8 @@ plt.show()
 # %% [markdown]
 # *The copies compute at the same time and finish in a little more than half of the time of one
 # process; the exchange at the end is what is "more". In the line only one rank computes at any
-# moment, and the step takes as long as alone, plus the trucks. The simulation leaves out the update
-# (the thin green bar), which costs one addition per parameter.*
+# moment, and the step takes as long as alone, plus the trucks. The simulation does not draw the
+# update (the thin green bar): its time is spread over the minutes of the pages.*
 #
 # What the simulation says and what the clock says, as a ratio. A ratio near 1 means that three
 # measured numbers and one formula explain the step. On a busy machine it can be far from 1: two
@@ -622,8 +622,9 @@ except RankFailure as failure:
 
 # %% [markdown]
 # Rank 0 sent three times and went home. Rank 1 waited for a fourth truck. Without a launcher that
-# looks after its ranks this is a hang without a message. The repair is one number that both ends
-# share: send the count first, or compute it by the same line of code.
+# looks after its ranks, rank 1 waits without a message, or fails once rank 0's process has ended. The
+# repair is one number that both ends share: send the count first, or compute it by the same line of
+# code.
 #
 # **Bug hunt: the half that never learns.** Web pages say that "backpropagation works automatically
 # across GPUs". In one process it does: `.to("cuda:1")` is an operation that autograd records. A
@@ -677,11 +678,11 @@ for page in (0, 3, 12):
     print(f"{page:2} minutes a page   speed-up by factories   {shown}")
 
 # %% [markdown]
-# The first line has free trucks, and still 6 factories give 5.3 and 12 give 8: the largest share
-# counts, and 16 items over 12 factories make a share of 2. With slower trucks the exchange, which
-# more factories do not make shorter, takes over. The claim holds while the compute of one share is
-# much longer than the exchange. Now a real case in which it is not: the 784-50-10 network of section
-# 2, with its 64 images.
+# In the first line the head office is free, and still 6 factories give 5.3 and 12 give 8: the largest
+# share counts, and 16 items over 12 factories make a share of 2. With a slower head office the
+# exchange, which more factories do not make shorter, takes over. The claim holds while the compute of
+# one share is much longer than the exchange. Now a real case in which it is not: the 784-50-10
+# network of section 2, with its 64 images.
 
 
 # %%
@@ -861,7 +862,7 @@ def decide(job: Job) -> str:
 check("1.3", decide)
 
 # %% [markdown]
-# Whoever is stuck asks for a hint, as often as needed: `hint("1.3")`.
+# If you are stuck, ask for a hint, as often as you like: `hint("1.3")`.
 #
 # ## 7. See it: a company with sliders
 #
@@ -935,7 +936,7 @@ Explorer(
 #
 # Things to try, with a guess first:
 #
-# 1. Four factories of one building. The step is shortest, but every building is too full.
+# 1. Four factories of one building. No other four buildings are faster, but each of them is too full.
 # 2. One factory of four buildings. Everything fits, and the step is slower than one building alone.
 # 3. Two factories of one building, trucks of 4 minutes, 24 pages: the head office takes two fifths of
 #    the step. Make the batch larger, and its share shrinks.

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 2. Data parallelism in one process
 #
-# One Python process can drive several GPUs. `nn.DataParallel` does it with a single line of code,
-# and that line hides six moves. In this chapter you train the course's network on all of MNIST,
-# take a training step apart into these moves, do each of them by hand, and find out why the first
-# GPU carries most of the load. Then you learn to recognise the reasons why the other GPUs stay idle.
+# One Python process can drive several GPUs. `nn.DataParallel` does it with a single line of code, and
+# that line turns a training step into six moves. In this chapter you train the course's network on
+# all of MNIST, take a training step apart into these moves, do each of them by hand, and find out why
+# the first GPU carries most of the load. Then you learn to recognise the reasons why the other GPUs
+# stay idle.
 #
 # You need no GPU. Where there is none, CPU threads play the part of the GPUs. They do the same
 # computation; only their time is not a GPU's. Plan 45 to 60 minutes.
@@ -352,8 +353,8 @@ print("my prediction was right:", my_prediction == ("images" if more else "param
 #
 # $$L = \frac{1}{B} \sum_i b_i L_i ,$$
 #
-# and this is not the mean of the $L_i$ unless all $b_i$ are equal. Predict how much too heavy the
-# single row of the last chunk counts in the mean of the four means: $\frac{1}{4}$ instead of
+# and this is not the mean of the $L_i$ unless all $b_i$ are equal. Predict how many times too much
+# the single row of the last chunk counts in the mean of the four means: $\frac{1}{4}$ instead of
 # $\frac{1}{13}$.
 
 # %%
@@ -637,7 +638,7 @@ for name, work in kinds.items():
 # per GPU has one lock per GPU: this is what chapter 3 does.
 #
 # Our network is an extreme case. Its step is so short that copies and threads cost more than they
-# can win, here by hand and on GPUs alike:
+# can save, here by hand and on GPUs alike:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -811,7 +812,7 @@ print("the loop calls parallel:", "wrapped-late" in hardware.doctor(parallel, ma
 # %% [markdown]
 # ### `module.` in the checkpoint
 #
-# The wrapper holds your model under the name `module`, and so do the names of its parameters. A
+# The wrapper holds your model under the name `module`, and all its parameter names begin with it. A
 # checkpoint written by the wrapped model does not fit the bare one:
 
 # %%
@@ -947,7 +948,7 @@ check("2.1", scatter)
 # **2.2 Replicate** (4 points). A replica is anything that can be called with a batch. Now the model
 # may have **buffers**, tensors that belong to it but are not trained, such as the running mean of
 # batch normalization. A forward pass may change them in place. `nn.DataParallel` keeps the changes of
-# worker 0, because that replica *is* the original, and loses those of the helpers.
+# worker 0, because that replica shares the original's tensors, and loses those of the helpers.
 
 
 # %% nbgrader={"grade_id": "2.2", "solution": true}
@@ -1053,7 +1054,7 @@ def data_parallel_step(
 check("2.4", data_parallel_step)
 
 # %% [markdown]
-# **2.5 Be the doctor** (3 points). Six broken set-ups and a healthy one, with other numbers each
+# **2.5 Be the doctor** (3 points). Six broken set-ups and a healthy one, with different numbers each
 # time. Only one thing is wrong in each. Decide from the fields of `machine` and `setup`; print
 # `hardware.Machine.__doc__` and `hardware.Setup.__doc__` to see what they mean.
 
@@ -1252,8 +1253,8 @@ print("same parameters on both ranks after one step:", torch.equal(first, second
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. `nn.DataParallel` replicates, scatters, computes in threads, gathers, and computes loss and update
-#    on the first GPU, in every step anew.
+# 1. `nn.DataParallel` scatters, replicates, computes in threads and gathers, in every step anew.
+#    Your loop then computes loss and update on the first GPU.
 # 2. Gradients of replicas are *summed* into the original. The result is that of the big batch, because
 #    the loss is the mean over all gathered rows. A mean of chunk means is something else.
 # 3. Each step moves $8 P (n - 1)$ bytes of parameters and gradients, however small the batch is. The

@@ -165,8 +165,8 @@ print(pickle.dumps(hello))
 # %% [markdown]
 # The new process is told to look up `hello` in `__main__`. In your notebook `__main__` is the
 # kernel, where `hello` lives. In the new process `__main__` is an empty module. The error appears
-# in the new process, so it goes to the terminal from which Jupyter was started. The cell sees less.
-# The helper below catches what a child process writes to the terminal, so that you can read both.
+# in the new process, so it goes to that process's standard error. The exception in the cell says less.
+# The helper below catches what a child process writes there, so that you can read both.
 
 
 # %%
@@ -273,7 +273,8 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The last lines stand under `if __name__ == "__main__"` for a reason. Each new process imports this
-# file again to find `train`. Without the guard each of them would spawn two more.
+# file again to find `train`. Without the guard each of them would try to spawn two more, and Python
+# stops that with a `RuntimeError`.
 
 
 # %%
@@ -434,7 +435,8 @@ for n in (2, 4, 8, 64):
 
 # %% [markdown]
 # *On the left all messages meet at rank 0. On the right each rank sends to one neighbour, and all
-# links are equally busy.* However many ranks there are, a ring sends less than twice the tensor.
+# links are equally busy.* However many ranks there are, each rank of a ring sends less than twice the
+# tensor.
 #
 # ### What DDP moves in the script
 #
@@ -603,7 +605,7 @@ expected = flat(p.grad for p in model.parameters())
 print("gradients on 4 ranks as alone:", equal(expected, launch(first_gradient, 4)))
 
 # %% [markdown]
-# Now train. Each rank draws its model from another seed on purpose; the broadcast has to repair
+# Now train. Each rank draws its model from a different seed on purpose; the broadcast has to repair
 # that. The steps are the reference's, with one line more.
 
 
@@ -785,8 +787,8 @@ print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
 # Then both ranks do nothing but wait, hatched, for the one long all-reduce.*
 #
 # The bytes are the same, only their time differs. Do not expect much from the ratio on a CPU. There
-# the all-reduce and backward want the same cores. With GPUs the network works on its own, and what
-# is hidden costs nothing.
+# the all-reduce and backward want the same cores. With GPUs the links do most of the work, and
+# what is hidden costs little.
 
 # %% [markdown]
 # ### Several backward passes, one message: gradient accumulation and `no_sync`
@@ -828,10 +830,11 @@ for name, patient in [("without no_sync", False), ("with no_sync", True)]:
 #
 # ### When one rank has fewer batches: `Join`
 #
-# The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads
-# its own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an
-# all-reduce that rank 1 never calls. Under `mp.spawn` or torchrun the run now hangs, silently, at
-# the end of an epoch. `launch` notices after a few seconds that nobody can go on.
+# The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads its
+# own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an all-reduce
+# that rank 1 never calls. Under `mp.spawn` or torchrun it waits there, silently, until a time limit
+# (10 minutes with NCCL, 30 with gloo), or until gloo sees that rank 1's process has ended. `launch`
+# notices after a few seconds that nobody can go on.
 
 
 # %%
@@ -881,9 +884,10 @@ halves = torch.allclose(after_0 - before, (after_too - before_too) / 2, atol=1e-
 print("the default takes half of the last step:", halves)
 
 # %% [markdown]
-# Neither is the gradient of one big batch of nine shares. If you need equality, give all ranks the
-# same number of rows; `DataLoader(drop_last=True)` and the sampler's `drop_last=True` cut instead
-# of pad ([`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)).
+# With `False` the last step is that of one process on the rows that are left. If you need full
+# batches in every step, give all ranks the same number of rows; `DataLoader(drop_last=True)` and the
+# sampler's `drop_last=True` cut instead of pad
+# ([`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)).
 #
 # ### Batch size and learning rate
 #
@@ -971,7 +975,7 @@ for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
 
 # %% [markdown]
 # Layer normalisation works within a row and keeps the contract. With batch normalisation the
-# gradient is another one, and each rank has its own running mean and variance. DDP copies rank 0's
+# gradient is a different one, and each rank has its own running mean and variance. DDP copies rank 0's
 # buffers to all at the start of the next forward, so what ranks 1 to 3 have seen is lost
 # (`broadcast_buffers=True`).
 #
@@ -996,7 +1000,7 @@ print("mean of the global batch on every rank:", equal(reference, launch(batch_m
 # ## 5. Break it: mistakes that train, and mistakes that hang
 #
 # Most mistakes in this chapter raise no error. The run goes on, the loss falls, and the model is
-# another one than you think. The contract from section 4 catches them.
+# not the one you think it is. The contract from section 4 catches them.
 #
 # ### Sum instead of mean
 #
@@ -1417,7 +1421,7 @@ check("3.3", shard_indices)
 # Three things decide whether the result is right.
 #
 # * **Order.** All ranks start the same all-reduces in the same order, even if on one rank the
-#   gradients are ready in another order, or some do not come at all.
+#   gradients are ready in a different order, or some do not come at all.
 # * **Unused parameters.** A bucket with a parameter that the loss did not use never fills by itself.
 #   Where only some ranks used a parameter, its gradient counts as zero on the others. Where none
 #   did, its `.grad` stays `None`.
