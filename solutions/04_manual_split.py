@@ -1093,7 +1093,7 @@ print(f"predicted: the best cut takes {pace[1] / pace[0]:.2f} of the time of the
 # Below, building 1 takes over a third of the work, and the stream ends earlier.*
 #
 # And what the clock says. The last line is the best cut for the measured times instead of the
-# counted work. On your machine it may be another one: a convolution does more operations in a
+# counted work. On your machine it may be a different one: a convolution does more operations in a
 # microsecond than a ReLU or a pooling layer, which the count leaves out.
 
 # %% tags=["nbval-ignore-output"]
@@ -1176,7 +1176,7 @@ print(error_of(lambda: part1(pictures)))
 # %% [markdown]
 # A linear layer works on the *last* dimension and takes all others for a batch. It sees
 # 4 x 16 x 16 = 1,024 rows of 16 numbers. The two 1,024 in the message have nothing to do with each
-# other. Who follows the message and writes `Linear(16, 512)` gets something worse than an error:
+# other. If you follow the message and write `Linear(16, 512)`, you get something worse than an error:
 
 # %%
 part1[3] = nn.Linear(16, 512)
@@ -1430,7 +1430,7 @@ class ArticleModel(nn.Module):
 
 
 def what_it_reads(model, **options):
-    """Changes the third token of text 0, and says which scores that changes."""
+    """Changes token 3 of text 0, and says which scores that changes."""
     texts = torch.arange(4 * 8).view(4, 8)
     other = texts.clone()
     other[0, 3] = 49
@@ -1532,8 +1532,8 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
     with its shape, dtype and device, contiguous; the contents mean nothing, and you may overwrite
     them.
 
-    On rank 0, `data` are the inputs, `stage(data)` returns the tuple of tensors that cross, and
-    the result is None. They may be not contiguous, and some may need no gradient. On rank 1,
+    On rank 0, `data` are the inputs, and `stage(data)` returns the tuple of tensors that cross. They
+    may be not contiguous, and some may need no gradient. The function returns None. On rank 1,
     `data` are the targets, `stage(*tensors, data)` returns the loss, a scalar, and so does the
     function, as a float.
 

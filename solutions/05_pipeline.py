@@ -228,7 +228,7 @@ def cut(model, parts):
 # You will see many timelines with more ranks than your machine has cores. So that they show what
 # separate devices would do, the ranks keep a pace: a forward pass takes one **slot** of 20 ms, a
 # backward pass two. The layers are really computed, which takes much less, and the rank sleeps for
-# the rest of its slot, as a process does that waits for its device. Such figures say *emulated*.
+# the rest of its slot, like a process that waits for its device. Such figures say *emulated*.
 
 # %%
 SLOT = 0.02  # seconds
@@ -331,9 +331,9 @@ for record in records:
 plots.compare(predicted, measured)
 
 # %% [markdown]
-# That is little. A stage boundary carries one activation tensor in each direction, however many
-# layers a stage has and however many parameters they have. This is why pipelines are used between
-# machines, where the links are slow.
+# That is little. A stage boundary carries one tensor of activations there and its gradient back,
+# however many layers a stage has and however many parameters they have. This is why pipelines are
+# used between machines, where the links are slow.
 #
 # ### A schedule is data
 #
@@ -1263,7 +1263,7 @@ except RankFailure as failure:
 # %% [markdown]
 # It cuts 30 rows into 8, 8, 7 and 7, and sends 7 rows where 8 are expected. It would also divide by
 # 4 all the same. The repair is to give each step a batch that divides: `DataLoader(drop_last=True)`,
-# or a batch that is filled up with rows whose loss counts nothing.
+# or a batch that is filled up with rows whose loss is zero, and then all gradients times 32/30.
 #
 # ### Both send first
 #
@@ -1397,7 +1397,7 @@ def bubble_share(stages: int, micro_batches: int, chunks: int = 1) -> float:
     """Returns the idle share (0 to 1) of the total time of a step, in a pipeline of equal stages.
 
     GPipe and 1F1B where `chunks` is 1, interleaved 1F1B with that many chunks per rank otherwise;
-    `micro_batches` is then a multiple of `stages`. One stage is never idle.
+    `micro_batches` is then a multiple of `stages`. A single stage is never idle.
     """
     ### BEGIN SOLUTION
     warm_up = stages - 1  # in passes through one chunk, as the work is
@@ -1470,8 +1470,8 @@ check("5.3", one_forward_one_backward)
 #
 # Every rank now holds several chunks of the model: chunk c of rank r is piece c * stages + r of the
 # whole, so that a micro-batch passes all ranks once for chunk 0, once more for chunk 1, and so on.
-# `Op("F", 3, 1)` is the forward pass of micro-batch 3 through chunk 1. The warm-up shrinks to the
-# time of a chunk, and the bubble with it.
+# `Op("F", 3, 1)` is the forward pass of micro-batch 3 through chunk 1. The ranks now wait for
+# passes through a chunk, not through a whole stage, and the bubble shrinks with them.
 #
 # Two questions decide. In which order does a rank run its forward passes, so that the pieces after
 # it always have work? And how many of them come before its first pair of forward and backward?
@@ -1603,7 +1603,8 @@ check("5.6", exchange)
 # the idle share of all five schedules for these numbers, and what the ranks of the chosen one
 # store, in micro-batches of a whole stage. Move one slider at a time:
 #
-# * Raise the number of micro-batches and watch the idle share fall. What falls with it, what not?
+# * Raise the number of micro-batches and watch the idle share fall. What falls with it, and what does
+#   not?
 # * Choose interleaved and add chunks. Then raise the hop latency of section 3: each micro-batch now
 #   pays it more often.
 # * Compare GPipe and 1F1B while you raise the hop latency. 1F1B turns round at every micro-batch, so
@@ -1777,9 +1778,9 @@ print("parameters as in one process:", equal(flat(model.parameters()), [flat(sav
 #
 # * **The order of the ranks.** Neighbouring stages should be neighbouring GPUs, so that only one
 #   boundary crosses the slow link between the machines.
-# * **NCCL matches by order.** A rank that receives in another order than its neighbour sends hangs
-#   there, or takes one message for another, even if gloo sorted them out by their tags. This is why
-#   the post office of section 4 keeps to the sender's order.
+# * **NCCL matches by order.** A rank whose receives are not in the order of its neighbour's sends
+#   hangs there, or takes one message for another, even if gloo sorted them out by their tags. This is
+#   why the post office of section 4 keeps to the sender's order.
 # * **Who builds the model.** A model that does not fit on one GPU is built on the meta device and
 #   only the rank's own stage is filled with numbers.
 # * **The number of micro-batches.** Long pipelines need many. Megatron-LM ran a model of 530
@@ -1794,7 +1795,7 @@ print("parameters as in one process:", equal(flat(model.parameters()), [flat(sav
 # 1. A loop over chunks is no pipeline. It takes several ranks and micro-batches that follow each
 #    other.
 # 2. The bubble is (p - 1)/m of the ideal time and (p - 1)/(m + p - 1) of the total time, for GPipe
-#    and for 1F1B. Chunks divide it by v, and W in the gaps makes it smaller still.
+#    and for 1F1B. Chunks divide the first share by v, and W in the gaps makes it smaller still.
 # 3. GPipe stores m micro-batches on each rank, 1F1B at most p - r on rank r, ZB-H2 up to 2p - 1.
 # 4. Each micro-batch counts with its share of the rows. Test it with SGD: Adam hides a wrong factor.
 # 5. Sends that do not wait, and receives in the order in which the other side sends: then no legal

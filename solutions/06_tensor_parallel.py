@@ -2,7 +2,7 @@
 # # 6. Tensor parallel: one station, several workers
 #
 # Chapters 4 and 5 cut a model between its layers. That fails where a single layer is too large, or
-# where one batch has to become faster and not only more batches per hour. This chapter cuts the
+# where one batch has to be done sooner, and more batches per hour do not help. This chapter cuts the
 # layers themselves. Every rank holds a part of every weight matrix, all ranks work on the same
 # tokens at the same time, and a few collectives put the parts together. This is **tensor
 # parallelism**.
@@ -87,7 +87,7 @@ plt.show()
 # | instruction sheet | weight matrix | each rank holds a part of it, a **shard** |
 # | product that every worker sees | activations, **replicated** | every rank holds the same tensor |
 # | partial results | activations, **partial** | the true tensor is the sum over the ranks |
-# | half-made pieces, one at each worker | activations, **sharded** | each rank holds other columns, or other tokens |
+# | half-made pieces, one at each worker | activations, **sharded** | each rank holds different columns, or different tokens |
 # | adding up | **all-reduce** | partial becomes replicated |
 # | workers of one station | **tensor-parallel group** | the ranks that share one copy of the model |
 
@@ -180,7 +180,7 @@ plt.show()
 # added up before it. But it acts on each number alone, so it does not mind cut columns.
 #
 # **Predict** what a rank hands to collectives in forward, for $t$ tokens of width $W$, a hidden
-# width of $4W$ and $n$ ranks, if the result shall be whole on every rank. Change the numbers to
+# width of $4W$ and $n$ ranks, if the result is to be whole on every rank. Change the numbers to
 # your own before you run the cell that counts.
 #
 # * column, column: the second matrix needs all hidden columns, so gather them, $4tW/n$ from each
@@ -239,8 +239,8 @@ print("all four right:", all(right for right, _ in results.values()))
 plots.compare(predicted, {name: handed_over for name, (_, handed_over) in results.items()})
 
 # %% [markdown]
-# Column, then row wins in both respects: one collective, and the smallest tensor. From here on every
-# pair of matrices is cut this way.
+# Column, then row wins in both respects: one collective, and on 4 ranks the fewest bytes. From
+# here on every pair of matrices is cut this way.
 #
 # ### Memory, and what a ring carries
 #
@@ -250,7 +250,7 @@ plots.compare(predicted, {name: handed_over for name, (_, handed_over) in result
 #
 # A rank hands $S$ bytes to an all-reduce. A ring then sends $2(n-1)/n \cdot S$ from each rank
 # (chapter 3, section 3). A reduce-scatter of $S$ bytes sends $(n-1)/n \cdot S$, and so does an
-# all-gather whose *result* has $S$ bytes: of each piece of $S/n$ the ring makes $n - 1$ hops.
+# all-gather whose *result* has $S$ bytes: each piece of $S/n$ makes $n - 1$ hops round the ring.
 # `ring_bytes` weighs counted calls with these three factors.
 
 # %% [markdown]
@@ -626,8 +626,8 @@ plots.compare(predicted, dict(zip(predicted, sent)))
 # %% [markdown]
 # ### A language model, trained
 #
-# Now everything together: embedding, blocks, head and loss, on the story that the course brings
-# along. The vocabulary is its 72 characters. A vocabulary that does not divide is padded with words
+# Now everything together: embedding, blocks, head and loss, on the story that comes with the
+# course. The vocabulary is its 72 characters. A vocabulary that does not divide is padded with words
 # that never occur (Shoeybi et al. 2019, section 5.1). Embedding, blocks and head are cut; the
 # position table and the norms are small and stay whole. Embedding and head are cut by the same
 # words, so a model that ties the two stays tied.
@@ -832,7 +832,7 @@ class ScatterSequence(torch.autograd.Function):
 
 
 # %% [markdown]
-# The rest of the block stays as it is. Only the pair of functions is another one. The number of
+# The rest of the block stays as it is. Only the pair of functions is different. The number of
 # tokens in a sequence, T, has to be a multiple of the number of ranks.
 
 
@@ -1036,7 +1036,7 @@ print("2 ranks, rows reordered: output as whole:", all(launch(block_with_pytorch
 print("2 ranks, rows as they are: output as whole:", any(launch(block_with_pytorch, 2, False)))
 
 # %% [markdown]
-# No error, another model. Remember this one when you parallelize somebody's fused projection.
+# No error, but a different model. Remember this one when you parallelize somebody's fused projection.
 #
 # `CommDebugMode` counts the collectives that DTensor calls. **Predict** them, for the plan above
 # and for one with sequence parallelism. In that plan, `SequenceParallel` makes the norms work on
@@ -1438,14 +1438,14 @@ print("cut_attention on 6 ranks:", launch(attention_as_whole, 6, cut_attention)[
 
 # %% [markdown]
 # The first raises an error about a shape. The second runs, with 8 heads that are each one and a
-# half heads of the model. No error, but the output is another one: another model. `cut_attention`
-# refuses with a sentence. Take a number of ranks that divides the heads, or a model with another
-# number of heads.
+# half heads of the model. No error, but a different output: a different model. `cut_attention`
+# refuses with a sentence. Take a number of ranks that divides the heads, or a model with a
+# different number of heads.
 #
 # ### Dropout masks: equal here, different there
 #
 # Dropout throws a coin for every number. In a replicated tensor all ranks hold the same numbers, so
-# their coins must agree. In a cut tensor each rank holds other columns, so their coins must differ.
+# their coins must agree. In a cut tensor each rank holds different columns, so their coins must differ.
 # One seed for everything gets one of the two wrong. The cell asks for both: on two ranks, does the
 # output after the last dropout agree? And were the hidden numbers dropped in exactly the same places
 # on both ranks?
@@ -1477,9 +1477,9 @@ for inside, outside in [(same_seed, same_seed), (own_seed, own_seed), (own_seed,
 
 # %% [markdown]
 # With one seed, column 0 and column 64 of the hidden tensor always fall together: the model has half
-# as many independent coins as it should, and nothing fails. With own seeds everywhere the ranks no
-# longer hold the same output, and from here on each trains a model of its own. The last line is the
-# repair: two generators, a common one for replicated tensors and one of its own for each rank.
+# as many independent coins as it should, and nothing fails. With a seed per rank everywhere, the
+# ranks no longer hold the same output, and from here on each trains a model of its own. The last line
+# is the repair: two generators, a common one for replicated tensors and one of its own for each rank.
 # Megatron-LM keeps such a pair (Shoeybi et al. 2019, appendix B.2).
 #
 # ### A shard that is a view
@@ -1547,11 +1547,11 @@ norm_alone, norm1_alone = launch(clip_and_step, 1, tensor_parallel)[0]
 report_clipping(launch(clip_and_step, 2, tensor_parallel))
 
 # %% [markdown]
-# Each rank finds another norm, so each scales by another factor, and the parameters that all ranks
-# hold drift apart in the first step. Adding up the squares of the local norms is not right either:
-# it counts the parameters that everybody holds once per rank. With DTensors PyTorch's function knows
-# who holds what. It wants DTensors everywhere, so the cell takes the plan with sequence parallelism,
-# which makes the norms DTensors too. By hand it is exercise 6.6.
+# Each rank finds a different norm, so each scales by a different factor, and the parameters that all
+# ranks hold drift apart in the first step. Adding up the squares of the local norms is not right
+# either: it counts the parameters that everybody holds once per rank. With DTensors PyTorch's
+# function knows who holds what. It wants DTensors everywhere, so the cell takes the plan with
+# sequence parallelism, which makes the norms DTensors too. By hand it is exercise 6.6.
 
 # %%
 report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
@@ -1726,8 +1726,8 @@ check("6.3", HeadParallelAttention)
 #
 # $$\log \sum_j e^{z_j} - z_t .$$
 #
-# Gathering the logits first would send what is often the largest tensor of all. What has to cross is
-# three numbers a token. And $e^{z}$ overflows in float32 from $z = 89$ on: subtract the row's largest
+# Gathering the logits first would send what is often the largest tensor of all. Two or three numbers a
+# token are enough. And $e^{z}$ overflows in float32 from $z = 89$ on: subtract the row's largest
 # logit first, the same one on every rank. It cancels, and so it needs no gradient.
 #
 # One thing is new compared with section 4: a target of -100 marks **padding**, as in PyTorch.
@@ -1741,7 +1741,7 @@ def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor
     `logits` (N, V/n) are this rank's: rank r has classes r * V/n to (r + 1) * V/n - 1. `targets`
     (N,) int64 are classes from 0 to V - 1, or -100 for a token that does not count, the same on
     every rank; at least one token counts. As `nn.functional.cross_entropy(all_logits, targets)`,
-    and as stable: logits may be ten thousands.
+    and as stable: logits may be in the tens of thousands.
     Backward gives each rank the gradient of its own logits, and `logits` themselves do not change.
     A rank hands over at most four numbers a token, forward and backward together.
     """
@@ -1850,7 +1850,7 @@ check("6.6", clip_gradient_norm)
 # the matrix and the cut, and add workers. The lines under the picture say what each rank holds, and
 # what forward and backward send. Three things to try:
 #
-# * Cut `MLP up` in columns and `MLP down` in rows: neither sends anything between them.
+# * Cut `MLP up` in columns and `MLP down` in rows: nothing is sent between the two.
 # * Add ranks and watch the bytes of an all-reduce: what a rank holds shrinks, what it hands over
 #   does not.
 # * Add tokens: the weights stay, the bytes on the wire grow.
@@ -1951,9 +1951,9 @@ for n, a, b in zip(sizes, compute, communicate):
 #
 # ## 8. On a cluster: the same model under torchrun
 #
-# The script trains the language model of section 4 with `parallelize_module`. There are a few lines
-# for the process group; the mesh has a name now, because on a cluster it gets a second dimension. The
-# attention stays whole here, to keep the script short.
+# The script trains the language model of section 4 with `parallelize_module`. `init_device_mesh`
+# starts the process group; the mesh has a name now, because on a cluster it gets a second dimension.
+# The attention stays whole here, to keep the script short.
 
 # %%
 script = Path("scratch/tensor_parallel.py")
@@ -2042,7 +2042,7 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 # 3. A block takes two all-reduces in forward and two in backward, of $tW$ numbers each, however many
 #    ranks there are. So the group stays where links are fast.
 # 4. Sequence parallelism splits each all-reduce in two and cuts the activations between them: the
-#    same bytes, less memory, but gradients of whole parameters have to be summed.
+#    same bytes on a ring, less memory, but gradients of whole parameters have to be summed.
 # 5. Most mistakes run without an error: a bias per rank, a fused matrix cut in the wrong place,
 #    coins that agree, a local norm. Compare with one process.
 #
