@@ -84,7 +84,11 @@ def configuration(folder: Path) -> Config:
 
 
 def report(folder: Path, names: list[str]) -> None:
-    """Print what came of every submission of the chapters."""
+    """Print what came of every submission of the chapters. Raises BuildError."""
+    if not (folder / "gradebook.db").exists():
+        raise BuildError(
+            f"There is no gradebook in {folder}: name the course folder with --folder."
+        )
     for source in find_sources(ROOT, names):
         lines = list(submissions(folder, source.stem))
         if lines:
@@ -152,7 +156,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("command", choices=["build", "report"])
     parser.add_argument("chapters", nargs="*", metavar="NN|name")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="nbgrader's course folder")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     command = {"build": build, "report": report}[options.command]
     try:
         command(options.folder.resolve(), options.chapters)

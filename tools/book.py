@@ -19,10 +19,11 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "book" / "pages"
+HTML = PAGES.parent / "html"
 # what may hold "chapter 6" or "06: 3", its section 3, and must stay as it is: code, a link, a heading
 FIXED = r"```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$"
 MENTION = re.compile(
-    rf"(?P<fixed>{FIXED})|\b([Cc]hapter (?P<number>\d)|0(?P<row>\d): \d)\b",
+    rf"(?P<fixed>{FIXED})|\b([Cc]hapter (?P<number>\d\d?)|(?P<row>\d\d): \d)\b",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -31,8 +32,10 @@ def linked(text: str, chapters: dict[str, str], own: str) -> str:
     """Markdown in which every mention of another chapter leads to it."""
 
     def link(found: re.Match) -> str:
-        number = found["number"] or found["row"]
-        if found["fixed"] or number == own or number not in chapters:
+        if found["fixed"]:
+            return found[0]
+        number = str(int(found["number"] or found["row"]))
+        if number == own or number not in chapters:
             return found[0]
         return f"[{found[0]}]({chapters[number]})"
 
@@ -45,17 +48,27 @@ def write_pages(pages: Path) -> None:
     shutil.copytree(ROOT / "book", pages)
     shutil.copytree(ROOT / "notebooks" / "images", pages / "images")
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    chapters = {path.name[1]: path.name for path in notebooks if path.name[0].isdigit()}
+    chapters = {_number(path): path.name for path in notebooks if _number(path)}
     for path in notebooks:
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = linked(cell.source, chapters, own=path.name[1])
+                cell.source = linked(cell.source, chapters, own=_number(path))
         nbformat.write(notebook, pages / path.name)
 
 
+def _number(path: Path) -> str:
+    """The number of a chapter, "3"; empty for the quick reference, which has none."""
+    digits = path.name[:2]
+    return str(int(digits)) if digits.isdigit() else ""
+
+
 def build(html: Path) -> int:
-    """Write the website into the folder `html`; return Sphinx's exit status."""
+    """Write the website into the folder `html`; return Sphinx's exit status, or 1 where the folder
+    holds something else."""
+    if html.exists() and not _is_ours(html):
+        print(f"{html} holds something that is no book: name a new folder, or an empty one.")
+        return 1
     write_pages(PAGES)
     shutil.rmtree(html, ignore_errors=True)
     strict = ["--fail-on-warning", "--keep-going", "--quiet"]
@@ -63,10 +76,17 @@ def build(html: Path) -> int:
     return subprocess.call([*command, "-d", str(PAGES.parent / "doctrees"), str(PAGES), str(html)])
 
 
+def _is_ours(html: Path) -> bool:
+    """Whether nothing is lost if the folder is emptied. Sphinx leaves .buildinfo in its own."""
+    if html == HTML or not html.is_dir():
+        return html == HTML
+    return (html / ".buildinfo").exists() or not any(html.iterdir())
+
+
 def main(arguments: list[str]) -> int:
     """Build the book and say where it lies; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=PAGES.parent / "html")
+    parser.add_argument("folder", nargs="?", type=Path, default=HTML)
     folder = parser.parse_args(arguments).folder
     status = build(folder)
     print(f"The book: {folder / 'index.html'}" if status == 0 else "The book was not built.")

@@ -201,7 +201,10 @@ def _merged(id: str, *files: progress_file.Entries) -> dict:
 def _path(name: Path | str) -> Path:
     if not isinstance(name, (str, Path)) or not str(name).strip() or "\0" in str(name):
         raise OSError(f'Name a file, such as "my_progress.json", not {name!r}.')
-    return Path(name).expanduser().absolute()
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        raise OSError(f"{str(name)!r} names a user; your home folder is ~/.") from None
 
 
 def _count(entries: progress_file.Entries) -> str:

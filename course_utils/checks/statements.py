@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_CELL_MAGIC = re.compile(r"\s*(# )?%%\w")  # in a source behind a comment sign: # %%writefile
+# In a source behind a comment sign: # %%writefile. Below some, the cell's code is executed as usual.
+_CELL_MAGIC = re.compile(r"\s*(# )?%%(?!(?:time|capture|prun)\b)\w")
 
 
 @dataclass(frozen=True)

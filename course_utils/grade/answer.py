@@ -3,6 +3,7 @@
 Only the worker uses this: even to parse a submission is not the grader's own business.
 """
 
+import ast
 import builtins
 import re
 from collections.abc import Iterable
@@ -66,6 +67,7 @@ def find(exercise: Exercise, cells: list[Cell], texts: Iterable[str]) -> Answer:
     if not any(exercise.name in s.binds for s in statements):
         raise NoAnswer(_what_is_missing(exercise, readable, broken, texts))
     own = {i for i, s in enumerate(statements) if s.cell.grade_id == grade_id_of(exercise.id)}
+    own |= {i for i, s in enumerate(statements) if _imports_everything(s)}
     needed = [statements[i] for i in sorted(closure(statements, own, frozenset([exercise.name])))]
     return Answer(exercise.name, _of_the_course(exercise, _missing(needed, statements)), needed)
 
@@ -86,15 +88,17 @@ def _read(cells: list[Cell]) -> tuple[_Readable, list[tuple[Cell, Exception]]]:
 
 
 def _end(exercise: Exercise, cells: _Readable) -> int:
-    """How many cells count: those before the check, if the answer is among them; else those up to
+    """How many cells count: those before the last check, if the answer is among them; else those up to
     the answer's own cell; else, where its metadata is lost, all."""
     grade_id, call = grade_id_of(exercise.id), rf"\bcheck\(\s*['\"]{re.escape(exercise.id)}['\"]"
     defining = [i for i, (_, own) in enumerate(cells) if any(exercise.name in s.binds for s in own)]
-    checks = [i for i, (cell, _) in enumerate(cells) if cell.grade_id == f"{grade_id}-check"]
-    calls = [i for i, (cell, _) in enumerate(cells) if re.search(call, cell.source)]
-    for checking in (checks, calls):
-        if after := [i for i in checking if defining and i > defining[0]]:
-            return after[-1]
+    checks = [
+        i
+        for i, (cell, _) in enumerate(cells)
+        if cell.grade_id == f"{grade_id}-check" or re.search(call, cell.source)
+    ]
+    if after := [i for i in checks if defining and i > defining[0]]:
+        return after[-1]
     marked = [i for i in defining if cells[i][0].grade_id == grade_id]
     return marked[-1] + 1 if marked else len(cells)
 
@@ -117,6 +121,12 @@ def _what_is_missing(
         if cell.grade_id == grade_id:
             return f"{cell.filename}: the cell of the answer does not define {name}."
     return f"the cell of the answer is missing, and no other cell defines {name}."
+
+
+def _imports_everything(statement: Statement) -> bool:
+    """Whether it is `from math import *`: which names that binds, only its execution tells."""
+    node = statement.node
+    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
 
 
 def _missing(needed: list[Statement], statements: list[Statement]) -> frozenset[str]:

@@ -21,12 +21,13 @@ from course_utils.grade import tree
 from course_utils.grade.limits import MB, Limits
 from course_utils.grade.marks import Mark
 from course_utils.grade.server import Server
-from course_utils.grade.submission import Submission
+from course_utils.grade.submission import NotGradable, Submission
 from course_utils.launch.janitor import janitor
 
 _TO_BEGIN = 300.0  # seconds until a keeper is at work; the server may still be importing
 _TO_END = 60.0  # seconds beyond the limit until it has ended everything and reported
-_TRIES = 3  # for a keeper that is lost: without namespaces, another submission may have killed it
+_TRIES = 3  # where it failed: without namespaces, another submission may have killed the keeper
+_STATUSES = ("passed", "failed", "not attempted", "missing", "stopped")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Task:
 
 def check_all(
     tasks: Sequence[Task], jobs: int, variant: str, limits: Limits, isolated: bool
-) -> Iterator[tuple[int, Mark]]:
-    """Yields the marks as they come, each with the number of its task."""
+) -> Iterator[tuple[int, Mark | NotGradable]]:
+    """Yields the marks as they come, each with the number of its task; NotGradable where it was not
+    for the submission that there is none. Raises RuntimeError where nothing can be graded here."""
     waiting = deque((number, 1) for number in range(len(tasks)))
     running: list[_Job] = []
     if not tasks:
@@ -57,7 +59,7 @@ def check_all(
                 for job in [job for job in running if job.over()]:
                     running.remove(job)
                     job.close()
-                    if job.lost and job.attempt < _TRIES:
+                    if job.failed and job.attempt < _TRIES:
                         waiting.append((job.number, job.attempt + 1))
                     else:
                         yield job.number, job.mark()
@@ -122,6 +124,11 @@ class _Job:
         """Whether it is over without a report."""
         return self._report is None
 
+    @property
+    def failed(self) -> bool:
+        """Whether it is over without a mark, and it may be worth another try."""
+        return self.lost or "error" in self._outcome()
+
     def close(self) -> None:
         """Ends what the keeper cannot end any more, and removes the folder."""
         self.connection.close()  # a keeper that still works ends everything now
@@ -133,12 +140,11 @@ class _Job:
         found = [p for root in self._processes for p in (root, *tree.below(root))]
         return [process for process in found if tree.alive(process)]
 
-    def mark(self) -> Mark:
-        """The mark, when it is over. Raises RuntimeError where it was not for the submission that
-        there is none."""
+    def mark(self) -> Mark | NotGradable:
+        """The mark, when it is over."""
         exercise, outcome = self._task.exercise, self._outcome()
         if "error" in outcome:
-            raise RuntimeError(f"The grader cannot check {exercise.id} here: {outcome['error']}")
+            return NotGradable(f"The grader cannot check {exercise.id} here: {outcome['error']}")
         feedback = outcome["feedback"].replace(self._folder, "(its own folder)")
         seconds = 0.0 if self.lost else self._report["seconds"]
         return Mark(
@@ -151,7 +157,7 @@ class _Job:
             for line in self._report["outcome"].splitlines():
                 with contextlib.suppress(ValueError, TypeError, KeyError):
                     outcome = json.loads(line)
-                    if outcome["secret"] == self._secret:
+                    if outcome["secret"] == self._secret and _is_sound(outcome):
                         return outcome
         title = f"{self._task.exercise.id} {self._task.exercise.name}"
         return {"status": "stopped", "feedback": f"{title}: {self._what_happened()}"}
@@ -170,6 +176,13 @@ class _Job:
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name} during the check."
         return f"the code ended its process, with exit code {code}, before the check was done."
+
+
+def _is_sound(outcome):
+    """Whether it has the form that a worker gives it; an answer may have found the secret."""
+    if "error" in outcome:
+        return isinstance(outcome["error"], str)
+    return outcome["status"] in _STATUSES and isinstance(outcome["feedback"], str)
 
 
 def _those_of(ids):

@@ -41,6 +41,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument(
         "--variant",
+        type=_a_word,
         default=DEFAULT_VARIANT,
         metavar="NAME",
         help="any word; it fixes the inputs that the checks draw (default: %(default)s)",
@@ -52,6 +53,12 @@ def _at_least_one(text):
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
+
+
+def _a_word(text):
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; any word will do")
+    return text
 
 
 def run(options: argparse.Namespace) -> None:
@@ -75,6 +82,8 @@ def run(options: argparse.Namespace) -> None:
                 bar.write(report.text(grade, details=len(paths) == 1), file=sys.stdout)
         except KeyboardInterrupt:
             bar.write(f"Interrupted: {len(grades)} of {len(paths)} files were graded.")
+        except RuntimeError as error:
+            bar.write(f"{error}\n{len(grades)} of {len(paths)} files were graded.")
     if options.csv:
         report.write_csv(grades, options.csv)
     if options.json:

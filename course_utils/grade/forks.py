@@ -28,8 +28,9 @@ def main(control: socket.socket, isolated: bool) -> None:
     isolated = isolated and isolation.possible()
     catalogue.exercises()
     server.import_preloaded()
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, OSError):
         mnist.dataset(train=False)  # unpacks the files: in namespaces nobody could write them
+    control.sendall(b"!")  # from now on it answers at once
     keepers: set[int] = set()
     listening = True
     while listening or keepers:

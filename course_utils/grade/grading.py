@@ -38,13 +38,14 @@ def grade_files(
     variant: any string; it chooses the inputs of the checks, as COURSE_SEED does.
     isolated: False does without namespaces where the system has them (isolation.py).
     progress: called with the number of exercises that are graded, and of all.
+    Raises RuntimeError where nothing can be graded here.
     """
     handed_in = [_read(Path(path), limits) for path in paths]
     sound = [s for s in handed_in if isinstance(s, Submission)]
     tasks = [Task(s, exercise) for s in sound for exercise in s.exercises]
     progress = progress or (lambda done, of: None)
     progress(0, len(tasks))
-    known: dict[int, Mark] = {}
+    known: dict[int, Mark | NotGradable] = {}
     graded = 0
     with contextlib.closing(check_all(tasks, jobs, variant, limits, isolated)) as coming:
         for path, read in zip(paths, handed_in, strict=True):
@@ -57,7 +58,14 @@ def grade_files(
                 number, mark = next(coming)
                 known[number] = mark
                 progress(len(known), len(tasks))
-            yield Grade(str(path), read.chapter, [known[number] for number in own])
+            yield _grade(path, read, [known[number] for number in own])
+
+
+def _grade(path: Path | str, read: Submission, marks: list[Mark | NotGradable]) -> Grade:
+    for mark in marks:
+        if isinstance(mark, NotGradable):
+            return Grade(str(path), read.chapter, reason=str(mark))
+    return Grade(str(path), read.chapter, marks)
 
 
 def _read(path: Path, limits: Limits) -> Submission | NotGradable:

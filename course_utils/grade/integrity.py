@@ -8,13 +8,19 @@ nobody trusts is read by a person.
 import sys
 import types
 
+from course_utils.checks.framework import registered
+
 _TORCH = ("torch", "torch.distributed", "torch.distributed.distributed_c10d", "torch.nn.functional")
 _Snapshot = dict[str, tuple[object, object]]
 
 
 def snapshot() -> _Snapshot:
-    """The functions and classes of the course and of PyTorch, as they are now, by their names."""
+    """The functions and classes of the course and of PyTorch, and the requirements of exercises, as
+    they are now, by their names."""
     found: _Snapshot = {}
+    for exercise in registered.values():
+        for number, rule in enumerate(exercise.rules, start=1):
+            found[f"requirement {number} of {exercise.id}"] = (rule, _inside(rule.function))
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] == "course_utils" or name in _TORCH:
             _note(found, name, vars(module))
@@ -33,9 +39,15 @@ def changed(before: _Snapshot) -> list[str]:
 
 def _note(found, holder, members):
     for key, value in list(members.items()):
-        # by type(), because PyTorch has objects that warn when they are asked for anything else
-        function = type(value) is types.FunctionType
         if callable(value):
-            found[f"{holder}.{key}"] = (value, value.__code__ if function else None)
+            found[f"{holder}.{key}"] = (value, _inside(value))
         if type(value) is type and value.__module__.startswith("course_utils"):
             _note(found, f"{holder}.{key}", vars(value))
+
+
+def _inside(value):
+    """What can be replaced in a function that stays the same object."""
+    # by type(), because PyTorch has objects that warn when they are asked for anything else
+    if type(value) is not types.FunctionType:
+        return None
+    return value.__code__, value.__defaults__, dict(value.__kwdefaults__ or {})

@@ -100,8 +100,8 @@ class _Watched:
         processes = tree.below()
         if len(processes) - 1 > self._limits.processes:  # the first is ours
             return "processes"
-        limit = self._limits.memory
-        if tree.memory(processes, self._inherited) > limit < tree.exact_memory(processes):
+        limit, inherited = self._limits.memory, self._inherited
+        if tree.memory(processes, inherited) > limit < tree.exact_memory(processes, inherited):
             return "memory"
         return None
 

@@ -39,6 +39,10 @@ class Server:
                 stdout=subprocess.DEVNULL,
                 cwd=catalogue.root(),  # where this package can be imported, and nothing else lies
             )
+        with contextlib.suppress(ConnectionError):
+            if self._control.recv(1):  # the server says when it has imported all that it needs
+                return
+        raise RuntimeError(f"The grader's server does not start: see above what {_PROGRAM} says.")
 
     def begin(self, job: dict) -> Connection:
         """Starts a keeper for the job; returns the connection through which it reports."""
@@ -51,12 +55,13 @@ class Server:
         return keeper
 
     def _hand_over(self, end):
-        for _ in range(_STARTS):
+        for attempts_left in reversed(range(_STARTS)):
             try:
                 socket.send_fds(self._control, [b"job"], [end.fileno()])
                 return
             except ConnectionError:
+                if not attempts_left:
+                    raise RuntimeError("The grader's server is killed each time.") from None
                 self._control.close()
                 self._process.wait()
                 self._start()
-        raise RuntimeError(f"The grader's server does not start: see above what {_PROGRAM} says.")

@@ -43,12 +43,16 @@ def own_memory(process: psutil.Process) -> int:
         return 0  # it has ended
 
 
-def exact_memory(processes: list[psutil.Process]) -> int:
+def exact_memory(processes: list[psutil.Process], inherited: int) -> int:
     """Bytes that they hold together; what several share is divided among them. Slow."""
     field, found = ("pss" if psutil.LINUX else "uss"), 0
     for process in processes:
-        with contextlib.suppress(psutil.Error):
+        try:
             found += getattr(process.memory_full_info(), field)
+        except psutil.AccessDenied:  # a process can make itself unreadable, but for its status
+            found += memory([process], inherited)
+        except psutil.Error:
+            pass  # it has ended
     return found
 
 

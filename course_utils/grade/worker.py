@@ -11,10 +11,11 @@ import resource
 import sys
 import tempfile
 import textwrap
+from typing import NoReturn
 
 import psutil
 
-from course_utils.checks import catalogue
+from course_utils.checks import answers, catalogue
 from course_utils.checks.failures import explain
 from course_utils.checks.framework import Exercise, judge
 from course_utils.checks.guard import Deadline, TimeIsUp, undisturbed
@@ -47,6 +48,7 @@ def _result(job):
         exercise = catalogue.find(job["exercise"])
         cells = [Cell(**cell) for cell in job["cells"]]
         found = answer.find(exercise, cells, job["texts"])
+        answers.source_of = _kept_back
         server.fork_from_here()  # as long as nothing of the submission has been executed
     except answer.NoAnswer as error:
         feedback = f"{exercise.id} {exercise.name}: {error}"
@@ -68,16 +70,29 @@ def _settle(folder: str, limits: Limits, isolated: bool) -> None:
         os.environ[name] = folder
     os.environ["COURSE_PROGRESS"] = os.path.join(folder, "progress.json")
     tempfile.tempdir = None  # it follows TMPDIR now
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file, limits.file))
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, limits.file)
     # The system's own limit is for all threads of a user, here or, without a namespace, anywhere,
     # and root has none: it only slows down what the keeper ends.
     tasks = _THREADS_OF_A_PROCESS * limits.processes + (0 if isolated else _threads_of_the_user())
-    resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
+    _limit(resource.RLIMIT_NPROC, tasks)
     if sys.platform == "linux":  # if the machine runs out of memory, this is what goes first
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     isolation.give_up_privileges()
+
+
+def _limit(which, most):
+    """A limit that is lower already stays: nobody may raise it."""
+    allowed = resource.getrlimit(which)[1]
+    if allowed != resource.RLIM_INFINITY:
+        most = min(most, allowed)
+    resource.setrlimit(which, (most, most))
+
+
+def _kept_back(exercise_id: str) -> NoReturn:
+    """Stands in for `answers.source_of`, with which `load_answer` finds the solutions."""
+    raise LookupError("the solutions are not at hand while an answer is graded")
 
 
 def _threads_of_the_user():

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from tests.hostile_class.members import member, with_code
 
-BRIEF = 3.0  # seconds for what never ends by itself
+BRIEF = 6.0  # seconds for what never ends by itself
+ENDLESS = f"ran for more than {BRIEF:g} seconds"
 
 
 def attack(status: str, because: str = "", seconds: float = 300.0, name: str = "") -> Callable:
@@ -38,7 +39,7 @@ def at_the_top_level(name: str, code: str, status: str, because: str, seconds: f
     _hand_in(name, code + right, status, because, seconds)
 
 
-@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+@attack("stopped", because=ENDLESS, seconds=BRIEF)
 def loops_and_swallows_what_would_end_it(tensor):
     while True:
         try:
@@ -48,7 +49,7 @@ def loops_and_swallows_what_would_end_it(tensor):
             pass
 
 
-@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+@attack("stopped", because=ENDLESS, seconds=BRIEF)
 def waits_without_an_alarm(tensor):
     import signal
 
@@ -56,7 +57,7 @@ def waits_without_an_alarm(tensor):
     signal.pause()
 
 
-@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+@attack("stopped", because=ENDLESS, seconds=BRIEF)
 def stops_itself(tensor):
     import os
     import signal
@@ -120,7 +121,7 @@ def forks_and_forks(tensor):
     time.sleep(10_000)
 
 
-@attack("stopped", because="ran for more than 3 seconds", seconds=BRIEF)
+@attack("stopped", because=ENDLESS, seconds=BRIEF)
 def forks_and_flees(tensor):
     """There is one process more at any time, each time another, in a session of its own."""
     import os
@@ -181,6 +182,16 @@ def eats_memory(tensor):
 
 
 @attack("stopped", because="more than 1024 MB of memory")
+def eats_memory_unseen(tensor):
+    import ctypes
+
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: now others may not look inside
+    kept = []
+    while True:
+        kept.append(b"x" * 50_000_000)
+
+
+@attack("stopped", because="more than 1024 MB of memory")
 def eats_memory_in_its_children(tensor):
     import os
 
@@ -206,6 +217,33 @@ def changes_torch(tensor):
 
     torch.Tensor.element_size = lambda self: 0
     return 0
+
+
+@attack("stopped", because=r"changes what the check is made of: requirement 1 of 0\.2")
+def replaces_the_requirements(tensor):
+    import dataclasses
+
+    from course_utils.checks.framework import registered
+
+    rules = registered["0.2"].rules
+    rules[:] = [dataclasses.replace(rule, function=lambda *all: None) for rule in rules]
+    return 0
+
+
+@attack("stopped", because=r"changes what the check is made of: course_utils\.checks\..*expect")
+def changes_a_default_of_the_check(tensor):
+    from course_utils.checks import expect
+
+    expect.__kwdefaults__["tolerance"] = 1e9
+    return 0
+
+
+at_the_top_level(
+    "asks_for_the_solution",
+    "from course_utils.checks import load_answer\nmessage_bytes = load_answer('0.2')\n",
+    "failed",
+    "the solutions are not at hand",
+)
 
 
 @attack("passed")

@@ -82,6 +82,30 @@ def cells_copied():
     return made
 
 
+@member(*ONLY_ONE)
+def second_thoughts():
+    """The stub and its check are as they were; below them stands the answer, with a check."""
+    made = only_one()
+    answer, check = cell_of(made, "0-2"), cell_of(made, "0-2-check")
+    better = {"cell_type": "code", "metadata": {}, "source": answer["source"]}
+    again = {"cell_type": "code", "metadata": {}, "source": check["source"]}
+    answer["source"] = cell_of(notebook(solved=False), "0-2")["source"]
+    made["cells"] += [better, again]
+    return made
+
+
+@member(*ONLY_ONE)
+def habits_of_its_own():
+    """A cell that begins with a magic, and names that come from an import of everything."""
+    made = only_one()
+    answer = cell_of(made, "0-2")
+    imports = {"cell_type": "code", "metadata": {}, "source": "from math import *"}
+    made["cells"].insert(made["cells"].index(answer), imports)
+    code = "%%time\ndef message_bytes(tensor):\n    return floor(tensor.numel() * tensor.element_size())"
+    answer["source"] = code
+    return made
+
+
 @member(*MISSING)
 def answer_in_a_text_cell():
     made = only_one()
@@ -175,3 +199,18 @@ def brackets_without_end():
 @member(because="MB are allowed")
 def too_large():
     return b" " * 3_000_000
+
+
+@member(because="cannot check 0.2 here: somebody else's fault")
+def blames_the_grader():
+    """The answer has found where the worker keeps what it has to say, and says something else."""
+    return with_code(
+        "def message_bytes(tensor):\n"
+        "    import json, os, sys\n"
+        "    frame = sys._getframe()\n"
+        "    while 'outcome' not in frame.f_locals or 'job' not in frame.f_locals:\n"
+        "        frame = frame.f_back\n"
+        "    said = {'secret': frame.f_locals['job']['secret'], 'error': \"somebody else's fault\"}\n"
+        "    os.write(frame.f_locals['outcome'], b'\\n' + json.dumps(said).encode() + b'\\n')\n"
+        "    os._exit(0)\n"
+    )
