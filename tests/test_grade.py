@@ -168,6 +168,17 @@ def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
         grader.kill()
 
 
+def test_limits_that_are_lower_already_stay(tmp_path):
+    [(path, _)] = hand_in(tmp_path, ["second_thoughts"])
+    program = "import resource, sys; from course_utils.grade import grade_file; "
+    program += "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 26, 1 << 26)); "
+    program += "print(grade_file(sys.argv[1]))"
+    shown = subprocess.run(
+        [sys.executable, "-c", program, path], check=True, stdout=subprocess.PIPE
+    )
+    assert b"status='passed'" in shown.stdout, shown
+
+
 @pytest.fixture
 def class_folder(tmp_path):
     folder = tmp_path / "class"
@@ -227,6 +238,19 @@ class TestCommand:
         places = {"empty": tmp_path, "file": tmp_path / "file.ipynb"}
         code = self.run(*(argument.format(**places) for argument in arguments))
         assert says.format(**places) in code
+
+    def test_a_server_that_does_not_start(self, class_folder, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr("course_utils.grade.server._PROGRAM", "no.such.program")
+        table = tmp_path / "marks.csv"
+        assert self.run(class_folder, "--csv", table) == 1
+        shown = capsys.readouterr().out
+        assert "The grader's server does not start" in shown
+        assert "1 of 3 files were graded" in shown  # the picture needs no server
+        assert len(list(csv.DictReader(table.open()))) == 1
+
+    def test_no_variant_at_all(self, capsys):
+        assert self.run("x.ipynb", "--variant", "") == 2
+        assert "any word will do" in capsys.readouterr().err
 
     def test_no_jobs_at_all(self, capsys):
         assert self.run("x.ipynb", "--jobs", "0") == 2

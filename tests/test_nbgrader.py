@@ -89,6 +89,12 @@ def test_build_keeps_the_instructors_configuration(course: Path) -> None:
     assert assignments.configuration(course).CourseDirectory.course_id == "mine"
 
 
+def test_report_without_a_gradebook(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert assignments.main(["report", "--folder", str(tmp_path), "03"]) == 1
+    assert f"There is no gradebook in {tmp_path}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 # --- validate ----------------------------------------------------------------------------------
 
 

@@ -396,7 +396,10 @@ def test_an_export_overwrites_nothing(path, tmp_path, capsys):
     assert target.read_text() == "my essay"
 
 
-@pytest.mark.parametrize("name", ["", " ", None, 3, "a\0b", "no/such/folder/mine.json", "x" * 300])
+STRANGE = ["", " ", None, 3, "a\0b", "no/such/folder/mine.json", "~nobody.json", "x" * 300]
+
+
+@pytest.mark.parametrize("name", STRANGE)
 def test_a_file_that_cannot_be_named_so_is_one_sentence(path, tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     everything(path)

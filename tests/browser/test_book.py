@@ -91,6 +91,16 @@ def test_no_link_of_the_book_is_broken(browser, book) -> None:
         assert after in links[before], f"{before} does not lead on"
 
 
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "thesis.tex"
+    kept.write_text("years of work")
+    command = [sys.executable, "tools/book.py", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert built.returncode == 1
+    assert "holds something that is no book" in built.stdout
+    assert kept.exists()
+
+
 def test_chapters_that_are_mentioned_are_linked(browser, book) -> None:
     with browser.new_page() as page:
         page.goto(f"{book}09_elastic.html")
