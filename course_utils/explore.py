@@ -48,13 +48,11 @@ class Explorer(ipywidgets.VBox):
 
 
 def _slider(name: str, values: Sequence) -> ipywidgets.Widget:
-    look = {
-        "description": name.replace("_", " "),
-        "style": {"description_width": "10em"},
-        "layout": {"width": "32em"},
-    }
+    label, width = name.replace("_", " "), {"description_width": "12em"}
     if isinstance(values, list):
-        return ipywidgets.ToggleButtons(options=values, **look)
+        style = width | {"button_width": "auto"}
+        return ipywidgets.ToggleButtons(options=values, description=label, style=style)
+    look = {"description": label, "style": width, "layout": {"width": "34em"}}
     lowest, highest, start = values
     if all(isinstance(value, int) for value in values):
         return ipywidgets.IntSlider(
