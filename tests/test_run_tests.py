@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import run_tests
 
@@ -43,7 +44,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_skips_are_counted_with_their_reason(steps: Path) -> None:
     steps.write_text(TESTS)
     assert run_tests.main(["unit"]) == 0
-    first, second = (steps.parent / "summary.txt").read_text().splitlines()
+    first, second, *_ = (steps.parent / "summary.txt").read_text().splitlines()
     assert first.startswith("ok    unit tests") and first.endswith("1 passed, 2 skipped")
     assert second == "      2 skipped: no cable here"
 
@@ -59,7 +60,7 @@ def test_a_failed_step_does_not_stop_the_next(steps: Path) -> None:
     steps.write_text(TESTS)
     assert run_tests.main(["lint", "unit"]) == 1
     lines = (steps.parent / "summary.txt").read_text().splitlines()
-    assert [line[:4] for line in lines] == ["FAIL", "ok  ", "    "]
+    assert [line[:4] for line in lines if line[:4].strip()] == ["FAIL", "ok  "]
 
 
 def test_what_an_earlier_run_left_is_not_counted(steps: Path) -> None:
@@ -68,3 +69,34 @@ def test_what_an_earlier_run_left_is_not_counted(steps: Path) -> None:
     run_tests.STEPS["unit"] = run_tests.STEPS["lint"]
     run_tests.main(["unit"])
     assert "passed" not in (steps.parent / "summary.txt").read_text()
+
+
+def test_the_slowest_tests_are_named(steps: Path) -> None:
+    steps.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(0.5)\n")
+    run_tests.main(["unit"])
+    _, heading, *slowest = (steps.parent / "summary.txt").read_text().splitlines()
+    assert heading.strip() == "the slowest:"
+    assert [line.rpartition("::")[2] for line in slowest] == ["test_slow", "test_quick"]
+
+
+def test_the_cells_of_a_notebook_count_together(tmp_path: Path) -> None:
+    cell = '<testcase classname="notebooks.03_ddp.ipynb" name="Cell {}" time="1.5" />'
+    report = tmp_path / "nbval.xml"
+    report.write_text(f"<testsuite>{cell.format(0)}{cell.format(1)}</testsuite>")
+    result = run_tests.Result("nbval", True, 3.0)
+    run_tests.count_tests(report, result)
+    assert result.times == {"notebooks.03_ddp.ipynb": 3.0}
+
+
+def test_a_step_that_hangs_is_ended_and_has_failed(
+    steps: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hangs = [sys.executable, "-c", "import time; time.sleep(600)", str(steps)]
+    monkeypatch.setitem(run_tests.STEPS, "lint", [hangs])
+    monkeypatch.setitem(run_tests.LIMITS, "lint", 1)
+    steps.write_text(TESTS)
+    assert run_tests.main(["lint", "unit"]) == 1
+    assert "was still running at its limit, and was ended" in capfd.readouterr().out
+    lines = (steps.parent / "summary.txt").read_text().splitlines()
+    assert [line[:4] for line in lines if line[:4].strip()] == ["FAIL", "ok  "]
+    assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]

@@ -4,10 +4,15 @@ python tools/run_tests.py                 all steps, as `make test` does
 python tools/run_tests.py lint sync       some of them
 
 A failed step does not stop the ones after it; the exit status is 0 only if all passed. The summary
-counts what was skipped, with the reasons; it is also written to build/tests/summary.txt.
+counts what was skipped, with the reasons, and says where the time went; it is also written to
+build/tests/summary.txt. A step that goes on past its limit is ended and has failed: a test that
+hangs costs an answer, not the whole run.
 """
 
 import argparse
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +24,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "tests"
 PYTHON = [sys.executable]
-PYTEST = [*PYTHON, "-m", "pytest", "-n2"]
+# faulthandler prints where every thread is when one test takes longer than this (seconds)
+PYTEST = [*PYTHON, "-m", "pytest", "-n2", "-o", "faulthandler_timeout=300"]
 NOTEBOOKS = ["notebooks", "solutions"]
 STEPS = {
     "lint": [
@@ -39,6 +45,7 @@ STEPS = {
         ]
     ],
 }
+LIMITS = {"lint": 300, "sync": 300, "unit": 2700, "nbval": 1500}  # seconds; .ci/run has 5,400
 WORDS = {
     "lint": "lint (ruff)",
     "sync": "notebooks match their sources",
@@ -49,13 +56,15 @@ WORDS = {
 
 @dataclass
 class Result:
-    """What became of a step: `tests` counts outcomes, `skips` the reasons of skipped ones."""
+    """What became of a step: `tests` counts outcomes, `skips` the reasons of skipped ones, and
+    `times` holds the seconds of each test, or of each notebook."""
 
     name: str
     passed: bool
     seconds: float
     tests: Counter = field(default_factory=Counter)
     skips: Counter = field(default_factory=Counter)
+    times: Counter = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
         """The lines of the summary."""
@@ -63,7 +72,8 @@ class Result:
         word = "ok  " if self.passed else "FAIL"
         first = f"{word}  {WORDS[self.name]:<32} {self.seconds:6.0f} s  {counts}"
         skips = [f"      {count} skipped: {reason}" for reason, count in self.skips.items()]
-        return [first.rstrip(), *skips]
+        slowest = [f"      {time:6.1f} s  {what}" for what, time in self.times.most_common(10)]
+        return [first.rstrip(), *skips, *(["      the slowest:"] if slowest else []), *slowest]
 
 
 def run_step(name: str) -> Result:
@@ -72,11 +82,33 @@ def run_step(name: str) -> Result:
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
     started = time.monotonic()
-    statuses = [subprocess.call(command, cwd=ROOT) for command in STEPS[name]]
+    end = started + LIMITS[name]
+    statuses = [call(command, end) for command in STEPS[name]]
     result = Result(name, not any(statuses), time.monotonic() - started)
     if report.exists():
         count_tests(report, result)
     return result
+
+
+def call(command: list[str], end: float) -> int:
+    """Run `command` until it ends, or until the clock shows `end`; return its exit status."""
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
+        try:
+            return process.wait(timeout=max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            print(f"\n{' '.join(command)}\nwas still running at its limit, and was ended.")
+            return 1
+        finally:
+            end_group(process)
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """End the process, and first politely: pytest's fixtures stop what they have started."""
+    for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, None)):
+        if process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(timeout=patience)
 
 
 def count_tests(report: Path, result: Result) -> None:
@@ -87,6 +119,10 @@ def count_tests(report: Path, result: Result) -> None:
         failed = case.find("failure") is not None or case.find("error") is not None
         outcome = "skipped" if skipped is not None else "failed" if failed else "passed"
         result.tests[outcome] += 1
+        file, name = case.get("classname", ""), case.get("name", "")
+        result.times[file if file.endswith(".ipynb") else f"{file}::{name}"] += float(
+            case.get("time", 0)
+        )
         if skipped is not None:
             result.skips[skipped.get("message", "no reason was given")] += 1
 
