@@ -1,16 +1,30 @@
 """Which lines are the learner's own, and what to call them."""
 
 import functools
+import importlib.util
 import linecache
 import os
 import sys
 import sysconfig
 from dataclasses import dataclass
 
+# Folders with these names hold installed packages, wherever they are: a virtual environment's,
+# the system's, the user's own (pip --user), those of a module system.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+# Packages whose lines stand in a learner's stack; PYTHONPATH may find them in a folder of any name.
+_PACKAGES = ("torch", "torchvision", "IPython", "ipykernel", "cloudpickle", "numpy", "matplotlib")
+
+
+def _folder(package):
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(spec.origin) if spec and spec.origin else os.devnull
+
+
 _LIBRARIES = tuple(
     os.path.join(os.path.realpath(path), "")
     for path in {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *map(_folder, _PACKAGES),
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # course_utils itself
     }
 )
@@ -42,7 +56,8 @@ def is_own(file: str) -> bool:
     """True for a cell or a file of the learner, False for Python, its packages and ours."""
     if file.startswith("<") and not linecache.getlines(file):
         return False  # "<frozen runpy>", "<string>"
-    return not os.path.realpath(file).startswith(_LIBRARIES)
+    real = os.path.realpath(file)
+    return not (real.startswith(_LIBRARIES) or any(name in real for name in _INSTALLED))
 
 
 def own(frames: list[Frame]) -> list[Frame]:
@@ -50,9 +65,19 @@ def own(frames: list[Frame]) -> list[Frame]:
     return [frame for frame in frames if is_own(frame.file)]
 
 
+def cells() -> dict[str, tuple]:
+    """The texts of the cells by the name of their file, which nobody has written: entries of
+    linecache, without the date at which it would forget them."""
+    known = [(name, entry) for name, entry in linecache.cache.items() if len(entry) == 4]
+    return {
+        name: (size, None, lines, full)
+        for name, (size, _, lines, full) in known
+        if not os.path.exists(name)
+    }
+
+
 def _is_cell(file):
-    """Only IPython knows that /tmp/ipykernel_4711/123.py is a cell. It knows the cell's number too,
-    but that is no help: it grows with every run, and nbval runs every cell as number 1."""
+    """Only IPython makes /tmp/ipykernel_4711/123.py of a cell. It knows the cell's number too, but
+    that is no help: it grows with every run, and nbval runs every cell as number 1."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return bool(shell and shell.compile.format_code_name(file))
+    return bool(ipython and ipython.get_ipython()) and file in cells()

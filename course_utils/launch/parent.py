@@ -1,6 +1,5 @@
 """The call itself: check, start, watch, explain, clean up."""
 
-import linecache
 import multiprocessing
 import os
 import shutil
@@ -12,7 +11,16 @@ import threading
 from contextlib import contextmanager
 
 from course_utils import hardware
-from course_utils.launch import arguments, calls, diagnosis, packing, rank, server, unpicklable
+from course_utils.launch import (
+    arguments,
+    calls,
+    diagnosis,
+    frames,
+    packing,
+    rank,
+    server,
+    unpicklable,
+)
 from course_utils.launch.janitor import janitor
 from course_utils.launch.process import Rank
 from course_utils.launch.supervise import Supervision
@@ -125,21 +133,12 @@ def _job(nprocs, folder, timeout):
             "path": [os.path.abspath(entry) for entry in sys.path],
             "argv": sys.argv,
             "start_method": multiprocessing.get_start_method(allow_none=True),
-            "sources": _cell_sources(),
+            "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
             "threads": max(1, hardware.cores() // nprocs),
             # launch's own limit comes first: it explains, where the group's would only end.
             "patience": timeout + 60,
         }
     )
-
-
-def _cell_sources():
-    """The text of the cells, which is in no file: tracebacks in the ranks quote it."""
-    return {
-        name: entry
-        for name, entry in linecache.cache.items()
-        if len(entry) == 4 and entry[1] is None
-    }
 
 
 @contextmanager
