@@ -17,6 +17,7 @@
 # %% tags=["nbval-ignore-output"]
 import os
 import pickle
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -183,7 +184,7 @@ def caught_terminal():
             os.dup2(terminal, 2)
             os.close(terminal)
             file.seek(0)
-            lines += file.read().splitlines()
+            lines += re.sub(r"\x1b\[[0-9;]*m", "", file.read()).splitlines()  # 3.13 colours them
 
 
 # %%
@@ -366,7 +367,7 @@ def every_collective(rank):
         dist.all_gather(four, x)
         dist.all_reduce(x)
         dist.reduce_scatter(x, four)
-        dist.all_to_all(four_more, four)
+        dist.all_to_all_single(torch.cat(four_more), torch.cat(four))  # gloo: lists from 2.12 on
     record = trace.record()
     return {op: record.sent(op) for op in predicted_rank_0}
 

@@ -1130,7 +1130,8 @@ def error_of(action):
     try:
         action()
     except (AttributeError, RuntimeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
+        # newer versions of PyTorch put the name of the operation in front
+        return f"{type(error).__name__}: {str(error).removeprefix('addmm: ')}"
     return "no error"
 
 

@@ -239,5 +239,5 @@ def test_ci_runs_what_the_readme_says_and_nothing_else() -> None:
 def test_there_is_one_list_of_versions() -> None:
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     assert lines[-1] == "-e ."
-    assert "torch==2.14.1" in lines and "torchvision==0.29.1" in lines
+    assert len([line for line in lines if line.startswith(("torch>", "torchvision>"))]) == 2
     assert "- -r requirements.txt" in (ROOT / "environment.yml").read_text()

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from course_utils import intercept
+from course_utils import intercept, versions
 from course_utils.launch import output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
 
@@ -63,6 +63,7 @@ def _adopt(job, rank):
     # else the fork server's own, for which semaphores are kept on a list that is never cleared
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
+    versions.quieten()
 
 
 def _work(job, rank, call):

@@ -17,6 +17,7 @@ from course_utils.launch.frames import Frame, is_own, own
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
 
 
@@ -78,7 +79,7 @@ def _collective(frames):
     for frame in frames:  # the outermost one has the name that the learner has written
         if is_own(frame.file):
             break
-        if _TORCH_DISTRIBUTED in frame.file and frame.function not in ("wrapper", "inner"):
+        if _TORCH_DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
             name = frame.function
     return name
 
