@@ -222,24 +222,28 @@ except RankFailure as failure:
 
 
 def test_plain_script(tmp_path):
+    """In a temporary folder whose name is longer than a socket's address, as on clusters."""
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
-    (tmp_path / "temporary").mkdir()
+    path.write_text(SCRIPT + "from multiprocessing import util\nprint(util.get_temp_dir())\n")
+    temporary = tmp_path / ("job-4711-" * 12)
+    temporary.mkdir()
     done = subprocess.run(
         [sys.executable, str(path)],
         # With PYTHONUNBUFFERED, Python itself makes C's output unbuffered.
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary"), "PYTHONUNBUFFERED": ""},
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    assert done.stdout == (
+    printed, _, sockets = done.stdout.strip().rpartition("\n")
+    assert printed == (
         "the script runs\n[rank 0] C writes\n[rank 1] C writes\n[1, 1]\n"
         "rank 0 raised ZeroDivisionError: division by zero\n"
         "    train.py, line 18, in broken:  return 1 / rank\n"
-        "Meanwhile rank 1 finished.\n"
+        "Meanwhile rank 1 finished."
     )
     assert done.stderr == ""
-    left = {path.name.split("_")[0] for path in (tmp_path / "temporary").iterdir()}
+    assert os.path.basename(sockets).startswith("pymp-") and not os.path.exists(sockets)
+    left = {path.name.split("_")[0] for path in temporary.iterdir()}
     assert left <= {"torchinductor"}  # PyTorch's own lasting cache

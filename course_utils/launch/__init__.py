@@ -7,6 +7,7 @@ The rooms, in the order in which a call passes through them:
     packing      functions, arguments and results as bytes; tensors beside the pickle stream
     unpicklable  which argument, or which variable of the function, cannot be sent
     server       the fork server that has torch in memory already (preloaded: what else it does)
+    sockets      where the fork server's sockets lie, however long the temporary folder's name
     process      a rank as the kernel sees it: start, read, end
     rank         a rank as it sees itself: join the group, run the function, report
     peers        no message to a rank that is not there

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from multiprocessing import forkserver, spawn, util
 from pathlib import Path
 
+from course_utils.launch import sockets
 from course_utils.launch.janitor import janitor
 
 _CHECKS = Path(__file__).resolve().parents[1] / "checks"
@@ -66,6 +67,7 @@ def ensure_running() -> None:
         return
     global _warm
     with _ready:
+        sockets.keep_paths_short()
         forkserver.ensure_running()
         server = forkserver._forkserver._forkserver_pid
         if _warm != server:
