@@ -4,14 +4,21 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from course_utils import hardware
+
+_TICK = 1.0  # seconds between two looks at a program that runs
 
 
 def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
     """Runs a program; returns what it printed, or the end of its errors where it failed.
 
-    Its ranks find each other through the loopback interface and take one thread each. It is ended
-    when the notebook is interrupted, and after `timeout` seconds (then: TimeoutExpired).
+    Its ranks find each other through the loopback interface and take one thread each. While it
+    runs, a line under the cell counts the seconds. It is ended when the notebook is interrupted,
+    and after `timeout` seconds of a quiet machine: where more programs run than there are cores,
+    it gets as much longer as each of them gets less. Raises TimeoutError with a sentence then.
     """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
@@ -23,10 +30,67 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
         text=True,
     ) as program:
         try:
-            printed, errors = program.communicate(timeout=timeout)
+            printed, errors = _patiently(program, timeout)
         finally:
             program.terminate()  # torchrun ends its workers then; a program that is over stays over
     return printed if program.returncode == 0 else errors[-2000:]
+
+
+def _patiently(program, timeout):
+    """What the program prints to its two streams, when it has ended."""
+    started, spent, progress = time.monotonic(), 0.0, _Progress()
+    try:
+        while True:
+            try:
+                return program.communicate(timeout=_TICK)
+            except subprocess.TimeoutExpired as late:
+                spent += _TICK / _crowd()
+                seconds = time.monotonic() - started
+                progress.show(f"still running after {seconds:.0f} seconds ...")
+                if spent >= timeout:
+                    raise TimeoutError(_sentence(program, seconds, late)) from None
+    finally:
+        progress.clear()
+
+
+def _crowd():
+    """How many programs want each core, at least 1."""
+    return max(1.0, os.getloadavg()[0] / hardware.cores()) if hasattr(os, "getloadavg") else 1.0
+
+
+def _sentence(program, seconds, late):
+    said = b"".join(part or b"" for part in (late.stdout, late.stderr))
+    last = said.decode(errors="replace").strip()[-500:]
+    return (
+        f"{' '.join(map(str, program.args))}\nwas still running after {seconds:.0f} seconds and was "
+        "ended. Run the cell again when fewer programs are running, or give run_in_terminal a "
+        f"larger `timeout`. {'It had printed:' if last else 'It had printed nothing.'}\n{last}"
+    )
+
+
+class _Progress:
+    """A line under the cell, once it takes longer than one likes to wait without a word.
+
+    Not while a notebook is tested: what is stored must not depend on how long it took.
+    """
+
+    def __init__(self):
+        self._begins = time.monotonic() + 5
+        self._handle = None
+
+    def show(self, text):
+        if time.monotonic() < self._begins or "PYTEST_CURRENT_TEST" in os.environ:
+            return
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(""), display_id=True)  # None where there is no notebook
+        if self._handle is not None:
+            self._handle.update(HTML(f"<i>{text}</i>"))
+
+    def clear(self):
+        if self._handle is not None:
+            self.show("")
 
 
 def torchrun(ranks: int, script: Path, *arguments: str | Path) -> str:

@@ -1,11 +1,15 @@
 """Programs that a chapter runs as in a terminal: what they print, how they fail, how they end."""
 
-import subprocess
+import math
+import os
 import sys
+from types import SimpleNamespace
 
+import IPython.display
 import psutil
 import pytest
 
+from course_utils import hardware, terminal
 from course_utils.terminal import run_in_terminal, torchrun
 
 SCRIPT = """
@@ -37,9 +41,40 @@ def test_torchrun_starts_ranks_that_meet(tmp_path):
     assert torchrun(2, script, "all") == "all: 2 ranks\n"
 
 
-def test_time_that_is_up_ends_the_program(tmp_path):
+def test_time_that_is_up_ends_the_program(tmp_path, monkeypatch):
     mark = tmp_path / "pid"
-    script = f"import os, pathlib, time\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\n"
-    with pytest.raises(subprocess.TimeoutExpired):
-        run_in_terminal(sys.executable, "-c", script + "time.sleep(600)", timeout=10)
+    monkeypatch.setattr(terminal, "_crowd", lambda: 1.0 if mark.exists() else math.inf)
+    script = "import os, pathlib, time\nprint('half way', flush=True)\n"
+    script += f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\n"
+    with pytest.raises(TimeoutError, match="(?s)was still running after .* had printed:\nhalf way"):
+        run_in_terminal(sys.executable, "-c", script + "time.sleep(600)", timeout=1)
     assert not psutil.pid_exists(int(mark.read_text()))
+
+
+def test_the_limit_grows_with_what_the_machine_is_doing(monkeypatch):
+    monkeypatch.setattr(terminal, "_TICK", 0.01)
+    monkeypatch.setattr(os, "getloadavg", lambda: (40.0 * hardware.cores(), 0.0, 0.0))
+    rests = [sys.executable, "-c", "import time; time.sleep(1); print('there')"]
+    assert run_in_terminal(*rests, timeout=0.1) == "there\n"  # 0.1 s of this machine are 4 s
+
+
+def test_a_line_counts_the_seconds_and_goes(monkeypatch):
+    shown = []
+    handle = SimpleNamespace(update=lambda html: shown.append(html.data))
+    monkeypatch.setattr(IPython.display, "display", lambda *_, **__: handle)
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    monkeypatch.setattr(terminal, "_TICK", 0.01)
+    progress = terminal._Progress()
+    progress.show("too early")
+    progress._begins = 0.0
+    progress.show("still running after 6 seconds ...")
+    progress.clear()
+    assert shown == ["<i>still running after 6 seconds ...</i>", "<i></i>"]
+
+
+def test_under_nbval_the_line_is_not_shown(monkeypatch):
+    monkeypatch.setattr(IPython.display, "display", lambda *_, **__: pytest.fail("shown"))
+    progress = terminal._Progress()
+    progress._begins = 0.0
+    progress.show("still running after 6 seconds ...")
+    progress.clear()
