@@ -3,7 +3,8 @@
 The four original files (LeCun, Cortes, Burges; CC BY-SA 3.0) are part of the project, compressed.
 `datasets.MNIST("data", download=True)` works on them without a network too, because torchvision
 finds the checksums that it expects; but two processes that call it at once can read a file that
-the other has only half unpacked. Here each file appears under its name when it is complete.
+the other has only half unpacked. Here each file appears under its name when it is complete: beside
+the compressed one, or, where that folder is read-only, in the user's cache folder.
 """
 
 import gzip
@@ -11,6 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import platformdirs
 import torch
 from torchvision import datasets
 from torchvision.datasets.utils import check_md5
@@ -25,8 +27,7 @@ def dataset(train: bool) -> datasets.MNIST:
     Safe when several processes call it at once. Raises RuntimeError with one sentence when a file
     is missing or damaged, or when there is no room to unpack it.
     """
-    _unpack(ROOT / "MNIST" / "raw")
-    return datasets.MNIST(ROOT, train=train)
+    return datasets.MNIST(_unpacked(), train=train)
 
 
 def tensors(train: bool, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,25 +44,40 @@ def tensors(train: bool, limit: int | None = None) -> tuple[torch.Tensor, torch.
     return images, data.targets[:limit].clone()
 
 
-def _unpack(raw: Path) -> None:
-    """Writes the four files beside their compressed originals, those that are not there yet."""
-    for name, md5 in datasets.MNIST.resources:
-        packed = raw / name
-        unpacked = packed.with_suffix("")
-        if not packed.is_file():
-            raise RuntimeError(f"{packed} is missing; restore it with: git checkout -- data")
-        if _complete(packed, unpacked):
-            continue
-        if not check_md5(packed, md5):
-            raise RuntimeError(f"{packed} is damaged; restore it with: git checkout -- data")
-        try:
-            _write_whole(gzip.decompress(packed.read_bytes()), unpacked)
-        except OSError as error:
-            if not _complete(packed, unpacked):  # otherwise another process has just done it
-                raise RuntimeError(
-                    f"Cannot unpack {name} in {raw} ({error.strerror}); "
-                    "make the folder writable and leave 60 MB free on its disk."
-                ) from error
+def _unpacked() -> Path:
+    """Returns the folder with MNIST/raw and the four files in it; writes those that are not there."""
+    own = platformdirs.user_cache_path("parallelism-course")
+    packed = [ROOT / "MNIST" / "raw" / name for name, _ in datasets.MNIST.resources]
+    for file in packed:
+        if not file.is_file():
+            raise RuntimeError(f"{file} is missing; restore it with: git checkout -- data")
+    for folder in (ROOT, own):
+        if all(_complete(file, _in(folder, file)) for file in packed):
+            return folder
+    folder = ROOT if os.access(ROOT / "MNIST" / "raw", os.W_OK) else own
+    for file, (_, md5) in zip(packed, datasets.MNIST.resources):
+        _unpack(file, md5, _in(folder, file))
+    return folder
+
+
+def _in(folder: Path, packed: Path) -> Path:
+    return folder / "MNIST" / "raw" / packed.stem
+
+
+def _unpack(packed: Path, md5: str, unpacked: Path) -> None:
+    if _complete(packed, unpacked):
+        return
+    if not check_md5(packed, md5):
+        raise RuntimeError(f"{packed} is damaged; restore it with: git checkout -- data")
+    try:
+        unpacked.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(gzip.decompress(packed.read_bytes()), unpacked)
+    except OSError as error:
+        if not _complete(packed, unpacked):  # otherwise another process has just done it
+            raise RuntimeError(
+                f"Cannot unpack {packed.name} in {unpacked.parent} ({error.strerror}); "
+                "make the folder writable and leave 60 MB free on its disk."
+            ) from error
 
 
 def _complete(packed: Path, unpacked: Path) -> bool:

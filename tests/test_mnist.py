@@ -1,5 +1,6 @@
 import gzip
 import multiprocessing
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -21,6 +22,7 @@ def fresh(tmp_path, monkeypatch):
     for name in NAMES:
         shutil.copy(mnist.ROOT / "MNIST" / "raw" / name, raw)
     monkeypatch.setattr(mnist, "ROOT", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return raw
 
 
@@ -57,6 +59,16 @@ def test_a_half_unpacked_file_is_repaired(fresh):
     half = fresh / "train-images-idx3-ubyte"
     half.write_bytes(gzip.decompress((fresh / "train-images-idx3-ubyte.gz").read_bytes())[:1000])
     assert len(mnist.dataset(train=True)) == 60_000
+
+
+def test_a_folder_that_is_read_only_is_left_alone(fresh, monkeypatch):
+    """A course that the instructor has installed once for everybody."""
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != fresh and may(path, mode))
+    before = sorted(fresh.iterdir())
+    for _ in range(2):
+        assert mnist.dataset(train=False).root == fresh.parents[1] / "cache" / "parallelism-course"
+    assert sorted(fresh.iterdir()) == before
 
 
 def test_a_file_appears_when_it_is_complete(fresh, monkeypatch):

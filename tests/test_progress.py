@@ -45,6 +45,15 @@ def test_what_was_passed_stays_passed(path):
     assert json.loads(path.read_text())["exercises"]["9.1"] == {"passed": True, "tries": 3}
 
 
+def test_users_of_one_writable_folder_share_no_file(monkeypatch, tmp_path):
+    """A course folder that a group may write: only its owner's progress lies in it."""
+    monkeypatch.delenv("COURSE_PROGRESS")
+    monkeypatch.setattr(catalogue, "root", lambda: tmp_path)
+    assert progress_file.location() == tmp_path / ".course" / "progress.json"
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    assert tmp_path not in progress_file.location().parents
+
+
 def test_nothing_but_the_file_is_left(path):
     progress.record(exercise(), True)
     assert [p.name for p in path.parent.iterdir()] == ["progress.json"]

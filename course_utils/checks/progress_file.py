@@ -1,7 +1,7 @@
 """The file that holds a learner's progress: found, read, written, and mended where it is damaged.
 
 The file is $COURSE_PROGRESS, else .course/progress.json in the project's folder, else (where that
-cannot be written) one in the user's own state folder. It holds an entry for each exercise that was
+folder is somebody else's) one in the user's own state folder: no two users share one. It holds an entry for each exercise that was
 tried, {"3.1": {"passed": true, "tries": 4}}, and a checksum of all entries. A damaged or hand-edited
 file is kept aside and explained; what can still be read of it stays.
 
@@ -34,14 +34,22 @@ def location() -> Path:
     if os.environ.get("COURSE_PROGRESS"):
         return Path(os.environ["COURSE_PROGRESS"]).expanduser()
     folder = catalogue.root() / ".course"
-    if _writable(folder):
+    if _writable(folder) and _own(folder):
         return folder / "progress.json"
     return _state_folder() / "progress.json"
 
 
 def _writable(folder: Path) -> bool:
-    existing = folder if folder.exists() else folder.parent
-    return os.access(existing, os.W_OK)
+    return os.access(_existing(folder), os.W_OK)
+
+
+def _own(folder: Path) -> bool:
+    """A folder that a group may write is its owner's: the others have their own file."""
+    return not hasattr(os, "getuid") or _existing(folder).stat().st_uid == os.getuid()
+
+
+def _existing(folder: Path) -> Path:
+    return folder if folder.exists() else folder.parent
 
 
 def _state_folder() -> Path:
