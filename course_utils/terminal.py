@@ -7,9 +7,27 @@ import sys
 import time
 from pathlib import Path
 
+import platformdirs
+
 from course_utils import hardware
 
 _TICK = 1.0  # seconds between two looks at a program that runs
+
+
+def scratch() -> Path:
+    """Makes the folder for a chapter's scripts and results; returns Path("scratch").
+
+    It lies beside the notebook. Where that folder cannot be written (a course that is installed
+    once for everybody), the notebook goes on in the user's own cache folder, and says where.
+    """
+    folder = Path("scratch")
+    if not os.access(folder if folder.exists() else ".", os.W_OK):
+        own = platformdirs.user_cache_path("parallelism-course") / Path.cwd().name
+        own.mkdir(parents=True, exist_ok=True)
+        os.chdir(own)
+        print(f"The course's folder is read-only. The chapter's files go to {own / folder}.")
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:

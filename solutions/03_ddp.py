@@ -43,7 +43,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
-from course_utils.terminal import run_in_terminal
+from course_utils.terminal import run_in_terminal, scratch
 from course_utils.trace import Trace
 
 hardware.report()
@@ -212,8 +212,7 @@ print("the terminal says:", error.split(" (")[0])  # then the module, as this Py
 # bottom. Each line that is new gets its own part of this chapter.
 
 # %%
-script, result = Path("scratch/ddp_mnist.py"), Path("scratch/two_ranks.pt")
-script.parent.mkdir(exist_ok=True)
+script, result = scratch() / "ddp_mnist.py", scratch() / "two_ranks.pt"
 script.unlink(missing_ok=True)
 
 # %%

@@ -34,7 +34,7 @@ from course_utils.equality import equal, flat
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
-from course_utils.terminal import torchrun
+from course_utils.terminal import scratch, torchrun
 from course_utils.trace import (
     Record,
     Span,
@@ -2005,8 +2005,7 @@ for stages, count, share in zip(ticks, largest, idle):
 # chapter 3. What is new is only the beginning: who am I, and which device is mine.
 
 # %%
-script, result = Path("scratch/two_buildings.py"), Path("scratch/two_buildings.pt")
-script.parent.mkdir(exist_ok=True)
+script, result = scratch() / "two_buildings.py", scratch() / "two_buildings.pt"
 script.unlink(missing_ok=True)
 
 # %%

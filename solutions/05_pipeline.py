@@ -47,7 +47,7 @@ from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistConvNet
 from course_utils.schedules import Op
-from course_utils.terminal import torchrun
+from course_utils.terminal import scratch, torchrun
 from course_utils.trace import Record, Span, Trace, kept_for_backward, memory_ledger
 
 hardware.report()
@@ -1702,8 +1702,7 @@ plt.show()
 # ranks that divides 8. At the end rank 0 collects the parameters of all stages and saves them.
 
 # %%
-script, result = Path("scratch/pipeline.py"), Path("scratch/pipeline.pt")
-script.parent.mkdir(exist_ok=True)
+script, result = scratch() / "pipeline.py", scratch() / "pipeline.pt"
 script.unlink(missing_ok=True)
 
 # %%

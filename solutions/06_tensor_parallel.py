@@ -40,7 +40,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import launch
 from course_utils.models import Attention, Block, FeedForward, LanguageModel
-from course_utils.terminal import torchrun
+from course_utils.terminal import scratch, torchrun
 from course_utils.trace import Trace, kept_for_backward, memory_ledger, ring_bytes
 
 hardware.report()
@@ -1957,8 +1957,7 @@ for n, a, b in zip(sizes, compute, communicate):
 # The attention stays whole here, to keep the script short.
 
 # %%
-script = Path("scratch/tensor_parallel.py")
-script.parent.mkdir(exist_ok=True)
+script = scratch() / "tensor_parallel.py"
 script.unlink(missing_ok=True)
 
 # %%

@@ -38,7 +38,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal
 from course_utils.launch import RankFailure, launch
 from course_utils.models import FeedForward, LanguageModel
-from course_utils.terminal import torchrun
+from course_utils.terminal import scratch, torchrun
 from course_utils.trace import Trace, memory_ledger, ring_bytes
 
 hardware.report()
@@ -1683,8 +1683,7 @@ explore.Explorer(
 # `1 4 1`, and `2 2 2` on eight.
 
 # %%
-script = Path("scratch/hybrid.py")
-script.parent.mkdir(exist_ok=True)
+script = scratch() / "hybrid.py"
 script.unlink(missing_ok=True)
 
 # %%

@@ -53,7 +53,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
-from course_utils.terminal import torchrun
+from course_utils.terminal import scratch, torchrun
 from course_utils.trace import (
     Record,
     Span,
@@ -1417,7 +1417,7 @@ def resume_and_train(rank, folder):
     return loaded, state_of(model, optimizer)
 
 
-CHECKPOINTS = Path("scratch/fsdp").resolve()
+CHECKPOINTS = (scratch() / "fsdp").resolve()
 shutil.rmtree(CHECKPOINTS, ignore_errors=True)
 CHECKPOINTS.mkdir(parents=True)
 after_two, after_four = launch(train_and_save, 4, CHECKPOINTS)[0]

@@ -52,7 +52,7 @@ from course_utils import explore, hardware, mnist, plots
 from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
-from course_utils.terminal import run_in_terminal
+from course_utils.terminal import run_in_terminal, scratch
 
 torch.set_num_threads(1)  # so small a model loses time with more
 hardware.report()
@@ -124,8 +124,7 @@ plt.show()
 # anything. Rank 0 waits for it, as in a collective.
 
 # %%
-script = Path("scratch/two_lives.py")
-script.parent.mkdir(exist_ok=True)
+script = scratch() / "two_lives.py"
 script.unlink(missing_ok=True)
 
 # %%

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import IPython.display
@@ -10,7 +11,7 @@ import psutil
 import pytest
 
 from course_utils import hardware, terminal
-from course_utils.terminal import run_in_terminal, torchrun
+from course_utils.terminal import run_in_terminal, scratch, torchrun
 
 SCRIPT = """
 import os, sys
@@ -78,3 +79,22 @@ def test_under_nbval_the_line_is_not_shown(monkeypatch):
     progress._begins = 0.0
     progress.show("still running after 6 seconds ...")
     progress.clear()
+
+
+def test_scratch_lies_beside_the_notebook(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert [scratch(), scratch()] == [Path("scratch")] * 2
+    assert (tmp_path / "scratch").is_dir() and not capsys.readouterr().out
+
+
+def test_scratch_of_a_read_only_course_is_the_users_own(tmp_path, monkeypatch, capsys):
+    course = tmp_path / "notebooks"
+    course.mkdir()
+    monkeypatch.chdir(course)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != course)
+    (scratch() / "train.py").write_text("print('hello')")
+    own = tmp_path / "cache" / "parallelism-course" / "notebooks" / "scratch"
+    assert (own / "train.py").exists() and not list(course.iterdir())
+    assert str(own) in capsys.readouterr().out
+    assert run_in_terminal(sys.executable, "scratch/train.py") == "hello\n"
