@@ -12,11 +12,12 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test check notebooks assignments browser book bench mutants clean
+.PHONY: help lab test oldest check notebooks assignments browser book bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
 	@echo 'make test         lint, notebooks against their sources, unit tests, strict nbval'
+	@echo 'make oldest       the same with the lowest versions that the course runs on, apart'
 	@echo 'make check        the fast part of it: lint, notebooks against their sources'
 	@echo 'make notebooks    rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
 	@echo 'make assignments  the chapters as assignments for nbgrader, in build/assignments'
@@ -33,6 +34,10 @@ lab:
 test:
 	@$(SETUP) --extra dev
 	@$(RUN) tools/run_tests.py
+
+oldest:
+	@$(SETUP) --extra dev --oldest
+	@.venv-oldest/bin/python tools/run_tests.py $(ARGS)
 
 check:
 	@$(SETUP) --extra dev
@@ -63,5 +68,5 @@ mutants:
 	@$(RUN) -m tests.mutations $(ARGS)
 
 clean:
-	rm -rf .venv build .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-oldest build .pytest_cache .ruff_cache *.egg-info
 	find course_utils tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

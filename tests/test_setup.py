@@ -30,13 +30,15 @@ def course(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(course: Path, pip: str = "exit 0", complete: str = "complete") -> Path:
+def environment(
+    course: Path, pip: str = "exit 0", complete: str = "complete", folder: str = ".venv"
+) -> Path:
     """Put an environment into `course` whose Python is a script; return that script."""
     body = (
         f'case "$*" in *"pip install"*) {pip};; *find_spec*) echo {complete};; '
         f"*version_info*) echo 3.12;; esac"
     )
-    return script(course / ".venv/bin/python", body)
+    return script(course / folder / "bin/python", body)
 
 
 # --- which Python ------------------------------------------------------------------------------
@@ -125,6 +127,17 @@ def test_it_installs_once_and_again_when_the_requirements_change(course: Path) -
     (course / "requirements.txt").write_text("torch\nnumpy\n-e .\n")
     setup_env.set_up(str(course), "", [])
     assert calls.read_text().count("pip") == 3
+
+
+def test_the_oldest_versions_have_an_environment_of_their_own(course: Path) -> None:
+    (course / "requirements.txt").write_text("# all\ntorch>=2.11,<2.16\nnumpy>=2.1,<3\n-e .\n")
+    for folder in (".venv", ".venv-oldest"):
+        environment(course, pip=f'echo "$*" >> {course}/asked{folder}', folder=folder)
+    setup_env.set_up(str(course), "", [], oldest=True)
+    asked = (course / "asked.venv-oldest").read_text()
+    assert f"-c {course}/.venv-oldest/lowest.txt" in asked
+    assert (course / ".venv-oldest/lowest.txt").read_text() == "torch==2.11\nnumpy==2.1\n"
+    assert not (course / "asked.venv").exists()
 
 
 def test_it_installs_again_when_a_package_is_gone(course: Path) -> None:

@@ -3,6 +3,7 @@
     python tools/setup_env.py                   what a learner needs (requirements.txt)
     python tools/setup_env.py --extra dev       also what authors and tests need
     python tools/setup_env.py --python NAME     with this Python, and no other
+    python tools/setup_env.py --oldest          in .venv-oldest: the lowest versions that will do
 
 This file runs under any Python from 2.7 on, so that a Python too old can be told in words. It
 needs nothing but the standard library. Whatever goes wrong ends in one sentence.
@@ -128,12 +129,20 @@ def fingerprint(root):
     return digest.hexdigest()
 
 
-class Environment(object):
-    """The virtual environment in .venv."""
+def lowest(root):
+    """The lower ends of the ranges in requirements.txt, as pip's constraints."""
+    with open(os.path.join(root, "requirements.txt")) as stream:
+        ranges = re.findall(r"^([\w-]+)>=([\w.]+)", stream.read(), re.M)
+    return ["%s==%s" % each for each in ranges]
 
-    def __init__(self, root):
+
+class Environment(object):
+    """The virtual environment in .venv, or with `oldest` the one in .venv-oldest."""
+
+    def __init__(self, root, oldest=False):
         self.root = root
-        self.folder = os.path.join(root, ".venv")
+        self.oldest = oldest
+        self.folder = os.path.join(root, ".venv-oldest" if oldest else ".venv")
         self.python = os.path.join(
             self.folder, *(["Scripts", "python.exe"] if WINDOWS else ["bin", "python"])
         )
@@ -180,7 +189,7 @@ class Environment(object):
         """Make the environment, or complete one whose making was interrupted."""
         if call([self.python, "-m", "pip", "--version"])[0] == 0:
             return
-        say("Making the environment in .venv with %s ..." % python)
+        say("Making the environment in %s with %s ..." % (os.path.basename(self.folder), python))
         # two steps, because venv keeps to itself what stopped ensurepip
         steps = (
             [python, "-m", "venv", "--without-pip", self.folder],
@@ -199,6 +208,11 @@ class Environment(object):
         target = ".[%s]" % ",".join(extras) if extras else "."
         command = [self.python, "-m", "pip", "install", "--disable-pip-version-check"]
         command += ["--retries", "2", "-r", "requirements.txt", "-e", target]
+        if self.oldest:
+            constraints = os.path.join(self.folder, "lowest.txt")
+            with open(constraints, "w") as stream:
+                stream.write("\n".join(lowest(self.root)) + "\n")
+            command += ["-c", constraints]
         process = subprocess.Popen(
             command, cwd=self.root, stderr=subprocess.PIPE, universal_newlines=True
         )
@@ -232,9 +246,9 @@ def say(text):
     sys.stdout.flush()
 
 
-def set_up(root, requested, extras):
-    """Leave a working .venv in `root`, or raise SetupError."""
-    environment = Environment(root)
+def set_up(root, requested, extras, oldest=False):
+    """Leave a working environment in `root`, or raise SetupError."""
+    environment = Environment(root, oldest)
     environment.check(requested)
     if environment.is_current(extras):
         return
@@ -248,9 +262,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml")
     parser.add_argument("--python", default="", help="the Python to make .venv with")
+    parser.add_argument("--oldest", action="store_true", help="the lowest versions, apart")
     options = parser.parse_args()
     try:
-        set_up(ROOT, options.python, options.extra)
+        set_up(ROOT, options.python, options.extra, options.oldest)
     except SetupError as error:
         sys.stderr.write("\n%s\n" % error)
         return 1
