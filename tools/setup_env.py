@@ -132,7 +132,7 @@ def fingerprint(root):
 def lowest(root):
     """The lower ends of the ranges in requirements.txt, as pip's constraints."""
     with open(os.path.join(root, "requirements.txt")) as stream:
-        ranges = re.findall(r"^([\w-]+)>=([\w.]+)", stream.read(), re.M)
+        ranges = re.findall(r"^([\w-]+)>=([\w.]+)", stream.read(), re.MULTILINE)
     return ["%s==%s" % each for each in ranges]
 
 
