@@ -219,7 +219,7 @@ def test_an_exception_is_its_kind_and_the_learners_own_line():
 
 def test_an_exception_deep_inside_torch_shows_the_learners_line():
     lines = shown(mean_exercise(), lambda values: torch.zeros(2, 3) @ torch.zeros(2, 3))
-    assert lines[2].startswith("      RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert "mat1 and mat2 shapes cannot be multiplied" in lines[2]
     assert lines[3].startswith("        test_checks.py, line ")
 
 
