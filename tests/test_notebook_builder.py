@@ -340,6 +340,37 @@ def test_a_changed_chapter_makes_both_stale(course: Path, capsys: pytest.Capture
     assert check_says(course, capsys).count("does not match solutions/09_tiny.py") == 2
 
 
+def test_changed_prose_keeps_the_outputs_and_executes_nothing(
+    course: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outputs() -> list:
+        files = [course / f"{folder}/09_tiny.ipynb" for folder in ("notebooks", "solutions")]
+        cells = [cell for file in files for cell in json.loads(file.read_text())["cells"]]
+        return [cell["outputs"] for cell in cells if cell["cell_type"] == "code"]
+
+    before = outputs()
+    new_cell = "# Other prose.\n\n# %% [markdown]\n# And a cell."
+    edit(course / "solutions/09_tiny.py", "# Prose.", new_cell)
+    monkeypatch.setattr(notebooks, "execute", None)  # any execution would fail
+    assert notebooks.main(["build"], course) == 0
+    assert "only its prose has changed" in capsys.readouterr().out
+    assert outputs() == before
+    assert "And a cell." in (course / "notebooks/09_tiny.ipynb").read_text()
+    assert notebooks.main(["check"], course) == 0
+
+
+@pytest.mark.parametrize("named", [[], ["09"]])
+def test_changed_code_and_named_chapters_are_executed(
+    course: Path, named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not named:
+        edit(course / "solutions/09_tiny.py", "6 * 7", "6 * 8")
+    executed = []
+    monkeypatch.setattr(notebooks, "execute", lambda notebook, folder: executed.append(folder))
+    assert notebooks.main(["build", *named], course) == 0
+    assert [folder.name for folder in executed] == ["notebooks", "solutions"]
+
+
 def test_an_edited_output_is_found(course: Path, capsys: pytest.CaptureFixture) -> None:
     edit(course / "notebooks/09_tiny.ipynb", '"42"', '"43"')
     assert "notebooks/09_tiny.ipynb was edited" in check_says(course, capsys)

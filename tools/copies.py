@@ -63,6 +63,19 @@ def _metadata(cell: Cell) -> dict:
     return metadata
 
 
+def code_of(notebook: nbformat.NotebookNode) -> list[tuple[str, list[str]]]:
+    """What decides the outputs of a notebook: its code cells with their tags, in their order."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [(cell.source, cell.metadata.get("tags", [])) for cell in code]
+
+
+def take_outputs(notebook: nbformat.NotebookNode, stored: nbformat.NotebookNode) -> None:
+    """Give the code cells of `notebook` the outputs and counts of those of `stored`, one by one."""
+    code = ([c for c in each.cells if c.cell_type == "code"] for each in (notebook, stored))
+    for cell, done in zip(*code, strict=True):
+        cell.outputs, cell.execution_count = done.outputs, done.execution_count
+
+
 def digest(content) -> str:
     """SHA-256 of anything that JSON can hold, independent of the order of keys."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False)

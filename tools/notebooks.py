@@ -1,12 +1,13 @@
 """Builds and checks the notebooks of the course.
 
 python tools/notebooks.py build            rebuild what is missing, stale or edited by hand
-python tools/notebooks.py build 03 ...     rebuild these chapters in any case
+python tools/notebooks.py build 03 ...     rebuild and execute these chapters in any case
 python tools/notebooks.py check [03 ...]   fail unless every notebook matches its source
 
 solutions/NN_topic.py is the only authored file. From it come notebooks/NN_topic.ipynb, the
 learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed. So it is with the quick
-reference, which is no chapter and has no number.
+reference, which is no chapter and has no number. Prose never executes: where the code cells are
+those of the stored notebook, to the letter and in their order, its outputs are kept.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from copies import is_sealed, make_copy, seal
+from copies import code_of, is_sealed, make_copy, seal, take_outputs
 from execution import ExecutionError, execute
 from source import Cell, SourceError, leaked_line, read_source
 
@@ -72,14 +73,26 @@ class Copy:
             return f"{self.name} does not match {self.source}: run `make notebooks`."
         return None
 
-    def build(self) -> None:
-        """Generate, execute and write the notebook."""
+    def reusable(self) -> nbformat.NotebookNode | None:
+        """The stored notebook, if the build left it so and its code cells are the source's."""
+        try:
+            stored = nbformat.read(self.path, as_version=4)
+        except (OSError, ValueError, AttributeError, nbformat.ValidationError):
+            return None
+        same = is_sealed(stored) and code_of(stored) == code_of(self.fresh())
+        return stored if same else None
+
+    def build(self, stored: nbformat.NotebookNode | None) -> None:
+        """Generate the notebook, give it the outputs of `stored` or execute it, and write it."""
         notebook = self.fresh()
         self.path.parent.mkdir(exist_ok=True)
-        try:
-            execute(notebook, self.path.parent)
-        except ExecutionError as error:
-            raise BuildError(self._failure(error)) from error
+        if stored:
+            take_outputs(notebook, stored)
+        else:
+            try:
+                execute(notebook, self.path.parent)
+            except ExecutionError as error:
+                raise BuildError(self._failure(error)) from error
         if not self.solved:
             self._refuse_leaks(notebook)
         seal(notebook)
@@ -146,9 +159,11 @@ def build(root: Path, names: list[str]) -> None:
     for number, copy in enumerate(todo, 1):
         copy.keep_edited()
         code = sum(cell.kind == "code" for cell in copy.cells)
-        print(f"[{number}/{len(todo)}] {copy.name}: {code} cells ... ", end="", flush=True)
+        stored = None if names else copy.reusable()
+        what = "only its prose has changed" if stored else f"{code} cells"
+        print(f"[{number}/{len(todo)}] {copy.name}: {what} ... ", end="", flush=True)
         started = time.monotonic()
-        copy.build()
+        copy.build(stored)
         print(f"{time.monotonic() - started:.1f} s", flush=True)
     print(f"{len(todo)} notebooks built, {len(copies) - len(todo)} were up to date.")
 
