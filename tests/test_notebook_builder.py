@@ -426,6 +426,10 @@ UNSTORABLE = {
     "path": ("import os; print(os.getcwd())", "the path of this copy of the course"),
     "temporary": ('print("/tmp/tmpab12/x")', "a temporary path (/tmp/tmpab12)"),
     "address": ("print(object())", "an object's address (0x"),
+    "prediction": (
+        "from course_utils import plots; plots.compare({'a': 1, 'b': 2}, {'a': 1, 'b': 3})",
+        "what it predicts is not what it measures: b             2             3  False",
+    ),
     "svg": (
         "from IPython.display import SVG; display(SVG('<svg></svg>'))",
         "the type image/svg+xml",

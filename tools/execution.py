@@ -95,6 +95,7 @@ def _clean(notebook: nbformat.NotebookNode, folder: Path) -> None:
         for output in cell.outputs:
             _clean_output(output, count)
             _refuse_volatile(output, index, folder)
+            _refuse_a_wrong_prediction(output, index)
 
 
 def _clean_output(output: nbformat.NotebookNode, count: int) -> None:
@@ -123,3 +124,11 @@ def _refuse_volatile(output: nbformat.NotebookNode, index: int, folder: Path) ->
             raise ExecutionError(
                 index, f"its output holds {what} ({found[0]}), which differs in every run."
             )
+
+
+def _refuse_a_wrong_prediction(output: nbformat.NotebookNode, index: int) -> None:
+    """The course's own predictions hold (the table is `plots.compare`'s)."""
+    _, table, rows = output.get("text", "").partition("measured  equal\n")
+    wrong = next((row for row in rows.splitlines() if row.endswith("  False")), None)
+    if table and wrong:
+        raise ExecutionError(index, f"what it predicts is not what it measures: {wrong.strip()}")
