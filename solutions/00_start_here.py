@@ -330,8 +330,9 @@ Explorer(draw_star_and_ring, ranks=(2, 8, 4))
 # *Left, all arrows end at rank 0: its load grows with every rank. Right, each rank has two
 # neighbours, and its load stays below four tensors however many ranks there are.*
 #
-# The map of the course fills as your checks pass. A chapter takes 45 to 60 minutes, and its exercises
-# one to five points each. Run the cell again whenever you want to see where you are.
+# The map of the course fills as your checks pass. Most chapters take about an hour to read, and their
+# exercises, of one to five points each, a second sitting. Run the cell again whenever you want to see
+# where you are.
 
 # %%
 progress_map()

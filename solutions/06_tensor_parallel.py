@@ -666,7 +666,8 @@ def tensor_parallel_model(model: LanguageModel) -> LanguageModel:
 # %%
 def train(model, loss_function):
     """Three steps of SGD. Returns the losses; the model keeps its parameters and gradients."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), []
+    # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=False), []
     for inputs, targets in batches():
         optimizer.zero_grad()
         loss = loss_function(model(inputs).flatten(0, 1), targets)
@@ -1530,7 +1531,7 @@ def clip_and_step(rank, cut, max_norm=1.0):
     (y * torch.linspace(-1, 1, 32, device=y.device)).sum().backward()
     # foreach=False: the quicker way of PyTorch 2.11 leaves gradients alone that are partial sums
     norm = nn.utils.clip_grad_norm_(block.parameters(), max_norm, foreach=False)
-    torch.optim.SGD(block.parameters(), lr=1.0).step()
+    torch.optim.SGD(block.parameters(), lr=1.0, foreach=False).step()
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return norm.item(), local(block.norm1.weight).detach()
 
@@ -1998,7 +1999,7 @@ mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("tensor",))
 torch.manual_seed(0)  # the same model on every rank
 model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=2, context=32).to(device)
 parallelize_module(model, mesh["tensor"], PLAN)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 for step in range(3):
     tokens, targets = (part.to(device) for part in text.windows(32, 8, seed=step))  # the same, too
     with loss_parallel():

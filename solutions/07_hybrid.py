@@ -497,7 +497,8 @@ def batches():
 
 def train(model, step):
     """Three steps of SGD. `step` computes the gradients and returns a loss."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), []
+    # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=False), []
     for inputs, targets in batches():
         optimizer.zero_grad()
         losses.append(step(model, inputs, targets))
@@ -1749,7 +1750,7 @@ schedule = Schedule1F1B(
     loss_fn=share_of_loss,
     scale_grads=False,
 )
-optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)
 for step in range(3):
     optimizer.zero_grad()
     batch = text.windows(CONTEXT, ROWS, seed=step)
