@@ -12,10 +12,11 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test oldest check notebooks assignments browser book bench mutants clean
+.PHONY: help setup lab test oldest check notebooks assignments browser book bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
+	@echo 'make setup        install, and start nothing; after a git pull: update, progress and answers stay'
 	@echo 'make test         lint, notebooks against their sources, unit tests, strict nbval'
 	@echo 'make oldest       the same with the lowest versions that the course runs on, apart'
 	@echo 'make check        the fast part of it: lint, notebooks against their sources'
@@ -26,6 +27,9 @@ help:
 	@echo 'make bench        measure launch and the exercises against the usual tools'
 	@echo 'make mutants      small changes of the solutions, which the checks must reject (slow)'
 	@echo 'make clean        remove what was generated here, .venv included'
+
+setup:
+	@$(SETUP)
 
 lab:
 	@$(SETUP)

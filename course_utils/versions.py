@@ -1,6 +1,6 @@
 """Which versions of PyTorch the course runs on, and what the older ones do in another way.
 
-The chapters are written for the newest; requirements.txt has the range, `make oldest` tests its
+The chapters are written for the newest; pyproject.toml has the range, `make oldest` tests its
 other end. What differs stands here and nowhere else.
 """
 

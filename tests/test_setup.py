@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,22 @@ def test_it_installs_once_and_again_when_the_requirements_change(course: Path) -
     assert calls.read_text().count("pip") == 3
 
 
+@pytest.mark.parametrize(("status", "with_pip"), [(0, False), (2, True)])
+def test_uv_installs_where_it_is_and_pip_where_it_cannot(
+    course: Path, status: int, with_pip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f'case "$*" in "pip install"*) echo "$*" >> {course}/uv; exit {status};; esac'
+    script(course / "bin/uv", body)
+    monkeypatch.setenv("PATH", f"{course}/bin:{os.environ['PATH']}")
+    python = environment(course, pip=f"echo pip >> {course}/pip")
+    setup_env.set_up(str(course), "", ["dev"])
+    assert (course / "uv").read_text() == f"pip install --python {python} -e .[dev]\n"
+    assert (course / "pip").exists() == with_pip
+
+
 def test_the_oldest_versions_have_an_environment_of_their_own(course: Path) -> None:
-    (course / "requirements.txt").write_text("# all\ntorch>=2.11,<2.16\nnumpy>=2.1,<3\n-e .\n")
+    listed = 'dependencies = [\n    "torch>=2.11,<2.16",\n    "numpy>=2.1,<3",\n]\n'
+    (course / "pyproject.toml").write_text(f"[project]\n{listed}")
     for folder in (".venv", ".venv-oldest"):
         environment(course, pip=f'echo "$*" >> {course}/asked{folder}', folder=folder)
     setup_env.set_up(str(course), "", [], oldest=True)
@@ -251,6 +266,7 @@ def test_ci_runs_what_the_readme_says_and_nothing_else() -> None:
 
 def test_there_is_one_list_of_versions() -> None:
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    assert lines[-1] == "-e ."
-    assert len([line for line in lines if line.startswith(("torch>", "torchvision>"))]) == 2
+    assert [line for line in lines if not line.startswith("#")] == ["-e ."]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert len(setup_env.lowest(str(ROOT))) == len(listed)  # each has a lower end
     assert "- -r requirements.txt" in (ROOT / "environment.yml").read_text()
