@@ -107,7 +107,7 @@ class ElasticRun:
         ]
         self._script = [
             *(str(GATED), "--checkpoints", str(folder), *options),
-            *("--timeout", str(timeout)),
+            *("--timeout", str(timeout), "--grace", "5", "--log-samples"),
         ]
 
     def _find_store(self) -> str:
@@ -147,7 +147,8 @@ class ElasticRun:
             *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
             *self._script,
         ]
-        variables = environment(self.id, host.interface) | {"GATE": str(self.gate.path)}
+        variables = environment(self.id, host.interface)
+        variables |= {"GATE": str(self.gate.path), "LEAVE_AT_GATE": "yes"}
         with (self.folder / f"agent-{name}.log").open("ab") as log:
             self.agents[name] = psutil.Popen(
                 command, env=variables, stdout=log, stderr=log, cwd=ROOT
