@@ -1,4 +1,4 @@
-"""Trains a sharded model so that killed workers and lost hosts change nothing but the time it takes.
+r"""Trains a sharded model so that killed workers and lost hosts change nothing but the time it takes.
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 2 --max-restarts 100 \
         cluster/train.py --checkpoints runs/first --data data/MNIST/raw
