@@ -40,6 +40,7 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
     """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
+    own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart meets in a store of its own
     with subprocess.Popen(
         command,
         env=os.environ | own,

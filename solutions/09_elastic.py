@@ -679,8 +679,8 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 # each. They run the same command, as on two machines:
 #
 # ```
-# torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 5
-#          --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME  elastic_train.py
+# TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 1 --max-restarts 5 \
+#     --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id NAME  elastic_train.py
 # ```
 #
 # How agents find each other, the **rendezvous**
@@ -1789,26 +1789,28 @@ explore.Explorer(
 # On two machines nothing changes in the script. On each of them runs one agent, with the same command:
 #
 # ```
-# torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 5
-#          --rdzv-backend c10d --rdzv-endpoint node0.cluster:29400 --rdzv-id night
-#          --rdzv-conf keep_alive_interval=5,keep_alive_max_attempt=6,last_call_timeout=60
-#          train.py
+# TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 5 \
+#     --rdzv-backend c10d --rdzv-endpoint node0.cluster:29400 --rdzv-id night \
+#     --rdzv-conf keep_alive_interval=5,keep_alive_max_attempt=6,last_call_timeout=60 \
+#     train.py
 # ```
 #
 # What changes:
 #
 # * **Somebody has to start agents**, and start new ones when a machine is replaced. torchrun restarts workers;
 #   it cannot bring back a node. SLURM (`--requeue`) and Kubernetes (a PyTorchJob or a JobSet) do.
-# * **The folder `cluster/` of the course** has a training script to take away, `train.py`, which resumes as this
-#   chapter's does, with launch files for both: `slurm.sbatch`, `pytorchjob.yaml` and `jobset.yaml`. Its
-#   README says which lines are yours to change.
+# * **The folder `cluster/` of the course** is a training to take away: its `train.py` resumes as this
+#   chapter's script does, with launch files for both: `slurm.sbatch`, `pytorchjob.yaml` and `jobset.yaml`. Its
+#   README says which lines are yours to change, and it has a page to tick off before the first run.
+# * **The minimum is a promise.** A model that needs eight nodes' memory must not be started on one. And not every
+#   error goes away with a restart: an exit code can say so, but torchrun always exits with 1.
 # * **The endpoint is a machine that can die.** With c10d the store lives in an agent, on the node of the
 #   endpoint. Put it where failures are rare.
 # * **The safe must outlive the node**: a shared file system or an object store. A state of many
 #   gigabytes is written in parts, by all ranks, with `torch.distributed.checkpoint` (chapter 8), and a
 #   checkpoint counts only when all parts are there.
 # * **Leaving in good order.** A scheduler that wants a node back sends SIGTERM some time before
-#   SIGKILL. A script that then finishes its step and saves loses nothing.
+#   SIGKILL. A script that then finishes its step and saves, as `cluster/train.py` does, loses nothing.
 # * **With NCCL** a broken peer may show as a wait and not as an error. The time limit of `init_process_group`
 #   and NCCL's own watchdog end it.
 

@@ -18,6 +18,8 @@ an agent that hosts it takes it along when it is killed.
 
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -107,7 +109,7 @@ class ElasticRun:
         ]
         self._script = [
             *(str(GATED), "--checkpoints", str(folder), *options),
-            *("--timeout", str(timeout)),
+            *("--timeout", str(timeout), "--grace", "5", "--log-samples"),
         ]
 
     def _find_store(self) -> str:
@@ -147,7 +149,8 @@ class ElasticRun:
             *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
             *self._script,
         ]
-        variables = environment(self.id, host.interface) | {"GATE": str(self.gate.path)}
+        variables = environment(self.id, host.interface)
+        variables |= {"GATE": str(self.gate.path), "LEAVE_AT_GATE": "yes"}
         with (self.folder / f"agent-{name}.log").open("ab") as log:
             self.agents[name] = psutil.Popen(
                 command, env=variables, stdout=log, stderr=log, cwd=ROOT
@@ -303,6 +306,37 @@ class ElasticRun:
     def _logs(self) -> str:
         logs = sorted(self.folder.glob("agent-*.log"))
         return "\n".join(f"{log.name}: ...{log.read_text()[-3000:]}" for log in logs)
+
+
+class PrintedRun(ElasticRun):
+    """One agent, started by a command as a page prints it, with its environment and its options.
+
+    What differs: the rendezvous takes a free port, the folder is `folder`, and the steps wait for a gate.
+    """
+
+    def __init__(self, command: str, folder: Path, options: list[str]) -> None:
+        super().__init__(folder, options, nodes="1")
+        words = shlex.split(command)
+        start = next(number for number, word in enumerate(words) if "=" not in word)
+        self._variables = dict(word.split("=", 1) for word in words[:start])
+        script = words.index("cluster/train.py")
+        meeting = re.sub(r":\d+", ":0", " ".join(words[start + 1 : script])).split()
+        training = words[script + 1 :]
+        training[training.index("--checkpoints") + 1] = str(folder)
+        self._command = [
+            *(sys.executable, "-m", "torch.distributed.run", *meeting),
+            *(str(GATED), *training, "--grace", "5", "--log-samples", *options),
+        ]
+
+    def start_agent(self, name: str) -> None:
+        self._disturbed = time.time_ns()
+        variables = environment(self.id, Host().interface)
+        del variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]  # if the page prints it, it is there
+        variables |= {"GATE": str(self.gate.path), "LEAVE_AT_GATE": "yes"} | self._variables
+        with (self.folder / f"agent-{name}.log").open("ab") as log:
+            self.agents[name] = psutil.Popen(
+                self._command, env=variables, stdout=log, stderr=log, cwd=ROOT
+            )
 
 
 def formed(incarnation: str) -> int:

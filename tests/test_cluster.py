@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import ctypes
+import errno
 import io
 import json
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import torch
 import torch.distributed as dist
@@ -33,6 +35,7 @@ from course_utils.launch import launch
 
 CLUSTER = TRAIN.parent
 sys.path.insert(0, str(CLUSTER))
+import group
 import train
 
 # 33 samples: the last batch has one row, so that other ranks have none
@@ -40,7 +43,7 @@ SAMPLES, BATCH, EPOCHS = 33, 16, 3
 STEPS = 9
 SMALL = (
     f"--samples {SAMPLES} --batch {BATCH} --micro-batch 3 --epochs {EPOCHS} --width 8 --layers 2 "
-    "--save-every 2"
+    "--save-every 2 --log-samples"
 )
 
 
@@ -56,6 +59,7 @@ class Run:
     options: str = ""
     steps: int = STEPS
     before: Callable[[Path], None] | None = None  # what happens to the folder first
+    bug: int = STEPS  # the step, counted from 0, that raises
 
 
 def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
@@ -69,6 +73,8 @@ def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
     def killed_after_steps(training):
         if len(done) == run.steps:
             raise Killed
+        if training.step == run.bug:
+            raise ValueError("a bug")
         done.append(training.step)
         return train_step(training)
 
@@ -85,7 +91,7 @@ def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
             ends.append("done")
         except Killed:
             ends.append("killed")
-        except SystemExit as end:
+        except (SystemExit, OSError, ValueError) as end:
             ends.append(str(end))
     return ends
 
@@ -96,7 +102,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def steps_resumed(folder: Path) -> list[int]:
     log = EventLog(folder)
-    return [log.of(name, "resume")[0]["step"] for name in sorted(log.incarnations)]
+    resumed = [log.of(name, "resume") for name in sorted(log.incarnations)]
+    return [ranks[0]["step"] for ranks in resumed if ranks]  # a start can fail before it resumes
 
 
 # --- what can have happened to the newest checkpoint ----------------------------------------------
@@ -132,16 +139,72 @@ def take_the_name_back(folder: Path) -> None:
     newest.rename(newest.with_name(newest.name.replace("step", "partial")))
 
 
-DAMAGES = [flip_a_bit, cut_a_file_short, lose_a_file, lose_the_manifest, tear_the_manifest]
+DAMAGES = {
+    flip_a_bit: "__1_0.distcp has another SHA-256",
+    cut_a_file_short: "__0_0.distcp has another SHA-256",
+    lose_a_file: "__1_0.distcp is missing",
+    lose_the_manifest: "manifest.json is missing",
+    tear_the_manifest: "manifest.json is torn",
+}
+
+
+def damage_all(folder: Path) -> None:
+    for path in folder.glob("step-*/manifest.json"):
+        path.write_bytes(b"{")
+
+
+def read_nothing_for_a_moment(folder: Path) -> None:
+    """On rank 0, as a host whose mount has gone stale."""
+    import checkpoints
+
+    digest = checkpoints.digest
+
+    def stale(path: Path) -> str:
+        checkpoints.digest = digest
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    checkpoints.digest = stale
+
+
+def see_nothing_for_a_moment(folder: Path) -> None:
+    """On rank 0, as a host whose file system is behind: the file is there for the others."""
+    import checkpoints
+
+    judge = checkpoints.judge
+
+    def behind(path: Path, expected: str) -> str:
+        checkpoints.judge = judge
+        return f"{path.name} is missing"
+
+    checkpoints.judge = behind
+
+
+MOMENTS = [read_nothing_for_a_moment, see_nothing_for_a_moment]
 
 # By world size, in this order; one launch each, since starting the ranks is what takes long.
 RUNS = {
-    4: [Run("resharded", steps=3)],
+    4: [Run("resharded", steps=3), Run("copies", "--shard-within 2", steps=3)],
     3: [Run("three")],
     2: [
         Run("two"),
         Run("two", steps=0),
         Run("pieces", "--micro-batch 100"),
+        Run("every", "--reduce every"),
+        Run("recompute", "--recompute"),
+        Run("dropout_recompute", "--dropout 0.5 --recompute"),
+        Run("copies", "--shard-within 1", steps=3),
+        Run("background", "--save-in-background", steps=5),
+        Run("background", "--save-in-background"),
+        *[Run(moment.__name__, steps=5) for moment in MOMENTS],
+        *[Run(moment.__name__, before=moment) for moment in MOMENTS],
+        *[Run(moment.__name__) for moment in MOMENTS],
+        Run("all_damaged", steps=5),
+        Run("all_damaged", before=damage_all),
+        Run("all_damaged"),
+        Run("all_damaged", "--start-anew"),
+        Run("bug", bug=3),
+        Run("bug", bug=5),
+        Run("bug", bug=5),
         Run("bfloat16", "--bfloat16"),
         Run("resharded", steps=3),
         Run("dropout", "--dropout 0.5"),
@@ -153,9 +216,18 @@ RUNS = {
     1: [
         Run("one"),
         Run("resharded"),
+        Run("copies"),
         Run("larger_batch", f"--batch {2 * BATCH}"),
         Run("larger_batch"),
     ],
+}
+
+
+# of the folders whose runs do not all end well
+EXPECTED_ENDS = {
+    "larger_batch": ["done", "was made with samples, batch, seed [33, 32, 0], this run has"],
+    "all_damaged": ["killed", "are damaged", "are damaged", "done"],
+    "bug": ["a bug", "a bug", "two starts in a row ended alike and gained no step: ValueError: a"],
 }
 
 
@@ -186,18 +258,44 @@ def runs(tmp_path_factory) -> Results:
 def test_every_run_ended_as_it_should(runs):
     for world, plan in RUNS.items():
         for run, ends in zip(plan, runs.ends[world]):
-            if run.folder != "larger_batch" or run.options:
+            refused = [*EXPECTED_ENDS, *[moment.__name__ for moment in MOMENTS]]
+            if run.folder not in refused:
                 killed = run.steps not in (0, STEPS)
                 assert ends == ("killed" if killed else "done",) * world, (world, run)
+
+
+@pytest.mark.parametrize("folder", EXPECTED_ENDS)
+def test_a_run_that_must_not_go_on_says_why(runs, folder):
+    expected = EXPECTED_ENDS[folder]
+    found = [
+        ends
+        for world, plan in RUNS.items()
+        for run, ends in zip(plan, runs.ends[world])
+        if run.folder == folder
+    ]
+    assert len(found) == len(expected)
+    for ends, words in zip(found, expected):
+        assert all(words in end for end in ends), (words, ends)
 
 
 # --- any number of ranks --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["two", "three", "pieces"])
+@pytest.mark.parametrize("name", ["two", "three", "pieces", "every", "recompute", "copies"])
 def test_any_number_of_ranks_and_pieces_ends_with_the_parameters_of_one(runs, name):
     assert runs.apart(name) <= 1e-6
     check_samples(runs[name], SAMPLES, BATCH, EPOCHS)
+
+
+def test_activations_computed_twice_draw_the_same_dropout(runs):
+    assert runs.apart("dropout_recompute", "dropout") <= 1e-6
+
+
+def test_a_save_in_the_background_holds_the_step_that_it_was_asked_for(runs):
+    assert steps_resumed(runs["background"])[0] == 0
+    assert steps_resumed(runs["background"])[1] in (2, 4)  # the last may not have been finished
+    assert runs.apart("background", "two") == 0
+    check_samples(runs["background"], SAMPLES, BATCH, EPOCHS)
 
 
 def test_the_equality_would_show_a_batch_that_grows_with_the_ranks(runs):
@@ -249,9 +347,23 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(runs, damage):
     folder = runs[damage.__name__]
     assert steps_resumed(folder) == [0, 2]
     (aside,) = folder.glob("damaged-*")
-    assert f"{folder / aside.name.removeprefix('damaged-')} is damaged; an older" in runs.printed
+    assert f"{folder / aside.name.removeprefix('damaged-')} is damaged: {DAMAGES[damage]}" in (
+        runs.printed
+    )
     assert runs.apart(damage.__name__) <= 1e-6
     check_samples(folder, SAMPLES, BATCH, EPOCHS)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_file_that_one_host_cannot_read_for_a_moment_is_not_damaged(runs, moment):
+    folder = runs[moment.__name__]
+    plan, ends = RUNS[2], runs.ends[2]
+    (end,) = [ends for run, ends in zip(plan, ends) if run.before is moment]
+    words = {MOMENTS[0]: os.strerror(errno.ESTALE), MOMENTS[1]: "is seen by some hosts"}
+    assert all(words[moment] in rank for rank in end)  # on the rank that could read too
+    assert not list(folder.glob("damaged-*"))
+    assert steps_resumed(folder)[-1] == 4
+    assert runs.apart(moment.__name__) <= 1e-6
 
 
 def test_a_checkpoint_that_was_never_finished_is_not_one(runs):
@@ -268,7 +380,7 @@ def test_only_the_newest_checkpoints_are_kept(runs):
 
 
 def test_another_batch_is_refused_because_the_order_of_the_samples_would_change(runs):
-    (end,) = runs.ends[1][3]
+    (end,) = runs.ends[1][-1]
     assert end.endswith(
         "was made with samples, batch, seed [33, 32, 0], this run has [33, 16, 0]: "
         "the order of the samples would change. Choose another folder."
@@ -284,6 +396,7 @@ def test_ranks_leave_when_another_incarnation_owns_the_folder(tmp_path):
         (tmp_path / "owner").write_text("new")
         try:
             checkpoints.save(1, {"value": torch.zeros(2)}, {})
+            checkpoints.finish()
         except SystemExit as end:
             return str(end)
 
@@ -298,7 +411,7 @@ def test_two_agents_then_one_then_two_change_no_parameter(tmp_path):
     samples, batch, epochs = 100, 16, 3
     options = (
         f"--samples {samples} --batch {batch} --epochs {epochs} --width 16 --layers 1 "
-        "--save-every 2"
+        "--save-every 2 --log-samples"
     ).split()
     undisturbed(tmp_path / "one process", options)
     folder = tmp_path / "elastic"
@@ -369,23 +482,27 @@ PRINT_WORDS = r'printf "%s\n" "$@"'
 
 def check_torchrun(words: list[str]) -> argparse.Namespace:
     """Reads a command as torchrun and then train.py do; both must know each option."""
-    assert words[0] == "torchrun"
-    agent = torchrun.parse_args(words[1:])
+    assert words[0] == "python" and words[1].endswith("/agent.py")
+    agent = torchrun.parse_args(words[2:])
     assert agent.training_script.endswith("train.py")
     script = train.parse(agent.training_script_args)
     assert script.epochs == 10 and script.batch == 1024 and script.bfloat16
     return agent
 
 
-def run_slurm(folder: Path, srun: str) -> subprocess.CompletedProcess:
+def run_slurm(folder: Path, srun: str, live: str = "n[3-4]") -> subprocess.CompletedProcess:
     environment = programs(
         folder,
-        scontrol='[ "$*" = "show hostnames n[3-4]" ] && printf "n3\\nn4\\n"',
+        squeue=f'[[ "$*" = *"--jobs 1234567"* ]] && echo "{live}"',
+        scontrol=(
+            'case "$*" in "show hostnames n[3-4]") printf "n3\\nn4\\n";; '
+            '"show hostnames n4") echo n4;; "requeue 1234567") echo requeued;; *) exit 1;; esac'
+        ),
         srun=srun,
     )
     environment |= {
-        "SLURM_JOB_NODELIST": "n[3-4]",
-        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "n[3-4]",  # as it was when the job began
+        "SLURM_CPUS_PER_TASK": "32",
         "SLURM_JOB_ID": "1234567",
         "SLURM_JOB_NAME": "course-train",
     }
@@ -393,22 +510,51 @@ def run_slurm(folder: Path, srun: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
 
 
-def test_slurm_starts_one_agent_on_each_node(tmp_path):
-    ended = run_slurm(tmp_path, srun=PRINT_WORDS)
+@pytest.mark.parametrize(("live", "first", "number"), [("n[3-4]", "n3", 2), ("n4", "n4", 1)])
+def test_slurm_starts_one_agent_on_each_node_that_lives(tmp_path, live, first, number):
+    ended = run_slurm(tmp_path, PRINT_WORDS, live)
     assert ended.returncode == 0, ended.stderr
-    option, *words = ended.stdout.splitlines()
-    assert option == "--kill-on-bad-exit=0"
-    agent = check_torchrun(words)
-    assert torchrun.parse_min_max_nnodes(agent.nnodes) == (1, 2)
-    assert agent.rdzv_endpoint == "n3:24567" and agent.rdzv_backend == "c10d"
-    assert agent.rdzv_id == "1234567-1"
+    words = ended.stdout.splitlines()[:-1]  # the last says how the attempt has ended
+    srun, command = words[: words.index("python")], words[words.index("python") :]
+    assert srun == [
+        *("--no-kill", "--kill-on-bad-exit=0", "--cpus-per-task=32"),
+        *(f"--nodelist={live}", f"--nodes={number}", f"--ntasks={number}"),
+    ]
+    agent = check_torchrun(command)
+    assert torchrun.parse_min_max_nnodes(agent.nnodes) == (1, number)
+    assert agent.rdzv_endpoint == f"{first}:24567" and agent.rdzv_backend == "c10d"
+    assert agent.rdzv_id == "1234567-0-1"
+
+
+ENDS_OF_SRUN = {
+    0: (1, False, 0),
+    78: (1, False, 78),  # exit code: attempts, requeued, exit code of the script
+    2: (1, False, 2),
+    203: (1, True, 0),
+    129: (5, True, 0),
+    137: (5, True, 0),  # killed: a node has failed
+}
+
+
+@pytest.mark.parametrize("code", ENDS_OF_SRUN)
+def test_slurm_starts_again_only_where_it_may_help(tmp_path, code):
+    attempts, requeued, status = ENDS_OF_SRUN[code]
+    ended = run_slurm(tmp_path, srun=f"exit {code}")
+    lines = [f"attempt {n + 1} of start 0 has ended with {code}" for n in range(attempts)]
+    assert ended.stdout.splitlines() == lines + ["requeued"] * requeued
+    assert ended.returncode == status
 
 
 def test_slurm_begins_again_under_another_id_when_all_agents_have_given_up(tmp_path):
-    ended = run_slurm(tmp_path, srun='[[ "$*" = *rdzv-id=1234567-3* ]]')
+    ended = run_slurm(tmp_path, srun='[[ "$*" = *rdzv-id=1234567-0-3* ]] || exit 129')
     assert ended.returncode == 0
-    assert ended.stdout == "attempt 1 has failed\nattempt 2 has failed\n"
-    assert run_slurm(tmp_path, srun="false").returncode == 1
+    assert "attempt 3 of start 0 has ended with 0" in ended.stdout
+
+
+def test_slurm_waits_for_other_nodes_where_too_few_live(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEWEST_NODES", "2")
+    ended = run_slurm(tmp_path, PRINT_WORDS, live="n4")
+    assert ended.stdout == "1 nodes live, and the model needs 2\nrequeued\n"
 
 
 def test_the_options_for_sbatch_come_before_the_first_command():
@@ -432,6 +578,7 @@ def test_the_pytorchjob_has_the_form_that_its_operator_reads():
     }
     worker = spec["pytorchReplicaSpecs"]["Worker"]
     assert worker["replicas"] == spec["elasticPolicy"]["maxReplicas"]
+    assert worker["restartPolicy"] == "ExitCode"  # from 128 on it starts the pod again
     (container,) = worker["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
     check_torchrun(container["command"])
@@ -446,17 +593,47 @@ def test_the_jobset_has_the_form_that_its_controller_reads(tmp_path, pod):
     (job,) = jobset["spec"]["replicatedJobs"]
     template = job["template"]["spec"]
     assert template["completionMode"] == "Indexed"
+    final = template["podFailurePolicy"]["rules"][0]
+    assert final["onExitCodes"]["values"] == [group.WRONG_OPTIONS, group.STOP]
+    assert (
+        final["onExitCodes"]["containerName"]
+        == template["template"]["spec"]["containers"][0]["name"]
+    )
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     (container,) = template["template"]["spec"]["containers"]
-    environment = programs(tmp_path, torchrun=PRINT_WORDS) | {"JOB_COMPLETION_INDEX": str(pod)}
+    environment = programs(tmp_path, python=PRINT_WORDS) | {"JOB_COMPLETION_INDEX": str(pod)}
     words = subprocess.run(
         container["command"], env=environment, check=True, capture_output=True, text=True
     )
-    agent = check_torchrun(["torchrun", *words.stdout.splitlines()])
+    agent = check_torchrun(["python", *words.stdout.splitlines()])
     assert torchrun.parse_min_max_nnodes(agent.nnodes)[1] == template["parallelism"]
     name = jobset["metadata"]["name"]
     assert agent.rdzv_endpoint == f"{name}-{job['name']}-0-0.{name}:29400"
     assert agent.rdzv_conf == f"is_host={int(pod == 0)}"
     check_volumes(template["template"]["spec"])
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "jobset"])
+def test_pods_and_jobs_fit_the_schema_that_kubernetes_publishes(name):
+    whole = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
+    if name == "jobset":
+        (job,) = whole["spec"]["replicatedJobs"]
+        resource = {"apiVersion": "batch/v1", "kind": "Job", "spec": job["template"]["spec"]}
+    else:
+        pod = whole["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        resource = {"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]}
+    kubernetes_validate.validate(resource, "1.31", strict=True)
+    container = resource["spec"].get("template", resource)["spec"]["containers"][0]
+    container["imagePolicy"] = "Always"  # no field of theirs
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(resource, "1.31", strict=True)
+
+
+def test_the_pods_get_all_files_of_the_folder():
+    for name in ("pytorchjob", "jobset"):
+        text = (CLUSTER / f"{name}.yaml").read_text()
+        assert "--from-file=cluster\n" in text
 
 
 def check_volumes(pod: dict) -> None:

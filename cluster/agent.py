@@ -1,0 +1,43 @@
+"""torchrun, with an exit code that says whether to start the job again.
+
+    python cluster/agent.py --nproc-per-node 2 --max-restarts 100 cluster/train.py ...
+
+Its options are torchrun's. torchrun exits with 1 for any reason; this with the code of the workers
+where that one says whether to start again (see group.py), and otherwise with one above 127: it may
+help. SIGUSR1, which a scheduler sends to all processes of a job, is for the workers only.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch.distributed.run as torchrun
+from group import AGAIN, EXIT_CODE_FILE
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+FAILED = 129
+
+
+def main() -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with tempfile.TemporaryDirectory(prefix="agent-") as folder:
+        path = Path(folder) / "exit-code"
+        os.environ[EXIT_CODE_FILE] = str(path)
+        try:
+            torchrun.main()
+        except SignalException as told:
+            code = AGAIN if told.sigval == signal.SIGTERM else 128 + told.sigval
+            sys.exit(int(path.read_text()) if path.exists() else code)
+        except (ChildFailedError, RendezvousError, RuntimeError, OSError):
+            # torchrun has given up: too many restarts, or nobody to meet
+            traceback.print_exc()
+            sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()
