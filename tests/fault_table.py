@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import reference_page
@@ -314,6 +315,66 @@ def both_receive_first(rank):
     dist.send(t, 1 - rank)
 
 
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in recv from rank 1 with tag 2",
+    "rank 1 waits in send to rank 0 with tag 1",
+    _BOTH,
+    "sent and received with the same tag",
+)
+def different_tags(rank):
+    if rank == 0:
+        dist.recv(torch.ones(3), 1, tag=2)  # <- here
+    else:
+        dist.send(torch.ones(3), 0, tag=1)
+
+
+@fault(
+    4,
+    "timeout",
+    0,
+    "ranks 0, 1 and 2 wait in all_reduce",
+    "rank 3 finished without calling it",
+)
+def has_its_own_use_for_sigusr1(rank):
+    handler = (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None, signal.SIG_DFL)[rank]
+    signal.signal(signal.SIGUSR1, handler)
+    if rank != 3:
+        dist.all_reduce(torch.ones(3))  # <- here
+
+
+@fault(
+    2, "timeout", 0, "rank 0 waits in recv from rank 1", "rank 1 finished without sending it", _BOTH
+)
+def has_a_heartbeat(rank):
+    beats = []
+
+    def beat():
+        while True:
+            beats.append(f"{time.time():.1f}")
+            time.sleep(0.1)
+
+    threading.Thread(target=beat, daemon=True).start()
+    if rank == 0:
+        dist.recv(torch.ones(3), 1)  # <- here
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in barrier",
+    "rank 1 finished without calling it",
+)
+def has_an_idle_pool(rank):
+    pool = ThreadPoolExecutor(2)
+    pool.submit(len, "abc").result()
+    if rank == 0:
+        dist.barrier()  # <- here
+
+
 # --- messages to a rank that is not there ---------------------------------------------------------
 
 
@@ -462,6 +523,51 @@ def receives_less_than_was_sent(rank):
         dist.send(torch.ones(3), 1)
     else:
         dist.recv(torch.ones(2), 0)  # <- here
+
+
+@fault(
+    3,
+    "mismatch",
+    1,
+    "ranks 0 and 2: all_reduce with SUM of float32 [3]",
+    "rank 1: all_reduce with MAX of float32 [3]",
+    "the same reduce operation",
+)
+def different_operations(rank):
+    operation = dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM
+    dist.all_reduce(torch.ones(3), op=operation)  # <- here
+
+
+@fault(
+    4,
+    "mismatch",
+    3,
+    "ranks 0 and 1: new_group of ranks [0, 1]",
+    "ranks 2 and 3: new_group of ranks [2, 3]",
+    "Every rank has to make every group",
+)
+def each_half_makes_its_own_group(rank):
+    half = [0, 1] if rank < 2 else [2, 3]
+    group = dist.new_group(half)  # <- here
+    dist.all_reduce(torch.ones(3), group=group)
+
+
+@fault(
+    4,
+    "mismatch",
+    0,
+    "rank 0: new_group of ranks [0, 2]",
+    "ranks 1, 2 and 3: new_group of ranks [0, 1]",
+    "Every rank has to make every group",
+)
+def finishes_although_its_groups_are_crossed(rank):
+    rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    groups = {}
+    for ranks in columns + rows if rank == 0 else rows + columns:
+        groups[tuple(ranks)] = dist.new_group(ranks)  # <- here
+    for ranks in sorted(groups):
+        if rank in ranks:
+            dist.all_reduce(torch.tensor(10**rank), group=groups[ranks])
 
 
 # --- endless work -------------------------------------------------------------------------------

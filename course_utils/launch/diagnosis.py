@@ -7,13 +7,20 @@ from course_utils.launch.calls import POINT_TO_POINT, Call
 from course_utils.launch.failure import RankFailure
 from course_utils.launch.frames import Frame
 from course_utils.launch.process import Rank
-from course_utils.launch.states import State, grouped, names, signal_name, state
+from course_utils.launch.states import State, grouped, names, signal_name
+from course_utils.launch.states import states as states_of
 
 _SAME_CALLS = (
     "Every rank of a group has to make the same collective calls, in the same order,\nwith "
     "tensors of the same shape and data type."
 )
+_SAME_OPERATION = (
+    "Every rank of a group has to make the same collective calls, in the same order,\nwith "
+    "the same reduce operation."
+)
+_ALL_GROUPS = "Every rank has to make every group, also those that it is not in, in the same order."
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
+_SAME_TAG = "A message has to be sent and received with the same tag."
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
 _SIGNALS = {
     "SIGKILL": "ended from outside; the system does this when memory runs out",
@@ -28,11 +35,11 @@ _SIGNALS = {
 def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | None:
     """Returns the failure behind `reason`, which is what Supervision.watch returned; None if
     there is none. Asks the living ranks where they are."""
-    records = [calls.read(rank.record) for rank in ranks]
+    records = calls.read([rank.record for rank in ranks])
     mismatch = compare.first_mismatch(records)
     if reason == "finished" and not mismatch:
         return None
-    states = {rank.number: state(rank, record) for rank, record in zip(ranks, records)}
+    states = states_of(ranks, records)
     if mismatch:
         return _mismatch(mismatch, states)
     if reason == "failed":
@@ -45,13 +52,26 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
 def _mismatch(meeting: dict[int, Call], states):
     odd = compare.odd_one(meeting)
     alike = defaultdict(list)
+    kinds = {call.kind for call in meeting.values()}
+    operations = {call.operation for call in meeting.values()}
+    shown = len(kinds) == 1 < len(operations)
     for rank, call in meeting.items():
-        alike[str(call), call.where].append(rank)
+        alike[call.in_words(with_operation=shown), call.where].append(rank)
     lines = ["the ranks' calls do not match."]
     for (words, where), numbers in alike.items():
         lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
-    lines.append(_SAME_SIZE if meeting[odd].kind in POINT_TO_POINT else _SAME_CALLS)
+    lines.append(_rule(meeting.values()))
     return _failure(lines, odd, "mismatch", meeting[odd].where, states)
+
+
+def _rule(meeting):
+    """What the calls of a meeting have not kept."""
+    kinds = {call.kind for call in meeting}
+    if kinds <= set(POINT_TO_POINT):
+        return _SAME_SIZE
+    if kinds == {calls.NEW_GROUP}:
+        return _ALL_GROUPS
+    return _SAME_OPERATION if len({str(call) for call in meeting}) == 1 else _SAME_CALLS
 
 
 def _failed(ranks, states):
@@ -97,6 +117,8 @@ def _stuck(states):
         lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
     messages = all(each.waits_in.split()[0] in POINT_TO_POINT for each in waiting.values())
     lines.append(_BOTH_ENDS if messages else _SAME_CALLS)
+    if messages and any(each.call and each.call.tag for each in waiting.values()):
+        lines.append(_SAME_TAG)
     return _failure(lines, first, "timeout", states[first].where, states)
 
 

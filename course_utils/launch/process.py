@@ -122,12 +122,10 @@ class Rank:
         """A number that changes with each collective call of the rank."""
         return os.stat(self.record).st_mtime_ns
 
-    def where(self) -> stacks.Stacks | None:
-        """Asks the rank where it is; None if it cannot answer."""
-        if self.main_thread is None or self.code is not None:
-            return None
-        text = stacks.read(self.stacks, self.process.pid, self.main_thread)
-        return stacks.Stacks(text, self.main_thread) if text else None
+    def send_signal(self, number: int) -> None:
+        """Sends the rank a signal, if it lives."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
 
     def last_words(self) -> stacks.Stacks:
         """The stack that a rank wrote when it crashed."""
@@ -148,3 +146,13 @@ class Rank:
         self.process.close()
         for channel in (self.channel, self.printed, self.stacks):
             channel.close()
+
+
+def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
+    """Asks the ranks where they are, all at once; None for one that cannot answer."""
+    able = [each for each in ranks if each.main_thread is not None and each.code is None]
+    texts = stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in able])
+    found = dict.fromkeys(ranks)
+    for each, text in zip(able, texts):
+        found[each] = stacks.Stacks(text, each.main_thread) if text else None
+    return found

@@ -87,7 +87,8 @@ def _join_group(job, rank):
     if gpu:
         torch.cuda.set_device(gpu)
     intercept.listen(peers.refuse_impossible)  # before it is on record
-    intercept.listen(Recorder(os.path.join(job["folder"], f"calls-{rank}")).hear)
+    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"))
+    intercept.listen(recorder.hear)
     dist.init_process_group(
         job["backend"],
         store=dist.FileStore(os.path.join(job["folder"], "store"), job["nprocs"]),
@@ -96,6 +97,7 @@ def _join_group(job, rank):
         timeout=timedelta(seconds=job["patience"]),
         device_id=gpu,
     )
+    recorder.begin()
 
 
 def _packed(result):
