@@ -22,6 +22,10 @@ _ALL_GROUPS = "Every rank has to make every group, also those that it is not in,
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
 _SAME_TAG = "A message has to be sent and received with the same tag."
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
+_ORPHANED = (
+    "the process from which all ranks are started was killed, and the ranks ended with it.\n"
+    "The system does this when memory runs out. Run the cell again; a new one has been started."
+)
 _SIGNALS = {
     "SIGKILL": "ended from outside; the system does this when memory runs out",
     "SIGSEGV": "it used memory that is not its own",
@@ -33,8 +37,11 @@ _SIGNALS = {
 
 
 def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | None:
-    """Returns the failure behind `reason`, which is what Supervision.watch returned; None if
-    there is none. Asks the living ranks where they are."""
+    """Returns the failure behind `reason`, which is what Supervision.watch returned, or
+    "orphaned" when the fork server was killed; None if there is none. Asks the living ranks where
+    they are."""
+    if reason == "orphaned":
+        return RankFailure(_ORPHANED, kind="signal")
     records = calls.read([rank.record for rank in ranks])
     mismatch = compare.first_mismatch(records)
     if reason == "finished" and not mismatch:

@@ -25,6 +25,9 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL;
     otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number.
 
+    Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
+    torchrun: ranks that have to draw the same numbers call torch.manual_seed.
+
     Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
     after `timeout` seconds, when collective calls do not match, or when something cannot be
     pickled; TypeError or ValueError for arguments that make no sense; OSError when the
@@ -93,12 +96,16 @@ def _end(ranks):
             r.kill()
         for r in ranks:
             r.close()
+        server.end_strays()
 
 
 def _run(ranks, timeout):
     with Supervision(ranks, timeout) as supervision:
         try:
-            failure = diagnosis.explain(supervision.watch(), ranks, timeout)
+            reason = supervision.watch()
+            if reason == "failed" and server.died():
+                reason = "orphaned"
+            failure = diagnosis.explain(reason, ranks, timeout)
         finally:
             for r in ranks:
                 r.read_output()

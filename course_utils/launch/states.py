@@ -112,8 +112,10 @@ def _dead(rank):
 
 
 def _living(rank, record, stacks):
+    if not rank.joined:
+        return State("was starting")
     if stacks is None:
-        return State("was starting" if rank.main_thread is None else "was stopped")
+        return State("was stopped")
     if not stacks.collective:
         return State("was running", stacks.own_path)
     last = record[-1] if record else None

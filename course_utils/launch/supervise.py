@@ -37,8 +37,13 @@ class Supervision:
     def watch(self) -> str:
         """Returns why watching ended: 'finished', 'failed', 'stuck' or 'late'."""
         stillness = Stillness(self._ranks)
+        begun = False
         while True:
             self._read_in_time()
+            if not begun and all(rank.joined for rank in self._ranks):
+                begun = True
+                for rank in self._ranks:
+                    rank.begin()
             if any(rank.failed for rank in self._ranks):
                 self._settle()
                 return "failed"
