@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 
 import reference_page
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 from course_utils.launch import RankFailure
 
@@ -164,6 +167,60 @@ def all_raise(rank):
 @fault(2, "exception", 0, "rank 0 raised", "dist.all_reduce([1, 2, 3])", error="TypeError")
 def no_text_of_ours(rank):
     dist.all_reduce([1, 2, 3])  # <- here
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised ValueError: no data",
+    "After that it called barrier, in an except or finally block",
+    "rank 0: all_reduce of float32 [3]",
+    error="ValueError",
+)
+def meets_the_others_in_except(rank):
+    try:
+        if rank == 1:
+            raise ValueError("no data")  # <- here
+        dist.all_reduce(torch.ones(3))
+    except ValueError:
+        dist.barrier()
+
+
+class _LosesAWorker(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(3)
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised RuntimeError: a worker process of the DataLoader has ended",
+    "for _ in DataLoader",
+    "rank 0 was waiting in barrier",
+    error="RuntimeError",
+)
+def loses_a_worker_of_its_loader(rank):
+    if rank == 1:
+        for _ in DataLoader(_LosesAWorker(), num_workers=2):  # <- here
+            pass
+    dist.barrier()
+
+
+@fault(2, "exception", 0, "a rank has no keyboard: ask in the cell", error="RuntimeError")
+def asks_for_input(rank):
+    input("name? ")  # <- here
+
+
+@fault(2, "exception", 0, "a rank has no keyboard for a debugger", error="RuntimeError")
+def starts_the_debugger(rank):
+    breakpoint()  # noqa: T100  # <- here
 
 
 # --- a rank exits or is killed ------------------------------------------------------------------
@@ -373,6 +430,37 @@ def has_an_idle_pool(rank):
     pool.submit(len, "abc").result()
     if rank == 0:
         dist.barrier()  # <- here
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in monitored_barrier",
+    "rank 1 finished without calling it",
+)
+def monitored_barrier_under_if_rank_0(rank):
+    if rank == 0:
+        dist.monitored_barrier(timeout=timedelta(seconds=300))  # <- here
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised ValueError: no data",
+    "After that it called all_gather, in an except or finally block",
+    "the ranks wait for each other, and none can go on.",
+    "rank 0 finished without calling it",
+    error="ValueError",
+)
+def waits_after_an_exception(rank):
+    try:
+        if rank == 1:
+            raise ValueError("no data")  # <- here
+    finally:
+        if rank == 1:
+            dist.all_gather([torch.ones(1)] * 2, torch.ones(1))
 
 
 # --- messages to a rank that is not there ---------------------------------------------------------
@@ -630,6 +718,32 @@ def stops_itself(rank):
 @fault(2, "pickle", 0, "the return value['locks'][0] (lock)", "cannot pickle '_thread.lock' object")
 def returns_a_lock(rank):
     return {"loss": 1.0, "locks": [threading.Lock()]}
+
+
+@fault(2, "pickle", 0, "the return value[1] (lock)", "cannot pickle '_thread.lock' object")
+def returns_a_lock_in_a_circle(rank):
+    circle = []
+    circle += [circle, threading.Lock()]
+    return circle
+
+
+@fault(2, "pickle", 0, "the return value (list)", "its parts lie too deep in each other")
+def returns_a_lock_far_down(rank):
+    value = [threading.Lock()]
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@fault(2, "pickle", 0, "the return value['model'] (Distributed", "return model.module")
+def returns_a_wrapped_model(rank):
+    return {"model": DistributedDataParallel(torch.nn.Linear(2, 2))}
+
+
+@fault(2, "pickle", 0, "the return value (DTensor)", "return x.to_local()")
+def returns_a_dtensor(rank):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    return distribute_tensor(torch.ones(4), mesh, [Shard(0)])
 
 
 @fault(2, "pickle", 0, "the return value (generator)")

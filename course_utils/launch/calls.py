@@ -16,6 +16,7 @@ DistributedDataParallel makes from C++.
 import contextlib
 import inspect
 import json
+import math
 import os
 import sys
 import threading
@@ -52,12 +53,14 @@ _KINDS = {
     "alltoall_": ("all_to_all", None),
     "alltoall_base_": ("all_to_all_single", None),
     "barrier": ("barrier", None),
+    "monitored_barrier_": ("monitored_barrier", None),
     "send": ("send", "tensors"),
     "recv_": ("recv", "tensors"),
     "recv_any_source_": ("recv", "tensors"),
 }
 POINT_TO_POINT = ("send", "recv")
 NEW_GROUP = "new_group"
+DESTROY = "destroy_process_group"
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Call:
     asked:      the ranks with which new_group was called
     where:      the learner's line
     handling:   the exception that this rank was handling when it made the call
+    limited:    it fails by itself before the launch's time is up, so that the rank goes on
 
     Ranks are those of the launch, also where a rank has formed another world.
     """
@@ -94,6 +98,7 @@ class Call:
     asked: tuple[int, ...] | None = None
     where: Frame | None = None
     handling: "Handled | None" = None
+    limited: bool = False
 
     def __str__(self) -> str:
         return self.in_words()
@@ -126,7 +131,8 @@ class Handled:
 class Recorder:
     """In a rank: notes each call in a file before it is made."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, limit: float):
+        self._limit = limit  # of the launch, in seconds
         self._file = os.open(path, os.O_WRONLY)
         self._lock = threading.Lock()  # a learner's threads may call too
         self._number = 0
@@ -146,6 +152,15 @@ class Recorder:
             return make(*args, **kwargs)
 
         c10d._new_group_with_tag = make_on_record
+
+        forget = c10d._unregister_all_process_groups
+
+        def forget_on_record():  # what destroy_process_group does last
+            with contextlib.suppress(Exception), self._lock:
+                self._write(self._destroyed(), self._number % _SLOTS)
+            forget()
+
+        c10d._unregister_all_process_groups = forget_on_record
 
     def hear(self, name: str, arguments: dict) -> None:
         """To be called before each call, as a listener of `intercept`."""
@@ -167,6 +182,7 @@ class Recorder:
             "tag": given.get("tag"),
             "operation": _operation(given.get("reduce_op")),
             "tensors": None if tensors is None else _looks(given[tensors]),
+            "limited": _seconds(group, given) < self._limit,
         }
         meeting = (kind, note["peer"], note["tag"]) if kind in POINT_TO_POINT else ()
         return self._completed(note, meeting)
@@ -185,6 +201,19 @@ class Recorder:
             }
             self._write(self._completed(note, ()), _SLOTS + self._groups % _GROUPS)
             self._groups += 1
+
+    def _destroyed(self):
+        return {
+            "number": self._number,
+            "world": self._world_name,
+            "me": None,
+            "group": DESTROY,
+            "members": [],
+            "index": 0,
+            "kind": DESTROY,
+            "where": _place(),
+            "handling": _handled(sys.exception()),
+        }
 
     def _completed(self, note, meeting):
         if dist.group.WORLD is not self._world:
@@ -214,6 +243,17 @@ def _agreed_name(number):
     waiting for each other: the first that comes writes it into the world's store."""
     mine = f"{os.getpid()}-{number}"
     return c10d._get_default_store().compare_set("course_utils/world", "", mine).decode()
+
+
+def _seconds(group, given):
+    """How long the call waits at most, as far as its backend tells."""
+    milliseconds = given.get("timeout", -1)
+    if milliseconds > 0:
+        return milliseconds / 1000
+    with contextlib.suppress(AttributeError, RuntimeError):
+        backend = group._get_backend(group._device_types[0])
+        return backend.options._timeout.total_seconds()
+    return math.inf
 
 
 def _operation(boxed):

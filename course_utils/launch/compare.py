@@ -3,20 +3,23 @@
 import math
 from collections import defaultdict
 
-from course_utils.launch.calls import POINT_TO_POINT, Call
+from course_utils.launch.calls import DESTROY, NEW_GROUP, POINT_TO_POINT, Call
 
 
-def first_mismatch(records: list[list[Call]]) -> dict[int, Call] | None:
+def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, Call] | None:
     """Returns the calls that meet and do not match, by rank; None if all calls match.
 
     `records` holds each rank's calls, by rank. The n-th collective of a group meets the n-th of
     the group's other ranks; the n-th send from one rank to another meets the n-th recv. All ranks
-    of a world make all its groups: the n-th new_group of a rank meets the n-th of the others.
+    of a world make all its groups: the n-th new_group of a rank meets the n-th of the others, if
+    `groups` are to be compared.
     """
     meetings = defaultdict(dict)
     for rank, record in enumerate(records):
         anything = any(call.kind == "recv" and call.peer is None for call in record)
         for call in record:
+            if call.kind == DESTROY or (call.kind == NEW_GROUP and not groups):
+                continue
             # After a recv from any rank, nobody can count what came from whom.
             if not (anything and call.kind == "recv"):
                 meetings[_meeting_point(rank, call)][rank] = call

@@ -50,7 +50,7 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
     if mismatch:
         return _mismatch(mismatch, states)
     if reason == "failed":
-        return _failed(ranks, states)
+        return _failed(ranks, states, records)
     if reason == "stuck" and any(each.waits_in for each in states.values()):
         return _stuck(states)
     return _late(ranks, states, timeout)
@@ -68,7 +68,28 @@ def _mismatch(meeting: dict[int, Call], states):
     for (words, where), numbers in alike.items():
         lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
     lines.append(_rule(meeting.values()))
+    if first := _raised_first(meeting):
+        return _after_exception(first, meeting[first], lines, states)
     return _failure(lines, odd, "mismatch", meeting[odd].where, states)
+
+
+def _raised_first(made: dict[int, Call]) -> int | None:
+    """The rank that made its call in an except or finally block, if others did not: what it had
+    raised is the cause of all that follows."""
+    handling = [rank for rank, call in made.items() if call.handling]
+    alike = len({made[rank].handling.type for rank in handling}) == 1
+    return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
+
+
+def _after_exception(rank, call, lines, states):
+    first = call.handling
+    told = [
+        f"rank {rank} raised {first.text}",
+        *_quotes([first.where] if first.where else []),
+        f"After that it called {call.kind}, in an except or finally block:",
+        *lines,
+    ]
+    return _failure(told, rank, "exception", first.where, states, first.type)
 
 
 def _rule(meeting):
@@ -81,10 +102,14 @@ def _rule(meeting):
     return _SAME_OPERATION if len({str(call) for call in meeting}) == 1 else _SAME_CALLS
 
 
-def _failed(ranks, states):
+def _failed(ranks, states, records):
     """Of all ranks that failed, the first that did not fail because of another one."""
     failed = [rank for rank in ranks if rank.failed]
     first = next((rank for rank in failed if not states[rank.number].consequence), failed[0])
+    if states[first.number].consequence:
+        for number, record in enumerate(records):
+            if record and record[-1].kind == calls.DESTROY and not ranks[number].failed:
+                return _destroyed(number, record[-1].where, states)
     report = first.report or {}
     kind = report.get("kind") or ("exit" if first.code >= 0 else "signal")
     own = states[first.number]
@@ -92,6 +117,16 @@ def _failed(ranks, states):
     lines += _others(states, first.number)
     error = report["type"] if kind == "exception" else None
     return _failure(lines, first.number, kind, own.where, states, error)
+
+
+def _destroyed(number, where, states):
+    lines = [
+        f"rank {number} called destroy_process_group while other ranks still communicated.",
+        *_quotes([where] if where else []),
+        *_others(states, number),
+        "It closes the connections: every rank has to be done before any rank calls it.",
+    ]
+    return _failure(lines, number, "mismatch", where, states)
 
 
 def _headline(rank, own):
@@ -126,6 +161,9 @@ def _stuck(states):
     lines.append(_BOTH_ENDS if messages else _SAME_CALLS)
     if messages and any(each.call and each.call.tag for each in waiting.values()):
         lines.append(_SAME_TAG)
+    made = {number: each.call for number, each in waiting.items() if each.call}
+    if raised := _raised_first(made):
+        return _after_exception(raised, made[raised], lines, states)
     return _failure(lines, first, "timeout", states[first].where, states)
 
 

@@ -57,8 +57,8 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
 def _packed(fn, args):
     try:
         return packing.pack((fn, args))
-    except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
-        failure = unpicklable.explain(fn, args)
+    except Exception as error:  # noqa: BLE001 - whatever an object's pickling raises is explained
+        failure = unpicklable.explain(fn, args, error)
     raise failure
 
 
@@ -129,13 +129,15 @@ def _job(nprocs, folder, timeout):
             "environment": dict(os.environ)
             | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback},
             "directory": os.getcwd(),
-            "path": [os.path.abspath(entry) for entry in sys.path],
+            # Python passes over what is no string, too.
+            "path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
             "argv": sys.argv,
             "start_method": multiprocessing.get_start_method(allow_none=True),
             "sources": _cell_sources(),
             "threads": max(1, hardware.cores() // nprocs),
             # launch's own limit comes first: it explains, where the group's would only end.
             "patience": timeout + 60,
+            "limit": timeout,
         }
     )
 

@@ -4,6 +4,7 @@ Every rank is ended by the kernel, also when all went well. Until then it keeps 
 open, so that a rank which is done, or has failed, does not make the others fail too.
 """
 
+import builtins
 import linecache
 import multiprocessing
 import os
@@ -21,6 +22,13 @@ import torch.distributed as dist
 from course_utils import intercept
 from course_utils.launch import family, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
+from course_utils.launch.frames import is_own
+
+_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+_WORKER_ENDED = (
+    "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
+    "system does when memory runs out, or C code in it crashed."
+)
 
 inside = False  # True in the process of a rank
 
@@ -74,6 +82,21 @@ def _adopt(job, rank):
     # else the fork server's own, for which semaphores are kept on a list that is never cleared
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
+    builtins.input = _no_keyboard
+    sys.breakpointhook = _no_debugger
+
+
+def _no_keyboard(*_):
+    raise RuntimeError(
+        "a rank has no keyboard: ask in the cell, and pass the answer to launch as an argument"
+    )
+
+
+def _no_debugger(*_, **__):
+    raise RuntimeError(
+        "a rank has no keyboard for a debugger: print what you want to know, or call the function "
+        "in the cell without launch"
+    )
 
 
 def _forget_fork_server():
@@ -149,7 +172,7 @@ def _join_group(job, rank):
     if gpu:
         torch.cuda.set_device(gpu)
     intercept.listen(peers.refuse_impossible)  # before it is on record
-    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"))
+    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
     intercept.listen(recorder.hear)
     dist.init_process_group(
         job["backend"],
@@ -171,15 +194,22 @@ def _packed(result):
 
 
 def _described(kind, error):
-    return {
-        "kind": kind,
-        "type": type(error).__name__,
-        "text": _text(error),
-        "frames": [
-            (f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)
-        ],
-    }
+    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    name, text = type(error).__name__, _text(error)
+    if "DataLoader worker (pid" in text or _lost_a_worker(error, frames):
+        # Which of several errors comes first, and with which process id, is chance.
+        name, text = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
+    return {"kind": kind, "type": name, "text": text, "frames": frames}
+
+
+def _lost_a_worker(error, frames):
+    """True for a lost connection that is not of the learner's own data set."""
+    mine = [is_own(file) for file, _, _ in frames]
+    loading = [file.endswith(_DATA_LOADER) for file, _, _ in frames]
+    lost = isinstance(error, (ConnectionError, EOFError)) and any(loading)
+    return lost and not any(mine[loading.index(True) :])
 
 
 def _text(error):
-    return "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.partition("\n Original exception:")[0]  # gloo's own, with its source's path

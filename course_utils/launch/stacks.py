@@ -6,6 +6,7 @@ same handler writes a last stack when a rank crashes.
 """
 
 import faulthandler
+import itertools
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ _ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_OPERATORS = os.path.join("torch", "_ops.py")
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
 
 
@@ -68,7 +70,9 @@ def collective(frames: list[Frame]) -> str | None:
 
     This alone does not say that the rank waits; that it uses no processor time does.
     """
-    if not frames:
+    # Below our own place in front of PyTorch's operators lies the operator itself.
+    frames = list(itertools.dropwhile(lambda frame: frame.file.endswith(_OPERATORS), frames))
+    if not frames or frames[0].function == "wait_for_some_time":
         return None
     inner = frames[0]
     if inner.function == "_engine_run_backward":

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from course_utils.launch import frames
-from course_utils.launch.calls import POINT_TO_POINT, Call
+from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call
 from course_utils.launch.frames import Frame
 from course_utils.launch.process import Rank, where
 
@@ -49,6 +49,7 @@ def states(ranks: list[Rank], records: list[list[Call]]) -> dict[int, State]:
 
 
 def _state(rank, record, stacks):
+    record = [call for call in record if call.kind != DESTROY]
     if rank.finished:
         return State("finished")
     if rank.report:

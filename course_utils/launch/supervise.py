@@ -94,6 +94,7 @@ class Stillness:
       processor on a busy machine is never asleep, and one that was stopped gives no answer;
     * it has made no new call;
     * its main thread is in a communication, or waits for its end because it has finished;
+    * the call in which it waits has no limit of its own, after which it would go on;
     * no other thread can move it on: `threads` says what has to be shown for each;
     * all stacks that wait end at the same lines as before.
 
@@ -120,7 +121,9 @@ class Stillness:
             self._restart()
         elif now - self._since >= _BRIEFLY and not self._compared:
             self._compared = True
-            return compare.first_mismatch(calls.read([r.record for r in self._ranks])) is not None
+            # Groups that do not fit may still let the ranks come to an end, and what they print.
+            records = calls.read([rank.record for rank in self._ranks])
+            return compare.first_mismatch(records, groups=False) is not None
         elif now - self._since >= _STILL:
             return self._stuck()
         return False
@@ -152,7 +155,13 @@ class Stillness:
     def _stuck(self):
         before, self._stacks = self._stacks, self._resting()
         self._restart()  # answering has cost the ranks some processor time
-        return self._stacks is not None and self._stacks == before
+        return self._stacks is not None and self._stacks == before and not self._limited()
+
+    def _limited(self):
+        """Whether a call in which a rank waits will fail by itself, so that the rank goes on."""
+        records = calls.read([rank.record for rank in self._stacks])
+        waiting = zip(records, self._stacks.values())
+        return any(call.limited for record, at in waiting for call in record[-max(1, len(at)) :])
 
     def _resting(self):
         """The stacks of all threads that wait, by rank, if no thread of any rank can go on."""
