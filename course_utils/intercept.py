@@ -78,10 +78,16 @@ def _kernel(name, operator):
 
 
 def _show_waits():
-    """Gives Work.wait, which is C++, a frame in Python's stack, where a stack dump shows it."""
+    """Gives Work.wait, which is C++, a frame in Python's stack, where a stack dump shows it; one of
+    another name if it waits for some time only, after which the caller may do something else."""
     wait_in_c = dist.Work.wait
 
-    def wait(work, *args, **kwargs):
+    def wait_for_some_time(work, *args, **kwargs):
         return wait_in_c(work, *args, **kwargs)
+
+    def wait(work, *args, **kwargs):
+        if args or kwargs:
+            return wait_for_some_time(work, *args, **kwargs)
+        return wait_in_c(work)
 
     dist.Work.wait = wait

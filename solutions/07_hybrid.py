@@ -1201,9 +1201,9 @@ except RankFailure as failure:
 
 # %% [markdown]
 # As number 1, rank 0 makes the group [0, 1] and is its first member. Rank 1 makes [1, 2] and is its
-# first member, too. Both wait for a second member of group 1, and nobody is that: rank 2 makes [0,
-# 1], does not belong to it, and waits at the end of `new_group` for the others. Under torchrun all
-# three stand there until the time limit, half an hour with gloo.
+# first member, too. Both wait for a second member of group 1, and nobody is that. `launch` says why,
+# because it compares which groups the ranks make. Under torchrun they stand there until the time
+# limit, half an hour with gloo.
 #
 # That was luck. Here rank 0 makes the columns of the grid first, the other three the rows. Each
 # then sends $10^{\text{rank}}$ through its groups, so that the digits of a sum tell who is in it.
@@ -1216,20 +1216,21 @@ def crossed_lines(rank):
     groups = {}
     for ranks in columns + rows if rank == 0 else rows + columns:
         groups[tuple(ranks)] = dist.new_group(ranks, backend="gloo")
-    sums = {}
     for ranks in sorted(groups):
         if rank in ranks:
             total = torch.tensor(10**rank)
             dist.all_reduce(total, group=groups[ranks])
-            sums[ranks] = total.item()
-    return sums
+            print(f"over {list(ranks)}: {total.item():4}")
 
 
-for rank, sums in enumerate(launch(crossed_lines, 4)):
-    print(f"rank {rank}:", ", ".join(f"over {list(r)}: {total:4}" for r, total in sums.items()))
+try:
+    launch(crossed_lines, 4)
+except RankFailure as failure:
+    print(failure)
 
 # %% [markdown]
-# No hang and no error. What rank 0 calls its row is number 3 there, and number 3 of the others is
+# All four ranks came to their end, with sums. That `launch` refuses them nevertheless is its own
+# doing; torchrun says nothing. What rank 0 calls its row is number 3 there, and number 3 of the others is
 # the column [0, 2]: rank 0's row is wired to rank 2, its column to rank 1. Rank 1 thinks that it
 # adds up its row, and gets the right sum by accident, because rank 0 answers with the same number
 # in both calls. With tensors it would get a gradient where it expects activations. The repair: one

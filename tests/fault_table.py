@@ -14,12 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 
 import reference_page
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 from course_utils.launch import RankFailure
 
@@ -163,6 +167,60 @@ def all_raise(rank):
 @fault(2, "exception", 0, "rank 0 raised", "dist.all_reduce([1, 2, 3])", error="TypeError")
 def no_text_of_ours(rank):
     dist.all_reduce([1, 2, 3])  # <- here
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised ValueError: no data",
+    "After that it called barrier, in an except or finally block",
+    "rank 0: all_reduce of float32 [3]",
+    error="ValueError",
+)
+def meets_the_others_in_except(rank):
+    try:
+        if rank == 1:
+            raise ValueError("no data")  # <- here
+        dist.all_reduce(torch.ones(3))
+    except ValueError:
+        dist.barrier()
+
+
+class _LosesAWorker(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(3)
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised RuntimeError: a worker process of the DataLoader has ended",
+    "for _ in DataLoader",
+    "rank 0 was waiting in barrier",
+    error="RuntimeError",
+)
+def loses_a_worker_of_its_loader(rank):
+    if rank == 1:
+        for _ in DataLoader(_LosesAWorker(), num_workers=2):  # <- here
+            pass
+    dist.barrier()
+
+
+@fault(2, "exception", 0, "a rank has no keyboard: ask in the cell", error="RuntimeError")
+def asks_for_input(rank):
+    input("name? ")  # <- here
+
+
+@fault(2, "exception", 0, "a rank has no keyboard for a debugger", error="RuntimeError")
+def starts_the_debugger(rank):
+    breakpoint()  # noqa: T100  # <- here
 
 
 # --- a rank exits or is killed ------------------------------------------------------------------
@@ -312,6 +370,97 @@ def both_receive_first(rank):
     t = torch.ones(3)
     dist.recv(t, 1 - rank)  # <- here
     dist.send(t, 1 - rank)
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in recv from rank 1 with tag 2",
+    "rank 1 waits in send to rank 0 with tag 1",
+    _BOTH,
+    "sent and received with the same tag",
+)
+def different_tags(rank):
+    if rank == 0:
+        dist.recv(torch.ones(3), 1, tag=2)  # <- here
+    else:
+        dist.send(torch.ones(3), 0, tag=1)
+
+
+@fault(
+    4,
+    "timeout",
+    0,
+    "ranks 0, 1 and 2 wait in all_reduce",
+    "rank 3 finished without calling it",
+)
+def has_its_own_use_for_sigusr1(rank):
+    handler = (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None, signal.SIG_DFL)[rank]
+    signal.signal(signal.SIGUSR1, handler)
+    if rank != 3:
+        dist.all_reduce(torch.ones(3))  # <- here
+
+
+@fault(
+    2, "timeout", 0, "rank 0 waits in recv from rank 1", "rank 1 finished without sending it", _BOTH
+)
+def has_a_heartbeat(rank):
+    beats = []
+
+    def beat():
+        while True:
+            beats.append(f"{time.time():.1f}")
+            time.sleep(0.1)
+
+    threading.Thread(target=beat, daemon=True).start()
+    if rank == 0:
+        dist.recv(torch.ones(3), 1)  # <- here
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in barrier",
+    "rank 1 finished without calling it",
+)
+def has_an_idle_pool(rank):
+    pool = ThreadPoolExecutor(2)
+    pool.submit(len, "abc").result()
+    if rank == 0:
+        dist.barrier()  # <- here
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in monitored_barrier",
+    "rank 1 finished without calling it",
+)
+def monitored_barrier_under_if_rank_0(rank):
+    if rank == 0:
+        dist.monitored_barrier(timeout=timedelta(seconds=300))  # <- here
+
+
+@fault(
+    2,
+    "exception",
+    1,
+    "rank 1 raised ValueError: no data",
+    "After that it called all_gather, in an except or finally block",
+    "the ranks wait for each other, and none can go on.",
+    "rank 0 finished without calling it",
+    error="ValueError",
+)
+def waits_after_an_exception(rank):
+    try:
+        if rank == 1:
+            raise ValueError("no data")  # <- here
+    finally:
+        if rank == 1:
+            dist.all_gather([torch.ones(1)] * 2, torch.ones(1))
 
 
 # --- messages to a rank that is not there ---------------------------------------------------------
@@ -464,6 +613,51 @@ def receives_less_than_was_sent(rank):
         dist.recv(torch.ones(2), 0)  # <- here
 
 
+@fault(
+    3,
+    "mismatch",
+    1,
+    "ranks 0 and 2: all_reduce with SUM of float32 [3]",
+    "rank 1: all_reduce with MAX of float32 [3]",
+    "the same reduce operation",
+)
+def different_operations(rank):
+    operation = dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM
+    dist.all_reduce(torch.ones(3), op=operation)  # <- here
+
+
+@fault(
+    4,
+    "mismatch",
+    3,
+    "ranks 0 and 1: new_group of ranks [0, 1]",
+    "ranks 2 and 3: new_group of ranks [2, 3]",
+    "Every rank has to make every group",
+)
+def each_half_makes_its_own_group(rank):
+    half = [0, 1] if rank < 2 else [2, 3]
+    group = dist.new_group(half)  # <- here
+    dist.all_reduce(torch.ones(3), group=group)
+
+
+@fault(
+    4,
+    "mismatch",
+    0,
+    "rank 0: new_group of ranks [0, 2]",
+    "ranks 1, 2 and 3: new_group of ranks [0, 1]",
+    "Every rank has to make every group",
+)
+def finishes_although_its_groups_are_crossed(rank):
+    rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    groups = {}
+    for ranks in columns + rows if rank == 0 else rows + columns:
+        groups[tuple(ranks)] = dist.new_group(ranks)  # <- here
+    for ranks in sorted(groups):
+        if rank in ranks:
+            dist.all_reduce(torch.tensor(10**rank), group=groups[ranks])
+
+
 # --- endless work -------------------------------------------------------------------------------
 
 
@@ -524,6 +718,32 @@ def stops_itself(rank):
 @fault(2, "pickle", 0, "the return value['locks'][0] (lock)", "cannot pickle '_thread.lock' object")
 def returns_a_lock(rank):
     return {"loss": 1.0, "locks": [threading.Lock()]}
+
+
+@fault(2, "pickle", 0, "the return value[1] (lock)", "cannot pickle '_thread.lock' object")
+def returns_a_lock_in_a_circle(rank):
+    circle = []
+    circle += [circle, threading.Lock()]
+    return circle
+
+
+@fault(2, "pickle", 0, "the return value (list)", "its parts lie too deep in each other")
+def returns_a_lock_far_down(rank):
+    value = [threading.Lock()]
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@fault(2, "pickle", 0, "the return value['model'] (Distributed", "return model.module")
+def returns_a_wrapped_model(rank):
+    return {"model": DistributedDataParallel(torch.nn.Linear(2, 2))}
+
+
+@fault(2, "pickle", 0, "the return value (DTensor)", "return x.to_local()")
+def returns_a_dtensor(rank):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    return distribute_tensor(torch.ones(4), mesh, [Shard(0)])
 
 
 @fault(2, "pickle", 0, "the return value (generator)")

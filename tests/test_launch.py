@@ -1,5 +1,6 @@
 """What launch promises when all goes well, and what it says before any rank starts."""
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 import numpy as np
 import psutil
@@ -21,7 +23,7 @@ import torch.distributed as dist
 from leftovers import nothing_left
 
 from course_utils import hardware
-from course_utils.launch import RankFailure, launch, output, packing, server
+from course_utils.launch import RankFailure, launch, output, packing, server, supervise
 
 
 def total(rank, start=0):
@@ -412,6 +414,131 @@ def test_temporary_folder_that_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(OSError, match="launch cannot write to the temporary folder"):
         launch(total, 2)
+
+
+def test_too_few_open_files():
+    launch(total, 1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, limits[1]))
+    try:
+        with pytest.raises(
+            OSError, match="launch needs 36 open files for 2 ranks; this process has"
+        ):
+            launch(total, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert launch(total, 2) == [1.0, 1.0]
+
+
+def test_as_many_open_files_as_launch_says(tmp_path, monkeypatch):
+    launch(total, 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 24 + 8 * 6, limits[1]))
+    try:
+        with nothing_left(tmp_path):
+            assert launch(total, 8) == [28.0] * 8
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_working_folder_that_was_deleted(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError, match="has been deleted; go to another one"):
+        launch(total, 2)
+
+
+def test_import_path_with_something_else_than_text(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, 3, None])
+    assert launch(total, 2) == [1.0, 1.0]
+
+
+class _Unpackable:
+    def __init__(self, end):
+        self.end = end
+
+    def __setstate__(self, state):
+        state["end"]()
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "says"),
+    [
+        (os.abort, "signal", "was killed by SIGABRT"),
+        (lambda: os._exit(7), "exit", "ended with exit code 7 before it returned"),
+        (lambda: 1 / 0, "pickle", "could not rebuild the function or its arguments"),
+    ],
+    ids=["aborts", "exits", "raises"],
+)
+def test_rank_that_dies_as_it_unpacks_its_arguments(end, kind, says):
+    with pytest.raises(RankFailure, match=says) as caught:
+        launch(lambda rank, argument: 0, 2, _Unpackable(end))
+    assert (caught.value.kind, caught.value.rank) == (kind, 0)
+
+
+def test_argument_that_contains_itself_and_a_lock():
+    circle = []
+    circle += [circle, threading.Lock()]
+    with pytest.raises(RankFailure, match=r"argument 1\[1\] \(lock\) cannot be pickled"):
+        launch(lambda rank, a: 0, 2, circle)
+
+
+def test_argument_that_is_too_deep():
+    deep = [threading.Lock()]
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RankFailure, match="its parts lie too deep in each other"):
+        launch(lambda rank, a: 0, 2, deep)
+
+
+def test_a_rank_that_forks_delivers_once():
+    def work(rank):
+        os.fork()
+        return rank
+
+    assert launch(work, 2) == [0, 1]
+
+
+def test_alarms_end_with_the_function():
+    """An alarm that goes off, or a handler that raises, while the rank delivers its result."""
+
+    def work(rank):
+        def alarm(*_):
+            raise RuntimeError("too late")
+
+        signal.signal(signal.SIGALRM, alarm)
+        signal.signal(signal.SIGUSR2, alarm)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.01)
+        subprocess.Popen(["sh", "-c", f"while kill -USR2 {os.getpid()}; do sleep 0.01; done"])
+        return torch.ones(10_000_000)
+
+    for got in launch(work, 2):
+        assert got.sum() == 10_000_000
+
+
+def test_a_call_with_a_limit_of_its_own_may_go_on(monkeypatch):
+    """The rank waits for one that has finished, asleep; then its call fails, and it goes on."""
+    for name, seconds in (("_STILL", 0.2), ("_BRIEFLY", 0.1), ("_TICK", 0.05)):
+        monkeypatch.setattr(supervise, name, seconds)
+
+    def waits(rank, how):
+        limit = timedelta(seconds=1.5)
+        group = dist.new_group([0, 1], timeout=limit if how == "group" else None)
+        if rank == 0:
+            with contextlib.suppress(RuntimeError):
+                if how == "barrier":
+                    dist.monitored_barrier(timeout=limit)
+                elif how == "group":
+                    dist.all_reduce(torch.ones(1), group=group)
+                else:
+                    dist.irecv(torch.ones(1), 1).wait(limit)
+        return rank
+
+    for how in ("barrier", "group", "wait"):
+        assert launch(waits, 2, how) == [0, 1]
 
 
 def test_full_temporary_folder(monkeypatch, tmp_path):

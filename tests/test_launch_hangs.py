@@ -4,6 +4,10 @@ The rows of the fault table that take seconds run at the same time, from threads
 allows; `soak_launch.py` runs them one by one.
 """
 
+import itertools
+import os
+import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -16,6 +20,7 @@ from fault_table import FAULTS
 from leftovers import nothing_left
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 from course_utils.launch import RankFailure, launch, supervise
 
@@ -57,14 +62,6 @@ def _sum_of_ranks(rank):
     total = torch.tensor(rank)
     dist.all_reduce(total)
     return total.item()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Makes launch take ranks for stuck far sooner, so that a mistake shows in seconds."""
-    monkeypatch.setattr(supervise, "_STILL", 0.4)
-    monkeypatch.setattr(supervise, "_BRIEFLY", 0.2)
-    monkeypatch.setattr(supervise, "_TICK", 0.1)
 
 
 def _sleeps_before_the_barrier(rank):
@@ -128,20 +125,157 @@ def _many_small_calls(rank):
     return rank
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        _sleeps_before_the_barrier,
-        _computes_before_the_barrier,
-        _waits_for_a_thread,
-        _all_sleep,
-        _always_in_a_call,
-        _many_small_calls,
-    ],
-    ids=lambda fn: fn.__name__.strip("_"),
-)
-def test_slow_is_not_stuck(fn, impatient):
-    assert launch(fn, 2) == [0, 1]
+def _receives_or(starts_to_send):
+    """Rank 1 waits in recv for what a thread of rank 0 will send; what starts the thread differs.
+    None of the threads has a line of this file while it waits."""
+
+    def work(rank):
+        if rank == 0:
+            starts_to_send()
+        x = torch.zeros(1)
+        if rank == 1:
+            dist.recv(x, 0)
+        dist.barrier()
+        return rank
+
+    return work
+
+
+def _a_timer_will_send():
+    threading.Timer(2.5, dist.send, (torch.ones(1), 1)).start()
+
+
+def _an_executor_will_send():
+    pool = ThreadPoolExecutor(1)
+    pool.submit(time.sleep, 2.5)
+    pool.submit(dist.send, torch.ones(1), 1)
+
+
+def _a_thread_will_send_when_told():
+    told = threading.Event()
+    threading.Timer(2.5, told.set).start()
+
+    def wait_and_send():
+        told.wait()
+        dist.send(torch.ones(1), 1)
+
+    threading.Thread(target=wait_and_send).start()
+
+
+def _a_thread_counts_to_ten():
+    def count_and_send():
+        for _ in range(10):
+            time.sleep(0.25)
+        dist.send(torch.ones(1), 1)
+
+    threading.Thread(target=count_and_send).start()
+
+
+def _a_process_will_tell():
+    """A child process writes into a pipe after a while; a thread of the rank then sends."""
+    child = subprocess.Popen(["sh", "-c", "sleep 2.5; echo now"], stdout=subprocess.PIPE)
+
+    def read_and_send():
+        child.stdout.read()
+        dist.send(torch.ones(1), 1)
+
+    threading.Thread(target=read_and_send).start()
+
+
+def _returns_and_sends_later(rank):
+    """Rank 0 has returned its result when its timer sends what rank 1 waits for."""
+    if rank == 0:
+        _a_timer_will_send()
+    else:
+        dist.recv(torch.zeros(1), 0)
+    return rank
+
+
+def _loads_in_processes(rank):
+    """The workers of a DataLoader take their time."""
+    if rank == 1:
+        list(DataLoader(_SlowData(), num_workers=1))
+    dist.barrier()
+    return rank
+
+
+class _SlowData(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        time.sleep(2.5)
+        return index
+
+
+def _computes_in_c(rank):
+    """Holds Python's lock, and no thread of the rank can run any Python."""
+    if rank == 1:
+        sum(itertools.repeat(1, 100_000_000))
+    dist.barrier()
+    return rank
+
+
+def _is_stopped_for_a_while(rank):
+    if rank == 1:
+        subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+    return rank
+
+
+SLOW = {
+    "sleeps": _sleeps_before_the_barrier,
+    "computes": _computes_before_the_barrier,
+    "computes_in_c": _computes_in_c,
+    "is_stopped_for_a_while": _is_stopped_for_a_while,
+    "loads_in_processes": _loads_in_processes,
+    "waits_for_a_thread": _waits_for_a_thread,
+    "all_sleep": _all_sleep,
+    "always_in_a_call": _always_in_a_call,
+    "many_small_calls": _many_small_calls,
+    "a_timer_will_send": _receives_or(_a_timer_will_send),
+    "an_executor_will_send": _receives_or(_an_executor_will_send),
+    "a_thread_will_send_when_told": _receives_or(_a_thread_will_send_when_told),
+    "a_thread_counts_to_ten": _receives_or(_a_thread_counts_to_ten),
+    "a_process_will_tell": _receives_or(_a_process_will_tell),
+    "returns_and_sends_later": _returns_and_sends_later,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(failures):
+    """What each slow function ended with, while launch takes ranks for stuck far sooner than it
+    does, so that a mistake shows in seconds."""
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(5) as pool:
+        for name, seconds in (("_STILL", 0.4), ("_BRIEFLY", 0.2), ("_TICK", 0.1)):
+            patch.setattr(supervise, name, seconds)
+        return dict(zip(SLOW, pool.map(_outcome, SLOW.values())))
+
+
+def _outcome(fn):
+    try:
+        return launch(fn, 2)
+    except RankFailure as failure:
+        return str(failure)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_is_not_stuck(name, outcomes):
+    assert outcomes[name] == [0, 1]
+
+
+def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):
+    """As with a laptop that was closed: the results lie there when the limit has passed."""
+    read = supervise.Supervision._read
+
+    def read_after_a_pause(supervision, patience):
+        monkeypatch.setattr(supervise.Supervision, "_read", read)
+        time.sleep(2.5)
+        read(supervision, patience)
+
+    monkeypatch.setattr(supervise.Supervision, "_read", read_after_a_pause)
+    assert launch(lambda rank: rank, 2, timeout=2.0) == [0, 1]
 
 
 def _uneven_batches(rank):
@@ -155,3 +289,56 @@ def _uneven_batches(rank):
 
 def test_join_is_no_mismatch():
     assert launch(_uneven_batches, 3) == [0, 1, 2]
+
+
+def _two_worlds(rank):
+    """Pairs that form a world of their own, one after the other, with calls of another shape."""
+    folder = os.environ["FOLDER"]
+    dist.barrier()
+    totals = []
+    for turn, (mine, place) in enumerate([divmod(rank, 2), (rank % 2, rank // 2)]):
+        dist.destroy_process_group()
+        store = dist.FileStore(f"{folder}/{turn}-{mine}", 2)
+        dist.init_process_group("gloo", store=store, rank=place, world_size=2)
+        total = torch.full((1 + mine,), rank)
+        dist.all_reduce(total, op=(dist.ReduceOp.SUM, dist.ReduceOp.MAX)[mine])
+        totals += total.tolist()
+        dist.new_group([mine])
+    return totals
+
+
+def test_worlds_of_different_members_are_no_mismatch(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    # world {0, 1}: 0 + 1; {2, 3}: max of 2 and 3, twice; {0, 2}: 0 + 2; {1, 3}: 3, twice
+    assert launch(_two_worlds, 4) == [[1, 2], [1, 3, 3], [3, 3, 2], [3, 3, 3, 3]]
+
+
+def _mismatch_in_a_world(rank):
+    folder = os.environ["FOLDER"]
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{folder}/{rank % 2}", 2)
+    dist.init_process_group("gloo", store=store, rank=rank // 2, world_size=2)
+    dist.broadcast(torch.ones(3), src=1 if rank == 3 else 0)
+
+
+def test_a_mismatch_in_a_world_names_ranks_of_the_launch(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    with pytest.raises(RankFailure) as caught:
+        launch(_mismatch_in_a_world, 4)
+    assert caught.value.rank == 3
+    assert "rank 1: broadcast of float32 [3] from rank 1\n" in str(caught.value)
+    assert "rank 3: broadcast of float32 [3] from rank 3\n" in str(caught.value)
+
+
+def _mesh(rank):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    total = torch.tensor(10**rank)
+    dist.all_reduce(total, group=mesh["data"].get_group())
+    dist.new_subgroups(2)
+    mine = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1], use_local_synchronization=True)
+    dist.barrier(mine)
+    return total.item()
+
+
+def test_meshes_and_local_groups_are_no_mismatch():
+    assert launch(_mesh, 4) == [101, 1010, 101, 1010]

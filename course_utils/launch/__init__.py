@@ -15,6 +15,7 @@ The rooms, in the order in which a call passes through them:
     output       what the ranks print, in an order that is the same in every run
     supervise    the kernel's loop: until all have delivered, one has failed or nothing can move
     stacks       where each rank is right now, even inside of a C++ collective
+    threads      what the threads of a rank can still do: nothing that moves any rank on?
     states       what each rank did, in words; frames: with the learner's own lines
     diagnosis    who failed first and why: one message for a learner, a RankFailure (failure)
     janitor      ends ranks and removes folders when the kernel itself is killed

@@ -1,11 +1,13 @@
 """What launch accepts, and one sentence for everything else."""
 
+import errno
 import inspect
 import math
 import operator
 import os
 
 MOST_RANKS = 64
+_FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
 
 
 def check(fn, nprocs, args, timeout) -> int:
@@ -16,7 +18,10 @@ def check(fn, nprocs, args, timeout) -> int:
         )
     _check_function(fn, args)
     _check_timeout(timeout)
-    return _number_of_ranks(nprocs)
+    number = _number_of_ranks(nprocs)
+    _check_folder()
+    _check_files(number)
+    return number
 
 
 def _number_of_ranks(nprocs):
@@ -35,6 +40,36 @@ def _number_of_ranks(nprocs):
             f"not {number}."
         )
     return number
+
+
+def _check_folder():
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            "launch: the folder in which this process works has been deleted; go to another one "
+            "with os.chdir, or restart the kernel."
+        ) from None
+
+
+def _check_files(nprocs):
+    """All at the beginning: without a free file nothing could be tidied up either."""
+    import resource  # not on Windows, which is refused in words
+
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_OF_A_RANK * nprocs + _FILES_OF_A_CALL
+    try:
+        open_now = len(os.listdir("/dev/fd"))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            return  # this system does not tell
+        open_now = most
+    if open_now + needed > most:
+        raise OSError(
+            errno.EMFILE,
+            f"launch needs {needed} open files for {nprocs} ranks; this process has {open_now} "
+            f"and may have {most}. Close some, or raise the limit (ulimit -n) and start again",
+        )
 
 
 def _check_timeout(timeout):

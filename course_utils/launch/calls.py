@@ -14,19 +14,25 @@ DistributedDataParallel makes from C++.
 """
 
 import contextlib
+import inspect
 import json
+import math
 import os
 import sys
+import threading
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from course_utils.launch.frames import Frame, is_own
 
-# A ring of notes: the newest 256 calls of a rank, 1024 bytes each.
-_SLOTS, _SIZE = 256, 1024
+# A ring of notes, the newest 256 calls of a rank, 1024 bytes each; and its groups, which count to
+# the end, however many calls come after them.
+_SLOTS, _GROUPS, _SIZE = 256, 64, 1024
 
 # The dispatcher's name of each call: its name in torch.distributed, and the argument whose
 # tensors must look the same on every rank (None: they may differ).
@@ -47,79 +53,224 @@ _KINDS = {
     "alltoall_": ("all_to_all", None),
     "alltoall_base_": ("all_to_all_single", None),
     "barrier": ("barrier", None),
+    "monitored_barrier_": ("monitored_barrier", None),
     "send": ("send", "tensors"),
     "recv_": ("recv", "tensors"),
     "recv_any_source_": ("recv", "tensors"),
 }
 POINT_TO_POINT = ("send", "recv")
+NEW_GROUP = "new_group"
+DESTROY = "destroy_process_group"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of one rank. `index` counts the collectives of its group, or the messages
-    between one pair of ranks; `peer` is the root, the destination or the source, globally."""
+    """One call of one rank.
+
+    number:     which call of this rank it is, from 0
+    world:      the world in which it was made: "" for launch's own, else a name that its ranks share
+    group:      the group's name in that world
+    members:    the ranks of the group; those of another world only as far as they are known
+    index:      counts the collectives of the group, or the messages between one pair of ranks
+    kind:       its name in torch.distributed
+    peer:       the root, the destination or the source
+    tag:        of a message
+    operation:  of a reduction: "SUM"
+    tensors:    ("float32", (2, 3)) each, where they have to look the same on all ranks
+    asked:      the ranks with which new_group was called
+    where:      the learner's line
+    handling:   the exception that this rank was handling when it made the call
+    limited:    it fails by itself before the launch's time is up, so that the rank goes on
+
+    Ranks are those of the launch, also where a rank has formed another world.
+    """
 
     number: int
+    world: str
     group: str
     members: tuple[int, ...]
     index: int
     kind: str
-    peer: int | None
-    tag: int | None
-    tensors: tuple[tuple[str, tuple[int, ...]], ...] | None  # ("float32", (2, 3)) each
-    where: Frame | None
+    peer: int | None = None
+    tag: int | None = None
+    operation: str | None = None
+    tensors: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+    asked: tuple[int, ...] | None = None
+    where: Frame | None = None
+    handling: "Handled | None" = None
+    limited: bool = False
 
     def __str__(self) -> str:
+        return self.in_words()
+
+    def in_words(self, with_operation: bool = False) -> str:
+        """Returns "all_reduce of float32 [3]", or "all_reduce with SUM of float32 [3]"."""
         words = [self.kind]
+        if with_operation and self.operation:
+            words.append(f"with {self.operation}")
         if self.tensors:
             shown = [f"{dtype} {list(shape)}" for dtype, shape in self.tensors[:3]]
             more = ["..."] if len(self.tensors) > 3 else []
             words.append("of " + ", ".join(shown + more))
+        if self.asked is not None:
+            words.append(f"of ranks {list(self.asked)}")
         if self.peer is not None:
             words.append(f"{'to' if self.kind in ('send', 'reduce') else 'from'} rank {self.peer}")
         return " ".join(words)
 
 
+@dataclass(frozen=True)
+class Handled:
+    """An exception that a rank handles: `except`, `finally` or a `with` that ends."""
+
+    type: str
+    text: str
+    where: Frame | None
+
+
 class Recorder:
     """In a rank: notes each call in a file before it is made."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, limit: float):
+        self._limit = limit  # of the launch, in seconds
         self._file = os.open(path, os.O_WRONLY)
+        self._lock = threading.Lock()  # a learner's threads may call too
         self._number = 0
+        self._groups = 0
         self._counts = Counter()
+        self._world = None  # the default group of the newest note
+        self._world_name = ""
+
+    def begin(self) -> None:
+        """To be called when launch's own world is there."""
+        self._world = dist.group.WORLD
+        # Every way to make a group passes here: new_group, new_subgroups, a device mesh.
+        make, signature = c10d._new_group_with_tag, inspect.signature(c10d._new_group_with_tag)
+
+        def make_on_record(*args, **kwargs):
+            self._hear_group(signature.bind(*args, **kwargs).arguments)
+            return make(*args, **kwargs)
+
+        c10d._new_group_with_tag = make_on_record
+
+        forget = c10d._unregister_all_process_groups
+
+        def forget_on_record():  # what destroy_process_group does last
+            with contextlib.suppress(Exception), self._lock:
+                self._write(self._destroyed(), self._number % _SLOTS)
+            forget()
+
+        c10d._unregister_all_process_groups = forget_on_record
 
     def hear(self, name: str, arguments: dict) -> None:
         """To be called before each call, as a listener of `intercept`."""
         if name not in _KINDS:
             return
-        with contextlib.suppress(Exception):  # a call that PyTorch can make must not fail here
-            self._write(self._note(*_KINDS[name], arguments))
+        # A call that PyTorch can make must not fail here.
+        with contextlib.suppress(Exception), self._lock:
+            self._write(self._note(*_KINDS[name], arguments), self._number % _SLOTS)
 
     def _note(self, kind, tensors, given):
         group = dist.ProcessGroup.unbox(given["process_group"])
         members = dist.get_process_group_ranks(group)
         peer = next((given[name] for name in ("root_rank", "dst", "src") if name in given), None)
-        peer = None if peer is None else members[peer]
-        meeting = (group.group_name,)
-        if kind in POINT_TO_POINT:
-            meeting = (group.group_name, kind, peer, given.get("tag"))
-        self._counts[meeting] += 1
-        return [
-            self._number,
-            group.group_name,
-            members,
-            self._counts[meeting],
-            kind,
-            peer,
-            given.get("tag"),
-            None if tensors is None else _looks(given[tensors]),
-            _place(),
-        ]
+        note = {
+            "group": group.group_name,
+            "members": members,
+            "kind": kind,
+            "peer": None if peer is None else members[peer],
+            "tag": given.get("tag"),
+            "operation": _operation(given.get("reduce_op")),
+            "tensors": None if tensors is None else _looks(given[tensors]),
+            "limited": _seconds(group, given) < self._limit,
+        }
+        meeting = (kind, note["peer"], note["tag"]) if kind in POINT_TO_POINT else ()
+        return self._completed(note, meeting)
 
-    def _write(self, note):
-        text = json.dumps(note).encode()[:_SIZE].ljust(_SIZE)
-        os.pwrite(self._file, text, self._number % _SLOTS * _SIZE)
+    def _hear_group(self, given):
+        if given.get("use_local_synchronization"):
+            return  # only the members make such a group
+        with contextlib.suppress(Exception), self._lock:
+            everyone = list(range(dist.get_world_size()))
+            asked = given.get("ranks")
+            note = {
+                "group": NEW_GROUP,
+                "members": everyone,
+                "kind": NEW_GROUP,
+                "asked": everyone if asked is None else sorted(asked),
+            }
+            self._write(self._completed(note, ()), _SLOTS + self._groups % _GROUPS)
+            self._groups += 1
+
+    def _destroyed(self):
+        return {
+            "number": self._number,
+            "world": self._world_name,
+            "me": None,
+            "group": DESTROY,
+            "members": [],
+            "index": 0,
+            "kind": DESTROY,
+            "where": _place(),
+            "handling": _handled(sys.exception()),
+        }
+
+    def _completed(self, note, meeting):
+        if dist.group.WORLD is not self._world:
+            self._world, self._world_name = dist.group.WORLD, _agreed_name(self._number)
+        meeting = (self._world_name, note["group"], *note["members"], *meeting)
+        self._counts[meeting] += 1
+        return note | {
+            "number": self._number,
+            "world": self._world_name,
+            "me": dist.get_rank(),
+            "index": self._counts[meeting],
+            "where": _place(),
+            "handling": _handled(sys.exception()),
+        }
+
+    def _write(self, note, slot):
+        text = json.dumps(note).encode()
+        if len(text) > _SIZE and note["handling"]:
+            note["handling"] = None
+            text = json.dumps(note).encode()
+        os.pwrite(self._file, text[:_SIZE].ljust(_SIZE), slot * _SIZE)
         self._number += 1
+
+
+def _agreed_name(number):
+    """A name for the present world that no other world has, and that all its ranks find without
+    waiting for each other: the first that comes writes it into the world's store."""
+    mine = f"{os.getpid()}-{number}"
+    return c10d._get_default_store().compare_set("course_utils/world", "", mine).decode()
+
+
+def _seconds(group, given):
+    """How long the call waits at most, as far as its backend tells."""
+    milliseconds = given.get("timeout", -1)
+    if milliseconds > 0:
+        return milliseconds / 1000
+    with contextlib.suppress(AttributeError, RuntimeError):
+        backend = group._get_backend(group._device_types[0])
+        return backend.options._timeout.total_seconds()
+    return math.inf
+
+
+def _operation(boxed):
+    return None if boxed is None else dist.ReduceOp.RedOpType(boxed.op()).name
+
+
+def _handled(error):
+    """The exception that this rank is handling: its type, its text and the learner's line."""
+    if error is None:
+        return None
+    own = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_own(frame.f_code.co_filename)
+    ]
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return [type(error).__name__, text[:200], own[-1] if own else None]
 
 
 def _looks(tensors):
@@ -141,24 +292,47 @@ def _place():
 def prepare(path: str) -> None:
     """In the kernel: makes an empty record, at its full size, so that a full disk shows now."""
     with open(path, "wb") as file:
-        file.write(b" " * (_SLOTS * _SIZE))
+        file.write(b" " * ((_SLOTS + _GROUPS) * _SIZE))
 
 
-def read(path: str) -> list[Call]:
-    """In the kernel: the newest calls of a rank, oldest first."""
-    calls = []
+def read(paths: list[str]) -> list[list[Call]]:
+    """In the kernel: the newest calls of each rank, oldest first, by rank."""
+    records = [_notes(path) for path in paths]
+    numbers = {  # a rank's number in a world, as the launch counts
+        (note["world"], note["me"]): rank for rank, notes in enumerate(records) for note in notes
+    }
+    return [[_call(note, numbers) for note in notes] for notes in records]
+
+
+def _notes(path):
+    notes = []
     with open(path, "rb") as file:
         while note := file.read(_SIZE):
-            if note.isspace():
-                break
-            try:
-                calls.append(_call(*json.loads(note)))
-            except ValueError:
-                pass  # a note that was too long
-    return sorted(calls, key=lambda call: call.number)
+            with contextlib.suppress(ValueError):  # none yet, or one that was too long
+                notes.append(json.loads(note))
+    return sorted(notes, key=lambda note: note["number"])
 
 
-def _call(number, group, members, index, kind, peer, tag, tensors, where):
-    looks = None if tensors is None else tuple((dtype, tuple(shape)) for dtype, shape in tensors)
-    frame = Frame(*where) if where else None
-    return Call(number, group, tuple(members), index, kind, peer, tag, looks, frame)
+def _call(note, numbers):
+    note = dict(note)
+    world, _ = note["world"], note.pop("me")
+
+    def rank(number):
+        return number if world == "" else numbers.get((world, number))
+
+    def ranks(members):
+        return tuple(r for r in map(rank, members) if r is not None)
+
+    tensors, where, handling = note.get("tensors"), note["where"], note["handling"]
+    note["members"] = ranks(note["members"])
+    if note.get("peer") is not None:
+        note["peer"] = rank(note["peer"])
+    if note.get("asked") is not None:
+        note["asked"] = ranks(note["asked"])
+    if tensors is not None:
+        note["tensors"] = tuple((dtype, tuple(shape)) for dtype, shape in tensors)
+    if handling:
+        kind, text, place = handling
+        note["handling"] = Handled(kind, text, Frame(*place) if place else None)
+    note["where"] = Frame(*where) if where else None
+    return Call(**note)

@@ -3,19 +3,23 @@
 import math
 from collections import defaultdict
 
-from course_utils.launch.calls import POINT_TO_POINT, Call
+from course_utils.launch.calls import DESTROY, NEW_GROUP, POINT_TO_POINT, Call
 
 
-def first_mismatch(records: list[list[Call]]) -> dict[int, Call] | None:
+def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, Call] | None:
     """Returns the calls that meet and do not match, by rank; None if all calls match.
 
     `records` holds each rank's calls, by rank. The n-th collective of a group meets the n-th of
-    the group's other ranks; the n-th send from one rank to another meets the n-th recv.
+    the group's other ranks; the n-th send from one rank to another meets the n-th recv. All ranks
+    of a world make all its groups: the n-th new_group of a rank meets the n-th of the others, if
+    `groups` are to be compared.
     """
     meetings = defaultdict(dict)
     for rank, record in enumerate(records):
         anything = any(call.kind == "recv" and call.peer is None for call in record)
         for call in record:
+            if call.kind == DESTROY or (call.kind == NEW_GROUP and not groups):
+                continue
             # After a recv from any rank, nobody can count what came from whom.
             if not (anything and call.kind == "recv"):
                 meetings[_meeting_point(rank, call)][rank] = call
@@ -32,11 +36,12 @@ def odd_one(calls: dict[int, Call]) -> int:
 
 
 def _meeting_point(rank, call):
+    group = call.world, call.group, call.members
     if call.kind == "send":
-        return call.group, rank, call.peer, call.tag, call.index
+        return *group, rank, call.peer, call.tag, call.index
     if call.kind == "recv":
-        return call.group, call.peer, rank, call.tag, call.index
-    return call.group, call.index
+        return *group, call.peer, rank, call.tag, call.index
+    return *group, call.index
 
 
 def _match(calls):
@@ -48,4 +53,4 @@ def _signature(call):
     if call.kind in POINT_TO_POINT:
         # A tensor may arrive in one of another shape.
         return tuple((dtype, math.prod(shape)) for dtype, shape in call.tensors)
-    return call.kind, call.peer, call.tensors
+    return call.kind, call.peer, call.operation, call.tensors, call.asked

@@ -7,14 +7,25 @@ from course_utils.launch.calls import POINT_TO_POINT, Call
 from course_utils.launch.failure import RankFailure
 from course_utils.launch.frames import Frame
 from course_utils.launch.process import Rank
-from course_utils.launch.states import State, grouped, names, signal_name, state
+from course_utils.launch.states import State, grouped, names, signal_name
+from course_utils.launch.states import states as states_of
 
 _SAME_CALLS = (
     "Every rank of a group has to make the same collective calls, in the same order,\nwith "
     "tensors of the same shape and data type."
 )
+_SAME_OPERATION = (
+    "Every rank of a group has to make the same collective calls, in the same order,\nwith "
+    "the same reduce operation."
+)
+_ALL_GROUPS = "Every rank has to make every group, also those that it is not in, in the same order."
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
+_SAME_TAG = "A message has to be sent and received with the same tag."
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
+_ORPHANED = (
+    "the process from which all ranks are started was killed, and the ranks ended with it.\n"
+    "The system does this when memory runs out. Run the cell again; a new one has been started."
+)
 _SIGNALS = {
     "SIGKILL": "ended from outside; the system does this when memory runs out",
     "SIGSEGV": "it used memory that is not its own",
@@ -26,17 +37,20 @@ _SIGNALS = {
 
 
 def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | None:
-    """Returns the failure behind `reason`, which is what Supervision.watch returned; None if
-    there is none. Asks the living ranks where they are."""
-    records = [calls.read(rank.record) for rank in ranks]
+    """Returns the failure behind `reason`, which is what Supervision.watch returned, or
+    "orphaned" when the fork server was killed; None if there is none. Asks the living ranks where
+    they are."""
+    if reason == "orphaned":
+        return RankFailure(_ORPHANED, kind="signal")
+    records = calls.read([rank.record for rank in ranks])
     mismatch = compare.first_mismatch(records)
     if reason == "finished" and not mismatch:
         return None
-    states = {rank.number: state(rank, record) for rank, record in zip(ranks, records)}
+    states = states_of(ranks, records)
     if mismatch:
         return _mismatch(mismatch, states)
     if reason == "failed":
-        return _failed(ranks, states)
+        return _failed(ranks, states, records)
     if reason == "stuck" and any(each.waits_in for each in states.values()):
         return _stuck(states)
     return _late(ranks, states, timeout)
@@ -45,19 +59,57 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
 def _mismatch(meeting: dict[int, Call], states):
     odd = compare.odd_one(meeting)
     alike = defaultdict(list)
+    kinds = {call.kind for call in meeting.values()}
+    operations = {call.operation for call in meeting.values()}
+    shown = len(kinds) == 1 < len(operations)
     for rank, call in meeting.items():
-        alike[str(call), call.where].append(rank)
+        alike[call.in_words(with_operation=shown), call.where].append(rank)
     lines = ["the ranks' calls do not match."]
     for (words, where), numbers in alike.items():
         lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
-    lines.append(_SAME_SIZE if meeting[odd].kind in POINT_TO_POINT else _SAME_CALLS)
+    lines.append(_rule(meeting.values()))
+    if first := _raised_first(meeting):
+        return _after_exception(first, meeting[first], lines, states)
     return _failure(lines, odd, "mismatch", meeting[odd].where, states)
 
 
-def _failed(ranks, states):
+def _raised_first(made: dict[int, Call]) -> int | None:
+    """The rank that made its call in an except or finally block, if others did not: what it had
+    raised is the cause of all that follows."""
+    handling = [rank for rank, call in made.items() if call.handling]
+    alike = len({made[rank].handling.type for rank in handling}) == 1
+    return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
+
+
+def _after_exception(rank, call, lines, states):
+    first = call.handling
+    told = [
+        f"rank {rank} raised {first.text}",
+        *_quotes([first.where] if first.where else []),
+        f"After that it called {call.kind}, in an except or finally block:",
+        *lines,
+    ]
+    return _failure(told, rank, "exception", first.where, states, first.type)
+
+
+def _rule(meeting):
+    """What the calls of a meeting have not kept."""
+    kinds = {call.kind for call in meeting}
+    if kinds <= set(POINT_TO_POINT):
+        return _SAME_SIZE
+    if kinds == {calls.NEW_GROUP}:
+        return _ALL_GROUPS
+    return _SAME_OPERATION if len({str(call) for call in meeting}) == 1 else _SAME_CALLS
+
+
+def _failed(ranks, states, records):
     """Of all ranks that failed, the first that did not fail because of another one."""
     failed = [rank for rank in ranks if rank.failed]
     first = next((rank for rank in failed if not states[rank.number].consequence), failed[0])
+    if states[first.number].consequence:
+        for number, record in enumerate(records):
+            if record and record[-1].kind == calls.DESTROY and not ranks[number].failed:
+                return _destroyed(number, record[-1].where, states)
     report = first.report or {}
     kind = report.get("kind") or ("exit" if first.code >= 0 else "signal")
     own = states[first.number]
@@ -65,6 +117,16 @@ def _failed(ranks, states):
     lines += _others(states, first.number)
     error = report["type"] if kind == "exception" else None
     return _failure(lines, first.number, kind, own.where, states, error)
+
+
+def _destroyed(number, where, states):
+    lines = [
+        f"rank {number} called destroy_process_group while other ranks still communicated.",
+        *_quotes([where] if where else []),
+        *_others(states, number),
+        "It closes the connections: every rank has to be done before any rank calls it.",
+    ]
+    return _failure(lines, number, "mismatch", where, states)
 
 
 def _headline(rank, own):
@@ -97,6 +159,11 @@ def _stuck(states):
         lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
     messages = all(each.waits_in.split()[0] in POINT_TO_POINT for each in waiting.values())
     lines.append(_BOTH_ENDS if messages else _SAME_CALLS)
+    if messages and any(each.call and each.call.tag for each in waiting.values()):
+        lines.append(_SAME_TAG)
+    made = {number: each.call for number, each in waiting.items() if each.call}
+    if raised := _raised_first(made):
+        return _after_exception(raised, made[raised], lines, states)
     return _failure(lines, first, "timeout", states[first].where, states)
 
 

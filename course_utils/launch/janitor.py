@@ -16,6 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+
+_PATIENCE = 1.5  # seconds for the fork server to end by itself
 
 
 class Janitor:
@@ -30,7 +33,7 @@ class Janitor:
     def keep(self, what: str, which: int | str) -> None:
         """From now on, `which` goes when this process dies.
 
-        what: "rank" or "process" with a process id, "folder" or "socket" with a folder's path.
+        what: "rank" or "server" with a process id, "folder" or "socket" with a folder's path.
         """
         with self._lock:
             if (what, which) not in self._held:
@@ -93,28 +96,69 @@ def _lines():
             yield from (line.decode() for line in lines)
 
 
-def _remove(what, which):
-    try:
-        if what == "rank":
-            os.killpg(int(which), signal.SIGKILL)
-        elif what == "process":
-            os.kill(int(which), signal.SIGKILL)
+class _Process:
+    """A process that is held by its number and, where there are pidfds, by one of those: a number
+    may belong to another process by now."""
+
+    def __init__(self, number):
+        self._number = number
+        try:
+            self._fd = os.pidfd_open(number)
+        except (AttributeError, OSError):
+            self._fd = None
+
+    def send(self, signal_number):
+        if self._fd is None:
+            os.kill(self._number, signal_number)
         else:
-            shutil.rmtree(which, ignore_errors=True)
-    except ProcessLookupError:
-        pass
+            signal.pidfd_send_signal(self._fd, signal_number)
+
+    def end(self, what):
+        try:
+            if what == "server":  # it ends with all below it, if it can
+                self._wait()
+            self.send(0)  # its number is its own as long as this succeeds
+            if what == "rank":
+                self._end_group()
+            self.send(signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _end_group(self):
+        try:
+            os.killpg(self._number, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has no group of its own yet
+
+    def _wait(self):
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            self.send(0)
+            time.sleep(0.01)
+
+    def close(self):
+        if self._fd is not None:
+            os.close(self._fd)
+
+
+def _remove(what, which, process):
+    if process:
+        process.end(what)
+    else:
+        shutil.rmtree(which, ignore_errors=True)
 
 
 def main():
-    held = []
+    held = {}
     for line in _lines():
         verb, what, which = line.split(" ", 2)
         if verb == "keep":
-            held.append((what, which))
-        else:
-            held.remove((what, which))
-    for what, which in reversed(held):  # ranks first, then the folders in which they write
-        _remove(what, which)
+            held[what, which] = _Process(int(which)) if what in ("rank", "server") else None
+        elif process := held.pop((what, which)):
+            process.close()
+    # ranks first, then the folders in which they write
+    for (what, which), process in reversed(held.items()):
+        _remove(what, which, process)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import io
 import pickle
 import socket
 import struct
+import sys
 
 import cloudpickle
 import torch
@@ -17,8 +18,20 @@ import torch
 _LENGTH = struct.Struct("<Q")
 
 
+# What only the ranks can use, and what to send instead.
+_TIED = {
+    "DistributedDataParallel": "return model.module, or its state_dict()",
+    "DTensor": "return x.to_local(), the part of this rank, or x.full_tensor()",
+}
+
+
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj):
+        kind = type(obj)
+        if kind.__name__ in _TIED and kind.__module__.startswith("torch."):
+            raise TypeError(f"it belongs to the ranks' process group: {_TIED[kind.__name__]}")
+        if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
+            return _sys_exit, ()
         # Storages, not tensors: two tensors that share memory still share it on the other side.
         if isinstance(obj, torch.storage.TypedStorage):
             return _typed_storage, (obj._untyped_storage, obj.dtype)
@@ -30,6 +43,10 @@ class _Pickler(cloudpickle.Pickler):
 
 def _typed_storage(untyped, dtype):
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _sys_exit():
+    return sys.exit
 
 
 def _untyped_storage(buffer):
@@ -56,15 +73,29 @@ def unpack(parts: list) -> object:
 def culprit(name: str, obj: object) -> tuple[str, Exception] | None:
     """Returns the innermost part of `obj` that cannot be packed, as `name["key"][2]` with the
     error of its pickling; None if all of it can."""
+    error = _error_of(obj)
+    if error is None:
+        return None
+    seen = set()  # a part may contain the whole
+    inner = True
+    while inner and not isinstance(error.__cause__, RecursionError):
+        seen.add(id(obj))
+        parts = (
+            (*part, _error_of(part[1])) for part in _parts(name, obj) if id(part[1]) not in seen
+        )
+        inner = next((part for part in parts if part[2]), None)
+        name, obj, error = inner or (name, obj, error)
+    if isinstance(error.__cause__, RecursionError):
+        error = ValueError("its parts lie too deep in each other")
+    return f"{name} ({type(obj).__name__})", error
+
+
+def _error_of(obj):
     try:
         pack(obj)
-        return None
     except Exception as error:  # noqa: BLE001 - pickling runs anybody's code
-        for part, value in _parts(name, obj):
-            inner = culprit(part, value)
-            if inner:
-                return inner
-        return f"{name} ({type(obj).__name__})", error
+        return error
+    return None
 
 
 def _parts(name, obj):

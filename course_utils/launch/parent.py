@@ -33,6 +33,9 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL;
     otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number.
 
+    Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
+    torchrun: ranks that have to draw the same numbers call torch.manual_seed.
+
     Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
     after `timeout` seconds, when collective calls do not match, or when something cannot be
     pickled; TypeError or ValueError for arguments that make no sense; OSError when the
@@ -62,8 +65,8 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
 def _packed(fn, args):
     try:
         return packing.pack((fn, args))
-    except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
-        failure = unpicklable.explain(fn, args)
+    except Exception as error:  # noqa: BLE001 - whatever an object's pickling raises is explained
+        failure = unpicklable.explain(fn, args, error)
     raise failure
 
 
@@ -101,12 +104,16 @@ def _end(ranks):
             r.kill()
         for r in ranks:
             r.close()
+        server.end_strays()
 
 
 def _run(ranks, timeout):
     with Supervision(ranks, timeout) as supervision:
         try:
-            failure = diagnosis.explain(supervision.watch(), ranks, timeout)
+            reason = supervision.watch()
+            if reason == "failed" and server.died():
+                reason = "orphaned"
+            failure = diagnosis.explain(reason, ranks, timeout)
         finally:
             for r in ranks:
                 r.read_output()
@@ -130,13 +137,15 @@ def _job(nprocs, folder, timeout):
             "environment": dict(os.environ)
             | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback},
             "directory": os.getcwd(),
-            "path": [os.path.abspath(entry) for entry in sys.path],
+            # Python passes over what is no string, too.
+            "path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
             "argv": sys.argv,
             "start_method": multiprocessing.get_start_method(allow_none=True),
             "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
             "threads": max(1, hardware.cores() // nprocs),
             # launch's own limit comes first: it explains, where the group's would only end.
             "patience": timeout + 60,
+            "limit": timeout,
         }
     )
 

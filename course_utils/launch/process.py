@@ -8,7 +8,7 @@ import sys
 
 import psutil
 
-from course_utils.launch import packing, rank, server, stacks
+from course_utils.launch import family, packing, rank, server, stacks
 from course_utils.launch.janitor import janitor
 from course_utils.launch.output import Output
 
@@ -25,18 +25,21 @@ class Rank:
         self.report = None
         self.code = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
+        self.joined = False  # true when it is connected to all others, and waits to begin
         self.record = record
         self.output = Output(number, live=number == 0)
-        self.channel, theirs = socket.socketpair()
-        self.printed, printing = server.context.Pipe(duplex=False)
-        self.stacks, stacking = server.context.Pipe(duplex=False)
-        try:
+        with contextlib.ExitStack() as opened:
+            self.channel, theirs = map(opened.enter_context, socket.socketpair())
+            self.printed, printing = map(opened.enter_context, server.context.Pipe(duplex=False))
+            self.stacks, stacking = map(opened.enter_context, server.context.Pipe(duplex=False))
             ends = (theirs, printing, stacking)
             self.process = server.start(rank.main, (number, *ends), number)
             janitor.keep("rank", self.process.pid)
-        finally:
-            for end in (theirs, printing, stacking):
-                end.close()
+            self._handle = family.Handle(self.process.pid)
+            self._activity = _activity(self.process.pid)
+            opened.pop_all()
+        for end in ends:
+            end.close()
         os.set_blocking(self.printed.fileno(), False)
 
     def give(self, parts: list) -> None:
@@ -48,7 +51,11 @@ class Rank:
         """After all has been given: messages of the rank are read piece by piece."""
         self.channel.setblocking(False)
         self._inbox = packing.Inbox(self.channel)
-        self._activity = psutil.Process(self.process.pid)
+
+    def begin(self) -> None:
+        """Lets the rank call the learner's function: all ranks are connected."""
+        with contextlib.suppress(OSError):
+            self.channel.send(b"b")
 
     def read_message(self) -> bool:
         """Takes what has arrived from the rank; False when nothing more can come."""
@@ -57,6 +64,8 @@ class Rank:
                 message = self._unpacked(self._inbox.parts)
                 if message["kind"] == "ready":
                     self.main_thread = message["main_thread"]
+                elif message["kind"] == "joined":
+                    self.joined = True
                 else:
                     self.report = message
                 self._inbox = packing.Inbox(self.channel)
@@ -86,6 +95,7 @@ class Rank:
         while self.read_message() and self.report is None and self._pending():
             pass
         self.process.join()
+        self._handle.forget()
         self.code = self.process.exitcode
         return False
 
@@ -110,6 +120,8 @@ class Rank:
 
     def activity(self) -> tuple[float, bool]:
         """Processor time used so far in seconds, and whether the rank sleeps now."""
+        if self._activity is None:
+            return 0.0, True
         try:
             times = self._activity.cpu_times()
             # macOS calls every process running.
@@ -122,29 +134,40 @@ class Rank:
         """A number that changes with each collective call of the rank."""
         return os.stat(self.record).st_mtime_ns
 
-    def where(self) -> stacks.Stacks | None:
-        """Asks the rank where it is; None if it cannot answer."""
-        if self.main_thread is None or self.code is not None:
-            return None
-        text = stacks.read(self.stacks, self.process.pid, self.main_thread)
-        return stacks.Stacks(text, self.main_thread) if text else None
+    def send_signal(self, number: int) -> None:
+        """Sends the rank a signal, if it lives."""
+        self._handle.send(number)
 
     def last_words(self) -> stacks.Stacks:
         """The stack that a rank wrote when it crashed."""
         return stacks.Stacks(stacks.drain(self.stacks), self.main_thread)
 
     def kill(self) -> None:
-        """Ends the rank with all that it has started; nothing that it does can delay that."""
-        with contextlib.suppress(ProcessLookupError):  # it has no process group before main
-            os.killpg(self.process.pid, signal.SIGKILL)
-        if self.code is None:  # else its number may be another process's by now
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, signal.SIGKILL)
+        """Ends the rank and its group; nothing that it does can delay that."""
+        if self._handle.send(0):  # else its number may be another process's by now
+            with contextlib.suppress(ProcessLookupError):  # it has no group of its own before main
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self._handle.send(signal.SIGKILL)
 
     def close(self) -> None:
         """After kill: waits for the end and frees what the kernel holds of the rank."""
-        self.process.join()
         janitor.forget("rank", self.process.pid)
-        self.process.close()
+        self._handle.close()
+        server.end(self.process)
         for channel in (self.channel, self.printed, self.stacks):
             channel.close()
+
+
+def _activity(pid):
+    with contextlib.suppress(psutil.Error):  # it has ended already
+        return psutil.Process(pid)
+
+
+def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
+    """Asks the ranks where they are, all at once; None for one that cannot answer."""
+    able = [each for each in ranks if each.main_thread is not None and each.code is None]
+    texts = stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in able])
+    found = dict.fromkeys(ranks)
+    for each, text in zip(able, texts):
+        found[each] = stacks.Stacks(text, each.main_thread) if text else None
+    return found

@@ -4,28 +4,42 @@ Every rank is ended by the kernel, also when all went well. Until then it keeps 
 open, so that a rank which is done, or has failed, does not make the others fail too.
 """
 
+import builtins
 import linecache
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import traceback
 from datetime import timedelta
+from multiprocessing import forkserver
 
+import numpy
 import torch
 import torch.distributed as dist
 
 from course_utils import intercept, versions
-from course_utils.launch import output, packing, peers, stacks
+from course_utils.launch import family, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
+from course_utils.launch.frames import is_own
+
+_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+_WORKER_ENDED = (
+    "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
+    "system does when memory runs out, or C code in it crashed."
+)
 
 inside = False  # True in the process of a rank
 
 
 def main(rank, channel, printing, stacking):
     """The whole life of a rank's process. Never returns."""
+    code = 1
     try:
         os.setsid()  # a process group of its own, which the kernel can end as a whole
+        family.adopt_orphans()
+        family.die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the kernel's to handle
         output.redirect(printing)
         main_thread = stacks.answer_with_stacks(stacking)
@@ -33,14 +47,15 @@ def main(rank, channel, printing, stacking):
         call = packing.receive(channel)
         _adopt(job, rank)
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
-        packing.send(channel, _work(job, rank, call))
+        packing.send(channel, _work(job, rank, call, channel))
         channel.recv(1)  # until the end
+        code = 0
     except (ConnectionError, EOFError):
         pass  # the kernel is gone
     except BaseException:  # noqa: BLE001 - what is no learner's doing shows itself too
         traceback.print_exc()
     finally:
-        os._exit(0)  # nothing that the learner or a library has registered can hang here
+        os._exit(code)  # nothing that the learner or a library has registered can hang here
 
 
 def _adopt(job, rank):
@@ -60,26 +75,96 @@ def _adopt(job, rank):
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])
+    # Sockets that processes of the rank share memory through go with the folder of the launch; and
+    # the fork server is the kernel's: a rank that wants one starts its own.
+    multiprocessing.current_process()._config["tempdir"] = job["folder"]
+    _forget_fork_server()
     # else the fork server's own, for which semaphores are kept on a list that is never cleared
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
     versions.quieten()
+    builtins.input = _no_keyboard
+    sys.breakpointhook = _no_debugger
 
 
-def _work(job, rank, call):
+def _no_keyboard(*_):
+    raise RuntimeError(
+        "a rank has no keyboard: ask in the cell, and pass the answer to launch as an argument"
+    )
+
+
+def _no_debugger(*_, **__):
+    raise RuntimeError(
+        "a rank has no keyboard for a debugger: print what you want to know, or call the function "
+        "in the cell without launch"
+    )
+
+
+def _forget_fork_server():
+    inherited = forkserver._forkserver
+    if inherited._forkserver_alive_fd is not None:
+        os.close(inherited._forkserver_alive_fd)  # else the server would outlive the kernel
+    inherited.__init__()
+
+
+def _work(job, rank, call, channel):
     """Returns the rank's report, packed."""
+    process = os.getpid()
     try:
         fn, args = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
         return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
     try:
-        _join_group(job, rank)
-        result = fn(rank, *args)
+        try:
+            _join_group(job, rank)
+            _wait_for_all(channel)
+            _draw_random_state()
+            result = fn(rank, *args)
+        finally:
+            _calm_down()
+            if os.getpid() != process:
+                _end_of_a_fork()
     except SystemExit as error:
         return packing.pack(_described("exit", error) | {"code": error.code})
     except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
         return packing.pack(_described("exception", error))
     return _packed(result)
+
+
+def _wait_for_all(channel):
+    """A rank that ends early would make others fail that are still connecting, in random words."""
+    packing.send(channel, packing.pack({"kind": "joined"}))
+    if not channel.recv(1):
+        raise EOFError("the kernel is gone")
+
+
+def _draw_random_state():
+    """Ranks are forks of one process: they would all draw the same numbers."""
+    torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+    numpy.random.seed(list(os.urandom(16)))
+    random.seed()
+
+
+def _calm_down():
+    """After the learner's function: no alarm and no handler of a signal, such as a DataLoader's
+    for its workers, raises anything in what is left to do."""
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    rest = signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN
+                    signal.signal(number, rest)
+            return
+        except BaseException:  # noqa: BLE001, S112 - a handler has raised: now it can be removed
+            continue
+
+
+def _end_of_a_fork():
+    """The learner's function has forked this process, and ends here too: it is no rank."""
+    if error := sys.exception():
+        traceback.print_exception(error)
+    os._exit(error is not None)
 
 
 def _join_group(job, rank):
@@ -88,7 +173,8 @@ def _join_group(job, rank):
     if gpu:
         torch.cuda.set_device(gpu)
     intercept.listen(peers.refuse_impossible)  # before it is on record
-    intercept.listen(Recorder(os.path.join(job["folder"], f"calls-{rank}")).hear)
+    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
+    intercept.listen(recorder.hear)
     dist.init_process_group(
         job["backend"],
         store=dist.FileStore(os.path.join(job["folder"], "store"), job["nprocs"]),
@@ -97,6 +183,7 @@ def _join_group(job, rank):
         timeout=timedelta(seconds=job["patience"]),
         device_id=gpu,
     )
+    recorder.begin()
 
 
 def _packed(result):
@@ -108,15 +195,22 @@ def _packed(result):
 
 
 def _described(kind, error):
-    return {
-        "kind": kind,
-        "type": type(error).__name__,
-        "text": _text(error),
-        "frames": [
-            (f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)
-        ],
-    }
+    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    name, text = type(error).__name__, _text(error)
+    if "DataLoader worker (pid" in text or _lost_a_worker(error, frames):
+        # Which of several errors comes first, and with which process id, is chance.
+        name, text = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
+    return {"kind": kind, "type": name, "text": text, "frames": frames}
+
+
+def _lost_a_worker(error, frames):
+    """True for a lost connection that is not of the learner's own data set."""
+    mine = [is_own(file) for file, _, _ in frames]
+    loading = [file.endswith(_DATA_LOADER) for file, _, _ in frames]
+    lost = isinstance(error, (ConnectionError, EOFError)) and any(loading)
+    return lost and not any(mine[loading.index(True) :])
 
 
 def _text(error):
-    return "".join(traceback.format_exception_only(error)).strip()
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.partition("\n Original exception:")[0]  # gloo's own, with its source's path

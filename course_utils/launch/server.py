@@ -10,14 +10,15 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable
-from multiprocessing import forkserver, spawn, util
+from multiprocessing import connection, forkserver, spawn, util
 from pathlib import Path
 
-from course_utils.launch import sockets
+from course_utils.launch import family, sockets
 from course_utils.launch.janitor import janitor
 
 _CHECKS = Path(__file__).resolve().parents[1] / "checks"
@@ -34,6 +35,8 @@ _PRELOADED = [
     *(f"course_utils.checks.{file.stem}" for file in sorted(_CHECKS.glob("ch*.py"))),
     "course_utils.launch.preloaded",
 ]
+# What only the fork server itself does, not a process from which others are forked.
+_SERVER_ONLY = ["course_utils.launch.guardian"]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _NAME = "course_utils rank"
 _OURS = ("multiprocessing.forkserver", "--multiprocessing-fork", "course_utils.grade.forks")
@@ -41,6 +44,10 @@ _OURS = ("multiprocessing.forkserver", "--multiprocessing-fork", "course_utils.g
 context = multiprocessing.get_context(_METHOD)
 _ready = threading.Lock()
 _warm = None  # the process id of the fork server that is known to have finished its imports
+_owner = None  # the process that has started it
+_starting = threading.Lock()  # held while the fork server has a child that nobody knows yet
+_known = set()  # the process ids of the ranks that have been started and have not been closed
+_PATIENCE = 30  # seconds after which a fork server that does not answer is given up
 
 
 def preload() -> None:
@@ -50,7 +57,7 @@ def preload() -> None:
     started_by_us = any(mark in word for mark in _OURS for word in sys.orig_argv)
     started_by_us |= "course_utils" in sys.orig_argv
     if context.get_start_method() == "forkserver" and not started_by_us:
-        context.set_forkserver_preload(_PRELOADED)
+        context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
         threading.Thread(target=_try_to_start, name="preload", daemon=True).start()
 
 
@@ -65,18 +72,17 @@ def ensure_running() -> None:
     """Returns when the fork server has finished its imports. Can be interrupted."""
     if context.get_start_method() != "forkserver":
         return
-    global _warm
+    global _warm, _owner
     with _ready:
         sockets.keep_paths_short()
         forkserver.ensure_running()
         server = forkserver._forkserver._forkserver_pid
         if _warm != server:
-            janitor.keep("process", server)  # by itself it takes its time to end
+            janitor.keep("server", server)  # by itself it takes its time to end
             janitor.keep("socket", util.get_temp_dir())  # the folder in which its socket lies
             first = start(_nothing, (), 0)
-            first.join()
-            first.close()
-            _warm = server
+            end(first)
+            _warm, _owner = server, os.getpid()
 
 
 def import_preloaded() -> None:
@@ -90,7 +96,7 @@ def fork_from_here() -> None:
     """Starts the fork server as a fork of this process, which has imported all that it needs, and
     nothing that ranks must not see: milliseconds instead of seconds. Should it die, the next one
     is started as usual."""
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
     usually, util.spawnv_passfds = util.spawnv_passfds, _fork_interpreter
     try:
         ensure_running()
@@ -127,13 +133,72 @@ def start(target, args: tuple, number: int) -> multiprocessing.Process:
         # Not daemonic: a rank may start processes of its own, such as a DataLoader's workers.
         process = context.Process(target=target, args=args, name=f"{_NAME} {number}")
         try:
-            process.start()
+            with _starting:
+                process.start()
+                _known.add(process.pid)
             return process
         except (EOFError, ConnectionError):
             # The fork server is dying at this moment; multiprocessing replaces it when it is dead.
             if not attempts_left:
                 raise
             time.sleep(0.1)
+
+
+def end(process: multiprocessing.Process) -> None:
+    """Waits for the end of a process that ends by itself or was killed, and forgets it."""
+    _patient(lambda seconds: process.join(seconds) or process.exitcode is not None)
+    _known.discard(process.pid)
+    with contextlib.suppress(ValueError):  # it has not ended, whatever keeps it
+        process.close()
+
+
+def died() -> bool:
+    """True if the fork server of this process has ended; another is started then."""
+    if _owner != os.getpid() or not _warm:
+        return False
+    forkserver.ensure_running()  # takes note of its end
+    return forkserver._forkserver._forkserver_pid != _warm
+
+
+def end_strays() -> None:
+    """Ends what dead ranks have left behind: the fork server has adopted it."""
+    if _owner != os.getpid() or forkserver._forkserver._forkserver_pid is None:
+        return
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        with _starting:
+            below = family.children(forkserver._forkserver._forkserver_pid)
+            strays = [child for child in below if child not in _known]
+        for handle in map(family.Handle, strays):
+            handle.send(signal.SIGKILL)
+            handle.close()
+        if not strays:
+            return
+        time.sleep(0.002)
+
+
+def _patient(wait):
+    """Calls `wait(seconds)` until it returns true, or nothing helps; returns whether it did. A fork
+    server that was stopped (SIGSTOP) is told to go on."""
+    for _ in range(_PATIENCE):
+        if wait(1.0):
+            return True
+        if _owner == os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(_warm, signal.SIGCONT)
+    return False
+
+
+def _read_patiently(fd, read=forkserver.read_signed):
+    """Stands in for multiprocessing's read of what the fork server answers, which has no limit."""
+    if not _patient(lambda seconds: connection.wait([fd], seconds)):
+        raise RuntimeError(
+            "the process from which launch starts the ranks does not answer: restart the kernel."
+        )
+    return read(fd)
+
+
+forkserver.read_signed = _read_patiently
 
 
 def _without_main(name, prepare=spawn.get_preparation_data):

@@ -6,36 +6,45 @@ same handler writes a last stack when a rank crashes.
 """
 
 import faulthandler
+import itertools
 import os
 import re
 import signal
 import threading
 import time
+from multiprocessing import connection
 
 from course_utils.launch.frames import Frame, is_own, own
+
+# A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a
+# job). macOS has no others to offer.
+_ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_OPERATORS = os.path.join("torch", "_ops.py")
 _WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
 
 
 def answer_with_stacks(pipe) -> str:
-    """In a rank: writes its stacks into `pipe` on SIGUSR1 and when it crashes.
+    """In a rank: writes its stacks into `pipe` when it is asked (`ask`) and when it crashes.
 
     Returns the name of the rank's main thread in these stacks.
     """
     os.set_blocking(pipe.fileno(), False)  # a full pipe must not stop the rank
     faulthandler.enable(pipe.fileno(), all_threads=True)
-    faulthandler.register(signal.SIGUSR1, pipe.fileno(), all_threads=True)
+    faulthandler.register(_ASK, pipe.fileno(), all_threads=True)
     return f"{threading.main_thread().ident:016x}"
 
 
 class Stacks:
-    """The threads of a rank: `main` is its main thread's stack, innermost frame first."""
+    """The threads of a rank, each with its stack, innermost frame first; `main_thread` is the name
+    of the main one, `main` its stack."""
 
     def __init__(self, text: str, main: str):
+        self.main_thread = main
         self.threads = {}
         frames = []
         for line in text.splitlines():
@@ -54,21 +63,17 @@ class Stacks:
     @property
     def collective(self) -> str | None:
         """What the main thread waits for, if it can only be other ranks: "all_reduce"."""
-        return _collective(self.main)
-
-    @property
-    def all_collective(self) -> bool:
-        """True if each thread that runs the learner's code can only wait for other ranks."""
-        busy = [t for t in self.threads.values() if any(is_own(frame.file) for frame in t)]
-        return bool(busy) and all(_collective(thread) for thread in busy)
+        return collective(self.main)
 
 
-def _collective(frames):
+def collective(frames: list[Frame]) -> str | None:
     """Returns the name of the communication in which a stack ends, or None.
 
     This alone does not say that the rank waits; that it uses no processor time does.
     """
-    if not frames:
+    # Below our own place in front of PyTorch's operators lies the operator itself.
+    frames = list(itertools.dropwhile(lambda frame: frame.file.endswith(_OPERATORS), frames))
+    if not frames or frames[0].function == "wait_for_some_time":
         return None
     inner = frames[0]
     if inner.function == "_engine_run_backward":
@@ -84,18 +89,26 @@ def _collective(frames):
     return name
 
 
-def read(pipe, pid: int, main: str, patience: float = 2.0) -> str:
-    """Asks a rank for its stacks; returns what it wrote, empty if it does not answer."""
-    drain(pipe)
-    try:
-        os.kill(pid, signal.SIGUSR1)
-    except ProcessLookupError:
-        return ""
-    text, end = "", time.monotonic() + patience
-    while time.monotonic() < end and not _complete(text, main):
-        if pipe.poll(0.05):
-            text += drain(pipe)
-    return text
+def ask(ranks: list[tuple], patience: float = 2.0) -> list[str]:
+    """Asks several ranks for their stacks, all at the same time; returns what each wrote, empty
+    for one that has not answered in `patience` seconds.
+
+    ranks: for each its pipe, a function that sends it a signal, and the name of its main thread.
+    """
+    texts = {}
+    for pipe, send_signal, main in ranks:
+        drain(pipe)
+        texts[pipe] = ""
+        send_signal(_ASK)
+    mains = {pipe: main for pipe, _, main in ranks}
+    waiting, end = set(texts), time.monotonic() + patience
+    while waiting and time.monotonic() < end:
+        for pipe in connection.wait(waiting, 0.05):
+            text = drain(pipe)
+            texts[pipe] += text
+            if not text or _complete(texts[pipe], mains[pipe]):  # the rank is gone; all is there
+                waiting.remove(pipe)
+    return ["" if pipe in waiting else texts[pipe] for pipe, _, _ in ranks]
 
 
 def _complete(text, main):

@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from course_utils.launch import frames
-from course_utils.launch.calls import POINT_TO_POINT, Call
+from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call
 from course_utils.launch.frames import Frame
-from course_utils.launch.process import Rank
+from course_utils.launch.process import Rank, where
 
 _LOST_CONNECTION = re.compile(
     r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Ss]ocket closed|remote process exited"
@@ -40,15 +40,23 @@ class State:
         return f"{self.words} ({self.where.place})" if self.where else self.words
 
 
-def state(rank: Rank, record: list[Call]) -> State:
-    """Returns what `rank` did; asks it, if it lives."""
+def states(ranks: list[Rank], records: list[list[Call]]) -> dict[int, State]:
+    """Returns what each rank did, by rank; asks those that live, all at once."""
+    found = where([rank for rank in ranks if rank.living])
+    return {
+        rank.number: _state(rank, record, found.get(rank)) for rank, record in zip(ranks, records)
+    }
+
+
+def _state(rank, record, stacks):
+    record = [call for call in record if call.kind != DESTROY]
     if rank.finished:
         return State("finished")
     if rank.report:
         return _reported(rank.report, record)
     if rank.code is not None:
         return _dead(rank)
-    return _living(rank, record)
+    return _living(rank, record, stacks)
 
 
 def signal_name(number: int) -> str:
@@ -104,15 +112,17 @@ def _dead(rank):
     return State(f"was killed by {signal_name(-rank.code)}", rank.last_words().own_path)
 
 
-def _living(rank, record):
-    stacks = rank.where()
+def _living(rank, record, stacks):
+    if not rank.joined:
+        return State("was starting")
     if stacks is None:
-        return State("was starting" if rank.main_thread is None else "was stopped")
+        return State("was stopped")
     if not stacks.collective:
         return State("was running", stacks.own_path)
     last = record[-1] if record else None
     name = _wait_in_words(stacks.collective, last)
-    return State(f"was waiting in {name}", stacks.own_path, waits_in=name, call=last)
+    tag = f" with tag {last.tag}" if last and last.tag and name.startswith(last.kind) else ""
+    return State(f"was waiting in {name}{tag}", stacks.own_path, waits_in=name, call=last)
 
 
 def _wait_in_words(name, last):

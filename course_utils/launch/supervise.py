@@ -3,8 +3,8 @@
 import selectors
 import time
 
-from course_utils.launch import calls, compare
-from course_utils.launch.process import Rank
+from course_utils.launch import calls, compare, threads
+from course_utils.launch.process import Rank, where
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
 _BRIEFLY = 0.5  # seconds without any movement after which the ranks' calls are compared
@@ -37,8 +37,13 @@ class Supervision:
     def watch(self) -> str:
         """Returns why watching ended: 'finished', 'failed', 'stuck' or 'late'."""
         stillness = Stillness(self._ranks)
+        begun = False
         while True:
-            self._read(min(_TICK, self._end - time.monotonic()))
+            self._read_in_time()
+            if not begun and all(rank.joined for rank in self._ranks):
+                begun = True
+                for rank in self._ranks:
+                    rank.begin()
             if any(rank.failed for rank in self._ranks):
                 self._settle()
                 return "failed"
@@ -48,6 +53,15 @@ class Supervision:
                 return "stuck"
             if time.monotonic() >= self._end:
                 return "late"
+
+    def _read_in_time(self):
+        """Reads for a moment. Time in which this process was stopped, as on a laptop that is
+        closed, does not count against the limit: the ranks may have waited for it."""
+        start = time.monotonic()
+        self._read(min(_TICK, self._end - start))
+        took = time.monotonic() - start
+        if took > 4 * _TICK:
+            self._end += took
 
     def _read(self, patience):
         for key, _ in self._selector.select(max(0.0, patience)):
@@ -73,11 +87,19 @@ class Supervision:
 class Stillness:
     """Tells when the ranks wait for each other and nothing can ever wake them.
 
-    A slow rank must never be taken for a stuck one, so all of this has to hold for each rank
-    that has not finished, twice in a row over two seconds: it has used next to no processor
-    time although it was seen asleep, it has made no new call, and its stack ends in a
-    communication, at the same line as before. A rank that computes, sleeps in time.sleep or
-    reads a file has another stack; one that gets no processor on a busy machine is never asleep.
+    A slow rank must never be taken for a stuck one. So for each rank that lives, those that have
+    finished included, all of this has to hold, twice in a row over two seconds:
+
+    * it has used next to no processor time, although it was seen asleep: a rank that gets no
+      processor on a busy machine is never asleep, and one that was stopped gives no answer;
+    * it has made no new call;
+    * its main thread is in a communication, or waits for its end because it has finished;
+    * the call in which it waits has no limit of its own, after which it would go on;
+    * no other thread can move it on: `threads` says what has to be shown for each;
+    * all stacks that wait end at the same lines as before.
+
+    A rank that computes, sleeps in time.sleep, reads a file or waits for another process has
+    another stack. What only another rank can end, no rank will end, if this holds for all.
     """
 
     def __init__(self, ranks: list[Rank]):
@@ -99,7 +121,9 @@ class Stillness:
             self._restart()
         elif now - self._since >= _BRIEFLY and not self._compared:
             self._compared = True
-            return compare.first_mismatch([calls.read(r.record) for r in self._ranks]) is not None
+            # Groups that do not fit may still let the ranks come to an end, and what they print.
+            records = calls.read([rank.record for rank in self._ranks])
+            return compare.first_mismatch(records, groups=False) is not None
         elif now - self._since >= _STILL:
             return self._stuck()
         return False
@@ -111,10 +135,10 @@ class Stillness:
         self._start = self._look()
 
     def _look(self):
-        """Processor seconds and number of the last call of each rank that still has to finish."""
+        """Processor seconds and number of the last call of each rank that lives."""
         looks = {}
         for rank in self._ranks:
-            if rank.living:
+            if rank.code is None:
                 seconds, sleeping = rank.activity()
                 looks[rank] = seconds, rank.calls_made()
                 if sleeping:
@@ -129,16 +153,24 @@ class Stillness:
         )
 
     def _stuck(self):
-        before, self._stacks = self._stacks, self._collective_stacks()
+        before, self._stacks = self._stacks, self._resting()
         self._restart()  # answering has cost the ranks some processor time
-        return self._stacks is not None and self._stacks == before
+        return self._stacks is not None and self._stacks == before and not self._limited()
 
-    def _collective_stacks(self):
-        """The stacks of all ranks that have not finished, if each ends in a communication."""
-        found = []
-        for rank in self._start:
-            stacks = rank.where() if rank in self._asleep else None
-            if stacks is None or not stacks.all_collective:
+    def _limited(self):
+        """Whether a call in which a rank waits will fail by itself, so that the rank goes on."""
+        records = calls.read([rank.record for rank in self._stacks])
+        waiting = zip(records, self._stacks.values())
+        return any(call.limited for record, at in waiting for call in record[-max(1, len(at)) :])
+
+    def _resting(self):
+        """The stacks of all threads that wait, by rank, if no thread of any rank can go on."""
+        ranks = list(self._start)
+        if not self._asleep.issuperset(ranks):
+            return None
+        found = {}
+        for rank, stacks in where(ranks).items():
+            found[rank] = stacks and threads.resting(stacks, rank.finished)
+            if found[rank] is None:
                 return None
-            found.append(stacks.main)
         return found

@@ -6,13 +6,13 @@ from course_utils.launch.failure import RankFailure
 from course_utils.launch.packing import culprit
 
 
-def explain(fn, args: tuple) -> RankFailure:
-    """Returns the failure of packing fn and its arguments."""
+def explain(fn, args: tuple, error: Exception) -> RankFailure:
+    """Returns the failure of packing fn and its arguments, which has raised `error`."""
     name = getattr(fn, "__name__", type(fn).__name__)
     candidates = [(f"argument {i}", value) for i, value in enumerate(args, start=1)]
     candidates += [(f"{variable}, used in {name},", value) for variable, value in _used(fn)]
     found = (culprit(words, value) for words, value in [*candidates, (name, fn)])
-    what, error = next(filter(None, found))
+    what, error = next(filter(None, found), (name, error))
     return RankFailure(
         f"{what} cannot be pickled, so it cannot be sent to the ranks.\n"
         f"  {type(error).__name__}: {error}\n"

@@ -57,7 +57,7 @@ def prepare() -> None:
     allowed = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
     server.ensure_running()  # the import of launch has begun with it
-    janitor.forget("process", forkserver._forkserver._forkserver_pid)
+    janitor.forget("server", forkserver._forkserver._forkserver_pid)
     forkserver._forkserver._stop()
     checks = [f"course_utils.checks.ch{chapter:02d}" for chapter in chapters()]
     server.context.set_forkserver_preload([*server._PRELOADED, *checks])
