@@ -8,6 +8,9 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 
+_VIEW = "application/vnd.jupyter.widget-view+json"  # what a widget is in a notebook's file
+
+
 class Explorer(ipywidgets.VBox):
     """Sliders above a picture that is drawn again when one of them moves.
 
@@ -42,9 +45,11 @@ class Explorer(ipywidgets.VBox):
     def _update(self, change) -> None:
         self.image.value = self._picture()
 
+    _ipython_display_ = None  # of ipywidgets 7, as in Colab: it would leave the picture out
+
     def _repr_mimebundle_(self, **kwargs) -> dict:
-        bundle = super()._repr_mimebundle_(**kwargs)
-        return bundle | {"text/plain": self._text, "image/png": self._start}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {"text/plain": self._text, "image/png": self._start, _VIEW: view}
 
 
 def _slider(name: str, values: Sequence) -> ipywidgets.Widget:
