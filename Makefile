@@ -3,11 +3,13 @@
 #
 #   make lab ARGS="--no-browser --port 8888"     options for JupyterLab
 #   make test PYTHON=python3.12                  the Python that a new .venv is made with
+#   make lab TORCH=cuda                          PyTorch with CUDA's libraries, or TORCH=cpu
 
 BOOT := $(shell command -v python3 || command -v python || command -v "$(PYTHON)")
 NO_PYTHON := echo "The course needs Python 3.11, 3.12 or 3.13, and here there is none: install one \
 of these from https://www.python.org/downloads/." >&2; exit 1;
-SETUP := $(if $(BOOT),$(BOOT) tools/setup_env.py,$(NO_PYTHON)) $(if $(PYTHON),--python "$(PYTHON)")
+SETUP := $(if $(BOOT),$(BOOT) tools/setup_env.py,$(NO_PYTHON)) $(if $(PYTHON),--python "$(PYTHON)") \
+	$(if $(TORCH),--torch "$(TORCH)")
 RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -1,6 +1,7 @@
 """The set-up: which Python it takes, when it installs, and the one sentence when it cannot."""
 
 import ast
+import io
 import os
 import shutil
 import subprocess
@@ -141,6 +142,48 @@ def test_uv_installs_where_it_is_and_pip_where_it_cannot(
     setup_env.set_up(str(course), "", ["dev"])
     assert (course / "uv").read_text() == f"pip install --python {python} -e .[dev]\n"
     assert (course / "pip").exists() == with_pip
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for PyTorch's index of CPU builds; no NVIDIA driver is there."""
+    (tmp_path / "index" / "torch").mkdir(parents=True)
+    (tmp_path / "index" / "torch" / "index.html").write_text("torch")
+    page = lambda url, timeout: io.BytesIO(Path(url, "index.html").read_bytes())
+    monkeypatch.setattr(setup_env, "urlopen", page)
+    monkeypatch.setattr(setup_env, "CPU_INDEX", str(tmp_path / "index"))
+    monkeypatch.setattr(setup_env, "DRIVER", str(tmp_path / "driver"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path / "index"
+
+
+def test_without_a_driver_both_packages_of_torch_come_without_cuda(
+    course: Path, index: Path, capsys: pytest.CaptureFixture
+) -> None:
+    listed = 'dependencies = [\n    "torch>=2.11",\n    "torchvision>=0.26",\n    "numpy",\n]\n'
+    (course / "pyproject.toml").write_text(f"[project]\n{listed}")
+    environment(course, pip=f'echo "$*" >> {course}/asked')
+    setup_env.set_up(str(course), "", [], torch="auto")
+    first, second = (course / "asked").read_text().splitlines()
+    assert first.endswith(f"torch>=2.11 torchvision>=0.26 --index-url {index}")
+    assert second.endswith("-e .")
+    assert "without CUDA's libraries (--torch cuda" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reason", ["a driver", "asked for", "no answer", "a Mac"])
+def test_otherwise_torch_is_the_usual_one(
+    reason: str, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert setup_env.cpu_index("auto") == str(index)
+    if reason == "a driver":
+        Path(setup_env.DRIVER).touch()
+    elif reason == "a Mac":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    elif reason == "no answer":
+        (index / "torch" / "index.html").unlink()
+    capsys.readouterr()
+    assert setup_env.cpu_index("cuda" if reason == "asked for" else "auto") is None
+    assert ("does not answer" in capsys.readouterr().out) == (reason == "no answer")
 
 
 def test_the_oldest_versions_have_an_environment_of_their_own(course: Path) -> None:

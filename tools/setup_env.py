@@ -4,6 +4,7 @@
     python tools/setup_env.py --extra dev       also what authors and tests need
     python tools/setup_env.py --python NAME     with this Python, and no other
     python tools/setup_env.py --oldest          in .venv-oldest: the lowest versions that will do
+    python tools/setup_env.py --torch cuda      PyTorch with CUDA's libraries, also without a driver
 
 This file runs under any Python from 2.7 on, so that a Python too old can be told in words. It
 needs nothing but the standard library. Whatever goes wrong ends in one sentence.
@@ -17,7 +18,15 @@ import re
 import subprocess
 import sys
 
+try:
+    from urllib.request import urlopen
+except ImportError:  # Python 2
+    from urllib2 import urlopen
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# PyTorch without CUDA's libraries, a fifth of the size (pytorch.org, Get Started, CPU)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+DRIVER = "/proc/driver/nvidia/version"
 SUPPORTED = ["3.13", "3.12", "3.11"]  # the newest that is found is taken
 WINDOWS = os.name == "nt"
 PROBE_PYTHON = "import sys; print('%d.%d' % sys.version_info[:2]); import venv, ensurepip"
@@ -129,12 +138,34 @@ def fingerprint(root):
     return digest.hexdigest()
 
 
-def lowest(root):
-    """The lower ends of the ranges that a learner's packages have, as pip's constraints."""
+def listed(root):
+    """The learner's packages with their ranges, as pyproject.toml lists them."""
     with open(os.path.join(root, "pyproject.toml")) as stream:
-        listed = re.search(r"^dependencies = \[(.*?)^\]", stream.read(), re.MULTILINE | re.DOTALL)
-    ranges = re.findall(r'"([\w-]+)>=([\w.]+)', listed.group(1))
-    return ["%s==%s" % each for each in ranges]
+        found = re.search(r"^dependencies = \[(.*?)^\]", stream.read(), re.MULTILINE | re.DOTALL)
+    return re.findall(r'"(.*?)"', found.group(1)) if found else []
+
+
+def lowest(root):
+    """The lower ends of these ranges, as pip's constraints."""
+    ranges = [re.match(r"([\w-]+)>=([\w.]+)", each) for each in listed(root)]
+    return ["%s==%s" % each.groups() for each in ranges if each]
+
+
+def cpu_index(torch):
+    """Where PyTorch without CUDA is to come from; None if it is the one with CUDA that is wanted.
+
+    torch: "cpu", "cuda", or "auto": without CUDA on a Linux machine that has no NVIDIA driver, if
+    the index answers at once (on other systems the usual build has no CUDA anyway).
+    """
+    if torch == "cuda" or torch == "auto" and (sys.platform != "linux" or os.path.exists(DRIVER)):
+        return None
+    try:
+        urlopen(CPU_INDEX + "/torch/", timeout=3).close()
+    except Exception:  # noqa: BLE001 - no network, a proxy, a certificate: whatever stands between
+        say("PyTorch's index of CPU builds does not answer: taking the build with CUDA.")
+        return None
+    say("Taking PyTorch without CUDA's libraries (--torch cuda takes them as well).")
+    return CPU_INDEX
 
 
 class Environment(object):
@@ -202,19 +233,18 @@ class Environment(object):
                 text = explain(output + errors, self.root, "The environment was not made")
                 raise SetupError(text)
 
-    def install(self, extras):
-        """Install what is needed with pip's own progress on the screen."""
-        say("Installing the course's packages: this takes minutes, once, and about 6 GB of disk.")
+    def install(self, extras, index):
+        """Install what is needed, with the installer's own progress on the screen; with `index`,
+        torch and torchvision from there: one without the other would not fit."""
+        size = "1.5" if index else "6"
+        say("Installing the course's packages: this takes minutes, once, and %s GB of disk." % size)
         extras = sorted(self.installed()[1].union(extras))
         target = ".[%s]" % ",".join(extras) if extras else "."
-        wanted = ["-e", target]
-        if self.oldest:
-            constraints = os.path.join(self.folder, "lowest.txt")
-            with open(constraints, "w") as stream:
-                stream.write("\n".join(lowest(self.root)) + "\n")
-            wanted += ["-c", constraints]
-        if not self.install_with_uv(wanted):
-            self.install_with_pip(wanted)
+        constraints = self.constraints()
+        if index:
+            pair = [each for each in listed(self.root) if each.startswith("torch")]
+            self.install_packages(pair + constraints + ["--index-url", index])
+        self.install_packages(["-e", target] + constraints)
         if not self.is_complete():
             raise SetupError(
                 "The environment in %s is broken (packages are missing although pip has "
@@ -222,6 +252,20 @@ class Environment(object):
             )
         with open(self.stamp, "w") as stream:
             json.dump({"needs": fingerprint(self.root), "extras": extras}, stream)
+
+    def constraints(self):
+        """What holds the oldest environment to the lowest versions; nothing for the usual one."""
+        if not self.oldest:
+            return []
+        path = os.path.join(self.folder, "lowest.txt")
+        with open(path, "w") as stream:
+            stream.write("\n".join(lowest(self.root)) + "\n")
+        return ["-c", path]
+
+    def install_packages(self, wanted):
+        """Install with uv, else with pip; raise SetupError where pip cannot either."""
+        if not self.install_with_uv(wanted):
+            self.install_with_pip(wanted)
 
     def install_with_uv(self, wanted):
         """Install with uv where it is (docs.astral.sh/uv): seconds where pip takes minutes."""
@@ -265,14 +309,14 @@ def say(text):
     sys.stdout.flush()
 
 
-def set_up(root, requested, extras, oldest=False):
+def set_up(root, requested, extras, oldest=False, torch="cuda"):
     """Leave a working environment in `root`, or raise SetupError."""
     environment = Environment(root, oldest)
     environment.check(requested)
     if environment.is_current(extras):
         return
     environment.create(find_python(requested))
-    environment.install(extras)
+    environment.install(extras, cpu_index(torch))
     say("The environment is ready.")
 
 
@@ -282,9 +326,15 @@ def main():
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml")
     parser.add_argument("--python", default="", help="the Python to make .venv with")
     parser.add_argument("--oldest", action="store_true", help="the lowest versions, apart")
+    parser.add_argument(
+        "--torch",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="with CUDA's libraries or without; auto: without where there is no NVIDIA driver",
+    )
     options = parser.parse_args()
     try:
-        set_up(ROOT, options.python, options.extra, options.oldest)
+        set_up(ROOT, options.python, options.extra, options.oldest, options.torch)
     except SetupError as error:
         sys.stderr.write("\n%s\n" % error)
         return 1
