@@ -7,7 +7,6 @@ import ipywidgets
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-
 _VIEW = "application/vnd.jupyter.widget-view+json"  # what a widget is in a notebook's file
 
 

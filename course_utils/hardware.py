@@ -187,6 +187,11 @@ class Diagnosis(list[Finding]):
     __repr__ = __str__
 
 
+# For programs with NCCL: PyTorch would print a warning into each cell that sends or receives without
+# a batch, because the ranks connect early.
+QUIET = {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false"}
+
+
 def cores() -> int:
     """Processor cores that this process may use (not those that the machine has)."""
     if hasattr(os, "sched_getaffinity"):
@@ -212,8 +217,21 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if _torch_gpus() else torch.device("cpu")
 
 
+def compute_alike() -> None:
+    """Makes this process compute as all others do: float32 is float32 on a GPU too.
+
+    cuDNN's convolutions would take TF32, with 10 bits of mantissa for 23, and the quickest of several
+    algorithms, whose sums differ from run to run (docs.pytorch.org, notes/numerical_accuracy and
+    notes/randomness). `report` calls it in the notebook, `launch` in each rank.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+
+
 def report() -> None:
-    """Prints in words what this machine has and what each rank of a cell would get."""
+    """Prints in words what this machine has and what each rank of a cell would get; and has the
+    notebook compute as the ranks do (`compute_alike`)."""
+    compute_alike()
     here = machine()
     system = f"PyTorch {torch.__version__} on {_count(here.cores, 'CPU core')}"
     if here.torch_gpus == 0:

@@ -39,7 +39,7 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
     it gets as much longer as each of them gets less. Raises TimeoutError with a sentence then.
     """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1"}
+    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1", **hardware.QUIET}
     own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart meets in a store of its own
     with subprocess.Popen(
         command,

@@ -1,5 +1,6 @@
 """hardware: who gets which device, and the doctor, on machines that are invented or real."""
 
+import os
 import subprocess
 import sys
 
@@ -218,3 +219,22 @@ def test_a_failing_nvidia_smi_is_no_answer(monkeypatch):
         subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, 9, "", "no driver")
     )
     assert hardware._driver_gpus() is None
+
+
+def convolutions():
+    cudnn = torch.backends.cudnn
+    return cudnn.allow_tf32, cudnn.deterministic
+
+
+def test_notebook_and_ranks_compute_alike(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    assert launch(lambda rank: convolutions(), 2) == [(False, True)] * 2
+    assert convolutions() == (True, False)
+    hardware.report()
+    assert convolutions() == (False, True)
+
+
+def test_ranks_are_told_not_to_warn_of_early_connections():
+    [name] = hardware.QUIET
+    assert launch(lambda rank: os.environ[name], 1) == ["false"]

@@ -135,7 +135,7 @@ def _job(nprocs, folder, timeout):
             "devices": placement.devices,
             # Nothing listens beyond this machine.
             "environment": dict(os.environ)
-            | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback},
+            | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET},
             "directory": os.getcwd(),
             # Python passes over what is no string, too.
             "path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],

@@ -19,7 +19,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from course_utils import intercept, versions
+from course_utils import hardware, intercept, versions
 from course_utils.launch import family, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
 from course_utils.launch.frames import is_own
@@ -83,6 +83,7 @@ def _adopt(job, rank):
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
     versions.quieten()
+    hardware.compute_alike()
     builtins.input = _no_keyboard
     sys.breakpointhook = _no_debugger
 

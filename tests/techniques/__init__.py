@@ -103,10 +103,7 @@ def alone(rank: int, job: Job) -> Trained:
 
 def train_all(rank: int, run: Run, jobs: dict[str, Job]) -> dict[str, Trained]:
     """Runs on a rank: one launch for all jobs of a technique."""
-    from torch.backends import cudnn  # here, because cloudpickle cannot send this module
-
     torch.set_num_threads(1)  # on busy cores, two threads make small models many times slower
-    cudnn.allow_tf32 = False  # on GPUs, convolutions keep 10 bits otherwise
     return {name: run(rank, job) for name, job in jobs.items()}
 
 
