@@ -332,6 +332,17 @@ def test_output_of_one_endless_line():
     assert len(shown._end) <= 4 * output.LIMIT  # what cannot be shown is not kept either
 
 
+def test_output_without_a_newline_is_not_copied_for_each_piece(capsys):
+    shown = output.Output(0, live=False)
+    line, end = shown._line, shown._end
+    for _ in range(output.LIMIT):
+        shown.add(b"abcd" * 5)
+    assert shown._line is line and shown._end is end  # they have grown in place
+    shown.finish()
+    text = capsys.readouterr().out
+    assert "... 3,800,000 bytes left out ...\n" in text and len(text) < 2 * output.LIMIT
+
+
 def test_output_that_is_not_text(capsys):
     launch(lambda rank: os.write(1, b"caf\xe9\nna\xc3\xafve\n"), 1)
     assert capsys.readouterr().out == "[rank 0] caf\ufffd\n[rank 0] naïve\n"
