@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-_PATIENCE = 1.5  # seconds for the fork server to end by itself
+_PATIENCE = 1.0  # seconds for the fork server to end by itself
 
 
 class Janitor:

@@ -54,9 +54,10 @@ class Output:
         self._prefix = f"[rank {rank}] "
         self._live = live
         self._room = LIMIT // 2
-        self._line = b""  # the last line of the start, as long as it is incomplete
+        # Both grow in place: what is there is not copied for each piece that comes.
+        self._line = bytearray()  # the last line of the start, as long as it is incomplete
         self._lines = []  # complete lines that have not been shown
-        self._end = b""  # what came after the room for the start was full
+        self._end = bytearray()  # what came after the room for the start was full
         self._left_out = 0
         self.aborts = []  # what gloo wrote as it aborted the rank
 
@@ -64,8 +65,11 @@ class Output:
         """Takes the next bytes that the rank has written."""
         start, data = data[: self._room], data[self._room :]
         self._room -= len(start)
-        *lines, self._line = (self._line + start).split(b"\n")
-        self._lines += lines
+        whole, newline, rest = start.rpartition(b"\n")
+        if newline:
+            self._lines += bytes(self._line + whole).split(b"\n")
+            self._line.clear()
+        self._line += rest
         self._end += data
         if len(self._end) > 4 * LIMIT:
             self._cut()
@@ -79,17 +83,20 @@ class Output:
             half, newline, whole = self._end.partition(b"\n")
             if newline:  # go on with a whole line
                 self._left_out, self._end = self._left_out + len(half) + 1, whole
-            self._lines += [self._line, f"... {self._left_out:,} bytes left out ...".encode()]
-            self._line = b""
-        self._lines += (self._line + self._end).split(b"\n")
+            note = f"... {self._left_out:,} bytes left out ...".encode()
+            self._lines += [bytes(self._line), note]
+            self._line.clear()
+        self._lines += bytes(self._line + self._end).split(b"\n")
         if not self._lines[-1]:
             self._lines.pop()
-        self._line = self._end = b""
+        self._line.clear()
+        self._end.clear()
         self._show()
 
     def _cut(self):
-        self._left_out += max(0, len(self._end) - LIMIT // 2)
-        self._end = self._end[-LIMIT // 2 :]
+        too_many = max(0, len(self._end) - LIMIT // 2)
+        self._left_out += too_many
+        del self._end[:too_many]
 
     def _show(self):
         lines = [_steady(line).decode(errors="replace") for line in self._lines]

@@ -5,6 +5,8 @@ open, so that a rank which is done, or has failed, does not make the others fail
 """
 
 import builtins
+import collections
+import ctypes
 import linecache
 import multiprocessing
 import os
@@ -24,6 +26,11 @@ from course_utils.launch import family, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
 from course_utils.launch.frames import is_own
 
+# Signals of the system about the process itself, and the one that asks for stacks.
+_KEPT = {
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGSEGV, signal.SIGBUS,
+    signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, stacks.ASK,
+}  # fmt: skip
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 _WORKER_ENDED = (
     "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
@@ -115,6 +122,7 @@ def _work(job, rank, call, channel):
         fn, args = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
         return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
+    calm_down = _silencer()
     try:
         try:
             _join_group(job, rank)
@@ -122,12 +130,16 @@ def _work(job, rank, call, channel):
             _draw_random_state()
             result = fn(rank, *args)
         finally:
-            _calm_down()
+            calm_down()
             if os.getpid() != process:
                 _end_of_a_fork()
-    except SystemExit as error:
-        return packing.pack(_described("exit", error) | {"code": error.code})
     except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
+        try:
+            calm_down()  # if a handler has raised before that
+        except BaseException:  # noqa: BLE001, S110 - one that was called already
+            pass
+        if isinstance(error, SystemExit):
+            return packing.pack(_described("exit", error) | {"code": error.code})
         return packing.pack(_described("exception", error))
     return _packed(result)
 
@@ -146,19 +158,14 @@ def _draw_random_state():
     random.seed()
 
 
-def _calm_down():
-    """After the learner's function: no alarm and no handler of a signal, such as a DataLoader's
-    for its workers, raises anything in what is left to do."""
-    while True:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for number in signal.valid_signals():
-                if callable(signal.getsignal(number)):
-                    rest = signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN
-                    signal.signal(number, rest)
-            return
-        except BaseException:  # noqa: BLE001, S112 - a handler has raised: now it can be removed
-            continue
+def _silencer():
+    """Returns a call after which no alarm and no handler of a signal, such as a DataLoader's for its
+    workers, raises anything in what is left to do. It is a single step of the interpreter, which
+    calls handlers between its steps only."""
+    numbers = signal.valid_signals() - _KEPT
+    rest = [signal.SIG_DFL if n == signal.SIGCHLD else signal.SIG_IGN for n in numbers]
+    silence = ctypes.CDLL(None).signal
+    return lambda: collections.deque(map(silence, numbers, rest), maxlen=0)
 
 
 def _end_of_a_fork():

@@ -47,7 +47,7 @@ _warm = None  # the process id of the fork server that is known to have finished
 _owner = None  # the process that has started it
 _starting = threading.Lock()  # held while the fork server has a child that nobody knows yet
 _known = set()  # the process ids of the ranks that have been started and have not been closed
-_PATIENCE = 30  # seconds after which a fork server that does not answer is given up
+_PATIENCE = 120  # seconds after which a fork server that does not answer is given up
 
 
 def preload() -> None:
@@ -179,13 +179,17 @@ def end_strays() -> None:
 
 def _patient(wait):
     """Calls `wait(seconds)` until it returns true, or nothing helps; returns whether it did. A fork
-    server that was stopped (SIGSTOP) is told to go on."""
-    for _ in range(_PATIENCE):
+    server that was stopped (SIGSTOP) is told to go on. One that still imports what it preloads may
+    take its time: it ends, or answers."""
+    waited = 0
+    while waited < _PATIENCE:
         if wait(1.0):
             return True
-        if _owner == os.getpid():
+        server = forkserver._forkserver._forkserver_pid
+        if _owner == os.getpid() and server is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(_warm, signal.SIGCONT)
+                os.kill(server, signal.SIGCONT)
+        waited += 1 if server == _warm else 0.2
     return False
 
 

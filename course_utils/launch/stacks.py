@@ -18,7 +18,7 @@ from course_utils.launch.frames import Frame, is_own, own
 
 # A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a
 # job). macOS has no others to offer.
-_ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
@@ -35,7 +35,7 @@ def answer_with_stacks(pipe) -> str:
     """
     os.set_blocking(pipe.fileno(), False)  # a full pipe must not stop the rank
     faulthandler.enable(pipe.fileno(), all_threads=True)
-    faulthandler.register(_ASK, pipe.fileno(), all_threads=True)
+    faulthandler.register(ASK, pipe.fileno(), all_threads=True)
     return f"{threading.main_thread().ident:016x}"
 
 
@@ -99,7 +99,7 @@ def ask(ranks: list[tuple], patience: float = 2.0) -> list[str]:
     for pipe, send_signal, main in ranks:
         drain(pipe)
         texts[pipe] = ""
-        send_signal(_ASK)
+        send_signal(ASK)
     mains = {pipe: main for pipe, _, main in ranks}
     waiting, end = set(texts), time.monotonic() + patience
     while waiting and time.monotonic() < end:
