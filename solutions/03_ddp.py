@@ -1317,7 +1317,8 @@ def average_gradients(model: nn.Module) -> None:
     """Replaces every gradient of `model` by its mean over all ranks, in place.
 
     Called on every rank after `backward()`. A parameter has a gradient on all ranks or on none;
-    where `.grad` is None it stays None. The parameters themselves do not change.
+    where `.grad` is None it stays None. The parameters themselves do not change. A tied parameter,
+    one tensor in two layers, is averaged once.
     """
     ### BEGIN SOLUTION
     world_size = dist.get_world_size()
@@ -1353,7 +1354,7 @@ def ring_all_reduce(tensor: Tensor) -> None:
     size.
 
     Communicates with `dist.send`, `dist.recv`, `dist.isend`, `dist.irecv` or
-    `dist.batch_isend_irecv` alone. Each rank sends 2(n-1)/n of the tensor's bytes; chunks may
+    `dist.batch_isend_irecv` alone, no collective. Each rank sends 2(n-1)/n of the tensor's bytes; chunks may
     differ by one element.
     """
     ### BEGIN SOLUTION
@@ -1394,7 +1395,8 @@ def shard_indices(length: int, rank: int, world_size: int, epoch: int, seed: int
     `length` is the number of samples in the dataset. The order of an epoch is
     `torch.randperm(length)`, drawn from a `torch.Generator` of its own with seed `seed + epoch`.
     Every rank gets ceil(length / world_size) indices: where the order is too short, it starts again
-    from its beginning, as often as needed. No communication, no process group.
+    from its beginning, as often as needed. No communication, no process group, and no
+    `DistributedSampler`: here you write what it does.
     """
     ### BEGIN SOLUTION
     import math
@@ -1446,6 +1448,7 @@ class OverlappedDDP(nn.Module):
 
     Gradients travel in buckets of at most `bucket_bytes` bytes, the last layer's first; a larger
     parameter has a bucket to itself. Parameters that are frozen at construction are left alone.
+    Built from hooks and collectives, without DistributedDataParallel.
     """
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 * 2**20) -> None:
@@ -1522,7 +1525,8 @@ class OverlappedDDP(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within `with model.no_sync():`, backward adds up local gradients and sends nothing."""
+        """Within `with model.no_sync():`, backward adds up local gradients and sends nothing. Behind
+        it, also if an exception has ended the block, all is as before."""
         ### BEGIN SOLUTION
         self.synchronize = False
         try:
@@ -1553,20 +1557,22 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
     Called on every rank with the same model and the whole test set: `images` (N, ...) and `labels`
     (N,) int64, N > 0. `model(images)` returns scores (batch, classes). Every image goes through the
     model once, on one rank; no rank takes more than ceil(N / world_size) images, and no batch is
-    larger than `batch_size`. Returns the same number on every rank. The model is in evaluation
-    mode meanwhile, and afterwards in the mode in which it came. No gradients are computed.
+    larger than `batch_size`. Returns the same number, a float, on every rank. The model is in
+    evaluation mode meanwhile; afterwards each of its modules is in the mode in which it came (a
+    frozen part may be in evaluation mode all the time). No gradients are computed.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     my_images, my_labels = images[rank::world_size], labels[rank::world_size]
     correct = labels.new_zeros(())  # an integer, on the labels' device
-    was_training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     with torch.no_grad():
         for start in range(0, len(my_images), batch_size):
             batch = slice(start, start + batch_size)
             correct += (model(my_images[batch]).argmax(dim=1) == my_labels[batch]).sum()
-    model.train(was_training)
+    for module, mode in modes.items():
+        module.training = mode
     dist.all_reduce(correct)
     return correct.item() / len(images)
     ### END SOLUTION

@@ -19,9 +19,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.forbidden import called
 from course_utils.checks.ranks import come_late, finish_device_work, following
 from course_utils.hardware import device
 from course_utils.trace import Call, Trace
@@ -73,6 +75,14 @@ class _Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.second(self.first(x).tanh()).tanh())
+
+
+class _Untied(_Tied):
+    """The same layers, each with a weight of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.last.weight = nn.Parameter(self.first.weight.detach().clone())
 
 
 class _Sometimes(nn.Module):
@@ -230,7 +240,7 @@ averaging = Exercise(
         "it, on every rank alike.",
         "zeros-for-none": "A parameter without a gradient has received one. A `.grad` of zeros is "
         "not the same as None: weight decay and momentum would move the parameter.",
-        "tied-twice": "A tied parameter, one tensor in two layers, was divided once per layer. "
+        "tied-twice": "A tied parameter, one tensor in two layers, was averaged once per layer. "
         "`model.parameters()` yields it once; a walk over the layers meets it twice.",
     },
     failures={
@@ -246,7 +256,11 @@ class _Averaged:
     local: Gradients
     got: Gradients
     moved: bool  # have the parameters changed?
-    silent: bool  # was nothing sent?
+    sent: int  # numbers handed over, in all calls together
+
+    @property
+    def silent(self) -> bool:
+        return self.sent == 0
 
 
 def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
@@ -259,13 +273,14 @@ def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
         answer(model)
         got = _gradients(model)
     moved = any(not torch.equal(tensor, before[k]) for k, tensor in model.state_dict().items())
-    return _Averaged(local, got, moved, trace.record().count() == 0)
+    return _Averaged(local, got, moved, sum(c.elements for c in trace.record().calls if c.sends))
 
 
-def _check_average(answer, draw, make, ranks, likely=None) -> None:
-    """Compares what every rank holds afterwards with the mean. `likely` maps a misconception to
-    what it makes of the local gradients: a function of (local, got)."""
-    reports = run(_averaged, ranks, answer, make, _plan(draw))
+def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_Averaged]:
+    """Compares what every rank holds afterwards with the mean, and returns the ranks' reports.
+    `likely` maps a misconception to what it makes of the local gradients: a function of
+    (local, got)."""
+    reports = run(_averaged, ranks, answer, make, plan or _plan(draw))
     local, got = [r.local for r in reports], [r.got for r in reports]
     mean = _mean(local)
     mistakes = {
@@ -291,6 +306,7 @@ def _check_average(answer, draw, make, ranks, likely=None) -> None:
         raise Wrong(
             "parameters-averaged", expected="the same parameters as before", got="other values"
         )
+    return reports
 
 
 @averaging.requires(
@@ -324,7 +340,13 @@ def _(answer, draw):
         mean = _mean(local)
         return [{**mean, "first.weight": mean["first.weight"] / len(local)}] * len(local)
 
-    _check_average(answer, draw, _Tied, draw.integer(2, 4), {"tied-twice": twice})
+    ranks, plan = draw.integer(2, 4), _plan(draw)
+    tied = _check_average(answer, draw, _Tied, ranks, {"tied-twice": twice}, plan)
+    # a mean averaged again is the same mean: only what was sent tells
+    untied = _check_average(answer, draw, _Untied, ranks, plan=plan)
+    if sum(report.sent for report in tied) >= sum(report.sent for report in untied):
+        got = "as many numbers sent as if the two layers had a weight each"
+        raise Wrong("tied-twice", expected="the shared weight's gradient sent once", got=got)
 
 
 # ---- 3.2 -----------------------------------------------------------------------------------------
@@ -370,6 +392,8 @@ ring = Exercise(
         "the complete chunks must travel round the ring once.",
         "added-again": "Complete chunks are added to what stood there. In the second half the "
         "chunk that arrives replaces the old one.",
+        "steps-off-by-one": "One step too many: n ranks need n - 1 steps to sum, and n - 1 to send "
+        "the sums round.",
         "wrong-chunks": "Some chunks are added twice, or not at all. Follow one chunk round the ring on "
         "paper: which rank has it after each step, and whose numbers are in it?",
         "two-ranks-only": "Right on two ranks, wrong on three. With two ranks any chunk that is not "
@@ -557,7 +581,10 @@ def _(answer, draw):
 
 @ring.requires(
     "integers and double precision are summed exactly",
-    failures=dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
+    failures={
+        "can't be cast to": "mean-not-sum",  # of integers, `/=` makes floats
+        **dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
+    },
 )
 def _(answer, draw):
     ranks, length = draw.integer(2, 3), draw.integer(5, 9)
@@ -657,6 +684,8 @@ sharding = Exercise(
         "another-order": "Every rank has its part of a shuffled order, and it is not "
         "DistributedSampler's: that is `torch.randperm`, from a `torch.Generator` with the seed "
         "`seed + epoch`.",
+        "asks-the-sampler": "You asked `DistributedSampler`. Here you write what it does: shuffle, "
+        "lengthen, take every world_size-th index.",
         "asks-the-group": "There is no process group here: nothing is sent. Rank and world size are "
         "among the arguments.",
     },
@@ -725,7 +754,10 @@ def _ranks_disagree(got: list[list[int]], length: int, ranks: int) -> bool:
 
 
 def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> None:
-    got = [answer(length, rank, ranks, epoch, seed) for rank in range(ranks)]
+    with called(DistributedSampler.__init__, DistributedSampler.__iter__) as forbidden:
+        got = [answer(length, rank, ranks, epoch, seed) for rank in range(ranks)]
+    if forbidden:
+        raise Wrong("asks-the-sampler", expected="an order of your own", got=forbidden[0])
     for part in got:
         expect_type(part, list, likely=None if part is None else "not-a-list")
         for index in part:
@@ -812,6 +844,8 @@ overlapping = Exercise(
         ),
     ],
     misconceptions={
+        "torchs-own": "You wrapped the module in PyTorch's own DistributedDataParallel. Here you write "
+        "it: broadcast, buckets, hooks.",
         "no-module": "`model.module` is the module that was wrapped: call `super().__init__()`, then "
         "keep the module under that name.",
         "no-broadcast": "The ranks start from different parameters. Broadcast rank 0's in "
@@ -853,6 +887,8 @@ overlapping = Exercise(
         "at once, and `.grad` just adds up.",
         "silent-for-good": "After `no_sync()` the hooks stay silent, so all communication waits for "
         "`finish_gradient_synchronization`. Switch them on again when the `with` block ends.",
+        "silent-after-error": "After an exception inside `no_sync()` the hooks stay silent. Switch them "
+        "on again however the block ends: `try: yield`, and then `finally:`.",
         "accumulated-lost": "Only the last micro-batch's gradient was averaged, and the sum from "
         "`no_sync()` is gone. Average `parameter.grad`, in which backward has added everything up.",
         "accumulated-local": "What was added up inside `no_sync()` stays this rank's own: only the "
@@ -889,21 +925,30 @@ overlapping = Exercise(
 )
 
 
-def _initial(rank, answer, plan: _Plan, frozen=False) -> tuple[dict, dict]:
-    """The state of a module with buffers, before and after construction."""
+def _initial(rank, answer, plan: _Plan, frozen=False) -> tuple[dict, dict, bool]:
+    """The state of a module with buffers, before and after construction, and whether PyTorch's own
+    was constructed."""
     torch.manual_seed(plan.seed + rank)
     layers = nn.Linear(5, plan.width), nn.BatchNorm1d(plan.width), nn.Linear(plan.width, 3)
     module = nn.Sequential(*layers).to(device())
     module[0].requires_grad_(not frozen)
     module[1](plan.batch())  # moves BatchNorm's buffers
     before = _state(module)
-    return before, _state(answer(module).module)
+    with called(DistributedDataParallel.__init__) as forbidden:
+        model = answer(module)
+    return before, {} if forbidden else _state(model.module), bool(forbidden)
+
+
+def _must_be_own(forbidden: bool) -> None:
+    if forbidden:
+        raise Wrong("torchs-own", expected="your own", got="DistributedDataParallel")
 
 
 def _check_start(answer, draw, frozen=False) -> None:
     ranks = draw.integer(2, 3)
     reports = run(_initial, ranks, answer, _plan(draw), frozen)
-    before, got = [r[0] for r in reports], [r[1] for r in reports]
+    before, got, forbidden = zip(*reports, strict=True)
+    _must_be_own(any(forbidden))
     weight = sum(state["2.weight"] for state in before) / ranks
 
     def own(part: str) -> list[dict]:
@@ -911,12 +956,12 @@ def _check_start(answer, draw, frozen=False) -> None:
         return [before[0] | {k: v for k, v in state.items() if part in k} for state in before]
 
     likely = {
-        "no-broadcast": before,
+        "no-broadcast": list(before),
         "buffers-forgotten": own("running"),
         "frozen-not-broadcast": own("0."),
         "averaged-at-start": lambda got: same(got[0]["2.weight"], weight),
     }
-    expect(got, [before[0]] * ranks, each="rank", likely=likely)
+    expect(list(got), [before[0]] * ranks, each="rank", likely=likely)
 
 
 @overlapping.requires(
@@ -933,28 +978,30 @@ class _Steps:
 
     local: list[list[Gradients]]
     got: list[Gradients]
+    forbidden: bool  # was DistributedDataParallel constructed meanwhile?
 
 
 def _steps(rank, answer, make, plan: _Plan, bucket_bytes, micro_batches, keep_zeros) -> _Steps:
     """Three steps with a twin beside the model; all but the last micro-batch under no_sync."""
     module = plan.build(make)
     twin = copy.deepcopy(module)
-    model = answer(module, bucket_bytes=bucket_bytes)
-    torch.manual_seed(plan.seed + 1 + rank)
     local, got = [], []
-    for _ in range(3):
-        batches = [plan.batch() for _ in range(micro_batches)]
-        for batch in batches[:-1]:
-            with model.no_sync():
-                model(batch).square().sum().backward()
-        loss = model(batches[-1]).square().sum()
-        come_late(rank)
-        loss.backward()
-        model.finish_gradient_synchronization()
-        got.append(_gradients(module))
-        local.append([_gradient_of(twin, batch) for batch in batches])
-        module.zero_grad(set_to_none=not keep_zeros)
-    return _Steps(local, got)
+    with called(DistributedDataParallel.__init__) as forbidden:
+        model = answer(module, bucket_bytes=bucket_bytes)
+        torch.manual_seed(plan.seed + 1 + rank)
+        for _ in range(3):
+            batches = [plan.batch() for _ in range(micro_batches)]
+            for batch in batches[:-1]:
+                with model.no_sync():
+                    model(batch).square().sum().backward()
+            loss = model(batches[-1]).square().sum()
+            come_late(rank)
+            loss.backward()
+            model.finish_gradient_synchronization()
+            got.append(_gradients(module))
+            local.append([_gradient_of(twin, batch) for batch in batches])
+            module.zero_grad(set_to_none=not keep_zeros)
+    return _Steps(local, got, bool(forbidden))
 
 
 def _gradient_of(twin: nn.Module, batch: Tensor) -> Gradients:
@@ -981,6 +1028,7 @@ def _check_steps(
     """
     how = (bucket_bytes, micro_batches, keep_zeros)
     reports = run(_steps, ranks, answer, make, _plan(draw), *how)
+    _must_be_own(any(report.forbidden for report in reports))
     for step in range(3):
         local = [_sum(report.local[step]) for report in reports]
         last = [report.local[step][-1] for report in reports]
@@ -1025,6 +1073,10 @@ class _Backward:
     partner_got_through: bool  # rank 1: did rank 0 reach its first layer alone?
 
 
+class _Interrupted(Exception):
+    """What ends a block before its end."""
+
+
 def _tower_backward(
     rank,
     answer,
@@ -1033,11 +1085,12 @@ def _tower_backward(
     bucket_layers: int,
     mark: Path | None = None,
     after_no_sync: bool = False,
+    interrupted: bool = False,
 ) -> _Backward:
     """One step after a first one, through a tower, with room for `bucket_layers` in a bucket. With
     `mark`, a file, rank 1 begins backward only when rank 0 has come through its own as far as the
     first layer, which makes the file; or after a while. The step may follow a backward pass under
-    no_sync."""
+    no_sync, one that an exception may have ended."""
     module = plan.build(partial(_Tower, layers=layers))
     model = answer(module, bucket_bytes=bucket_layers * _layer_bytes(plan))
     inputs = plan.batch()
@@ -1045,8 +1098,10 @@ def _tower_backward(
     model.finish_gradient_synchronization()
     module.zero_grad()
     if after_no_sync:
-        with model.no_sync():
+        with contextlib.suppress(_Interrupted), model.no_sync():
             model(inputs).sum().backward()
+            if interrupted:
+                raise _Interrupted
     waits, signals = mark is not None and rank == 1, mark is not None and rank == 0
     with Trace() as trace, contextlib.ExitStack() as rest:
 
@@ -1157,10 +1212,11 @@ def _(answer, draw):
 def _(answer, draw):
     ranks, micro_batches = draw.integer(2, 3), draw.integer(2, 4)
     _check_steps(answer, draw, _plain, ranks, 128, micro_batches=micro_batches)
-    reports = run(_tower_backward, 2, answer, *_tower(draw), 2, None, True)
-    if not all(report.started_early for report in reports):
-        expected = "all-reduces that start while backward runs, as before no_sync()"
-        raise Wrong("silent-for-good", expected=expected, got="none starts before backward ends")
+    for interrupted, slug in ((False, "silent-for-good"), (True, "silent-after-error")):
+        reports = run(_tower_backward, 2, answer, *_tower(draw), 2, None, True, interrupted)
+        if not all(report.started_early for report in reports):
+            expected = "all-reduces that start while backward runs, as before no_sync()"
+            raise Wrong(slug, expected=expected, got="none starts before backward ends")
 
 
 @overlapping.requires(
@@ -1280,6 +1336,10 @@ evaluation = Exercise(
         "then change the result. Call `model.eval()`.",
         "mode-not-restored": "The model comes back in another mode than it had. Remember "
         "`model.training` and restore it.",
+        "parts-mode-lost": "A part of the model that was in evaluation mode, as a frozen BatchNorm "
+        "often is, comes back in training mode, or the other way round: `model.train()` and "
+        "`model.eval()` set every part. Remember the mode of each of `model.modules()`.",
+        "not-a-float": "Return a number of Python's: `.item()` takes it out of a tensor.",
         "gradients-on": "Autograd records the evaluation, which costs memory: use `torch.no_grad()`.",
         "batch-too-large": "A batch is larger than `batch_size`.",
         "uneven-shares": "One rank evaluates more than ceil(N / world_size) images.",
@@ -1301,11 +1361,12 @@ class _Scores(nn.Module):
         self.batches: list[list[int]] = []
         self.modes: set[bool] = set()
         self.recorded: set[bool] = set()
+        self.part = nn.Sequential(nn.Identity())
 
     def forward(self, images: Tensor) -> Tensor:
         numbers = images.flatten(1)
         self.batches.append(numbers[:, 0].long().tolist())
-        self.modes.add(self.training)
+        self.modes |= {module.training for module in self.modules()}
         self.recorded.add(torch.is_grad_enabled())
         return numbers[:, 1:]
 
@@ -1317,20 +1378,24 @@ class _Evaluated:
     modes: set[bool]
     recorded: set[bool]
     mode_after: bool
+    parts_after: set[bool]  # the modes of the model's parts
 
     def seen(self) -> list[int]:
         return [image for batch in self.batches for image in batch]
 
 
-def _evaluated(rank, answer, images, labels, batch_size, training) -> _Evaluated:
+def _evaluated(rank, answer, images, labels, batch_size, training, parts) -> _Evaluated:
     model = _Scores().train(training)
+    model.part.train(parts)
     come_late(rank)
     value = answer(model, images.to(device()), labels.to(device()), batch_size)
-    return _Evaluated(value, model.batches, model.modes, model.recorded, model.training)
+    after = {module.training for module in model.part.modules()}
+    return _Evaluated(value, model.batches, model.modes, model.recorded, model.training, after)
 
 
-def _evaluate(answer, draw, count, ranks, batch_size, training=True):
-    """Returns the ranks' reports, and for each image whether the model is right about it."""
+def _evaluate(answer, draw, count, ranks, batch_size, training=True, parts=True):
+    """Returns the ranks' reports, and for each image whether the model is right about it. The model
+    comes in training mode or not, and so do its parts."""
     classes = draw.choice([5, 7, 9])
     scores = draw.tensor(count, classes)
     numbers = torch.arange(count, dtype=torch.float32).unsqueeze(1)
@@ -1339,7 +1404,8 @@ def _evaluate(answer, draw, count, ranks, batch_size, training=True):
     correct = draw.integer(count // 2 + 1, count - 1) if count > 2 else 1
     right = torch.tensor(draw.sample([i < correct for i in range(count)], count))
     labels = torch.where(right, scores.argmax(dim=1), scores.argmin(dim=1))
-    return run(_evaluated, ranks, answer, images, labels, batch_size, training), right.tolist()
+    modes = training, parts
+    return run(_evaluated, ranks, answer, images, labels, batch_size, *modes), right.tolist()
 
 
 def _share(images: list[int], right: list[bool]) -> float:
@@ -1373,6 +1439,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
     }
     expect(got, [accuracy] * ranks, each="rank", what="the accuracy", likely=likely)
     for report in reports:
+        expect_type(report.value, (float, int), likely="not-a-float")
         sizes = [len(batch) for batch in report.batches]
         if len(sizes) > 1 and 0 in sizes:  # `split` makes a single empty batch of no images
             raise Wrong("empty-batch", expected="batches with images", got=f"batches of {sizes}")
@@ -1438,8 +1505,8 @@ def _(answer, draw):
 
 @evaluation.requires("evaluation mode meanwhile, then the mode it had; no gradients")
 def _(answer, draw):
-    for training in (True, False):
-        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, training)
+    for training, parts in ((True, True), (False, False), (True, False), (False, True)):
+        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, training, parts)
         if True in report.modes:
             raise Wrong("train-mode", expected="model.training is False", got="True")
         expect(
@@ -1447,6 +1514,12 @@ def _(answer, draw):
             training,
             what="model.training afterwards",
             likely={"mode-not-restored": True},
+        )
+        expect(
+            report.parts_after,
+            {parts},
+            what="the training of the model's parts afterwards",
+            likely={"parts-mode-lost": True},
         )
         if True in report.recorded:
             raise Wrong("gradients-on", expected="no autograd", got="autograd records")

@@ -145,6 +145,16 @@ def divides_layer_by_layer(model):
                 parameter.grad /= dist.get_world_size()
 
 
+@wrong("3.1", names="tied-twice")
+def averages_layer_by_layer(model):
+    """A mean averaged again is the same mean."""
+    for layer in model.modules():
+        for parameter in layer.parameters(recurse=False):
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+
 @wrong("3.1", names="in-place")
 def assigns_what_comes_back(model):
     for parameter in model.parameters():
@@ -205,6 +215,21 @@ def averages_one_flat_tensor(model):
     parts = (flat / dist.get_world_size()).split([g.numel() for g in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+@right("3.1")
+def sums_round_a_ring(model):
+    """With messages alone: whole gradients travel, n - 1 times."""
+    rank, n, *_ = _neighbours()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            passing, total = parameter.grad.clone(), parameter.grad.clone()
+            for _ in range(n - 1):
+                incoming = torch.empty_like(passing)
+                _exchange(passing, incoming)
+                passing = incoming
+                total += passing
+            parameter.grad.copy_(total / n)
 
 
 @right("3.1")
@@ -311,6 +336,22 @@ def always_adds(tensor):
     chunks = tensor.view(-1).tensor_split(n)
     _go_round(chunks, n - 1, rank, add=True)
     _go_round(chunks, n - 1, rank + 1, add=True)
+
+
+@wrong("3.2", names="steps-off-by-one")
+def sums_in_n_steps(tensor):
+    rank, n, *_ = _neighbours()
+    chunks = tensor.view(-1).tensor_split(n)
+    _go_round(chunks, n, rank, add=True)
+    _go_round(chunks, n - 1, rank + 1, add=False)
+
+
+@wrong("3.2", names="steps-off-by-one")
+def goes_round_in_n_steps(tensor):
+    rank, n, *_ = _neighbours()
+    chunks = tensor.view(-1).tensor_split(n)
+    _go_round(chunks, n, rank, add=True)
+    _go_round(chunks, n, rank + 1, add=False)
 
 
 @wrong("3.2", names="mean-not-sum")
@@ -557,11 +598,20 @@ def _padded(order, world_size):
     return order
 
 
-@right("3.3")
+@wrong("3.3", names="asks-the-sampler")
 def asks_the_sampler(length, rank, world_size, epoch, seed):
     sampler = DistributedSampler(range(length), world_size, rank, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
+
+
+@wrong("3.3", names="asks-the-sampler")
+def asks_a_sampler_for_its_order(length, rank, world_size, epoch, seed):
+    class Mine(DistributedSampler):
+        pass
+
+    sampler = Mine(range(length), num_replicas=1, rank=0, seed=seed + epoch)
+    return _padded(list(sampler), world_size)[rank::world_size]
 
 
 @right("3.3")
@@ -778,14 +828,49 @@ class Bucketed(nn.Module):
     @contextmanager
     def no_sync(self):
         self.silent = True
-        yield
-        self.silent = False
+        try:
+            yield
+        finally:
+            self.silent = False
 
     def forward(self, *inputs):
         return self.module(*inputs)
 
 
 @right("3.4")
+class SilentByAnObject(Bucketed):
+    """no_sync without a generator."""
+
+    def no_sync(self):
+        model = self
+
+        class Silence:
+            def __enter__(self):
+                model.silent = True
+
+            def __exit__(self, *_):
+                model.silent = False
+
+        return Silence()
+
+
+@wrong("3.4", names="torchs-own")
+class WrapsDDP(nn.Module):
+    def __init__(self, module, bucket_bytes=25 * 2**20):
+        super().__init__()
+        self.ddp = nn.parallel.DistributedDataParallel(
+            module, bucket_cap_mb=bucket_bytes / 2**20, find_unused_parameters=True
+        )
+        self.module, self.no_sync = module, self.ddp.no_sync
+
+    def forward(self, *inputs):
+        return self.ddp(*inputs)
+
+    def finish_gradient_synchronization(self):
+        """Nothing is left to do after backward."""
+
+
+@wrong("3.4", names="torchs-own")
 class OnTopOfDDP(nn.Module):
     """PyTorch's own, with a communication hook; its backward waits at its very end."""
 
@@ -969,6 +1054,15 @@ class ForgetsTheDecorator(Bucketed):
         self.silent = False
 
 
+@wrong("3.4", names="silent-after-error")
+class ForgetsTheExceptions(Bucketed):
+    @contextmanager
+    def no_sync(self):
+        self.silent = True
+        yield
+        self.silent = False
+
+
 @wrong("3.4", names="silent-for-good")
 class NeverSpeaksAgain(Bucketed):
     @contextmanager
@@ -1111,15 +1205,21 @@ def _batches(images, labels, batch_size):
         yield images[start : start + batch_size], labels[start : start + batch_size]
 
 
+@contextmanager
+def _evaluating(model):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    yield
+    for module, training in modes.items():
+        module.training = training
+
+
 def _count(model, images, labels, batch_size):
     """The correct images of these, as a tensor; the model's mode stays as it was."""
     correct = torch.zeros(1, device=images.device)
-    training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(model):
         for x, y in _batches(images, labels, batch_size):
             correct += (model(x).argmax(dim=1) == y).sum()
-    model.train(training)
     return correct
 
 
@@ -1138,16 +1238,29 @@ def deals_out_batches(model, images, labels, batch_size):
     """Deals indices, and sends both sums in one tensor."""
     mine = list(range(dist.get_rank(), len(images), dist.get_world_size()))
     sums = torch.zeros(2, dtype=torch.float64, device=images.device)
-    training = model.training
-    model.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), _evaluating(model):
         while mine:
             batch, mine = mine[:batch_size], mine[batch_size:]
             sums[0] += (model(images[batch]).argmax(1) == labels[batch]).sum()
             sums[1] += len(batch)
-    model.train(training)
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
+
+
+@wrong("3.5", names="parts-mode-lost")
+def sets_every_part_to_the_models_mode(model, images, labels, batch_size):
+    training = model.training
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    model.train(training)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="not-a-float")
+def returns_a_tensor_of_one_number(model, images, labels, batch_size):
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    dist.all_reduce(correct)
+    return (correct / len(images)).squeeze()
 
 
 @wrong("3.5", names="padded-duplicates")
