@@ -506,7 +506,9 @@ def _(answer, draw):
     _check_gradients(_run_linear(answer, task, beside=beside), task, beside)
 
 
-@column.requires("an input that needs no gradient", failures={"register a hook": "needs-input-gradient"})
+@column.requires(
+    "an input that needs no gradient", failures={"register a hook": "needs-input-gradient"}
+)
 def _(answer, draw):
     task = _linear_task(draw, COLUMN, draw.choice([2, 3]))
     _check_outputs(_run_linear(answer, task, x_learns=False), task)
@@ -1641,7 +1643,11 @@ class _ClipTask:
             sum(math.sqrt(square + copies) for square in shards),
             sum(map(math.sqrt, shards)) + math.sqrt(copies),
             sum(math.sqrt(_squares([g])) for g in every),
-            sum(math.sqrt(_squares([g])) for values in self.sharded for g in values + self.replicated),
+            sum(
+                math.sqrt(_squares([g]))
+                for values in self.sharded
+                for g in values + self.replicated
+            ),
             math.sqrt(sum(shards)) + math.sqrt(copies),
         ]
 
@@ -1740,9 +1746,7 @@ def _(answer, draw):
     _check_clipped(answer, _clip_task(draw, 2), draw.number(1.5, 3.0))
 
 
-@clipping.requires(
-    "three ranks and one; nothing replicated, nothing sharded", needs_earlier=True
-)
+@clipping.requires("three ranks and one; nothing replicated, nothing sharded", needs_earlier=True)
 def _(answer, draw):
     share = draw.number(0.3, 0.7)
     with _only_for_two():
