@@ -1420,6 +1420,7 @@ def gpipe(stages: int, micro_batches: int) -> list[list[Op]]:
 
     Every rank has one F and one B for each of the micro-batches 0 to `micro_batches` - 1, all its F
     before its first B. Time: at most (micro_batches + stages - 1) * (F + B).
+    Write the lists yourself: no function of `course_utils.schedules` may be called.
     """
     ### BEGIN SOLUTION
     numbers = range(micro_batches)
@@ -1447,6 +1448,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> list[list[Op]]:
     Every rank has one F and one B for each of the micro-batches 0 to `micro_batches` - 1.
     Time: at most (micro_batches + stages - 1) * (F + B). Memory: rank r never holds the activations
     of more than stages - r micro-batches, from the start of an F to the end of its B.
+    Write the lists yourself: no function of `course_utils.schedules` may be called.
     """
     ### BEGIN SOLUTION
     ranks = []
@@ -1484,6 +1486,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Op]]:
     and each of its chunks 0 to `chunks` - 1. With F and B the times of one chunk:
     time at most (chunks * micro_batches + stages - 1) * (F + B); memory of rank r at most the
     activations of (chunks - 1) * stages + 2 * (stages - r) - 1 micro-batches in one chunk each.
+    Write the lists yourself: no function of `course_utils.schedules` may be called.
     """
     ### BEGIN SOLUTION
     total, group = chunks * micro_batches, chunks * stages
@@ -1533,7 +1536,7 @@ def micro_batch_gradients(
     and y. The model never sees more than `size` samples at once, and each micro-batch's activations
     are freed before the next one's forward pass. What stood in `.grad` before is replaced. Where the
     loss does not use a parameter, or the parameter is frozen, `.grad` is None afterwards. No
-    parameter changes.
+    parameter changes, and the model stays in training mode.
     """
     ### BEGIN SOLUTION
     model.zero_grad(set_to_none=True)

@@ -1533,7 +1533,8 @@ def train_3d_step(
     """One step of training on the global batch; returns its mean loss, the same on every rank.
 
     `part` is this rank's part of stage p of the model, where p is its coordinate in "pipeline"; a
-    pipeline may have one stage. `mesh` has the dimensions "data", "pipeline" and "tensor", in any
+    pipeline may have one stage. Only the first stage reads inputs, only the last one targets.
+    `mesh` has the dimensions "data", "pipeline" and "tensor", in any
     order. `shape` is (rows, width) of the activations between two stages, float32, on
     `hardware.device()`. The rest is as in `train_2d_step`.
     """

@@ -2022,9 +2022,9 @@ check("8.3", FlatLayout)
 #
 # Three things decide whether the result is right, and quick.
 #
-# * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match. But
-#   an asynchronous gather may overtake a reduction on one rank and not on another: give each kind
-#   a group of its own (`dist.new_group`).
+# * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match.
+#   One communicator runs its calls one after the other: a gather that is started behind a reduction
+#   waits for it. Where the two are to overlap, give each kind a group of its own (`dist.new_group`).
 # * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of
 #   the next can run. At most one layer ahead, and at most one reduction unfinished: more would hold
 #   what sharding has just saved.

@@ -5,7 +5,9 @@ checker's), then its time, then its memory. Which mistake a bad schedule has is 
 schedule itself, such as from the number of forward passes before the first backward pass.
 """
 
+import contextlib
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils import schedules
+from course_utils.checks import Exercise, Wrong, expect, expect_type, forbidden, run, same
 from course_utils.checks.ranks import finish_device_work, waits
 from course_utils.hardware import device
 from course_utils.intercept import listening
@@ -137,6 +140,13 @@ def _(answer, draw):
 # ---- 5.2 to 5.4: what the three schedules' exercises share ---------------------------------------
 
 FORWARD, BACKWARD = 1, 2  # units of time of one op
+BUILT_IN = (
+    schedules.gpipe,
+    schedules.one_forward_one_backward,
+    schedules.interleaved,
+    schedules.zb_h1,
+    schedules.zb_h2,
+)
 
 Budget = Callable[["_Case", int], int]  # how many activations rank r may hold
 Suspect = Callable[[Schedule, "_Case"], bool]
@@ -160,6 +170,8 @@ FORM = {
     "cannot-run": "The schedule cannot run: no rank can do this op before what it needs is there. "
     "F needs the F of the piece of the model before it. B needs the B of the piece after it, and its "
     "own F. A rank does not skip an op that has to wait.",
+    "built-in-schedule": "You call a schedule of `course_utils.schedules`, and this exercise is to "
+    "write one. Build the lists of ops yourself; look at the built-in one by plotting it.",
     "slow": "The schedule can run, and some rank waits longer than it must: ranks after it get their "
     "forward passes too late, or ranks before it their gradients.",
 }
@@ -231,7 +243,12 @@ class _Judge:
     def legal(self, answer, case: _Case, strange_work: str | None = None) -> Schedule:
         """The answer's schedule; raises Wrong where it cannot run. `strange_work` names the
         mistake behind an op that belongs to no micro-batch, and behind work that is missing."""
-        schedule = _form(self.call(answer, case), case)
+        with forbidden.called(*BUILT_IN) as names:
+            got = self.call(answer, case)
+        if names:
+            used = f"schedules.{names[0]}"
+            raise Wrong("built-in-schedule", expected="a schedule of your own", got=used)
+        schedule = _form(got, case)
         sentence = first_illegal_move(schedule, case.stages, case.micro_batches, case.chunks)
         if sentence:
             slug = _wrong_work(schedule, case)
@@ -755,6 +772,14 @@ accumulation = Exercise(
         "micro-batches are to save.",
         "other-sizes": "The micro-batches have other sizes than asked: `size` samples each, and the "
         "rest in the last. `split(n)` cuts pieces of n samples, `chunk(n)` cuts n pieces.",
+        "evaluation-mode": "The model is not in training mode, in its forward passes or afterwards: "
+        "`model.eval()` switches dropout off and makes batch norm use other numbers. That these are "
+        "micro-batches of a training step does not change.",
+        "loss-with-graph": "You return a loss that is still tied to its graph, and keeps alive what "
+        "the graph keeps. Asked is a number: `.item()`.",
+        "graph-kept": "A micro-batch's graph has outlived its backward pass: its activations are "
+        "still there when the next forward pass begins. `retain_graph=True` does that, for a second "
+        "backward pass; here each graph has one.",
         "one-backward": "A forward pass began before the micro-batch before it was through its "
         "backward pass: its activations are kept. Call backward in every turn of the loop.",
     },
@@ -798,9 +823,27 @@ class _Batch:
     seen: list[int] = field(default_factory=list)  # samples of each forward pass
     open: int = 0  # forward passes whose backward pass has not come
     most_open: int = 0
+    evaluated: bool = False  # was some part of the model in evaluation mode?
+    activations: list[weakref.ref] = field(default_factory=list)  # memory kept for backward
+    outlived: bool = False  # was any of it still there when a later forward pass began?
 
     def watch(self) -> None:
+        self.model.register_forward_pre_hook(self._begin)
         self.model.register_forward_hook(self._forward)
+        for module in self.model.modules():
+            if isinstance(module, nn.Tanh):  # its output is kept, and only for backward
+                module.register_forward_hook(self._keep)
+
+    def not_training(self) -> bool:
+        return not all(module.training for module in self.model.modules())
+
+    def _begin(self, model, inputs):
+        self.evaluated |= self.not_training()
+        self.outlived |= any(memory() is not None for memory in self.activations)
+
+    def _keep(self, module, inputs, output):
+        with contextlib.suppress(NotImplementedError):  # tensors of torch.func show no memory
+            self.activations.append(weakref.ref(output.untyped_storage()))
 
     def _forward(self, model, inputs, output):
         self.seen.append(len(output) if output.dim() > 1 else 1)  # 1: a sample without a batch
@@ -913,7 +956,10 @@ def _check_gradients(answer, batch: _Batch, likely: Mapping | None = None) -> fl
     _, expected = _gradient(batch.model, batch.inputs, batch.targets)
     mistakes = {**(likely or {}), **_gradient_mistakes(batch)}
     before = copy.deepcopy(batch.model.state_dict())
+    batch.watch()
     value = answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
+    if batch.evaluated or batch.not_training():
+        raise Wrong("evaluation-mode", expected="training mode", got="evaluation mode")
     if any(not torch.equal(tensor, before[k]) for k, tensor in batch.model.state_dict().items()):
         raise Wrong("parameters-moved", expected="the same parameters as before", got="others")
     expect(_gradients(batch.model), expected, what="the gradients", likely=mistakes)
@@ -942,6 +988,8 @@ def _(answer, draw):
         mean, _ = _gradient(batch.model, batch.inputs, batch.targets)
         got = answer(batch.model, _loss, batch.inputs, batch.targets, size)
         expect_type(got, (float, Tensor))
+        if isinstance(got, Tensor) and got.requires_grad:
+            raise Wrong("loss-with-graph", expected="a number", got=got)
         likely = {
             "loss-not-mean": sum(losses),
             "loss-of-last": lambda got, losses=losses, own=(samples % size or size) / samples: (
@@ -1019,6 +1067,9 @@ def _(answer, draw):
         raise Wrong("other-sizes", expected=f"micro-batches of {sizes} samples", got=batch.seen)
     if batch.most_open > 1:
         raise Wrong("one-backward", expected="1 micro-batch in flight", got=batch.most_open)
+    if batch.outlived:
+        got = "those of the one before are still there"
+        raise Wrong("graph-kept", expected="no activations when a forward pass begins", got=got)
 
 
 # ---- 5.6 -----------------------------------------------------------------------------------------

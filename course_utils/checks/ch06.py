@@ -7,6 +7,7 @@ values, and so the kernel knows what each of them should hold and compute.
 """
 
 import copy
+import gc
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -102,6 +103,42 @@ def _check_refusal(answer, full: nn.Module, ranks: int, size: int) -> None:
             raise Wrong("other-error", expected=expected, got=name)
         if not {str(size), str(ranks)} <= set(re.findall(r"\d+", message)):
             raise Wrong("error-without-sizes", expected=expected, got=f"{name}: {message}")
+
+
+WHOLE_KEPT_ALIVE = (
+    "A whole matrix is still in memory after your layer was made and `full` is gone: as an attribute, "
+    "a detached tensor, in a list, or as a copy. Keep clones of this rank's blocks only."
+)
+
+
+def _kept_alive(rank, answer, full) -> int:
+    """The bytes of the largest tensor, no parameter of the layer, that lives on when the layer is
+    made and the `full` that it was made from is gone."""
+    before = _living()
+    given = copy.deepcopy(full).to(device())
+    layer = answer(given)
+    del given
+    gc.collect()
+    own = {id(parameter.untyped_storage()) for parameter in layer.parameters()}
+    new = {key: kept for key, kept in _living().items() if key not in before and key not in own}
+    return max((kept.nbytes() for kept in new.values()), default=0)
+
+
+def _living() -> dict[int, torch.UntypedStorage]:
+    """The memory of all living tensors of real numbers. A storage keeps its identity in Python, and
+    in this dict its memory, so that no later one can be taken for it."""
+    found = (t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter, nn.Buffer))
+    storages = [t.untyped_storage() for t in found if t.is_floating_point()]
+    return {id(storage): storage for storage in storages}
+
+
+def _check_nothing_whole(answer, full: nn.Module, ranks: int) -> None:
+    """Raises Wrong where a rank keeps a tensor as large as the smallest matrix of `full`."""
+    whole = min(_own_bytes(p) for p in full.parameters() if p.dim() > 1)
+    kept = max(run(_kept_alive, ranks, answer, full))
+    if kept >= whole:
+        expected = "the rank's own parameters, and nothing of `full`"
+        raise Wrong("whole-kept-alive", expected=expected, got=f"{kept} bytes more")
 
 
 # ---- 6.1 and 6.2: a linear layer cut by its outputs, or by its inputs ----------------------------
@@ -270,6 +307,7 @@ def _check_memory(answer, task: _LinearTask) -> None:
                 expected="contiguous parameters in memory of exactly their size",
                 got=f"{' and '.join(report.views)} as a view into the whole",
             )
+    _check_nothing_whole(answer, task.full, task.ranks)
 
 
 def _check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
@@ -359,6 +397,7 @@ BOTH_CUTS = {
     "is an attribute of the module is one: a plain tensor is never trained.",
     "keeps-the-whole": "The layer has more parameters than its shard: did you keep `full` as an "
     "attribute? Then every rank still holds the whole matrix.",
+    "whole-kept-alive": WHOLE_KEPT_ALIVE,
     "wrong-dimension": "The weight is cut in the other dimension. `nn.Linear` stores it as (out, in): "
     "dimension 0 counts the output features, dimension 1 the input features.",
     "everyone-everything": "Every rank holds the whole weight: nothing is shared.",
@@ -467,7 +506,9 @@ def _(answer, draw):
     _check_gradients(_run_linear(answer, task, beside=beside), task, beside)
 
 
-@column.requires("an input that needs no gradient", failures={"exception": "needs-input-gradient"})
+@column.requires(
+    "an input that needs no gradient", failures={"register a hook": "needs-input-gradient"}
+)
 def _(answer, draw):
     task = _linear_task(draw, COLUMN, draw.choice([2, 3]))
     _check_outputs(_run_linear(answer, task, x_learns=False), task)
@@ -632,6 +673,15 @@ attention = Exercise(
         "read them as if each head had its three parts together: split off the parts first.",
         "other-heads": "The queries, keys and values are those of other heads than the output projection "
         "expects. Rank r of n has the r-th of n blocks of consecutive heads, in both.",
+        "heads-in-another-order": "The results are right, and the heads are not those asked: rank r of n "
+        "has the r-th of n blocks of consecutive heads. Who puts the ranks' parts together, for a "
+        "checkpoint, would get the heads in another order.",
+        "other-bias-rows": "The weight of `full.qkv` is cut rightly, and its bias is not: with a bias of "
+        "zero your result is right. Take the same rows of the bias as of the weight.",
+        "heads-laid-out": "With one head on each rank your result is right, with several it is not: they "
+        "are cut or viewed in another order than theirs. Within queries, keys and values a head's "
+        "features lie together: (heads, head_width), and only then `transpose(1, 2)`.",
+        "whole-kept-alive": WHOLE_KEPT_ALIVE,
         "global-heads": "You view with the numbers of the whole layer. A rank has full.heads / n heads, "
         "and so width / n features after attention; only the width of a head is as before.",
         "heads-mixed": "After attention the dimensions are (N, heads, T, head_width). Put the heads beside "
@@ -809,8 +859,52 @@ def _attention_task(draw, ranks: int, heads: int) -> _AttentionTask:
     return _AttentionTask(ranks, full, x, slope, y.detach(), leaf.grad, trained(x).detach())
 
 
+def _numbers_held(rank, answer, full) -> Tensor:
+    """All numbers of this rank's parameters, in whatever order and shapes."""
+    model = answer(copy.deepcopy(full).to(device()))
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+
+
+def _check_own_heads(answer, task: _AttentionTask) -> None:
+    """Raises Wrong where most of a rank's numbers are those of another rank's heads. Which layers and
+    names they stand in is the answer's own affair."""
+    weights = task.full.qkv.weight.detach()
+    held = run(_numbers_held, task.ranks, answer, task.full)
+    for rank, (numbers, rows) in enumerate(zip(held, _rows_of_ranks(task.full, task.ranks))):
+        own = torch.isin(weights[rows], numbers).float().mean().item()
+        others = torch.isin(weights, numbers).float().mean().item() * task.ranks - own
+        if own < 0.9 and others > 0.1:  # a few numbers of single precision may be equal by chance
+            raise Wrong(
+                "heads-in-another-order",
+                expected=f"block {rank} of {task.ranks} of the heads on rank {rank}",
+                got="heads of other blocks",
+            )
+
+
 def _run_attention(answer, task: _AttentionTask) -> list[_Attended]:
     return run(_attended, task.ranks, answer, task.full, task.x, task.slope)
+
+
+def _manages(answer, task: _AttentionTask) -> bool:
+    """Whether every rank has the right output for another task, which tells where a mistake is."""
+    try:
+        return same([r.y for r in _run_attention(answer, task)], [task.y] * task.ranks)
+    except Exception:  # noqa: BLE001 - whatever fails here, it does not manage
+        return False
+
+
+@torch.no_grad()
+def _without_qkv_bias(task: _AttentionTask) -> _AttentionTask:
+    full = copy.deepcopy(task.full)
+    full.qkv.bias.zero_()
+    return replace(task, full=full, y=full(task.x))
+
+
+@torch.no_grad()
+def _with_a_head_each(task: _AttentionTask) -> _AttentionTask:
+    full = copy.deepcopy(task.full)
+    full.heads, full.head_width = task.ranks, full.out.in_features // task.ranks
+    return replace(task, full=full, y=full(task.x))
 
 
 def _check_attention(answer, task: _AttentionTask) -> None:
@@ -825,6 +919,8 @@ def _check_attention(answer, task: _AttentionTask) -> None:
         **{slug: gives(outputs) for slug, outputs in mistaken.items()},
         "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
         "bias-per-rank": [task.y + (n - 1) * bias] * n,
+        "other-bias-rows": lambda got: _manages(answer, _without_qkv_bias(task)),
+        "heads-laid-out": lambda got: _manages(answer, _with_a_head_each(task)),
     }
     reports = _run_attention(answer, task)
     got = [report.y for report in reports]
@@ -869,13 +965,15 @@ def _(answer, draw):
 @attention.requires("each rank holds the parameters of its heads alone", needs_earlier=True)
 def _(answer, draw):
     ranks = draw.choice([2, 3, 4])
-    task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
+    task = _attention_task(draw, ranks, ranks * draw.choice([2, 3]))
     qkv, out = task.full.qkv, task.full.out
     cut = sum(map(_own_bytes, (qkv.weight, qkv.bias, out.weight)))
     limit = cut // task.ranks + _own_bytes(out.bias)
     held = max(report.held for report in _run_attention(answer, task))
     if held > limit:
         raise Wrong("holds-too-much", expected=f"{limit} bytes on each rank", got=f"{held} bytes")
+    _check_own_heads(answer, task)
+    _check_nothing_whole(answer, task.full, ranks)
 
 
 @attention.requires("one all-reduce of the input's size each way", needs_earlier=True)
@@ -954,10 +1052,13 @@ cross_entropy = Exercise(
         "lost its own.",
         "overflow": "Logits of ten thousands give no finite loss: subtract the row's largest logit "
         "before you take the exponential. `all_reduce` adds, unless you ask for `ReduceOp.MAX`.",
+        "cut-off": "Large logits give a finite loss, and a wrong one: you cut them off, by `clamp` or the "
+        "like. Subtracting the row's largest logit changes no loss and leaves nothing to cut.",
         "log-of-zero": "A class that is much less likely than another has a probability that rounds to "
         "0, and log(0) is minus infinity. Take the logarithm of the sum only, and subtract the "
         "target's logit.",
-        "padding-counted": "A token with the target -100 has an effect on the loss or on a gradient.",
+        "padding-counted": "A token with the target -100 has an effect on the loss or on a gradient: it is "
+        "no class, on no rank, and has no column. Leave these tokens out of the mean.",
         "divided-by-all": "The padding is not in the sum, but in the number of tokens by which you "
         "divide: divide by the number of those that count.",
         "gathers-the-logits": "More than four numbers a token are handed over: the logits must stay "
@@ -1144,11 +1245,11 @@ def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
     tokens, classes = draw.integer(6, 8), ranks * draw.integer(4, 6)
     task = _loss_task(draw, scale * draw.tensor(tokens, classes) + offset, ranks)
     reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
-    likely = {slug: lambda got: not all(math.isfinite(value) for value in got)}
+    likely = {slug: lambda got: not all(math.isfinite(value) for value in got), "cut-off": True}
     got = [report.value for report in reports]
     # Near ten thousand, float32 itself rounds to a thousandth.
     expect(got, [task.value] * ranks, each="rank", what="the loss", likely=likely, tolerance=2e-3)
-    likely = {slug: lambda got: not _all_finite(got)}
+    likely = {slug: lambda got: not _all_finite(got), "cut-off": True}
     got, expected = [report.gradient for report in reports], task.gradient.chunk(ranks, dim=1)
     what = "the gradient of the logits"
     expect(got, list(expected), each="rank", what=what, likely=likely, tolerance=2e-3)
@@ -1165,7 +1266,11 @@ def _(answer, draw):
     _check_large(answer, draw, 0.0, 1e4, "log-of-zero")
 
 
-@cross_entropy.requires("tokens with the target -100 do not count", needs_earlier=True)
+@cross_entropy.requires(
+    "tokens with the target -100 do not count",
+    failures=dict.fromkeys(("out of bounds", "exception"), "padding-counted"),
+    needs_earlier=True,
+)
 def _(answer, draw):
     tokens, ranks = draw.integer(5, 8), draw.choice([2, 3])
     padding = draw.sample(range(tokens), 2)
@@ -1455,6 +1560,13 @@ clipping = Exercise(
         "zeros-for-none": "A parameter without a gradient has received one: None stays None.",
         "not-every-rank": "A rank without gradients, or with fewer, makes fewer collective calls, and "
         "the others wait for it. Make one call, on every rank, with zero where there is nothing.",
+        "half-precision": "The norm is nearly right: its squares or sums are rounded to half precision "
+        "somewhere. Add up in float32.",
+        "replaces-gradients": "A `.grad` is another tensor than before. Asked is to scale in place, with "
+        "`mul_` or `*=`: a new tensor takes memory at the worst moment, and whoever else holds the old "
+        "one, such as DDP with its buckets, does not see it.",
+        "not-a-number-hidden": "A gradient is not a number, and your norm is one. Let NaN through: the norm "
+        "is where a broken step is noticed.",
         "zero-norm": "Where all gradients are zero, you divide by a norm of zero.",
         "sum-of-nothing": "Where there are no gradients to add up, Python's `sum` gives the int 0, which is "
         "no tensor, and `torch.stack` fails. Begin with `torch.zeros((), device=hardware.device())`.",
@@ -1477,6 +1589,7 @@ class _Clipped:
     sharded: Values
     replicated: Values
     moved: bool
+    replaced: bool  # is a gradient another tensor than before?
 
 
 def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
@@ -1488,10 +1601,16 @@ def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
         return made
 
     shards, copies = parameters(sharded[rank]), parameters(replicated)
+    before = [parameter.grad for parameter in shards + copies]
     come_late(rank)
     norm = answer(shards, copies, max_norm)
     moved = any(not torch.equal(p, torch.ones_like(p)) for p in shards + copies)
-    return _Clipped(norm, [p.grad for p in shards], [p.grad for p in copies], moved)
+    after = [parameter.grad for parameter in shards + copies]
+    replaced = any(
+        a is not None and b is not None and a.data_ptr() != b.data_ptr()
+        for a, b in zip(after, before, strict=True)
+    )
+    return _Clipped(norm, [p.grad for p in shards], [p.grad for p in copies], moved, replaced)
 
 
 @dataclass(frozen=True)
@@ -1524,6 +1643,12 @@ class _ClipTask:
             sum(math.sqrt(square + copies) for square in shards),
             sum(map(math.sqrt, shards)) + math.sqrt(copies),
             sum(math.sqrt(_squares([g])) for g in every),
+            sum(
+                math.sqrt(_squares([g]))
+                for values in self.sharded
+                for g in values + self.replicated
+            ),
+            math.sqrt(sum(shards)) + math.sqrt(copies),
         ]
 
 
@@ -1554,6 +1679,7 @@ def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> N
         "clipped-norm": [min(norm, max_norm)] * ranks,
         "one-rank-only": lambda got: ranks > 1 and any(same(value, norm) for value in got),
         "zero-norm": lambda got: any(math.isnan(value) for value in got),
+        "half-precision": lambda got: same(got, [norm] * ranks, tolerance=0.01),
     }
     expect(
         [report.norm for report in reports],
@@ -1597,6 +1723,8 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
     }
     got = [[report.sharded, report.replicated] for report in reports]
     expect(got, by([factor] * ranks), each="rank", what="the gradients", likely=likely)
+    if any(report.replaced for report in reports):
+        raise Wrong("replaces-gradients", expected="the same tensors, scaled", got="new tensors")
 
 
 @clipping.requires("two ranks agree on the norm of the whole model")
@@ -1618,7 +1746,7 @@ def _(answer, draw):
     _check_clipped(answer, _clip_task(draw, 2), draw.number(1.5, 3.0))
 
 
-@clipping.requires("three ranks and one; nothing replicated, nothing sharded")
+@clipping.requires("three ranks and one; nothing replicated, nothing sharded", needs_earlier=True)
 def _(answer, draw):
     share = draw.number(0.3, 0.7)
     with _only_for_two():
@@ -1644,6 +1772,8 @@ def _(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [[None, None], *task.sharded[1:]]
     _check_clipped(answer, replace(task, sharded=draw.sample(sharded, len(sharded))), 0.5)
+    nothing_at_all = _ClipTask(draw.sample(sharded, len(sharded)), [None])
+    _check_clipped(answer, nothing_at_all, 0.5)
 
 
 @clipping.requires("gradients that are all zero", failures={"ZeroDivisionError": "zero-norm"})
@@ -1651,3 +1781,12 @@ def _(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [_scaled(values, 0.0) for values in task.sharded]
     _check_clipped(answer, _ClipTask(sharded, _scaled(task.replicated, 0.0)), 0.5)
+
+
+@clipping.requires("a gradient that is not a number", needs_earlier=True)
+def _(answer, draw):
+    task = _clip_task(draw, draw.choice([2, 3]))
+    task.sharded[draw.integer(0, 1)][0][0, 0] = math.nan
+    for report in run(_clipped, len(task.sharded), answer, task.sharded, task.replicated, 1.0):
+        if not math.isnan(report.norm):
+            raise Wrong("not-a-number-hidden", expected="nan", got=report.norm)

@@ -551,11 +551,14 @@ class _Reader:
     place: dict[str, int]
     strict: bool
     read: list[tuple[int, int]] = field(default_factory=list)  # (block, blocks)
+    kinds: set[str] = field(default_factory=set)  # "inputs", "targets"
 
     def inputs(self, block: int, blocks: int) -> Tensor:
+        self.kinds.add("inputs")
         return self._block(self.task.inputs, block, blocks)
 
     def targets(self, block: int, blocks: int) -> Tensor:
+        self.kinds.add("targets")
         return self._block(self.task.targets, block, blocks)
 
     def _block(self, batch: Tensor, block: int, blocks: int) -> Tensor:
@@ -574,6 +577,7 @@ class _Report:
     """What a rank did: the blocks that it read, its loss, its part afterwards."""
 
     read: list[tuple[int, int]]
+    kinds: set[str]
     loss: object
     part: Values
     unwaited: list[str]  # calls for which nobody has waited, or too late, in words
@@ -607,7 +611,7 @@ def _stepped(rank, answer, task: _Task, three: bool) -> _Report:
     values = {name: value.detach().clone() for name, value in part.state_dict().items()}
     unwaited = [f"its {kind} is used before anybody has waited for it" for kind in used.kinds]
     unwaited += [f"nobody waits for this call: {kind}" for kind in sent.unwaited]
-    return _Report(reader.read, loss, values, unwaited)
+    return _Report(reader.read, reader.kinds, loss, values, unwaited)
 
 
 def _neighbours_only(task: _Task, rank: int) -> Callable:
@@ -679,6 +683,20 @@ def _on_some_rank(task: _Task, slip: _Slip) -> Callable[[list[Values]], bool]:
         return any(same(own, slipped) for own, slipped in zip(got, made, strict=True))
 
     return found
+
+
+def _check_readers(reports: list[_Report], task: _Task) -> None:
+    """Raises Wrong where a stage reads what it has no use for."""
+    last = task.size("pipeline") - 1
+    for rank, report in enumerate(reports):
+        stage = task.place(rank)["pipeline"]
+        needed = {name for name, end in (("inputs", 0), ("targets", last)) if stage == end}
+        if report.kinds - needed:
+            got = (
+                f"rank {rank}, in stage {stage} of 0 to {last}, reads {min(report.kinds - needed)}"
+            )
+            expected = "inputs read in the first stage, targets in the last"
+            raise Wrong("every-stage-reads", expected=expected, got=got)
 
 
 def _check_losses(reports: list[_Report], task: _Task) -> None:
@@ -785,8 +803,9 @@ STEP = {
     "average over the data group.",
     "loss-not-mean": "The loss is too large or too small by the size of a group: average it over the "
     "data group, once.",
-    "by-arithmetic": "The step is right only where the dimensions come in one order. Ask the mesh for a "
-    "coordinate, `mesh.get_local_rank(name)`, instead of computing it from the rank.",
+    "by-arithmetic": "The step is right only where the dimensions come in one order. Ask the mesh by name, "
+    "`mesh.get_local_rank(name)` and `mesh.get_group(name)`, and neither by position, as `get_group(0)` or "
+    "`mesh.shape[0]`, nor by computing a coordinate from the rank.",
     "not-every-rank": "Some ranks wait in a collective that others never call. Every rank of the group "
     "has to call it; a test such as `if it is rank 0` around it is the usual reason.",
 }
@@ -956,6 +975,8 @@ FAILURES_3D = {
     "there is no rank": "group-rank",
     "is not part of group": "group-rank",
     "class 'NoneType'": "graph-cut",
+    "'NoneType' object has no attribute 'item'": "loss-on-last-only",
+    "loss' where it is not associated": "loss-on-last-only",
     "only for scalar outputs": "no-gradient-given",
     "finished without sending": "never-sent",
     "waits in broadcast": "never-sent",
@@ -1016,6 +1037,8 @@ three_dimensions = Exercise(
         "message on its own.",
         "middle-stage": "Two stages work, three do not. A stage in the middle receives and sends, forward "
         "and backward.",
+        "every-stage-reads": "A stage reads what it has no use for. The first stage reads inputs, the last one "
+        "targets, and a stage in the middle nothing: it gets its input from the stage before.",
         "loss-on-last-only": "Only the last stage's ranks know the loss. It has to go from there to "
         "the other stages.",
     },
@@ -1043,7 +1066,7 @@ def _check_3d(answer, task: _Task) -> None:
 @three_dimensions.requires("3 x 2 x 1 ranks: two stages, three times, take the step of one process")
 def _(answer, draw):
     task = _task(draw, (3, 2, 1))
-    _check_update(answer, task, _slips_3d(task), three=True)
+    _check_readers(_check_update(answer, task, _slips_3d(task), three=True), task)
 
 
 @three_dimensions.requires("1 x 2 x 2 ranks: each of two stages is cut")

@@ -8,6 +8,7 @@ requirements, in the notebook's kernel, judge it.
 import copy
 import math
 import re
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,10 @@ def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) 
     reversed_order = SORTS[:stage]
     own = SHARDED[stage][-1:]
     right = _held(count, size, SHARDED[stage], sizes)
+    rounded_late = (
+        math.ceil(_held(count, count / ranks, SHARDED[stage], sizes)),
+        sum(-(-count * n // (ranks if s in SHARDED[stage] else 1)) for s, n in sizes.items()),
+    )
     cut_anyway = [_held(count, size, SHARDED[later], sizes) for later in (1, 2, 3)]
     return {
         "other-unit": lambda got: any(math.isclose(got * unit, right) for unit in (1e9, 2**30)),
@@ -112,7 +117,7 @@ def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) 
         "everything-divided": _held(count, size, SORTS, sizes),
         "one-too-many": _held(count, count // ranks + 1, SHARDED[stage], sizes),
         "rounded-down": _held(count, count // ranks, SHARDED[stage], sizes),
-        "rounded-late": math.ceil(_held(count, count / ranks, SHARDED[stage], sizes)),
+        "rounded-late": lambda got: got in rounded_late,
         "not-rounded": _held(count, count / ranks, SHARDED[stage], sizes),
     }
 
@@ -222,6 +227,8 @@ sharding = Exercise(
         "rate and weight decay.",
         "scheduler-unheard": "The scheduler has changed the learning rate in your `param_groups`, and the "
         "inner optimizer still uses the old one: hand it the options of each group before it steps.",
+        "options-unheard": "The inner optimizer hears of the learning rate only. Schedulers change other "
+        "options too, OneCycleLR the momentum: hand over all options of a group, before each step.",
         "options-missing": "Your `param_groups` lack options that `optimizer_cls` has, such as Adam's "
         "`betas`, and schedulers look there. What is not in kwargs is in the inner's `defaults`.",
         "fixed-optimizer": "The update is not that of `optimizer_cls` with these kwargs.",
@@ -269,6 +276,7 @@ class _Updates:
     groups: list[tuple[list[int], dict]] | None = None  # which parameters, and their options
     added: tuple[list[int], dict] | None = None  # a group that comes after the first step
     frozen: tuple[int, ...] = ()  # at first; they learn after the first step
+    later: dict | None = None  # options that every group gets after the first step
     decay: float | None = None  # a scheduler multiplies the learning rates with it at each step
     tied: bool = False  # they come from a model that has the first one at two places
 
@@ -315,6 +323,8 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
             own, options = task.added
             optimizer.add_param_group({"params": [parameters[i] for i in own], **options})
         if step == 1:
+            for group in optimizer.param_groups:
+                group.update(task.later or {})
             for parameter in parameters:
                 parameter.requires_grad_()
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -442,11 +452,13 @@ def _(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
     task = _updates(draw, _small(draw), groups=groups)
     scheduled = replace(task, decay=0.5)
-    reports = run(_sharded, draw.choice((2, 3)), answer, [task, scheduled])
+    others = replace(task, later={"momentum": draw.number(0.3, 0.6), "nesterov": True})
+    reports = run(_sharded, draw.choice((2, 3)), answer, [task, scheduled, others])
     both = list(zip(*reports, strict=True))
     plain = [(own, {}) for own, _ in groups]
     _judge_updates(both[0], task, {"groups-lost": _as_if(task, groups=plain)})
     _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
+    _judge_updates(both[2], others, {"options-unheard": lambda *_: True})
 
 
 class _StateAtOnce(torch.optim.SGD):
@@ -1363,6 +1375,16 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     backward = [False]
     started, reductions = [0], []
 
+    patience = [3.0]  # seconds, for the whole step
+
+    def settled(allowed: Callable[[list[int]], bool]) -> list[int]:
+        """gloo's thread holds what was gathered for a moment after wait(): looks again until what is
+        alive is allowed, or the patience is at its end."""
+        while not allowed(found := alive()) and patience[0] > 0:
+            time.sleep(0.005)
+            patience[0] -= 0.005
+        return found
+
     def alive() -> list[int]:
         # only reductions are asked after below, and a gather's Work holds what it has gathered
         asked[:] = [work for work in asked if any(work is other for other in reductions)]
@@ -1370,12 +1392,16 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
 
     def see(index: int, weight: Tensor) -> None:
         if not backward[0]:
-            report.alive_forward.append([other for other in alive() if other != index])
+            found = settled(lambda found: len(set(found) - {index}) <= 1)
+            report.alive_forward.append([other for other in found if other != index])
         storages[index].append(weakref.ref(weight.untyped_storage()))
 
     def arrives(index: int) -> None:
         backward[0] = True
-        report.alive_backward.append(alive())
+        most = sizes.layers if report.alive_backward else 2  # where backward begins
+        report.alive_backward.append(
+            settled(lambda found: max(found, default=0) <= index + 1 and len(found) <= most)
+        )
         report.gathers.append(started[0])
 
     for index, layer in enumerate(module.layers):
@@ -1401,7 +1427,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     with waits() as asked, listening(hear):
         _forward_backward(model, x)
         model.finish_gradient_synchronization()
-    report.alive_afterwards = alive()
+    report.alive_afterwards = settled(lambda found: not found)
     report.hidden = [
         index
         for index, layer in enumerate(module.layers)
@@ -1641,6 +1667,8 @@ resharding = Exercise(
     misconceptions={
         "list-order": "The shards are put together in the order of the list. Each part tells its `rank`: "
         "sort by it.",
+        "sorted-as-text": "The parts are put together in the order of their ranks as text, where 10 comes "
+        "before 2: compare numbers.",
         "padding-kept": "The old padding is still in there: it was cut along with the rest. The whole "
         "shape tells how many elements are real.",
         "vectors-cut": "Parameters with one dimension or none are the same on every rank: they are neither "
@@ -1746,6 +1774,14 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
         "list-order": matrices_are(
             lambda shards, shape: _shards(
                 torch.cat([shards[rank] for rank in listed])[: shape.numel()], ranks
+            )
+        ),
+        "sorted-as-text": matrices_are(
+            lambda shards, shape: _shards(
+                torch.cat([shards[rank] for rank in sorted(range(len(shards)), key=str)])[
+                    : shape.numel()
+                ],
+                ranks,
             )
         ),
         "padding-kept": matrices_are(lambda shards, shape: _shards(torch.cat(shards), ranks)),

@@ -97,6 +97,7 @@ def _recorded() -> Iterator[list[_Event]]:
         return call
 
     kinds = {"fsync": "fsync", "fdatasync": "fsync", "replace": "rename", "rename": "rename"}
+    kinds["link"] = "rename"  # gives a file its name at once, too
     with contextlib.ExitStack() as stack:
         for name, kind in kinds.items():
             if hasattr(os, name):
@@ -316,6 +317,9 @@ checkpoints = Exercise(
         "just saved had to go for it. Only steps up to this one count.",
         "makes-any-object": "`load` makes whatever object the file asks for, and that can run any "
         "code. Read with `weights_only=True`.",
+        "never-renamed": "The checkpoint's file has had its name since before it had its bytes: it was written "
+        "or copied there. A copy is written piece by piece as well, and a kill leaves a part of it. Only "
+        "a rename, `os.replace`, within the same folder, is whole or not at all.",
         "no-fsync": "The bytes are not yet on the disk when the file gets its name: there is no "
         "`os.fsync` before. After a power failure the name may stand for an empty file.",
         "fsync-unflushed": "`os.fsync` comes while bytes are still in Python's buffer: it knows only "
@@ -464,7 +468,10 @@ def _(answer, draw):
         [(events, files)] = run(_saved_once, 1, answer, [Path(folder)], state)
     for inode, size in files:
         own = [event for event in events if event.file == inode]
-        named = next((i for i, event in enumerate(own) if event.kind == "rename"), len(own))
+        named = next((i for i, event in enumerate(own) if event.kind == "rename"), None)
+        if named is None:
+            got = "a file that had its name while its bytes were written"
+            raise Wrong("never-renamed", expected="a file that a rename gave its name", got=got)
         synced = [event.size for event in own[:named] if event.kind == "fsync"]
         if size not in synced:
             slug = "fsync-unflushed" if synced else "no-fsync"
@@ -1174,7 +1181,7 @@ def _cluster(draw, nodes: int) -> _Cluster:
     """One that has a failure every few hours and saves every few hundred steps."""
     hours = nodes * draw.number(20, 30)
     save = draw.number(50, 60)
-    return _Cluster(nodes, hours, save, save * draw.number(4, 5), draw.number(5, 6))
+    return _Cluster(nodes, hours, save, save * draw.number(20, 30), draw.number(5, 6))
 
 
 def _with_ideal(draw, steps: float) -> _Cluster:
@@ -1204,6 +1211,7 @@ def _expect_steps(got: Any, cluster: _Cluster) -> None:
     mistakes = {
         "not-whole": lambda got: abs(got - c.steps) <= 1.01 and got != int(got),
         "rounded": _close_to(c.steps),
+        "recovery-in-mtbf": _close_to(math.sqrt(2 * c.save * (c.mtbf + c.recovery)) / c.step),
         "nodes-forgotten": _close_to(c.ideal * math.sqrt(c.nodes)),
         "nodes-multiply": _close_to(c.ideal * c.nodes),
         "hours": lambda got: (
@@ -1249,6 +1257,8 @@ interval = Exercise(
         "average, not a whole one.",
         "recovery-in-interval": "The recovery has got into the interval. It costs the same however "
         "often you save; it belongs into the share only.",
+        "recovery-in-mtbf": "You add the recovery to the time between failures. Daly (2006) does so; here L of "
+        "section 3 is asked, in which the recovery is a term that the interval does not change.",
         "in-seconds": "That is the interval in seconds. Asked are steps.",
         "not-rooted": "The root is missing.",
         "not-whole": "A checkpoint comes after a whole number of steps: return an integer.",
@@ -1357,6 +1367,8 @@ limits = Exercise(
         "joins-counted": "Joins are counted as restarts. torchrun restarts the workers for them "
         "without counting.",
         "no-restarts": "Without restarts the first loss ends the run.",
+        "one-restart-more": "One restart too many: the first start is none, so that as many losses need as "
+        "many restarts.",
         "restarts-fixed": "The number of restarts does not follow from the losses.",
         "new-code-restarts": "New code fails because of a bug. A restart repeats it, and hides where "
         "it came from.",
@@ -1382,6 +1394,7 @@ def _check_limits(answer, available: int, fits: int, useful: int, losses: int, j
         "maximum-too-low": differs(1, lambda most: most < maximum),
         "joins-counted": differs(2, lambda restarts: joins and restarts == losses + joins),
         "no-restarts": differs(2, lambda restarts: restarts == 0),
+        "one-restart-more": differs(2, lambda restarts: restarts == losses + 1),
         "restarts-fixed": True,
     }
     expected = (fits, maximum, losses)

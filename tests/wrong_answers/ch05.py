@@ -7,6 +7,7 @@ from itertools import chain, zip_longest
 import torch
 import torch.distributed as dist
 
+from course_utils import schedules
 from course_utils.schedules import Op
 from tests.wrong_answers import right, wrong
 
@@ -250,6 +251,11 @@ def starts_later_on_later_ranks(stages, micro_batches):
     return [_ops("F", numbers[rank:]) + _ops("B", numbers) for rank in range(stages)]
 
 
+@wrong("5.2", names="built-in-schedule")
+def calls_the_built_in_gpipe(stages, micro_batches):
+    return schedules.gpipe(stages, micro_batches)
+
+
 # ---- 5.3 one_forward_one_backward ----------------------------------------------------------------
 
 
@@ -408,6 +414,17 @@ def extends_shared_lists(stages, micro_batches):
     for rank, row in enumerate(backward_first_in_each_pair(stages, micro_batches)):
         schedule[rank].extend(row)
     return schedule
+
+
+@wrong("5.3", names="built-in-schedule")
+def calls_the_built_in_1f1b(stages, micro_batches):
+    return schedules.one_forward_one_backward(stages, micro_batches)
+
+
+@wrong("5.3", names="built-in-schedule")
+def interleaves_one_chunk(stages, micro_batches):
+    built_in = functools.partial(schedules.interleaved, chunks=1)
+    return [row[:] for row in built_in(stages, micro_batches)]
 
 
 # ---- 5.4 interleaved -----------------------------------------------------------------------------
@@ -629,6 +646,13 @@ def _add_spoilt(exercise, schedule, mistake, spoil):
 for mistake, spoil in SPOILT.items():
     _add_spoilt("5.3", backward_first_in_each_pair, mistake, spoil)
     _add_spoilt("5.4", from_two_lists, mistake, spoil)
+
+
+@wrong("5.4", names="built-in-schedule")
+def calls_the_built_in_interleaved(stages, micro_batches, chunks):
+    if chunks == 1:
+        return schedules.one_forward_one_backward(stages, micro_batches)
+    return schedules.interleaved(stages, micro_batches, chunks)
 
 
 # ---- 5.5 micro_batch_gradients -------------------------------------------------------------------
@@ -942,6 +966,54 @@ def goes_through_the_samples(model, loss_function, inputs, targets, size):
         loss.backward()
         total += loss.item()
     return total
+
+
+@wrong("5.5", names="graph-kept")
+def keeps_every_graph(model, loss_function, inputs, targets, size):
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward(retain_graph=True)
+        mean += share.item()
+    return mean
+
+
+@right("5.5")
+def keeps_a_graph_and_drops_it(model, loss_function, inputs, targets, size):
+    """What is kept for a second backward pass goes with the last name of the loss."""
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward(retain_graph=True)
+        mean += share.item()
+        del share
+    return mean
+
+
+@wrong("5.5", names="evaluation-mode")
+def switches_to_evaluation(model, loss_function, inputs, targets, size):
+    model.eval()
+    return divides_at_the_end(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="evaluation-mode")
+def evaluates_and_trains_again(model, loss_function, inputs, targets, size):
+    mean = switches_to_evaluation(model, loss_function, inputs, targets, size)
+    model.train()
+    return mean
+
+
+@wrong("5.5", names="loss-with-graph")
+def returns_a_loss_with_its_graph(model, loss_function, inputs, targets, size):
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean = mean + share
+    return mean
 
 
 # ---- 5.6 exchange --------------------------------------------------------------------------------

@@ -138,6 +138,33 @@ class KeepsFull(_Column):
         self.full = full
 
 
+@wrong("6.1", names="whole-kept-alive")
+class KeepsADetachedWeight(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        self.whole = full.weight.detach()
+
+
+@wrong("6.1", names="whole-kept-alive")
+class KeepsFullInAList(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        self.source = [full]
+
+
+@wrong("6.1", names="whole-kept-alive")
+class KeepsACopyInAFunction(_Column):
+    """Its `weight` is for show: the whole product is computed, and cut."""
+
+    def __init__(self, full):
+        super().__init__(full)
+        whole = full.weight.detach().clone()
+        self.cut = lambda: whole.chunk(dist.get_world_size())[dist.get_rank()]
+
+    def forward(self, x):
+        return linear(SumBackward.apply(x), self.weight + 0 * self.cut(), self.bias)
+
+
 @wrong("6.1", names="other-names")
 class KeepsAnInnerLayer(nn.Module):
     def __init__(self, full):
@@ -708,6 +735,60 @@ class DealsHeadsOut(_Heads):
         return nn.Parameter(by_head[:, rank::n].flatten(0, 2))
 
 
+@wrong("6.3", names="heads-in-another-order")
+class DealsTheHeadsOut(_Heads):
+    """Heads r, r + n, ..., in qkv and out alike."""
+
+    def __init__(self, full):
+        super().__init__(full)
+        columns = self.dealt(full, full.out.weight.detach().T).T
+        self.out_weight = nn.Parameter(columns.contiguous())
+        self.weight, self.bias = (
+            nn.Parameter(torch.cat([self.dealt(full, part) for part in tensor.detach().chunk(3)]))
+            for tensor in (full.qkv.weight, full.qkv.bias)
+        )
+
+    def dealt(self, full, part):
+        rank, n = _place()
+        return part.unflatten(0, (-1, full.head_width))[rank::n].flatten(0, 1).clone()
+
+
+@wrong("6.3", names="heads-in-another-order")
+class CountsRanksFromTheEnd(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        rank, n = _place()
+        mine = n - 1 - rank
+        self.out_weight = nn.Parameter(full.out.weight.detach().chunk(n, dim=1)[mine].clone())
+
+    def rows(self, tensor):
+        rank, n = _place()
+        return nn.Parameter(torch.cat([p.chunk(n)[n - 1 - rank] for p in tensor.detach().chunk(3)]))
+
+
+@wrong("6.3", names="other-bias-rows")
+class TakesTheFirstRanksBias(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        n = dist.get_world_size()
+        parts = [part.chunk(n)[0] for part in full.qkv.bias.detach().chunk(3)]
+        self.bias = nn.Parameter(torch.cat(parts))
+
+
+@wrong("6.3", names="heads-laid-out")
+class PutsHeadsInTheLastDimension(_Heads):
+    def split(self, qkv):
+        parts = qkv.unflatten(-1, (3, self.head_width, self.heads))
+        return parts.transpose(-1, -2).unbind(dim=2)
+
+
+@wrong("6.3", names="whole-kept-alive")
+class KeepsTheAttention(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.source = {"full": full}
+
+
 @wrong("6.3", names="global-heads")
 class CountsAllHeads(_Heads):
     def __init__(self, full):
@@ -1191,6 +1272,28 @@ def gathers_everything(logits, targets):
     return cross_entropy(torch.cat(everyone, dim=1), targets)
 
 
+@wrong("6.4", names="cut-off")
+def clamps_at_80(logits, targets):
+    z = logits.clamp(-80, 80)
+    total = SumForward.apply(z.exp().sum(dim=1))
+    return _mean(total.log() - SumForward.apply(_at_target(z, targets)), targets)
+
+
+@wrong("6.4", names="padding-counted")
+def makes_a_class_of_the_padding(logits, targets):
+    rank, n = _place()
+    z = logits - _highest(logits).unsqueeze(1)
+    hot = nn.functional.one_hot(targets, n * logits.shape[1]).chunk(n, dim=1)[rank]
+    both = SumForward.apply(torch.stack([z.exp().sum(dim=1), (z * hot).sum(dim=1)]))
+    return (both[0].log() - both[1]).mean()
+
+
+@wrong("6.4", names="padding-counted")
+def counts_from_the_end(logits, targets):
+    n = dist.get_world_size()
+    return sums_both_in_one_call(logits, targets % (n * logits.shape[1]))
+
+
 @wrong("6.4", names="changes-the-logits")
 def shifts_in_place(logits, targets):
     logits -= _highest(logits).unsqueeze(1)
@@ -1433,7 +1536,53 @@ def scales_as_pytorch_does(sharded, replicated, max_norm):
     factor = min(1.0, max_norm / (norm + 1e-6))
     for parameter in sharded + replicated:
         if parameter.grad is not None:
-            parameter.grad = parameter.grad * factor
+            parameter.grad.mul_(factor)
+    return norm
+
+
+@wrong("6.6", names="replaces-gradients")
+def makes_new_gradients(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    for parameter in sharded + replicated:
+        if parameter.grad is not None and norm > max_norm:
+            parameter.grad = parameter.grad * (max_norm / norm)
+    return norm
+
+
+@wrong("6.6", names="not-every-rank")
+def returns_where_there_is_nothing(sharded, replicated, max_norm):
+    if not _gradients(sharded + replicated):
+        return 0.0
+    return divides_replicated_squares(sharded, replicated, max_norm)
+
+
+@wrong("6.6", names="norms-added")
+def adds_two_norms(sharded, replicated, max_norm):
+    norm = _over_ranks(_sum_of_squares(sharded)).sqrt() + _sum_of_squares(replicated).sqrt()
+    _clip(sharded + replicated, norm.item(), max_norm)
+    return norm.item()
+
+
+@wrong("6.6", names="norms-added")
+def adds_all_norms_of_all_ranks(sharded, replicated, max_norm):
+    norms = [gradient.norm() for gradient in _gradients(sharded + replicated)]
+    norm = _over_ranks(sum(norms, torch.zeros((), device=device()))).item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="half-precision")
+def sums_in_half_precision(sharded, replicated, max_norm):
+    squares = _over_ranks(_sum_of_squares(sharded).half()) + _sum_of_squares(replicated).half()
+    norm = squares.sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="not-a-number-hidden")
+def makes_zero_of_nan(sharded, replicated, max_norm):
+    norm = float(torch.tensor(_global_norm(sharded, replicated)).nan_to_num())
+    _clip(sharded + replicated, norm, max_norm)
     return norm
 
 

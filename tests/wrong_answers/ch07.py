@@ -771,6 +771,14 @@ def computes_its_coordinate(part, read_inputs, read_targets, mesh, optimizer):
     return _train_2d(part, read_inputs, read_targets, mesh, optimizer, block=block)
 
 
+@wrong("7.3", names="by-arithmetic")
+def takes_dimensions_by_position(part, read_inputs, read_targets, mesh, optimizer):
+    def block(mesh):
+        return mesh.get_coordinate()[0], mesh.shape[0]
+
+    return _train_2d(part, read_inputs, read_targets, mesh, optimizer, block=block)
+
+
 @wrong("7.3", names="not-every-rank")
 def averages_the_loss_on_rank_0(*given):
     def mean_loss(loss, mesh):
@@ -870,18 +878,19 @@ def sends_by_global_ranks(*given):
 
 @right("7.4")
 def lets_autograd_multiply(part, read_inputs, read_targets, shape, mesh, optimizer):
-    """Backward starts from the sum of output times gradient, and every rank reads its rows."""
-    inputs, targets = read_inputs(*_own_block(mesh)), read_targets(*_own_block(mesh))
+    """Backward starts from the sum of output times gradient."""
     pipeline, stage = mesh.get_group("pipeline"), mesh.get_local_rank("pipeline")
     x, slope = torch.empty(shape, device=device()), torch.empty(shape, device=device())
     if stage > 0:
         _receive(x, mesh, stage - 1)
     else:
-        x.copy_(inputs)
+        x.copy_(read_inputs(*_own_block(mesh)))
     x.requires_grad_()
     y = _forward(part, x, mesh)
-    loss, is_last = mse_loss(y, targets), stage == pipeline.size() - 1
-    if not is_last:
+    loss, is_last = torch.zeros((), device=device()), stage == pipeline.size() - 1
+    if is_last:
+        loss = mse_loss(y, read_targets(*_own_block(mesh)))
+    else:
         _send(y.detach(), mesh, stage + 1)
         _receive(slope, mesh, stage + 1)
     optimizer.zero_grad()
@@ -1214,6 +1223,25 @@ def averages_the_loss_on_last_stages(*given):
         if mesh.get_local_rank("pipeline") == pipeline.size() - 1:
             dist.all_reduce(loss)
         return loss.item()
+
+    return _train_3d(*given, mean_loss=mean_loss)
+
+
+@wrong("7.4", names="every-stage-reads")
+def reads_everywhere(part, read_inputs, read_targets, *more):
+    block = _own_block(more[1])
+    inputs, targets = read_inputs(*block), read_targets(*block)
+    return _train_3d(part, lambda *_: inputs, lambda *_: targets, *more)
+
+
+@wrong("7.4", names="loss-on-last-only")
+def knows_a_loss_in_the_last_stage(*given):
+    def mean_loss(loss, mesh):
+        pipeline = mesh.get_group("pipeline")
+        _average([loss], mesh)
+        if mesh.get_local_rank("pipeline") == pipeline.size() - 1:
+            mean_loss = loss
+        return mean_loss.item()
 
     return _train_3d(*given, mean_loss=mean_loss)
 

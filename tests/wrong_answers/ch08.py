@@ -119,6 +119,16 @@ def rounds_the_bytes(parameters, world_size, stage, *sizes, **named):
     return math.ceil(divides_exactly(parameters, world_size, stage, *sizes, **named))
 
 
+@wrong("8.1", names="rounded-late")
+def rounds_the_bytes_of_each_sort(
+    parameters, world_size, stage, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+):
+    _must_exist(stage)
+    held = [parameters * size for size in (parameter_bytes, gradient_bytes, optimizer_bytes)]
+    cut = range(3 - stage, 3)
+    return sum(-(-b // world_size) if i in cut else b for i, b in enumerate(held))
+
+
 @wrong("8.1", names="sizes-fixed")
 def knows_adam_only(parameters, world_size, stage, **named):
     return adds_stage_by_stage(parameters, world_size, stage)
@@ -392,6 +402,13 @@ class ForgetsTheGroups(_Sharded):
 class CopiesTheOptionsOnce(_Sharded):
     def hand_over(self, group, inner):
         inner.state = self.state
+
+
+@wrong("8.2", names="options-unheard")
+class HandsOnTheLearningRate(_Sharded):
+    def hand_over(self, group, inner):
+        inner.state = self.state
+        inner.param_groups[0]["lr"] = group["lr"]
 
 
 @wrong("8.2", names="options-missing")
@@ -812,6 +829,16 @@ def trusts_the_order(checkpoints, world_size):
             return parts
 
     return Trusting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="sorted-as-text")
+def sorts_ranks_as_text(checkpoints, world_size):
+    class Textual(_Resharding):
+        def order(self, parts):
+            _whole_checkpoint(parts)
+            return sorted(parts, key=lambda part: str(part["rank"]))
+
+    return Textual()(checkpoints, world_size)
 
 
 @wrong("8.5", names="padding-kept")

@@ -5,6 +5,8 @@ import io
 import math
 import os
 import random
+import shutil
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -294,6 +296,28 @@ class WritesUnderTheName(_Checkpoints):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+@wrong("9.1", names="never-renamed")
+class CopiesIntoPlace(_Checkpoints):
+    def write(self, path, data):
+        other = path.with_suffix(".new")
+        other.write_bytes(data)
+        shutil.copyfile(other, path)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+        other.unlink()
+
+
+@wrong("9.1", names="never-renamed")
+class CopiesFromTheTemporaryFolder(_Checkpoints):
+    """Without any fsync."""
+
+    def write(self, path, data):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(data)
+            file.flush()
+            shutil.copy(file.name, path)
 
 
 @wrong("9.1", names="takes-the-torn")
@@ -1130,6 +1154,12 @@ def adds_the_recovery_to_the_save(nodes, node_mtbf_hours, save, recovery, step):
     return _from_interval(seconds, nodes, node_mtbf_hours, save, recovery, step)
 
 
+@wrong("9.4", names="recovery-in-mtbf")
+def adds_the_recovery_to_the_time_between_failures(nodes, node_mtbf_hours, save, recovery, step):
+    seconds = math.sqrt(2 * save * (_mtbf(nodes, node_mtbf_hours) + recovery))
+    return _from_interval(seconds, nodes, node_mtbf_hours, save, recovery, step)
+
+
 @wrong("9.4", names="in-seconds")
 def returns_seconds(nodes, node_mtbf_hours, save, recovery, step):
     seconds = math.sqrt(2 * save * _mtbf(nodes, node_mtbf_hours))
@@ -1284,6 +1314,11 @@ def counts_every_change(available, fits, useful, losses, joins, new_code):
 @wrong("9.5", names="no-restarts")
 def leaves_the_default(available, fits, useful, losses, joins, new_code):
     return (fits, fits, 0) if new_code else (fits, min(available, useful), 0)
+
+
+@wrong("9.5", names="one-restart-more")
+def counts_the_first_start(available, fits, useful, losses, joins, new_code):
+    return (fits, fits, 0) if new_code else (fits, min(available, useful), losses + 1)
 
 
 @wrong("9.5", names="restarts-fixed")
