@@ -74,12 +74,32 @@ def statements_of(cell: Cell) -> Iterator[Statement]:
 
 def _binds(source: str) -> frozenset[str]:
     top = symtable.symtable(source, "cell", "exec")
-    return frozenset(s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported())
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    return frozenset(bound - _only_in_comprehensions(source))
 
 
 def uses_of(source: str) -> frozenset[str]:
     """The global names that a piece of code reads."""
-    return frozenset(_global_names(symtable.symtable(source, "cell", "exec")))
+    names = set(_global_names(symtable.symtable(source, "cell", "exec")))
+    return frozenset(names - _only_in_comprehensions(source))
+
+
+def _only_in_comprehensions(source: str) -> set[str]:
+    """The names that only comprehensions at the top level have, such as x in [x for x in values].
+    From Python 3.12 on, symtable counts them as names of the module (PEP 709)."""
+    inside: set[str] = set()
+    outside: set[str] = set()
+
+    def visit(node: ast.AST, own: frozenset[str]) -> None:
+        if isinstance(node, ast.Name):
+            (inside if node.id in own else outside).add(node.id)
+        for part in getattr(node, "generators", []):
+            own |= {n.id for n in ast.walk(part.target) if isinstance(n, ast.Name)}
+        for child in ast.iter_child_nodes(node):
+            visit(child, own)
+
+    visit(ast.parse(source), frozenset())
+    return inside - outside
 
 
 def _global_names(table: symtable.SymbolTable) -> Iterator[str]:
