@@ -145,6 +145,12 @@ def test_cells(kernel):
     assert shown.startswith("rank 1 raised ZeroDivisionError: division by zero\n")
 
 
+def test_exit_in_a_cell(kernel):
+    """In a kernel, exit is an object of IPython's that holds the kernel."""
+    shown = kernel.run("def work(rank):\n    exit()\n\nlaunch(work, 2)")
+    assert shown.startswith("RankFailure: rank 0 called sys.exit(None) before it returned.")
+
+
 def test_hang_in_a_cell(kernel):
     shown = kernel.run(
         "def work(rank):\n"

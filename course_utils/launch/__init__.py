@@ -8,6 +8,8 @@ The rooms, in the order in which a call passes through them:
     unpicklable  which argument, or which variable of the function, cannot be sent
     server       the fork server that has torch in memory already (preloaded: what else it does)
     sockets      where the fork server's sockets lie, however long the temporary folder's name
+    family       processes below others: handles that mean no other process, and orphans
+    guardian     what the fork server does for all below it, also when the kernel is gone
     process      a rank as the kernel sees it: start, read, end
     rank         a rank as it sees itself: join the group, run the function, report
     peers        no message to a rank that is not there
