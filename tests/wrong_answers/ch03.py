@@ -220,7 +220,7 @@ def averages_one_flat_tensor(model):
 @right("3.1")
 def sums_round_a_ring(model):
     """With messages alone: whole gradients travel, n - 1 times."""
-    rank, n, *_ = _neighbours()
+    _, n, *_ = _neighbours()
     for parameter in model.parameters():
         if parameter.grad is not None:
             passing, total = parameter.grad.clone(), parameter.grad.clone()
