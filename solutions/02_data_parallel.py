@@ -388,7 +388,8 @@ print("equal:", math.isclose(13 * weight[-1].item(), predicted_factor))
 # that, one thing must change. `functional_call` puts the copies into the module while it runs, and
 # takes them out afterwards. Two threads that do so with the *same* module would overwrite each
 # other's tensors. So each worker gets a frame of its own: a copy of the module on the device `meta`,
-# where tensors have a shape and no memory.
+# where tensors have a shape and no memory. This move unties tied layers; `MnistNet` has none. A model
+# that has some needs a plain deep copy, in which they stay tied.
 
 
 # %%
@@ -931,7 +932,8 @@ def scatter(batch: torch.Tensor, devices: list[torch.device]) -> list[torch.Tens
     Returns a list of chunks, chunk i on devices[i], with the rows in their order. The numbers of
     rows differ by at most one, and the larger chunks come first: 5 rows on 4 devices give chunks
     of 2, 1, 1, 1 rows. A batch with fewer rows than devices gives one row to each of the first
-    devices and no empty chunk. Gradients flow back through the chunks into `batch`.
+    devices and no empty chunk. Gradients flow back through the chunks into `batch`. Written here,
+    without torch.nn.parallel.
     """
     ### BEGIN SOLUTION
     count = min(len(devices), len(batch))
@@ -964,7 +966,9 @@ def replicate(
       where that is devices[0] again. Changes to its buffers do not reach `model`.
     * In a backward pass the gradients of all replicas are added into the parameters of `model`.
       Tied parameters (one tensor under two names) stay tied, and frozen ones stay frozen.
+    * Every replica computes in the mode, training or evaluation, that each part of `model` has.
     * Threads may call different replicas at the same time.
+    Written here, without torch.nn.parallel.
     """
     ### BEGIN SOLUTION
     replicas = [model]
@@ -994,7 +998,8 @@ def gather(outputs: list, device: torch.device):
     tensor (rows, ...), where the numbers of rows may differ; a tensor without dimensions; or a
     tuple, list or dict of such outputs, also nested.
     Returns the same structure with the rows of all workers along dimension 0. Tensors without
-    dimensions become one vector with a number per worker. Gradients flow back to the outputs.
+    dimensions become one vector with a number per worker. Gradients flow back to the outputs, also
+    from that vector. Written here, without torch.nn.parallel.
     """
     ### BEGIN SOLUTION
     first = outputs[0]
@@ -1030,7 +1035,8 @@ def data_parallel_step(
     Each chunk runs on its own device: the first through `model`, every other through a copy of its
     parameters and buffers. The helpers' changes to buffers are lost. Afterwards the gradients
     and the parameters of `model` are those of the same step with the whole batch at once, whatever
-    gradients an earlier step left behind.
+    gradients an earlier step left behind. Every chunk runs once, in the mode, training or evaluation,
+    that each part of `model` has. Written here, without nn.DataParallel.
     Returns the loss of the whole batch, as it was before the update.
     """
     ### BEGIN SOLUTION

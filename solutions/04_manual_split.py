@@ -1479,7 +1479,7 @@ class ThreeBuildings(nn.Module):
 
     `layers`: at least three modules that are called one after the other. No two parts differ by
     more than one layer. All parameters and buffers of a part are on its device, and an optimizer
-    finds every parameter in `parameters()`.
+    finds every parameter in `parameters()`. What is frozen stays frozen.
 
     The inputs may come from any device. The output stays on the last part's device. Backward
     reaches the first layer.
@@ -1531,7 +1531,7 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
 
     Called on both ranks, each with its own stage. `room` holds one tensor for each that crosses,
     with its shape, dtype and device, contiguous; the contents mean nothing, and you may overwrite
-    them.
+    them. The next step may come with the same tensors.
 
     On rank 0, `data` are the inputs, and `stage(data)` returns the tuple of tensors that cross. They
     may be not contiguous, and some may need no gradient. The function returns None. On rank 1,
@@ -1539,19 +1539,20 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
     function, as a float.
 
     Gradients are added to `.grad` of both stages' parameters, as `loss.backward()` does it in a
-    model that is not cut.
+    model that is not cut: a parameter that the loss does not use keeps None.
     """
     ### BEGIN SOLUTION
     if dist.get_rank() == 1:
+        leaves = []  # here this graph begins; `room` itself comes again, without a gradient
         for tensor in room:
             dist.recv(tensor, src=0)
-            tensor.requires_grad_(tensor.is_floating_point())  # a leaf: here this graph begins
-        loss = stage(*room, data)
+            leaves.append(tensor.detach().requires_grad_(tensor.is_floating_point()))
+        loss = stage(*leaves, data)
         loss.backward()
-        for tensor in room:
-            if tensor.requires_grad:
-                unused = tensor.grad is None
-                dist.send(torch.zeros_like(tensor) if unused else tensor.grad, dst=0)
+        for leaf in leaves:
+            if leaf.requires_grad:
+                unused = leaf.grad is None
+                dist.send(torch.zeros_like(leaf) if unused else leaf.grad, dst=0)
         return loss.item()
     crossing = stage(data)
     for tensor in crossing:
@@ -1584,8 +1585,9 @@ check("4.2", hand_over)
 def balanced_cuts(costs: list[float], stages: int) -> list[int]:
     """Returns where to cut a chain of layers so that the slowest stage is as fast as possible.
 
-    `costs` are the layers' costs, each at least 0, in any unit: whole numbers or not. Every stage
-    is a run of consecutive layers, at least one. The cost of a stage is the sum of its layers'.
+    `costs` are the layers' costs, each at least 0, in any unit: whole numbers or not, large or tiny
+    (0.00001). Every stage is a run of consecutive layers, at least one. The cost of a stage is the
+    sum of its layers'.
 
     The result has stages - 1 indices in ascending order. A cut c stands before layer c: with cuts
     [2, 5], the stages are costs[:2], costs[2:5] and costs[5:]. Any best cut will do.
@@ -1730,7 +1732,9 @@ def compare_cuts(
         "cuts"     the indices of the layers before which the chain is cut
         "memory"   for each stage, the bytes of its parameters, buffers, gradients and of what it
                    keeps for backward of this batch. A parameter that a stage uses twice counts
-                   once; a frozen one has no gradient. The optimizer is plain SGD and keeps nothing.
+                   once, and so does a tensor that two layers keep; a frozen one has no gradient.
+                   What comes over a cut requires a gradient. The layers stay in their mode. The
+                   optimizer is plain SGD and keeps nothing.
         "slowest"  the seconds of the slowest stage
         "idle"     the share of all stages' time that is idle when batches follow each other
                    without a gap: a stage works its own seconds in every `slowest` seconds

@@ -151,6 +151,8 @@ size = Exercise(
         "dimensions-counted": "You count the dimensions. `tensor.dim()` is their number, and each "
         "has its size.",
         "bits-not-bytes": "You count bits: 8 of them are one byte.",
+        "divided-by-eight": "You divide by 8. `element_size` and `nbytes` are in bytes already, and so is "
+        "the result.",
         "not-in-bytes": "That is the size in KB or MB. Asked are bytes.",
         "not-a-whole-number": "Return a whole number of Python's, an `int`: `/` makes a float, `//` "
         "does not, and `.item()` takes a number out of a tensor.",
@@ -171,6 +173,7 @@ size = Exercise(
     },
     failures={
         "'builtin_function_or_method'": "not-called",
+        "len() of a 0-d tensor": "first-dimension",
         "'torch.dtype'": "dtype-no-number",
         "torch.finfo() requires": "floats-only",
         "KeyError": "dtype-table",
@@ -213,6 +216,8 @@ def _check_size(answer, tensor):
         values * each,
         what=f"the size of {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}",
         likely={
+            "divided-by-eight": values > 8
+            and (lambda got: got in (values * each // 8, values // 8, values * (each // 8))),
             "values-not-bytes": values,
             "one-value": each,
             "two-dimensions": math.prod(tensor.shape[:2]) * each if tensor.dim() > 2 else False,
@@ -264,7 +269,7 @@ pass_on = Exercise(
         "another-shape": "What arrives needs a tensor of the shape and dtype of what is sent: "
         "`torch.empty_like(value)`.",
         "not-waited": "`isend` and `irecv` come back at once. Call `wait()` on what they return, or "
-        "the message may not be through.",
+        "the message may not have arrived.",
         "collective": "You called a collective, in which every rank takes part. One message to the next "
         "rank is enough: `send` and `recv`.",
         "input-changed": "The tensor that was handed in has changed: receive into a tensor of "
@@ -308,7 +313,7 @@ def _check_pass(answer, values):
     for report in reports:
         if report.unwaited:
             got = f"nobody waited for a {report.unwaited[0]}"
-            raise Wrong("not-waited", expected="messages that are through", got=got)
+            raise Wrong("not-waited", expected="a wait() for every message", got=got)
     results = [report.result for report in reports]
     for result in results:
         number = isinstance(result, int)
@@ -337,12 +342,18 @@ def _(answer, draw):
 
 
 @pass_on.requires(
-    "two ranks, and more than three, with tensors of two dimensions", needs_earlier=True
+    "two ranks, and more than three, with tensors of two dimensions and other dtypes",
+    needs_earlier=True,
 )
 def _(answer, draw):
     shape = draw.integer(2, 5), draw.integer(2, 5)
     for ranks in (draw.integer(4, 6), 2):
         _check_pass(answer, [draw.tensor(*shape) for _ in range(ranks)])
+    for values in (
+        [draw.integers(*shape) for _ in range(2)],
+        [draw.tensor(*shape, dtype=torch.float64) for _ in range(2)],
+    ):
+        _check_pass(answer, values)
 
 
 @pass_on.requires("the tensor that was handed in is unchanged", needs_earlier=True)

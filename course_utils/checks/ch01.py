@@ -249,7 +249,8 @@ def _idle(answer, minutes, truck, orders):
             "minus": [orders * work - end for work in minutes],
             "per-order": [(end - orders * work) / orders for work in minutes],
             "starts-while-busy": until(way + roads) if orders > 1 else False,
-            "starts-without-order": until(orders * minutes[-1]),
+            # where the last building is the slowest, it is the same as counting between orders
+            "starts-without-order": minutes[-1] < max(minutes) and until(orders * minutes[-1]),
             "before-the-first": [u - s for u, s in zip(until(end), starts, strict=True)],
             "between-orders-only": lambda value: _any(
                 value, *([n * (max(minutes) - work) for work in minutes] for n in (orders, others))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import hardware
 from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.checks.forbidden import called
 from course_utils.hardware import Machine, Setup
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -229,6 +230,9 @@ replicate = Exercise(
     misconceptions={
         "other-outputs": "A replica computes with other values than the model has now. Copy the "
         "model's own parameters; a new model of the same class has new ones.",
+        "other-mode": "A replica computes in another mode than the model has: with BatchNorm or dropout "
+        "the outputs are others in training and in evaluation. A deep copy keeps the mode of every "
+        "part; leave it as it is.",
         "same-model": "Your replicas are one and the same model. `model.to(device)` moves the model "
         "itself and returns it: afterwards it is on the last device only.",
         "torchs-own": "PyTorch's own replicate knows GPUs only. Here you write it, for any devices.",
@@ -320,6 +324,31 @@ class _Awkward(_Sized):
         return self.frozen(self.again(torch.tanh(self.into(x))))
 
 
+class _Moody(_Sized):
+    """Computes otherwise in training than in evaluation."""
+
+    def __init__(self, width: int, hidden: int, classes: int) -> None:
+        super().__init__(width, classes)
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, classes)
+        self.norm = nn.BatchNorm1d(hidden)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.norm(self.first(x))))
+
+    def modes(self) -> list[bool]:
+        return [module.training for module in self.modules()]
+
+
+# Whether the model, and its BatchNorm, are in training: a frozen one often is not.
+MODES = (True, True), (False, False), (True, False)
+
+
+def _moody(draw, training: bool, norm: bool) -> _Moody:
+    model = _make(_Moody, draw).train(training)
+    model.norm.train(norm)
+    return model
+
+
 def _make(kind: type[_Sized], draw) -> _Sized:
     """A model with fresh sizes and parameters."""
     model = kind(draw.integer(3, 6), draw.integer(3, 6), draw.integer(3, 5))
@@ -376,6 +405,21 @@ def _(answer, draw):
                     what="the outputs",
                     likely={"other-outputs": True},
                 )
+    for modes in MODES:
+        _check_modes(answer, draw, _moody(draw, *modes))
+
+
+def _check_modes(answer, draw, model: _Moody) -> None:
+    """The replicas must compute in the model's mode, and leave the model in it."""
+    before, twin = model.modes(), copy.deepcopy(model)
+    replicas = _replicas(answer, model, [CPU] * 3)
+    expect(model.modes(), before, what="training, of each module", likely={"other-mode": True})
+    for replica in replicas:
+        batch = draw.tensor(draw.integer(2, 4), model.width)
+        with torch.no_grad():
+            expected = copy.deepcopy(twin)(batch)
+            what = "the outputs of a model with BatchNorm"
+            expect(replica(batch), expected, what=what, likely={"other-mode": True})
 
 
 @replicate.requires("the gradients of all replicas are summed in the model")
@@ -441,16 +485,18 @@ def _same_tensors(replicas, batch) -> bool:
 
 def _copies_behind(output: torch.Tensor) -> set:
     """The copy operations in the history of a tensor."""
-    found, seen, todo = set(), set(), [output.grad_fn]
+    return {node for node in _history(output) if node.name().startswith(("ToCopy", "Clone"))}
+
+
+def _history(output: torch.Tensor) -> set:
+    """The operations that a tensor came from."""
+    seen, todo = set(), [output.grad_fn]
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().startswith(("ToCopy", "Clone")):
-            found.add(node)
-        todo += [edge for edge, _ in node.next_functions]
-    return found
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [edge for edge, _ in node.next_functions]
+    return seen
 
 
 @replicate.requires(
@@ -484,7 +530,9 @@ def _(answer, draw):
         draw.tensor(rows, model.width) for rows in draw.sample(range(1, 6), draw.integer(2, 4))
     ]
     expected = _summed(model, batches)
-    _run_backward(_replicas(answer, model, [CPU] * len(batches)), batches)
+    replicas = _replicas(answer, model, [CPU] * len(batches))
+    outputs = [replica(batch) for replica, batch in zip(replicas, batches)]
+    sum(output.pow(2).sum() for output in outputs).backward()
     expect(
         _gradients(model),
         expected,
@@ -493,6 +541,18 @@ def _(answer, draw):
             "frozen-thawed": lambda got: any(name.startswith("frozen") for name in got),
             "tied-once": lambda got: got.keys() == expected.keys(),
         },
+    )
+    for output in outputs[1:]:
+        copies = _first_users(output, model.into.weight)
+        if copies > 1:
+            raise Wrong("tied-twice", expected="one copy of the tied weight", got=f"{copies}")
+
+
+def _first_users(output: torch.Tensor, parameter: nn.Parameter) -> int:
+    """How many operations in the history of a tensor use a parameter directly."""
+    return sum(
+        any(getattr(edge, "variable", None) is parameter for edge, _ in node.next_functions)
+        for node in _history(output)
     )
 
 
@@ -628,8 +688,12 @@ def _(answer, draw):
     )
 
 
+SIDE_BY_SIDE = dict.fromkeys(("except in dimension 1", "except in dimension 2"), "columns")
+
+
 @gather.requires(
-    "chunks of different sizes, one or four workers", failures={"RuntimeError": "stacked"}
+    "chunks of different sizes, one or four workers",
+    failures={**SIDE_BY_SIDE, "RuntimeError": "stacked"},
 )
 def _(answer, draw):
     size, width = draw.integer(2, 5), draw.integer(2, 4)
@@ -641,6 +705,7 @@ def _(answer, draw):
 @gather.requires(
     "tuples, lists and dicts, also nested",
     failures={
+        **SIDE_BY_SIDE,
         "Sizes of tensors must match": "stacked",
         "TypeError": "no-nests",
         "AttributeError": "no-nests",
@@ -722,6 +787,13 @@ def _(answer, draw):
         raise Wrong("cut-from-the-graph", expected="a result with a history", got="one without")
     (got * weights).sum().backward()
     expect([part.grad for part in parts], list(weights.split(sizes)), each="worker")
+    losses = [draw.tensor(1)[0].requires_grad_() for _ in sizes]
+    got, weights = answer(losses, CPU), draw.tensor(len(sizes))
+    if not got.requires_grad:
+        expected = "a vector with a history, of tensors without dimensions"
+        raise Wrong("cut-from-the-graph", expected=expected, got="one without")
+    (got * weights).sum().backward()
+    expect([loss.grad for loss in losses], list(weights), each="worker")
 
 
 # ---- 2.4 the whole step --------------------------------------------------------------------------
@@ -757,8 +829,8 @@ step = Exercise(
         "two-updates": "The parameters moved twice as far: call the optimizer once.",
         "other-update": "The gradients are right and the parameters are not those that the optimizer "
         "makes of them: leave the update to `optimizer.step()`.",
-        "runs-again": "Every chunk went through the model more than once. The loss to return is the "
-        "one that you called backward on.",
+        "runs-again": "Rows went through the model more than once. The loss to return is the one that "
+        "you called backward on, from before the update.",
         "no-update": "The parameters have not changed: the optimizer takes the step.",
         "old-gradients": "Gradients of an earlier step are still in the sum. Clear them before "
         "backward.",
@@ -776,6 +848,11 @@ step = Exercise(
         "rows-lost": "Some rows were left out: the last chunk may be smaller.",
         "buffers-shared": "A helper changed the model's buffers. It must use copies of them.",
         "buffers-lost": "Worker 0 must run the model itself: its changes of buffers are kept.",
+        "other-mode": "The model, or a helper's frame, is in another mode than the model came in: with "
+        "BatchNorm or dropout the outputs are others in training and in evaluation. A deep copy keeps "
+        "the mode of every part; leave it as it is.",
+        "tied-once": "Of two tied layers only one uses your copy: your frame is not tied any more. "
+        '`.to("meta")` unties layers; a plain `copy.deepcopy(model)` keeps them tied.',
         "not-moved": "A forward call computes with tensors on the wrong device: its rows, its "
         "parameters and its buffers belong on the device of its worker.",
         "not-brought-back": "The outputs stay on their workers' devices. The loss wants them on "
@@ -863,7 +940,7 @@ def _check_step(answer, draw, kind, rows, workers, old_gradients=False, loss_fn=
         raise Wrong("gradients-cleared", expected="the gradients of this step", got="none")
     expect(gradients, right, what="the gradient", likely=likely)
     sizes = sorted(len(chunk) for chunk in images.chunk(workers))
-    again = {"runs-again": len(calls) > len(sizes) and set(calls) == set(sizes)}
+    again = {"runs-again": sum(calls) > rows and Counter(sizes) <= Counter(calls)}
     expect(calls, sizes, what="rows of the forward calls", likely={**again, "other-chunks": True})
     now = {name: p.detach() for name, p in watched.named_parameters()}
     twice = {name: 2 * p.detach() - start[name] for name, p in parameters.items()}
@@ -941,7 +1018,9 @@ def _(answer, draw):
     _check_step(answer, draw, _Plain, draw.integer(7, 11), draw.integer(2, 4), loss_fn=smooth)
 
 
-@step.requires("tied, frozen and unused parameters", needs_earlier=True)
+@step.requires(
+    "tied, frozen and unused parameters", failures={"RuntimeError": "tied-once"}, needs_earlier=True
+)
 def _(answer, draw):
     model = _make(_Awkward, draw)
     images, labels = _batch(draw, model, draw.integer(7, 11))
@@ -951,6 +1030,23 @@ def _(answer, draw):
     expect(_gradients(model), gradients, what="the gradient", likely={"awkward": True})
     now = {name: p.detach() for name, p in model.named_parameters()}
     expect(now, parameters, what="the parameter", likely={"awkward": True})
+
+
+@step.requires("BatchNorm: every chunk in the mode that the model is in", needs_earlier=True)
+def _(answer, draw):
+    for modes in MODES:
+        model, workers = _moody(draw, *modes), draw.integer(2, 4)
+        images, labels = _batch(draw, model, 3 * workers - 1)
+        before = model.modes()
+
+        def chunk_by_chunk(m, images=images, labels=labels, workers=workers):
+            return F.cross_entropy(torch.cat([m(x) for x in images.chunk(workers)]), labels)
+
+        right = _gradient_of(model, chunk_by_chunk)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * workers)
+        expect(_gradients(model), right, what="the gradient", likely={"other-mode": True})
+        expect(model.modes(), before, what="training, of each module", likely={"other-mode": True})
 
 
 @step.requires("changes of buffers: worker 0's stay, the helpers' are lost", needs_earlier=True)
@@ -1030,6 +1126,8 @@ diagnosis = Exercise(
         "not-started-is-none": "`started_gpus` is None as long as CUDA has not started. Ask for that "
         "before you compare it with a number.",
         "unset-hides": "A variable that is not set hides nothing: all GPUs are visible.",
+        "characters-counted": "From the eleventh GPU on, a number has two characters: split the variable "
+        "at its commas and count the entries.",
         "reads-on": "CUDA reads the list only up to the first entry that is no GPU. The variable is "
         "not short, it is wrong.",
         "trusts-the-variable": "The variable says one thing now, but CUDA read it when it started in "
@@ -1063,20 +1161,6 @@ NAMES = {
 }
 
 
-@contextlib.contextmanager
-def _doctor_is_away():
-    def away(*_, **__):
-        raise Wrong(
-            "asked-the-doctor", expected="a decision from the fields", got="hardware.doctor"
-        )
-
-    present, hardware.doctor = hardware.doctor, away
-    try:
-        yield
-    finally:
-        hardware.doctor = present
-
-
 def _good(draw, gpus: int, **change) -> Setup:
     """A training loop with which all GPUs work, and what is changed in it."""
     fields = {
@@ -1092,10 +1176,18 @@ def _list(numbers) -> str:
     return ",".join(map(str, numbers))
 
 
+def _shuffled(draw, gpus: int) -> str:
+    """A variable that names all GPUs."""
+    return _list(draw.sample(range(gpus), gpus))
+
+
 def _check_case(answer, machine, setup, cause, **likely):
     """The answer must name `cause`; `likely` maps a misconception to the names that it gives."""
-    with _doctor_is_away():
+    with called(hardware.doctor) as forbidden:
         got = answer(machine, setup)
+    if forbidden:
+        expected = "a decision from the fields"
+        raise Wrong("asked-the-doctor", expected=expected, got="hardware.doctor")
     if got is None:
         raise Wrong(None, expected=repr(cause), got="None")
     expect_type(got, str, likely="not-a-name")
@@ -1190,10 +1282,11 @@ def _(answer, draw):
 
 @diagnosis.requires("healthy set-ups, with and without the variable")
 def _(answer, draw):
-    gpus = draw.integer(2, 8)
-    for machine in (
-        Machine(driver_gpus=gpus),
-        Machine(driver_gpus=gpus, visible=_list(draw.sample(range(gpus), gpus)), started_gpus=gpus),
+    few, many = draw.integer(2, 8), draw.integer(12, 16)
+    for gpus, machine in (
+        (few, Machine(driver_gpus=few)),
+        (few, Machine(driver_gpus=few, visible=_shuffled(draw, few), started_gpus=few)),
+        (many, Machine(driver_gpus=many, visible=_shuffled(draw, many), started_gpus=many)),
     ):
         for batch_size in (gpus, gpus * draw.integer(2, 9), gpus * gpus + gpus - 1):
             setup = _good(draw, gpus, batch_size=batch_size)
@@ -1203,6 +1296,7 @@ def _(answer, draw):
                 setup,
                 "healthy",
                 unset_hides=lambda got, m=machine: m.visible is None and got.startswith("visible"),
+                characters_counted=lambda got, n=gpus: n > 10 and got.startswith("visible"),
                 busy_after_all="batch-too-small",
                 always_ill=True,
             )

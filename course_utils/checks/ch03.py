@@ -392,13 +392,12 @@ ring = Exercise(
         "the complete chunks must travel round the ring once.",
         "added-again": "Complete chunks are added to what stood there. In the second half the "
         "chunk that arrives replaces the old one.",
-        "steps-off-by-one": "One step too many: n ranks need n - 1 steps to sum, and n - 1 to send "
-        "the sums round.",
         "wrong-chunks": "Some chunks are added twice, or not at all. Follow one chunk round the ring on "
         "paper: which rank has it after each step, and whose numbers are in it?",
         "two-ranks-only": "Right on two ranks, wrong on three. With two ranks any chunk that is not "
         "yours will do; with three, send on the chunk that you received in the step before.",
-        "one-rank-hangs": "With one rank there is nobody to talk to: there are 2(n - 1) = 0 steps.",
+        "one-rank-hangs": "With one rank there is nobody to talk to. n ranks take n - 1 steps to sum and "
+        "n - 1 to send the sums round: here none.",
         "remainder-lost": "The last elements are not summed: the length does not divide by the "
         "number of ranks, and the remainder belongs to no chunk.",
         "too-few-chunks": "For some lengths you have fewer chunks than ranks. `chunk` gives fewer if "

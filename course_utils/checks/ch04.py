@@ -6,6 +6,7 @@ tensor there has no content, so values are checked on the CPU and places on [cpu
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks.compare import TOLERANCE
 from course_utils.checks.ranks import following
 from course_utils.hardware import device
 from course_utils.trace import kept_for_backward
@@ -99,6 +101,8 @@ buildings = Exercise(
         "consecutive layers, and the parts follow each other.",
         "gradient-lost": "Backward does not reach the first layers. `detach`, `.data`, "
         "`torch.no_grad` and a new tensor made from the old one cut the graph; `.to` does not.",
+        "frozen-thawed": "A parameter that was frozen learns now, or the other way round. Cutting a model "
+        "changes nothing of what its layers are.",
         "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
         "nothing-placed": "The layers are where they were: the constructor has to move each part to "
         "its device. In `forward` it is too late: an optimizer is built before the first batch.",
@@ -164,6 +168,8 @@ def _found(model: nn.Module, count: int) -> list[_Station]:
 
 def _check_values(answer, draw, count: int) -> None:
     layers, diary, inputs = _stations(draw, count)
+    frozen = draw.integer(1, count - 1)
+    layers[frozen].requires_grad_(False)
     weights = [layer.weight.detach().clone() for layer in layers]
     expected = nn.Sequential(*layers)(inputs)
     expected.square().sum().backward()
@@ -185,11 +191,15 @@ def _check_values(answer, draw, count: int) -> None:
     expect(output, expected, what="the output", likely=mistakes)
     stations = _found(model, count)
     expect([s.weight for s in stations], weights, each="layer", what="the weights")
+    learns = [s.weight.requires_grad for s in stations]
+    expected = [number != frozen for number in range(count)]
+    likely = {"frozen-thawed": True}
+    expect(learns, expected, each="layer", what="requires_grad", likely=likely)
     if not output.requires_grad:
         raise Wrong("gradient-lost", expected="an output with a graph", got="none")
     output.square().sum().backward()
     got = [s.weight.grad for s in stations]
-    cut = any(gradient is None for gradient in got)
+    cut = any(g is None for number, g in enumerate(got) if number != frozen)
     expect(got, gradients, each="layer", what="the gradient", likely={"gradient-lost": cut})
 
 
@@ -307,8 +317,16 @@ crossing = Exercise(
         "through it, tensor by tensor.",
         "not-contiguous": "A message has to be contiguous in memory, and so has the room for it. Send "
         "`tensor.contiguous()`, and receive into `room`: `empty_like` copies the order in memory too.",
-        "float32-only": "The model's activations are not always float32. Receive into tensors of the "
-        "dtype that `room` shows.",
+        "float32-only": "The model's activations are not always float32. Send and receive, there and "
+        "back, in the dtype that `room` shows.",
+        "room-is-leaf": "Your leaf is the tensor of `room` itself. In the next step it comes again, with "
+        "the `.grad` of this one in it, and you hand back the sum of both. Make the leaf with "
+        "`tensor.detach().requires_grad_()`.",
+        "zeros-for-none": "A parameter that the loss does not use has a gradient of zeros. As after "
+        "`loss.backward()` it must be None: weight decay and momentum would move the parameter.",
+        "forward-twice": "A stage runs its forward pass more than once in a step. Keep the tensors, with "
+        "their graph, until the gradients come back.",
+        "loss-not-a-float": "Return the loss as a number of Python's: `loss.item()`.",
         "integer-leaf": "An integer tensor has no gradient: require one of floating-point tensors "
         "only, hand nothing back for the others, and leave them out of rank 0's backward.",
         "unused-tensor": "The loss has not used this tensor, so its `.grad` is None. Rank 0 waits "
@@ -361,8 +379,11 @@ class _First(nn.Module):
         super().__init__()
         self.kind = cut.kind
         self.inner, self.left, self.right = (nn.Linear(cut.width, cut.width) for _ in range(3))
+        self.idle = nn.Linear(2, 2) if cut.kind == "unused" else None
+        self.calls = 0
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        self.calls += 1
         hidden = torch.tanh(self.inner(inputs))
         if self.kind == "one":
             return (self.right(self.left(hidden)),)
@@ -385,10 +406,13 @@ class _Last(nn.Module):
         super().__init__()
         self.kind = cut.kind
         self.outer = nn.Linear(cut.width, cut.outputs)
+        self.idle = nn.Linear(2, 2) if cut.kind == "unused" else None
+        self.calls = 0
         self.crossing = {"one": 1, "turned": 1, "two": 2}.get(cut.kind, 3)
         self.targets = cut.rows, cut.outputs
 
     def forward(self, *tensors: Tensor) -> Tensor:
+        self.calls += 1
         *arrived, targets = tensors
         if not arrived and targets.shape == self.targets:
             raise TypeError("this is the last stage, and it got the targets alone")
@@ -410,6 +434,7 @@ class _Crossed:
     returned: object
     gradients: dict[str, Tensor | None]
     unwaited: list[str]  # messages that nobody waited for
+    calls: int  # forward passes of the rank's stage
 
 
 def _gradients(stage: nn.Module) -> dict[str, Tensor | None]:
@@ -424,13 +449,13 @@ def _crossed(rank, answer, cut: _Cut, steps: int) -> _Crossed:
     with torch.no_grad():
         shapes = first(inputs)
     stage, data = (first, inputs) if rank == 0 else (last, targets)
-    returned, unwaited = None, []
-    for _ in range(steps):
-        room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
+    stage.calls, returned, unwaited = 0, None, []
+    room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
+    for _ in range(steps):  # with the same room, as a training loop has it
         with following() as sent:
             returned = answer(stage, data, room)
         unwaited += sent.unwaited
-    return _Crossed(returned, _gradients(stage), unwaited)
+    return _Crossed(returned, _gradients(stage), unwaited, stage.calls)
 
 
 def _whole(cut: _Cut, begin=None) -> tuple[float, dict, dict]:
@@ -451,6 +476,14 @@ def _whole(cut: _Cut, begin=None) -> tuple[float, dict, dict]:
     return loss.item(), _gradients(first), _gradients(last)
 
 
+def _scaled(gradients: dict, factor: float) -> dict:
+    return {name: None if g is None else factor * g for name, g in gradients.items()}
+
+
+def _zeros_for_none(got: dict, expected: dict) -> bool:
+    return any(got[name] is not None and g is None for name, g in expected.items())
+
+
 def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
     cut = _Cut(kind, draw.seed(), *draw.sample(range(2, 8), 3), dtype)
     zero, one = run(_crossed, 2, answer, cut, steps)
@@ -467,14 +500,19 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
     only_last = first_with(lambda t, g: [None] * (len(g) - 1) + [g[-1]])
 
     def times(gradients: dict) -> dict:
-        return {name: None if g is None else steps * g for name, g in gradients.items()}
+        return _scaled(gradients, steps)
 
+    double = dtype == torch.float64  # where a detour through float32 would be seen
+    tolerance = 1e-10 if double else TOLERANCE
     floating = [g for g in one.gradients.values() if g is not None]
     expect(
         one.gradients,
         times(last),
         what="gradients on rank 1",
+        tolerance=tolerance,
         likely={
+            "zeros-for-none": lambda got: _zeros_for_none(got, last),
+            "float32-only": lambda got: double and same(got, times(last)),
             "last-stage-left": not floating,
             "gradients-replaced": steps > 1 and last,
             "one-tensor-only": kind == "two",
@@ -486,7 +524,12 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
         zero.gradients,
         times(first),
         what="gradients on rank 0",
+        tolerance=tolerance,
         likely={
+            "zeros-for-none": lambda got: _zeros_for_none(got, first),
+            "float32-only": lambda got: double and same(got, times(first)),
+            # in the second step twice the gradient: 3 where 2 are right
+            "room-is-leaf": lambda got: steps == 2 and same(got, _scaled(first, 3)),
             "first-stage-left": len(none) == len(first),
             "no-leaf": silent,
             "gradients-replaced": steps > 1 and first,
@@ -497,6 +540,10 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
         },
     )
     expect(one.returned, loss, what="rank 1's loss", likely={"loss-not-returned": True})
+    expect_type(one.returned, float, likely="loss-not-a-float")
+    for rank, report in enumerate((zero, one)):
+        what = f"forward passes of rank {rank}'s stage"
+        expect(report.calls, steps, what=what, likely={"forward-twice": True})
 
 
 @crossing.requires(
@@ -613,6 +660,9 @@ cutting = Exercise(
         "not-best": "There is a cut whose slowest stage is faster.",
         "fractions": "With whole numbers your cuts are right. Costs may be fractions: a search for "
         "the limit has to try the sums that occur, not whole numbers.",
+        "too-coarse": "Your cuts are right for large costs and wrong for small ones, such as seconds of "
+        "0.00001: a search that ends at a fixed width, or rounded costs, cannot tell them apart. Try "
+        "the sums that occur.",
         "costs-changed": "Your function changes the caller's list.",
         "too-slow": "This tries too many cuts. Solve each smaller problem once and remember it.",
         "not-refused": "More stages than layers, or fewer than one: raise ValueError.",
@@ -821,7 +871,7 @@ def _(answer, draw):
     failures={"cannot be interpreted as an integer": "fractions"},
 )
 def _(answer, draw):
-    for unit, likely in ((1, "not-best"), (2**-8, "fractions")):
+    for unit, likely in ((1, "not-best"), (2**-8, "fractions"), (2**-23, "too-coarse")):
         for _ in range(12):
             costs = [unit * draw.integer(0, 99) for _ in range(draw.integer(6, 11))]
             stages = draw.integer(2, 5)
@@ -1060,6 +1110,8 @@ comparing = Exercise(
         "each row has the four entries of the docstring.",
         "remainder-last": "Equal layers: where the number does not divide, the first stages have one "
         "layer more each. You leave the whole rest to one stage.",
+        "shares-rounded": "You round i * n / s. Then the longer stages stand anywhere; asked is that the "
+        "first n % s stages have one layer more each.",
         "cut-of-ones": "Equal layers: `cut` looks at the slowest stage alone, so for equal costs it "
         "may leave one stage short. Asked are the cuts of `torch.tensor_split`: the first stages "
         "have one layer more each.",
@@ -1102,6 +1154,10 @@ comparing = Exercise(
         "gradients, buffers and what is kept for backward are all.",
         "outputs-counted": "You count what a stage returns once more. Where backward needs it, "
         "`kept_for_backward` has counted it.",
+        "kept-by-layer": "Two layers of a stage may keep the same tensor, as ReLU its output and the next "
+        "layer its input. It is there once: run the whole stage inside one `kept_for_backward`.",
+        "evaluation-mode": "You measure, or leave the layers, in evaluation mode. A training step is "
+        "meant, in which BatchNorm and dropout keep more: leave the mode as it is.",
         "input-needs-gradient": "What arrives over a cut has to require a gradient. Without, "
         "the first operations of a stage keep nothing, and you count too little.",
         "first-input-leaf": "The batch that enters the first layer needs no gradient: only what comes "
@@ -1175,6 +1231,31 @@ def _kept(parts: list[nn.Sequential], inputs: Tensor, first=False, later=True) -
     return result
 
 
+def _kept_by_layer(parts: list[nn.Sequential], inputs: Tensor) -> list[int]:
+    """What each stage keeps if every layer is asked by itself."""
+    result = []
+    for number, part in enumerate(parts):
+        inputs = inputs.detach().requires_grad_(number > 0 and inputs.is_floating_point())
+        total = 0
+        for layer in part:
+            with kept_for_backward(layer) as kept:
+                inputs = layer(inputs)
+            total += kept.bytes
+        result.append(total)
+    return result
+
+
+def _evaluating(case: _Case, measure: Callable[[], list[int]]) -> list[int]:
+    """What is measured while the layers are in evaluation mode."""
+    modes = {module: module.training for module in case.layers.modules()}
+    case.layers.eval()
+    try:
+        return measure()
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def _returned(parts: list[nn.Sequential], inputs: Tensor) -> list[int]:
     """The bytes that each stage returns."""
     outputs = list(accumulate(parts, lambda arriving, part: part(arriving), initial=inputs))
@@ -1204,6 +1285,12 @@ def _remainder_left(case: _Case) -> list[Cuts]:
     return [[i * size for i in range(1, stages)] for size in (count // stages, -(-count // stages))]
 
 
+def _shares_rounded(case: _Case) -> list[Cuts]:
+    """Equal layers by those who round i * n / s, to the nearest or down."""
+    shares = [i * len(case.layers) / case.stages for i in range(1, case.stages)]
+    return [[rounded(share) for share in shares] for rounded in (round, math.floor)]
+
+
 def _cuts_of_ones(case: _Case) -> Cuts:
     """Equal layers by those who give `cut` the same cost for each."""
     return best_cuts([1] * len(case.layers), case.stages)
@@ -1219,6 +1306,7 @@ def _checked_cuts(answer, case: _Case) -> dict[str, dict]:
     likely = {
         "equal layers": {
             "remainder-last": _any_of(*_remainder_left(case)),
+            "shares-rounded": _any_of(*_shares_rounded(case)),
             "cut-of-ones": _cuts_of_ones(case),
         },
         "equal parameters": {"trainable-only": _cuts_by_trainable(case)},
@@ -1271,7 +1359,10 @@ def _check_times(answer, case: _Case) -> None:
 
 
 def _check_memory(answer, case: _Case) -> None:
+    modes = [module.training for module in case.layers.modules()]
     table = _checked_cuts(answer, case)
+    likely = {"evaluation-mode": True}
+    expect([m.training for m in case.layers.modules()], modes, what="training", likely=likely)
     for name, cuts in case.cuts().items():
         parts = case.parts(cuts)
         held, kept = [_held(part) for part in parts], _kept(parts, case.inputs)
@@ -1304,8 +1395,14 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         + keeps
         for part, keeps in zip(parts, kept)
     ]
+    kept_by_layer = [
+        bytes_ - keeps + by_layer
+        for bytes_, keeps, by_layer in zip(full, kept, _kept_by_layer(parts, case.inputs))
+    ]
     mistakes = {
         "list-of-stages": lambda got: not _is_listed(got),
+        "four-bytes": elements,
+        "kept-by-layer": kept_by_layer,
         "gradients-forgotten": without("gradients"),
         "activations-forgotten": [bytes_ - keeps for bytes_, keeps in zip(full, kept)],
         "optimizer-counted": _any_of(instead_of_none(1), instead_of_none(2)),
@@ -1316,7 +1413,7 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         "frozen-gradient": everywhere,
         "buffers-forgotten": without("buffers"),
         "tied-twice": one_by_one,
-        "four-bytes": elements,
+        "evaluation-mode": _evaluating(case, instead),
         "bytes-otherwise": True,
     }
     return {slug: value for slug, value in mistakes.items() if value != full}
@@ -1336,7 +1433,7 @@ def _case(draw, count: int, stages: int) -> _Case:
         seconds = [draw.integer(1, 99) / 1000 for _ in range(count)]
         case = _Case(layers, draw.tensor(draw.integer(2, 9), widths[0]), seconds, stages)
         equal, *others = case.cuts().values()
-        mistakes = [*_remainder_left(case), _cuts_of_ones(case)]
+        mistakes = [*_remainder_left(case), *_shares_rounded(case), _cuts_of_ones(case)]
         mistakes = [cuts for cuts in mistakes if cuts != equal]
         if others[0] != others[1] and all(cuts not in others for cuts in [equal, *mistakes]):
             return case
@@ -1348,9 +1445,9 @@ def _even(draw) -> tuple[int, int]:
 
 
 def _uneven(draw) -> tuple[int, int]:
-    """Numbers of layers and of stages that do not: with `cut` for equal costs, or with the rest in
-    one stage, other cuts come out."""
-    return draw.choice([(7, 3), (8, 3), (10, 3), (11, 3), (9, 4), (10, 4), (11, 4)])
+    """Numbers of layers and of stages that do not: with `cut` for equal costs, with the rest in one
+    stage and with shares rounded to the nearest, other cuts come out."""
+    return draw.choice([(7, 3), (10, 3), (9, 4), (10, 4), (13, 4), (14, 4)])
 
 
 def _frozen_case(draw) -> _Case:
@@ -1381,7 +1478,7 @@ def _(answer, draw):
         _check_memory(answer, _case(draw, count, stages))
 
 
-@comparing.requires("frozen layers, buffers and a tied layer")
+@comparing.requires("frozen layers, buffers, a tied layer; layers that keep the same tensor")
 def _(answer, draw):
     with_frozen, with_buffers, with_tied = (
         _frozen_case(draw),
@@ -1389,8 +1486,18 @@ def _(answer, draw):
     )
     _lengthen(with_buffers, lambda width: [nn.BatchNorm1d(width)])
     _lengthen(with_tied, lambda width: [_layer(width, width)] * 2)
-    for case in (with_frozen, with_buffers, with_tied):
+    with_frozen_prefix, with_relu = _case(draw, draw.integer(6, 8), 2), _relu_case(draw)
+    for layer in with_frozen_prefix.layers[: max(c for [c] in with_frozen_prefix.cuts().values())]:
+        layer.requires_grad_(False)
+    for case in (with_frozen, with_buffers, with_tied, with_frozen_prefix, with_relu):
         _check_memory(answer, case)
+
+
+def _relu_case(draw) -> _Case:
+    """Layers of which every second one keeps its output, which the next one keeps as well."""
+    case = _case(draw, 4, 2)
+    layers = [part for layer in case.layers for part in (nn.ReLU(), layer[1])]
+    return _Case(nn.Sequential(*layers), case.inputs, [0.001 * t for t in range(1, 9)], 2)
 
 
 def _lengthen(case: _Case, make: Callable[[int], list[nn.Module]]) -> None:

@@ -201,6 +201,21 @@ def counts_the_dimensions(tensor):
     return tensor.dim() * tensor.element_size()
 
 
+@wrong("0.2", names="divided-by-eight")
+def takes_element_size_for_bits(tensor):
+    return tensor.numel() * tensor.element_size() // 8
+
+
+@wrong("0.2", names="divided-by-eight")
+def takes_values_for_bits(tensor):
+    return tensor.numel() // 8
+
+
+@wrong("0.2", names="first-dimension")
+def takes_len_for_the_number_of_values(tensor):
+    return len(tensor) * tensor.itemsize
+
+
 @wrong("0.2", names="not-in-bytes")
 def counts_kilobytes(tensor):
     return tensor.numel() * tensor.element_size() / 1024
@@ -329,6 +344,18 @@ def has_too_little_room(value):
     if ranks == 1:
         return value.clone()
     received = torch.empty(1)
+    sending = dist.isend(value, dst=(rank + 1) % ranks)
+    dist.recv(received, src=(rank - 1) % ranks)
+    sending.wait()
+    return received
+
+
+@wrong("0.3", names="another-shape")
+def receives_float32_only(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return value.clone()
+    received = torch.empty(value.shape)
     sending = dist.isend(value, dst=(rank + 1) % ranks)
     dist.recv(received, src=(rank - 1) % ranks)
     sending.wait()

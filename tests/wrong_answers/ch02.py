@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from course_utils import hardware
+from course_utils.hardware import doctor
 from tests.wrong_answers import right, wrong
 
 # ---- 2.1 scatter ---------------------------------------------------------------------------------
@@ -320,6 +321,39 @@ def frames_without_memory(model, devices):
     return [partial(functional_call, frame, tensors) for frame, tensors in zip(frames, everyone)]
 
 
+@wrong("2.2", names="tied-twice")
+def copies_names_for_frames_without_memory(model, devices):
+    """A frame on `meta` is not tied any more; what is copied twice fits it."""
+    replicas = [model]
+    for device in devices[1:]:
+        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+        tensors = {name: tensor.to(device, copy=True) for name, tensor in named}
+        frame = copy.deepcopy(model).to("meta")
+        replicas.append(partial(functional_call, frame, tensors))
+    return replicas
+
+
+def _with_frames(model, devices, prepare):
+    frames = [prepare(copy.deepcopy(model)) for _ in devices[1:]]
+    helpers = [partial(functional_call, f, _copies(model, d)) for f, d in zip(frames, devices[1:])]
+    return [model, *helpers]
+
+
+@wrong("2.2", names="other-mode")
+def puts_frames_into_evaluation_mode(model, devices):
+    return _with_frames(model, devices, lambda frame: frame.eval())
+
+
+@wrong("2.2", names="other-mode")
+def puts_frames_into_training_mode(model, devices):
+    return _with_frames(model, devices, lambda frame: frame.train())
+
+
+@wrong("2.2", names="other-mode")
+def sets_every_part_to_the_models_mode(model, devices):
+    return _with_frames(model, devices, lambda frame: frame.train(model.training))
+
+
 @wrong("2.2", names="other-outputs")
 def builds_new_models(model, devices):
     return [model] + [type(model)().to(device) for device in devices[1:]]
@@ -467,6 +501,21 @@ def forgets_the_device(outputs, device):
 @wrong("2.3", names="cut-from-the-graph")
 def detaches_the_outputs(outputs, device):
     return _map(lambda parts: _join([part.detach().to(device) for part in parts]), outputs)
+
+
+@wrong("2.3", names="cut-from-the-graph")
+def takes_the_numbers_of_losses(outputs, device):
+    def join(parts):
+        if parts[0].dim() == 0:
+            return torch.tensor([part.item() for part in parts], device=device)
+        return torch.cat([part.to(device) for part in parts])
+
+    return _map(join, outputs)
+
+
+@wrong("2.3", names="columns")
+def joins_along_dimension_1(outputs, device):
+    return torch.cat([output.to(device) for output in outputs], dim=1)
 
 
 @wrong("2.3", names="first-only")
@@ -626,6 +675,41 @@ def reports_the_loss_afterwards(model, optimizer, loss_fn, images, labels, devic
 def _again(model, images):
     inner = getattr(model, "model", model)  # not through the model that counts its calls
     return [inner(images)]
+
+
+@wrong("2.4", names="runs-again")
+def computes_the_loss_after_the_update(model, optimizer, loss_fn, images, labels, devices):
+    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
+    with torch.no_grad():
+        return loss_fn(model(images), labels).item()
+
+
+def _with_prepared_frames(model, images, devices, prepare):
+    outputs = []
+    for i, (chunk, device) in enumerate(zip(images.chunk(len(devices)), devices)):
+        frame = prepare(copy.deepcopy(model)) if i else model
+        state = _copies(model, device) if i else {}
+        outputs.append(functional_call(frame, state, (chunk.to(device),)).to(devices[0]))
+    return torch.cat(outputs)
+
+
+@wrong("2.4", names="other-mode")
+def puts_helpers_into_evaluation_mode(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _with_prepared_frames(model, images, devices, lambda frame: frame.eval())
+    return _update(optimizer, loss_fn(outputs, labels))
+
+
+@wrong("2.4", names="other-mode")
+def puts_the_model_into_training_mode(model, optimizer, loss_fn, images, labels, devices):
+    model.train()
+    outputs = _outputs(model, images, devices)
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="tied-once")
+def unties_its_frames(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _with_prepared_frames(model, images, devices, lambda frame: frame.to("meta"))
+    return _update(optimizer, loss_fn(outputs, labels))
 
 
 @wrong("2.4", names="other-chunks")
@@ -832,6 +916,23 @@ def wants_equal_chunks(machine, setup):
 def asks_the_doctor(machine, setup):
     found = hardware.doctor(machine=machine, setup=setup)
     return found[0].cause if found else "healthy"
+
+
+@wrong("2.5", names="asked-the-doctor")
+def asks_a_doctor_it_knows(machine, setup):
+    found = doctor(machine=machine, setup=setup)
+    return found[0].cause if found else "healthy"
+
+
+@wrong("2.5", names="characters-counted")
+def counts_every_second_character(machine, setup):
+    entries = (len(machine.visible or "") + 1) // 2
+    if (
+        machine.started_gpus in (None, len(machine.selected()))
+        and len(machine.selected()) < entries
+    ):
+        return "visible-wrong"
+    return _right_order(machine, setup)
 
 
 @wrong("2.5", names="not-a-name")

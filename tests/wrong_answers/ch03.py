@@ -220,7 +220,7 @@ def averages_one_flat_tensor(model):
 @right("3.1")
 def sums_round_a_ring(model):
     """With messages alone: whole gradients travel, n - 1 times."""
-    rank, n, *_ = _neighbours()
+    _, n, *_ = _neighbours()
     for parameter in model.parameters():
         if parameter.grad is not None:
             passing, total = parameter.grad.clone(), parameter.grad.clone()
@@ -338,7 +338,7 @@ def always_adds(tensor):
     _go_round(chunks, n - 1, rank + 1, add=True)
 
 
-@wrong("3.2", names="steps-off-by-one")
+@wrong("3.2", names="one-rank-hangs")
 def sums_in_n_steps(tensor):
     rank, n, *_ = _neighbours()
     chunks = tensor.view(-1).tensor_split(n)
@@ -346,7 +346,7 @@ def sums_in_n_steps(tensor):
     _go_round(chunks, n - 1, rank + 1, add=False)
 
 
-@wrong("3.2", names="steps-off-by-one")
+@wrong("3.2", names="one-rank-hangs")
 def goes_round_in_n_steps(tensor):
     rank, n, *_ = _neighbours()
     chunks = tensor.view(-1).tensor_split(n)

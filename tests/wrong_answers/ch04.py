@@ -133,6 +133,12 @@ class NamesGpus(_Line):
         super().__init__(layers, ["cuda:7", "cuda:8", "cuda:9"])
 
 
+@wrong("4.1", names="frozen-thawed")
+class ThawsEverything(_Line):
+    def place(self, part, device):
+        part.to(device).requires_grad_()
+
+
 @wrong("4.1", names="nothing-placed")
 class PlacesNothing(_Line):
     def place(self, part, device):
@@ -149,7 +155,8 @@ class BackToFront(_Line):
 class MovesParametersAlone(_Line):
     def place(self, part, device):
         for layer in part:
-            layer.weight = nn.Parameter(layer.weight.detach().to(device))
+            moved = layer.weight.detach().to(device)
+            layer.weight = nn.Parameter(moved, requires_grad=layer.weight.requires_grad)
 
 
 @wrong("4.1", names="input-not-moved")
@@ -242,7 +249,7 @@ def _receive(room):
     leaves = []
     for tensor in room:
         dist.recv(tensor, 0)
-        leaves.append(tensor.requires_grad_(tensor.is_floating_point()))
+        leaves.append(tensor.detach().requires_grad_(tensor.is_floating_point()))
     return leaves
 
 
@@ -342,6 +349,71 @@ def sends_zeros_for_plain_tensors(stage, data, room):
             dist.send(_gradient(tensor), 0)
         return loss.item()
     _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="room-is-leaf")
+def makes_leaves_of_the_room(stage, data, room):
+    if dist.get_rank() == 1:
+        for tensor in room:
+            dist.recv(tensor, 0)
+            tensor.requires_grad_(tensor.is_floating_point())
+        loss = stage(*room, data)
+        loss.backward()
+        for tensor in room:
+            if tensor.is_floating_point():
+                dist.send(_gradient(tensor), 0)
+        return loss.item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="zeros-for-none")
+def fills_in_missing_gradients(stage, data, room):
+    loss = adds_a_scalar_product(stage, data, room)
+    for parameter in stage.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return loss
+
+
+@wrong("4.2", names="float32-only")
+def sends_gradients_in_float32(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(
+            stage, data, room, send=lambda leaf: dist.send(_gradient(leaf).float(), 0)
+        )
+    narrow = [t.float() if t.is_floating_point() else t for t in room]
+    pairs = _gradients(_send_forward(stage, data), narrow)
+    _back_from([(tensor, gradient.to(tensor.dtype)) for tensor, gradient in pairs])
+
+
+@wrong("4.2", names="loss-not-a-float")
+def returns_the_tensor(stage, data, room):
+    if dist.get_rank() == 1:
+        return torch.tensor(_loss_and_back(stage, data, room))
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="forward-twice")
+def runs_the_last_stage_again(stage, data, room):
+    if dist.get_rank() == 1:
+        _loss_and_back(stage, data, room)
+        with torch.no_grad():
+            return stage(*room, data).item()
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@right("4.2")
+def hands_back_in_reverse_order_on_both_sides(stage, data, room):
+    if dist.get_rank() == 1:
+        leaves = _receive(room)
+        loss = stage(*leaves, data)
+        loss.backward()
+        for leaf in reversed(leaves):
+            if leaf.is_floating_point():
+                dist.send(_gradient(leaf), 0)
+        return loss.item()
+    tensors = _send_forward(stage, data)
+    _back_from(_gradients(tensors[::-1], room[::-1]))
 
 
 @wrong("4.2", names="first-stage-left")
@@ -480,11 +552,11 @@ def requires_gradients_of_all(stage, data, room):
     if dist.get_rank() == 1:
         for tensor in room:
             dist.recv(tensor, 0)
-            tensor.requires_grad_()
-        loss = stage(*room, data)
+        leaves = [tensor.detach().requires_grad_() for tensor in room]
+        loss = stage(*leaves, data)
         loss.backward()
-        for tensor in room:
-            dist.send(_gradient(tensor), 0)
+        for leaf in leaves:
+            dist.send(_gradient(leaf), 0)
         return loss.item()
     _back_from(_gradients(_send_forward(stage, data), room))
 
@@ -838,6 +910,35 @@ def searches_whole_numbers(costs, stages):
         return _first_fit(costs, high)
 
     return _misled(costs, stages, rule)
+
+
+def _halves_the_limit(costs, stages, width):
+    """Looks for the least limit between two, until they are nearer than `width`."""
+    low, high = max(costs), sum(costs)
+    while high - low > width:
+        middle = (low + high) / 2
+        if len(_first_fit(costs, middle)) < stages:
+            high = middle
+        else:
+            low = middle
+    return _all_stages_filled(_first_fit(costs, high), len(costs), stages)
+
+
+@right("4.3")
+def halves_the_limit_relative_to_the_costs(costs, stages):
+    _refuse(costs, stages)
+    return _halves_the_limit(costs, stages, 1e-12 * sum(costs))
+
+
+@wrong("4.3", names="too-coarse")
+def halves_the_limit_to_a_thousandth(costs, stages):
+    _refuse(costs, stages)
+    return _halves_the_limit(costs, stages, 1e-3)
+
+
+@wrong("4.3", names="too-coarse")
+def rounds_the_costs(costs, stages):
+    return searches_the_sums_that_occur([round(cost, 6) for cost in costs], stages)
 
 
 @wrong("4.3", names="number-of-cuts")
@@ -1295,6 +1396,55 @@ class CutsEqualCosts(_Comparison):
 
     def equal_layers(self):
         return self.cuts
+
+
+@_wrong("shares-rounded")
+class RoundsTheShares(_Comparison):
+    def equal_layers(self):
+        return [round(i * len(self.layers) / self.stages) for i in range(1, self.stages)]
+
+
+@_wrong("kept-by-layer")
+class AsksLayerByLayer(_Comparison):
+    def memory(self, parts):
+        result, arriving = [], self.inputs
+        for part in parts:
+            total = self.held(part)
+            for layer in part:
+                with kept_for_backward(layer) as kept:
+                    arriving = layer(arriving)
+                total += kept.bytes
+            result.append(total)
+            arriving = self.over_the_cut(arriving)
+        return result
+
+
+@_wrong("input-needs-gradient")
+class HandsTheOutputOn(_Comparison):
+    """Right where something before the cut learns."""
+
+    def over_the_cut(self, outputs):
+        return outputs
+
+
+@_wrong("evaluation-mode")
+class MeasuresInEvaluationMode(_Comparison):
+    def memory(self, parts):
+        return super().memory([part.eval() for part in parts])
+
+
+@_wrong("evaluation-mode")
+class MeasuresInEvaluationModeAndRestores(_Comparison):
+    def memory(self, parts):
+        result = super().memory([part.eval() for part in parts])
+        self.layers.train()
+        return result
+
+
+@_wrong("four-bytes")
+class CountsFourBytesForParameters(_Comparison):
+    def bytes(self, tensor):
+        return 4 * tensor.numel() if isinstance(tensor, nn.Parameter) else tensor.nbytes
 
 
 @_wrong("same-cuts")
