@@ -831,7 +831,7 @@ class _Batch:
     outlived: bool = False  # was any of it still there when a later forward pass began?
 
     def watch(self) -> None:
-        self.model.register_forward_pre_hook(self._begin)
+        self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
         self.model.register_forward_hook(self._forward)
         for module in self.model.modules():
             if isinstance(module, nn.Tanh):  # its output is kept, and only for backward
@@ -840,9 +840,9 @@ class _Batch:
     def not_training(self) -> bool:
         return not all(module.training for module in self.model.modules())
 
-    def _begin(self, model, inputs):
+    def _begin(self, model, inputs, keywords):
         self.evaluated |= self.not_training()
-        self.fed.append(inputs[0])
+        self.fed.append((*inputs, *keywords.values())[0])
         self.outlived |= any(memory() is not None for memory in self.activations)
 
     def _keep(self, module, inputs, output):
