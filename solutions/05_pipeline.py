@@ -459,8 +459,8 @@ plots.compare(predicted, measured)
 #
 # $$\frac{1}{v}\cdot\frac{p-1}{m}$$
 #
-# of the ideal time (Narayanan et al., section 2.2.2). The price: v times as many messages, and more
-# on the shelves.
+# of the ideal time (Narayanan et al., section 2.2.2). The price: $(pv-1)/(p-1)$ times as many
+# messages, which is more than $v$ times, and more on the shelves.
 #
 # ### Zero bubble: the half that nobody waits for
 #
@@ -1284,7 +1284,8 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# `send` returns when the other side has taken the data, and the other side is in its own `send`.
+# With gloo, `send` returns when the other side has taken the data, and the other side is in its own
+# `send`.
 # Under torchrun both would stand there until the time limit. One rank could receive first, but then
 # you need a rule for each pair and each schedule. The way out is calls that do not wait, as in the
 # post office of section 4; in exercise 5.6 you write that for a stage with two neighbours.

@@ -517,8 +517,9 @@ print("the same on all ranks:", all(cost == costs[0] for cost in costs))
 # %% [markdown]
 # Four all-reduces of $tW$ numbers per block and step, however many ranks there are. On a ring each
 # sends $2(n-1)/n$ of that, together $8\,tW\,(n-1)/n$ numbers: the formula of [Narayanan et al.
-# 2021](https://arxiv.org/abs/2104.04473), section 3.2. And nothing hides these collectives. In
-# chapter 3 the gradients travelled while backward went on. Here the next layer needs the sum.
+# 2021](https://arxiv.org/abs/2104.04473), section 3.2. And nothing hides these collectives here. In
+# chapter 3 the gradients travelled while backward went on. In forward the next layer needs the sum;
+# in backward a library can start it, and compute the weight's gradient meanwhile.
 
 # %%
 ledgers = []

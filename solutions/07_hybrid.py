@@ -965,7 +965,8 @@ for name, found in zip(
 # | what is drawn | has to differ along | has to agree along |
 # |---|---|---|
 # | whole initial weights, cut afterwards | nothing | everything: all cut the same model |
-# | initial weights, each rank only its own part | pipeline, tensor | data: copies begin alike |
+# | initial weights, each rank only its own part, of what a tensor group cuts | pipeline, tensor | data: copies begin alike |
+# | initial weights, of what a tensor group holds whole | pipeline | data, tensor |
 # | dropout of activations that a tensor group holds whole | data, pipeline | tensor |
 # | dropout of columns that a tensor group has cut | data, pipeline, tensor | nothing |
 # | the order of the rows in an epoch | nothing | everything: rows are dealt out from one order |

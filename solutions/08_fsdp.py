@@ -1240,8 +1240,9 @@ print("from meta as alone:", claims)
 
 # %% [markdown]
 # A new model is initialised without rank 0's copy: after `to_empty`, each layer's
-# `reset_parameters()` draws its own shard. And from a checkpoint each rank reads only its part;
-# that comes below.
+# `reset_parameters()` draws its own shard: on GPUs. On a mesh of CPUs, ranks with the same seed draw
+# the same numbers (torch 2.14), one half of the model is a copy of the other, and a warning is all that
+# says so. And from a checkpoint each rank reads only its part; that comes below.
 #
 # **CPU offload** in a word: with `offload_policy=CPUOffloadPolicy()` the shards, their gradients
 # and the optimizer's state live in the host's memory and the update runs on the CPU. A GPU then
@@ -2023,8 +2024,9 @@ check("8.3", FlatLayout)
 # Three things decide whether the result is right, and quick.
 #
 # * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match.
-#   One communicator runs its calls one after the other: a gather that is started behind a reduction
-#   waits for it. Where the two are to overlap, give each kind a group of its own (`dist.new_group`).
+#   One communicator of NCCL runs its calls one after the other: a gather that is started behind a
+#   reduction waits for it. So that the two can overlap, give each kind a group of its own
+#   (`dist.new_group`).
 # * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of
 #   the next can run. At most one layer ahead, and at most one reduction unfinished: more would hold
 #   what sharding has just saved.

@@ -772,6 +772,8 @@ accumulation = Exercise(
         "micro-batches are to save.",
         "other-sizes": "The micro-batches have other sizes than asked: `size` samples each, and the "
         "rest in the last. `split(n)` cuts pieces of n samples, `chunk(n)` cuts n pieces.",
+        "other-order": "The micro-batches hold other samples than asked: the batch is cut in its order, "
+        "the first `size` samples first.",
         "evaluation-mode": "The model is not in training mode, in its forward passes or afterwards: "
         "`model.eval()` switches dropout off and makes batch norm use other numbers. That these are "
         "micro-batches of a training step does not change.",
@@ -825,10 +827,11 @@ class _Batch:
     most_open: int = 0
     evaluated: bool = False  # was some part of the model in evaluation mode?
     activations: list[weakref.ref] = field(default_factory=list)  # memory kept for backward
+    fed: list[Tensor] = field(default_factory=list)  # the samples of each forward pass
     outlived: bool = False  # was any of it still there when a later forward pass began?
 
     def watch(self) -> None:
-        self.model.register_forward_pre_hook(self._begin)
+        self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
         self.model.register_forward_hook(self._forward)
         for module in self.model.modules():
             if isinstance(module, nn.Tanh):  # its output is kept, and only for backward
@@ -837,8 +840,9 @@ class _Batch:
     def not_training(self) -> bool:
         return not all(module.training for module in self.model.modules())
 
-    def _begin(self, model, inputs):
+    def _begin(self, model, inputs, keywords):
         self.evaluated |= self.not_training()
+        self.fed.append((*inputs, *keywords.values())[0])
         self.outlived |= any(memory() is not None for memory in self.activations)
 
     def _keep(self, module, inputs, output):
@@ -1065,6 +1069,8 @@ def _(answer, draw):
     sizes = [len(x) for x, _ in batch.parts()]
     if batch.seen != sizes:
         raise Wrong("other-sizes", expected=f"micro-batches of {sizes} samples", got=batch.seen)
+    if not same(batch.fed, [x for x, _ in batch.parts()]):
+        raise Wrong("other-order", expected="the samples in their order", got="another order")
     if batch.most_open > 1:
         raise Wrong("one-backward", expected="1 micro-batch in flight", got=batch.most_open)
     if batch.outlived:

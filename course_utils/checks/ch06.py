@@ -8,6 +8,7 @@ values, and so the kernel knows what each of them should hold and compute.
 
 import copy
 import gc
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -290,6 +291,9 @@ def _check_held(answer, task: _LinearTask) -> None:
         "everyone-everything": weights_are([weight] * n),
         "rank-0s-block": weights_are([task.weights()[0]] * n),
         "strided": weights_are(strided),
+        "another-ranks-block": lambda got: all(
+            any(same(g["weight"], block) for block in task.weights()) for g in got
+        ),
         "bias-whole": lambda got: all(same(g["bias"], bias) for g in got),
         "bias-cut": lambda got: same([g["bias"] for g in got], list(bias.chunk(n))),
         "other-values": lambda got: all(
@@ -356,7 +360,10 @@ def _check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> Non
             [gradients[name] for gradients in task.gradients()],
             each="rank",
             what=f"the gradient of {name}",
-            likely={"bias-gradient": name == "bias"} if task.cut is ROW else {},
+            likely={
+                **({"bias-gradient": name == "bias"} if task.cut is ROW else {}),
+                "no-gradient": lambda got: any(gradient is None for gradient in got),
+            },
         )
 
 
@@ -403,6 +410,10 @@ BOTH_CUTS = {
     "everyone-everything": "Every rank holds the whole weight: nothing is shared.",
     "rank-0s-block": "All ranks hold the same block. Which one is yours depends on "
     "`dist.get_rank()`.",
+    "another-ranks-block": "Each rank has a block, and not its own: of n ranks, rank r has the r-th block, "
+    "counted from 0.",
+    "no-gradient": "A parameter has no gradient after backward: is it frozen, or used by `detach()` or under "
+    "`torch.no_grad()`?",
     "strided": "Each rank has every n-th feature. Asked is a block of consecutive ones, as `chunk` "
     "gives it: the next layer relies on the order.",
     "other-values": "The shapes are right and the values are not those of `full`. A new weight begins "
@@ -671,6 +682,8 @@ attention = Exercise(
         "holds the queries', then the keys', then the values' numbers. Cut it as the weight.",
         "parts-inside-heads": "The rank's rows are its queries, then its keys, then its values. You "
         "read them as if each head had its three parts together: split off the parts first.",
+        "parts-swapped": "Queries, keys and values have changed places: the rows of `full.qkv` are those of "
+        "all queries, then all keys, then all values.",
         "other-heads": "The queries, keys and values are those of other heads than the output projection "
         "expects. Rank r of n has the r-th of n blocks of consecutive heads, in both.",
         "heads-in-another-order": "The results are right, and the heads are not those asked: rank r of n "
@@ -816,6 +829,10 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
         "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
         "bias-across-the-parts": [_attend(bias_in_runs, heads)],
         "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
+        "parts-swapped": [
+            _attend(torch.cat([qkv.chunk(3, dim=-1)[part] for part in order], dim=-1), heads)
+            for order in list(itertools.permutations(range(3)))[1:]
+        ],
         "other-heads": [_attend(qkv[..., _in_place_of(wanted, rows)], heads) for rows in others],
         "heads-mixed": [torch.cat([y.reshape(*x.shape[:2], -1) for y in by_rank], dim=-1)],
         "attends-over-heads": [

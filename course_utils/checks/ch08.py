@@ -75,6 +75,8 @@ ledger = Exercise(
         "everything-divided": "Everything is divided by the number of ranks at a stage below 3. What a "
         "stage does not shard, every rank holds whole.",
         "all-ranks-together": "These are the bytes of all ranks together: asked is one rank's.",
+        "a-sort-missing": "One sort of bytes is left out. A rank holds parameters, gradients and the optimizer's "
+        "state.",
         "other-unit": "This is another unit. Bytes are asked, and neither GB nor GiB.",
         "one-too-many": "Where the parameters divide, a shard has one too many: `//` and then 1 more is "
         "not the same as rounding up.",
@@ -106,6 +108,10 @@ def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) 
         math.ceil(_held(count, count / ranks, SHARDED[stage], sizes)),
         sum(-(-count * n // (ranks if s in SHARDED[stage] else 1)) for s, n in sizes.items()),
     )
+    without_one = [
+        _held(count, size, SHARDED[stage], {s: n for s, n in sizes.items() if s != sort})
+        for sort in SORTS
+    ]
     cut_anyway = [_held(count, size, SHARDED[later], sizes) for later in (1, 2, 3)]
     return {
         "other-unit": lambda got: any(math.isclose(got * unit, right) for unit in (1e9, 2**30)),
@@ -117,6 +123,7 @@ def _ledger_mistakes(count: int, ranks: int, stage: int, sizes: dict[str, int]) 
         "everything-divided": _held(count, size, SORTS, sizes),
         "one-too-many": _held(count, count // ranks + 1, SHARDED[stage], sizes),
         "rounded-down": _held(count, count // ranks, SHARDED[stage], sizes),
+        "a-sort-missing": lambda got: got in without_one,
         "rounded-late": lambda got: got in rounded_late,
         "not-rounded": _held(count, count / ranks, SHARDED[stage], sizes),
     }

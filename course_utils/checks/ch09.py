@@ -1212,6 +1212,10 @@ def _expect_steps(got: Any, cluster: _Cluster) -> None:
         "not-whole": lambda got: abs(got - c.steps) <= 1.01 and got != int(got),
         "rounded": _close_to(c.steps),
         "recovery-in-mtbf": _close_to(math.sqrt(2 * c.save * (c.mtbf + c.recovery)) / c.step),
+        "save-subtracted": lambda got: any(
+            abs(got - (math.sqrt(2 * c.save * mtbf) - c.save) / c.step) <= 1.01
+            for mtbf in (c.mtbf, c.mtbf + c.recovery)
+        ),
         "nodes-forgotten": _close_to(c.ideal * math.sqrt(c.nodes)),
         "nodes-multiply": _close_to(c.ideal * c.nodes),
         "hours": lambda got: (
@@ -1259,6 +1263,8 @@ interval = Exercise(
         "often you save; it belongs into the share only.",
         "recovery-in-mtbf": "You add the recovery to the time between failures. Daly (2006) does so; here L of "
         "section 3 is asked, in which the recovery is a term that the interval does not change.",
+        "save-subtracted": "You subtract the save from the interval, as Daly (2006) does, who counts it as a part "
+        "of the interval. L of section 3 does not: its minimum is at the root alone.",
         "in-seconds": "That is the interval in seconds. Asked are steps.",
         "not-rooted": "The root is missing.",
         "not-whole": "A checkpoint comes after a whole number of steps: return an integer.",
@@ -1271,6 +1277,10 @@ interval = Exercise(
         "share-of-one-node": "Your share counts the failures of one node, not those of the job.",
         "share-at-ideal": "The share is that of the interval before it was made whole. Return what the "
         "whole number of steps loses.",
+        "recovery-per-save": "Your share counts a recovery with every save. One comes with every failure: divide "
+        "it by the job's mean time between failures.",
+        "of-all-time": "That is the lost time as a share of all time, work and losses. L is a share of the "
+        "work's time.",
         "no-saving": "The share lacks what the saves cost.",
         "no-recovery": "The share lacks what the recoveries cost.",
         "whole-interval": "The share counts a whole interval per failure. On average it is half.",
@@ -1307,6 +1317,10 @@ def _(answer, draw):
         mistakes = {
             "interval-in-steps": in_steps,
             "share-of-one-node": one_node if cluster.nodes > 1 else False,
+            "recovery-per-save": expected
+            + cluster.recovery / seconds
+            - cluster.recovery / cluster.mtbf,
+            "of-all-time": expected / (1 + expected),
             "no-saving": expected - cluster.save / seconds,
             "no-recovery": expected - cluster.recovery / cluster.mtbf,
             "whole-interval": expected + seconds / 2 / cluster.mtbf,

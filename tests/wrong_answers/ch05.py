@@ -992,6 +992,12 @@ def keeps_a_graph_and_drops_it(model, loss_function, inputs, targets, size):
     return mean
 
 
+@wrong("5.5", names="other-order")
+def shuffles_the_batch(model, loss_function, inputs, targets, size):
+    order = torch.randperm(len(inputs))
+    return divides_at_the_end(model, loss_function, inputs[order], targets[order], size)
+
+
 @wrong("5.5", names="evaluation-mode")
 def switches_to_evaluation(model, loss_function, inputs, targets, size):
     model.eval()

@@ -138,6 +138,21 @@ class KeepsFull(_Column):
         self.full = full
 
 
+@wrong("6.1", names="another-ranks-block")
+class CountsRanksBackwards(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        rank, n = _place()
+        self.weight = nn.Parameter(full.weight.detach().chunk(n)[n - 1 - rank].clone())
+
+
+@wrong("6.1", names="no-gradient")
+class FreezesItsWeight(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        self.weight.requires_grad_(False)
+
+
 @wrong("6.1", names="whole-kept-alive")
 class KeepsADetachedWeight(_Column):
     def __init__(self, full):
@@ -733,6 +748,13 @@ class DealsHeadsOut(_Heads):
         rank, n = _place()
         by_head = tensor.detach().unflatten(0, (3, -1, self.head_width))
         return nn.Parameter(by_head[:, rank::n].flatten(0, 2))
+
+
+@wrong("6.3", names="parts-swapped")
+class SplitsInAnotherOrder(_Heads):
+    def split(self, qkv):
+        q, k, v = super().split(qkv)
+        return q, v, k
 
 
 @wrong("6.3", names="heads-in-another-order")

@@ -129,6 +129,13 @@ def rounds_the_bytes_of_each_sort(
     return sum(-(-b // world_size) if i in cut else b for i, b in enumerate(held))
 
 
+@wrong("8.1", names="a-sort-missing")
+def forgets_the_gradients(
+    parameters, world_size, stage, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+):
+    return adds_stage_by_stage(parameters, world_size, stage, parameter_bytes, 0, optimizer_bytes)
+
+
 @wrong("8.1", names="sizes-fixed")
 def knows_adam_only(parameters, world_size, stage, **named):
     return adds_stage_by_stage(parameters, world_size, stage)

@@ -1160,6 +1160,26 @@ def adds_the_recovery_to_the_time_between_failures(nodes, node_mtbf_hours, save,
     return _from_interval(seconds, nodes, node_mtbf_hours, save, recovery, step)
 
 
+@wrong("9.4", names="save-subtracted")
+def takes_the_save_from_the_interval(nodes, node_mtbf_hours, save, recovery, step):
+    seconds = math.sqrt(2 * save * _mtbf(nodes, node_mtbf_hours)) - save
+    return _from_interval(seconds, nodes, node_mtbf_hours, save, recovery, step)
+
+
+@wrong("9.4", names="recovery-per-save")
+def recovers_at_every_save(nodes, node_mtbf_hours, save, recovery, step):
+    mtbf = _mtbf(nodes, node_mtbf_hours)
+    steps, _ = _better(math.sqrt(2 * save * mtbf) / step, mtbf, save, recovery, step)
+    return steps, (save + recovery) / (steps * step) + steps * step / 2 / mtbf
+
+
+@wrong("9.4", names="of-all-time")
+def divides_by_work_and_losses(nodes, node_mtbf_hours, save, recovery, step):
+    mtbf = _mtbf(nodes, node_mtbf_hours)
+    steps, lost = _better(math.sqrt(2 * save * mtbf) / step, mtbf, save, recovery, step)
+    return steps, lost / (1 + lost)
+
+
 @wrong("9.4", names="in-seconds")
 def returns_seconds(nodes, node_mtbf_hours, save, recovery, step):
     seconds = math.sqrt(2 * save * _mtbf(nodes, node_mtbf_hours))
