@@ -9,9 +9,9 @@ from bisect import bisect_left
 from torch import nn
 
 FLOAT32 = 4
-REST = (
-    0.4  # share of a GPU's memory for activations, buffers of NCCL, fragments: a guess, not a law
-)
+MOST_NODES = 16_384
+# Share of a GPU's memory for activations, buffers of NCCL and fragments: a guess, not a law.
+REST = 0.4
 
 
 def held_between_steps(model: nn.Module, ranks: int) -> int:

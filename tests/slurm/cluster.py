@@ -24,7 +24,7 @@ import psutil
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
 ID = "SLURM_CLUSTER_OF_TEST"  # environment variable of all processes of a cluster
 ADDRESS = "10.78.0.1"
-PATIENCE = 200
+PATIENCE = 900
 SETTINGS = """
 ClusterName=course
 SlurmctldHost={host}({address})

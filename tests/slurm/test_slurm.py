@@ -36,6 +36,7 @@ class Job:
             ("--data=data/MNIST/raw", f"{MODEL} --log-samples --timeout=60 --grace=5"),
         ):
             script = re.sub(rf"(?m)^        {re.escape(old)} ", f"        {new} ", script)
+        script = script.replace("sleep 30", "sleep 1")
         script = re.sub(r"(?s)--epochs=10.*?--bfloat16", "--seed=0", script)
         (folder / "slurm.sbatch").write_text(script)
         variables = environment("", "cable0") | {"GATE": str(self.gate.path)}
