@@ -11,9 +11,10 @@ os.environ["IPYTHONDIR"] = str(Path(SCRATCH.name) / "ipython")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the browser tests."""
+    """Options of the browser tests, and of those that need a cluster's own daemons."""
     group = parser.getgroup("course")
     group.addoption("--all-notebooks", action="store_true", help="open every notebook, not one")
+    group.addoption("--slurm", action="store_true", help="start SLURM here, and jobs on it")
     group.addoption("--screenshots", default="build/screenshots", help="folder for screenshots")
 
 

@@ -4,13 +4,14 @@ The model may be on the meta device. Parameters, gradients and momentum are floa
 """
 
 import argparse
+from bisect import bisect_left
 
 from torch import nn
 
 FLOAT32 = 4
-REST = (
-    0.4  # share of a GPU's memory for activations, buffers of NCCL, fragments: a guess, not a law
-)
+MOST_NODES = 16_384
+# Share of a GPU's memory for activations, buffers of NCCL and fragments: a guess, not a law.
+REST = 0.4
 
 
 def held_between_steps(model: nn.Module, ranks: int) -> int:
@@ -55,10 +56,12 @@ def smallest_nodes(
 ) -> int | None:
     """The fewest nodes on which a step fits into --gpu-memory GiB; None if no number does."""
     room = (1 - REST) * options.gpu_memory * 2**30
-    for nodes in range(1, 16_385):
-        ranks = options.shard_within or nodes * ranks_per_node
-        if at_peak(model, ranks, options) <= room:
-            return -(-ranks // ranks_per_node)
-        if options.shard_within:
-            return None
-    return None
+
+    def fits(nodes: int) -> bool:
+        return at_peak(model, options.shard_within or nodes * ranks_per_node, options) <= room
+
+    if not fits(MOST_NODES):
+        return None
+    if options.shard_within:  # one set of shards; more nodes hold copies
+        return -(-options.shard_within // ranks_per_node)
+    return bisect_left(range(MOST_NODES), True, lo=1, key=fits)  # more nodes never need more

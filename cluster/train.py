@@ -406,7 +406,11 @@ def print_smallest(options: argparse.Namespace) -> None:
     with torch.device("meta"):
         nodes = smallest_nodes(Classifier(options), options, options.smallest_nodes)
     if nodes is None:
-        raise Stop(f"no number of nodes holds this model in {options.gpu_memory:g} GiB a GPU")
+        advice = "; --reduce last holds whole gradients, --reduce every does not"
+        raise Stop(
+            f"no number of nodes holds this model in {options.gpu_memory:g} GiB a GPU"
+            f"{advice if options.reduce == 'last' else ''}"
+        )
     print(nodes)
 
 

@@ -1,7 +1,8 @@
 """cluster/train.py whose steps wait for a gate, so that a test decides how far a run may get.
 
 The environment's GATE names a file that holds the number of steps that may be done. With LEAVE_AT_GATE
-a rank that is told to leave while it waits does so at once, and does not end a step first.
+a rank that is told to leave while it waits does so at once, and does not end a step first. A rank that
+was told leaves a file told-PID beside the gate.
 """
 
 import os
@@ -30,14 +31,14 @@ def gated(training: train.Training):
     return train_step(training)
 
 
-def tell_at_gate(leaving: train.Leaving, number: int, frame=None) -> None:
-    if waiting and number == signal.SIGTERM:
+def tell_test(leaving: train.Leaving, number: int, frame=None) -> None:
+    if waiting and number == signal.SIGTERM and "LEAVE_AT_GATE" in os.environ:
         os._exit(group.AGAIN)
     tell(leaving, number, frame)
+    GATE.with_name(f"told-{os.getpid()}").touch()
 
 
 if __name__ == "__main__":
     train.Training.train_step = gated
-    if "LEAVE_AT_GATE" in os.environ:
-        train.Leaving.tell = tell_at_gate
+    train.Leaving.tell = tell_test
     train.main()
