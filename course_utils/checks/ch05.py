@@ -789,6 +789,7 @@ accumulation = Exercise(
         "does not require grad": "no-graph",
         "to match target batch_size": "targets-not-cut",
     },
+    at_home=True,
 )
 
 
