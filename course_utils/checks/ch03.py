@@ -774,7 +774,7 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> Non
     expect(got, expected, each="rank", what=what, likely=likely)
 
 
-@sharding.requires("a dataset that divides by the number of ranks")
+@sharding.requires("a dataset that divides by the number of ranks", at_home=True)
 def _(answer, draw):
     ranks = draw.integer(3, 5)
     _check_shards(answer, ranks * draw.integer(5, 9), ranks, 0, draw.integer(1, 99))

@@ -75,7 +75,7 @@ Where it grades, the course runs requirements in a process that the answer never
 is called there through a connection, and gets and gives numbers, texts, containers, tensors and
 the records of the course. A requirement that hands over or gets anything that lives (modules,
 optimizers, a graph of gradients, a function that notes its calls), or looks at what the answer
-changes around it, says `@exercise.requires(..., at_home=True)` and runs beside the answer, as in
+changes or calls around it (`forbidden`), says `@exercise.requires(..., at_home=True)` and runs beside the answer, as in
 the learner's kernel; `Exercise(..., at_home=True)` says it for all of them. What ranks do (`run`) is always beside the answer.
 
 Every printed line of a passed or unattempted check must be the same in every run: requirement
