@@ -28,7 +28,7 @@ from nbgrader.api import Gradebook
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
 from nbgrader.preprocessors import NbGraderPreprocessor
 from nbgrader.utils import is_grade
-from traitlets import Unicode
+from traitlets import Bool, Unicode
 
 REMARKS = "course_remarks"  # in a graded notebook's metadata: what the instructor should know
 _NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
@@ -144,11 +144,16 @@ class GradeExercises(NbGraderPreprocessor):
     """Has the submitted file graded and writes what comes of it into the check cells."""
 
     variant = Unicode(help="Any word: it chooses the inputs of the checks.").tag(config=True)
+    points = Unicode(help="A points.toml: points for each requirement.").tag(config=True)
+    unprotected = Bool(help="Grade also where the system has no namespaces.").tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
         """Adds the outputs, and a first cell with the remarks where there are any."""
         path = Path(resources["metadata"]["path"], f"{resources['metadata']['name']}.ipynb")
-        grade = marks_of(path, self.variant)
+        more = ["--variant", self.variant] if self.variant else []
+        more += ["--points", self.points] if self.points else []
+        more += ["--unprotected"] if self.unprotected else []
+        grade = marks_of(path, more)
         reason = _reason(grade, resources["nbgrader"]["notebook"])
         remarks = nb.metadata[REMARKS]
         if reason:
@@ -162,7 +167,7 @@ class GradeExercises(NbGraderPreprocessor):
         return nb, resources
 
 
-def marks_of(path: Path, variant: str) -> dict:
+def marks_of(path: Path, options: list[str]) -> dict:
     """What `python -m course_utils grade` says about a file; its JSON tells the form.
 
     In a process of its own, so that nothing of the grader stays in nbgrader's server.
@@ -170,12 +175,12 @@ def marks_of(path: Path, variant: str) -> dict:
     with tempfile.TemporaryDirectory(prefix="course-nbgrader-") as folder:
         report = Path(folder, "marks.json")
         command = [sys.executable, "-m", "course_utils", "grade", str(path), "--json", str(report)]
-        command += ["--variant", variant] if variant else []
-        run = subprocess.run(command, check=False, capture_output=True, text=True)
+        run = subprocess.run([*command, *options], check=False, capture_output=True, text=True)
         try:
             return json.loads(report.read_text(encoding="utf-8"))["files"][0]
-        except (OSError, ValueError):
-            raise RuntimeError(f"The grader failed on {path}:\n{run.stderr}") from None
+        except (OSError, ValueError, LookupError):
+            said = f"{run.stdout}\n{run.stderr}"
+            raise RuntimeError(f"The grader failed on {path}:\n{said}") from None
 
 
 def _reason(grade: dict, chapter: str) -> str:
@@ -186,7 +191,8 @@ def _reason(grade: dict, chapter: str) -> str:
 
 
 def _outputs(cell: NotebookNode, grade: dict) -> list[NotebookNode]:
-    """What the check says; then an error, which is how nbgrader takes the points."""
+    """What the check says; then an error, which is how nbgrader takes the points, or a number, which
+    is how it gives a part of them."""
     exercise = _CHECK.fullmatch(cell.source)["exercise"]
     mark = next((m for m in grade.get("exercises", []) if m["exercise"] == exercise), None)
     if mark is None:
@@ -194,6 +200,9 @@ def _outputs(cell: NotebookNode, grade: dict) -> list[NotebookNode]:
     text = new_output("stream", name="stdout", text=printable(mark["feedback"]) + "\n")
     if mark["status"] == "passed":
         return [text]
+    if mark["earned"]:
+        part = {"text/plain": f"{mark['earned']:g}"}
+        return [text, new_output("execute_result", data=part, execution_count=1)]
     return [text, _error(f"{exercise} {mark['name']}: {mark['status']}.")]
 
 

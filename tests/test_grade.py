@@ -8,7 +8,9 @@ are without.
 import contextlib
 import csv
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from tests.hostile_class.members import hand_in, names_of
 
 ATTACKS = names_of("attacks")
 DAMAGED = names_of("damaged")
+FORGERIES = names_of("forgeries")
 KILLS = names_of("kills")
 # graded without namespaces too
 AGAIN = (
@@ -35,7 +38,7 @@ AGAIN = (
     *("eats_memory_in_its_children", "changes_the_check", "writes_a_mark_of_its_own"),
     *("kills_its_group", "leaves_traces", "leaves_traces_again"),
 )
-LIMITS = {"memory": 1024 * MB, "processes": 32, "file": 50 * MB, "notebook": 2_000_000}
+LIMITS = {"memory": 1024 * MB, "processes": 32, "file": 50 * MB, "notebook": 20_000_000}
 MARK = "COURSE_TEST_OF_THE_GRADER"  # in the environment of all that a grader starts
 
 
@@ -51,6 +54,20 @@ def nothing_left():
         yield mark
         wait_until(lambda: not processes_with(mark))
         wait_until(lambda: not list(Path(folder).glob("grade-*")))
+
+
+@contextlib.contextmanager
+def something_outside(folder):
+    """Listens at a socket, holds a FIFO open and has a secret in the environment."""
+    os.mkfifo(folder / "fifo")
+    with socket.socket(socket.AF_UNIX) as listening, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COURSE_TEST_PLACE", str(folder))
+        patch.setenv("INSTRUCTORS_TOKEN", "secret")
+        listening.bind(str(folder / "socket"))
+        listening.listen()
+        fifo = os.open(folder / "fifo", os.O_RDWR)
+        yield
+        os.close(fifo)
 
 
 def processes_with(mark):
@@ -85,7 +102,7 @@ def grade_all(handed_in, **options):
 
 @pytest.fixture(scope="module")
 def handed_in(tmp_path_factory):
-    return hand_in(tmp_path_factory.mktemp("class"), DAMAGED + ATTACKS)
+    return hand_in(tmp_path_factory.mktemp("class"), DAMAGED + ATTACKS + FORGERIES)
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +112,13 @@ def grades(handed_in):
     for isolated in (True, False):
         again = [(path, member) for path, member in handed_in if member.name in AGAIN]
         with nothing_left():
-            found[isolated] = grade_all(handed_in if isolated else again, isolated=isolated)
+            found[isolated] = grade_all(
+                handed_in if isolated else again, isolated=isolated and None
+            )
     return found
 
 
-@pytest.mark.parametrize("name", DAMAGED + ATTACKS)
+@pytest.mark.parametrize("name", DAMAGED + ATTACKS + FORGERIES)
 def test_everybody_gets_a_grade_or_a_reason(name, handed_in, grades):
     [member] = [member for _, member in handed_in if member.name == name]
     grade = grades[True][name]
@@ -108,7 +127,9 @@ def test_everybody_gets_a_grade_or_a_reason(name, handed_in, grades):
 
 
 def as_expected(member, grade):
-    assert tuple(mark.status for mark in grade.exercises) == member.becomes, grade
+    assert len(grade.exercises) == len(member.becomes), grade
+    for mark, statuses in zip(grade.exercises, member.becomes, strict=True):
+        assert mark.status in statuses.split("|"), grade
     said = [m.feedback for m in grade.exercises if m.status not in ("passed", "missing")]
     for text in [*said, grade.reason] if grade.reason else said:
         assert re.search(member.because, text), text
@@ -119,7 +140,9 @@ def test_marks_and_feedback_are_the_same_again(grades):
     def known(grade):
         return [(m.exercise, m.status, m.earned, m.feedback) for m in grade.exercises]
 
-    for name, again in grades[False].items():
+    of_two_kinds = {"forks_and_flees"}  # on a slow machine its check ends it before the keeper
+    for name in grades[False].keys() - of_two_kinds:
+        again = grades[False][name]
         grade = grades[True][name]
         assert (known(grade), grade.reason) == (known(again), again.reason)
 
@@ -128,8 +151,8 @@ def test_in_namespaces_nothing_around_a_submission_can_be_hit(tmp_path):
     program = "import sys; from course_utils.grade import isolation; sys.exit(isolation.possible())"
     if subprocess.call([sys.executable, "-c", program]) == 0:
         pytest.skip("this system lets nobody make namespaces")
-    handed_in = hand_in(tmp_path, KILLS)
-    with nothing_left():
+    handed_in = hand_in(tmp_path / "class", KILLS)
+    with nothing_left(), something_outside(tmp_path):
         grades = grade_all(handed_in)
     for _, member in handed_in:
         as_expected(member, grades[member.name])
@@ -151,7 +174,7 @@ def test_without_namespaces_who_is_hit_is_said_and_the_rest_is_graded(tmp_path):
 
 def test_a_variant_fixes_what_the_checks_draw(handed_in, grades):
     [path] = [path for path, member in handed_in if member.name == "counts_one_byte_more"]
-    [_, mark, _] = grade_file(path, variant="autumn").exercises
+    [_, mark, _] = grade_file(path, variant="autumn", isolated=None).exercises
     assert "expected:" in mark.feedback
     assert mark.feedback != grades[True]["counts_one_byte_more"].exercises[1].feedback
 
@@ -160,7 +183,7 @@ def test_a_variant_fixes_what_the_checks_draw(handed_in, grades):
 def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
     [(path, _)] = hand_in(tmp_path / "class", ["waits_without_an_alarm"])
     program = "import sys; from course_utils.grade import grade_file as grade; "
-    program += "grade(sys.argv[1], isolated=sys.argv[2] == 'True')"
+    program += "grade(sys.argv[1], isolated=None if sys.argv[2] == 'True' else False)"
     command = [sys.executable, "-c", program, str(path), str(isolated)]
     with nothing_left() as mark, subprocess.Popen(command) as grader:
         # server, keeper, first, worker, and the worker's fork server
@@ -172,7 +195,7 @@ def test_limits_that_are_lower_already_stay(tmp_path):
     [(path, _)] = hand_in(tmp_path, ["second_thoughts"])
     program = "import resource, sys; from course_utils.grade import grade_file; "
     program += "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 26, 1 << 26)); "
-    program += "print(grade_file(sys.argv[1]))"
+    program += "print(grade_file(sys.argv[1], isolated=None))"
     shown = subprocess.run(
         [sys.executable, "-c", program, path], check=True, stdout=subprocess.PIPE
     )
@@ -203,8 +226,22 @@ class TestCommand:
 
     def run(self, *arguments):
         with pytest.raises(SystemExit) as left:
-            main(["grade", *map(str, arguments)])
+            main(["grade", "--unprotected", *map(str, arguments)])
         return left.value.code
+
+    def test_without_namespaces_it_refuses_and_says_so_where_it_is_told_to_go_on(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        hand_in(tmp_path, ["second_thoughts"])
+        monkeypatch.setattr("course_utils.grade.server.PROTECTED", b"never said")
+        with pytest.raises(SystemExit) as left:
+            main(["grade", str(tmp_path)])
+        assert left.value.code == 1
+        assert "nobody make namespaces" in capsys.readouterr().out
+        assert self.run(tmp_path) == 0
+        shown = capsys.readouterr().out
+        assert "Unprotected: this system lets nobody make namespaces" in shown
+        assert "1 of 1  passed" in shown
 
     def test_a_class(self, class_folder, tmp_path, capsys):
         table, data = tmp_path / "marks.csv", tmp_path / "marks.json"

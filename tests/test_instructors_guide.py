@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from course_utils.checks.catalogue import exercises, root
+from course_utils.checks.catalogue import chapters, exercises, root
 from tests.wrong_answers import collect
 
 GUIDE = (root() / "INSTRUCTORS.md").read_text(encoding="utf-8")
 LEVELS = GUIDE.partition("## Which exercise")[2].partition("## What learners")[0]
-MISTAKES = re.findall(r"^\| (\d\d) \|.*\| (\d\.\d) `(\w+)` \|$", GUIDE, re.MULTILINE)
+MISTAKES = re.findall(r"^\| (\d\d) \|.*\| (\d+\.\d+) `(\w+)` \|$", GUIDE, re.MULTILINE)
 
 
 @cache
@@ -19,8 +19,11 @@ def wrong_answers(chapter: int) -> set[tuple[str, str]]:
 
 
 def test_every_exercise_has_one_level_with_its_name_and_points() -> None:
-    found = re.findall(r"(\d\.\d) `(\w+)` \((\d)\)", LEVELS)
-    assert sorted(found) == sorted((e.id, e.name, str(e.points)) for e in exercises())
+    found = re.findall(r"(\d+\.\d+) `(\w+)` \((\d+)\)", LEVELS)
+    wanted = [(e.id, e.name, str(e.points)) for e in exercises()]
+    assert sorted(found) == sorted(wanted), (
+        "INSTRUCTORS.md, Which exercise for whom: id `name` (points)"
+    )
 
 
 @pytest.mark.parametrize(("chapter", "exercise", "name"), MISTAKES)
@@ -30,4 +33,6 @@ def test_a_wrong_answer_of_the_guide_is_in_the_library(chapter, exercise, name) 
 
 
 def test_every_chapter_has_misconceptions() -> None:
-    assert {chapter for chapter, _, _ in MISTAKES} == {f"{n:02d}" for n in range(10)}
+    known = {chapter for chapter, _, _ in MISTAKES}
+    missing = {f"{n:02d}" for n in chapters()} - known
+    assert not missing, "INSTRUCTORS.md, What learners get wrong: add a row for each"

@@ -3,12 +3,20 @@
 The grader of the course does the autograding, within limits; nothing here executes a submission.
 """
 
+import os
+
 c = get_config()  # noqa: F821 - nbgrader provides it
 
 c.CourseDirectory.course_id = "parallelism"
 
-# The folder that instructors and learners share. It has to exist.
-# c.Exchange.root = "/srv/nbgrader/exchange"
+# The folder that instructors and learners share: here in the course's own folder, so that nothing is
+# made outside of it. For learners with accounts on this machine, name one that they can reach.
+c.Exchange.root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exchange")
+c.Exchange.cache = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exchange", "cache")
+
+# Points for each requirement, and grading on a system without namespaces: see INSTRUCTORS.md.
+# c.GradeExercises.points = "points.toml"
+# c.GradeExercises.unprotected = True
 
 # Any word makes a variant of the checks: other sizes, shapes and world sizes for this class.
 # c.GradeExercises.variant = "spring-a"

@@ -1,5 +1,6 @@
 """Finds exercises: one module a chapter, `course_utils/checks/chNN.py`."""
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -33,6 +34,18 @@ def chapters() -> list[int]:
     """The chapters that have exercises."""
     names = [module.name for module in pkgutil.iter_modules(course_utils.checks.__path__)]
     return sorted(int(name[2:]) for name in names if re.fullmatch(r"ch\d\d", name))
+
+
+def imported() -> list[str]:
+    """The modules that the chapters' checks import, as their source names them."""
+    names = set()
+    for file in Path(course_utils.checks.__file__).parent.glob("ch[0-9][0-9].py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+    return sorted(name for name in names if not name.startswith(f"{__package__}.ch"))
 
 
 def root() -> Path:

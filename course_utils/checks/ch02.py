@@ -189,7 +189,7 @@ def _(answer, draw):
     )
 
 
-@scatter.requires("gradients flow back into the batch", needs_earlier=True)
+@scatter.requires("gradients flow back into the batch", needs_earlier=True, at_home=True)
 def _(answer, draw):
     rows, workers = draw.integer(7, 11), draw.integer(3, 5)
     batch = draw.tensor(rows, 2).requires_grad_()
@@ -267,6 +267,7 @@ replicate = Exercise(
         "one-at-a-time": "The replicas wait for each other, so two threads cannot run at once.",
         "frozen-thawed": "A frozen parameter got a gradient.",
     },
+    at_home=True,
 )
 
 
@@ -750,6 +751,7 @@ def _(answer, draw):
     needs_earlier=True,
     failures={"not on the expected device": "moved-too-late"},
     seconds=30,  # see 2.2
+    at_home=True,
 )
 def _(answer, draw):
     rows = draw.sample(range(1, 5), draw.integer(2, 3))
@@ -777,7 +779,7 @@ class _MetaComesBack(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-@gather.requires("gradients flow back to every worker", needs_earlier=True)
+@gather.requires("gradients flow back to every worker", needs_earlier=True, at_home=True)
 def _(answer, draw):
     sizes = draw.sample(range(1, 5), draw.integer(2, 4))
     parts = [draw.tensor(rows, 2).requires_grad_() for rows in sizes]
@@ -867,6 +869,7 @@ step = Exercise(
         "has `grad` None.",
     },
     failures={"ValueError": "tied-twice"},
+    at_home=True,
 )
 
 
@@ -1204,7 +1207,7 @@ def _describe(m: Machine, s: Setup) -> str:
     return "; ".join(parts)
 
 
-@diagnosis.requires("a variable that leaves GPUs out")
+@diagnosis.requires("a variable that leaves GPUs out", at_home=True)
 def _(answer, draw):
     gpus = draw.integer(3, 8)
     for count in (1, gpus - 1):

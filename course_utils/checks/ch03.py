@@ -773,7 +773,7 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> Non
     expect(got, expected, each="rank", what=what, likely=likely)
 
 
-@sharding.requires("a dataset that divides by the number of ranks")
+@sharding.requires("a dataset that divides by the number of ranks", at_home=True)
 def _(answer, draw):
     ranks = draw.integer(3, 5)
     _check_shards(answer, ranks * draw.integer(5, 9), ranks, 0, draw.integer(1, 99))
@@ -809,7 +809,7 @@ def _(answer, draw):
     expect(got, [[]] * ranks, each="rank")
 
 
-@sharding.requires("the notebook's own random numbers stay as they are")
+@sharding.requires("the notebook's own random numbers stay as they are", at_home=True)
 def _(answer, draw):
     before = torch.get_rng_state()
     answer(draw.integer(8, 12), 1, 2, draw.integer(0, 9), draw.integer(1, 99))
@@ -1150,7 +1150,9 @@ def _(answer, draw):
         )
 
 
-@overlapping.requires("backward does not wait for the other ranks", needs_earlier=True)
+@overlapping.requires(
+    "backward does not wait for the other ranks", needs_earlier=True, at_home=True
+)
 def _(answer, draw):
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "rank_0_is_at_its_first_layer"

@@ -126,6 +126,7 @@ buildings = Exercise(
         "list is not a Module subclass": "list-not-module",
         'missing the required "forward"': "container-called",
     },
+    at_home=True,
 )
 
 
@@ -977,6 +978,7 @@ repairing = Exercise(
         "shape '[-1": "batch-mixed",
         "is invalid for input of size": "in-features-wrong",
     },
+    at_home=True,
 )
 
 

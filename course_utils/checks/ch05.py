@@ -397,7 +397,7 @@ _gpipe = _Judge(
 )
 
 
-@gpipe_exercise.requires("the schedule can run: all the work, in an order that works")
+@gpipe_exercise.requires("the schedule can run: all the work, in an order that works", at_home=True)
 def _(answer, draw):
     _gpipe.legal(answer, _flow(draw))
 
@@ -519,7 +519,7 @@ _1f1b = _Judge(
 )
 
 
-@alternating.requires("the schedule can run: all the work, in an order that works")
+@alternating.requires("the schedule can run: all the work, in an order that works", at_home=True)
 def _(answer, draw):
     _1f1b.legal(answer, _flow(draw))
 
@@ -659,7 +659,7 @@ def _groups(draw) -> _Case:
     return _Case(stages, stages * draw.integer(3, 4), chunks)
 
 
-@interleaving.requires("the schedule can run: all the work, in an order that works")
+@interleaving.requires("the schedule can run: all the work, in an order that works", at_home=True)
 def _(answer, draw):
     case = _groups(draw)
     schedule = _form(_interleaved.call(answer, case), case)
@@ -791,6 +791,7 @@ accumulation = Exercise(
         "does not require grad": "no-graph",
         "to match target batch_size": "targets-not-cut",
     },
+    at_home=True,
 )
 
 

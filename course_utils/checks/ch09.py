@@ -326,6 +326,7 @@ checkpoints = Exercise(
         "those that the system has. Call `flush()` first.",
     },
     failures={"FileNotFoundError": "folder-missing", "Parent directory": "folder-missing"},
+    at_home=True,
 )
 
 
@@ -653,6 +654,7 @@ sampler = Exercise(
         "brings them along. They belong to the process, not to the run.",
         "states-differ": "The ranks' states differ, so it matters which of them is saved.",
     },
+    at_home=True,
 )
 
 
@@ -981,6 +983,7 @@ training_state = Exercise(
         "wrapped-only": "You take `.module` of every model, and a plain one has none.",
     },
     failures={"no attribute 'module'": "wrapped-only"},
+    at_home=True,
 )
 
 

@@ -20,8 +20,18 @@ class Failure:
     text: str
 
 
+class Elsewhere:
+    """Besides a kind of exception, the base of what was raised in another process and explained
+    there: `failure`, and `stub`, the sentence of `explain_stub` or None."""
+
+    failure: Failure
+    stub: str | None
+
+
 def explain(error: BaseException, seconds: float) -> Failure:
     """Explains an exception that ended a requirement with a time limit of `seconds`."""
+    if isinstance(error, Elsewhere):
+        return error.failure
     if isinstance(error, RankFailure):
         return _explain_rank(error)
     frame = _learners_frame(error)
@@ -49,6 +59,8 @@ def _explain_rank(error: RankFailure) -> Failure:
 
 def is_stub(error: BaseException) -> bool:
     """Whether the exception comes from an answer that still is, or has, the course's stub."""
+    if isinstance(error, Elsewhere):
+        return error.stub is not None
     if isinstance(error, RankFailure):
         return error.error == "NotImplementedError" and "raise NotImplementedError" in str(error)
     if not isinstance(error, NotImplementedError) or error.args:
@@ -59,6 +71,8 @@ def is_stub(error: BaseException) -> bool:
 
 def explain_stub(error: BaseException) -> str:
     """The sentence for an answer that is done in part."""
+    if isinstance(error, Elsewhere):
+        return error.stub
     line = error.line if isinstance(error, RankFailure) else _learners_frame(error).line
     return f"a part that this needs is not written yet: line {line} raises NotImplementedError"
 

@@ -71,10 +71,19 @@ Requirements run in order, later ones also after a failure; `needs_earlier=True`
 when an earlier one failed because it would only repeat it. After a hang the rest is left out.
 Order them from the plain to the awkward: the first line that fails is what the learner reads.
 
+Where it grades, the course runs requirements in a process that the answer never enters: an answer
+is called there through a connection, and gets and gives numbers, texts, containers, tensors and
+the records of the course. A requirement that hands over or gets anything that lives (modules,
+optimizers, a graph of gradients, a function that notes its calls), or looks at what the answer
+changes or calls around it (`forbidden`), says `@exercise.requires(..., at_home=True)` and runs beside the answer, as in
+the learner's kernel; `Exercise(..., at_home=True)` says it for all of them. What ranks do (`run`) is always beside the answer.
+
 Every printed line of a passed or unattempted check must be the same in every run: requirement
 texts are fixed strings, without numbers drawn.
 """
 
+import abc
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -144,6 +153,35 @@ class _Rule:
     failures: Mapping[str, str]
     needs_earlier: bool
     seconds: float
+    at_home: bool
+
+
+class Ended(BaseException):
+    """Ends a check whose answer, in another process, is there no more."""
+
+
+class Absent(abc.ABC):
+    """An answer that lives in another process; what a check does with one goes through here."""
+
+    @abc.abstractmethod
+    def unfit(self) -> tuple[str, str] | None:
+        """The misconception and the text for an answer of another form, as in `misfit`."""
+
+    @abc.abstractmethod
+    def untouched(self) -> bool:
+        """Whether it is the stub, as in `untouched`."""
+
+    @abc.abstractmethod
+    def printed(self) -> list[str]:
+        """What it has printed."""
+
+    @abc.abstractmethod
+    def run(self, fn: Callable, nprocs: int, *args: Any, timeout: float) -> list:
+        """What `launch` returns or raises there."""
+
+    @abc.abstractmethod
+    def at_home(self, requirement: Requirement, draw: Draw) -> None:
+        """Runs a requirement there."""
 
 
 class Exercise:
@@ -159,6 +197,7 @@ class Exercise:
         misconceptions: Mapping[str, str],
         parameters: Sequence[str] | None = None,
         failures: Mapping[str, str] | None = None,
+        at_home: bool = False,
     ) -> None:
         self.id = id
         self.name = name
@@ -167,6 +206,7 @@ class Exercise:
         self.misconceptions = {**COMMON, **misconceptions}
         self.parameters = parameters
         self.failures = dict(failures or {})
+        self.at_home = at_home
         self.rules: list[_Rule] = []
         self._must_know(self.failures.values())
         registered[id] = self
@@ -178,6 +218,7 @@ class Exercise:
         failures: Mapping[str, str] | None = None,
         needs_earlier: bool = False,
         seconds: float = 10.0,
+        at_home: bool = False,
     ) -> Callable[[Requirement], Requirement]:
         """Decorator that adds a requirement, a function of (answer, draw)."""
         own = failures or {}
@@ -185,7 +226,9 @@ class Exercise:
         self._must_know(merged.values())
 
         def add(function: Requirement) -> Requirement:
-            self.rules.append(_Rule(text, function, merged, needs_earlier, seconds))
+            self.rules.append(
+                _Rule(text, function, merged, needs_earlier, seconds, at_home or self.at_home)
+            )
             return function
 
         return add
@@ -198,10 +241,26 @@ class Exercise:
 
 def run(fn: Callable, nprocs: int, *args: Any, timeout: float = 20.0) -> list:
     """Runs fn(rank, *args) on real ranks, as `launch` does, inside a requirement."""
-    if _deadline is None:
-        return launch(fn, nprocs, *args, timeout=timeout)
-    with _deadline.paused():
-        return launch(fn, nprocs, *args, timeout=timeout)
+    absent = next((argument for argument in args if isinstance(argument, Absent)), None)
+    with _deadline.paused() if _deadline else contextlib.nullcontext():
+        return (absent.run if absent else launch)(fn, nprocs, *args, timeout=timeout)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[Deadline]:
+    """Ends the code inside after `seconds`; what it spends in `run` does not count."""
+    global _deadline
+    outer = _deadline
+    try:
+        with Deadline(seconds) as _deadline:
+            yield _deadline
+    finally:
+        _deadline = outer
+
+
+def deadline() -> Deadline | None:
+    """That of the requirement which runs now."""
+    return _deadline
 
 
 def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
@@ -213,19 +272,21 @@ def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
     lines: list[Line] = []
     with undisturbed() as printed:
         for line in attempt(exercise, answer, seed):
-            if line.kind == "stub" and not lines and _untouched(answer):
+            if line.kind == "stub" and not lines and untouched(answer):
                 return Outcome(exercise, "not attempted", seed)
             lines.append(line)
     status = "passed" if all(line.ok for line in lines) else "failed"
-    return Outcome(exercise, status, seed, lines, printed.lines())
+    own = answer.printed() if isinstance(answer, Absent) else printed.lines()
+    return Outcome(exercise, status, seed, lines, own)
 
 
 def attempt(exercise: Exercise, answer: Any, seed: str) -> Iterator[Line]:
     """Runs the requirements in their order and yields a line for each. What is not asked for is
     not run: who wants the first mistake only can stop there."""
-    unfit = _unfit(exercise, answer)
+    unfit = answer.unfit() if isinstance(answer, Absent) else misfit(exercise, answer)
     if unfit:
-        yield unfit
+        misconception, text = unfit
+        yield Line(exercise.rules[0].text, False, misconception=misconception, text=text)
         yield from (Line(rule.text, None) for rule in exercise.rules[1:])
         return
     lines: list[Line] = []
@@ -236,9 +297,11 @@ def attempt(exercise: Exercise, answer: Any, seed: str) -> Iterator[Line]:
         yield lines[-1]
 
 
-def _untouched(answer: Any) -> bool:
+def untouched(answer: Any) -> bool:
     """Whether an answer that raised the stub's exception is the stub: a function is, and a class
     whose __init__ still raises it; in a class begun, another method may wait for its turn."""
+    if isinstance(answer, Absent):
+        return answer.untouched()
     if not isinstance(answer, type) or "__init__" not in vars(answer):
         return True
     code = getattr(inspect.unwrap(answer.__init__), "__code__", None)
@@ -259,16 +322,17 @@ def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:
 
 def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
     """Runs one requirement under its time limit."""
-    global _deadline
-    outer = _deadline
     try:
-        with Deadline(rule.seconds) as _deadline:
-            rule.function(answer, draw)
+        with limited(rule.seconds):
+            if rule.at_home and isinstance(answer, Absent):
+                answer.at_home(rule.function, draw)
+            else:
+                rule.function(answer, draw)
         return Line(rule.text, True)
     except Wrong as wrong:
         exercise._must_know([wrong.misconception])
         return Line(rule.text, False, wrong.expected, wrong.got, wrong.misconception)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Ended):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever the answer raises is explained
         if is_stub(error):
@@ -281,8 +345,6 @@ def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
             text=failure.text,
             kind=failure.kind,
         )
-    finally:
-        _deadline = outer
 
 
 def _mapped(failures: Mapping[str, str], failure: Failure) -> str:
@@ -292,16 +354,17 @@ def _mapped(failures: Mapping[str, str], failure: Failure) -> str:
     return failures[key] if key else failure.kind
 
 
-def _unfit(exercise: Exercise, answer: Any) -> Line | None:
-    """The line for an answer that is no function (or class) of the expected form at all."""
-    first, name = exercise.rules[0].text, exercise.name
+def misfit(exercise: Exercise, answer: Any) -> tuple[str, str] | None:
+    """The misconception and the text for an answer that is no function (or class) of the expected
+    form at all."""
+    name = exercise.name
     wants_class = name[0].isupper()
     if wants_class and not isinstance(answer, type):
         text = f"{name} must be a class, and you passed {show(answer)}; pass {name} itself"
-        return Line(first, False, misconception="wrong-kind", text=text)
+        return "wrong-kind", text
     if not wants_class and (isinstance(answer, type) or not callable(answer)):
         text = f"{name} must be a function, and you passed {show(answer)}; pass {name} itself"
-        return Line(first, False, misconception="wrong-kind", text=text)
+        return "wrong-kind", text
     if exercise.parameters is None:
         return None
     try:
@@ -310,7 +373,7 @@ def _unfit(exercise: Exercise, answer: Any) -> Line | None:
     except TypeError:
         wanted = ", ".join(exercise.parameters)
         text = f"{name} is called as {name}({wanted}), and yours is {name}{signature}"
-        return Line(first, False, misconception="wrong-parameters", text=text)
+        return "wrong-parameters", text
     except ValueError:
         return None  # a builtin without a signature: the requirements will tell
     return None

@@ -54,6 +54,17 @@ class Deadline:
         if self._by_signal:
             signal.signal(signal.SIGALRM, self._before)
 
+    @property
+    def left(self) -> float:
+        """The seconds that are left, as of the last look."""
+        return self._left
+
+    def spend(self, seconds: float) -> None:
+        """Counts time that was used elsewhere. Raises TimeIsUp where none is left."""
+        self._left -= max(0.0, seconds)
+        if self._left <= 0:
+            raise TimeIsUp
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock while something runs that has a clock of its own."""

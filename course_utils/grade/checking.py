@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 import shutil
 import signal
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
@@ -18,7 +17,7 @@ import psutil
 
 from course_utils.checks.framework import Exercise
 from course_utils.grade import tree
-from course_utils.grade.limits import MB, Limits
+from course_utils.grade.limits import MB, PATIENCE, Limits
 from course_utils.grade.marks import Mark
 from course_utils.grade.server import Server
 from course_utils.grade.submission import NotGradable, Submission
@@ -27,7 +26,6 @@ from course_utils.launch.janitor import janitor
 _TO_BEGIN = 300.0  # seconds until a keeper is at work; the server may still be importing
 _TO_END = 60.0  # seconds beyond the limit until it has ended everything and reported
 _TRIES = 3  # where it failed: without namespaces, another submission may have killed the keeper
-_STATUSES = ("passed", "failed", "not attempted", "missing", "stopped")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,12 @@ class Task:
 
 
 def check_all(
-    tasks: Sequence[Task], jobs: int, variant: str, limits: Limits, isolated: bool
+    tasks: Sequence[Task],
+    jobs: int,
+    variant: str,
+    limits: Limits,
+    isolated: bool | None,
+    unprotected: Callable[[], None],
 ) -> Iterator[tuple[int, Mark | NotGradable]]:
     """Yields the marks as they come, each with the number of its task; NotGradable where it was not
     for the submission that there is none. Raises RuntimeError where nothing can be graded here."""
@@ -48,6 +51,8 @@ def check_all(
     if not tasks:
         return
     with _temporary_folder() as folder, Server(isolated) as server:
+        if not server.protected:
+            unprotected()
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
@@ -84,7 +89,6 @@ class _Job:
         self.attempt = attempt
         self._task = task
         self._limits = limits
-        self._secret = secrets.token_hex(16)
         self._folder = os.path.join(folder, f"{number}-{attempt}")  # short: sockets lie in it
         os.mkdir(self._folder)
         self._processes: list[psutil.Process] = []
@@ -95,15 +99,19 @@ class _Job:
         """Hands the job to a keeper."""
         self.connection = server.begin(
             {
-                "exercise": self._task.exercise.id,
+                "asked": self._asked(),
                 "cells": [dataclasses.asdict(cell) for cell in self._task.submission.cells],
+                "provided": [dataclasses.asdict(cell) for cell in self._task.submission.provided],
                 "texts": sorted(self._task.submission.texts),
                 "variant": variant,
                 "limits": dataclasses.asdict(self._limits),
                 "folder": self._folder,
-                "secret": self._secret,
             }
         )
+
+    def _asked(self):
+        exercise = self._task.exercise
+        return {"id": exercise.id, "name": exercise.name, "parameters": exercise.parameters}
 
     def over(self) -> bool:
         """Reads what the keeper has sent; True when it has reported, or never will."""
@@ -114,7 +122,7 @@ class _Job:
                     self._report = message
                     return True
                 self._processes = _those_of(message["processes"])
-                self._until = time.monotonic() + self._limits.seconds + _TO_END
+                self._until = time.monotonic() + PATIENCE * self._limits.seconds + _TO_END
         except (EOFError, ConnectionError):
             return True
         return time.monotonic() > self._until
@@ -148,17 +156,23 @@ class _Job:
         feedback = outcome["feedback"].replace(self._folder, "(its own folder)")
         seconds = 0.0 if self.lost else self._report["seconds"]
         return Mark(
-            exercise.id, exercise.name, exercise.points, outcome["status"], feedback, seconds
+            exercise.id,
+            exercise.name,
+            exercise.points,
+            outcome["status"],
+            feedback,
+            seconds,
+            outcome.get("lines", []),
         )
 
     def _outcome(self):
-        """What the worker has written, if that counts; else what happened to it."""
+        """What the judge has written; else what happened to the worker."""
         if not self.lost and not self._report["broken"]:
-            for line in self._report["outcome"].splitlines():
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    outcome = json.loads(line)
-                    if outcome["secret"] == self._secret and _is_sound(outcome):
-                        return outcome
+            outcome = json.loads(self._report["outcome"] or '{"error": "its judge has ended"}')
+            if "gone" not in outcome:
+                return outcome
+            if outcome["gone"] == "forged":
+                self._report["broken"] = "connection"
         title = f"{self._task.exercise.id} {self._task.exercise.name}"
         return {"status": "stopped", "feedback": f"{title}: {self._what_happened()}"}
 
@@ -167,8 +181,11 @@ class _Job:
         if broken:
             return {
                 "seconds": f"the code ran for more than {self._limits.seconds:g} seconds.",
+                "patience": "the machine is too busy: the code had hardly any processor time in "
+                f"{PATIENCE * self._limits.seconds:g} seconds. Grade it again.",
                 "processes": f"the code had more than {self._limits.processes} processes at once.",
                 "memory": f"the code held more than {self._limits.memory // MB} MB of memory.",
+                "connection": "the code has changed what its process says to the check.",
                 "parent": "the code killed the process that had started it.",
                 "keeper": "the code killed the process that watched over it.",
             }[broken]
@@ -176,13 +193,6 @@ class _Job:
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name} during the check."
         return f"the code ended its process, with exit code {code}, before the check was done."
-
-
-def _is_sound(outcome):
-    """Whether it has the form that a worker gives it; an answer may have found the secret."""
-    if "error" in outcome:
-        return isinstance(outcome["error"], str)
-    return outcome["status"] in _STATUSES and isinstance(outcome["feedback"], str)
 
 
 def _those_of(ids):

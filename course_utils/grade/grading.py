@@ -1,8 +1,9 @@
 """Grades submissions: reads them, has their exercises checked, and puts the marks in order."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from course_utils.grade import submission
 from course_utils.grade.checking import Task, check_all
@@ -18,7 +19,7 @@ def grade_file(
     *,
     variant: str = DEFAULT_VARIANT,
     limits: Limits = DEFAULT_LIMITS,
-    isolated: bool = True,
+    isolated: bool | None = True,
 ) -> Grade:
     """Grades one notebook. Never raises for what is in it: Grade.reason says what is wrong."""
     return next(grade_files([path], variant=variant, limits=limits, isolated=isolated))
@@ -30,24 +31,33 @@ def grade_files(
     jobs: int = 1,
     variant: str = DEFAULT_VARIANT,
     limits: Limits = DEFAULT_LIMITS,
-    isolated: bool = True,
-    progress: Callable[[int, int], None] | None = None,
+    isolated: bool | None = True,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    reasons: Mapping[int, str] = MappingProxyType({}),
+    chapter: int | None = None,
+    unprotected: Callable[[], None] = lambda: None,
 ) -> Iterator[Grade]:
     """Grades notebooks, `jobs` exercises at once; yields a Grade for each file, in their order.
 
     variant: any string; it chooses the inputs of the checks, as COURSE_SEED does.
-    isolated: False does without namespaces where the system has them (isolation.py).
+    isolated: True needs namespaces (isolation.py); None takes them where the system has them; False
+        does without.
     progress: called with the number of exercises that are graded, and of all.
+    reasons: why files, by their place, cannot be graded. chapter: the only one that is graded.
+    unprotected: called where there are no namespaces.
     Raises RuntimeError where nothing can be graded here.
     """
-    handed_in = [_read(Path(path), limits) for path in paths]
+    handed_in = [
+        NotGradable(reasons[i]) if i in reasons else _read(Path(path), limits, chapter)
+        for i, path in enumerate(paths)
+    ]
     sound = [s for s in handed_in if isinstance(s, Submission)]
     tasks = [Task(s, exercise) for s in sound for exercise in s.exercises]
-    progress = progress or (lambda done, of: None)
     progress(0, len(tasks))
     known: dict[int, Mark | NotGradable] = {}
     graded = 0
-    with contextlib.closing(check_all(tasks, jobs, variant, limits, isolated)) as coming:
+    coming_marks = check_all(tasks, jobs, variant, limits, isolated, unprotected)
+    with contextlib.closing(coming_marks) as coming:
         for path, read in zip(paths, handed_in, strict=True):
             if isinstance(read, NotGradable):
                 yield Grade(str(path), reason=str(read))
@@ -68,8 +78,8 @@ def _grade(path: Path | str, read: Submission, marks: list[Mark | NotGradable]) 
     return Grade(str(path), read.chapter, marks)
 
 
-def _read(path: Path, limits: Limits) -> Submission | NotGradable:
+def _read(path: Path, limits: Limits, chapter: int | None) -> Submission | NotGradable:
     try:
-        return submission.read_file(path, limits.notebook)
+        return submission.read_file(path, limits.notebook, chapter)
     except NotGradable as reason:
         return reason

@@ -1,28 +1,30 @@
 """Notices a submission that changes what its check is made of.
 
-An answer runs in the process of its check, so it can replace functions there. That changes no
-other submission's marks, and here it is seen. Who reads this can get around it: an answer that
-nobody trusts is read by a person.
+A requirement that runs at home (checks/framework.py says which) shares a process with the answer,
+so an answer can replace functions there. That changes no other submission's marks, and here it is
+seen. Who reads this can get around it: an answer that nobody trusts is read by a person.
 """
 
 import sys
 import types
 
-from course_utils.checks.framework import registered
-
-_TORCH = ("torch", "torch.distributed", "torch.distributed.distributed_c10d", "torch.nn.functional")
+_WATCHED = (
+    "builtins",
+    "math",
+    "torch",
+    "torch.distributed",
+    "torch.distributed.distributed_c10d",
+    "torch.nn.functional",
+)
 _Snapshot = dict[str, tuple[object, object]]
 
 
 def snapshot() -> _Snapshot:
-    """The functions and classes of the course and of PyTorch, and the requirements of exercises, as
-    they are now, by their names."""
+    """The functions and classes of Python, of the course and of PyTorch as they are now, by their
+    names."""
     found: _Snapshot = {}
-    for exercise in registered.values():
-        for number, rule in enumerate(exercise.rules, start=1):
-            found[f"requirement {number} of {exercise.id}"] = (rule, _inside(rule.function))
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "course_utils" or name in _TORCH:
+        if name.split(".")[0] == "course_utils" or name in _WATCHED:
             _note(found, name, vars(module))
     methods: dict[str, object] = {}
     for base in reversed(sys.modules["torch"].Tensor.__mro__):

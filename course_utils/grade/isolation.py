@@ -2,13 +2,15 @@
 
 In namespaces of its own (namespaces(7)) a submission sees no process but those it started, so it
 cannot send a signal to any other, and all of them end with the first one. It has a network with
-nothing but 127.0.0.1 in it, finds every file read-only and only its own folder writable, and that
-is memory which nobody sees afterwards. No privilege is needed for this where the system lets
+nothing but 127.0.0.1 in it. Its root holds only what outside.py lists, read-only, devices and
+terminals of its own, and a folder to write to that is memory, which nobody sees afterwards. No
+privilege is needed for this where the system lets
 users make namespaces; some systems and most containers do not. Elsewhere, macOS among them, the
 keeper still ends everything that a submission has started, but code that is out to kill the
 grader itself, or to change the user's files, can do so.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -16,6 +18,9 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
+
+from course_utils.grade import outside
 
 _LINUX = sys.platform == "linux"
 _libc = ctypes.CDLL(None, use_errno=True) if _LINUX else None
@@ -23,10 +28,13 @@ _libc = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 # <sched.h>, <sys/mount.h>, <sys/prctl.h>, <linux/capability.h>, <linux/mount.h>, <net/if.h>
 _NEW_USER, _NEW_PROCESSES = 0x10000000, 0x20000000
 _NEW_MOUNTS, _NEW_MESSAGES, _NEW_NETWORK = 0x00020000, 0x08000000, 0x40000000
-_NO_SETUID, _NO_DEVICES, _RECURSIVE, _PRIVATE = 0x2, 0x4, 0x4000, 0x40000
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVILEGES = 1, 36, 38
+_NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _BIND = 0x2, 0x4, 0x8, 0x1000
+_RECURSIVE, _PRIVATE, _DETACH = 0x4000, 0x40000, 0x2
+_SET_PARENT_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
+_SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVILEGES = 36, 38
 _CAPABILITY_VERSION = 0x20080522
 _MOUNT_SETATTR, _HERE, _WHOLE_TREE, _READ_ONLY = 442, -100, 0x8000, 0x1  # one number everywhere
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 _SET_INTERFACE_FLAGS, _UP = 0x8914, 0x1
 
 
@@ -43,6 +51,12 @@ def die_with_parent() -> None:
         _call("prctl", _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
+def hide_memory() -> None:
+    """Other processes of this user can neither read nor trace this one any more."""
+    if _LINUX:
+        _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def give_up_privileges() -> None:
     """Takes from this process, and from all that it starts, what root may do beyond others."""
     if _LINUX:
@@ -55,18 +69,19 @@ def possible() -> bool:
     """Whether this system lets us make namespaces; found out in a process of its own."""
     if not _LINUX:
         return False
-    tried = os.fork()
-    if tried == 0:
-        try:
-            detach()
-            first = os.fork()
-            if first == 0:
-                close_in("/tmp", 1 << 20)  # everything here is gone with this process
-                os._exit(0)
-            os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
-        finally:
-            os._exit(1)
-    return os.waitpid(tried, 0)[1] == 0
+    with tempfile.TemporaryDirectory(prefix="grade-") as folder:
+        tried = os.fork()
+        if tried == 0:
+            try:
+                detach()
+                first = os.fork()
+                if first == 0:
+                    close_in(folder, 1 << 20)  # all of it is gone with this process
+                    os._exit(0)
+                os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
+            finally:
+                os._exit(1)
+        return os.waitpid(tried, 0)[1] == 0
 
 
 def detach() -> None:
@@ -83,18 +98,82 @@ def detach() -> None:
 
 
 def close_in(folder: str, size: int) -> None:
-    """For that first child: nothing but `folder`, `size` bytes at most, can be written from now
-    on, and nothing but 127.0.0.1 can be reached. Raises OSError."""
+    """For that first child: nothing but what outside.py lists is there from now on, nothing but
+    `folder`, `size` bytes at most, can be written, and nothing but 127.0.0.1 can be reached. Raises
+    OSError."""
+    visible, hidden, user = outside.visible(), outside.hidden(), outside.user()
     _call("unshare", _NEW_MOUNTS | _NEW_MESSAGES | _NEW_NETWORK)
     _call("mount", None, b"/", None, _RECURSIVE | _PRIVATE, None)
+    root = folder.encode()
+    _mount(b"tmpfs", root, _NO_SETUID, b"size=%d" % (1 << 20))
+    for path in visible:
+        _show(path.encode(), root)
+    empty = root + b"/etc/empty"
+    os.makedirs(root + b"/etc", exist_ok=True)
+    for path, text in ((empty, ""), (root + b"/etc/passwd", user)):
+        with open(path, "w") as file:
+            file.write(text)
+    for path in hidden:
+        _hide(root + path.encode(), empty)
+    _make_devices(root + b"/dev")
+    os.makedirs(root + b"/sys", exist_ok=True)
+    try:  # gloo asks it about the interfaces, and PyTorch about processors
+        _mount(b"sysfs", root + b"/sys", _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, None)
+    except OSError:  # as in some containers
+        _call("mount", b"/sys", root + b"/sys", None, _BIND | _RECURSIVE, None)
+    places = [root + name for name in (b"/proc", b"/dev/shm", os.path.abspath(root))]
+    for place in places:
+        os.makedirs(place, exist_ok=True)
     attributes = struct.pack("QQQQ", _READ_ONLY, 0, 0, 0)
-    _call("syscall", _MOUNT_SETATTR, _HERE, b"/", _WHOLE_TREE, attributes, len(attributes))
-    for place in (folder.encode(), b"/dev/shm"):
-        _call("mount", b"tmpfs", place, b"tmpfs", _NO_SETUID | _NO_DEVICES, b"size=%d" % size)
-    _call("mount", b"proc", b"/proc", b"proc", _NO_SETUID | _NO_DEVICES, None)
+    _call("syscall", _MOUNT_SETATTR, _HERE, root, _WHOLE_TREE, attributes, len(attributes))
+    _mount(b"proc", places[0], _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, None)
+    for place in places[1:]:
+        _mount(b"tmpfs", place, _NO_SETUID | _NO_DEVICES, b"size=%d" % size)
+    _mount(b"devpts", root + b"/dev/pts", _NO_SETUID, b"newinstance,ptmxmode=0666")
+    os.chdir(root)
+    _call("syscall", _PIVOT_ROOT[os.uname().machine], b".", b".")
+    _call("umount2", b".", _DETACH)
+    os.chdir("/")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         loopback = struct.pack("16sh14x", b"lo", _UP)
         fcntl.ioctl(any_socket, _SET_INTERFACE_FLAGS, loopback)
+
+
+def _mount(kind: bytes, place: bytes, flags: int, options: bytes | None) -> None:
+    _call("mount", kind, place, kind, flags, options)
+
+
+def _show(path: bytes, root: bytes) -> None:
+    """Makes a file or folder of the system visible below a new root. A link stays one."""
+    place = root + path
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), place)
+        return
+    if os.path.isdir(path):
+        os.makedirs(place, exist_ok=True)
+    else:
+        os.close(os.open(place, os.O_CREAT | os.O_WRONLY))
+    _call("mount", path, place, None, _BIND | _RECURSIVE, None)
+
+
+def _hide(place: bytes, empty: bytes) -> None:
+    if os.path.isdir(place):
+        _mount(b"tmpfs", place, _NO_SETUID | _NO_DEVICES, None)
+    elif os.path.exists(place):
+        _call("mount", empty, place, None, _BIND, None)
+
+
+def _make_devices(folder: bytes) -> None:
+    """The links that programs expect, and a place for terminals that nobody else has."""
+    os.makedirs(folder + b"/pts", exist_ok=True)
+    links = {b"ptmx": b"pts/ptmx", b"fd": b"/proc/self/fd"}
+    links |= {
+        name: b"/proc/self/fd/%d" % i for i, name in enumerate((b"stdin", b"stdout", b"stderr"))
+    }
+    for name, target in links.items():
+        with contextlib.suppress(FileExistsError):
+            os.symlink(target, folder + b"/" + name)
 
 
 def _call(function, *arguments):

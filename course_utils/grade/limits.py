@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 MB = 1 << 20
+PATIENCE = 10  # so many times `seconds` may pass where a busy machine has no processor for the code
 
 
 @dataclass(frozen=True)
 class Limits:
     """The limits of one exercise, with all processes that it starts; `notebook` is the file's.
 
-    seconds: wall time. A right answer takes up to 20 seconds on a busy machine.
+    seconds: in which its processes compute, or wait; not those in which a busy machine has no
+        processor for them.
     memory: bytes of memory that its processes hold together.
     processes: how many there may be at once. A check needs up to a dozen: ranks, their server.
     file: bytes of any file that it writes.

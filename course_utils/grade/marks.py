@@ -1,6 +1,7 @@
 """What grading gives: a Mark for each exercise, a Grade for each submission."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,9 @@ class Mark:
             "missing": the submission has no answer, or nothing that Python can read as one;
             "stopped": its code left Python, was killed, or went over a limit.
     feedback: the text that `check` prints; for the last two, a sentence that says what happened.
+    lines: each requirement, whether it was met (None: not looked at), and the mistake or None.
     seconds: how long it took; the only part that differs from run to run.
+    partial: what is earned where requirements have points of their own (points.py), else None.
     """
 
     exercise: str
@@ -20,11 +23,24 @@ class Mark:
     status: str
     feedback: str
     seconds: float = 0.0
+    lines: list[list] = field(default_factory=list)
+    partial: float | None = None
 
     @property
-    def earned(self) -> int:
-        """All points of a passed exercise, none of another."""
+    def earned(self) -> float:
+        """All points of a passed exercise; of another those of the requirements that are met, where
+        these have points, else none."""
+        if self.partial is not None:
+            return self.partial
         return self.points if self.status == "passed" else 0
+
+    def with_points(self, shares: Mapping[str, list[float]]) -> "Mark":
+        """The mark where requirements have points; shares: a list for each exercise that has them."""
+        own = shares.get(self.exercise)
+        if own is None or self.status == "passed":
+            return self
+        met = sum(share for share, (_, ok, _) in zip(own, self.lines, strict=False) if ok is True)
+        return replace(self, partial=float(met))
 
 
 @dataclass(frozen=True)
@@ -40,8 +56,16 @@ class Grade:
     exercises: list[Mark] = field(default_factory=list)
     reason: str = ""
 
+    def named(self, name: str) -> "Grade":
+        """The same grade under the name by which the instructor knows the file."""
+        return replace(self, path=name)
+
+    def with_points(self, shares: Mapping[str, list[float]]) -> "Grade":
+        """The grade where requirements have points, as in Mark."""
+        return replace(self, exercises=[mark.with_points(shares) for mark in self.exercises])
+
     @property
-    def earned(self) -> int:
+    def earned(self) -> float:
         """The points that were earned."""
         return sum(mark.earned for mark in self.exercises)
 

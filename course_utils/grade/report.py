@@ -18,23 +18,23 @@ _COLUMNS = ("file", "chapter", "exercise", "name", "points", "earned", "status",
 def text(grade: Grade, details: bool) -> str:
     """A line for the file and one for each exercise; `details` adds what the checks say."""
     if grade.reason:
-        return _printable(f"{grade.path}: not graded\n  {grade.reason}")
-    lines = [f"{grade.path}: {grade.chapter}, {grade.earned} of {_points(grade.points)}"]
+        return printable(f"{grade.path}: not graded\n  {grade.reason}")
+    lines = [f"{grade.path}: {grade.chapter}, {grade.earned:g} of {_points(grade.points)}"]
     for mark in grade.exercises:
         title = f"{mark.exercise} {mark.name}"
-        lines.append(f"  {title:<44} {mark.earned} of {mark.points}  {mark.status}")
+        lines.append(f"  {title:<44} {mark.earned:g} of {mark.points:g}  {mark.status}")
         if mark.status in ("missing", "stopped"):
             lines.append(textwrap.indent(mark.feedback.removeprefix(f"{title}: "), " " * 6))
         elif details and mark.status == "failed":
             lines.append(textwrap.indent(mark.feedback, " " * 6))
-    return _printable("\n".join(lines))
+    return printable("\n".join(lines))
 
 
 def _points(number):
     return f"{number} point{'' if number == 1 else 's'}"
 
 
-def _printable(text):
+def printable(text: str) -> str:
     """Without the control characters with which code could write anything into a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
@@ -45,7 +45,15 @@ def write_csv(grades: Sequence[Grade], path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(_COLUMNS)
         for grade in grades:
-            writer.writerows(_rows(grade))
+            writer.writerows([in_a_table(cell) for cell in row] for row in _rows(grade))
+
+
+def in_a_table(cell: object) -> object:
+    """A cell that a spreadsheet takes for a text, not for a formula, without control characters."""
+    if not isinstance(cell, str):
+        return cell
+    text = printable(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _rows(grade: Grade) -> Iterator[tuple]:
@@ -75,5 +83,6 @@ def _described(grade: Grade) -> dict:
 
 def _entry(mark: Mark) -> dict:
     entry = dataclasses.asdict(mark) | {"earned": mark.earned}
-    del entry["seconds"]
+    for key in ("seconds", "partial"):
+        del entry[key]
     return entry

@@ -9,16 +9,24 @@ from multiprocessing.connection import Connection
 from typing import Self
 
 from course_utils.checks import catalogue
+from course_utils.grade import outside
 
 _PROGRAM = "course_utils.grade.forks"
+PROTECTED = b"p"  # what the server says first; else that there are no namespaces
+UNPROTECTED = (
+    "This system lets nobody make namespaces, so a submission could read your files, change them, and "
+    "reach the network. Grade in a container or a machine that you can throw away, with --unprotected."
+)
 _STARTS = 3  # without namespaces, a submission may kill the server
 
 
 class Server:
-    """`isolated=False` does without namespaces, where they are possible."""
+    """`isolated=False` does without namespaces, where they are possible; None uses them where they
+    are. `protected` says whether they are used."""
 
-    def __init__(self, isolated: bool):
+    def __init__(self, isolated: bool | None):
         self._isolated = isolated
+        self.protected = False
 
     def __enter__(self) -> Self:
         self._start()
@@ -30,17 +38,27 @@ class Server:
 
     def _start(self):
         self._control, theirs = socket.socketpair()
-        command = [sys.executable, "-m", _PROGRAM, str(theirs.fileno()), str(int(self._isolated))]
+        command = [
+            sys.executable,
+            "-m",
+            _PROGRAM,
+            str(theirs.fileno()),
+            str(int(self._isolated is not False)),
+        ]
         with theirs:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env=outside.environment(),
                 cwd=catalogue.root(),  # where this package can be imported, and nothing else lies
             )
         with contextlib.suppress(ConnectionError):
-            if self._control.recv(1):  # the server says when it has imported all that it needs
+            if said := self._control.recv(1):  # when it has imported all that it needs
+                self.protected = said == PROTECTED
+                if self._isolated and not self.protected:
+                    raise RuntimeError(UNPROTECTED)
                 return
         raise RuntimeError(f"The grader's server does not start: see above what {_PROGRAM} says.")
 

@@ -1,16 +1,21 @@
 """Reads a submitted notebook and tells which chapter it answers. Believes nothing, runs nothing."""
 
+import functools
 import json
 import re
-import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_utils.checks import catalogue
-from course_utils.checks.answers import grade_id_of
+from course_utils.checks.answers import grade_id_of, percent_cells, source_of
 from course_utils.checks.framework import Exercise
 from course_utils.checks.statements import Cell
+from course_utils.grade import reading
+
+_LONGEST = 600  # seconds; the reading itself ends sooner
 
 
 class NotGradable(Exception):
@@ -22,71 +27,52 @@ class Submission:
     """A notebook that answers a chapter, "03_ddp".
 
     cells: its code cells. texts: the grade ids of cells that are no code cells.
+    provided: the chapter's own code cells, without the answers.
     """
 
     chapter: str
     exercises: list[Exercise]
     cells: list[Cell]
     texts: frozenset[str]
+    provided: list[Cell]
 
 
-def read_file(path: Path, most_bytes: int) -> Submission:
-    """Reads a submission from a file. Raises NotGradable."""
+def read_file(path: Path, most_bytes: int, wanted: int | None = None) -> Submission:
+    """Reads a submission from a file; `wanted` is the only chapter that it may be. Raises
+    NotGradable."""
+    command = [sys.executable, "-I", "-S", reading.__file__, str(path), str(most_bytes)]
+    run = subprocess.run(
+        command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LONGEST
+    )
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no ordinary file"
-            raise NotGradable(f"{path} is {kind}; hand in a notebook (.ipynb).")
-        if status.st_size > most_bytes:
-            raise NotGradable(
-                f"{path.name} has {status.st_size / 1e6:.0f} MB, and {most_bytes / 1e6:.0f} MB are "
-                "allowed; clear the notebook's outputs and hand it in again."
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise NotGradable(f"{path} cannot be read: {error.strerror or error}.") from None
-    return read(_json_of(content, path.name), path.name)
+        found = json.loads(run.stdout)
+    except ValueError:
+        found = {"reason": f"{path.name} cannot be read in the time and memory that there is."}
+    if "reason" in found:
+        raise NotGradable(found["reason"])
+    read = _submission(found["cells"], path.name)
+    if wanted is not None and int(read.chapter[:2]) != wanted:
+        raise NotGradable(f"This is {read.chapter}, and {_title_of(wanted)} was asked for.")
+    return read
 
 
-def read(notebook: object, name: str) -> Submission:
-    """Reads a submission from a notebook's content; `name` is its file's. Raises NotGradable."""
-    raw = notebook.get("cells") if isinstance(notebook, dict) else None
-    if not isinstance(raw, list):
-        raise NotGradable(f"{name} is no notebook: it has no list of cells (nbformat 4).")
-    cells, texts = [], set()
-    for number, cell in enumerate(raw, start=1):
-        if isinstance(cell, dict):
-            source, grade_id = _source_of(cell), _grade_id_in(cell)
-            if cell.get("cell_type") == "code":
-                cells.append(Cell(source, grade_id, f"{name}, cell {number}", 0))
-            else:
-                texts.add(grade_id)
+def _submission(found: list[list[str]], name: str) -> Submission:
+    cells = [
+        Cell(source, grade_id, f"{name}, cell {number}", 0)
+        for number, (kind, source, grade_id) in enumerate(found, start=1)
+        if kind == "code"
+    ]
+    texts = {grade_id for kind, _, grade_id in found if kind != "code"}
     chapter = _chapter_of(cells, texts, name)
     exercises = [e for e in catalogue.exercises() if _number_of(e) == chapter]
-    return Submission(_title_of(chapter), exercises, cells, frozenset(texts))
+    return Submission(
+        _title_of(chapter), exercises, cells, frozenset(texts), _provided(str(chapter))
+    )
 
 
-def _json_of(content: bytes, name: str) -> object:
-    if not content.strip():
-        raise NotGradable(f"{name} is empty.")
-    try:
-        return json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise NotGradable(
-            f"{name} is no notebook: its content is not the JSON text that JupyterLab writes."
-        ) from None
-
-
-def _source_of(cell: dict) -> str:
-    source = cell.get("source", "")
-    lines = source if isinstance(source, list) else [source]
-    return "".join(line for line in lines if isinstance(line, str))
-
-
-def _grade_id_in(cell: dict) -> str:
-    for key in ("metadata", "nbgrader", "grade_id"):
-        cell = cell.get(key) if isinstance(cell, dict) else None
-    return cell if isinstance(cell, str) else ""
+@functools.cache
+def _provided(chapter: str) -> list[Cell]:
+    return [cell for cell in percent_cells(source_of(chapter)) if not cell.grade_id]
 
 
 def _chapter_of(cells: list[Cell], texts: set[str], name: str) -> int:

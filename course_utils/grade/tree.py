@@ -43,6 +43,25 @@ def own_memory(process: psutil.Process) -> int:
         return 0  # it has ended
 
 
+def seconds_used(processes: list[psutil.Process]) -> float:
+    """Processor time that they have had, with that of their children which have ended."""
+    own = os.times()
+    found = own.children_user + own.children_system
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found += times.user + times.system
+            found += getattr(times, "children_user", 0) + getattr(times, "children_system", 0)
+    return found
+
+
+def wants_processor(process: psutil.Process) -> bool:
+    """Whether it computes, or would if it had a processor."""
+    with contextlib.suppress(psutil.Error):
+        return process.status() == psutil.STATUS_RUNNING
+    return False
+
+
 def exact_memory(processes: list[psutil.Process], inherited: int) -> int:
     """Bytes that they hold together; what several share is divided among them. Slow."""
     field, found = ("pss" if psutil.LINUX else "uss"), 0

@@ -1,62 +1,220 @@
-"""Runs one answer under its check: in no other process does code of a submission run.
+"""Holds one answer and does with it what the judge asks: in no other process does code of a
+submission run, and the verdict is not made here (judge.py).
 
 Before that the process gives itself limits and folders of its own, and gives up its privileges.
-The outcome goes through a pipe, on a line with a secret, so that nothing that an answer prints or
-writes by chance is taken for one.
 """
 
-import json
+import contextlib
+import io
 import os
+import pickle
 import resource
 import sys
 import tempfile
-import textwrap
-from typing import NoReturn
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 import psutil
 
-from course_utils.checks import answers, catalogue
-from course_utils.checks.failures import explain
-from course_utils.checks.framework import Exercise, judge
-from course_utils.checks.guard import Deadline, TimeIsUp, undisturbed
-from course_utils.checks.learner import render
+from course_utils.checks import answers, framework
+from course_utils.checks.compare import Wrong
+from course_utils.checks.failures import explain, explain_stub, is_stub
+from course_utils.checks.guard import Printed, TimeIsUp, undisturbed
 from course_utils.checks.statements import Cell
 from course_utils.grade import answer, integrity, isolation
 from course_utils.grade.limits import Limits
-from course_utils.launch import server
+from course_utils.grade.plain import Writer
+from course_utils.launch import RankFailure, launch, server
 
-_SECONDS_TO_LOAD = 20.0
+_SECONDS_OF_A_RUN = 60.0  # on a busy machine ranks are slow; a hang is found by what ranks do
 _THREADS_OF_A_PROCESS = 16  # on average; a rank has as many as it has cores
 
 
-def main(job: dict, outcome: int) -> None:
-    """The whole life of a worker. Never returns."""
+def main(job: dict, judge: Connection) -> NoReturn:
+    """The whole life of a worker."""
     code = 1
     try:
-        result = _result(job)
-        with open(outcome, "w") as pipe:
-            pipe.write("\n" + json.dumps({"secret": job["secret"], **result}) + "\n")
+        found = _prepared(job, judge)
+        if found is not None:
+            before = integrity.snapshot()
+            with undisturbed():
+                held = _executed(found, job["asked"], judge)
+            if held is not None:
+                _Service(held, before, judge).serve()
         code = 0
     finally:
         os._exit(code)  # nothing that the submission has registered runs
 
 
-def _result(job):
-    """Status and feedback, as in Mark; or "error", where the grader itself has failed."""
+def _prepared(job, judge):
+    """The answer, not executed. None where the judge has been told that there is none."""
     try:
         _settle(job["folder"], Limits(**job["limits"]), job["isolated"])
-        exercise = catalogue.find(job["exercise"])
-        cells = [Cell(**cell) for cell in job["cells"]]
-        found = answer.find(exercise, cells, job["texts"])
+        cells, provided = ([Cell(**cell) for cell in job[key]] for key in ("cells", "provided"))
+        exercise = answer.Asked(**job["asked"])
+        try:
+            found = answer.find(exercise, cells, provided, job["texts"])
+        except answer.NoAnswer as reason:
+            judge.send_bytes(_message({"missing": str(reason)}))
+            return None
         answers.source_of = _kept_back
         server.fork_from_here()  # as long as nothing of the submission has been executed
-    except answer.NoAnswer as error:
-        feedback = f"{exercise.id} {exercise.name}: {error}"
-        return {"status": "missing", "feedback": feedback}
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the submission's doing
-        return {"error": f"{type(error).__name__}: {error}"}
-    status, feedback = _graded(exercise, found, job["variant"])
-    return {"status": status, "feedback": feedback}
+        judge.send_bytes(_message({"error": f"{type(error).__name__}: {error}"}))
+        return None
+    judge.send_bytes(_message({"found": True}))
+    return found
+
+
+def _executed(found, asked, judge):
+    """What is bound to the answer's name. None where the judge has been told why there is none."""
+    try:
+        value, errors = found.execute()
+    except answer.NoAnswer as reason:
+        judge.send_bytes(_message({"missing": str(reason)}))
+        return None
+    except BaseException as error:  # noqa: BLE001 - a submission may raise anything
+        key = "stopped" if isinstance(error, TimeIsUp) else "failed"
+        said = explain(error, answer.SECONDS).text
+        judge.send_bytes(_message({key: said, "skipped": found.skipped}))
+        return None
+    said = [f"before the check, {explain(e, answer.SECONDS).text}" for e in errors[:1]]
+    nothing = value is None or value is Ellipsis
+    about = {"errors": said, "nothing": nothing, "skipped": found.skipped}
+    judge.send_bytes(_message(about))
+    return _Held(value, asked)
+
+
+class _Held:
+    """The answer and all else that the judge has a handle of."""
+
+    def __init__(self, value: Any, asked: dict):
+        self.objects = {0: value}
+        self.asked = asked
+        self._numbers = {id(value): 0}
+
+    def keep(self, value: object) -> int:
+        number = self._numbers.setdefault(id(value), len(self.objects))
+        self.objects[number] = value
+        return number
+
+
+def _message(about: dict, *values: Any, keep: Callable = lambda value: 0) -> bytes:
+    return Writer(keep).dump(about, *values)
+
+
+class _Service:
+    """Answers what the judge asks, one request after the other."""
+
+    def __init__(self, held: _Held, before: Any, judge: Connection):
+        self._held, self._before, self._judge = held, before, judge
+        self._printed = Printed()
+
+    def serve(self) -> None:
+        """Until the judge has left."""
+        with contextlib.suppress(EOFError, OSError), undisturbed() as self._printed:
+            while True:
+                self._judge.send_bytes(self._reply(self._judge.recv_bytes()))
+
+    def _reply(self, message):
+        kind, seconds, *rest, arguments = _Unpickler(message, self._held.objects).load()
+        about: dict[str, Any] = {}
+        value, changed = None, None
+        with contextlib.ExitStack() as stack:
+            try:
+                deadline = stack.enter_context(framework.limited(max(seconds, 0.1)))
+                value = getattr(self, f"_{kind.replace(' ', '_')}")(*rest, arguments)
+            except BaseException as error:  # noqa: BLE001 - an answer may raise anything
+                about["raised"] = _described(error, seconds)
+            about["spent"] = float(seconds - deadline.left)
+        if kind in ("call", "set", "item"):
+            changed = list(arguments)
+        if kind == "at home" and (different := integrity.changed(self._before)):
+            about["changed"] = different[0]
+        try:
+            return _message(about, changed, value, keep=self._held.keep)
+        except (RecursionError, ValueError, RuntimeError) as error:
+            about["raised"] = _described(error, seconds)
+            return _message(about, None, None)
+
+    def _unfit(self, _):
+        asked = answer.Asked(**self._held.asked)
+        return framework.misfit(asked, self._held.objects[0])
+
+    def _untouched(self, _):
+        return framework.untouched(self._held.objects[0])
+
+    def _said(self, _):
+        return self._printed.lines()
+
+    def _call(self, number, kwargs, arguments):
+        return self._held.objects[number](*arguments, **kwargs)
+
+    def _get(self, number, name, _):
+        return getattr(self._held.objects[number], name)
+
+    def _set(self, number, name, arguments):
+        setattr(self._held.objects[number], name, *arguments)
+
+    def _iter(self, number, _):
+        return _Iterator(iter(self._held.objects[number]))
+
+    def _next(self, number, _):
+        try:
+            return False, next(self._held.objects[number])
+        except StopIteration:
+            return True, None
+
+    def _len(self, number, _):
+        return len(self._held.objects[number])
+
+    def _item(self, number, arguments):
+        return self._held.objects[number][arguments[0]]
+
+    def _run(self, fn, nprocs, timeout, arguments):
+        with framework.deadline().paused():
+            return launch(fn, nprocs, *arguments, timeout=max(timeout, _SECONDS_OF_A_RUN))
+
+    def _at_home(self, requirement, draw, _):
+        try:
+            requirement(self._held.objects[0], draw)
+        except Wrong as wrong:
+            return wrong.misconception, wrong.expected, wrong.got
+        return None
+
+
+class _Iterator:
+    """An iterator as a thing of its own, so that none is read to its end as it travels."""
+
+    def __init__(self, iterator: Any):
+        self._iterator = iterator
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, message: bytes, objects: dict[int, Any]):
+        super().__init__(io.BytesIO(message))
+        self._objects = objects
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._objects[pid]
+
+
+def _described(error: BaseException, seconds: float) -> dict:
+    if isinstance(error, RankFailure):
+        about = [str(error), error.rank, error.kind, error.line, error.error, list(error.ranks)]
+        return {"rank": about}
+    failure = explain(error, seconds)
+    return {
+        "name": type(error).__name__,
+        "names": [kind.__name__ for kind in type(error).__mro__],
+        "message": str(error)[:2000],
+        "failure": [failure.kind, failure.error, failure.text],
+        "stub": explain_stub(error) if is_stub(error) else None,
+    }
 
 
 def _settle(folder: str, limits: Limits, isolated: bool) -> None:
@@ -98,23 +256,3 @@ def _kept_back(exercise_id: str) -> NoReturn:
 def _threads_of_the_user():
     own = [p for p in psutil.process_iter(["uids", "num_threads"]) if p.info["uids"]]
     return sum(p.info["num_threads"] or 0 for p in own if p.info["uids"].real == os.getuid())
-
-
-def _graded(exercise: Exercise, found: answer.Answer, seed: str) -> tuple[str, str]:
-    """Executes the answer and checks it."""
-    title = f"{exercise.id} {exercise.name}"
-    before = integrity.snapshot()
-    try:
-        with undisturbed(), Deadline(_SECONDS_TO_LOAD):
-            value, errors = found.execute()
-    except BaseException as error:  # noqa: BLE001 - a submission may raise anything
-        status = "stopped" if isinstance(error, TimeIsUp) else "failed"
-        return status, f"{title}: before the check, {explain(error, _SECONDS_TO_LOAD).text}"
-    outcome = judge(exercise, value, seed)
-    if changed := integrity.changed(before):
-        return "stopped", f"{title}: the code changes what the check is made of: {changed[0]}."
-    feedback = render(outcome)
-    if errors and outcome.status != "passed":
-        earlier = explain(errors[0], _SECONDS_TO_LOAD).text
-        feedback += textwrap.indent(f"\nbefore the check, {earlier}", "  ")
-    return outcome.status, feedback

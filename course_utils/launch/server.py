@@ -92,6 +92,11 @@ def import_preloaded() -> None:
             importlib.import_module(name)
 
 
+def without(prefix: str) -> None:
+    """From now on a fork server imports no module whose name begins so."""
+    _PRELOADED[:] = [name for name in _PRELOADED if not name.startswith(prefix)]
+
+
 def fork_from_here() -> None:
     """Starts the fork server as a fork of this process, which has imported all that it needs, and
     nothing that ranks must not see: milliseconds instead of seconds. Should it die, the next one

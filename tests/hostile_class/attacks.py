@@ -33,9 +33,13 @@ def _hand_in(name, code, status, because, seconds):
     return member("missing", status, "missing", because=because, seconds=seconds)(make)
 
 
-def at_the_top_level(name: str, code: str, status: str, because: str, seconds: float = 300.0):
+RIGHT = "\n\ndef message_bytes(tensor):\n    return tensor.numel() * tensor.element_size()\n"
+
+
+def at_the_top_level(
+    name: str, code: str, status: str, because: str, seconds: float = 300.0, right: str = RIGHT
+):
     """An attack that does not wait for the check: a line of code beside a right answer."""
-    right = "\n\ndef message_bytes(tensor):\n    return tensor.numel() * tensor.element_size()\n"
     _hand_in(name, code + right, status, because, seconds)
 
 
@@ -83,7 +87,7 @@ def leaves_politely(tensor):
     raise SystemExit(0)
 
 
-@attack("stopped", because="exit code 0")
+@attack("stopped", because="exit code 0|changed what its process says")
 def writes_a_mark_of_its_own(tensor):
     import contextlib
     import os
@@ -95,7 +99,7 @@ def writes_a_mark_of_its_own(tensor):
     os._exit(0)
 
 
-@attack("stopped", because="exit code 1")
+@attack("stopped", because="exit code")
 def closes_every_file(tensor):
     import os
 
@@ -121,7 +125,7 @@ def forks_and_forks(tensor):
     time.sleep(10_000)
 
 
-@attack("stopped", because=ENDLESS, seconds=BRIEF)
+@attack("stopped|failed", because=f"{ENDLESS}|still running after", seconds=BRIEF)
 def forks_and_flees(tensor):
     """There is one process more at any time, each time another, in a session of its own."""
     import os
@@ -203,7 +207,7 @@ def eats_memory_in_its_children(tensor):
     os.wait()
 
 
-@attack("stopped", because=r"changes what the check is made of: course_utils\.checks\.")
+@attack("failed", because="expected:")
 def changes_the_check(tensor):
     from course_utils.checks import ch00
 
@@ -211,7 +215,7 @@ def changes_the_check(tensor):
     return 0
 
 
-@attack("stopped", because=r"changes what the check is made of: torch\.Tensor\.element_size")
+@attack("failed", because="expected:")
 def changes_torch(tensor):
     import torch
 
@@ -219,7 +223,7 @@ def changes_torch(tensor):
     return 0
 
 
-@attack("stopped", because=r"changes what the check is made of: requirement 1 of 0\.2")
+@attack("failed", because="KeyError: '0.2'")
 def replaces_the_requirements(tensor):
     import dataclasses
 
@@ -230,7 +234,7 @@ def replaces_the_requirements(tensor):
     return 0
 
 
-@attack("stopped", because=r"changes what the check is made of: course_utils\.checks\..*expect")
+@attack("failed", because="expected:")
 def changes_a_default_of_the_check(tensor):
     from course_utils.checks import expect
 

@@ -1,5 +1,7 @@
 """Files and notebooks that are not as they were given out; nobody means harm here."""
 
+import json
+
 from tests.hostile_class.members import IDS, cell_of, member, notebook, with_code
 
 PASSED = ("passed",) * 3
@@ -196,21 +198,36 @@ def brackets_without_end():
     return b"[" * 200_000
 
 
+def _text(made):
+    return json.dumps(made)
+
+
+@member(*ONLY_ONE)
+def saved_with_a_byte_order_mark():
+    return _text(only_one()).encode("utf-8-sig")
+
+
+@member(*ONLY_ONE)
+def saved_as_utf_16():
+    return _text(only_one()).encode("utf-16")
+
+
+@member(because="has 20,003 cells, and 2,000 are allowed")
+def a_right_answer_20_000_times():
+    made = only_one()
+    return made | {"cells": made["cells"] + [cell_of(made, "0-2")] * 20_000}
+
+
+@member(because="has 60,000 cells, and 2,000 are allowed")
+def cells_without_end():
+    return {"cells": [{"cell_type": "code", "source": "x"}] * 60_000}
+
+
+@member(because="characters of code and text")
+def a_cell_without_end():
+    return {"cells": [{"cell_type": "code", "source": "x = 1\n" * 700_000}]}
+
+
 @member(because="MB are allowed")
 def too_large():
-    return b" " * 3_000_000
-
-
-@member(because="cannot check 0.2 here: somebody else's fault")
-def blames_the_grader():
-    """The answer has found where the worker keeps what it has to say, and says something else."""
-    return with_code(
-        "def message_bytes(tensor):\n"
-        "    import json, os, sys\n"
-        "    frame = sys._getframe()\n"
-        "    while 'outcome' not in frame.f_locals or 'job' not in frame.f_locals:\n"
-        "        frame = frame.f_back\n"
-        "    said = {'secret': frame.f_locals['job']['secret'], 'error': \"somebody else's fault\"}\n"
-        "    os.write(frame.f_locals['outcome'], b'\\n' + json.dumps(said).encode() + b'\\n')\n"
-        "    os._exit(0)\n"
-    )
+    return b" " * 21_000_000

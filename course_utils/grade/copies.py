@@ -1,0 +1,82 @@
+"""Answers that are equal after renaming and formatting: a signal for a person to read, never a verdict.
+
+Short answers are alike by themselves: only those with enough structure are compared, and not those
+that equal the stub. What most of a class has is no signal either.
+"""
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass
+
+_FEWEST_NODES = 40
+_COMMON = 0.2  # a form that so large a part of a class has, and four at least, is common
+
+
+@dataclass(frozen=True)
+class Alike:
+    """An exercise and the files whose answers are equal."""
+
+    exercise: str
+    files: list[str]
+
+
+def form_of(source: str, name: str) -> str | None:
+    """The shape of the last definition of a name: without names, comments, docstrings and layout.
+    None where it is none, or too short to say anything."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    found = [n for n in tree.body if getattr(n, "name", None) == name]
+    if not found or sum(1 for _ in ast.walk(found[-1])) < _FEWEST_NODES:
+        return None
+    return ast.dump(_Plain().visit(found[-1]))
+
+
+class _Plain(ast.NodeTransformer):
+    """Gives names numbers, in the order in which they appear."""
+
+    def __init__(self):
+        self._numbers: dict[str, str] = {}
+
+    def _number(self, name):
+        return self._numbers.setdefault(name, f"n{len(self._numbers)}")
+
+    def visit_Name(self, node):
+        return ast.Name(self._number(node.id), node.ctx)
+
+    def visit_arg(self, node):
+        return ast.arg(self._number(node.arg))
+
+    def visit_FunctionDef(self, node):
+        node.name, node.returns, node.body = self._number(node.name), None, _without_text(node.body)
+        return self.generic_visit(node)
+
+    def visit_ClassDef(self, node):
+        node.name, node.body = self._number(node.name), _without_text(node.body)
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node):
+        if node.value is None:
+            return None
+        return self.generic_visit(ast.Assign([node.target], node.value))
+
+
+def _without_text(body):
+    kept = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    return kept or [ast.Pass()]
+
+
+def alike(forms: list[tuple[str, str, str | None]]) -> list[Alike]:
+    """The groups of equal answers, from (exercise, file, form)."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    answers: dict[str, int] = defaultdict(int)
+    for exercise, file, form in forms:
+        if form is not None:
+            groups[exercise, form].append(file)
+            answers[exercise] += 1
+    return [
+        Alike(exercise, files)
+        for (exercise, _), files in groups.items()
+        if len(files) > 1 and not (len(files) >= 4 and len(files) > _COMMON * answers[exercise])
+    ]

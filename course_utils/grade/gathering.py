@@ -1,0 +1,89 @@
+"""From what an instructor has, folders and archives as they come out of an LMS, to notebooks.
+
+An archive is unpacked member by member into a temporary folder: what would land outside, or is no
+notebook, is left out, so that one strange archive touches nobody else's work.
+"""
+
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_MOST_BYTES = 50 << 20  # of a member of an archive
+_MOST_MEMBERS = 10_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """A notebook: `path` is where it lies, `name` what the instructor knows it by. `reason` says why
+    it cannot be graded, else it is empty."""
+
+    path: Path
+    name: str
+    reason: str = ""
+
+
+def notebooks(names: list[str], folder: Path) -> Iterator[Found]:
+    """The notebooks in files, folders and zip archives, in order; archives are unpacked into
+    `folder`. Raises ValueError with a sentence where a folder or archive holds none."""
+    for name in names:
+        path = Path(name)
+        if path.is_dir():
+            found = list(_in_folder(path, folder))
+        elif path.suffix.lower() == ".zip":
+            found = list(_in_archive(path, str(path), folder))
+        else:
+            found = [Found(path, str(path))]
+        if not found:
+            raise ValueError(f"There is no notebook (.ipynb) in {path}.")
+        yield from found
+
+
+def _in_folder(path: Path, folder: Path) -> Iterator[Found]:
+    for file in sorted(path.rglob("*")):
+        if not _is_wanted(PurePosixPath(*file.relative_to(path).parts)):
+            continue
+        if file.suffix == ".ipynb":
+            yield Found(file, str(file))
+        elif file.suffix == ".zip" and file.is_file():
+            yield from _in_archive(file, str(file), folder)
+
+
+def _is_wanted(path: PurePosixPath) -> bool:
+    """Not what JupyterLab and macOS leave beside the files of their users."""
+    left = {".ipynb_checkpoints", "__MACOSX"}
+    return not left & set(path.parts) and not path.name.startswith("._")
+
+
+def _in_archive(path: Path, name: str, folder: Path) -> Iterator[Found]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()[:_MOST_MEMBERS]
+            for number, member in enumerate(members):
+                inside = PurePosixPath(member.filename.replace("\\", "/"))
+                if inside.suffix == ".ipynb" and not member.is_dir() and _is_wanted(inside):
+                    yield _unpacked(archive, member, inside, name, folder, number)
+    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        yield Found(path, name, f"{path.name} is no archive that can be read: {error}.")
+
+
+def _unpacked(archive, member, inside, name, folder, number):
+    known = f"{name}/{inside}"
+    if inside.is_absolute() or ".." in inside.parts:
+        return Found(
+            folder, known, f"{inside} would land outside of its folder; hand in a notebook."
+        )
+    if stat.S_ISLNK(member.external_attr >> 16):
+        return Found(folder, known, f"{inside} is a link; hand in the notebook itself.")
+    if member.file_size > _MOST_BYTES:
+        return Found(folder, known, f"{inside} is too large: {member.file_size / 1e6:.0f} MB.")
+    place = folder / f"{abs(hash(name)):x}" / str(number) / inside.name
+    place.parent.mkdir(parents=True)
+    try:
+        with archive.open(member) as packed:
+            content = packed.read(_MOST_BYTES + 1)
+    except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
+        return Found(folder, known, f"{inside} cannot be unpacked: {error}.")
+    place.write_bytes(content)
+    return Found(place, known)

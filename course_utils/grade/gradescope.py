@@ -1,0 +1,89 @@
+"""An autograder for Gradescope, which works offline once it is built.
+
+    python -m course_utils.grade.gradescope zip 03 autograder.zip     to be uploaded
+    python -m course_utils.grade.gradescope run 03 FOLDER FILE        what runs there
+
+Gradescope runs each submission in a container of its own, to be thrown away, so that it is graded
+without namespaces where there are none.
+"""
+
+import json
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from course_utils.checks import catalogue
+from course_utils.grade import gathering
+from course_utils.grade.grading import grade_files
+from course_utils.grade.marks import Grade
+
+_PARTS = ("course_utils", "solutions", "data")
+_FILES = ("requirements.txt", "pyproject.toml", "README.md", "LICENSE")
+_SETUP = """#!/bin/sh
+set -e
+apt-get update && apt-get install -y python3 python3-venv
+cd /autograder/source
+python3 -m venv environment
+environment/bin/pip install -r requirements.txt
+"""
+_RUN = """#!/bin/sh
+cd /autograder/source
+environment/bin/python -m course_utils.grade.gradescope run {chapter:02d} \\
+    /autograder/submission /autograder/results/results.json
+"""
+
+
+def write_zip(chapter: int, path: Path) -> None:
+    """Writes the archive: the course with its solutions, which learners do not see there."""
+    root = catalogue.root()
+    files = [root / name for name in _FILES]
+    files += [file for part in _PARTS for file in sorted((root / part).rglob("*"))]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            if file.is_file() and file.suffix not in (".ipynb", ".pyc"):
+                archive.write(file, file.relative_to(root))
+        for name, text in (("setup.sh", _SETUP), ("run_autograder", _RUN.format(chapter=chapter))):
+            member = zipfile.ZipInfo(name)
+            member.external_attr = 0o100755 << 16
+            archive.writestr(member, text)
+
+
+def grade_folder(chapter: int, folder: Path) -> dict:
+    """Grades the notebook in a folder of Gradescope's; returns what its results.json holds."""
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            found = list(gathering.notebooks([str(folder)], Path(temporary)))
+        except ValueError as error:
+            return {"score": 0, "output": str(error)}
+        if len(found) != 1:
+            return {"score": 0, "output": f"There are {len(found)} notebooks; hand in one."}
+        reasons = {0: found[0].reason} if found[0].reason else {}
+        paths = [found[0].path]
+        return results(*grade_files(paths, chapter=chapter, isolated=None, reasons=reasons))
+
+
+def results(grade: Grade) -> dict:
+    """What Gradescope shows of a grade."""
+    if grade.reason:
+        return {"score": 0, "output": grade.reason}
+    tests = [
+        {
+            "name": f"{mark.exercise} {mark.name}",
+            "score": mark.earned,
+            "max_score": mark.points,
+            "status": "passed" if mark.status == "passed" else "failed",
+            "output": mark.feedback,
+        }
+        for mark in grade.exercises
+    ]
+    return {"score": grade.earned, "tests": tests}
+
+
+if __name__ == "__main__":
+    what, number, *rest = sys.argv[1:]
+    if what == "zip":
+        write_zip(int(number), Path(rest[0]))
+    else:
+        written = json.dumps(grade_folder(int(number), Path(rest[0])), indent=1)
+        Path(rest[1]).write_text(written, encoding="utf-8")

@@ -1,0 +1,337 @@
+"""A submission's cells as statements, and which of them an answer needs.
+
+What a cell does to a name counts as what makes it: methods that are added in a later cell, entries
+of a table, calls that register something, files that are written and imported. So every statement
+is kept that binds or changes a name that the answer needs. What only shows something, or runs
+ranks, is left out, and the feedback says so.
+"""
+
+import ast
+import builtins
+import re
+import symtable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+from course_utils.checks.statements import Cell
+
+NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # what reading a cell may raise
+_TRANSPARENT = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*\n?")
+_FILE = re.compile(r"\s*%%(?:writefile|file)\s+(?:-a\s+)?(\S+)")
+_OTHER_MAGIC = re.compile(r"\s*%%\w")
+_PYTHON_FILE = re.compile(r"(?:.*/)?(\w+)\.py$", re.DOTALL)
+_SHOWS = {"print", "help", "repr", "len", "display", "dir", "type", "id", "check", "hint", "launch"}
+_SHOWING = ("course_utils", "matplotlib", "IPython", "ipywidgets")
+_SETS = {
+    *("manual_seed", "seed", "set_default_dtype", "set_default_device", "setrecursionlimit"),
+    *("insert", "append", "extend", "update", "setdefault", "chdir", "putenv", "reload"),
+    *("makedirs", "mkdir"),
+    *("filterwarnings", "simplefilter", "set_printoptions", "use_deterministic_algorithms"),
+}
+_BINDS_ANYTHING = {"exec", "eval", "globals", "locals", "vars", "get_ipython"}
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A top-level statement of a submission.
+
+    number: its place among all. binds, uses: names; a module that a cell writes is "file:NAME".
+    """
+
+    node: ast.stmt
+    cell: Cell
+    number: int
+
+    @property
+    def line(self) -> int:
+        """In its cell."""
+        return self.node.lineno
+
+    @cached_property
+    def _names(self) -> tuple[frozenset[str], frozenset[str]]:
+        return _names_of(self.node)
+
+    @property
+    def binds(self) -> frozenset[str]:
+        """The global names that it binds or deletes."""
+        return self._names[0]
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The global names that it reads, also in the functions that it defines."""
+        return self._names[1]
+
+    @cached_property
+    def changes(self) -> frozenset[str]:
+        """The names whose object it may change, not counting calls of functions."""
+        return frozenset(_changed(self.node))
+
+
+def statements_of(cells: list[Cell]) -> tuple[list[Statement], list[tuple[Cell, Exception]]]:
+    """The statements of all cells, and the cells that are no Python with the reason."""
+    found: list[Statement] = []
+    broken = []
+    for cell in cells:
+        try:
+            for node in parse(cell).body:
+                found.append(Statement(node, cell, len(found)))
+        except NO_PYTHON as error:
+            broken.append((cell, error))
+    return found, broken
+
+
+def parse(cell: Cell) -> ast.Module:
+    """The cell's code as IPython reads it. Raises SyntaxError and its like."""
+    source = cell.source
+    if match := _FILE.match(source):
+        return ast.parse(
+            f"get_ipython().run_cell_magic('writefile', {match[1]!r}, {_rest(source)!r})"
+        )
+    if match := _TRANSPARENT.match(source):
+        source = "\n" * source[: match.end()].count("\n") + source[match.end() :]
+    elif _OTHER_MAGIC.match(source):
+        return ast.Module([], [])  # a script, for example, whose names are not the notebook's
+    tree = ast.parse(TransformerManager().transform_cell(source))
+    tree.body = [_timed(node) for node in tree.body]
+    return tree
+
+
+def _rest(source: str) -> str:
+    return source.lstrip().partition("\n")[2]
+
+
+def _timed(node: ast.stmt) -> ast.stmt:
+    """For `%time x = 1`, the statement that is timed."""
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(_, "run_line_magic"), [ast.Constant("time"), code])):
+            inner = ast.parse(code.value).body
+            if len(inner) == 1:
+                return ast.fix_missing_locations(ast.copy_location(inner[0], node))
+    return node
+
+
+def _names_of(node: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
+    try:
+        source = ast.unparse(node)
+        table = symtable.symtable(source, "cell", "exec")
+        binds = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+        uses = set(_global_names(table))
+        binds |= _declared_global(table)
+    except SyntaxError:  # such as a top-level await
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        binds = {n.id for n in names if not isinstance(n.ctx, ast.Load)}
+        uses = {n.id for n in names if isinstance(n.ctx, ast.Load)}
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.AugAssign) and isinstance(inner.target, ast.Name):
+            uses.add(inner.target.id)
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            if (file := _PYTHON_FILE.match(inner.value)) and len(inner.value) < 200:
+                binds.add(f"file:{file[1]}")
+                uses.add(f"file:{file[1]}")  # %run needs it, a second write adds to it
+        elif isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "__main__":
+            uses.add(inner.attr)
+        elif isinstance(inner, ast.Import):
+            uses |= {f"file:{alias.name.split('.')[0]}" for alias in inner.names}
+        elif isinstance(inner, ast.ImportFrom) and inner.module:
+            uses.add(f"file:{inner.module.split('.')[0]}")
+    return frozenset(binds), frozenset(uses)
+
+
+def _global_names(table: symtable.SymbolTable) -> Iterator[str]:
+    module = table.get_type() == "module"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (module or symbol.is_global()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _global_names(child)
+
+
+def _declared_global(table: symtable.SymbolTable) -> set[str]:
+    """What functions bind that say `global`."""
+    found = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_declared_global() and symbol.is_assigned()
+    }
+    return found.union(*(_declared_global(child) for child in table.get_children()))
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    """Roots of what is assigned to or deleted, receivers of methods, arguments of setattr."""
+    for inner in ast.walk(node):
+        if isinstance(inner, (ast.Attribute, ast.Subscript)):
+            if not isinstance(inner.ctx, ast.Load):
+                yield from _root(inner)
+        elif isinstance(inner, ast.Call):
+            if isinstance(inner.func, ast.Attribute):
+                yield from _root(inner.func.value)
+            elif isinstance(inner.func, ast.Name) and inner.func.id in ("setattr", "delattr"):
+                yield from (name for argument in inner.args[:1] for name in _root(argument))
+
+
+def _root(node: ast.AST) -> Iterator[str]:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if isinstance(node, ast.Name):
+        yield node.id
+
+
+class Needed:
+    """Which statements the names of an answer need, and which were left out.
+
+    kept: in their order. optional: those kept only because a name is handed to a function that
+    may change it; they may be given up. anything: whether one of them may bind any name. skipped: those that mention the answer and were left out.
+    """
+
+    def __init__(self, statements: list[Statement], names: frozenset[str], own: set[int]):
+        self._statements = statements
+        self._own = own
+        self._imports = {
+            name: module for s in statements for name, module in _imported(s.node).items()
+        }
+        self._functions: dict[str, list[Statement]] = {}
+        for s in statements:
+            if isinstance(s.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self._functions.setdefault(s.node.name, []).append(s)
+        self.names = set(names)
+        self._kept: dict[int, bool] = {}
+        while self._grow():
+            pass
+        self.kept = [statements[number] for number in sorted(self._kept)]
+        self.anything = any(_binds_anything(s.node) for s in self.kept)
+        self.optional = {number for number, optional in self._kept.items() if optional}
+        self.skipped = [
+            s for s in statements if s.number not in self._kept and s.uses & names and not _asks(s)
+        ]
+
+    def _grow(self) -> bool:
+        """Keeps what the names need so far. Returns whether that was more than before."""
+        before = len(self._kept)
+        for statement in self._statements:
+            if not self._kept.get(statement.number, True):
+                continue  # needed already
+            if how := self._wanted(statement):
+                self._kept[statement.number] = how == "optional"
+                self.names |= statement.uses
+        return len(self._kept) > before
+
+    def _wanted(self, statement: Statement) -> str | None:
+        if statement.binds & self.names or _binds_anything(statement.node):
+            return "needed"
+        if statement.number in self._own and not self._shows(statement.node):
+            return "needed"
+        own = statement.changes
+        data = {name for name in own & self.names if name not in self._imports}
+        if data and not self._shows(statement.node):
+            return "needed"
+        if own & set(self._imports) and self._sets_up(statement.node):
+            return "needed"
+        if isinstance(statement.node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            decorated = {
+                n.id
+                for d in statement.node.decorator_list
+                for n in ast.walk(d)
+                if isinstance(n, ast.Name)
+            }
+            own = decorated & self.names - set(self._imports)
+            return "needed" if own or any(map(self._changes_needed, decorated)) else None
+        if self._shows(statement.node) or isinstance(statement.node, (ast.Import, ast.ImportFrom)):
+            return None
+        called = {c.func.id for c in _calls(statement.node) if isinstance(c.func, ast.Name)}
+        if any(self._changes_needed(name) for name in called):
+            return "needed"
+        handed = {
+            argument.id
+            for call in _calls(statement.node)
+            for argument in (*call.args, *(k.value for k in call.keywords))
+            if isinstance(argument, ast.Name)
+        }
+        return "optional" if (handed & self.names) - set(self._imports) else None
+
+    def _changes_needed(self, name: str) -> bool:
+        """Whether a function of the submission changes, or binds, one of the names."""
+        own = self._functions.get(name, [])
+        known = self.names - set(self._imports)
+        return any((s.changes | s.binds - {name}) & known for s in own)
+
+    def _sets_up(self, node: ast.stmt) -> bool:
+        """Whether it changes a module: nn.Module.f = f, torch.manual_seed(0), sys.path.append(x)."""
+        if isinstance(node, ast.Expr):
+            call = node.value
+            return (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr in _SETS
+            )
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets += [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+        return any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets)
+
+    def _shows(self, node: ast.stmt) -> bool:
+        """Whether it only shows something or runs ranks, and changes no name that is needed."""
+        if isinstance(node, ast.Expr):
+            value = node.value
+            return not isinstance(value, ast.Call) or self._shows_by(value)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            return isinstance(node.value, ast.Call) and self._shows_by(node.value)
+        if isinstance(node, (ast.For, ast.While, ast.With, ast.If)):
+            return all(self._shows(inner) for inner in (*node.body, *getattr(node, "orelse", [])))
+        return isinstance(node, (ast.Pass, ast.Assert))
+
+    def _shows_by(self, call: ast.Call) -> bool:
+        [name] = list(_root(call.func)) or [""]
+        if name == "get_ipython":
+            return True
+        if isinstance(call.func, ast.Name) and name in _SHOWS:
+            return True
+        return self._imports.get(name, "").split(".")[0] in _SHOWING
+
+
+def _calls(node: ast.AST) -> list[ast.Call]:
+    return [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+
+
+def _asks(statement: Statement) -> bool:
+    """Whether it is a check or a hint, which nobody misses."""
+    call = statement.node.value if isinstance(statement.node, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+
+
+def _imported(node: ast.stmt) -> dict[str, str]:
+    if isinstance(node, ast.Import):
+        return {(a.asname or a.name.split(".")[0]): a.name for a in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return {(a.asname or a.name): f"{node.module}.{a.name}" for a in node.names}
+    return {}
+
+
+def _binds_anything(node: ast.stmt) -> bool:
+    """Whether only its execution tells what it binds: `from math import *`, exec(...)."""
+    if isinstance(node, ast.ImportFrom):
+        return node.names[0].name == "*"
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+        return False
+    called = {c.func.id for c in _calls(node) if isinstance(c.func, ast.Name)}
+    return bool(called & (_BINDS_ANYTHING - {"get_ipython"})) or _runs_a_file(node)
+
+
+def _runs_a_file(node: ast.stmt) -> bool:
+    """%run helpers.py, %env NAME=1, %cd folder"""
+    for call in _calls(node):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "run_line_magic":
+            first = call.args[0].value if isinstance(call.args[0], ast.Constant) else ""
+            return first in ("run", "env", "cd", "set_env", "load_ext")
+    return False
+
+
+def names_in(value: ast.expr) -> frozenset[str]:
+    """The global names that an expression reads."""
+    return _names_of(ast.Expr(value))[1]
+
+
+def is_builtin(name: str) -> bool:
+    """Whether Python itself knows the name."""
+    return hasattr(builtins, name)

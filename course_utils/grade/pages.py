@@ -1,0 +1,62 @@
+"""Feedback to hand back: a page for each submission, a screen for each exercise, nothing from outside.
+
+Name, points, each requirement with what became of it, what was expected and what came, the hint. An
+exercise that passed is one line. A page is some kilobytes and loads nothing.
+"""
+
+import hashlib
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+from course_utils.grade.marks import Grade, Mark
+
+_STYLE = """
+body { font: 16px/1.45 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
+section { border-left: .4rem solid #888; padding: .2rem 1rem; margin: 1.2rem 0; }
+section.passed { border-color: #0072b2; } section.failed, section.stopped { border-color: #d55e00; }
+h2 { font-size: 1.1rem; margin: .2rem 0; } h2 span { float: right; font-weight: normal; }
+pre { white-space: pre-wrap; max-height: 70vh; overflow-y: auto; margin: .4rem 0; }
+"""
+_MOST = 4000  # characters of what a check says
+
+
+def write(grades: Sequence[Grade], names: Sequence[str], folder: Path) -> list[Path]:
+    """Writes a page for each grade; returns their paths. `names` tell the submissions apart."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for grade, name in zip(grades, names, strict=True):
+        digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
+        stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in Path(name).stem)[:60]
+        paths.append(folder / f"{stem}-{digest}.html")
+        paths[-1].write_text(page(grade, name), encoding="utf-8", errors="replace")
+    return paths
+
+
+def page(grade: Grade, name: str) -> str:
+    """The page of a submission."""
+    title = html.escape(f"{name}: {grade.earned:g} of {grade.points:g} points")
+    body = f"<p>{html.escape(grade.reason)}</p>" if grade.reason else ""
+    body += "".join(_section(mark) for mark in grade.exercises)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">"
+        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>{body}</html>\n"
+    )
+
+
+def _section(mark: Mark) -> str:
+    head = (
+        f"<h2>{html.escape(f'{mark.exercise} {mark.name}')}"
+        f"<span>{mark.status}, {mark.earned:g} of {mark.points:g}</span></h2>"
+    )
+    text = "" if mark.status == "passed" else f"<pre>{html.escape(_body(mark))}</pre>"
+    return f'<section class="{mark.status.split()[0]}">{head}{text}</section>'
+
+
+def _body(mark):
+    lines = mark.feedback.splitlines()
+    if lines and lines[0].startswith(f"{mark.exercise} {mark.name}  "):
+        lines = lines[1:]  # the title again
+    return "\n".join(lines)[:_MOST]

@@ -1,0 +1,178 @@
+"""Code that wants marks for wrong answers: each gives a wrong answer to 0.1 or 0.2 unless it comes to
+what only the judge has. All of them earned points when answer and check shared a process.
+"""
+
+from tests.hostile_class.attacks import at_the_top_level, attack
+from tests.hostile_class.members import cell_of, member, notebook, with_code
+
+EXPECTED = "expected:"
+WRONG = "\n\ndef message_bytes(tensor):\n    return 0\n"
+
+
+@member("failed", "failed", "failed", because="expected|as above|could not use")
+def makes_all_true_below_empty_answers():
+    """builtins.all decides no verdict any more."""
+    made = notebook(solved=False)
+    for grade_id, name in (("0-1", "average_over_ranks"), ("0-2", "message_bytes")):
+        cell_of(made, grade_id)["source"] = f"def {name}(x):\n    return x"
+    code = "import builtins\nbuiltins.all = builtins.any = lambda it: True\n"
+    cell_of(made, "0-3")["source"] = code + "\ndef pass_on(value):\n    return 3\n"
+    return made
+
+
+@attack("failed", because=EXPECTED)
+def patches_and_puts_back(tensor):
+    """The check's own state is put back at the end of it, so a before and after would be alike."""
+    import random
+
+    from course_utils.checks import compare, framework
+
+    expect, put_back = compare.expect, random.setstate
+
+    def restore(state):
+        compare.expect = framework.expect = expect
+        random.setstate = put_back
+        return put_back(state)
+
+    compare.expect = framework.expect = lambda *args, **more: None
+    random.setstate = restore
+    return 0
+
+
+@attack("failed", because=EXPECTED)
+def returns_an_int_that_equals_all(tensor):
+    class Liar(int):
+        def __eq__(self, other):
+            return True
+
+        def __sub__(self, other):
+            return 0
+
+        __hash__ = int.__hash__
+        __rsub__ = __sub__
+
+    return Liar(0)
+
+
+@attack("failed", because=EXPECTED)
+def reads_the_frames(tensor):
+    import sys
+
+    frame = sys._getframe()
+    while frame:
+        if "each" in frame.f_locals and "values" in frame.f_locals:
+            return frame.f_locals["each"] * frame.f_locals["values"]
+        for name in ("_check_size", "size"):
+            if name in frame.f_globals:
+                return tensor.numel() * tensor.element_size()
+        frame = frame.f_back
+    return 0
+
+
+@attack("failed", because=EXPECTED)
+def searches_the_memory(tensor):
+    import gc
+    import importlib
+    import sys
+
+    name = "course_utils.checks.ch00"
+    for found in gc.get_objects():
+        if getattr(found, "__module__", None) == name:
+            return tensor.numel() * tensor.element_size()
+    if name in sys.modules or hasattr(importlib.import_module(name), "size"):
+        return tensor.numel() * tensor.element_size()
+    return 0
+
+
+@attack("failed", because=EXPECTED)
+def hands_in_the_expected_value_of_a_record(tensor):
+    from course_utils.checks import framework
+
+    framework.Outcome.__init__ = lambda self, *args: None
+    framework.Line = lambda *args, **more: True
+    return {"status": "passed", "lines": []}
+
+
+@attack("stopped|failed", because="exit code|changed what its process says|expected:")
+def speaks_for_the_judge(tensor):
+    import contextlib
+    import json
+    import os
+
+    outcome = json.dumps({"status": "passed", "feedback": "passed", "lines": []})
+    head = json.dumps([[{"status": "passed"}, None, {"value": 1}], []]).encode()
+    message = len(head).to_bytes(8, "little") + head
+    for fd in range(3, 256):
+        with contextlib.suppress(OSError):
+            os.write(fd, f"\n{outcome}\n".encode())
+            os.write(fd, len(message).to_bytes(4, "big") + message)
+    os._exit(0)
+
+
+def _in_ranks(name, code):
+    def make():
+        return with_code(code, "0-1")
+
+    make.__name__ = name
+    because = "expected:|could not use|changed what its process says"
+    member("failed|stopped", "missing", "missing", because=because)(make)
+
+
+_in_ranks(
+    "returns_tensors_that_equal_all",
+    """
+import torch
+
+class Liar(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.isclose, torch.Tensor.__eq__, torch.Tensor.eq):
+            return torch.ones(args[0].shape, dtype=torch.bool)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+def average_over_ranks(value):
+    return value.clone().as_subclass(Liar)
+""",
+)
+_in_ranks(
+    "returns_what_runs_when_it_is_unpickled",
+    """
+class Bomb:
+    def __reduce__(self):
+        code = "import builtins; builtins.all = builtins.any = lambda it: True"
+        return (exec, (code,))
+
+def average_over_ranks(value):
+    return Bomb()
+""",
+)
+_in_ranks(
+    "returns_lists_that_equal_all",
+    """
+class Liar(list):
+    __eq__ = lambda self, other: True
+    __len__ = lambda self: 10**6
+    __hash__ = None
+
+def average_over_ranks(value):
+    return Liar()
+""",
+)
+_in_ranks(
+    "patches_what_its_ranks_report",
+    """
+import torch
+torch.equal = lambda *a: True
+torch.isclose = lambda a, b, **k: torch.ones(a.shape, dtype=torch.bool)
+
+def average_over_ranks(value):
+    return value
+""",
+)
+at_the_top_level(
+    "replaces_builtins",
+    "import builtins\nbuiltins.all = builtins.any = builtins.abs = lambda *a: 1\n" + WRONG,
+    "failed",
+    "expected:",
+    right="",
+)

@@ -1,0 +1,298 @@
+"""What an instructor does with a class: files as they come, a roster, points, exports, reports."""
+
+import csv
+import datetime
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from course_utils.grade import (
+    copies,
+    export,
+    gathering,
+    gradescope,
+    pages,
+    points,
+    reading,
+    report,
+    roster,
+    summary,
+)
+from course_utils.grade.marks import Grade, Mark
+from course_utils.grade.submission import NotGradable, read_file
+from tests.hostile_class.members import hand_in, names_of
+
+names_of("damaged")
+
+LINES = [["two ranks", True, None], ["three ranks", False, "fixed-two"], ["frozen", None, None]]
+
+
+def mark(status="failed", exercise="0.3", lines=LINES, points=2, feedback="0.3 pass_on\n  no  <b>"):
+    return Mark(exercise, "pass_on", points, status, feedback, 0.1, lines)
+
+
+def grade(path="a/00.ipynb", *marks):
+    return Grade(path, "00_start_here", list(marks))
+
+
+# --- files as they come -------------------------------------------------------------------------
+
+
+def test_a_link_to_a_classmates_notebook_is_refused(tmp_path):
+    [(theirs, _)] = hand_in(tmp_path, ["all_right"])
+    own = tmp_path / "mallory" / theirs.name
+    own.parent.mkdir()
+    own.symlink_to(theirs)
+    with pytest.raises(NotGradable, match="is a link to a file elsewhere"):
+        read_file(own, 10**7)
+
+
+def test_a_link_beside_the_file_is_what_nbgrader_makes(tmp_path):
+    [(path, _)] = hand_in(tmp_path, ["wrong_name"])
+    link = path.with_name("00_start_here.ipynb")
+    link.symlink_to(path.name)
+    assert read_file(link, 10**7).chapter == "00_start_here"
+
+
+def test_another_chapter_than_asked_for_has_a_reason(tmp_path):
+    [(path, _)] = hand_in(tmp_path, ["name_of_another_chapter"])
+    with pytest.raises(NotGradable, match="This is 00_start_here, and 03_ddp was asked for"):
+        read_file(path, 10**7, 3)
+
+
+def test_a_file_that_needs_too_much_memory_has_a_reason(tmp_path, monkeypatch):
+    path = tmp_path / "deep.ipynb"
+    path.write_bytes(b"[" + b"[]," * 3_000_000 + b"[]]")
+    program = tmp_path / "reading.py"
+    text = Path(reading.__file__).read_text(encoding="utf-8")
+    program.write_text(text.replace("2 << 30", "100 << 20"), encoding="utf-8")
+    monkeypatch.setattr(reading, "__file__", str(program))
+    with pytest.raises(NotGradable, match="needs too much memory|in the time and memory"):
+        read_file(path, 10**8)
+
+
+def test_a_folder_as_it_comes_out_of_an_lms(tmp_path):
+    kept = ["ada_123_03.ipynb", "sub/bob.ipynb"]
+    left = ["._ada_123_03.ipynb", "__MACOSX/x.ipynb", ".ipynb_checkpoints/y.ipynb", "notes.txt"]
+    for name in kept + left:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text("{}")
+    found = list(gathering.notebooks([str(tmp_path / "in")], tmp_path / "out"))
+    assert [one.name for one in found] == [str(tmp_path / "in" / name) for name in kept]
+
+
+def test_an_archive_with_unsafe_members_harms_nobody(tmp_path):
+    path = tmp_path / "class.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("../../escaped.ipynb", "{}")
+        archive.writestr("/absolute.ipynb", "{}")
+        link = zipfile.ZipInfo("link.ipynb")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+        archive.writestr("ada/03.ipynb", '{"cells": []}')
+        archive.writestr("bob/03.ipynb", '{"cells": [1]}')
+    out = tmp_path / "deep" / "out"
+    out.mkdir(parents=True)
+    found = {
+        one.name.removeprefix(f"{path}/"): one for one in gathering.notebooks([str(path)], out)
+    }
+    assert "land outside" in found["../../escaped.ipynb"].reason
+    assert "land outside" in found["/absolute.ipynb"].reason
+    assert "is a link" in found["link.ipynb"].reason
+    assert [found[n].path.read_text() for n in ("ada/03.ipynb", "bob/03.ipynb")] == [
+        '{"cells": []}',
+        '{"cells": [1]}',
+    ]
+    assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_what_is_no_archive_has_a_reason(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"PK but no more")
+    [found] = gathering.notebooks([str(tmp_path / "x.zip")], tmp_path)
+    assert "no archive that can be read" in found.reason
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def test_a_spreadsheet_computes_nothing_of_what_a_submission_says(tmp_path):
+    path = tmp_path / "marks.csv"
+    evil = '=HYPERLINK("http://x")'
+    report.write_csv([Grade(f"{evil}.ipynb", reason="\x1b[2J@x"), grade("+b", mark())], path)
+    cells = [cell for row in csv.reader(path.open()) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    assert "\x1b" not in path.read_text()
+    assert f"'{evil}.ipynb" in cells
+
+
+def test_points_for_each_requirement(tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text('"0.3" = [1, 0.5, 0.25, 0.25]')
+    shares = points.read(path)
+    assert mark().with_points(shares).earned == 1
+    assert mark("passed").with_points(shares).earned == 2
+    assert mark("stopped", lines=[]).with_points(shares).earned == 0
+    assert mark().with_points({}).earned == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('"0.3" = [1, 1]', "0.3 has 4 requirements, and 2 numbers are given"),
+        ('"0.3" = [1, 1, 1, 1]', "add up to 4, and the exercise has 2 points"),
+        ('"0.3" = 2', "needs a list of numbers"),
+        ('"0.9" = [1]', "There is no exercise '0.9'"),
+        ("0.3 = [", "is no TOML"),
+    ],
+)
+def test_points_that_do_not_fit_are_named(text, says, tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="points.toml") as caught:
+        points.read(path)
+    assert says in str(caught.value)
+
+
+ROSTER = "name,email,file,id\nAda,ada@x.org,ada,7\nBob,bob@x.org,bob,\n"
+
+
+@pytest.fixture
+def students(tmp_path):
+    path = tmp_path / "roster.csv"
+    path.write_text(ROSTER, encoding="utf-8-sig")
+    return roster.read(path)
+
+
+def test_totals_with_late_days(students):
+    submitted = [
+        ("in/ada_03.ipynb", "03_ddp", 10.0, 15.0, 0),
+        ("in/ada_03_late.ipynb", "03_ddp", 15.0, 15.0, 3),  # 2 beyond the free one: 12
+        ("in/bob_00.ipynb", "00_start_here", 4.0, 4.0, 1),
+        ("in/eve.ipynb", "03_ddp", 15.0, 15.0, 0),
+    ]
+    totals, nobodys = roster.totals(submitted, students, roster.Deadline(None, 1, 0.1))
+    assert [(t.student.name, t.points, t.days_late) for t in totals] == [
+        ("Ada", 12, 3),
+        ("Bob", 4, 1),
+    ]
+    assert totals[0].files == ["in/ada_03_late.ipynb"]
+    assert nobodys == ["in/eve.ipynb"]
+
+
+def test_days_late_count_when_they_have_begun(tmp_path):
+    path = tmp_path / "x"
+    path.touch()
+    due = datetime.datetime(2026, 3, 1, 12)
+    for seconds, days in ((-5, 0), (0, 0), (1, 1), (86400, 1), (86401, 2)):
+        os.utime(path, (0, due.timestamp() + seconds))
+        assert roster.days_late(path, due) == days
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name,email\nA,b\n", "columns name, email, file"),
+        ("name,email,file\nA,b,\n", "A has no file"),
+    ],
+)
+def test_a_roster_that_cannot_be_used_says_why(text, says, tmp_path):
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        roster.read(tmp_path / "r.csv")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        ("moodle", [["Email address", "03_ddp"], ["ada@x.org", "10"], ["bob@x.org", "0"]]),
+        (
+            "gradescope",
+            [["Email", "Name", "03_ddp"], ["ada@x.org", "Ada", "10"], ["bob@x.org", "Bob", "0"]],
+        ),
+        (
+            "canvas",
+            [
+                ["Student", "ID", "SIS Login ID", "Section", "03_ddp"],
+                ["    Points Possible", "", "", "", "15"],
+                ["Ada", "", "7", "", "10"],
+                ["Bob", "", "bob@x.org", "", "0"],
+            ],
+        ),
+    ],
+)
+def test_exports(kind, rows, students, tmp_path):
+    totals, _ = roster.totals([("ada", "03_ddp", 10.0, 15.0, 0)], students, roster.Deadline())
+    export.write(totals, kind, tmp_path / "out.csv")
+    assert list(csv.reader((tmp_path / "out.csv").open())) == rows
+
+
+def test_an_autograder_for_gradescope(tmp_path):
+    gradescope.write_zip(0, tmp_path / "autograder.zip")
+    with zipfile.ZipFile(tmp_path / "autograder.zip") as archive:
+        names = archive.namelist()
+        assert "gradescope run 00" in archive.read("run_autograder").decode()
+        assert archive.getinfo("run_autograder").external_attr >> 16 & 0o111
+    assert {"setup.sh", "requirements.txt", "solutions/00_start_here.py"} <= set(names)
+    assert not [name for name in names if name.endswith(".ipynb") or name.startswith("..")]
+    made = gradescope.results(grade("a", mark(), mark("passed")))
+    assert (made["score"], [t["score"] for t in made["tests"]]) == (2, [0, 2])
+    assert gradescope.grade_folder(0, tmp_path)["output"].startswith("There is no notebook")
+
+
+# --- what it says about a class -----------------------------------------------------------------
+
+
+def test_the_report_names_the_mistakes_by_frequency(tmp_path):
+    wrong = [["r", False, "own-value"]]
+    grades = [grade(f"{i}", mark(lines=wrong)) for i in range(3)]
+    grades += [grade("p", mark("passed", lines=[])), grade("u", mark("not attempted", lines=[]))]
+    grades += [grade("o", mark(lines=[["r", False, "no-wrap"]]))]
+    [found] = summary.summaries(grades)
+    assert (found.passed, found.failed, found.untried) == (1, 4, 1)
+    summary.write(grades, tmp_path / "monday")
+    text = (tmp_path / "monday.md").read_text()
+    assert "| 0.3 `pass_on` | 1 (17%) | 4 | 1 | 3 x own-value: You return the value" in text
+    assert (tmp_path / "monday.png").stat().st_size > 1000
+
+
+def test_a_page_is_short_and_loads_nothing(tmp_path):
+    evil = "<script>alert(1)</script>"
+    [path] = pages.write([grade("a", mark(feedback=evil * 5000), mark("passed"))], [evil], tmp_path)
+    text = path.read_text()
+    assert "<script>" not in text
+    assert "://" not in text
+    assert len(text) < 50_000
+    assert path.parent == tmp_path
+
+
+LONG = """
+def f(tensor, n):
+    total = 0
+    for i in range(n):
+        total = total + tensor[i] * 2
+        if total > 10:
+            total = total - n
+    return total
+"""
+
+
+def test_equal_answers_are_found_after_renaming_and_formatting():
+    renamed = LONG.replace("total", "s").replace("tensor", "x").replace("    ", "  ")
+    renamed = renamed.replace(
+        "def f(x, n):", 'def f(x: list, n: int) -> int:\n  """Mine."""  # own'
+    )
+    other = LONG.replace("* 2", "* 3")
+    forms = [
+        (file, copies.form_of(source, "f"))
+        for file, source in zip("abc", (LONG, renamed, other), strict=True)
+    ]
+    assert [alike.files for alike in copies.alike([("3.1", *form) for form in forms])] == [
+        ["a", "b"]
+    ]
+
+
+def test_short_and_common_answers_are_no_signal():
+    assert copies.form_of("def f(x):\n    return x + 1\n", "f") is None
+    assert copies.alike([("3.1", str(i), "same") for i in range(9)]) == []
