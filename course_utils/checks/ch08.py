@@ -972,9 +972,16 @@ def _uneven(width: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, hidden), nn.LayerNorm(hidden), last)
 
 
+class _Folds(nn.Linear):
+    """Gives a view: one long list of rows, folded as the input was. (Before PyTorch 2.15, nn.Linear
+    itself does that where it has a bias.)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
 def _in_place(width: int, hidden: int) -> nn.Module:
-    """A linear layer gives a view where its input has three dimensions."""
-    first, last = nn.Linear(width, hidden), nn.Linear(hidden, 4)
+    first, last = _Folds(width, hidden), _Folds(hidden, 4)
     return nn.Sequential(first, nn.ReLU(inplace=True), last, nn.LeakyReLU(inplace=True))
 
 
