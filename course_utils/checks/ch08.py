@@ -1007,7 +1007,10 @@ Named = dict[str, Tensor | None]
 
 
 def _values(module: nn.Module) -> Named:
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
+    """What this rank holds; of a DTensor, which cannot leave the ranks, its part."""
+    own = {name: p.detach() for name, p in module.named_parameters()}
+    own = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in own.items()}
+    return {name: p.clone() for name, p in own.items()}
 
 
 def _gradients(module: nn.Module) -> Named:
@@ -1026,6 +1029,7 @@ class _Started:
     buffers_after: Named
     kept: Named
     too_large: list[str]  # parameters that keep more memory alive than they need
+    dtensors: bool  # is one of its parameters a DTensor?
 
 
 def _started(rank, answer, recipe: _Recipe, seed: int) -> _Started:
@@ -1037,7 +1041,9 @@ def _started(rank, answer, recipe: _Recipe, seed: int) -> _Started:
     own = model.module
     too_large = [name for name, p in own.named_parameters() if _larger_than_itself(p)]
     full = model.full_parameters()
-    return _Started(before, buffers, full, dict(own.named_buffers()), _values(own), too_large)
+    dtensors = any(isinstance(p, DTensor) for p in own.parameters())
+    buffers_after = dict(own.named_buffers())
+    return _Started(before, buffers, full, buffers_after, _values(own), too_large, dtensors)
 
 
 def _shards_of(whole: Named, ranks: int) -> list[Named]:
@@ -1097,7 +1103,7 @@ def _(answer, draw):
     got, expected = [report.kept for report in reports], _shards_of(whole, ranks)
     likely = {
         "names-changed": lambda got: any(set(g) != set(whole) for g in got),
-        "dtensor": lambda got: any(isinstance(g[n], DTensor) for g in got for n in whole),
+        "dtensor": any(report.dtensors for report in reports),
         "nothing-sharded": lambda got: any(
             g[n].numel() == whole[n].numel() for g in got for n in matrices
         ),
