@@ -74,7 +74,7 @@ def test_a_file_that_needs_too_much_memory_has_a_reason(tmp_path, monkeypatch):
 
 
 def test_a_folder_as_it_comes_out_of_an_lms(tmp_path):
-    kept = ["ada_123_03.ipynb", "sub/bob.ipynb"]
+    kept = ["first_123_03.ipynb", "sub/second.ipynb"]
     left = ["._ada_123_03.ipynb", "__MACOSX/x.ipynb", ".ipynb_checkpoints/y.ipynb", "notes.txt"]
     for name in kept + left:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +91,8 @@ def test_an_archive_with_unsafe_members_harms_nobody(tmp_path):
         link = zipfile.ZipInfo("link.ipynb")
         link.external_attr = 0o120777 << 16
         archive.writestr(link, "/etc/passwd")
-        archive.writestr("ada/03.ipynb", '{"cells": []}')
-        archive.writestr("bob/03.ipynb", '{"cells": [1]}')
+        archive.writestr("first/03.ipynb", '{"cells": []}')
+        archive.writestr("second/03.ipynb", '{"cells": [1]}')
     out = tmp_path / "deep" / "out"
     out.mkdir(parents=True)
     found = {
@@ -101,7 +101,7 @@ def test_an_archive_with_unsafe_members_harms_nobody(tmp_path):
     assert "land outside" in found["../../escaped.ipynb"].reason
     assert "land outside" in found["/absolute.ipynb"].reason
     assert "is a link" in found["link.ipynb"].reason
-    assert [found[n].path.read_text() for n in ("ada/03.ipynb", "bob/03.ipynb")] == [
+    assert [found[n].path.read_text() for n in ("first/03.ipynb", "second/03.ipynb")] == [
         '{"cells": []}',
         '{"cells": [1]}',
     ]
@@ -155,7 +155,7 @@ def test_points_that_do_not_fit_are_named(text, says, tmp_path):
     assert says in str(caught.value)
 
 
-ROSTER = "name,email,file,id\nAda,ada@x.org,ada,7\nBob,bob@x.org,bob,\n"
+ROSTER = "name,email,file,id\nFirst,first@x.org,first,7\nSecond,second@x.org,second,\n"
 
 
 @pytest.fixture
@@ -167,18 +167,18 @@ def students(tmp_path):
 
 def test_totals_with_late_days(students):
     submitted = [
-        ("in/ada_03.ipynb", "03_ddp", 10.0, 15.0, 0),
-        ("in/ada_03_late.ipynb", "03_ddp", 15.0, 15.0, 3),  # 2 beyond the free one: 12
-        ("in/bob_00.ipynb", "00_start_here", 4.0, 4.0, 1),
-        ("in/eve.ipynb", "03_ddp", 15.0, 15.0, 0),
+        ("in/first_03.ipynb", "03_ddp", 10.0, 15.0, 0),
+        ("in/first_03_late.ipynb", "03_ddp", 15.0, 15.0, 3),  # 2 beyond the free one: 12
+        ("in/second_00.ipynb", "00_start_here", 4.0, 4.0, 1),
+        ("in/third.ipynb", "03_ddp", 15.0, 15.0, 0),
     ]
     totals, nobodys = roster.totals(submitted, students, roster.Deadline(None, 1, 0.1))
     assert [(t.student.name, t.points, t.days_late) for t in totals] == [
-        ("Ada", 12, 3),
-        ("Bob", 4, 1),
+        ("First", 12, 3),
+        ("Second", 4, 1),
     ]
-    assert totals[0].files == ["in/ada_03_late.ipynb"]
-    assert nobodys == ["in/eve.ipynb"]
+    assert totals[0].files == ["in/first_03_late.ipynb"]
+    assert nobodys == ["in/third.ipynb"]
 
 
 def test_days_late_count_when_they_have_begun(tmp_path):
@@ -206,24 +206,28 @@ def test_a_roster_that_cannot_be_used_says_why(text, says, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        ("moodle", [["Email address", "03_ddp"], ["ada@x.org", "10"], ["bob@x.org", "0"]]),
+        ("moodle", [["Email address", "03_ddp"], ["first@x.org", "10"], ["second@x.org", "0"]]),
         (
             "gradescope",
-            [["Email", "Name", "03_ddp"], ["ada@x.org", "Ada", "10"], ["bob@x.org", "Bob", "0"]],
+            [
+                ["Email", "Name", "03_ddp"],
+                ["first@x.org", "First", "10"],
+                ["second@x.org", "Second", "0"],
+            ],
         ),
         (
             "canvas",
             [
                 ["Student", "ID", "SIS Login ID", "Section", "03_ddp"],
                 ["    Points Possible", "", "", "", "15"],
-                ["Ada", "", "7", "", "10"],
-                ["Bob", "", "bob@x.org", "", "0"],
+                ["First", "", "7", "", "10"],
+                ["Second", "", "second@x.org", "", "0"],
             ],
         ),
     ],
 )
 def test_exports(kind, rows, students, tmp_path):
-    totals, _ = roster.totals([("ada", "03_ddp", 10.0, 15.0, 0)], students, roster.Deadline())
+    totals, _ = roster.totals([("first", "03_ddp", 10.0, 15.0, 0)], students, roster.Deadline())
     export.write(totals, kind, tmp_path / "out.csv")
     assert list(csv.reader((tmp_path / "out.csv").open())) == rows
 

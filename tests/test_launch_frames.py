@@ -52,10 +52,10 @@ def test_pytorch_of_another_environment_is_a_library(elsewhere: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("file", "own"),
     [
-        ("/home/ada/.local/lib/python3.12/site-packages/torch/nn/modules/module.py", False),
+        ("/home/learner/.local/lib/python3.12/site-packages/torch/nn/modules/module.py", False),
         ("/usr/lib/python3/dist-packages/psutil/__init__.py", False),
-        ("/home/ada/site-packages.py", True),
-        ("/home/ada/course/train.py", True),
+        ("/home/learner/site-packages.py", True),
+        ("/home/learner/course/train.py", True),
     ],
 )
 def test_installed_packages_are_told_by_their_folder(file: str, own: bool) -> None:

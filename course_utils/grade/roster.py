@@ -1,7 +1,7 @@
 """A class: who handed in what, when, and what that comes to.
 
 roster.csv has a row for each student, with the columns `name`, `email` and `file`; `file` is a path, or
-a part of one, that only this student's submissions have ("ada", "ada_1815"). `id` is optional and
+a part of one, that only this student's submissions have ("first", "first_1815"). `id` is optional and
 goes into the exports; without it the e-mail address does.
 """
 
