@@ -96,7 +96,9 @@ class Colour(enum.Enum):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), Colour.RED, torch.nn.Linear(1, 1), len, (x for x in ())], ids=repr
+    "value",
+    [object(), Colour.RED, torch.nn.Linear(1, 1), len, (x for x in ())],
+    ids=lambda value: type(value).__name__,
 )
 def test_anything_else_is_a_handle(value):
     assert through(value) == (7, type(value).__name__)
