@@ -291,11 +291,11 @@ def _check_held(answer, task: _LinearTask) -> None:
         "everyone-everything": weights_are([weight] * n),
         "rank-0s-block": weights_are([task.weights()[0]] * n),
         "strided": weights_are(strided),
+        "bias-whole": lambda got: all(same(g["bias"], bias) for g in got),
+        "bias-cut": lambda got: same([g["bias"] for g in got], list(bias.chunk(n))),
         "another-ranks-block": lambda got: all(
             any(same(g["weight"], block) for block in task.weights()) for g in got
         ),
-        "bias-whole": lambda got: all(same(g["bias"], bias) for g in got),
-        "bias-cut": lambda got: same([g["bias"] for g in got], list(bias.chunk(n))),
         "other-values": lambda got: all(
             g["weight"].shape == b.shape for g, b in zip(got, task.weights(), strict=True)
         ),

@@ -19,6 +19,7 @@ from course_utils.launch import (
     packing,
     rank,
     server,
+    sockets,
     unpicklable,
 )
 from course_utils.launch.janitor import janitor
@@ -48,11 +49,11 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
         )
     nprocs = arguments.check(fn, nprocs, args, timeout)
     call = _packed(fn, args)
-    with _temporary_folder(nprocs) as (folder, records):
+    with _temporary_folder(nprocs) as (folder, records), sockets.near(folder) as place:
         server.ensure_running()
         ranks = []
         try:
-            job = _job(nprocs, folder, timeout)
+            job = _job(nprocs, folder, place, timeout)
             for record in records:
                 _start(ranks, record)
                 ranks[-1].give(job)  # it begins while the next one starts
@@ -123,7 +124,7 @@ def _run(ranks, timeout):
     return [r.report["result"] for r in ranks]
 
 
-def _job(nprocs, folder, timeout):
+def _job(nprocs, folder, place, timeout):
     """What each rank needs to know, packed."""
     placement = hardware.placement(nprocs)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
@@ -131,6 +132,7 @@ def _job(nprocs, folder, timeout):
         {
             "nprocs": nprocs,
             "folder": folder,
+            "sockets": place,
             "backend": placement.backend,
             "devices": placement.devices,
             # Nothing listens beyond this machine.

@@ -84,7 +84,7 @@ def _adopt(job, rank):
     linecache.cache.update(job["sources"])
     # Sockets that processes of the rank share memory through go with the folder of the launch; and
     # the fork server is the kernel's: a rank that wants one starts its own.
-    multiprocessing.current_process()._config["tempdir"] = job["folder"]
+    multiprocessing.current_process()._config["tempdir"] = job["sockets"]
     _forget_fork_server()
     # else the fork server's own, for which semaphores are kept on a list that is never cleared
     multiprocessing.set_start_method(job["start_method"], force=True)
