@@ -1,12 +1,26 @@
 """Ends a run that tried answers to the exercises with a table of them; a run that is told to end
 takes its servers and kernels with it."""
 
+import os
 import signal
+
+import pytest
 
 
 def pytest_configure():
     """SIGTERM ends a run as Ctrl-C does, so that fixtures stop what they have started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """The next test of this process begins in the same folder, whatever this one has called: the
+    builder goes to the course that it builds."""
+    before = os.getcwd()
+    try:
+        return (yield)
+    finally:
+        os.chdir(before)
 
 
 def pytest_terminal_summary(terminalreporter):

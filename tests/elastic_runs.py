@@ -409,6 +409,7 @@ def undisturbed(folder: Path, options: list[str]) -> None:
     command = [sys.executable, str(TRAIN), "--checkpoints", str(folder), *options]
     run = subprocess.run(
         command,
+        cwd=ROOT,  # as the printed commands are run: their paths begin there
         check=False,
         env=environment("", Host().interface),
         capture_output=True,
