@@ -69,10 +69,11 @@ def statements_of(cell: Cell) -> Iterator[Statement]:
             uses = uses_of(source)
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 uses |= {node.target.id}  # TABLE |= {...} needs the TABLE before it
-            yield Statement(node, cell, _binds(source), uses)
+            yield Statement(node, cell, binds_of(source), uses)
 
 
-def _binds(source: str) -> frozenset[str]:
+def binds_of(source: str) -> frozenset[str]:
+    """The global names that a piece of code binds at its top level."""
     top = symtable.symtable(source, "cell", "exec")
     bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
     return frozenset(bound - _only_in_comprehensions(source))

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from course_utils.checks.statements import Cell
+from course_utils.checks.statements import Cell, binds_of, uses_of
 
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # what reading a cell may raise
 _TRANSPARENT = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*\n?")
@@ -116,10 +116,8 @@ def _timed(node: ast.stmt) -> ast.stmt:
 def _names_of(node: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
     try:
         source = ast.unparse(node)
-        table = symtable.symtable(source, "cell", "exec")
-        binds = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-        uses = set(_global_names(table))
-        binds |= _declared_global(table)
+        binds = set(binds_of(source) | _declared_global(symtable.symtable(source, "cell", "exec")))
+        uses = set(uses_of(source))
     except SyntaxError:  # such as a top-level await
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
         binds = {n.id for n in names if not isinstance(n.ctx, ast.Load)}
@@ -138,15 +136,6 @@ def _names_of(node: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
         elif isinstance(inner, ast.ImportFrom) and inner.module:
             uses.add(f"file:{inner.module.split('.')[0]}")
     return frozenset(binds), frozenset(uses)
-
-
-def _global_names(table: symtable.SymbolTable) -> Iterator[str]:
-    module = table.get_type() == "module"
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (module or symbol.is_global()):
-            yield symbol.get_name()
-    for child in table.get_children():
-        yield from _global_names(child)
 
 
 def _declared_global(table: symtable.SymbolTable) -> set[str]:
