@@ -22,6 +22,7 @@ from course_utils.checks import check, hint, progress_text
 from course_utils.course_map import progress_map
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
+from course_utils.predictions import compare
 from course_utils.trace import Trace
 
 hardware.report()
@@ -109,16 +110,20 @@ launch(add_numbers, 2)
 #
 # $$1 + 2 + \dots + n = \frac{n (n + 1)}{2},$$
 #
-# and a float32 number takes 4 bytes.
+# and a float32 number takes 4 bytes. Write your two predictions in place of the dots. (If you leave
+# them open, the table below shows what was measured, and nothing else is lost.)
 
-# %%
+# %% tags=["prediction"]
 ranks, elements = 4, 1000
-predicted_sum = ranks * (ranks + 1) / 2
-predicted_bytes = 4 * elements
-print("each element becomes", predicted_sum, "and each rank hands in", predicted_bytes, "bytes")
+predicted = {
+    "each element becomes": ranks * (ranks + 1) / 2,
+    "bytes that a rank hands in": 4 * elements,
+}
 
 # %% [markdown]
-# `Trace` writes down every collective that a rank calls, and how many bytes it handed in.
+# `Trace` writes down every collective that a rank calls, and how many bytes it handed in. `compare`
+# puts the two beside each other. If you were wrong, it says by how much, and where it knows the mistake,
+# which one it looks like.
 
 
 # %%
@@ -129,8 +134,19 @@ def count_bytes(rank, elements):
     return numbers[0].item(), trace.record().sent("all_reduce")
 
 
-for rank, (value, sent) in enumerate(launch(count_bytes, ranks, elements)):
-    print(f"rank {rank}: equal: {value == predicted_sum and sent == predicted_bytes}")
+results = launch(count_bytes, ranks, elements)
+compare(
+    predicted,
+    dict(zip(predicted, results[0])),
+    likely={
+        "As if the last rank handed in 3: the ranks count from 0, the values from 1.": {
+            "each element becomes": 6
+        },
+        "The numbers, not their bytes.": {"bytes that a rank hands in": elements},
+        "What all ranks hand in together.": {"bytes that a rank hands in": 4 * elements * ranks},
+    },
+)
+print("the same on all ranks:", all(result == results[0] for result in results))
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: one sum, two ways
@@ -169,8 +185,7 @@ print("largest difference by rank:", launch(add_by_hand, 2, 0))
 # The most common failure in distributed training is silence. One rank waits for another that never
 # comes, and nothing is printed. `launch` looks at ranks that wait, and says who waits where.
 #
-# **Bug hunt.** Snippets like the next one circulate widely. The author wants the sum printed once.
-# Read it, and decide what rank 0 will wait for.
+# **Bug hunt.** The author of the next cell wants the sum printed once. Read it, and decide what rank 0 will wait for.
 
 
 # %%

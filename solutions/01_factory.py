@@ -25,6 +25,7 @@ from course_utils.checks import check, hint
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
+from course_utils.predictions import compare
 from course_utils.trace import Record, Span, Trace, memory_ledger
 
 hardware.report()
@@ -173,20 +174,19 @@ for rank, gradients in enumerate(launch(on_device, 2, half_the_layers, net, imag
 #
 # **Stored.** Each rank holds the parameters that it works with, and a gradient for each of them.
 #
-# Fill in your predictions, or check those that are there, before you run the next two cells.
+# The first layer has 784 x 50 weights and 50 biases, the second one 50 x 10 weights and 10 biases.
+# Write your predictions in place of the dots, before you run the next two cells.
 
-# %%
-parameters = 784 * 50 + 50 + 50 * 10 + 10
-first_layer, second_layer = 784 * 50 + 50, 50 * 10 + 10
+# %% tags=["prediction"]
 predicted = {
-    "copies: bytes that rank 0 hands over": 4 * parameters,
-    "copies: bytes that rank 1 hands over": 4 * parameters,
-    "copies: parameters and gradients on rank 0": 2 * 4 * parameters,
-    "copies: parameters and gradients on rank 1": 2 * 4 * parameters,
+    "copies: bytes that rank 0 hands over": 4 * (784 * 50 + 50 + 50 * 10 + 10),
+    "copies: bytes that rank 1 hands over": 4 * (784 * 50 + 50 + 50 * 10 + 10),
+    "copies: parameters and gradients on rank 0": 2 * 4 * (784 * 50 + 50 + 50 * 10 + 10),
+    "copies: parameters and gradients on rank 1": 2 * 4 * (784 * 50 + 50 + 50 * 10 + 10),
     "line: bytes that rank 0 hands over": 4 * 64 * 50,
     "line: bytes that rank 1 hands over": 4 * 64 * 50,
-    "line: parameters and gradients on rank 0": 2 * 4 * first_layer,
-    "line: parameters and gradients on rank 1": 2 * 4 * second_layer,
+    "line: parameters and gradients on rank 0": 2 * 4 * (784 * 50 + 50),
+    "line: parameters and gradients on rank 1": 2 * 4 * (50 * 10 + 10),
 }
 
 # %% [markdown]
@@ -208,7 +208,22 @@ for name, way in (("copies", half_the_batch), ("line", half_the_layers)):
     for rank, (sent, stored) in enumerate(launch(weigh, 2, way, net, images, labels)):
         measured[f"{name}: bytes that rank {rank} hands over"] = sent
         measured[f"{name}: parameters and gradients on rank {rank}"] = stored
-plots.compare(predicted, measured)
+whole = 4 * sum(p.numel() for p in net.parameters())
+compare(
+    predicted,
+    measured,
+    likely={
+        "As if half of the images gave half of the gradients: each rank has one for each parameter.": {
+            f"copies: bytes that rank {rank} hands over": whole // 2 for rank in range(2)
+        },
+        "As if half of the layers were half of the parameters.": {
+            f"line: parameters and gradients on rank {rank}": whole for rank in range(2)
+        },
+        "As if the trucks carried gradients of parameters: they stay where the layers are.": {
+            f"line: bytes that rank {rank} hands over": whole // 2 for rank in range(2)
+        },
+    },
+)
 
 # %% [markdown]
 # Two things to take from the table. The copies moved twelve times as many bytes as the line, and a
@@ -549,8 +564,8 @@ plots.timelines(panels, unit="steps of one process", seconds=one_step)
 plt.show()
 
 # %% [markdown]
-# *The copies compute at the same time and finish in a little more than half of the time of one
-# process; the exchange at the end is what is "more". In the line only one rank computes at any
+# *The copies compute at the same time, half of the work each; the exchange at the end is what a step
+# takes beyond half of the time of one process. In the line only one rank computes at any
 # moment, and the step takes as long as alone, plus the trucks. The simulation does not draw the
 # update (the thin green bar): its time is spread over the minutes of the pages.*
 #
@@ -626,8 +641,8 @@ except RankFailure as failure:
 # repair is one number that both ends share: send the count first, or compute it by the same line of
 # code.
 #
-# **Bug hunt: the half that never learns.** Web pages say that "backpropagation works automatically
-# across GPUs". In one process it does: `.to("cuda:1")` is an operation that autograd records. A
+# **Bug hunt: the half that never learns.** "Backpropagation works automatically across GPUs", says the
+# web article *Data Parallelism & Model Parallelism*. In one process it does: `.to("cuda:1")` is an operation that autograd records. A
 # reader has moved such a model to two processes, one for each half, and replaced `.to` by `send` and
 # `recv`. It runs, and the loss falls. Find what is wrong before you read on.
 
@@ -665,7 +680,8 @@ print("building 1 has changed its pages:", second_learned)
 # make the loss fall. What finds the mistake is the comparison with one process, or one line that
 # asks whether every parameter has a gradient. The repair is `line_step`.
 #
-# **A claim to test.** "The speedup is roughly proportional to the number of GPUs." Take a batch of 16
+# **A claim to test.** "The speedup is roughly proportional to the number of GPUs" (the web article
+# *Parallelize Your Way to Faster Deep Learning: Exploring DataParallel*). Take a batch of 16
 # and a blueprint of 8 pages, and count the minutes of a step with the formula of section 3.
 
 # %%
@@ -807,6 +823,11 @@ def transformer(parameters, layers, hidden, heads, sequence, batch, gpus, gpu_gb
 
 
 # %% [markdown]
+# One rule for all six keeps them comparable: every GPU computes at the same speed, and there are two
+# kinds of links. A card of 24 GB and an office PC are slower than that, which changes their seconds and
+# none of the six answers. The activations are those of a GPT layer that keeps its attention matrix, on
+# 2,048 tokens at most; chapters 4, 6 and 8 show what takes less, and with it some models need fewer cuts.
+#
 # Where the numbers come from: 16 bytes of state per parameter with Adam in mixed precision (ZeRO,
 # section 3.1). Activations of a layer, $s h (34 + 5 a s / h)$ bytes a sample (Korthikanti et al.,
 # equation 1). Six floating-point operations per parameter and token (Kaplan et al., section 2.1), at
@@ -952,7 +973,9 @@ print("the two ranks of the line hold together what one process holds:", end=" "
 print(sum(ledgers[3].values()) + sum(ledgers[4].values()) == sum(ledgers[0].values()))
 
 # %% [markdown]
-# *Every copy stores as much as one process. The two ranks of the line share it out between them.*
+# *Of parameters and gradients every copy stores as much as one process; the two ranks of the line share
+# them out. Plain SGD has no state of its own. Activations are not in this picture: they follow the images,
+# so a copy holds those of its own share.*
 
 # %% [markdown]
 # ## 8. On a cluster: fast roads inside a machine, slow roads between machines
@@ -974,7 +997,9 @@ print(sum(ledgers[3].values()) + sum(ledgers[4].values()) == sum(ledgers[0].valu
 # inside: a model is cut over the GPUs of *one* machine first, and copies are made across machines.
 # Chapter 7 does both at once, with a mesh of ranks that says which of them are neighbours.
 #
-# And nobody runs a line with the whole batch in one piece. Chapter 5 cuts the batch too, so that
+# And for training, a line with the whole batch in one piece is a last resort. (To *use* a trained model
+# that is too large for one GPU, people do run it so: `device_map="auto"` of the library accelerate.)
+# Chapter 5 cuts the batch too, so that
 # several pieces are under way and all buildings work: what your exercise 1.2 computes.
 
 # %% [markdown]

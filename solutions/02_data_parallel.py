@@ -37,6 +37,7 @@ from course_utils.checks import check, hint
 from course_utils.explore import Explorer
 from course_utils.launch import launch
 from course_utils.models import MnistNet
+from course_utils.predictions import compare
 
 torch.set_num_threads(1)  # the matrices are small: a second core would only wait for the first
 hardware.report()
@@ -247,11 +248,9 @@ print("gradients arrived in the original:", all(p.grad is not None for p in mode
 #
 # (The reduce is called "replicate, back" in the cells below, and the way of the outputs' gradients
 # "gather, back".) Before you compute it: with 4 workers and 1000 images, what makes up more of the
-# bytes, the images or the parameters and their gradients? Write down what you think.
+# bytes, the images or the parameters and their gradients? Write that down first.
 
-# %%
-my_prediction = "images"  # or "parameters"
-
+# %% tags=["prediction"]
 workers, batch = 4, 1000
 helper_rows = batch - math.ceil(batch / workers)
 predicted = {
@@ -260,8 +259,8 @@ predicted = {
     "gather": 4 * 10 * helper_rows,
     "gather, back": 4 * 10 * helper_rows,
     "replicate, back": 4 * parameters * (workers - 1),
+    "most of the bytes": "images",
 }
-print(sum(predicted.values()), "bytes in one step")
 
 # %% [markdown]
 # To measure it, the copies need a counter. An **autograd function** has a forward and a backward. Our
@@ -333,10 +332,23 @@ model = MnistNet().to(devices[0])
 measured = measured_step(model, train_images[:batch], train_labels[:batch], devices)
 
 # %%
-plots.compare(predicted, measured)
-print("no other trips:", measured.keys() == predicted.keys())
 more = measured["scatter"] > measured["replicate"] + measured["replicate, back"]
-print("my prediction was right:", my_prediction == ("images" if more else "parameters"))
+compare(
+    predicted,
+    measured | {"most of the bytes": "images" if more else "parameters"},
+    likely={
+        "As if worker 0's copy travelled too: it uses the original.": {
+            road: 4 * parameters * workers for road in ("replicate", "replicate, back")
+        },
+        "As if worker 0's rows travelled too: they are there already.": {
+            "scatter": 4 * 784 * batch,
+            "gather": 4 * 10 * batch,
+            "gather, back": 4 * 10 * batch,
+        },
+    },
+)
+print(sum(measured.values()), "bytes in one step")
+print("no other trips:", measured.keys() < predicted.keys())
 
 # %% [markdown]
 # With 1000 images the images weigh most. The parameters, though, travel in *every* step and twice,
@@ -357,8 +369,10 @@ print("my prediction was right:", my_prediction == ("images" if more else "param
 # the single row of the last chunk counts in the mean of the four means: $\frac{1}{4}$ instead of
 # $\frac{1}{13}$.
 
+# %% tags=["prediction"]
+predicted = {"the last row counts, times": 13 / 4}
+
 # %%
-predicted_factor = 13 / 4
 with torch.no_grad():
     logits = model(train_images[:13])
 row_losses = F.cross_entropy(logits, train_labels[:13], reduction="none").requires_grad_()
@@ -370,8 +384,7 @@ print("rows:", rows.tolist())
 print("weighted mean equals the loss of the batch:", torch.allclose(weighted, row_losses.mean()))
 print("mean of means equals it:", torch.allclose(chunk_means.mean(), row_losses.mean()))
 (weight,) = torch.autograd.grad(chunk_means.mean(), row_losses)
-print("the last row counts", round(13 * weight[-1].item(), 4), "times as much as it should")
-print("equal:", math.isclose(13 * weight[-1].item(), predicted_factor))
+compare(predicted, {"the last row counts, times": round(13 * weight[-1].item(), 4)})
 
 # %% [markdown]
 # `nn.DataParallel` avoids this: it gathers the *outputs*, and the loss is computed once, over all
@@ -598,7 +611,7 @@ else:
 # %% [markdown]
 # ### Why Python's threads hold it back
 #
-# Python lets only one thread at a time execute Python code. The lock that ensures this is the
+# In its usual build, Python lets only one thread at a time execute Python code. The lock that ensures this is the
 # **global interpreter lock** (GIL). PyTorch releases it inside large operations, so two threads can
 # multiply matrices at the same moment. They cannot both run the Python code in between. Compare three
 # kinds of work: a loop in Python, the forward pass of a small network, a large matrix product. Each
@@ -1109,6 +1122,11 @@ check("2.5", diagnose)
 #   + \underbrace{\frac{6 P u R}{F}}_{\text{forward, backward}}
 #   + \underbrace{\frac{16 \, O B + 20 P}{V}}_{\text{loss, update}}$$
 #
+# The first term is for copies that leave the first GPU one by one. Where NCCL is there and all GPUs are
+# of one kind, `nn.DataParallel` broadcasts and sums through it, in a ring. All connections together then
+# carry the same $8 P (n-1)$ bytes, but the first GPU's own carries only $8P$, as every other does. The
+# model knows both.
+#
 # $W$ is the speed of the first GPU's connection in bytes per second, $V$ that of its memory, $F$ the
 # operations per second of each GPU. A row uses each parameter $u$ times, with 2 operations in the
 # forward pass and 4 in the backward pass (Kaplan et al. 2020, section 2.1, where $u$ is 1). The update
@@ -1120,38 +1138,45 @@ LINK, ARITHMETIC, MEMORY = 25e9, 20e12, 1e12  # assumed: bytes, operations and b
 USES = 100  # assumed: how often a row uses each parameter, as in a convolution
 
 
-def time_model(gpus, batch, parameters, inputs, outputs):
-    """Seconds of each phase of one step, in order."""
+def time_model(gpus, batch, parameters, inputs, outputs, ring=False):
+    """Seconds of each phase of one step, in order; `ring`: NCCL copies the model."""
+    copies = min(gpus - 1, 1) if ring else gpus - 1  # that pass through the first GPU's connection
     rows = math.ceil(batch / gpus)
     away = batch - rows
     forward = 2 * parameters * USES * rows / ARITHMETIC
     return {
-        "replicate": 4 * parameters * (gpus - 1) / LINK,
+        "replicate": 4 * parameters * copies / LINK,
         "scatter": 4 * inputs * away / LINK,
         "forward": forward,
         "gather": 4 * outputs * away / LINK,
         "loss": 4 * 4 * outputs * batch / MEMORY,
         "gather, back": 4 * outputs * away / LINK,
         "backward": 2 * forward,
-        "reduce": 4 * parameters * (gpus - 1) / LINK,
+        "reduce": 4 * parameters * copies / LINK,
         "update": 5 * 4 * parameters / MEMORY,
     }
 
 
-def shares(gpus, *sizes):
+def shares(gpus, *sizes, ring=False):
     """Share of a step in which helpers compute, and the speed-up over one GPU."""
-    step, alone = time_model(gpus, *sizes), sum(time_model(1, *sizes).values())
+    step, alone = time_model(gpus, *sizes, ring), sum(time_model(1, *sizes).values())
     return (step["forward"] + step["backward"]) / sum(step.values()), alone / sum(step.values())
 
 
 # %%
-for gpus in (1, 2, 4, 8):
-    helping, faster = shares(gpus, 256, 25_000_000, IMAGE, 1000)
-    print(f"GPUs: {gpus}  speed: {faster:.2f} of one  helpers compute {helping:.0%} of the step")
+for ring in (False, True):
+    print("NCCL's ring" if ring else "one by one")
+    for gpus in (1, 2, 4, 8):
+        helping, faster = shares(gpus, 256, 25_000_000, IMAGE, 1000, ring=ring)
+        print(
+            f"{gpus} GPUs: {faster:.2f} times as fast as one, helpers compute {helping:.0%} of the time"
+        )
 
 # %% [markdown]
-# In this model eight GPUs are slower than four. The shared part of the step shrinks with every GPU, and
-# the part that passes through the first one grows. Move the sliders and look for a network that
+# Copied one by one, the model makes eight GPUs slower than four: the shared part of the step shrinks
+# with every GPU, and the part that passes through the first one grows. NCCL's ring takes that away. What
+# stays is that the whole model travels twice in every step, and that loss, update and the way of the
+# batch are the first GPU's alone: the helpers still wait for a part of the step. Move the sliders and look for a network that
 # profits. Then make it fail, with many parameters and a small batch.
 
 
@@ -1194,14 +1219,15 @@ def legend(figure):
     figure.legend(patches, kinds, loc="outside lower center", ncols=4)
 
 
-def draw_load(gpus, batch, million_parameters, outputs):
+def draw_load(gpus, batch, million_parameters, outputs, copies):
     sizes = (batch, million_parameters * 1_000_000, IMAGE)
     figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(plots.WIDTH, 4.4))
     draw_memory(left, gpus, memory_model(gpus, *sizes, KEPT, outputs))
-    draw_time(right, gpus, time_model(gpus, *sizes, outputs))
+    ring = copies == "NCCL's ring"
+    draw_time(right, gpus, time_model(gpus, *sizes, outputs, ring))
     left.set_yticks(range(gpus), [f"GPU {gpu}" for gpu in range(gpus)])
     left.invert_yaxis()
-    _, faster = shares(gpus, *sizes, outputs)
+    _, faster = shares(gpus, *sizes, outputs, ring=ring)
     left.set_title("Memory (a model)")
     right.set_title(f"{faster:.2f} times as fast as one GPU")
     legend(figure)
@@ -1214,6 +1240,7 @@ Explorer(
     batch=(8, 1024, 256),
     million_parameters=(1, 500, 25),
     outputs=(10, 100_000, 1000),
+    copies=["one by one", "NCCL's ring"],
 )
 
 # %% [markdown]

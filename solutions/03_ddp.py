@@ -43,6 +43,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistNet
+from course_utils.predictions import compare
 from course_utils.terminal import run_in_terminal, scratch
 from course_utils.trace import Trace
 
@@ -336,10 +337,9 @@ for name in ("reduce_scatter", "all_to_all"):
 # call. How the backend routes the bytes is another question, which comes next. **Predict:** four
 # ranks, a tensor of 1,000 float32 numbers, so 4,000 bytes. What does each rank hand over? A rank
 # that only receives hands over nothing. An operation whose input is cut into pieces needs one piece
-# for each rank, so 16,000 bytes. Change the numbers below to your own before you run the second
-# cell.
+# for each rank, so 16,000 bytes. Rank 0 is the root where there is one.
 
-# %%
+# %% tags=["prediction"]
 predicted_rank_0 = {
     "broadcast": 4_000,
     "scatter": 16_000,
@@ -350,7 +350,7 @@ predicted_rank_0 = {
     "reduce_scatter": 16_000,
     "all_to_all": 16_000,
 }
-predicted_rank_1 = predicted_rank_0 | {"broadcast": 0, "scatter": 0}
+predicted_rank_1 = {"broadcast": 0, "scatter": 0, "gather": 4_000, "reduce": 4_000}
 
 
 # %%
@@ -372,8 +372,24 @@ def every_collective(rank):
 
 
 counted = launch(every_collective, 4)
-plots.compare(predicted_rank_0, counted[0])
-print("rank 1 as predicted:", predicted_rank_1 == counted[1])
+likely = {
+    "One piece: the input is cut into one piece for each rank.": {
+        op: 4_000 for op in ("scatter", "reduce_scatter", "all_to_all")
+    },
+    "What it receives: only what a rank hands over counts.": {
+        op: 16_000 for op in ("gather", "all_gather")
+    },
+}
+print("rank 0")
+compare(predicted_rank_0, counted[0], likely)
+print("rank 1, where the root is another rank")
+compare(
+    predicted_rank_1,
+    counted[1],
+    {"Only the root hands over something here.": {"broadcast": 4_000, "scatter": 16_000}},
+)
+same = all(counted[1][op] == counted[0][op] for op in counted[0].keys() - {"broadcast", "scatter"})
+print("the other six as on rank 0:", same)
 
 # %% [markdown]
 # ### What travels: a head office against a ring
@@ -404,12 +420,20 @@ def through_head_office(rank):
 # %% [markdown]
 # **Predict** the bytes that rank 0 and rank 1 send, for a tensor of S = 4,000 bytes on n = 4 ranks.
 
-# %%
+# %% tags=["prediction"]
 n, S = 4, 4_000
 predicted = {"rank 0": (n - 1) * S, "rank 1": S}
 
+# %%
 sent = launch(through_head_office, n)
-plots.compare(predicted, {"rank 0": sent[0], "rank 1": sent[1]})
+compare(
+    predicted,
+    {"rank 0": sent[0], "rank 1": sent[1]},
+    {
+        "As if one message reached all: each rank gets one of its own.": {"rank 0": S},
+        "Sent and received: the sum comes back, it is not sent.": {"rank 1": 2 * S},
+    },
+)
 
 # %% [markdown]
 # Rank 0's link carries n - 1 times the tensor out, and as much in. Every rank that you add makes it
@@ -419,8 +443,9 @@ plots.compare(predicted, {"rank 0": sent[0], "rank 1": sent[1]})
 #
 # $$\text{bytes sent by each rank} = 2\,(n - 1)\,\frac{S}{n} ,$$
 #
-# and no all-reduce gets by with less
-# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). In exercise 3.2 you write
+# and as long as the ranks do the adding, in no all-reduce does the busiest rank get by with less
+# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). (Some switches add on the
+# way; then a rank sends its tensor once.) In exercise 3.2 you write
 # the ring yourself, and its bytes are counted.
 
 # %%
@@ -436,7 +461,16 @@ for n in (2, 4, 8, 64):
 # %% [markdown]
 # *On the left all messages meet at rank 0. On the right each rank sends to one neighbour, and all
 # links are equally busy.* However many ranks there are, each rank of a ring sends less than twice the
-# tensor.
+# tensor. The ring of four, step by step:
+
+# %%
+plots.ring_steps(4)
+plt.show()
+
+# %% [markdown]
+# *Rows are ranks, columns are pieces, and the colours say whose numbers are in a piece. A thick edge: it
+# has just arrived from the rank above. After three steps each rank holds one complete sum, another one on
+# each; after six, all hold all.*
 #
 # ### What DDP moves in the script
 #
@@ -445,9 +479,11 @@ for n in (2, 4, 8, 64):
 # shapes of the network: 784 x 50 weights and 50 biases, then 50 x 10 weights and 10 biases, 4 bytes
 # each.
 
-# %%
-parameter_bytes = 4 * (784 * 50 + 50 + 50 * 10 + 10)
-predicted = {"broadcast at the start": parameter_bytes, "3 steps": 3 * parameter_bytes}
+# %% tags=["prediction"]
+predicted = {
+    "broadcast at the start": 4 * (784 * 50 + 50 + 50 * 10 + 10),
+    "3 steps": 3 * 4 * (784 * 50 + 50 + 50 * 10 + 10),
+}
 
 
 # %%
@@ -462,7 +498,7 @@ def bytes_of_ddp(rank):
 
 
 broadcast, all_reduce = launch(bytes_of_ddp, 2)[0]
-plots.compare(predicted, {"broadcast at the start": broadcast, "3 steps": all_reduce})
+compare(predicted, {"broadcast at the start": broadcast, "3 steps": all_reduce})
 
 # %% [markdown]
 # The cell counts float32 only. DDP also exchanges a few integers: the shapes of the parameters, to
@@ -716,7 +752,8 @@ print("\n".join(launch(watched_step, 2, 2)[0]))
 # %% [markdown]
 # Read the list from the top. Backward computes the gradients of layers 7 and 6, and the first
 # all-reduce starts long before layer 0 is reached. When `backward` returns, all buckets have been
-# averaged. `optimizer.step` moves no bytes at all. Some texts say that `step` is where the
+# averaged. (On a GPU their averages are *queued* by then, in front of whatever the optimizer will queue:
+# the host need not wait.) `optimizer.step` moves no bytes at all. Some texts say that `step` is where the
 # processes synchronise; the list shows that it is `backward` ([DDP design
 # note](https://docs.pytorch.org/docs/stable/notes/ddp.html), *Internal Design*).
 #
@@ -725,7 +762,7 @@ print("\n".join(launch(watched_step, 2, 2)[0]))
 # first bucket, so that the communication starts early
 # ([`torch/nn/parallel/distributed.py`](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/distributed.py)).
 
-# %%
+# %% tags=["prediction"]
 caps = {"1 MiB": 1, "2 MiB": 2, "4 MiB": 4, "8 MiB": 8, "default": None}
 predicted_buckets = {"1 MiB": 8, "2 MiB": 4, "4 MiB": 2, "8 MiB": 1, "default": 2}
 
@@ -734,7 +771,11 @@ def count_buckets(cap):
     return sum("starts" in event for event in launch(watched_step, 2, cap)[0])
 
 
-plots.compare(predicted_buckets, {name: count_buckets(cap) for name, cap in caps.items()})
+compare(
+    predicted_buckets,
+    {name: count_buckets(cap) for name, cap in caps.items()},
+    {"As if all 8 MiB went into the first bucket: its cap is 1 MiB.": {"default": 1}},
+)
 
 # %% [markdown]
 # Few large buckets send the last bytes late: nothing hides them. Many small ones pay the start-up
@@ -815,13 +856,24 @@ def accumulate(rank, patient, micro_batches=4):
     return trace.record().sent("all_reduce"), flat(p.grad for p in model.parameters())
 
 
-# %%
+# %% tags=["prediction"]
 predicted = {"without no_sync": 4 * 39_760 * 4, "with no_sync": 39_760 * 4}
 
+# %%
+measured = {}
 for name, patient in [("without no_sync", False), ("with no_sync", True)]:
-    (sent, gradient), *_ = launch(accumulate, 2, patient)
-    print(f"{name}: {sent:,} bytes, as predicted: {sent == predicted[name]}")
-    print("    gradient of the whole batch:", equal(expected, [gradient]))
+    (measured[name], gradient), *_ = launch(accumulate, 2, patient)
+    print(f"{name}, gradient of the whole batch:", equal(expected, [gradient]))
+compare(
+    predicted,
+    measured,
+    {
+        "As if the average were made once, at the step: it is made in every backward.": {
+            "without no_sync": 39_760 * 4
+        },
+        "As if the last backward were silent too: it sends the sum.": {"with no_sync": 0},
+    },
+)
 
 # %% [markdown]
 # The gradient is the same; three quarters of the bytes are saved. Note the division by the number
@@ -1212,7 +1264,7 @@ print(f"{correct} of {scored}: {correct / scored:.1%} instead of {right.float().
 #
 # ### Bug hunt: code from the web
 #
-# Four snippets of a kind that circulates. Before you run each cell, say what it does.
+# Four snippets. Before you run each cell, say what it does.
 #
 # **Hunt 1.** "Pass your averaging function to the optimizer."
 
@@ -1252,7 +1304,8 @@ print("the ranks end with the same model:", equal(first, [second]))
 # learning rate. A mean needs the other ranks' numbers. Look for the collective: no collective, no
 # averaging.
 #
-# **Hunt 3.** "Wrap the model in `nn.DistributedDataParallel`. DDP requires several machines."
+# **Hunt 3.** "Wrap the model in `nn.DistributedDataParallel`. DDP requires several machines." (After the
+# web article *Parallelize Your Way to Faster Deep Learning: Exploring DataParallel*.)
 
 # %%
 try:
@@ -1289,7 +1342,7 @@ print("the ranks end with the same model:", equal(first, [second]))
 # Cross-entropy over a single class: the softmax of one number is always 1, so the loss is 0 and
 # every gradient is exactly zero. Nothing is learned. Worse, the ranks agree perfectly, although
 # nothing was exchanged. A test of synchronisation proves something only if the
-# gradients of the ranks differ. A well-known series of tutorials is built on such a snippet. Check
+# gradients of the ranks differ. Check
 # yours: training must change the model, and leaving out the exchange must change the result.
 
 # %% [markdown]
@@ -1732,8 +1785,9 @@ print("torchrun's two ranks as alone:", equal(alone, [flat(saved.values())]))
 #
 # What changes there:
 #
-# * **The backend.** With enough GPUs the script chooses NCCL. Collectives then run on the GPU,
-#   beside the kernels of backward, and overlap costs no processor time.
+# * **The backend.** With enough GPUs the script chooses NCCL. Collectives then run on the GPU, beside
+#   the kernels of backward. That costs the CPU nothing, but it is not free: NCCL's kernels take some
+#   multiprocessors and memory bandwidth from those of backward.
 # * **The slowest link decides.** A ring passes through every link, and between machines they are
 #   slower than inside. The explorer above tells you when that begins to hurt.
 # * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep the share

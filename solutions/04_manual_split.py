@@ -34,6 +34,7 @@ from course_utils.equality import equal, flat
 from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
+from course_utils.predictions import compare
 from course_utils.terminal import scratch, torchrun
 from course_utils.trace import (
     Record,
@@ -228,7 +229,7 @@ print(
 # and as many back. The formula has no number of layers and no number of parameters in it.
 # **Predict** for 64 images and the cut with 256 values:
 
-# %%
+# %% tags=["prediction"]
 predicted = {
     "one process, in at the door": 4 * 64 * 256,
     "one process, out at the door": 4 * 64 * 256,
@@ -269,7 +270,7 @@ def sent_by(rank):
 
 # %%
 amounts = [*bytes_at_the_door(model.second, one_step), *launch(sent_by, 2)]
-plots.compare(predicted, dict(zip(predicted, amounts)))
+compare(predicted, dict(zip(predicted, amounts)))
 
 # %% [markdown]
 # At the door the amount is the same on every machine: it is what goes through the cut. Whether it
@@ -566,7 +567,7 @@ print(f"time with the cut after 2 stations, over the balanced one: {ends[1] / en
 # **Predict** for 64 images and the line of section 2, cut after the second ReLU:
 
 
-# %%
+# %% tags=["prediction"]
 def linear_bytes(*sizes):
     return sum(4 * (a * b + b) for a, b in sizes)
 
@@ -606,7 +607,18 @@ def stored(rank):
 ledgers = launch(stored, 2)
 for rank in range(2):
     print(f"building {rank}")
-    plots.compare(predicted_memory[rank], ledgers[rank])
+    compare(
+        predicted_memory[rank],
+        ledgers[rank],
+        {
+            "As if every ReLU kept an output of its own: the next layer's input is the same tensor.": {
+                "activations": 4 * N * (3 * WIDTH + (784, 10)[rank]) + rank * (8 * N + 4)
+            },
+            "One number for each parameter: Adam keeps two, and a step count for each tensor.": {
+                "optimizer": ledgers[rank]["parameters"]
+            },
+        },
+    )
 
 # %%
 plots.memory(ledgers, ["building 0", "building 1"], "Bytes of each building, 64 images")
@@ -828,7 +840,7 @@ plt.show()
 # %% [markdown]
 # ### The planned model: 24 layers of width 2,048
 #
-# The model above is a toy. How would it be with a real one? A web article on model parallelism cuts
+# The model above is a toy. How would it be with a real one? The web article *PyTorch Model Parallelism* cuts
 # a language model with 24 layers, width 2,048, 16 heads and a vocabulary of 50,000 over two GPUs,
 # for 4 texts of 512 tokens. You take these sizes for the `LanguageModel` from above. The article's
 # own model is smaller, as you will count: inside, its layers are not four times as wide, and it has
@@ -889,7 +901,7 @@ for stage, (half, optimizer, kept) in enumerate(zip(halves, optimizers, (kept_0,
     optimizer.step()
     ledger = memory_ledger(half, optimizer) | {"activations": kept.bytes}
     print(f"small model, building {stage}")
-    plots.compare(stage_bytes(stage, **SMALL, texts=SENTENCES), ledger)
+    compare(stage_bytes(stage, **SMALL, texts=SENTENCES), ledger)
 
 # %% [markdown]
 # Now the large one. On the device **meta** a tensor has a shape and a type, but no memory. So you
@@ -943,7 +955,9 @@ print(f"a step sends {4 * 4 * 512 * 2048:,} bytes there and as many back")
 # 14 GiB and fits. Most of it is the optimizer's, the gradients' and the parameters' share.*
 #
 # Compare the last line with the bars: 16 MiB cross the yard in each direction, while data
-# parallelism would hand over the gradients of all 1.4 billion parameters, 5.3 GiB, in each step.
+# parallelism would hand over the gradients of all 1.4 billion parameters, 5.3 GiB, in each step. That is
+# for 2,048 tokens. Activations grow with the tokens of a step, gradients do not: at some 690,000 tokens
+# the two are equal, and large runs have more.
 #
 # The bars add up all four kinds. In a step the activations go as the gradients come, so the two are
 # never there in full together. On the other hand, single operations need room in between, and on a
@@ -1048,7 +1062,7 @@ ax.set(xlabel="station", ylabel="million operations", title="Work of the station
 plt.show()
 
 # %% [markdown]
-# *Station 1 has two thirds of all work. The cut in the middle leaves almost nothing for building 1.
+# *Station 1 has almost two thirds of all work. The cut in the middle leaves almost nothing for building 1.
 # The best cut comes right after station 1.*
 #
 # Third, the test. A stream of eight batches through two ranks, as in section 3, with both cuts.
@@ -1108,7 +1122,7 @@ print("best cut by time: after station", try_all_cuts(times, 2)[0] - 1)
 #
 # ### Bug hunt: a class from the web
 #
-# This class, shortened a little, comes from a guide to PyTorch on several GPUs. Its text says that
+# This class, shortened a little, comes from Run:ai's *PyTorch Multi GPU: 4 Techniques Explained*. It says that
 # it "defines where your subnetworks are placed and how both perform a forward pass". Find two
 # mistakes before you run it.
 
@@ -1577,7 +1591,7 @@ check("4.2", hand_over)
 # slowest stage is as fast as possible. "As many layers each" misses it, and so does "fill a stage
 # until it has its share". Your answer has to be exact.
 #
-# There are 11 ways to cut 12 layers once, and more than 10^12 ways to cut 96 layers into 12
+# There are 11 ways to cut 12 layers once, and almost 10^14 ways to cut 96 layers into 12
 # stages. The check tries such a model, so trying all cuts does not finish.
 
 
@@ -2074,8 +2088,8 @@ print("as in one process:", equal(alone["parameters"], [flat(saved)]))
 # What changes on a real cluster:
 #
 # * **Where the yard is.** Stages next to each other belong on devices with a fast link between
-#   them. The bytes are few, but nothing hides them here: both buildings wait while the truck
-#   drives.
+#   them. Beside the parameters the bytes are few as long as a step has few tokens, but
+#   nothing hides them here: both buildings wait while the truck drives.
 # * **No rank has the whole model.** Each builds its own stage, or builds all on meta and gives
 #   memory to its own part only. A checkpoint has one file for each stage.
 # * **The data.** Only the first rank needs the inputs and only the last one the targets. Both must

@@ -11,7 +11,7 @@
 #
 # At the end of the chapter you can read a schedule, say how long it takes and what it stores, and
 # run it. You have written three schedules yourself, and have seen five run on real ranks, driven by
-# an engine of about 160 lines, with the gradients of the whole batch.
+# an engine of fewer than 200 lines, with the gradients of the whole batch.
 
 # %% tags=["nbval-ignore-output"]
 import time
@@ -46,6 +46,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import MnistConvNet
+from course_utils.predictions import compare
 from course_utils.schedules import Op
 from course_utils.terminal import scratch, torchrun
 from course_utils.trace import Record, Span, Trace, kept_for_backward, memory_ledger
@@ -108,7 +109,7 @@ plt.show()
 #
 # ### Bug hunt: chunks in a loop
 #
-# The snippet below stands in tutorials under the headline *pipeline parallelism*, with the promise
+# The snippet below stands in the web article *PyTorch Model Parallelism* under the headline *pipeline parallelism*, with the promise
 # that it processes the data in a pipelined fashion and lowers the peak of memory. It cuts the batch
 # into chunks and sends each through three stages on two devices. Read `forward`. **Predict:** how
 # many stages ever work at the same moment? And what does autograd store, compared with one pass of
@@ -317,7 +318,7 @@ plt.show()
 # numbers for each of 4 micro-batches. Gradients have the shape of what they belong to. The number of
 # micro-batches does not change the sum, only the number of messages.
 
-# %%
+# %% tags=["prediction"]
 predicted = {
     "rank 0, messages": 4,
     "rank 0, bytes": 32 * 64 * 4,
@@ -328,7 +329,16 @@ measured = {}
 for record in records:
     measured[f"rank {record.rank}, messages"] = record.count("send")
     measured[f"rank {record.rank}, bytes"] = record.sent("send")
-plots.compare(predicted, measured)
+compare(
+    predicted,
+    measured,
+    {
+        "As if each micro-batch had all 32 rows.": {
+            f"rank {rank}, bytes": 4 * 32 * 64 * 4 for rank in range(2)
+        },
+        "The bytes of one micro-batch.": {f"rank {rank}, bytes": 8 * 64 * 4 for rank in range(2)},
+    },
+)
 
 # %% [markdown]
 # That is little. A stage boundary carries one tensor of activations there and its gradient back,
@@ -402,13 +412,13 @@ plt.show()
 # 2019](https://arxiv.org/abs/1811.06965), section 2.3). They describe the same gap, so look twice
 # when a paper gives a percentage. **Predict** both for p = 4 and m = 8.
 
-# %%
+# %% tags=["prediction"]
 predicted = {"share of ideal time": 3 / 8, "share of total time": round(3 / 11, 6)}
 measured = {
     "share of ideal time": simulated.bubble,
     "share of total time": round(simulated.idle_share, 6),
 }
-plots.compare(predicted, measured)
+compare(predicted, measured)
 
 # %% [markdown]
 # More micro-batches make the bubble small. With m = 4 p it is a fifth of the total time at most, and
@@ -438,13 +448,21 @@ plt.show()
 # are on their way when its first gradient comes back, and then one leaves the shelf for each that is
 # added. **Predict** the most micro-batches in flight on each rank.
 
-# %%
+# %% tags=["prediction"]
 predicted = {"GPipe": [8, 8, 8, 8], "1F1B": [4, 3, 2, 1]}
 measured = {
     "GPipe": simulated.peak_in_flight,
     "1F1B": schedules.simulate(schedules.one_forward_one_backward(4, 8)).peak_in_flight,
 }
-plots.compare(predicted, measured)
+compare(
+    predicted,
+    measured,
+    {
+        "As if every rank were as far from the end as rank 0.": {"1F1B": [4, 4, 4, 4]},
+        "The wrong way round: the first rank is the farthest from the end.": {"1F1B": [1, 2, 3, 4]},
+        "As if one forward and one backward left one on each shelf.": {"1F1B": [1, 1, 1, 1]},
+    },
+)
 
 # %% [markdown]
 # The 1F1B numbers do not depend on m. You can take as many micro-batches as you like, and the bubble
@@ -489,16 +507,18 @@ plt.show()
 # ZB-H1: pink W fill the gaps that 1F1B has at the end. ZB-H2: from its first box to its last, no rank
 # has a gap; the ranks are only shifted against each other.*
 #
-# ZB-H2's ranks begin and end at different times. If the next step can begin without waiting for all
-# of them, the step costs what one rank needs from its first op to its last, and this is how the
+# ZB-H2's ranks begin and end at different times. Usually the next step waits for all of them: clipping
+# by the gradients' norm, and the test for NaN, need every rank. The paper updates first, validates
+# afterwards, and takes the update back where it has to (section 4). If the next step can begin without
+# waiting, the step costs what one rank needs from its first op to its last, and this is how the
 # paper counts. **Predict** the idle time of a step, in units, with F = B = W = 1: $(p-1)$ times
 # $t_F+t_B+t_W$ under 1F1B, half of that with two chunks, $t_F+t_B-t_W$ under ZB-H1, and
 # $t_F+t_B-2t_W$ under ZB-H2 (Qi et al., table 2).
 
-# %%
+# %% tags=["prediction"]
 predicted = {"GPipe": 9, "1F1B": 9, "interleaved": 4.5, "ZB-H1": 3, "ZB-H2": 0}
 measured = {name: simulation.step - simulation.work for name, simulation in SIMULATED.items()}
-plots.compare(predicted, measured)
+compare(predicted, measured)
 
 # %%
 for name in ("1F1B", "ZB-H1", "ZB-H2"):
@@ -1172,7 +1192,7 @@ for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.Ada
 # Every gradient that SGD gets is scaled by eight, so its first step is eight times too large. AdamW
 # divides each gradient by its own typical size, so a constant factor cancels, and the run looks
 # healthy. It is not: gradient clipping, weight decay that is added to the gradient (as in `Adam`),
-# and the norms in your logs all see the factor. Factors of this kind have been in well-known code:
+# and the norms in your logs all see the factor. Factors of this kind have been found in large code bases:
 # gradients too large by the number of tokens ([torchtitan
 # 2972](https://github.com/pytorch/torchtitan/issues/2972)), and gradients divided again at each of
 # several steps that were to add up ([torchtitan
@@ -1181,7 +1201,7 @@ for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.Ada
 #
 # ### Bug hunt: the last micro-batch
 #
-# This loop stands in many tutorials on gradient accumulation. It divides each loss by the number of
+# This is how gradient accumulation is usually written. The loop divides each loss by the number of
 # micro-batches, so that the gradients add up to those of the whole batch. **Predict** for which of
 # two batches they do: 32 rows, or 30 rows, in micro-batches of 8?
 
@@ -1285,7 +1305,8 @@ except RankFailure as failure:
 
 # %% [markdown]
 # With gloo, `send` returns when the other side has taken the data, and the other side is in its own
-# `send`.
+# `send`. (With NCCL the call returns once it is queued, and the GPUs wait for each other in place of the
+# hosts: the program stops at the next line that reads a value.)
 # Under torchrun both would stand there until the time limit. One rank could receive first, but then
 # you need a rule for each pair and each schedule. The way out is calls that do not wait, as in the
 # post office of section 4; in exercise 5.6 you write that for a stage with two neighbours.
@@ -1778,8 +1799,9 @@ print("parameters as in one process:", equal(flat(model.parameters()), [flat(sav
 #
 # What changes there:
 #
-# * **The order of the ranks.** Neighbouring stages should be neighbouring GPUs, so that only one
-#   boundary crosses the slow link between the machines.
+# * **The order of the ranks.** Neighbouring stages should be neighbouring GPUs, so that few boundaries
+#   cross the slow link between the machines: one on two machines, and with v chunks 2v - 1, because the
+#   last rank also sends to the first.
 # * **NCCL matches by order.** A rank whose receives are not in the order of its neighbour's sends
 #   hangs there, or takes one message for another, even if gloo sorted them out by their tags. This is
 #   why the post office of section 4 keeps to the sender's order.
@@ -1798,7 +1820,7 @@ print("parameters as in one process:", equal(flat(model.parameters()), [flat(sav
 #    other.
 # 2. The bubble is (p - 1)/m of the ideal time and (p - 1)/(m + p - 1) of the total time, for GPipe
 #    and for 1F1B. Chunks divide the first share by v, and W in the gaps makes it smaller still.
-# 3. GPipe stores m micro-batches on each rank, 1F1B at most p - r on rank r, ZB-H2 up to 2p - 1.
+# 3. GPipe's order stores m micro-batches on each rank (its paper recomputes, and stores their inputs only), 1F1B at most p - r on rank r, ZB-H2 up to 2p - 1.
 # 4. Each micro-batch counts with its share of the rows. Test it with SGD: Adam hides a wrong factor.
 # 5. Sends that do not wait, and receives in the order in which the other side sends: then no legal
 #    schedule deadlocks.

@@ -40,6 +40,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import launch
 from course_utils.models import Attention, Block, FeedForward, LanguageModel
+from course_utils.predictions import compare
 from course_utils.terminal import scratch, torchrun
 from course_utils.trace import Trace, kept_for_backward, memory_ledger, ring_bytes
 
@@ -180,8 +181,7 @@ plt.show()
 # added up before it. But it acts on each number alone, so it does not mind cut columns.
 #
 # **Predict** what a rank hands to collectives in forward, for $t$ tokens of width $W$, a hidden
-# width of $4W$ and $n$ ranks, if the result is to be whole on every rank. Change the numbers to
-# your own before you run the cell that counts.
+# width of $4W$ and $n$ ranks, if the result is to be whole on every rank.
 #
 # * column, column: the second matrix needs all hidden columns, so gather them, $4tW/n$ from each
 #   rank; the result is in columns, gather again, $tW/n$.
@@ -190,7 +190,7 @@ plt.show()
 # * column, row: the hidden columns that a rank has made are the ones that its rows of the second
 #   matrix need. One sum at the end, $tW$.
 
-# %%
+# %% tags=["prediction"]
 t, W, n = 24, 32, 4  # tokens, width, ranks
 predicted = {
     "column, column": [4 * t * W // n * 4, t * W // n * 4],  # bytes: 4 for each float32
@@ -236,11 +236,12 @@ def cut_mlp(rank, first, second):
 
 results = {name: launch(cut_mlp, n, *name.split(", "))[0] for name in predicted}
 print("all four right:", all(right for right, _ in results.values()))
-plots.compare(predicted, {name: handed_over for name, (_, handed_over) in results.items()})
+compare(predicted, {name: handed_over for name, (_, handed_over) in results.items()})
 
 # %% [markdown]
-# Column, then row wins in both respects: one collective, and on 4 ranks the fewest bytes. From
-# here on every pair of matrices is cut this way.
+# Column, then row needs one collective, and on 4 ranks it hands over the fewest bytes. (On 8 ranks
+# "column, column" hands over less. That is the payload; what a ring makes of it comes next, and there
+# column, then row wins on any number of ranks.) From here on every pair of matrices is cut this way.
 #
 # ### Memory, and what a ring carries
 #
@@ -251,7 +252,9 @@ plots.compare(predicted, {name: handed_over for name, (_, handed_over) in result
 # A rank hands $S$ bytes to an all-reduce. A ring then sends $2(n-1)/n \cdot S$ from each rank
 # (chapter 3, section 3). A reduce-scatter of $S$ bytes sends $(n-1)/n \cdot S$, and so does an
 # all-gather whose *result* has $S$ bytes: each piece of $S/n$ makes $n - 1$ hops round the ring.
-# `ring_bytes` weighs counted calls with these three factors.
+# `ring_bytes` weighs counted calls with these three factors. For the two cuts above that makes
+# $2(n-1)/n$ times the result's bytes for column, row, and $5(n-1)/n$ for column, column: two gathers,
+# of $4tW$ and of $tW$.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a block, a model, and the activations
@@ -481,7 +484,7 @@ for n in (1, 2, 4):
 # the biases of `qkv` (3W) and `up` (4W) are cut; the two norms (4W) and the biases of `out` and
 # `down` (2W) are not.
 
-# %%
+# %% tags=["prediction"]
 t, W, n = 48, 64, 4
 predicted = {
     "collectives in forward": 2,  # one for each half
@@ -511,7 +514,7 @@ def costs_of_block(rank, cut):
 
 
 costs = launch(costs_of_block, n, tensor_parallel)
-plots.compare(predicted, costs[0])
+compare(predicted, costs[0])
 print("the same on all ranks:", all(cost == costs[0] for cost in costs))
 
 # %% [markdown]
@@ -593,7 +596,7 @@ def loss_from_cut_logits(logits: Tensor, targets: Tensor) -> Tensor:
 # numbers for each token. Backward sends nothing. Gathering the logits would take $V/n$ numbers for
 # each. The logits below are large on purpose: $e^{1000}$ overflows.
 
-# %%
+# %% tags=["prediction"]
 t, V, n = 20, 4096, 4
 predicted = {
     "bytes for the loss": 2 * t * 4,
@@ -622,14 +625,15 @@ def cut_loss(rank):
 
 same_loss, same_gradient, sent = launch(cut_loss, n)[0]
 print("loss and gradient as from whole logits:", same_loss and same_gradient)
-plots.compare(predicted, dict(zip(predicted, sent)))
+compare(predicted, dict(zip(predicted, sent)))
 
 # %% [markdown]
 # ### A language model, trained
 #
 # Now everything together: embedding, blocks, head and loss, on the story that comes with the
 # course. The vocabulary is its 72 characters. A vocabulary that does not divide is padded with words
-# that never occur (Shoeybi et al. 2019, section 5.1). Embedding, blocks and head are cut; the
+# that never occur (Shoeybi et al. 2019, section 5.1). Their logits have to be set to minus infinity: a
+# logit of 0 takes its share of the softmax. Embedding, blocks and head are cut; the
 # position table and the norms are small and stay whole. Embedding and head are cut by the same
 # words, so a model that ties the two stays tied.
 
@@ -720,7 +724,7 @@ for n in (1, 2, 4):
 # of $tW$ numbers in each block, one more for the embedding, and the two small calls of the loss.
 # Backward: two in each block, and one where the head, a column cut, hands its gradient back.
 
-# %%
+# %% tags=["prediction"]
 t, W, L, C, n = WINDOWS * CONTEXT, 32, 2, CONTEXT, 4
 predicted = {
     "all-reduces of t W in forward": 2 * L + 1,
@@ -753,7 +757,7 @@ def costs_of_step(rank):
 
 
 costs = {ranks: launch(costs_of_step, ranks) for ranks in (2, 4)}
-plots.compare(predicted, costs[n][0][0])
+compare(predicted, costs[n][0][0])
 print("the same on all ranks:", all(cost == costs[n][0] for cost in costs[n]))
 
 # %% [markdown]
@@ -763,18 +767,25 @@ print("the same on all ranks:", all(cost == costs[n][0] for cost in costs[n]))
 # for each parameter, and for each tensor of parameters a step count of 4 bytes. A block has 12
 # tensors, the rest of the model 5.
 
+# %% tags=["prediction"]
+in_parts, whole = L * (12 * W**2 + 7 * W) + 2 * VOCABULARY * W, (6 * L + C + 2) * W  # numbers
+predicted = {
+    "parameters, 2 ranks": 4 * (in_parts // 2 + whole),
+    "gradients, 2 ranks": 4 * (in_parts // 2 + whole),
+    "optimizer, 2 ranks": 2 * 4 * (in_parts // 2 + whole) + 4 * (12 * L + 5),
+    "parameters, 4 ranks": 4 * (in_parts // 4 + whole),
+    "gradients, 4 ranks": 4 * (in_parts // 4 + whole),
+    "optimizer, 4 ranks": 2 * 4 * (in_parts // 4 + whole) + 4 * (12 * L + 5),
+}
+
 # %%
-predicted, measured = {}, {}
-for ranks in (2, 4):
-    cut_numbers = L * (12 * W**2 + 7 * W) + 2 * VOCABULARY * W
-    held = cut_numbers // ranks + (6 * L + C + 2) * W
-    predicted[f"parameters, {ranks} ranks"] = 4 * held
-    predicted[f"gradients, {ranks} ranks"] = 4 * held
-    predicted[f"optimizer, {ranks} ranks"] = 2 * 4 * held + 4 * (12 * L + 5)
-    ledger = costs[ranks][0][1]
-    for kind in ("parameters", "gradients", "optimizer"):
-        measured[f"{kind}, {ranks} ranks"] = ledger[kind]
-plots.compare(predicted, measured)
+ledgers = {ranks: costs[ranks][0][1] for ranks in (2, 4)}
+measured = {
+    f"{kind}, {ranks} ranks": ledger[kind]
+    for ranks, ledger in ledgers.items()
+    for kind in ("parameters", "gradients", "optimizer")
+}
+compare(predicted, measured)
 
 # %% [markdown]
 # The fourth kind, the activations, comes with the next cut. What attention keeps for backward is left
@@ -892,7 +903,7 @@ for repair in (True, False):
 # hands over is not what travels: the last two rows weigh the payloads with a ring's factors from
 # section 3. An all-reduce *is* a reduce-scatter and an all-gather, so on a ring the bytes are the same.
 
-# %%
+# %% tags=["prediction"]
 t, W, n = 48, 64, 4
 whole = 4 * t * W  # bytes
 ring = 4 * 2 * (n - 1) * whole // n  # of 4 all-reduces
@@ -923,7 +934,18 @@ def traffic_of_block(rank, cut, tokens):
 together = launch(traffic_of_block, n, tensor_parallel, t)[0]
 by_tokens = launch(traffic_of_block, n, sequence_parallel, t // n)[0]
 measured = [number for pair in zip(together, by_tokens) for number in pair]
-plots.compare(predicted, dict(zip(predicted, measured)))
+compare(
+    predicted,
+    dict(zip(predicted, measured)),
+    {
+        "As if tokens that are cut halved what travels: a ring carries the same either way.": {
+            "sequence, on a ring, from counted payload": ring // 2
+        },
+        "Twice the calls: each is half of an all-reduce.": {
+            "sequence, on a ring, from counted payload": 2 * ring
+        },
+    },
+)
 
 # %% [markdown]
 # And the memory. **Predict** how many numbers autograd keeps for the backward of a norm with the
@@ -932,7 +954,7 @@ plots.compare(predicted, dict(zip(predicted, measured)))
 # layer keeps its, $4tW$. Tensor parallelism cuts the last two. Sequence parallelism also cuts what
 # the norm keeps.
 
-# %%
+# %% tags=["prediction"]
 predicted = {
     "whole": 4 * (10 * t * W + 2 * t),
     "tensor parallel": 4 * (2 * t * W + 2 * t + 8 * t * W // n),
@@ -954,7 +976,18 @@ kept = {
     "tensor parallel": launch(kept_by_mlp, n, tensor_parallel, t)[0],
     "with sequence": launch(kept_by_mlp, n, sequence_parallel, t // n)[0],
 }
-plots.compare(predicted, kept)
+compare(
+    predicted,
+    kept,
+    {
+        "As if everything were cut: the norm's input and the input of `up` are whole on every rank.": {
+            "tensor parallel": kept["whole"] // n
+        },
+        "As if everything were cut: the input of `up` is gathered, and whole on every rank.": {
+            "with sequence": kept["whole"] // n
+        },
+    },
+)
 
 # %%
 figure = plots.memory(
@@ -969,8 +1002,9 @@ plt.show()
 # parallelism one of them is cut as well.*
 #
 # One whole tensor remains: the gathered input that `up` keeps. Megatron-LM keeps this rank's tokens
-# only and gathers them once more in backward. Then everything is divided by $n$: for a block with
-# dropout and 16-bit numbers, $tW(34/n + 5as/(Wn))$ bytes instead of $tW(10 + 24/n + 5as/(Wn))$
+# only and gathers them once more in backward: ten all-gathers and reduce-scatters a block and step in
+# place of eight, a quarter more bytes. Then everything is divided by $n$: for a block with dropout,
+# 16-bit numbers and an attention that keeps its matrix (the term with $s$; FlashAttention has none), $tW(34/n + 5as/(Wn))$ bytes instead of $tW(10 + 24/n + 5as/(Wn))$
 # (table 2 there; $a$ heads, $s$ tokens in a sequence).
 #
 # ### With PyTorch: DTensor and a plan
@@ -1088,7 +1122,7 @@ def local_gradient(parameter: Tensor) -> Tensor:
 right = launch(block_by_tokens, 2, sequence_parallel_with_pytorch, False, local_gradient)
 print("2 ranks, all as whole:", all(all(of_rank.values()) for of_rank in right))
 
-# %%
+# %% tags=["prediction"]
 predicted = {
     "tensor, forward": {"all_reduce": 2},
     "tensor, both": {"all_reduce": 4},
@@ -1118,7 +1152,7 @@ measured = [
     *launch(count_with_comm_debug, n, tensor_parallel_with_pytorch, t)[0],
     *launch(count_with_comm_debug, n, sequence_parallel_with_pytorch, t // n)[0],
 ]
-plots.compare(predicted, dict(zip(predicted, measured)))
+compare(predicted, dict(zip(predicted, measured)))
 
 # %% [markdown]
 # ### The whole model with PyTorch
@@ -1245,7 +1279,7 @@ plt.show()
 #
 # ### Bug hunt: a wrapper called tensor parallelism
 #
-# An article on model parallelism shows this under the heading *Tensor Parallelism with
+# The web article *PyTorch Model Parallelism* shows this under the heading *Tensor Parallelism with
 # torch.nn.parallel.DistributedDataParallel*, with the remark *creating a large layer that can be
 # split*. Before you run it: which part of the layer does each rank hold? What does forward send?
 
@@ -1938,7 +1972,7 @@ ax.bar(
 )
 ax.set_xticks(places, sizes)
 ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
-ax.set_title("Inside a machine it pays, between machines it does not")
+ax.set_title("With one adapter between machines, it pays inside only")
 ax.legend()
 plt.show()
 for n, a, b in zip(sizes, compute, communicate):
@@ -1948,8 +1982,11 @@ for n, a, b in zip(sizes, compute, communicate):
 
 # %% [markdown]
 # *The blue part halves with every doubling. The orange part stays small, until the ring leaves
-# the machine at 16: then the whole bar grows again, and 32 ranks take as long as 8.* In a
-# measurement on 64 GPUs with a model of 162 billion parameters, 8 ranks were the best number, the
+# the machine at 16: then the whole bar grows again, and 32 ranks take as long as 8.* How high that
+# step is, is the assumption of 25 GB/s, which is one network adapter. Machines with an adapter for each
+# GPU have eight times as much, and then `seconds_of_block(16, between=200e9)` falls further. The model
+# leaves out what still speaks for 8: the latency of every hop, and products that get too small to fill a
+# GPU. In a measurement on 64 GPUs with a model of 162 billion parameters, 8 ranks were the best number, the
 # size of a machine (Narayanan et al. 2021, section 5.4.1, figure 13).
 #
 # ## 8. On a cluster: the same model under torchrun

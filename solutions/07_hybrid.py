@@ -38,6 +38,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal
 from course_utils.launch import RankFailure, launch
 from course_utils.models import FeedForward, LanguageModel
+from course_utils.predictions import compare
 from course_utils.terminal import scratch, torchrun
 from course_utils.trace import Trace, memory_ledger, ring_bytes
 
@@ -225,10 +226,9 @@ plt.show()
 # ### Groups by hand
 #
 # **Predict**, for rank 5 of 2 x 2 x 2 ranks: its coordinates and its three groups. How many groups
-# are there in all? (For each dimension, one for each choice of the other two coordinates.) Change
-# the numbers to your own before you run the cell that asks the ranks.
+# are there in all? (For each dimension, one for each choice of the other two coordinates.)
 
-# %%
+# %% tags=["prediction"]
 d, p, t = 2, 2, 2
 predicted = {
     "coordinates": (1, 0, 1),
@@ -276,7 +276,7 @@ def ask_for_address(rank, make_groups, *sizes):
 address, lines = launch(ask_for_address, 8, groups_by_hand, d, p, t)[5]
 measured = {"coordinates": address} | {f"{name} group": line for name, line in lines.items()}
 measured["groups in all"] = sum(map(len, lines_of_grid(d, p, t).values()))
-plots.compare(predicted, measured)
+compare(predicted, measured)
 
 # %% [markdown]
 # `lines_of_grid` lets PyTorch do the counting: `movedim` puts one dimension last, and each row is a
@@ -418,7 +418,7 @@ plt.show()
 # Hierarchical: inside, $(g-1)/g \cdot S$ for each of steps 1 and 3; between, $2(k-1)/k$ of a part
 # of $S/g$.
 
-# %%
+# %% tags=["prediction"]
 k, g, S = 2, 4, 4 * 1024
 predicted = {
     "flat, on the ring of all": 2 * (k * g - 1) * S // (k * g),
@@ -458,7 +458,7 @@ def flat_or_hierarchical(rank):
 
 results = launch(flat_or_hierarchical, k * g)
 print("the same sum on all ranks:", all(same for same, _ in results))
-plots.compare(predicted, results[0][1])
+compare(predicted, results[0][1])
 
 # %% [markdown]
 # What is counted is the payload of the real calls; `ring_bytes` multiplies it by the ring's factors.
@@ -861,7 +861,7 @@ for sizes in GRIDS:
     ledgers[sizes] = counts[0][2]
     for count, (_, stage, _), _ in counts:
         all_as_predicted &= count == predicted_step(sizes, stage)
-plots.compare(predicted, measured)
+compare(predicted, measured)
 print("all ranks of all grids, each with its own stage:", all_as_predicted)
 
 # %% [markdown]
@@ -974,14 +974,19 @@ for name, found in zip(
 # A seed that differs along some dimensions only is a number made of those coordinates. **Predict**
 # how many different seeds there are on the 2 x 2 x 2 grid for each line of the table.
 
-# %%
+# %% tags=["prediction"]
 DIFFER = {
     "whole weights, order of rows": [],
     "weights in parts": ["pipeline", "tensor"],
     "dropout, whole": ["data", "pipeline"],
     "dropout, cut": ["data", "pipeline", "tensor"],
 }
-predicted = dict(zip(DIFFER, (1, 4, 4, 8)))
+predicted = {
+    "whole weights, order of rows": 1,
+    "weights in parts": 4,
+    "dropout, whole": 4,
+    "dropout, cut": 8,
+}
 
 
 # %%
@@ -1002,7 +1007,18 @@ def draw_coins(rank):
 
 
 coins = launch(draw_coins, 8)
-plots.compare(predicted, {what: len({tuple(of[what]) for of in coins}) for what in DIFFER})
+compare(
+    predicted,
+    {what: len({tuple(of[what]) for of in coins}) for what in DIFFER},
+    {
+        "A seed for each rank: ranks that hold the same must draw the same.": {
+            what: 8 for what in ("weights in parts", "dropout, whole")
+        },
+        "The same seed everywhere: parts of one thing would be copies of each other.": {
+            what: 1 for what in ("weights in parts", "dropout, whole", "dropout, cut")
+        },
+    },
+)
 
 # %% [markdown]
 # ### With PyTorch: one mesh, three takers
@@ -1079,7 +1095,7 @@ print("with PyTorch: 8 ranks as alone:", as_alone(whole_attention(results), tens
 # and kept until backward. Then the gradients: a reduce-scatter inside takes $4N$, and an all-reduce
 # between takes a rank's part of the sum, $4N/2$.
 
-# %%
+# %% tags=["prediction"]
 N, W = 8 * WIDTH**2 + 5 * WIDTH, WIDTH
 predicted = {
     "all_gather, shard": 4 * N // 2,
@@ -1112,7 +1128,7 @@ def hsdp_step(rank):
 
 results = launch(hsdp_step, 4)
 print("gradients as in one process, on all ranks:", all(same for same, _ in results))
-plots.compare(predicted, results[0][1])
+compare(predicted, results[0][1])
 
 # %% [markdown]
 # Reduce-scatter inside, all-reduce between: steps 1 and 2 of the hierarchical all-reduce. Step 3,
@@ -1126,7 +1142,7 @@ plots.compare(predicted, results[0][1])
 #
 # ### Bug hunt: a setup that keeps nothing
 #
-# An article on model parallelism closes with this function, *simple hybrid parallelism*. It calls
+# The web article *PyTorch Model Parallelism* closes with this function, *simple hybrid parallelism*. It calls
 # `init_process_group` first, which `launch` has done here, and asks for the backend `nccl`. Its
 # lists of ranks are right. What is missing?
 

@@ -53,6 +53,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
 from course_utils.models import LanguageModel
+from course_utils.predictions import compare
 from course_utils.terminal import scratch, torchrun
 from course_utils.trace import (
     Record,
@@ -301,13 +302,15 @@ print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in l
 # **Predict** the ledger of one process that trains this model with Adam in float32. Adam also keeps
 # a step count of 4 bytes for each of the model's 53 tensors.
 
-# %%
+# %% tags=["prediction"]
 P = 4 * PARAMETERS  # bytes of the parameters
 predicted = {"parameters": P, "gradients": P, "optimizer": 2 * P + 4 * 53}
+
+# %%
 model = new_model()
 adam = torch.optim.Adam(model.parameters())
 train(model, adam, batches())
-plots.compare(predicted, memory_ledger(model, adam))
+compare(predicted, memory_ledger(model, adam))
 
 # %% [markdown]
 # ### What a ring carries
@@ -327,7 +330,7 @@ plots.compare(predicted, memory_ledger(model, adam))
 # **Predict** the bytes for the 56,000 gradients of this model on 4 ranks, and whether the two
 # halves give exactly the all-reduce's numbers.
 
-# %%
+# %% tags=["prediction"]
 n = 4
 predicted = {
     "all-reduce": 2 * P * (n - 1) // n,
@@ -353,7 +356,7 @@ def all_reduce_in_halves(rank):
 
 
 sent, equal_sums = launch(all_reduce_in_halves, n)[0]
-plots.compare(predicted, dict(zip(predicted, sent)))
+compare(predicted, dict(zip(predicted, sent)))
 print("the two halves give the all-reduce's numbers:", equal_sums)
 
 # %% [markdown]
@@ -613,7 +616,7 @@ for stage in (Zero1, Zero2, Zero3):
 # time. A stage gives it 8 tensors, a piece of each unit, in place of the 53 of the model. All units
 # divide by 4, so nothing is padded.
 
-# %%
+# %% tags=["prediction"]
 n = 4
 predicted = {
     "stage 0, sent": 2 * P * (n - 1) // n,
@@ -721,7 +724,21 @@ costs = {i: launch(costs_of_step, n, stage) for i, stage in enumerate([None, Zer
 measured = {f"stage {i}, sent": costs[i][0][0] for i in costs}
 for kind in ("parameters", "gradients", "optimizer"):
     measured |= {f"stage {i}, {kind}": costs[i][0][1][kind] for i in costs}
-plots.compare(predicted, measured)
+compare(
+    predicted,
+    measured,
+    {
+        "As if the parameters were gathered once: backward gathers them again.": {
+            "stage 3, sent": 2 * P * (n - 1) // n
+        },
+        "As if what is sharded were sent more often: an all-reduce is these two halves.": {
+            f"stage {i}, sent": 3 * P * (n - 1) // n for i in (1, 2)
+        },
+        "As if stage 1 sharded the gradients too: it shards only the optimizer's state.": {
+            "stage 1, gradients": P // n
+        },
+    },
+)
 print("the same on all ranks:", all(cost == costs[i][0] for i in costs for cost in costs[i]))
 
 # %% [markdown]
@@ -732,11 +749,11 @@ print("the same on all ranks:", all(cost == costs[i][0] for i in costs for cost 
 # parameters. For gradients the same sum is an upper bound: when the first units are reduced, the
 # others have no gradients yet.
 
-# %%
+# %% tags=["prediction"]
 block = 4 * (12 * WIDTH**2 + 13 * WIDTH)  # bytes
 predicted = {"stage 3, most bytes of parameters": P // n + block}
 peaks = {i: costs[i][0][2] for i in costs}
-plots.compare(predicted, {"stage 3, most bytes of parameters": peaks[3][0]})
+compare(predicted, {"stage 3, most bytes of parameters": peaks[3][0]})
 for stage in (2, 3):
     print(
         f"stage {stage}, gradients at most a block above the pieces:",
@@ -837,10 +854,10 @@ just_in_time, early = (launch(order_in_forward, 2, s)[0] for s in (Zero3, Zero3P
 for left, right in zip(just_in_time, early):
     print(f"{left:20}  {right}")
 
-# %%
+# %% tags=["prediction"]
 predicted = {"most bytes of parameters": P // n + 2 * block}
 _, _, (most, _) = launch(costs_of_step, n, Zero3Prefetching)[0]
-plots.compare(predicted, {"most bytes of parameters": most})
+compare(predicted, {"most bytes of parameters": most})
 
 # %% [markdown]
 # What is gained depends on the link. On the ranks of this notebook nothing, since they share their
@@ -982,7 +999,7 @@ for rank in range(n):
 # **Predict** for 4 ranks: the bytes that a ring sends, and the most bytes of parameters that a rank
 # holds. The blocks have $L(12W^2 + 13W)$ parameters; call the rest $R$.
 
-# %%
+# %% tags=["prediction"]
 n, L = 4, LAYERS
 R = P - L * block  # bytes of embeddings, last norm and head
 predicted = {
@@ -1020,7 +1037,7 @@ readings = launch(readings_of_wrappings, n)[0]
 measured = {f"{name}, sent": sent for name, (sent, _) in readings.items()}
 for name, (_, of_layers) in readings.items():
     measured[f"{name}, most"] = max(parameters for _, parameters, _ in of_layers)
-plots.compare(predicted, measured)
+compare(predicted, measured)
 
 # %%
 figure, ax = plt.subplots(figsize=(plots.WIDTH, 4.0))
@@ -1069,11 +1086,13 @@ print("per block needs less than half of it:", peaks["per block"] < peaks["root 
 #
 # **Predict** the ring's bytes with a policy of bfloat16 for parameters and float32 for sums.
 
-# %%
+# %% tags=["prediction"]
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 gathered = 2 * L * block + R  # bytes of float32: blocks twice, the rest once
-predicted = {"float32, sent": (gathered + P) * (n - 1) // n}
-predicted["bfloat16 and float32, sent"] = (gathered // 2 + P) * (n - 1) // n
+predicted = {
+    "float32, sent": (gathered + P) * (n - 1) // n,
+    "bfloat16 and float32, sent": (gathered // 2 + P) * (n - 1) // n,
+}
 
 
 # %%
@@ -1096,7 +1115,7 @@ def step_in_two_types(rank, policy):
 (full, _), (mixed, types) = (
     launch(step_in_two_types, n, p)[0] for p in (MixedPrecisionPolicy(), POLICY)
 )
-plots.compare(predicted, dict(zip(predicted, (full, mixed))))
+compare(predicted, dict(zip(predicted, (full, mixed))))
 for name in ("all_gather", "computes", "reduce_scatter", "gradient", "kept"):
     print(f"{name:14}", types[name])
 
@@ -1112,7 +1131,7 @@ for name in ("all_gather", "computes", "reduce_scatter", "gradient", "kept"):
 #
 # **Predict** both, for a step of two micro-batches on 2 ranks.
 
-# %%
+# %% tags=["prediction"]
 n = 2
 of_gathers, of_reductions = gathered * (n - 1) // n, P * (n - 1) // n
 predicted = {
@@ -1161,7 +1180,7 @@ for name, reduce_once in (("reduced twice", False), ("reduced once", True)):
     claims, sent, waiting = launch(accumulate, n, reduce_once)[0]
     measured |= {f"{name}, sent": sent, f"{name}, gradients between": waiting}
     print(f"{name}, as alone:", claims)
-plots.compare(predicted, measured)
+compare(predicted, measured)
 
 # %% [markdown]
 # Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are
@@ -1233,7 +1252,7 @@ def from_meta(rank):
 
 n = 2
 bytes_held, claims = launch(from_meta, n)[1]
-plots.compare(
+compare(
     {"on meta": 0, "after to_empty": P // n}, dict(zip(("on meta", "after to_empty"), bytes_held))
 )
 print("from meta as alone:", claims)
@@ -1260,7 +1279,7 @@ print("from meta as alone:", claims)
 # with 2 ranks. Across, each rank all-reduces its shard of the gradients, $P/2$ bytes.
 
 
-# %%
+# %% tags=["prediction"]
 def wrap_hybrid(model):
     """Two copies of the model, each sharded among half of the ranks."""
     sizes = (2, dist.get_world_size() // 2)
@@ -1296,7 +1315,7 @@ def hybrid(rank):
 
 
 costs_of_ranks, claims = zip(*launch(hybrid, 4))
-plots.compare(predicted, costs_of_ranks[0])
+compare(predicted, costs_of_ranks[0])
 print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_of_ranks))
 print("2 x 2 ranks as alone:", claims[3])
 
@@ -1532,7 +1551,7 @@ print("    the state after four steps:", same(after_four, mixed))
 #
 # ### Bug hunt: size and speed at once
 #
-# An article on training with several GPUs closes with advice and no code: FSDP splits parameters,
+# The web article *Data Parallelism & Model Parallelism* closes with advice and no code: FSDP splits parameters,
 # gradients and optimizer state over all GPUs, and so it solves both problems at once, the size of
 # the model and the speed of training. Another one says that model sharding cuts a large model into
 # smaller pieces and gives each GPU one. Before you run the cell: which of the numbers are smaller
@@ -1691,7 +1710,7 @@ for agreed in (True, False):
 # To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4
 # ranks.
 
-# %%
+# %% tags=["prediction"]
 n = 4
 predicted = {
     "sharded": [P // n] * n,
@@ -1709,8 +1728,7 @@ def state_dict_bytes(rank):
     return [storage_bytes(map(local, values.values())) for values in kinds]
 
 
-for name, counts in zip(predicted, zip(*launch(state_dict_bytes, n))):
-    print(f"{name:17} {list(counts)}, as predicted: {list(counts) == predicted[name]}")
+compare(predicted, dict(zip(predicted, map(list, zip(*launch(state_dict_bytes, n))))))
 
 # %% [markdown]
 # The full one brings the whole model to every rank: exactly what does not fit. With

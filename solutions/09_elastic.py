@@ -52,6 +52,7 @@ from course_utils import explore, hardware, mnist, plots
 from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
+from course_utils.predictions import compare
 from course_utils.terminal import run_in_terminal, scratch
 
 torch.set_num_threads(1)  # so small a model loses time with more
@@ -181,10 +182,13 @@ print(run_in_terminal(*torchrun, script, timeout=250), end="")
 # multiple of $k$. So $d \bmod k$ steps are computed twice. **Predict** it for 20 steps and a death after
 # 11, for $k$ = 1, 4, 6 and for no checkpoint at all.
 
-# %%
+# %% tags=["prediction"]
 steps, death = 20, 11
 predicted = {
-    f"every {k}" if k else "no checkpoint": death % k if k else death for k in (1, 4, 6, 0)
+    "every 1": 11 % 1,
+    "every 4": 11 % 4,
+    "every 6": 11 % 6,
+    "no checkpoint": 11,
 }
 
 
@@ -215,9 +219,20 @@ def steps_done_twice(every):
     return len((folder / "all steps").read_text().split()) - steps
 
 
-plots.compare(
+compare(
     predicted,
     {name: steps_done_twice(int(name.split()[-1]) if name[0] == "e" else 0) for name in predicted},
+    {
+        "What was still to come: those steps are done once.": {
+            "every 1": 9,
+            "every 4": 9,
+            "every 6": 9,
+            "no checkpoint": 9,
+        },
+        "Half of the interval is the average over many deaths; this one came at step 11.": {
+            "every 4": 2
+        },
+    },
 )
 
 # %% [markdown]
@@ -638,7 +653,7 @@ for ranks in (2, 3, 5):
 # **Predict** the bytes of its tensors: the weights, as many for the momentum, 8 bytes for each counter,
 # and a generator's state. Then damage the newest of three files by a single bit.
 
-# %%
+# %% tags=["prediction"]
 numbers = 784 * 32 + 32 * 10
 predicted = {
     "weights": 4 * numbers,
@@ -667,7 +682,7 @@ state = parts.new_state()
 for _ in range(3):
     parts.train_step(state, images, labels)
     parts.write_checkpoint(folder, state)
-plots.compare(predicted, {name: tensor_bytes(state[name]) for name in predicted})
+compare(predicted, {name: tensor_bytes(state[name]) for name in predicted})
 print("newest checkpoint: step", parts.newest_checkpoint(folder)["step"])
 flip_a_bit(max(folder.glob("step-*.pt")))
 print("newest good checkpoint after the damage: step", parts.newest_checkpoint(folder)["step"])
@@ -926,7 +941,7 @@ class Nodes:
 # at 12. Watch the table grow while the cell runs: it takes a while, for each new worker group starts
 # Python and torch again.
 
-# %%
+# %% tags=["prediction"]
 predicted = {
     "steps that count": 20,
     "steps computed": 20 + (5 - 3) + (11 - 6) + (14 - 12),
@@ -956,7 +971,7 @@ print("parameters as undisturbed:", equal(parameters_alone, [flat(final["weights
 print("processes left over:", len(left))
 restarts, counted = len(nodes.groups) - 1, nodes.restarts_counted("A")
 print("agent A counted some restarts, not all:", 0 < counted < restarts)
-plots.compare(
+compare(
     predicted,
     {
         "steps that count": final["step"],
@@ -1825,7 +1840,8 @@ explore.Explorer(
 #    parameters of an undisturbed run.
 # 4. A dead worker is noticed at once, a dead node by a broken collective and its keep-alive, a hung rank only by
 #    a time limit.
-# 5. The best interval is $\sqrt{2CM}$. Shorter saves and fewer failures help equally.
+# 5. The best interval is $\sqrt{2CM}$. There, halving the time of a save gains as much as doubling the time
+#    between failures does on saves and lost work; rarer failures save restarts as well.
 #
 # **Sources**
 #

@@ -187,6 +187,14 @@ REFUSED = {
         HEAD + '# %% tags=["raises-exception"]\n1 / 0\n',
         "5: unknown tag 'raises-exception'",
     ),
+    "prediction that is given away": (
+        HEAD + "# %%\npredicted = {'bytes': 8}\n",
+        "5: the values of `predicted` would be given away",
+    ),
+    "prediction without a value": (
+        HEAD + '# %% tags=["prediction"]\npredicted = 8\n',
+        "5: the tag prediction without a prediction",
+    ),
     "ignored too often": (
         HEAD + '# %% tags=["nbval-ignore-output"]\nprint(1)\n' * 2 + "# %%\nprint(1)\n" * 13,
         "7: 2 of 15 code cells are nbval-ignore-output; one in 8 may be",
@@ -427,7 +435,7 @@ UNSTORABLE = {
     "temporary": ('print("/tmp/tmpab12/x")', "a temporary path (/tmp/tmpab12)"),
     "address": ("print(object())", "an object's address (0x"),
     "prediction": (
-        "from course_utils import plots; plots.compare({'a': 1, 'b': 2}, {'a': 1, 'b': 3})",
+        "from course_utils.predictions import compare; compare({'a': 1, 'b': 2}, {'a': 1, 'b': 3})",
         "what it predicts is not what it measures: b             2             3  False",
     ),
     "svg": (

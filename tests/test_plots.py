@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 
 matplotlib.use("Agg")
 from course_utils import plots, schedules
+from course_utils.plots import collectives
 from course_utils.trace import Call, Record, Span
 
 
@@ -236,17 +237,8 @@ def test_loss_curves_leave_equal_curves_visible():
     assert not list(overlaps(figure))
 
 
-def test_compare_prints_a_table(capsys):
-    plots.compare({"bytes": 8, "calls": 2}, {"bytes": 8, "calls": 3})
-    assert capsys.readouterr().out.splitlines() == [
-        "          predicted      measured  equal",
-        "bytes             8             8  True",
-        "calls             2             3  False",
-    ]
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", list(plots._BLOCKS))
+@pytest.mark.parametrize("name", list(collectives._BLOCKS))
 def test_collectives_fit(name, ranks):
     figure = plots.collective(name, ranks=ranks)
     assert not list(overlaps(figure))
@@ -256,9 +248,21 @@ def test_collectives_fit(name, ranks):
         assert box.x1 <= figure.bbox.x1 and box.y0 >= figure.bbox.y0 and box.y1 <= figure.bbox.y1
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_ring_ends_with_every_sum_on_every_rank(ranks):
+    figure = plots.ring_steps(ranks)
+    assert not list(overlaps(figure))
+    steps = [ax for ax in figure.axes if ax.patches]
+    assert len(steps) == 1 + 2 * (ranks - 1)
+    stripes = [sum(patch.get_fill() for patch in ax.patches) for ax in steps]
+    assert stripes[0] == ranks**2 and stripes[-1] == ranks**3  # each block of all ranks' colours
+    arrived = [sum(patch.get_linewidth() > 1 for patch in ax.patches) for ax in steps]
+    assert arrived == [0] + [ranks] * (2 * (ranks - 1))
+
+
 def test_what_collectives_do():
     """The pictures against the definition: who holds which piece of whom, written out for two."""
-    assert {name: blocks(2) for name, blocks in plots._BLOCKS.items()} == {
+    assert {name: blocks(2) for name, blocks in collectives._BLOCKS.items()} == {
         "broadcast": ([["A"], [""]], [["A"], ["A"]]),
         "scatter": ([["A0", "A1"], ["", ""]], [["A0"], ["A1"]]),
         "gather": ([["A"], ["B"]], [["A", "B"], ["", ""]]),

@@ -66,10 +66,17 @@ def with_exercises(names: list[str]) -> list[Copy]:
 
 
 def write_source(folder: Path, solved: Copy) -> None:
-    """Write nbgrader's source version of one chapter, without outputs."""
+    """Write nbgrader's source version of one chapter, without outputs.
+
+    nbgrader takes out the answers. Predictions are open here already: it does not know of them.
+    """
     path = folder / "source" / solved.chapter / f"{solved.chapter}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(solved.fresh(), path)
+    notebook = solved.fresh()
+    for cell, written in zip(solved.cells, notebook.cells, strict=True):
+        if not cell.is_answer:
+            written.source = cell.for_learners()
+    nbformat.write(notebook, path)
 
 
 def configuration(folder: Path) -> Config:

@@ -6,7 +6,7 @@ import re
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-from source import Cell, learner_text
+from source import Cell
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 NBGRADER_SCHEMA = 3
@@ -20,7 +20,7 @@ def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.Notebook
     notebook = new_notebook(metadata={"kernelspec": KERNELSPEC})
     for cell, cell_id in zip(cells, cell_ids(cells), strict=True):
         make = new_code_cell if cell.kind == "code" else new_markdown_cell
-        text = cell.source if solved or not cell.is_answer else learner_text(cell.source)
+        text = cell.source if solved else cell.for_learners()
         notebook.cells.append(make(text, id=cell_id, metadata=_metadata(cell)))
     notebook.metadata["course"] = {"source": source, "cells": digest(notebook.cells)}
     return notebook

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jupytext
+import predictions
 
 IGNORE_OUTPUT = "nbval-ignore-output"
 CELLS_PER_IGNORED = 8  # at most one code cell in eight may have its output ignored
@@ -50,6 +51,12 @@ class Cell:
     @property
     def ignored(self) -> bool:
         return IGNORE_OUTPUT in self.tags
+
+    def for_learners(self) -> str:
+        """The text without what the learner is to find: an answer, or predictions."""
+        if self.is_answer:
+            return learner_text(self.source)
+        return predictions.opened(self.source) if predictions.TAG in self.tags else self.source
 
     def lines(self) -> list[tuple[int, str]]:
         """The text line by line, each with its number in the file."""
@@ -116,8 +123,9 @@ def _tags(cells: list[Cell]) -> Iterator[Problem]:
                     cell.line,
                     "the tag nbval-skip hides a cell from the tests: every cell is tested.",
                 )
-            elif tag != IGNORE_OUTPUT:
-                yield cell.line, f"unknown tag {tag!r}: the only tag is {IGNORE_OUTPUT}."
+            elif tag not in (IGNORE_OUTPUT, predictions.TAG):
+                sentence = f"the only tags are {IGNORE_OUTPUT} and {predictions.TAG}."
+                yield cell.line, f"unknown tag {tag!r}: {sentence}"
         if cell.kind == "code" and NBVAL_COMMENT.search(cell.source):
             yield (
                 cell.line,
@@ -146,6 +154,28 @@ def _code(cells: list[Cell]) -> Iterator[Problem]:
         elif cell.source.rstrip().endswith(";"):
             number = cell.line + cell.source.rstrip().count("\n")
             yield number, "a cell ends with ';', which nbval does not respect: use plt.show()."
+
+
+def _predictions(cells: list[Cell]) -> Iterator[Problem]:
+    """What a learner is to predict is written out, and open in the learner's copy."""
+    for cell in cells:
+        if cell.kind != "code" or cell.is_answer:
+            continue
+        try:
+            found = predictions.predictions(cell.source)
+        except SyntaxError:  # a magic; Python's own mistakes show when the cell runs
+            found = []
+        if found and predictions.TAG not in cell.tags:
+            yield (
+                cell.line,
+                f'the values of `predicted` would be given away: add tags=["{predictions.TAG}"].',
+            )
+        elif predictions.TAG in cell.tags and not found:
+            sentence = (
+                f"the tag {predictions.TAG} without a prediction, such as a value of a dict that "
+                "is written out and named predicted."
+            )
+            yield cell.line, sentence
 
 
 def _markers(cells: list[Cell]) -> Iterator[Problem]:
@@ -290,7 +320,7 @@ def _leaks(cells: list[Cell]) -> Iterator[Problem]:
                 yield place, sentence
 
 
-RULES = [_tags, _ignored_share, _code, _markers, _exercises, _leaks]
+RULES = [_tags, _ignored_share, _code, _predictions, _markers, _exercises, _leaks]
 
 
 # --- the learner's copy of a cell --------------------------------------------------------------

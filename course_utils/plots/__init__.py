@@ -1,0 +1,54 @@
+"""Every figure that more than one chapter draws, in one style.
+
+The style is applied on import. Colours mean the same everywhere. Saturated colours (Okabe and Ito's
+palette) say *what*: a phase of training and the memory it leaves share one colour, so activations
+look like the forward pass that made them, gradients like the backward pass, the optimizer's state
+like the update. Pale colours (Tol's light palette) say *who*: the rank that data belongs to. Both
+palettes are safe for colour-blind readers, and no figure says anything by colour alone.
+
+Every function returns its Figure (the drawing kit draws on axes that `canvas` gives). The last line
+of a cell is `plt.show()`.
+"""
+
+from course_utils.plots.amounts import human_bytes, loss_curves, memory
+from course_utils.plots.collectives import collective, ring_steps
+from course_utils.plots.kit import (
+    arrow,
+    blueprint,
+    building,
+    canvas,
+    head_office,
+    pile,
+    ring,
+    star,
+    truck,
+)
+from course_utils.plots.pipelines import gantt, gantt_lanes
+from course_utils.plots.style import COLORS, RANK_COLORS, WIDTH, legend
+from course_utils.plots.timelines import lanes, timeline, timelines
+
+__all__ = [
+    "COLORS",
+    "RANK_COLORS",
+    "WIDTH",
+    "arrow",
+    "blueprint",
+    "building",
+    "canvas",
+    "collective",
+    "gantt",
+    "gantt_lanes",
+    "head_office",
+    "human_bytes",
+    "lanes",
+    "legend",
+    "loss_curves",
+    "memory",
+    "pile",
+    "ring",
+    "ring_steps",
+    "star",
+    "timeline",
+    "timelines",
+    "truck",
+]

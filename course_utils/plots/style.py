@@ -1,0 +1,82 @@
+"""Colours that mean the same in every figure, and the style, which is applied on import."""
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+COLORS = {
+    "forward": "#56B4E9",
+    "activations": "#56B4E9",
+    "backward": "#0072B2",
+    "gradients": "#0072B2",
+    "update": "#009E73",
+    "optimizer": "#009E73",
+    "parameters": "#CC79A7",
+    "buffers": "#5F5F5F",
+    "load": "#F0E442",
+    "communication": "#E69F00",
+    "waiting": "#D9D9D9",
+    "idle": "#F5F5F5",
+    "wrong": "#D55E00",
+    "other": "#B9A38C",
+    "ink": "#222222",
+}
+RANK_COLORS = [
+    "#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00",
+]  # fmt: skip
+WIDTH = 8.0  # inches: the width of a notebook's column at 100 dots per inch
+
+plt.rcParams.update(
+    {
+        "figure.figsize": (WIDTH, 3.6),
+        "figure.dpi": 100,
+        "figure.constrained_layout.use": True,
+        "font.size": 11,
+        "axes.titlesize": 12,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.labelsize": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.edgecolor": COLORS["ink"],
+        "axes.labelcolor": COLORS["ink"],
+        "axes.titlecolor": COLORS["ink"],
+        "text.color": COLORS["ink"],
+        "xtick.color": COLORS["ink"],
+        "ytick.color": COLORS["ink"],
+        "legend.frameon": False,
+        "legend.fontsize": 10,
+        "hatch.linewidth": 0.6,
+        "hatch.color": "#8C8C8C",
+        "axes.prop_cycle": plt.cycler(
+            color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222"]
+        ),
+    }
+)
+
+
+def legend(figure: Figure, shown: Mapping[str, Patch]) -> None:
+    """Puts one legend under all axes of a figure, in as many columns as fit."""
+    column = 0.6 + 0.075 * max(map(len, shown), default=0)  # inches
+    columns = min(len(shown), int(figure.get_figwidth() / column))
+    figure.legend(
+        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=columns
+    )
+
+
+def look_of(key: str) -> dict:
+    """How a bar of this kind is drawn: waiting is hatched too, so that it shows without colours."""
+    look = {"facecolor": COLORS.get(key, COLORS["other"]), "edgecolor": "white", "linewidth": 0.6}
+    return look | ({"hatch": "////"} if key == "waiting" else {})
+
+
+def ink_on(key: str) -> str:
+    """The colour of text on a bar of this kind."""
+    return (
+        "white"
+        if key in ("backward", "gradients", "update", "optimizer", "buffers")
+        else COLORS["ink"]
+    )

@@ -1,0 +1,38 @@
+"""The table of *predict, then measure*: what was said beforehand, what the run gave, and the ratio."""
+
+from collections.abc import Iterator, Mapping
+from numbers import Real
+
+
+def compare(
+    predicted: Mapping[str, object],
+    measured: Mapping[str, object],
+    likely: Mapping[str, Mapping[str, object]] | None = None,
+) -> None:
+    """Prints a row for each quantity: predicted, measured, and whether the two are equal.
+
+    A prediction that was left open (`...`) shows what was measured. A wrong one is followed by how
+    many times as much was measured, and by the sentence of `likely` ({sentence: {quantity: value}})
+    whose value it has. A quantity that was not predicted is not shown; one that was not measured is
+    a KeyError.
+    """
+    wide = max(len(name) for name in predicted)
+    print(f"{'':{wide}}  {'predicted':>12}  {'measured':>12}  equal")
+    for name, value in predicted.items():
+        got = measured[name]
+        if value is ...:
+            print(f"{name:{wide}}  {'...':>12}  {got!s:>12}  no prediction")
+            continue
+        right = bool(value == got)
+        print(f"{name:{wide}}  {value!s:>12}  {got!s:>12}  {right}")
+        if not right:
+            for sentence in _about(name, value, got, likely or {}):
+                print(f"{'':{wide}}  {sentence}")
+
+
+def _about(name: str, value: object, got: object, likely: Mapping) -> Iterator[str]:
+    if isinstance(value, Real) and isinstance(got, Real) and value:
+        yield f"measured: {got / value:.4g} times what was predicted"
+    for sentence, values in likely.items():
+        if name in values and values[name] == value:
+            yield sentence

@@ -1,0 +1,87 @@
+"""Predict, then measure: the table, and the predictions that are open in the learner's copies."""
+
+import nbformat
+import predictions
+import pytest
+
+import notebooks
+from course_utils.predictions import compare
+
+LIKELY = {"One rank only.": {"bytes": 4}, "Of all ranks.": {"bytes": 32, "calls": 4}}
+
+
+def table(capsys, predicted, measured, likely=None) -> list[str]:
+    compare(predicted, measured, likely)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_equal_and_wrong_rows(capsys):
+    assert table(capsys, {"bytes": 8, "calls": 2}, {"bytes": 8, "calls": 3, "more": 1}) == [
+        "          predicted      measured  equal",
+        "bytes             8             8  True",
+        "calls             2             3  False",
+        "       measured: 1.5 times what was predicted",
+    ]
+
+
+def test_an_open_prediction_shows_what_was_measured(capsys):
+    assert table(capsys, {"bytes": ..., "calls": 2}, {"bytes": 8, "calls": 2}, LIKELY)[1:] == [
+        "bytes           ...             8  no prediction",
+        "calls             2             2  True",
+    ]
+
+
+def test_a_wrong_prediction_says_which_mistake_it_looks_like(capsys):
+    rows = table(capsys, {"bytes": 32, "calls": 0}, {"bytes": 8, "calls": 2}, LIKELY)
+    assert rows[2:] == [
+        "       measured: 0.25 times what was predicted",
+        "       Of all ranks.",
+        "calls             0             2  False",  # nothing is a multiple of 0
+    ]
+
+
+def test_what_is_no_number_has_no_ratio(capsys):
+    rows = table(capsys, {"group": [0, 1]}, {"group": [0, 2]}, {"Neighbours.": {"group": [0, 1]}})
+    assert rows[1:] == ["group        [0, 1]        [0, 2]  False", "       Neighbours."]
+
+
+@pytest.mark.parametrize(
+    ("source", "opened"),
+    [
+        (
+            "n = 4\npredicted = {'a': n * 4, f'b {n}': [1, 2]}",
+            "n = 4\npredicted = {'a': ..., f'b {n}': ...}",
+        ),
+        (
+            "predicted_b = {\n    'é': (\n        1 + 2\n    ),  # bytes\n}",
+            "predicted_b = {\n    'é': (\n        ...\n    ),  # bytes\n}",
+        ),
+        ("predicted = [{'a': 1}, {'a': {'b': 2}}]", "predicted = [{'a': ...}, {'a': ...}]"),
+        (
+            "predicted = {'a': 1}\nmeasured = {'a': 1}",
+            "predicted = {'a': ...}\nmeasured = {'a': 1}",
+        ),
+    ],
+)
+def test_opened(source, opened):
+    assert predictions.opened(source) == opened
+
+
+@pytest.mark.parametrize(
+    "chapter",
+    [path.stem for path in notebooks.find_sources(notebooks.ROOT, []) if path.stem[0] == "0"],
+)
+def test_every_chapter_asks_and_its_learners_copy_has_no_answer(chapter):
+    learners, solved = notebooks.copies_of(
+        notebooks.ROOT, notebooks.ROOT / "solutions" / f"{chapter}.py"
+    )
+    asked = [i for i, cell in enumerate(learners.cells) if predictions.TAG in cell.tags]
+    assert asked
+    stored = nbformat.read(learners.path, as_version=4)
+    for i in asked:
+        values = predictions.predictions(stored.cells[i].source)
+        assert values and all(getattr(value, "value", None) is ... for value in values)
+    shown = [str(output) for cell in stored.cells for output in cell.get("outputs", [])]
+    assert any("no prediction" in text for text in shown)
+    solved_text = solved.path.read_text(encoding="utf-8")
+    assert "  no prediction" not in solved_text
