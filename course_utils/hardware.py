@@ -30,6 +30,7 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 # What the doctor can find, in the order in which it looks: first the machine, then your program.
 CAUSES = {
     "no-gpu": "The machine has no GPU that a driver knows.",
+    "apple-gpu": "The GPU of a Mac takes no part.",
     "cpu-build": "This PyTorch is a build without CUDA.",
     "visible-none": "CUDA_VISIBLE_DEVICES hides every GPU.",
     "visible-wrong": "CUDA_VISIBLE_DEVICES names a GPU that does not exist.",
@@ -69,6 +70,7 @@ class Machine:
     names         of the driver's GPUs
     memory_used   share of each of the driver's GPUs' memory that is in use, 0 to 1
     cores         processor cores that this process may use
+    apple_gpu     whether PyTorch could compute on an Apple GPU (MPS)
     """
 
     driver_gpus: int | None = 0
@@ -79,6 +81,7 @@ class Machine:
     names: tuple[str, ...] = ()
     memory_used: tuple[float, ...] = ()
     cores: int = 1
+    apple_gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.torch_gpus is None:
@@ -261,6 +264,7 @@ def machine() -> Machine:
         names=tuple(name for name, _ in gpus or []),
         memory_used=tuple(used for _, used in gpus or []),
         cores=cores(),
+        apple_gpu=torch.backends.mps.is_available(),
     )
 
 
@@ -293,6 +297,13 @@ def doctor(
 
 
 def _of_machine(m: Machine) -> Iterator[Finding]:
+    if m.apple_gpu:
+        yield Finding(
+            "apple-gpu",
+            "this Mac's GPU (MPS) could compute, but torch.distributed has no backend for it",
+            "nothing to repair: ranks compute on the CPU, and every chapter runs",
+        )
+        return
     unknown = m.driver_gpus is None and m.cuda_build  # many containers have no nvidia-smi
     hidden = unknown and m.visible is not None and _hides_all(m.visible)
     if not m.driver_gpus and not m.torch_gpus and not hidden:

@@ -58,7 +58,11 @@ plt.show()
 # | number of workshops | **world size** | how many ranks take part |
 # | truck | **message** | bytes that travel from one rank to another |
 # | a round of trucks that everybody joins | **collective** | one operation that all ranks call together, such as `all_reduce` |
-# | head office | the **kernel** | the process behind this notebook: it starts the ranks and collects their results |
+# | customer | the **kernel** | the process behind this notebook: it places the order and gets what the ranks return |
+#
+# The workshops of later chapters have names that say what they hold: a factory has the whole model, a
+# building some of its layers, a worker a part of each layer. [The quick reference](quick_reference.ipynb)
+# has all of them in one table.
 
 # %% [markdown]
 # ## 2. The smallest real run: two ranks say hello and add their numbers

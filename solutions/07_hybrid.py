@@ -463,7 +463,8 @@ compare(predicted, results[0][1])
 # %% [markdown]
 # What is counted is the payload of the real calls; `ring_bytes` multiplies it by the ring's factors.
 # The rank that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank
-# sends 1,024 there, and all four at the same time. NCCL is
+# sends 1,024 there, and all four at the same time: 4,096 bytes in all, where a machine has one adapter for
+# its four. NCCL is
 # [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks
 # at the links and chooses its way by itself. You meet the same grid again at the end of section 4,
 # where it also saves memory.

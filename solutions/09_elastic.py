@@ -484,7 +484,8 @@ for left_out in ([], *([name] for name in whole)):
 
 # %% [markdown]
 # Five parts: **model, optimizer, scheduler, position in the data, random numbers**. With all five the
-# resumed run is the same, bit for bit.
+# resumed run is the same, bit for bit: here, on one machine, with gloo on the CPU. Other machines add in
+# another order; there the parameters agree within rounding.
 #
 # ### What may not depend on a rank
 #
@@ -1273,11 +1274,11 @@ plt.show()
 # Nothing fails, and the loss even looks better on samples that were seen already. The position must be
 # that of the *global* order.
 #
-# ### A zombie holds the port
+# ### An orphan holds the port
 #
-# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: people
-# call such a process a **zombie**, although the operating system means something else by it. It keeps
-# its memory, its GPU and its port, and the next start of a script with a fixed port fails.
+# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: such a
+# process is an **orphan**. (People also say zombie, which is the system's word for the opposite: a process
+# that has ended, and whose parent has not asked for its exit code.) It keeps its memory, its GPU and its port, and the next start of a script with a fixed port fails.
 
 # %%
 launcher = Path("scratch/launcher.py")
@@ -1328,7 +1329,7 @@ with no_survivors() as job:
 # %% [markdown]
 # On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. The repair is to
 # have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous chooses a
-# free one. End a zombie by its id. `pkill python` ends other people's work as well.
+# free one. End an orphan by its id. `pkill python` ends other people's work as well.
 #
 # ### A rank that hangs instead of dying
 #

@@ -198,6 +198,30 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09: 5 |
 
 # %% [markdown]
+# ## The factory, in all chapters
+#
+# One picture, seen from nearer or farther. What a chapter calls a rank says what the rank holds.
+#
+# | in the factory | what it is | chapters |
+# |---|---|---|
+# | workshop | a rank, whatever it holds | [00](00_start_here.ipynb) |
+# | factory | a rank with the whole model and a share of the batch; sharded, it has a part of every page | [01](01_factory.ipynb), [03](03_ddp.ipynb), [08](08_fsdp.ipynb) |
+# | building | a rank with some of the layers: a stage; in 07 all ranks of a stage, in 09 a machine | [01](01_factory.ipynb), [04](04_manual_split.ipynb), [05](05_pipeline.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
+# | worker | a rank with a part of each layer; in 09 any rank | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
+# | floor | a device of one process, and its thread | [02](02_data_parallel.ipynb) |
+# | site | a copy of the model, spread over several ranks | [07](07_hybrid.ipynb) |
+# | customer | the kernel of the notebook | [00](00_start_here.ipynb) |
+# | foreman, register | torchrun's agent, the rendezvous | [09](09_elastic.ipynb) |
+# | head office | where the notes meet: the all-reduce, however it is done (01); worker 0 (02); nowhere, they go round (03) | [01](01_factory.ipynb), [02](02_data_parallel.ipynb), [03](03_ddp.ipynb) |
+# | blueprint, page | the parameters; a layer or a unit of layers | all |
+# | raw material, box | the batch; a micro-batch | all; [05](05_pipeline.ipynb) |
+# | half-made products | activations | [01](01_factory.ipynb), [04](04_manual_split.ipynb) to [07](07_hybrid.ipynb) |
+# | notes, complaints | gradients | all |
+# | shelf | what autograd keeps for backward | [05](05_pipeline.ipynb) |
+# | safe | the checkpoint | [09](09_elastic.ipynb) |
+# | truck | a message between two ranks | all |
+# | meeting | a collective | all |
+#
 # ## Glossary
 #
 # Each word stands in bold in the chapter that explains it. The factory's own words are in the table at the start
@@ -292,6 +316,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | node | a machine, or what torchrun takes for one | [09](09_elastic.ipynb) |
 # | op | one pass of one micro-batch through a stage: F3, B3 | [05](05_pipeline.ipynb) |
 # | optimizer state | what the optimizer keeps for each parameter, such as Adam's two averages | [08](08_fsdp.ipynb) |
+# | orphan | a worker that outlives its launcher and holds its port | [09](09_elastic.ipynb) |
 # | overlaps | of communication: it goes on while the rank computes | [03](03_ddp.ipynb) |
 # | owner | the rank that keeps a parameter's state and computes its update | [08](08_fsdp.ipynb) |
 # | padding | what is added so that all get equally much: rows that come twice, zeros at the end | [03](03_ddp.ipynb) |
@@ -353,4 +378,3 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | ZB-H1 | a zero-bubble schedule with 1F1B's memory and a third of its bubble | [05](05_pipeline.ipynb) |
 # | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline.ipynb) |
 # | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline.ipynb) |
-# | zombie | a worker that outlives its launcher and holds its port | [09](09_elastic.ipynb) |

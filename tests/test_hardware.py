@@ -25,6 +25,7 @@ MACHINES = [
         Machine(driver_gpus=None, visible="", cuda_build=False),
         "CUDA_VISIBLE_DEVICES is ''",
     ),
+    ("apple-gpu", Machine(driver_gpus=None, cuda_build=False, apple_gpu=True), "(MPS)"),
     ("cpu-build", Machine(driver_gpus=4, cuda_build=False), "4 GPUs"),
     ("visible-none", Machine(driver_gpus=4, visible=""), "''"),
     ("visible-none", Machine(driver_gpus=4, visible="-1"), "'-1'"),
@@ -147,7 +148,7 @@ def test_the_doctor_sees_this_machine():
     assert here.torch_gpus == torch.cuda.device_count()
     assert here.cores >= 1
     if here.torch_gpus == 0 and here.driver_gpus in (0, None):
-        assert doctor().causes == ["no-gpu"]
+        assert doctor().causes == ["apple-gpu" if here.apple_gpu else "no-gpu"]
 
 
 def test_looking_does_not_start_cuda():

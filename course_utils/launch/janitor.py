@@ -127,8 +127,8 @@ class _Process:
     def _end_group(self):
         try:
             os.killpg(self._number, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has no group of its own yet
+        except (ProcessLookupError, PermissionError):
+            pass  # it has no group of its own yet; macOS refuses a group that is all zombies
 
     def _wait(self):
         end = time.monotonic() + _PATIENCE

@@ -145,7 +145,8 @@ class Rank:
     def kill(self) -> None:
         """Ends the rank and its group; nothing that it does can delay that."""
         if self._handle.send(0):  # else its number may be another process's by now
-            with contextlib.suppress(ProcessLookupError):  # it has no group of its own before main
+            # It has no group of its own before main; macOS refuses a group that is all zombies.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self._handle.send(signal.SIGKILL)
 
