@@ -436,6 +436,40 @@ def has_an_idle_pool(rank):
     2,
     "timeout",
     0,
+    "rank 0 waits in all_reduce, in a thread that its main thread waits for",
+    "rank 1 finished without calling it",
+    _ALL,
+)
+def joins_a_thread_that_waits(rank):
+    def add():
+        dist.all_reduce(torch.ones(3))  # <- here
+
+    if rank == 0:
+        thread = threading.Thread(target=add)
+        thread.start()
+        thread.join()
+
+
+@fault(
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in recv from rank 1 with tag 2, in a thread",
+    "rank 1 waits in send to rank 0 with tag 1",
+    _BOTH,
+)
+def waits_for_the_result_of_a_thread(rank):
+    with ThreadPoolExecutor(1) as pool:
+        if rank == 0:
+            pool.submit(dist.recv, torch.ones(3), 1, tag=2).result()  # <- here
+    if rank == 1:
+        dist.send(torch.ones(3), 0, tag=1)
+
+
+@fault(
+    2,
+    "timeout",
+    0,
     "rank 0 waits in monitored_barrier",
     "rank 1 finished without calling it",
 )
@@ -461,6 +495,53 @@ def waits_after_an_exception(rank):
     finally:
         if rank == 1:
             dist.all_gather([torch.ones(1)] * 2, torch.ones(1))
+
+
+@fault(
+    2,
+    "mismatch",
+    1,
+    "rank 1 called destroy_process_group while other ranks still communicated",
+    "rank 0 was waiting in all_reduce",
+    "all ranks have to be done before any rank calls it",
+)
+def leaves_before_the_others(rank):
+    dist.barrier()
+    if rank == 1:
+        dist.destroy_process_group()  # <- here
+    else:
+        dist.all_reduce(torch.ones(3))
+
+
+@fault(
+    3,
+    "mismatch",
+    2,
+    "rank 2 called destroy_process_group while other ranks still communicated",
+    "rank 0 finished; rank 1 was waiting in recv from rank 2",
+)
+def leaves_a_smaller_group(rank):
+    group = dist.new_group([1, 2])
+    if rank == 2:
+        dist.destroy_process_group()  # <- here
+    if rank == 1:
+        dist.recv(torch.ones(3), 2, group=group)
+
+
+@fault(
+    3,
+    "exception",
+    0,
+    "rank 0 raised",
+    "get_world_size()",
+    "ranks 1 and 2 finished",
+    error="ValueError",
+)
+def goes_on_after_it_has_left(rank):
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        dist.get_world_size()  # <- here
 
 
 # --- messages to a rank that is not there ---------------------------------------------------------

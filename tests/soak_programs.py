@@ -3,9 +3,10 @@
     python tests/soak_programs.py --programs 500
 
 Each seed makes a program of collectives in groups, messages with tags, asynchronous work, threads,
-sleeps and computation, a step a line. It has to run. Then one rank leaves out a step, does another
-in its place or brings another tensor; the failure has to name that step's line and that rank. No
-two steps look alike, so that it is known where the ranks first disagree.
+sleeps and computation, a step a line. It has to run. Then one rank leaves out a step, does it later
+or sooner, does another in its place or brings another tensor; the failure has to name the line of
+the first step in which the ranks disagree, and that rank. No two steps look alike, so that it is
+known which step that is.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -46,12 +47,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Its steps, and what one rank does differently, if anything: step, rank, code."""
+    """Its steps, and what one rank does differently, if anything: `changed` is its code by step."""
 
     world: int
     groups: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
-    changed: tuple[int, int, str] | None = None
+    odd: int | None = None
+    changed: dict[int, str] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -65,8 +67,8 @@ class Program:
 
     def _line(self, index, step):
         code = dict(step.code)
-        if self.changed and self.changed[0] == index:
-            code[self.changed[1]] = self.changed[2]
+        if index in self.changed:
+            code[self.odd] = self.changed[index]
         cases = ", ".join(f"{rank}: lambda: {code[rank]}" for rank in step.ranks)
         return f"    {{{cases}}}.get(rank, int)()\n"
 
@@ -87,10 +89,9 @@ def right(seed: int, threads: bool = True) -> Program:
 
 
 def wrong(seed: int) -> Program:
-    """The program of a seed with a step that one rank does not do as it has to. Without threads: a
-    main thread that joins one that hangs is explained at the time limit only."""
+    """The program of a seed with a step that one rank does not do as it has to."""
     draw = random.Random(f"wrong {seed}")
-    program = right(seed, threads=False)
+    program = right(seed)
     able = [i for i, step in enumerate(program.steps) if step.wrong]
     if not able:
         step = _collective(draw, [tuple(range(program.world))], 2 + len(program.steps))
@@ -98,8 +99,25 @@ def wrong(seed: int) -> Program:
         able = [len(program.steps) - 1]
     index = draw.choice(able)
     step = program.steps[index]
-    code = draw.choice(["None", step.wrong])
-    return replace(program, changed=(index, draw.choice(step.ranks), code))
+    rank = draw.choice(step.ranks)
+    changes = [{index: "None"}, {index: step.wrong}, *_moves(program.steps, index, rank)]
+    return replace(program, odd=rank, changed=draw.choice(changes))
+
+
+def _moves(steps, index, rank):
+    """Two changes: the rank does a step after the next in which it meets a rank that the step needs,
+    or before the last one. That rank waits for it in one of the two, and it waits in the other."""
+    step = steps[index]
+    met = set(step.ranks) - {rank}
+    places = [
+        (i, other.code[rank])
+        for i, other in enumerate(steps)
+        if other.wrong and rank in other.ranks and met.intersection(other.ranks)
+    ]
+    for i, code in [(i, code) for i, code in places if i > index][:1]:
+        yield {index: "None", i: f"({code}, {step.code[rank]})"}
+    for i, code in [(i, code) for i, code in places if i < index][-1:]:
+        yield {i: f"({step.code[rank]}, {code})", index: "None"}
 
 
 def _collective(draw, groups, elements):
@@ -181,7 +199,6 @@ def complaint(seed: int, folder: Path) -> str | None:
 
 
 def _unexplained(program, failure):
-    index, rank, _ = program.changed
     text = str(failure)
     named = {
         int(n)
@@ -190,9 +207,10 @@ def _unexplained(program, failure):
     }
     if failure.kind not in ("mismatch", "timeout") or "when the time was up" in text:
         return "a wrong program was not explained"
-    if f", line {program.line(index)}," not in text:
-        return f"line {program.line(index)} is not named"
-    return None if rank in named else f"rank {rank} is not named"
+    line = program.line(min(program.changed))
+    if f", line {line}," not in text:
+        return f"line {line} is not named"
+    return None if program.odd in named else f"rank {program.odd} is not named"
 
 
 def main():

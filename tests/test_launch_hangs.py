@@ -224,7 +224,58 @@ def _is_stopped_for_a_while(rank):
     return rank
 
 
+def _joins_a_slow_thread(rank):
+    """Both main threads wait for threads; one of these sleeps before it calls."""
+    thread = threading.Thread(
+        target=_late_barrier if rank else dist.barrier, args=[dist.group.WORLD]
+    )
+    thread.start()
+    thread.join()
+    return rank
+
+
+def _joins_with_a_limit(rank):
+    """The thread waits for what the main thread sends when it is tired of waiting."""
+    if rank == 0:
+        thread = threading.Thread(target=dist.recv, args=[torch.ones(1), 1])
+        thread.start()
+        thread.join(2.5)
+        dist.send(torch.ones(1), 1)
+    else:
+        dist.recv(torch.ones(1), 0)
+        dist.send(torch.ones(1), 0)
+    return rank
+
+
+def _an_alarm_sends(rank):
+    """A signal's handler sends, in the main thread, which waits for a thread."""
+    if rank == 0:
+        thread = threading.Thread(target=dist.recv, args=[torch.ones(1), 1])
+        thread.start()
+        signal.signal(signal.SIGALRM, lambda *_: dist.send(torch.ones(1), 1))
+        signal.setitimer(signal.ITIMER_REAL, 2.5)
+        thread.join()
+    else:
+        dist.recv(torch.ones(1), 0)
+        dist.send(torch.ones(1), 0)
+    return rank
+
+
+def _a_process_wakes_the_main_thread(rank):
+    """The main thread waits for one that reads what a child process writes."""
+    if rank == 0:
+        child = subprocess.Popen(["sh", "-c", "sleep 2.5; echo now"], stdout=subprocess.PIPE)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(child.stdout.read).result()
+    dist.barrier()
+    return rank
+
+
 SLOW = {
+    "joins_a_slow_thread": _joins_a_slow_thread,
+    "joins_with_a_limit": _joins_with_a_limit,
+    "an_alarm_sends": _an_alarm_sends,
+    "a_process_wakes_the_main_thread": _a_process_wakes_the_main_thread,
     "sleeps": _sleeps_before_the_barrier,
     "computes": _computes_before_the_barrier,
     "computes_in_c": _computes_in_c,

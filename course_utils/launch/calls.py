@@ -139,17 +139,23 @@ class Recorder:
         self._groups = 0
         self._counts = Counter()
         self._world = None  # the default group of the newest note
+        # A rank that destroys its groups is still connected: else the others would fail in words
+        # that differ from run to run.
+        self._kept = []
         self._world_name = ""
 
     def begin(self) -> None:
         """To be called when launch's own world is there."""
         self._world = dist.group.WORLD
+        self._kept.append(self._world)
         # Every way to make a group passes here: new_group, new_subgroups, a device mesh.
         make, signature = c10d._new_group_with_tag, inspect.signature(c10d._new_group_with_tag)
 
         def make_on_record(*args, **kwargs):
             self._hear_group(signature.bind(*args, **kwargs).arguments)
-            return make(*args, **kwargs)
+            made = make(*args, **kwargs)
+            self._kept.append(made)
+            return made
 
         c10d._new_group_with_tag = make_on_record
 
@@ -218,6 +224,7 @@ class Recorder:
     def _completed(self, note, meeting):
         if dist.group.WORLD is not self._world:
             self._world, self._world_name = dist.group.WORLD, _agreed_name(self._number)
+            self._kept.append(self._world)
         meeting = (self._world_name, note["group"], *note["members"], *meeting)
         self._counts[meeting] += 1
         return note | {

@@ -52,7 +52,7 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
     if reason == "failed":
         return _failed(ranks, states, records)
     if reason == "stuck" and any(each.waits_in for each in states.values()):
-        return _stuck(states)
+        return _stuck(ranks, states, records)
     return _late(ranks, states, timeout)
 
 
@@ -106,10 +106,8 @@ def _failed(ranks, states, records):
     """Of all ranks that failed, the first that did not fail because of another one."""
     failed = [rank for rank in ranks if rank.failed]
     first = next((rank for rank in failed if not states[rank.number].consequence), failed[0])
-    if states[first.number].consequence:
-        for number, record in enumerate(records):
-            if record and record[-1].kind == calls.DESTROY and not ranks[number].failed:
-                return _destroyed(number, record[-1].where, states)
+    if states[first.number].consequence and (left := _left(ranks, records)):
+        return _destroyed(*left, states)
     report = first.report or {}
     kind = report.get("kind") or ("exit" if first.code >= 0 else "signal")
     own = states[first.number]
@@ -119,12 +117,20 @@ def _failed(ranks, states, records):
     return _failure(lines, first.number, kind, own.where, states, error)
 
 
+def _left(ranks, records) -> tuple[int, Frame | None] | None:
+    """The first rank that did nothing more after destroy_process_group, and that line."""
+    for number, record in enumerate(records):
+        if record and record[-1].kind == calls.DESTROY and not ranks[number].failed:
+            return number, record[-1].where
+    return None
+
+
 def _destroyed(number, where, states):
     lines = [
         f"rank {number} called destroy_process_group while other ranks still communicated.",
         *_quotes([where] if where else []),
         *_others(states, number),
-        "It closes the connections: every rank has to be done before any rank calls it.",
+        "It closes the connections: all ranks have to be done before any rank calls it.",
     ]
     return _failure(lines, number, "mismatch", where, states)
 
@@ -148,7 +154,9 @@ def _headline(rank, own):
     return f"returned what cannot be pickled: {what}.\n  {text}"
 
 
-def _stuck(states):
+def _stuck(ranks, states, records):
+    if left := _left(ranks, records):
+        return _destroyed(*left, states)
     waiting = {number: each for number, each in states.items() if each.waits_in}
     first = min(waiting)
     for number, each in states.items():

@@ -2,15 +2,26 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import psutil
 
 from course_utils.launch import family, packing, rank, server, stacks
 from course_utils.launch.janitor import janitor
 from course_utils.launch.output import Output
+
+# What handles signals in every rank: faulthandler, the request for stacks, and the C library with
+# the two real-time signals below those that it offers. A bit for each, as in /proc.
+_OWN_HANDLERS = sum(
+    1 << (number - 1)
+    for number in (
+        signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, stacks.ASK, 32, 33
+    )
+)  # fmt: skip
 
 
 class Rank:
@@ -129,6 +140,15 @@ class Rank:
             return times.user + times.system, asleep
         except psutil.Error:
             return 0.0, True
+
+    def handles_signals(self) -> bool:
+        """Whether the rank may have a handler for a signal that is not there in every rank."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+        except OSError:
+            return True  # a system that does not tell
+        caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
+        return bool(caught & ~_OWN_HANDLERS)
 
     def calls_made(self) -> int:
         """A number that changes with each collective call of the rank."""

@@ -138,10 +138,22 @@ def _work(job, rank, call, channel):
             calm_down()  # if a handler has raised before that
         except BaseException:  # noqa: BLE001, S110 - one that was called already
             pass
+        error = _from_the_function(error)
         if isinstance(error, SystemExit):
             return packing.pack(_described("exit", error) | {"code": error.code})
         return packing.pack(_described("exception", error))
     return _packed(result)
+
+
+def _from_the_function(error):
+    """The newest error that has passed a line of the learner: a handler of a signal, such as a
+    DataLoader's for its workers, may have raised another on the way out of the function."""
+    at = error
+    while at is not None:
+        if any(is_own(f.filename) for f in traceback.extract_tb(at.__traceback__)):
+            return at
+        at = at.__context__
+    return error
 
 
 def _wait_for_all(channel):

@@ -5,10 +5,11 @@ import signal
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from course_utils.launch import frames
+from course_utils.launch import frames, threads
 from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call
 from course_utils.launch.frames import Frame
 from course_utils.launch.process import Rank, where
+from course_utils.launch.stacks import collective
 
 _LOST_CONNECTION = re.compile(
     r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Ss]ocket closed|remote process exited"
@@ -117,12 +118,16 @@ def _living(rank, record, stacks):
         return State("was starting")
     if stacks is None:
         return State("was stopped")
-    if not stacks.collective:
-        return State("was running", stacks.own_path)
+    path, waits_in, thread = stacks.own_path, stacks.collective, ""
+    if not waits_in and (waited_for := threads.waited_for(stacks)):
+        path = frames.own(waited_for[::-1]) or path
+        waits_in, thread = collective(waited_for), ", in a thread that its main thread waits for"
+    if not waits_in:
+        return State("was running", path)
     last = record[-1] if record else None
-    name = _wait_in_words(stacks.collective, last)
+    name = _wait_in_words(waits_in, last)
     tag = f" with tag {last.tag}" if last and last.tag and name.startswith(last.kind) else ""
-    return State(f"was waiting in {name}{tag}", stacks.own_path, waits_in=name, call=last)
+    return State(f"was waiting in {name}{tag}{thread}", path, waits_in=name, call=last)
 
 
 def _wait_in_words(name, last):

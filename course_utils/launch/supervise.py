@@ -93,7 +93,8 @@ class Stillness:
     * it has used next to no processor time, although it was seen asleep: a rank that gets no
       processor on a busy machine is never asleep, and one that was stopped gives no answer;
     * it has made no new call;
-    * its main thread is in a communication, or waits for its end because it has finished;
+    * its main thread is in a communication, waits for a thread that is, or waits for its end
+      because it has finished;
     * the call in which it waits has no limit of its own, after which it would go on;
     * no other thread can move it on: `threads` says what has to be shown for each;
     * all stacks that wait end at the same lines as before.
@@ -170,7 +171,7 @@ class Stillness:
             return None
         found = {}
         for rank, stacks in where(ranks).items():
-            found[rank] = stacks and threads.resting(stacks, rank.finished)
+            found[rank] = stacks and threads.resting(stacks, rank.finished, rank.handles_signals())
             if found[rank] is None:
                 return None
         return found

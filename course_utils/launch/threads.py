@@ -5,8 +5,10 @@ shown to be one of these, and a thread of which nothing is known counts as one t
 
 * it waits in a communication, which only another rank can end;
 * it waits, without a limit, for another thread of its own process to wake it: in a condition, an
-  event or a queue, or as an idle worker of an executor. Threads that are all of this kind wake
-  nobody;
+  event or a queue, as an idle worker of an executor, or for the end of a thread. Threads that are
+  all of this kind wake nobody. The main thread too may wait so, while one that waits in a
+  communication is what it waits for: but only if no signal can wake it, because its handlers run
+  there and may do anything;
 * it belongs to a library and only serves it (a DataLoader's pinned memory, a progress bar);
 * it runs a function of the learner in whose source nothing communicates and nothing wakes another
   thread: a heartbeat that sleeps and prints. `_PLAIN` is all that such a function may call.
@@ -19,6 +21,7 @@ import ast
 import functools
 import linecache
 import os
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import thread as executor
@@ -29,8 +32,12 @@ from course_utils.launch.stacks import Stacks, collective
 _THREADING = threading.Thread.run.__code__.co_filename
 _IDLE = {
     (_THREADING, "wait"): "waiter.acquire()",
+    (_THREADING, "join"): "self._wait_for_tstate_lock()",  # until Python 3.12
     (executor._worker.__code__.co_filename, "_worker"): "work_item = work_queue.get(block=True)",
 }
+# From Python 3.13 on, only the line that calls join says whether there is a limit.
+_JOINS = (_THREADING, "join", "self._handle.join(timeout)")
+_JOIN_CALL = re.compile(r"\.join\(\)?")
 _SERVING = tuple(
     os.path.join(*path)
     for path in (
@@ -54,23 +61,40 @@ _REFUSED = (
 )  # fmt: skip
 
 
-def resting(stacks: Stacks, finished: bool) -> dict[str, list[Frame]] | None:
+def resting(stacks: Stacks, finished: bool, handlers: bool) -> dict[str, list[Frame]] | None:
     """Returns the stacks of the threads that wait, by thread, if no thread of the rank can move
-    it on; None otherwise. When the rank has `finished`, its main thread only waits for its end."""
+    it on; None otherwise. When the rank has `finished`, its main thread only waits for its end.
+    `handlers`: the rank may handle signals."""
     found = {}
     for name, frames in stacks.threads.items():
         main = name == stacks.main_thread
         if not frames or (main and finished):
             continue
-        if collective(frames) or (not main and _idle(frames)):
+        if collective(frames) or (_idle(frames) and not (main and handlers)):
             found[name] = frames
         elif main or not (_serves(frames) or _cannot_act(frames)):
             return None
+    if found and not any(map(collective, found.values())):
+        return None if stacks.main_thread in found else found
     return found
 
 
+def waited_for(stacks: Stacks) -> list[Frame]:
+    """Returns the stack of the thread that waits in a communication while the main thread waits, as
+    far as its stack says, for another thread to wake it; an empty one if there is none."""
+    if not (stacks.main and _idle(stacks.main)):
+        return []
+    return next(filter(collective, stacks.threads.values()), [])
+
+
 def _idle(frames):
-    inner = frames[0]
+    """True for a thread that waits without a limit for another thread of its process."""
+    inner, *outer = frames
+    if outer and (inner.file, inner.function) == (_THREADING, "_wait_for_tstate_lock"):
+        inner = outer[0]  # whose line says whether there is a limit
+    elif outer and (inner.file, inner.function, inner.source) == _JOINS:
+        calls = _JOIN_CALL.findall(outer[0].source)
+        return bool(calls) and all(call == ".join()" for call in calls)
     return _IDLE.get((inner.file, inner.function)) == inner.source
 
 
