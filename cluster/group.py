@@ -53,11 +53,16 @@ class Left(SystemExit):
 # --- joining ------------------------------------------------------------------------------------
 
 
-def leave_with_agent() -> None:
-    """Asks Linux to kill this process when torchrun's agent dies: no zombie keeps the GPU's memory."""
+def leave_with_agent(agent: int) -> None:
+    """Asks Linux to kill this process when torchrun's agent dies: no zombie keeps the GPU's memory.
+
+    `agent` is the parent that this process began with; if that one has gone, so does this.
+    """
     if has_agent() and sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != agent:
+            sys.exit(f"process {os.getpid()} leaves: its agent has died while it began")
 
 
 def has_agent() -> bool:

@@ -30,6 +30,8 @@ import socket
 import time
 from pathlib import Path
 
+PARENT = os.getppid()  # before PyTorch, which takes seconds: the agent may die meanwhile
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -421,7 +423,7 @@ def main() -> None:
         if options.smallest_nodes:
             print_smallest(options)
             return
-        leave_with_agent()
+        leave_with_agent(PARENT)
         leaving = Leaving()
         leaving.listen(options.grace)
         device = start_group(options.timeout)

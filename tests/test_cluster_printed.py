@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.run as torchrun
-from elastic_runs import ROOT, PrintedRun, check_samples, difference, undisturbed
+from elastic_runs import ROOT, check_samples, difference, undisturbed
+from printed_commands import PrintedRun, commands
 
 PAGES = [
     *("README.md", "cluster/README.md", "cluster/before_the_first_run.md", "cluster/train.py"),
@@ -14,15 +15,6 @@ PAGES = [
 ]
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 KILLS = 3  # with torchrun's default store, and four, this run hung
-
-
-def commands(page: str) -> list[str]:
-    """The lines of a page that start torchrun with a script, joined where they go on."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    text = re.sub(r"\\\n#? *", "", text)  # also in the comments of a chapter
-    lines = [line.lstrip("# ").strip() for line in text.splitlines()]
-    found = [line for line in lines if re.match(r"(\S+=\S+ )?(\S+/)?torchrun --", line)]
-    return [line for line in found if line.endswith(".py") or ".py " in line]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -55,7 +47,7 @@ def test_a_worker_killed_again_and_again_under_the_readmes_command_changes_nothi
         f"--samples {samples} --batch {batch} --epochs {epochs} --width 16 --save-every 2".split()
     )
     undisturbed(tmp_path / "alone", ["--data", "data/MNIST/raw", *options])
-    with PrintedRun(command, tmp_path / "killed", options) as run:
+    with PrintedRun(shlex.split(command), tmp_path / "killed", options) as run:
         run.start_agent("a")
         run.wait_for_group(2)
         for kill in range(KILLS):
