@@ -34,7 +34,7 @@ def test_slurm_starts_one_agent_on_each_node_that_lives(tmp_path, live, first, n
     words = ended.stdout.splitlines()[:-1]  # the last says how the attempt has ended
     srun, command = words[: words.index("python")], words[words.index("python") :]
     assert srun == [
-        *("--no-kill", "--kill-on-bad-exit=0", "--cpus-per-task=32"),
+        *("--overlap", "--no-kill", "--kill-on-bad-exit=0", "--cpus-per-task=32"),
         *(f"--nodelist={live}", f"--nodes={number}", f"--ntasks={number}"),
     ]
     agent = check_torchrun(command)
