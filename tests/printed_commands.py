@@ -35,8 +35,19 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
     return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def run_slurm(folder: Path, srun: str, live: str = "n[3-4]") -> subprocess.CompletedProcess:
-    """Runs cluster/slurm.sbatch, as on the first of the nodes n3 and n4, of which `live` are."""
+def fewest_nodes(line: str) -> str:
+    """What stands for python: the line of bash where train.py is asked for the fewest nodes."""
+    asked = '"${1##*/}" = train.py && "$*" = *"--smallest-nodes=8 --gpu-memory=80"'
+    return f"if [[ {asked} ]]; then {line}; else {PRINT_WORDS}; fi"
+
+
+def run_slurm(
+    folder: Path, srun: str, live: str = "n[3-4]", fewest: str = "echo 1"
+) -> subprocess.CompletedProcess:
+    """Runs cluster/slurm.sbatch, as on the first of the nodes n3 and n4, of which `live` live.
+
+    `srun` and `fewest` are lines of bash; the second stands for train.py, asked for the fewest nodes.
+    """
     variables = programs(
         folder,
         squeue=f'[[ "$*" = *"--jobs 1234567"* ]] && echo "{live}"',
@@ -45,10 +56,12 @@ def run_slurm(folder: Path, srun: str, live: str = "n[3-4]") -> subprocess.Compl
             '"show hostnames n4") echo n4;; "requeue 1234567") echo requeued;; *) exit 1;; esac'
         ),
         srun=srun,
+        python=fewest_nodes(fewest),
     )
     variables |= {
         "SLURM_JOB_NODELIST": "n[3-4]",  # as it was when the job began
         "SLURM_CPUS_PER_TASK": "32",
+        "SLURM_GPUS_ON_NODE": "8",
         "SLURM_JOB_ID": "1234567",
         "SLURM_JOB_NAME": "course-train",
     }

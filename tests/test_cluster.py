@@ -37,7 +37,7 @@ SAMPLES, BATCH, EPOCHS = 33, 16, 3
 STEPS = 9
 SMALL = (
     f"--samples {SAMPLES} --batch {BATCH} --micro-batch 3 --epochs {EPOCHS} --width 8 --layers 2 "
-    "--save-every 2 --log-samples"
+    "--save-every 2"
 )
 
 
@@ -54,6 +54,7 @@ class Run:
     steps: int = STEPS
     before: Callable[[Path], None] | None = None  # what happens to the folder first
     bug: int = STEPS  # the step, counted from 0, that raises
+    log: str = "--log-samples"
 
 
 def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
@@ -79,7 +80,7 @@ def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
         if run.before and rank == 0:
             run.before(base / run.folder)
         dist.barrier()
-        arguments = f"--checkpoints {base / run.folder} {SMALL} {run.options}".split()
+        arguments = f"--checkpoints {base / run.folder} {SMALL} {run.log} {run.options}".split()
         try:
             train.run(train.parse(arguments), torch.device("cpu"))
             ends.append("done")
@@ -183,6 +184,7 @@ RUNS = {
         Run("two"),
         Run("two", steps=0),
         Run("pieces", "--micro-batch 100"),
+        Run("quiet", log=""),
         Run("every", "--reduce every"),
         Run("recompute", "--recompute"),
         Run("dropout_recompute", "--dropout 0.5 --recompute"),
@@ -279,6 +281,14 @@ def test_a_run_that_must_not_go_on_says_why(runs, folder):
 def test_any_number_of_ranks_and_pieces_ends_with_the_parameters_of_one(runs, name):
     assert runs.apart(name) <= 1e-6
     check_samples(runs[name], SAMPLES, BATCH, EPOCHS)
+
+
+def test_without_the_option_no_rank_writes_at_each_step(runs):
+    (path,) = (runs["quiet"] / "events").iterdir()  # rank 0's
+    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    saved = -(-STEPS // 2)  # --save-every 2, and at the end
+    assert events == ["start", "resume", *["saved"] * saved, "done"]
+    assert runs.apart("quiet") <= 1e-6
 
 
 def test_activations_computed_twice_draw_the_same_dropout(runs):

@@ -3,13 +3,14 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import torch.distributed.run as torchrun
 import yaml
 from elastic_runs import TRAIN
-from printed_commands import PRINT_WORDS, programs, run_slurm
+from printed_commands import PRINT_WORDS, fewest_nodes, programs, run_slurm
 
 CLUSTER = TRAIN.parent
 sys.path.insert(0, str(CLUSTER))
@@ -68,10 +69,49 @@ def test_slurm_begins_again_under_another_id_when_all_agents_have_given_up(tmp_p
     assert "attempt 3 of start 0 has ended with 0" in ended.stdout
 
 
-def test_slurm_waits_for_other_nodes_where_too_few_live(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEWEST_NODES", "2")
-    ended = run_slurm(tmp_path, PRINT_WORDS, live="n4")
+def test_slurm_waits_for_other_nodes_where_the_model_needs_more_than_live(tmp_path):
+    ended = run_slurm(tmp_path, PRINT_WORDS, live="n4", fewest="echo 2")
     assert ended.stdout == "1 nodes live, and the model needs 2\nrequeued\n"
+
+
+def test_slurm_takes_another_number_of_nodes_from_those_who_know_better(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEWEST_NODES", "2")
+    ended = run_slurm(tmp_path, PRINT_WORDS, fewest="exit 78")
+    assert "--nnodes=2:2" in ended.stdout.splitlines()
+
+
+def test_slurm_does_not_begin_where_the_model_fits_on_no_number_of_its_nodes(tmp_path):
+    ended = run_slurm(tmp_path, PRINT_WORDS, fewest="echo 3")
+    assert ended.returncode == group.STOP
+    assert ended.stdout == (
+        "the job has 2 nodes, and the model needs 3: ask for more with --nodes\n"
+    )
+    ended = run_slurm(tmp_path, PRINT_WORDS, fewest=f"exit {group.STOP}")
+    assert (ended.returncode, ended.stdout) == (group.STOP, "")
+
+
+def run_pod(folder: Path, container: dict, fewest: str) -> subprocess.CompletedProcess:
+    """What a container's command starts, a word on each line; `fewest` as in run_slurm."""
+    variables = programs(folder, python=fewest_nodes(fewest)) | {"JOB_COMPLETION_INDEX": "0"}
+    return subprocess.run(
+        container["command"], env=variables, check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "jobset"])
+def test_pods_ask_for_as_many_nodes_as_the_model_needs(tmp_path, name):
+    container = pod_of(name)["containers"][0]
+    ended = run_pod(tmp_path, container, "echo 2")
+    assert "--nnodes=2:2" in ended.stdout.splitlines()
+    ended = run_pod(tmp_path, container, f"exit {group.STOP}")
+    assert (ended.returncode, ended.stdout) == (group.STOP, "")
+
+
+def pod_of(name: str) -> dict:
+    spec = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())["spec"]
+    if name == "pytorchjob":
+        return spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    return spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
 def test_the_options_for_sbatch_come_before_the_first_command():
@@ -82,7 +122,7 @@ def test_the_options_for_sbatch_come_before_the_first_command():
     assert "#SBATCH --ntasks-per-node=1" in lines
 
 
-def test_the_pytorchjob_has_the_form_that_its_operator_reads():
+def test_the_pytorchjob_has_the_form_that_its_operator_reads(tmp_path):
     job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     spec = job["spec"]
@@ -98,7 +138,8 @@ def test_the_pytorchjob_has_the_form_that_its_operator_reads():
     assert worker["restartPolicy"] == "ExitCode"  # from 128 on it starts the pod again
     (container,) = worker["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
-    check_torchrun(container["command"])
+    words = run_pod(tmp_path, container, "echo 1").stdout.splitlines()
+    assert check_torchrun(["python", *words]).nnodes == f"1:{worker['replicas']}"
     check_volumes(worker["template"]["spec"])
 
 
@@ -119,7 +160,8 @@ def test_the_jobset_has_the_form_that_its_controller_reads(tmp_path, pod):
     (rule,) = jobset["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     (container,) = template["template"]["spec"]["containers"]
-    environment = programs(tmp_path, python=PRINT_WORDS) | {"JOB_COMPLETION_INDEX": str(pod)}
+    environment = programs(tmp_path, python=fewest_nodes("echo 1"))
+    environment |= {"JOB_COMPLETION_INDEX": str(pod)}
     words = subprocess.run(
         container["command"], env=environment, check=True, capture_output=True, text=True
     )

@@ -32,12 +32,12 @@ class Job:
         script = (ROOT / "cluster" / "slurm.sbatch").read_text()
         for old, new in (
             ("--nproc-per-node=gpu", "--nproc-per-node=1"),
-            ("cluster/train.py", str(GATED)),
-            ("--data=data/MNIST/raw", f"{MODEL} --log-samples --timeout=60 --grace=5"),
+            ('cluster/train.py "${training[@]}"', f'{GATED} "${{training[@]}}"'),
         ):
-            script = re.sub(rf"(?m)^        {re.escape(old)} ", f"        {new} ", script)
+            script = re.sub(rf"(?m)^        {re.escape(old)}( |$)", f"        {new}\\1", script)
+        model = f"{MODEL} --log-samples --timeout=60 --grace=5"
+        script = re.sub(r"(?s)--data=data/MNIST/raw.*?--bfloat16", model, script)
         script = script.replace("sleep 30", "sleep 1")
-        script = re.sub(r"(?s)--epochs=10.*?--bfloat16", "--seed=0", script)
         (folder / "slurm.sbatch").write_text(script)
         variables = environment("", "cable0") | {"GATE": str(self.gate.path)}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
