@@ -13,6 +13,7 @@ Above 127 another start may help, as Kubeflow's restartPolicy ExitCode has it.
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -213,7 +214,8 @@ class Life:
             return stopped["reason"] if stopped.get("incarnation") == self.incarnation else None
         self._write("last_error.json", error=text, step=self.saved)
         before = self.before or {}
-        if (before.get("error"), before.get("step")) != (text, self.saved):
+        alike = without_numbers(before.get("error", "")) == without_numbers(text)
+        if not alike or before["step"] != self.saved:
             return None
         reason = f"two starts in a row ended alike and gained no step: {text}"
         self._write("stopped.json", reason=reason)
@@ -241,6 +243,11 @@ def own_error(error: BaseException) -> str | None:
         word in text.lower() for word in ("gloo", "nccl", "connection closed", "connection reset")
     )
     return None if lost else f"{type(error).__name__}: {text}"
+
+
+def without_numbers(text: str) -> str:
+    """Errors that repeat differ in them: processes, ports, bytes that are free on a GPU."""
+    return re.sub(r"\d+", "#", text)
 
 
 @contextmanager

@@ -64,6 +64,12 @@ class Job:
 
         self.cluster.wait(done, f"step {step} on {world} nodes\n{self.log()}")
 
+    def shorten(self) -> None:
+        """Sets a time limit that is nearer than the 180 s of --signal=USR1@180."""
+        words = self.cluster.run("squeue", "--noheader", "--jobs", self.id, "--format=%M").strip()
+        minutes = int(words.split(":")[-2])  # [hours:]minutes:seconds since it began
+        self.cluster.run("scontrol", "update", f"JobId={self.id}", f"TimeLimit={minutes + 3}")
+
     def finish(self, alone: Path) -> None:
         """Opens the gate and waits for the end, which is that of a run that nobody disturbed."""
         self.gate.open()
@@ -124,11 +130,13 @@ def test_a_job_that_loses_its_first_node_is_run_again_on_others(job, undisturbed
     assert len(EventLog(job.runs).incarnations) == 2
 
 
-def test_a_job_that_is_warned_saves_and_goes_back_to_the_queue(job, undisturbed):
+def test_a_job_that_nears_its_time_limit_is_warned_saves_and_goes_back_to_the_queue(
+    job, undisturbed
+):
     job.gate.open_to(5)
     job.wait_for_step(5, world=2)
-    job.cluster.run("scancel", "--signal=USR1", job.id)
-    job.gate.open()
+    job.shorten()
+    job.cluster.wait(lambda: len(list(job.folder.glob("told-*"))) == 2, "the warning")
     job.finish(undisturbed)
     log = EventLog(job.runs)
     first, second = sorted(log.incarnations)
