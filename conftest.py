@@ -14,6 +14,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the browser tests, and of those that need a cluster's own daemons."""
     group = parser.getgroup("course")
     group.addoption("--all-notebooks", action="store_true", help="open every notebook, not one")
+    group.addoption(
+        "--kills", type=int, default=3, help="of workers under the README's command; 20 take long"
+    )
     group.addoption("--slurm", action="store_true", help="start SLURM here, and jobs on it")
     group.addoption("--screenshots", default="build/screenshots", help="folder for screenshots")
 

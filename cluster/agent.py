@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 import torch.distributed.run as torchrun
-from group import AGAIN, EXIT_CODE_FILE
+from group import AGAIN, EXIT_CODE_FILE, WRONG_OPTIONS
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -33,6 +33,9 @@ def main() -> None:
         except SignalException as told:
             code = AGAIN if told.sigval == signal.SIGTERM else 128 + told.sigval
             sys.exit(int(path.read_text()) if path.exists() else code)
+        except ValueError as wrong:  # options that do not fit each other, as --nnodes=3:2
+            print(f"agent.py: {wrong}", file=sys.stderr)
+            sys.exit(WRONG_OPTIONS)
         except (ChildFailedError, RendezvousError, RuntimeError, OSError):
             # torchrun has given up: too many restarts, or nobody to meet
             traceback.print_exc()

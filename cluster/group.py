@@ -13,6 +13,7 @@ Above 127 another start may help, as Kubeflow's restartPolicy ExitCode has it.
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -53,11 +54,16 @@ class Left(SystemExit):
 # --- joining ------------------------------------------------------------------------------------
 
 
-def leave_with_agent() -> None:
-    """Asks Linux to kill this process when torchrun's agent dies: no zombie keeps the GPU's memory."""
+def leave_with_agent(agent: int) -> None:
+    """Asks Linux to kill this process when torchrun's agent dies: no zombie keeps the GPU's memory.
+
+    `agent` is the parent that this process began with; if that one has gone, so does this.
+    """
     if has_agent() and sys.platform == "linux":
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != agent:
+            sys.exit(f"process {os.getpid()} leaves: its agent has died while it began")
 
 
 def has_agent() -> bool:
@@ -208,7 +214,8 @@ class Life:
             return stopped["reason"] if stopped.get("incarnation") == self.incarnation else None
         self._write("last_error.json", error=text, step=self.saved)
         before = self.before or {}
-        if (before.get("error"), before.get("step")) != (text, self.saved):
+        alike = without_numbers(before.get("error", "")) == without_numbers(text)
+        if not alike or before["step"] != self.saved:
             return None
         reason = f"two starts in a row ended alike and gained no step: {text}"
         self._write("stopped.json", reason=reason)
@@ -236,6 +243,11 @@ def own_error(error: BaseException) -> str | None:
         word in text.lower() for word in ("gloo", "nccl", "connection closed", "connection reset")
     )
     return None if lost else f"{type(error).__name__}: {text}"
+
+
+def without_numbers(text: str) -> str:
+    """Errors that repeat differ in them: processes, ports, bytes that are free on a GPU."""
+    return re.sub(r"\d+", "#", text)
 
 
 @contextmanager

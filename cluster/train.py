@@ -30,6 +30,8 @@ import socket
 import time
 from pathlib import Path
 
+PARENT = os.getppid()  # before PyTorch, which takes seconds: the agent may die meanwhile
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -219,13 +221,17 @@ class Training:
         )
 
     def state(self) -> dict:
-        """The tensors of a checkpoint; the random states only fit the same number of ranks."""
+        """The tensors of a checkpoint; the random states only fit as many ranks on such devices."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, f"random{self.rank}": random_states()}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            f"random{self.rank}": random_states(self.device),
+        }
 
     def save(self, checkpoints: Checkpoints) -> None:
         notes = {
-            "world": self.world,
+            "ranks": [self.world, self.device.type],
             "scheduler": self.scheduler.state_dict(),
             "order": [self.order.samples, self.order.batch, self.order.seed],
         }
@@ -240,9 +246,9 @@ class Training:
                 f"{order}: the order of the samples would change. Choose another folder."
             )
         state = self.state()
-        randoms = state.pop(f"random{self.rank}")
-        if manifest["world"] == self.world:
-            state[f"random{self.rank}"] = randoms
+        same_ranks = manifest["ranks"] == [self.world, self.device.type]
+        if not same_ranks:
+            del state[f"random{self.rank}"]
         dcp.load(state, checkpoint_id=folder)
         set_state_dict(
             self.model,
@@ -252,9 +258,9 @@ class Training:
         )
         self.scheduler.load_state_dict(manifest["scheduler"])
         self.step = manifest["step"]
-        if manifest["world"] == self.world:
+        if same_ranks:
             set_random_states(state[f"random{self.rank}"])
-        else:  # another number of ranks draws other random numbers: new ones, the same in each try
+        else:  # other ranks draw other random numbers: new ones, the same in each try
             torch.manual_seed(seed_of(self.options.seed, self.step, self.rank))
 
     def parameters(self) -> dict[str, Tensor]:
@@ -263,20 +269,21 @@ class Training:
         return get_model_state_dict(self.model, options=options)
 
 
-def random_states() -> dict[str, Tensor]:
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Of this rank; a rank on the CPU leaves the host's GPUs alone."""
     states = {
         "cpu": torch.get_rng_state(),
         "python": torch.tensor(random.getstate()[1]),
     }
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return states
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     random.setstate((3, tuple(states["python"].tolist()), None))
-    if torch.cuda.is_available():
+    if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
 
 
@@ -421,7 +428,7 @@ def main() -> None:
         if options.smallest_nodes:
             print_smallest(options)
             return
-        leave_with_agent()
+        leave_with_agent(PARENT)
         leaving = Leaving()
         leaving.listen(options.grace)
         device = start_group(options.timeout)

@@ -18,8 +18,6 @@ an agent that hosts it takes it along when it is killed.
 
 import json
 import os
-import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -42,6 +40,7 @@ GATED = ROOT / "tests" / "gated_train.py"
 PATIENCE = 600  # seconds for one thing to happen on a machine that is very busy
 ID = "ELASTIC_RUN_OF_TEST"  # environment variable of each process of a run
 EVERY_STEP = 10**9
+DO_NOT_START_AGAIN = (2, 78)  # exit codes of agent.py
 
 
 class Gate:
@@ -96,6 +95,7 @@ class ElasticRun:
         self.agents: dict[str, psutil.Popen] = {}
         self.timeout = timeout  # seconds after which a rank gives up on the others
         self._hosts, self._supervised = hosts or {}, supervised
+        self.given_up = 0  # agents that failed and had to be started again
         self.job_restarts = 0  # that the supervision had to do
         self._disturbed = 0  # when the last kill or start began, in nanoseconds since 1970
         self._let_on: list[set[str]] = []  # groups that were apart, and were let on
@@ -133,7 +133,6 @@ class ElasticRun:
     # --- doing ---
 
     def start_agent(self, name: str) -> None:
-        self._disturbed = time.time_ns()
         host = self._hosts.get(name, Host())
         rendezvous = {
             "is_host": int(host.has_store),
@@ -149,7 +148,10 @@ class ElasticRun:
             *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
             *self._script,
         ]
-        variables = environment(self.id, host.interface)
+        self._start(name, command, environment(self.id, host.interface))
+
+    def _start(self, name: str, command: list[str], variables: dict[str, str]) -> None:
+        self._disturbed = time.time_ns()
         variables |= {"GATE": str(self.gate.path), "LEAVE_AT_GATE": "yes"}
         with (self.folder / f"agent-{name}.log").open("ab") as log:
             self.agents[name] = psutil.Popen(
@@ -164,12 +166,12 @@ class ElasticRun:
             return []
         return [child for child in children if str(GATED) in command_of(child)]
 
-    def kill_worker(self, name: str) -> None:
+    def kill_worker(self, name: str, number: int = 0) -> None:
         """kill -9 to a worker of the agent, which may be about to start one."""
 
         def killed() -> bool:
             self._disturbed = time.time_ns()
-            return any(kill(worker) for worker in self.workers(name))
+            return any(kill(worker) for worker in self.workers(name)[number:][:1])
 
         self.wait(killed, f"a worker of {name}")
 
@@ -189,6 +191,17 @@ class ElasticRun:
         for worker in workers:
             kill(worker)
 
+    def freeze(self, processes: list[psutil.Process], seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after some time; some of them may have ended by then."""
+        self._disturbed = time.time_ns()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        time.sleep(seconds)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
     def began(self, pid: int) -> float:
         """When a worker's Python began, in seconds since 1970."""
         return float(self.gate.path.with_name(f"began-{pid}").read_text())
@@ -200,7 +213,8 @@ class ElasticRun:
         deadline = time.monotonic() + PATIENCE
         while not (value := condition()):
             failed = [name for name, agent in self.agents.items() if agent.poll()]
-            if failed and self._supervised:
+            final = [name for name in failed if self.agents[name].poll() in DO_NOT_START_AGAIN]
+            if failed and self._supervised and not final:
                 self._start_again(failed)
                 failed = []
             if failed or time.monotonic() > deadline:
@@ -209,6 +223,7 @@ class ElasticRun:
         return value
 
     def _start_again(self, failed: list[str]) -> None:
+        self.given_up += len(failed)
         if self._store is not None:
             # The store outlives the agents, and with it the closed rendezvous: the whole job begins
             # again, under another id.
@@ -300,43 +315,12 @@ class ElasticRun:
         waits for a group that does not come, and gives up.
         """
         self.wait(lambda: all(a.poll() == 0 for a in self.agents.values()), "the end of the run")
-        left = gone_within(processes_of(self.id), PATIENCE)
+        left = gone_within(processes_of(self.id), 2 * PATIENCE)  # a --timeout, and to be scheduled
         assert not left, f"processes left: {left}"
 
     def _logs(self) -> str:
         logs = sorted(self.folder.glob("agent-*.log"))
         return "\n".join(f"{log.name}: ...{log.read_text()[-3000:]}" for log in logs)
-
-
-class PrintedRun(ElasticRun):
-    """One agent, started by a command as a page prints it, with its environment and its options.
-
-    What differs: the rendezvous takes a free port, the folder is `folder`, and the steps wait for a gate.
-    """
-
-    def __init__(self, command: str, folder: Path, options: list[str]) -> None:
-        super().__init__(folder, options, nodes="1")
-        words = shlex.split(command)
-        start = next(number for number, word in enumerate(words) if "=" not in word)
-        self._variables = dict(word.split("=", 1) for word in words[:start])
-        script = words.index("cluster/train.py")
-        meeting = re.sub(r":\d+", ":0", " ".join(words[start + 1 : script])).split()
-        training = words[script + 1 :]
-        training[training.index("--checkpoints") + 1] = str(folder)
-        self._command = [
-            *(sys.executable, "-m", "torch.distributed.run", *meeting),
-            *(str(GATED), *training, "--grace", "5", "--log-samples", *options),
-        ]
-
-    def start_agent(self, name: str) -> None:
-        self._disturbed = time.time_ns()
-        variables = environment(self.id, Host().interface)
-        del variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]  # if the page prints it, it is there
-        variables |= {"GATE": str(self.gate.path), "LEAVE_AT_GATE": "yes"} | self._variables
-        with (self.folder / f"agent-{name}.log").open("ab") as log:
-            self.agents[name] = psutil.Popen(
-                self._command, env=variables, stdout=log, stderr=log, cwd=ROOT
-            )
 
 
 def formed(incarnation: str) -> int:
@@ -450,6 +434,12 @@ def processes_of(id: str) -> list[psutil.Process]:
         except psutil.Error:  # has just ended, or is another user's
             continue
     return found
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def kill_run(id: str) -> None:

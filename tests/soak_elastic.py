@@ -1,18 +1,23 @@
-"""Kills workers and agents of an elastic run at random, and proves that nothing was lost.
+"""Kills and freezes workers, agents and whole nodes of a printed command, and proves that nothing was lost.
 
-    python tests/soak_elastic.py --kills 50 [--seed 1]
+    python tests/soak_elastic.py --command readme --kills 25 [--seed 1]
+    python tests/soak_elastic.py --command slurm --kills 25 [--seed 1]
 
-Two agents train cluster/train.py. A killed agent is started again, at once or after the other has
-gone on alone, and agents that give up are too, as a cluster's scheduler would do. In the end the run
-must hold every sample once per epoch, have the parameters of a run that nobody disturbed, and leave
-no process. A kill takes about ten seconds on a quiet machine.
+readme   the command in README.md: one agent with two workers
+slurm    what cluster/slurm.sbatch starts on each of two nodes: two agents with a worker each
 
-What is killed, where and when follows from the seed, which is printed; how far the processes have
+The commands are taken from there. An agent that is killed or that gives up is started again, as a
+person or a scheduler would do; a killed node may stay away until the other has gone on alone. What is
+frozen gets SIGSTOP, and SIGCONT after 30 s. In the end the run must hold every sample once per
+epoch, have the parameters of a run that nobody disturbed, and leave no process.
+
+What is disturbed, where and when follows from the seed, which is printed; how far the processes have
 come by then does not.
 """
 
 import argparse
 import random
+import shlex
 import shutil
 import sys
 import tempfile
@@ -21,7 +26,6 @@ from collections import Counter
 from pathlib import Path
 
 from elastic_runs import (
-    ElasticRun,
     EventLog,
     check_samples,
     difference,
@@ -29,36 +33,54 @@ from elastic_runs import (
     processes_of,
     undisturbed,
 )
+from printed_commands import PrintedRun, commands, slurm_command
 
 SAMPLES, BATCH, STEPS_PER_EPOCH, SAVE_EVERY = 100, 16, 7, 2
 MORE = 5  # most steps from one kill to the next
+FROZEN = 30  # seconds
+FREEZES = 0.25  # share of the disturbances that are no kill
 STAYS_AWAY = 0.5  # share of the killed nodes that the other one has to do without for a while
 WHAT = ["worker", "agent", "node"]  # a node is an agent and its workers
 WHEN = ["starting", "training"]
+AGENTS = {"readme": 1, "slurm": 2}
 
 
 class Soak:
-    def __init__(self, run: ElasticRun, chance: random.Random) -> None:
+    def __init__(self, run: PrintedRun, chance: random.Random) -> None:
         self.run, self.chance = run, chance
         self.counts = Counter()
         self.steps = 0  # the gate is open for as many, and a few more
 
-    def kill_once(self) -> None:
+    def disturb(self) -> None:
         what, when = self.chance.choice(WHAT), self.chance.choice(WHEN)
+        how = "frozen" if self.chance.random() < FREEZES else "killed"
         name = self.chance.choice(sorted(self.run.agents))
         getattr(self, when)(name)
+        if how == "frozen":
+            self.freeze(what, name)
+        else:
+            self.kill(what, name)
+        self.counts[f"{what} {how}"] += 1
+        self.counts[when] += 1
+
+    def freeze(self, what: str, name: str) -> None:
+        workers = self.run.workers(name)
+        self.chance.shuffle(workers)
+        agent = [self.run.agents[name]]
+        processes = {"worker": workers[:1], "agent": agent, "node": [*agent, *workers]}
+        self.run.freeze(processes[what], FROZEN)
+
+    def kill(self, what: str, name: str) -> None:
         if what == "worker":
-            self.run.kill_worker(name)
+            self.run.kill_worker(name, self.chance.randrange(2 // len(self.run.agents)))
         elif what == "agent":
             self.run.kill_agent(name)
         else:
             self.run.kill_node(name)
-        if what == "node" and self.chance.random() < STAYS_AWAY:
+        if what == "node" and self.run.agents and self.chance.random() < STAYS_AWAY:
             self.train_without_it()
         if name not in self.run.agents:
             self.run.start_agent(name)
-        self.counts[what] += 1
-        self.counts[when] += 1
 
     def train_without_it(self) -> None:
         """The other agent goes on alone; a host that was lost is not back at once."""
@@ -95,32 +117,43 @@ class Soak:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--command", choices=AGENTS, required=True)
+    parser.add_argument("--kills", type=int, default=25, help="and freezes")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
-    print(f"{options.kills} kills, --seed {options.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="soak-elastic-"))
+    if options.command == "readme":
+        command = shlex.split(commands("README.md")[0])
+    else:
+        command = slurm_command(folder)
+    print(
+        f"{options.kills} kills and freezes, --seed {options.seed}: {shlex.join(command)}",
+        flush=True,
+    )
     steps = MORE * (2 * options.kills + 2)  # so that it does not end before the last kill
     epochs = -(-steps // STEPS_PER_EPOCH)
-    arguments = (
+    model = (
         f"--samples {SAMPLES} --batch {BATCH} --width 16 --layers 1 --epochs {epochs} "
         f"--save-every {SAVE_EVERY}"
     ).split()
-    undisturbed(folder / "undisturbed", arguments)
+    undisturbed(folder / "undisturbed", ["--data", "data/MNIST/raw", *model])
+    agents = "ab"[: AGENTS[options.command]]
     start = time.monotonic()
-    with ElasticRun(folder / "killed", arguments, nodes="1:2", supervised=True) as run:
+    with PrintedRun(
+        command, folder / "killed", model, workers=2 // len(agents), supervised=True
+    ) as run:
         soak = Soak(run, random.Random(options.seed))
-        run.start_agent("a")
-        run.start_agent("b")
+        for name in agents:
+            run.start_agent(name)
         for number in range(1, options.kills + 1):
-            soak.kill_once()
+            soak.disturb()
             print(
                 f"{number:3d}  {time.monotonic() - start:5.0f} s  {dict(soak.counts)}", flush=True
             )
         run.gate.open()
         run.wait_until_done()
-        left, restarts = processes_of(run.id), run.job_restarts
-    print(f"jobs that had to be started again: {restarts}")
+        left = processes_of(run.id)
+    print(f"agents that gave up and were started again: {run.given_up}")
     report(folder, epochs, len(left), time.monotonic() - start)
     shutil.rmtree(folder)
 

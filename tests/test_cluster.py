@@ -1,6 +1,5 @@
-"""cluster/train.py: the same result on any number of ranks and after any restart; the launch files."""
+"""cluster/train.py: the same result on any number of ranks and after any restart."""
 
-import argparse
 import contextlib
 import ctypes
 import errno
@@ -8,18 +7,14 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.run as torchrun
-import yaml
 from elastic_runs import (
     ROOT,
     TRAIN,
@@ -35,7 +30,6 @@ from course_utils.launch import launch
 
 CLUSTER = TRAIN.parent
 sys.path.insert(0, str(CLUSTER))
-import group
 import train
 
 # 33 samples: the last batch has one row, so that other ranks have none
@@ -43,7 +37,7 @@ SAMPLES, BATCH, EPOCHS = 33, 16, 3
 STEPS = 9
 SMALL = (
     f"--samples {SAMPLES} --batch {BATCH} --micro-batch 3 --epochs {EPOCHS} --width 8 --layers 2 "
-    "--save-every 2 --log-samples"
+    "--save-every 2"
 )
 
 
@@ -60,6 +54,7 @@ class Run:
     steps: int = STEPS
     before: Callable[[Path], None] | None = None  # what happens to the folder first
     bug: int = STEPS  # the step, counted from 0, that raises
+    log: str = "--log-samples"
 
 
 def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
@@ -85,7 +80,7 @@ def run_all(rank: int, base: Path, runs: list[Run]) -> list[str]:
         if run.before and rank == 0:
             run.before(base / run.folder)
         dist.barrier()
-        arguments = f"--checkpoints {base / run.folder} {SMALL} {run.options}".split()
+        arguments = f"--checkpoints {base / run.folder} {SMALL} {run.log} {run.options}".split()
         try:
             train.run(train.parse(arguments), torch.device("cpu"))
             ends.append("done")
@@ -189,6 +184,7 @@ RUNS = {
         Run("two"),
         Run("two", steps=0),
         Run("pieces", "--micro-batch 100"),
+        Run("quiet", log=""),
         Run("every", "--reduce every"),
         Run("recompute", "--recompute"),
         Run("dropout_recompute", "--dropout 0.5 --recompute"),
@@ -285,6 +281,14 @@ def test_a_run_that_must_not_go_on_says_why(runs, folder):
 def test_any_number_of_ranks_and_pieces_ends_with_the_parameters_of_one(runs, name):
     assert runs.apart(name) <= 1e-6
     check_samples(runs[name], SAMPLES, BATCH, EPOCHS)
+
+
+def test_without_the_option_no_rank_writes_at_each_step(runs):
+    (path,) = (runs["quiet"] / "events").iterdir()  # rank 0's
+    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    saved = -(-STEPS // 2)  # --save-every 2, and at the end
+    assert events == ["start", "resume", *["saved"] * saved, "done"]
+    assert runs.apart("quiet") <= 1e-6
 
 
 def test_activations_computed_twice_draw_the_same_dropout(runs):
@@ -445,10 +449,19 @@ def test_a_process_dies_with_its_parent_only_if_that_is_an_agent(monkeypatch, un
     if under_torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     prctl, found = ctypes.CDLL(None).prctl, ctypes.c_int()
-    train.leave_with_agent()
+    train.leave_with_agent(os.getppid())
     prctl(2, ctypes.byref(found))  # PR_GET_PDEATHSIG
     prctl(1, 0)  # not for the process of the tests
     assert found.value == (signal.SIGKILL if under_torchrun else 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is told only by Linux")
+def test_a_worker_whose_agent_died_while_it_began_leaves(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    prctl = ctypes.CDLL(None).prctl
+    with pytest.raises(SystemExit, match="its agent has died"):
+        train.leave_with_agent(os.getppid() + 1)
+    prctl(1, 0)  # not for the process of the tests
 
 
 @pytest.mark.parametrize("steps", [[[0, 1], [2, 2]], [[0, 1], [2]]])
@@ -464,178 +477,3 @@ def test_the_log_would_show_a_sample_that_was_lost(tmp_path, steps):
     (tmp_path / "events" / "1-0.jsonl").write_text("".join(lines))
     with pytest.raises(AssertionError):
         check_samples(tmp_path, samples=4, batch=2, epochs=1)
-
-
-# --- the launch files: read as their programs read them -------------------------------------------
-
-
-def programs(folder: Path, **scripts: str) -> dict[str, str]:
-    """Returns an environment in which these programs come first; each is a line of bash."""
-    for name, line in scripts.items():
-        (folder / name).write_text(f"#!/bin/bash\n{line}\n")
-        (folder / name).chmod(0o755)
-    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
-
-
-PRINT_WORDS = r'printf "%s\n" "$@"'
-
-
-def check_torchrun(words: list[str]) -> argparse.Namespace:
-    """Reads a command as torchrun and then train.py do; both must know each option."""
-    assert words[0] == "python" and words[1].endswith("/agent.py")
-    agent = torchrun.parse_args(words[2:])
-    assert agent.training_script.endswith("train.py")
-    script = train.parse(agent.training_script_args)
-    assert script.epochs == 10 and script.batch == 1024 and script.bfloat16
-    return agent
-
-
-def run_slurm(folder: Path, srun: str, live: str = "n[3-4]") -> subprocess.CompletedProcess:
-    environment = programs(
-        folder,
-        squeue=f'[[ "$*" = *"--jobs 1234567"* ]] && echo "{live}"',
-        scontrol=(
-            'case "$*" in "show hostnames n[3-4]") printf "n3\\nn4\\n";; '
-            '"show hostnames n4") echo n4;; "requeue 1234567") echo requeued;; *) exit 1;; esac'
-        ),
-        srun=srun,
-    )
-    environment |= {
-        "SLURM_JOB_NODELIST": "n[3-4]",  # as it was when the job began
-        "SLURM_CPUS_PER_TASK": "32",
-        "SLURM_JOB_ID": "1234567",
-        "SLURM_JOB_NAME": "course-train",
-    }
-    command = ["bash", str(CLUSTER / "slurm.sbatch")]
-    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize(("live", "first", "number"), [("n[3-4]", "n3", 2), ("n4", "n4", 1)])
-def test_slurm_starts_one_agent_on_each_node_that_lives(tmp_path, live, first, number):
-    ended = run_slurm(tmp_path, PRINT_WORDS, live)
-    assert ended.returncode == 0, ended.stderr
-    words = ended.stdout.splitlines()[:-1]  # the last says how the attempt has ended
-    srun, command = words[: words.index("python")], words[words.index("python") :]
-    assert srun == [
-        *("--no-kill", "--kill-on-bad-exit=0", "--cpus-per-task=32"),
-        *(f"--nodelist={live}", f"--nodes={number}", f"--ntasks={number}"),
-    ]
-    agent = check_torchrun(command)
-    assert torchrun.parse_min_max_nnodes(agent.nnodes) == (1, number)
-    assert agent.rdzv_endpoint == f"{first}:24567" and agent.rdzv_backend == "c10d"
-    assert agent.rdzv_id == "1234567-0-1"
-
-
-ENDS_OF_SRUN = {
-    0: (1, False, 0),
-    78: (1, False, 78),  # exit code: attempts, requeued, exit code of the script
-    2: (1, False, 2),
-    203: (1, True, 0),
-    129: (5, True, 0),
-    137: (5, True, 0),  # killed: a node has failed
-}
-
-
-@pytest.mark.parametrize("code", ENDS_OF_SRUN)
-def test_slurm_starts_again_only_where_it_may_help(tmp_path, code):
-    attempts, requeued, status = ENDS_OF_SRUN[code]
-    ended = run_slurm(tmp_path, srun=f"exit {code}")
-    lines = [f"attempt {n + 1} of start 0 has ended with {code}" for n in range(attempts)]
-    assert ended.stdout.splitlines() == lines + ["requeued"] * requeued
-    assert ended.returncode == status
-
-
-def test_slurm_begins_again_under_another_id_when_all_agents_have_given_up(tmp_path):
-    ended = run_slurm(tmp_path, srun='[[ "$*" = *rdzv-id=1234567-0-3* ]] || exit 129')
-    assert ended.returncode == 0
-    assert "attempt 3 of start 0 has ended with 0" in ended.stdout
-
-
-def test_slurm_waits_for_other_nodes_where_too_few_live(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEWEST_NODES", "2")
-    ended = run_slurm(tmp_path, PRINT_WORDS, live="n4")
-    assert ended.stdout == "1 nodes live, and the model needs 2\nrequeued\n"
-
-
-def test_the_options_for_sbatch_come_before_the_first_command():
-    lines = (CLUSTER / "slurm.sbatch").read_text().splitlines()
-    assert lines[0] == "#!/bin/bash"
-    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert "#SBATCH --ntasks-per-node=1" in lines
-
-
-def test_the_pytorchjob_has_the_form_that_its_operator_reads():
-    job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    spec = job["spec"]
-    assert set(spec) == {"nprocPerNode", "elasticPolicy", "pytorchReplicaSpecs"}
-    assert set(spec["elasticPolicy"]) == {
-        "rdzvBackend",
-        "minReplicas",
-        "maxReplicas",
-        "maxRestarts",
-    }
-    worker = spec["pytorchReplicaSpecs"]["Worker"]
-    assert worker["replicas"] == spec["elasticPolicy"]["maxReplicas"]
-    assert worker["restartPolicy"] == "ExitCode"  # from 128 on it starts the pod again
-    (container,) = worker["template"]["spec"]["containers"]
-    assert container["name"] == "pytorch"
-    check_torchrun(container["command"])
-    check_volumes(worker["template"]["spec"])
-
-
-@pytest.mark.parametrize("pod", [0, 1])
-def test_the_jobset_has_the_form_that_its_controller_reads(tmp_path, pod):
-    jobset = yaml.safe_load((CLUSTER / "jobset.yaml").read_text())
-    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    assert set(jobset["spec"]) == {"failurePolicy", "replicatedJobs"}
-    (job,) = jobset["spec"]["replicatedJobs"]
-    template = job["template"]["spec"]
-    assert template["completionMode"] == "Indexed"
-    final = template["podFailurePolicy"]["rules"][0]
-    assert final["onExitCodes"]["values"] == [group.WRONG_OPTIONS, group.STOP]
-    assert (
-        final["onExitCodes"]["containerName"]
-        == template["template"]["spec"]["containers"][0]["name"]
-    )
-    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
-    (container,) = template["template"]["spec"]["containers"]
-    environment = programs(tmp_path, python=PRINT_WORDS) | {"JOB_COMPLETION_INDEX": str(pod)}
-    words = subprocess.run(
-        container["command"], env=environment, check=True, capture_output=True, text=True
-    )
-    agent = check_torchrun(["python", *words.stdout.splitlines()])
-    assert torchrun.parse_min_max_nnodes(agent.nnodes)[1] == template["parallelism"]
-    name = jobset["metadata"]["name"]
-    assert agent.rdzv_endpoint == f"{name}-{job['name']}-0-0.{name}:29400"
-    assert agent.rdzv_conf == f"is_host={int(pod == 0)}"
-    check_volumes(template["template"]["spec"])
-
-
-@pytest.mark.parametrize("name", ["pytorchjob", "jobset"])
-def test_pods_and_jobs_fit_the_schema_that_kubernetes_publishes(name):
-    whole = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
-    if name == "jobset":
-        (job,) = whole["spec"]["replicatedJobs"]
-        resource = {"apiVersion": "batch/v1", "kind": "Job", "spec": job["template"]["spec"]}
-    else:
-        pod = whole["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-        resource = {"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]}
-    kubernetes_validate.validate(resource, "1.31", strict=True)
-    container = resource["spec"].get("template", resource)["spec"]["containers"][0]
-    container["imagePolicy"] = "Always"  # no field of theirs
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(resource, "1.31", strict=True)
-
-
-def test_the_pods_get_all_files_of_the_folder():
-    for name in ("pytorchjob", "jobset"):
-        text = (CLUSTER / f"{name}.yaml").read_text()
-        assert "--from-file=cluster\n" in text
-
-
-def check_volumes(pod: dict) -> None:
-    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}

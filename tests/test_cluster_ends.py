@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -125,6 +126,17 @@ def test_wrong_options_end_the_agent_once_with_their_code(told_agents, tmp_path,
     assert (tmp_path / "code").read_text() == str(group.WRONG_OPTIONS)
 
 
+def test_more_nodes_than_there_are_is_a_wrong_option():
+    ended = subprocess.run(
+        [sys.executable, str(AGENT), "--nnodes=3:2", "--nproc-per-node=1", str(TRAIN)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == group.WRONG_OPTIONS
+    assert "maximum number of rendezvous nodes (2)" in ended.stderr
+
+
 @pytest.mark.parametrize("end", [SystemExit(1), group.Left(agent_too=False)])
 def test_other_ends_leave_the_agent_to_restart(told_agents, tmp_path, end):
     with pytest.raises(SystemExit), group.agent_is_told():
@@ -163,6 +175,14 @@ def test_the_second_life_that_ends_alike_with_no_step_gained_is_the_last(alone, 
     assert not (tmp_path / "stopped.json").exists()  # somebody has started it again on purpose
 
 
+def test_errors_that_differ_in_their_numbers_are_alike(alone, tmp_path):
+    def too_large(process: int) -> RuntimeError:
+        return RuntimeError(f"CUDA out of memory. Process {process} has {process} MiB in use.")
+
+    end_of_life(tmp_path, "1", too_large(4711), saved=4)
+    assert isinstance(end_of_life(tmp_path, "2", too_large(815), saved=4), group.Stop)
+
+
 def test_ranks_that_were_lost_are_no_error_that_repeats(alone, tmp_path):
     for error in (RuntimeError(LOST), dist.DistNetworkError("a port")):
         for name in "12":
@@ -190,6 +210,13 @@ def test_a_rank_that_loses_another_stops_where_that_one_has_stopped(alone, tmp_p
 )
 def test_each_rank_of_a_host_has_a_gpu_or_none_has(rank, world, gpus, device, words):
     assert group.choose_device(rank, world, gpus) == (torch.device(device), words)
+
+
+def test_a_rank_on_the_cpu_of_a_host_with_gpus_leaves_them_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("a GPU was asked"))
+    states = train.random_states(torch.device("cpu"))
+    assert set(states) == {"cpu", "python"}
 
 
 def test_a_host_with_too_few_gpus_beside_others_is_named():

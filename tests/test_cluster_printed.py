@@ -6,23 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch.distributed.run as torchrun
-from elastic_runs import ROOT, PrintedRun, check_samples, difference, undisturbed
+from elastic_runs import ROOT, check_samples, difference, undisturbed
+from printed_commands import PrintedRun, commands
 
 PAGES = [
     *("README.md", "cluster/README.md", "cluster/before_the_first_run.md", "cluster/train.py"),
     "solutions/09_elastic.py",
 ]
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-KILLS = 3  # with torchrun's default store, and four, this run hung
-
-
-def commands(page: str) -> list[str]:
-    """The lines of a page that start torchrun with a script, joined where they go on."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    text = re.sub(r"\\\n#? *", "", text)  # also in the comments of a chapter
-    lines = [line.lstrip("# ").strip() for line in text.splitlines()]
-    found = [line for line in lines if re.match(r"(\S+=\S+ )?(\S+/)?torchrun --", line)]
-    return [line for line in found if line.endswith(".py") or ".py " in line]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -48,17 +39,21 @@ def test_torchrun_knows_the_options_of_the_readme():
     assert agent.max_restarts == 100 and agent.local_addr == "127.0.0.1"
 
 
-def test_a_worker_killed_again_and_again_under_the_readmes_command_changes_nothing(tmp_path: Path):
+def test_a_worker_killed_again_and_again_under_the_readmes_command_changes_nothing(
+    tmp_path: Path, request
+):
+    """With torchrun's default store, four kills were enough for this run to hang."""
     (command,) = commands("README.md")
-    samples, batch, epochs = 100, 16, 2
+    kills, samples, batch, steps_per_epoch = request.config.getoption("--kills"), 100, 16, 7
+    epochs = 2 * kills // steps_per_epoch + 1
     options = (
         f"--samples {samples} --batch {batch} --epochs {epochs} --width 16 --save-every 2".split()
     )
     undisturbed(tmp_path / "alone", ["--data", "data/MNIST/raw", *options])
-    with PrintedRun(command, tmp_path / "killed", options) as run:
+    with PrintedRun(shlex.split(command), tmp_path / "killed", options) as run:
         run.start_agent("a")
         run.wait_for_group(2)
-        for kill in range(KILLS):
+        for kill in range(kills):
             run.gate.open_to(2 * kill + 3)  # past a save, and a step further
             run.wait_for_step(2 * kill + 3, world=2)
             run.kill_worker("a")

@@ -22,7 +22,6 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
-ID = "SLURM_CLUSTER_OF_TEST"  # environment variable of all processes of a cluster
 ADDRESS = "10.78.0.1"
 PATIENCE = 900
 SETTINGS = """
@@ -66,8 +65,7 @@ def why_not() -> str | None:
 
 class Cluster:
     def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.id = folder, uuid.uuid4().hex
-        self.namespace = f"slurm-{self.id[:8]}"
+        self.folder, self.namespace = folder, f"slurm-{uuid.uuid4().hex[:8]}"
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
         settings = folder / "slurm.conf"
         settings.write_text(
@@ -82,7 +80,6 @@ class Cluster:
         hosts = "".join(f"{ADDRESS} {name}\n" for name in [socket.gethostname(), *self.names])
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
         self._environment = os.environ | {
-            ID: self.id,
             "SLURM_CONF": str(settings),
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
         }
@@ -149,8 +146,13 @@ class Cluster:
         return next(word for word in words if word.startswith("JobState=")).split("=")[1]
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes of the cluster."""
-        return [p for p in psutil.process_iter() if variables(p).get(ID) == self.id]
+        """All living processes of the cluster: those in its network.
+
+        The daemon of a step has an empty environment, and nothing else tells whose it is.
+        """
+        path = Path("/run/netns", self.namespace)
+        network = path.stat().st_ino if path.exists() else -1
+        return [p for p in psutil.process_iter() if network_of(p) == network]
 
     def kill_node(self, node: str) -> None:
         """kill -9 to its daemon, then to all that it has started, as when a host loses its power."""
@@ -179,7 +181,16 @@ class Cluster:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=5)
+        assert not left, f"processes left: {left}"
         subprocess.run(["ip", "netns", "delete", self.namespace], check=False)
+
+
+def network_of(process: psutil.Process) -> int | None:
+    """The number of its network namespace; None if it has just ended."""
+    try:
+        return Path(f"/proc/{process.pid}/ns/net").stat().st_ino
+    except OSError:
+        return None
 
 
 def variables(process: psutil.Process) -> dict[str, str]:

@@ -32,12 +32,12 @@ class Job:
         script = (ROOT / "cluster" / "slurm.sbatch").read_text()
         for old, new in (
             ("--nproc-per-node=gpu", "--nproc-per-node=1"),
-            ("cluster/train.py", str(GATED)),
-            ("--data=data/MNIST/raw", f"{MODEL} --log-samples --timeout=60 --grace=5"),
+            ('cluster/train.py "${training[@]}"', f'{GATED} "${{training[@]}}"'),
         ):
-            script = re.sub(rf"(?m)^        {re.escape(old)} ", f"        {new} ", script)
+            script = re.sub(rf"(?m)^        {re.escape(old)}( |$)", f"        {new}\\1", script)
+        model = f"{MODEL} --log-samples --timeout=60 --grace=5"
+        script = re.sub(r"(?s)--data=data/MNIST/raw.*?--bfloat16", model, script)
         script = script.replace("sleep 30", "sleep 1")
-        script = re.sub(r"(?s)--epochs=10.*?--bfloat16", "--seed=0", script)
         (folder / "slurm.sbatch").write_text(script)
         variables = environment("", "cable0") | {"GATE": str(self.gate.path)}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -63,6 +63,12 @@ class Job:
             )
 
         self.cluster.wait(done, f"step {step} on {world} nodes\n{self.log()}")
+
+    def shorten(self) -> None:
+        """Sets a time limit that is nearer than the 180 s of --signal=USR1@180."""
+        words = self.cluster.run("squeue", "--noheader", "--jobs", self.id, "--format=%M").strip()
+        minutes = int(words.split(":")[-2])  # [hours:]minutes:seconds since it began
+        self.cluster.run("scontrol", "update", f"JobId={self.id}", f"TimeLimit={minutes + 3}")
 
     def finish(self, alone: Path) -> None:
         """Opens the gate and waits for the end, which is that of a run that nobody disturbed."""
@@ -124,11 +130,13 @@ def test_a_job_that_loses_its_first_node_is_run_again_on_others(job, undisturbed
     assert len(EventLog(job.runs).incarnations) == 2
 
 
-def test_a_job_that_is_warned_saves_and_goes_back_to_the_queue(job, undisturbed):
+def test_a_job_that_nears_its_time_limit_is_warned_saves_and_goes_back_to_the_queue(
+    job, undisturbed
+):
     job.gate.open_to(5)
     job.wait_for_step(5, world=2)
-    job.cluster.run("scancel", "--signal=USR1", job.id)
-    job.gate.open()
+    job.shorten()
+    job.cluster.wait(lambda: len(list(job.folder.glob("told-*"))) == 2, "the warning")
     job.finish(undisturbed)
     log = EventLog(job.runs)
     first, second = sorted(log.incarnations)

@@ -1,0 +1,200 @@
+"""The files that start cluster/train.py on SLURM and Kubernetes: read as their programs read them."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import torch.distributed.run as torchrun
+import yaml
+from elastic_runs import TRAIN
+from printed_commands import PRINT_WORDS, fewest_nodes, programs, run_slurm
+
+CLUSTER = TRAIN.parent
+sys.path.insert(0, str(CLUSTER))
+import group
+import train
+
+
+def check_torchrun(words: list[str]) -> argparse.Namespace:
+    """Reads a command as torchrun and then train.py do; both must know each option."""
+    assert words[0] == "python" and words[1].endswith("/agent.py")
+    agent = torchrun.parse_args(words[2:])
+    assert agent.training_script.endswith("train.py")
+    script = train.parse(agent.training_script_args)
+    assert script.epochs == 10 and script.batch == 1024 and script.bfloat16
+    return agent
+
+
+@pytest.mark.parametrize(("live", "first", "number"), [("n[3-4]", "n3", 2), ("n4", "n4", 1)])
+def test_slurm_starts_one_agent_on_each_node_that_lives(tmp_path, live, first, number):
+    ended = run_slurm(tmp_path, PRINT_WORDS, live)
+    assert ended.returncode == 0, ended.stderr
+    words = ended.stdout.splitlines()[:-1]  # the last says how the attempt has ended
+    srun, command = words[: words.index("python")], words[words.index("python") :]
+    assert srun == [
+        *("--overlap", "--no-kill", "--kill-on-bad-exit=0", "--cpus-per-task=32"),
+        *(f"--nodelist={live}", f"--nodes={number}", f"--ntasks={number}"),
+    ]
+    agent = check_torchrun(command)
+    assert torchrun.parse_min_max_nnodes(agent.nnodes) == (1, number)
+    assert agent.rdzv_endpoint == f"{first}:24567" and agent.rdzv_backend == "c10d"
+    assert agent.rdzv_id == "1234567-0-1"
+
+
+ENDS_OF_SRUN = {
+    0: (1, False, 0),
+    78: (1, False, 78),  # exit code: attempts, requeued, exit code of the script
+    2: (1, False, 2),
+    203: (1, True, 0),
+    129: (5, True, 0),
+    137: (5, True, 0),  # killed: a node has failed
+}
+
+
+@pytest.mark.parametrize("code", ENDS_OF_SRUN)
+def test_slurm_starts_again_only_where_it_may_help(tmp_path, code):
+    attempts, requeued, status = ENDS_OF_SRUN[code]
+    ended = run_slurm(tmp_path, srun=f"exit {code}")
+    lines = [f"attempt {n + 1} of start 0 has ended with {code}" for n in range(attempts)]
+    assert ended.stdout.splitlines() == lines + ["requeued"] * requeued
+    assert ended.returncode == status
+
+
+def test_slurm_begins_again_under_another_id_when_all_agents_have_given_up(tmp_path):
+    ended = run_slurm(tmp_path, srun='[[ "$*" = *rdzv-id=1234567-0-3* ]] || exit 129')
+    assert ended.returncode == 0
+    assert "attempt 3 of start 0 has ended with 0" in ended.stdout
+
+
+def test_slurm_waits_for_other_nodes_where_the_model_needs_more_than_live(tmp_path):
+    ended = run_slurm(tmp_path, PRINT_WORDS, live="n4", fewest="echo 2")
+    assert ended.stdout == "1 nodes live, and the model needs 2\nrequeued\n"
+
+
+def test_slurm_takes_another_number_of_nodes_from_those_who_know_better(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEWEST_NODES", "2")
+    ended = run_slurm(tmp_path, PRINT_WORDS, fewest="exit 78")
+    assert "--nnodes=2:2" in ended.stdout.splitlines()
+
+
+def test_slurm_does_not_begin_where_the_model_fits_on_no_number_of_its_nodes(tmp_path):
+    ended = run_slurm(tmp_path, PRINT_WORDS, fewest="echo 3")
+    assert ended.returncode == group.STOP
+    assert ended.stdout == (
+        "the job has 2 nodes, and the model needs 3: ask for more with --nodes\n"
+    )
+    ended = run_slurm(tmp_path, PRINT_WORDS, fewest=f"exit {group.STOP}")
+    assert (ended.returncode, ended.stdout) == (group.STOP, "")
+
+
+def run_pod(folder: Path, container: dict, fewest: str) -> subprocess.CompletedProcess:
+    """What a container's command starts, a word on each line; `fewest` as in run_slurm."""
+    variables = programs(folder, python=fewest_nodes(fewest)) | {"JOB_COMPLETION_INDEX": "0"}
+    return subprocess.run(
+        container["command"], env=variables, check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "jobset"])
+def test_pods_ask_for_as_many_nodes_as_the_model_needs(tmp_path, name):
+    container = pod_of(name)["containers"][0]
+    ended = run_pod(tmp_path, container, "echo 2")
+    assert "--nnodes=2:2" in ended.stdout.splitlines()
+    ended = run_pod(tmp_path, container, f"exit {group.STOP}")
+    assert (ended.returncode, ended.stdout) == (group.STOP, "")
+
+
+def pod_of(name: str) -> dict:
+    spec = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())["spec"]
+    if name == "pytorchjob":
+        return spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    return spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+
+def test_the_options_for_sbatch_come_before_the_first_command():
+    lines = (CLUSTER / "slurm.sbatch").read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert "#SBATCH --ntasks-per-node=1" in lines
+
+
+def test_the_pytorchjob_has_the_form_that_its_operator_reads(tmp_path):
+    job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    spec = job["spec"]
+    assert set(spec) == {"nprocPerNode", "elasticPolicy", "pytorchReplicaSpecs"}
+    assert set(spec["elasticPolicy"]) == {
+        "rdzvBackend",
+        "minReplicas",
+        "maxReplicas",
+        "maxRestarts",
+    }
+    worker = spec["pytorchReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == spec["elasticPolicy"]["maxReplicas"]
+    assert worker["restartPolicy"] == "ExitCode"  # from 128 on it starts the pod again
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["name"] == "pytorch"
+    words = run_pod(tmp_path, container, "echo 1").stdout.splitlines()
+    assert check_torchrun(["python", *words]).nnodes == f"1:{worker['replicas']}"
+    check_volumes(worker["template"]["spec"])
+
+
+@pytest.mark.parametrize("pod", [0, 1])
+def test_the_jobset_has_the_form_that_its_controller_reads(tmp_path, pod):
+    jobset = yaml.safe_load((CLUSTER / "jobset.yaml").read_text())
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert set(jobset["spec"]) == {"failurePolicy", "replicatedJobs"}
+    (job,) = jobset["spec"]["replicatedJobs"]
+    template = job["template"]["spec"]
+    assert template["completionMode"] == "Indexed"
+    final = template["podFailurePolicy"]["rules"][0]
+    assert final["onExitCodes"]["values"] == [group.WRONG_OPTIONS, group.STOP]
+    assert (
+        final["onExitCodes"]["containerName"]
+        == template["template"]["spec"]["containers"][0]["name"]
+    )
+    (rule,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    (container,) = template["template"]["spec"]["containers"]
+    environment = programs(tmp_path, python=fewest_nodes("echo 1"))
+    environment |= {"JOB_COMPLETION_INDEX": str(pod)}
+    words = subprocess.run(
+        container["command"], env=environment, check=True, capture_output=True, text=True
+    )
+    agent = check_torchrun(["python", *words.stdout.splitlines()])
+    assert torchrun.parse_min_max_nnodes(agent.nnodes)[1] == template["parallelism"]
+    name = jobset["metadata"]["name"]
+    assert agent.rdzv_endpoint == f"{name}-{job['name']}-0-0.{name}:29400"
+    assert agent.rdzv_conf == f"is_host={int(pod == 0)}"
+    check_volumes(template["template"]["spec"])
+
+
+@pytest.mark.parametrize("name", ["pytorchjob", "jobset"])
+def test_pods_and_jobs_fit_the_schema_that_kubernetes_publishes(name):
+    whole = yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
+    if name == "jobset":
+        (job,) = whole["spec"]["replicatedJobs"]
+        resource = {"apiVersion": "batch/v1", "kind": "Job", "spec": job["template"]["spec"]}
+    else:
+        pod = whole["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+        resource = {"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]}
+    kubernetes_validate.validate(resource, "1.31", strict=True)
+    container = resource["spec"].get("template", resource)["spec"]["containers"][0]
+    container["imagePolicy"] = "Always"  # no field of theirs
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(resource, "1.31", strict=True)
+
+
+def test_the_pods_get_all_files_of_the_folder():
+    for name in ("pytorchjob", "jobset"):
+        text = (CLUSTER / f"{name}.yaml").read_text()
+        assert "--from-file=cluster\n" in text
+
+
+def check_volumes(pod: dict) -> None:
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
