@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from course_utils.checks import check, points
+from course_utils.checks.catalogue import find
+from course_utils.checks.framework import judge
 from course_utils.grade import (
     copies,
     export,
     gathering,
     gradescope,
     pages,
-    points,
     reading,
     report,
     roster,
@@ -23,6 +25,7 @@ from course_utils.grade import (
 from course_utils.grade.marks import Grade, Mark
 from course_utils.grade.submission import NotGradable, read_file
 from tests.hostile_class.members import hand_in, names_of
+from tests.wrong_answers import ch00
 
 names_of("damaged")
 
@@ -153,6 +156,29 @@ def test_points_that_do_not_fit_are_named(text, says, tmp_path):
     with pytest.raises(ValueError, match="points.toml") as caught:
         points.read(path)
     assert says in str(caught.value)
+
+
+def test_check_gives_the_points_that_the_grader_gives(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    answer = ch00.everything_is_float32
+    check("0.2", answer)
+    assert "so far" not in capsys.readouterr().out, "all or nothing, where no file says otherwise"
+    points.BESIDE.write_text('"0.2" = [0.5, 0.25, 0.125, 0.125]')
+    check("0.2", answer)
+    read = judge(find("0.2"), answer)
+    lines = [[line.requirement, line.ok, line.misconception] for line in read.lines]
+    own = mark(exercise="0.2", lines=lines, points=1).with_points(points.read(points.BESIDE))
+    assert 0 < own.earned < 1
+    assert f"  so far: {own.earned:g} of 1 point\n" in capsys.readouterr().out
+
+
+def test_check_says_what_is_wrong_with_the_points_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    points.BESIDE.write_text('"0.2" = [1]')
+    check("0.2", ch00.everything_is_float32)
+    said = capsys.readouterr().out
+    assert "points.toml: 0.2 has 4 requirements, and 1 numbers are given" in said
+    assert "next: hint" in said
 
 
 ROSTER = "name,email,file,id\nFirst,first@x.org,first,7\nSecond,second@x.org,second,\n"

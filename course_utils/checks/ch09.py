@@ -32,6 +32,9 @@ from course_utils.launch import RankFailure
 # ---- 9.1 Checkpoints -----------------------------------------------------------------------------
 
 
+_AT_RENAME = 1e9  # a file's time of change, in seconds, by which it is seen that nobody wrote later
+
+
 @dataclass(frozen=True)
 class _Raised:
     """What came instead of a checkpoint."""
@@ -92,6 +95,8 @@ def _recorded() -> Iterator[list[_Event]]:
         def call(file, *args, **kwargs):
             found = os.stat(file)
             events.append(_Event(kind, found.st_ino, found.st_size))
+            if kind == "rename":
+                os.utime(file, (_AT_RENAME, _AT_RENAME))  # whoever writes to it now changes that
             return original(file, *args, **kwargs)
 
         return call
@@ -108,13 +113,13 @@ def _recorded() -> Iterator[list[_Event]]:
         yield events
 
 
-def _saved_once(rank, answer, folders, state) -> tuple[list[_Event], list[tuple[int, int]]]:
-    """The events of a save, and the (inode, bytes) of the files that lie in this rank's folder."""
+def _saved_once(rank, answer, folders, state) -> tuple[list[_Event], list[tuple[int, int, float]]]:
+    """The events of a save, and the (inode, bytes, time of change) of the files in this rank's folder."""
     checkpoints = answer(folders[rank], 2)
     with _recorded() as events:
         checkpoints.save(1, state)
     found = [path.stat() for path in _files(folders[rank])]
-    return events, [(stat.st_ino, stat.st_size) for stat in found]
+    return events, [(stat.st_ino, stat.st_size, stat.st_mtime) for stat in found]
 
 
 def _shared(rank, answer, folder, states) -> Any:
@@ -320,6 +325,8 @@ checkpoints = Exercise(
         "never-renamed": "The checkpoint's file has had its name since before it had its bytes: it was written "
         "or copied there. A copy is written piece by piece as well, and a kill leaves a part of it. Only "
         "a rename, `os.replace`, within the same folder, is whole or not at all.",
+        "written-after-rename": "The file is written to after the rename. A kill at that moment leaves a torn "
+        "one under the name that `load` reads: write all of it first, rename, and leave it alone.",
         "no-fsync": "The bytes are not yet on the disk when the file gets its name: there is no "
         "`os.fsync` before. After a power failure the name may stand for an empty file.",
         "fsync-unflushed": "`os.fsync` comes while bytes are still in Python's buffer: it knows only "
@@ -467,12 +474,17 @@ def _(answer, draw):
     state = _state(draw) | {"weights": draw.tensor(draw.integer(50, 90))}
     with tempfile.TemporaryDirectory() as folder:
         [(events, files)] = run(_saved_once, 1, answer, [Path(folder)], state)
-    for inode, size in files:
+    for inode, size, changed in files:
         own = [event for event in events if event.file == inode]
         named = next((i for i, event in enumerate(own) if event.kind == "rename"), None)
         if named is None:
             got = "a file that had its name while its bytes were written"
             raise Wrong("never-renamed", expected="a file that a rename gave its name", got=got)
+        if changed != _AT_RENAME:
+            got = "one that was written to again"
+            raise Wrong(
+                "written-after-rename", expected="a file left alone after its rename", got=got
+            )
         synced = [event.size for event in own[:named] if event.kind == "fsync"]
         if size not in synced:
             slug = "fsync-unflushed" if synced else "no-fsync"

@@ -6,11 +6,11 @@ see `NotPassed`.
 
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from course_utils.checks import catalogue, progress
+from course_utils.checks import catalogue, points, progress
 from course_utils.checks.framework import Exercise, Line, Outcome, judge
 
 _WIDTH = 96
@@ -38,11 +38,20 @@ def check(exercise_id: str, answer: Any = None) -> None:
     except LookupError as error:
         print(error.args[0])
         return
-    print(render(outcome))
+    print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
     if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
         raise NotPassed(outcome.exercise)
+
+
+def _shares(exercise: Exercise) -> list[float] | None:
+    """What the instructor gives for each requirement, where a points.toml lies beside the notebook."""
+    try:
+        return points.read(points.BESIDE).get(exercise.id) if points.BESIDE.exists() else None
+    except ValueError as error:
+        print(f"Without points for requirements: {error}")
+        return None
 
 
 def examine(exercise_id: str, answer: Any, seed: str | None = None) -> Outcome:
@@ -101,19 +110,22 @@ def _told(action: Callable[[Any], str], argument: Any) -> bool:
     return True
 
 
-def render(outcome: Outcome) -> str:
-    """The text that `check` prints."""
+def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
+    """The text that `check` prints. shares: the points of each requirement, where these have some."""
     exercise = outcome.exercise
     title = f"{exercise.id} {exercise.name}"
-    points = f"{exercise.points} point{'s' if exercise.points != 1 else ''}"
+    worth = f"{exercise.points} point{'s' if exercise.points != 1 else ''}"
     if outcome.status == "not attempted":
         return f"{title}: not attempted yet"
-    parts = [f"{title:<54} ({points})"]
+    parts = [f"{title:<54} ({worth})"]
     seen: set[str] = set()
     for line in outcome.lines:
         parts += _render_line(line, exercise.misconceptions, seen)
     if outcome.status == "passed":
-        return "\n".join([*parts, f"  passed: {points}"])
+        return "\n".join([*parts, f"  passed: {worth}"])
+    if shares is not None:
+        earned = points.met(shares, (line.ok for line in outcome.lines))
+        parts.append(f"  so far: {earned:g} of {worth}")
     if outcome.printed:
         parts.append("  your code printed:")
         parts += [f"      {line[:_WIDTH]}" for line in outcome.printed[:8]]

@@ -11,8 +11,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from course_utils import hardware
-from course_utils.checks import catalogue
-from course_utils.grade import copies, export, gathering, pages, points, report, roster, summary
+from course_utils.checks import catalogue, points
+from course_utils.grade import copies, export, gathering, pages, report, roster, summary
 from course_utils.grade.grading import DEFAULT_VARIANT, grade_files
 from course_utils.grade.marks import Grade
 from course_utils.grade.submission import NotGradable, read_file

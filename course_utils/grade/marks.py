@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from course_utils.checks.points import met
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -14,7 +16,7 @@ class Mark:
     feedback: the text that `check` prints; for the last two, a sentence that says what happened.
     lines: each requirement, whether it was met (None: not looked at), and the mistake or None.
     seconds: how long it took; the only part that differs from run to run.
-    partial: what is earned where requirements have points of their own (points.py), else None.
+    partial: what is earned where requirements have points of their own (checks/points.py), else None.
     """
 
     exercise: str
@@ -39,8 +41,7 @@ class Mark:
         own = shares.get(self.exercise)
         if own is None or self.status == "passed":
             return self
-        met = sum(share for share, (_, ok, _) in zip(own, self.lines, strict=False) if ok is True)
-        return replace(self, partial=float(met))
+        return replace(self, partial=met(own, (ok for _, ok, _ in self.lines)))
 
 
 @dataclass(frozen=True)

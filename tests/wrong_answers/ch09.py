@@ -320,6 +320,15 @@ class CopiesFromTheTemporaryFolder(_Checkpoints):
             shutil.copy(file.name, path)
 
 
+@wrong("9.1", names="written-after-rename")
+class RewritesWhatItHasRenamed(_Checkpoints):
+    """The same bytes once more, in place."""
+
+    def write(self, path, data):
+        super().write(path, data)
+        path.write_bytes(data)
+
+
 @wrong("9.1", names="takes-the-torn")
 class TakesAnythingThatHasAStep(_Checkpoints):
     """Reads the unfinished file first: it has the step in its name."""

@@ -3,15 +3,23 @@
     "3.1" = [0.5, 0.5, 0.5, 0.5]     # one number for each line of the check, in its order
 
 An exercise that is not in the file stays all or nothing. The numbers add up to the exercise's
-points. `check` names the requirements.
+points. `check` names the requirements. The grader is told where the file is; `check` takes the one
+beside the notebook.
 """
 
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from course_utils.checks import catalogue
 
 Points = dict[str, list[float]]
+BESIDE = Path("points.toml")  # of a notebook: a kernel works in the notebook's folder
+
+
+def met(shares: Sequence[float], requirements: Iterable[bool | None]) -> float:
+    """The points of the requirements that are met; None is one that was not looked at."""
+    return float(sum(share for share, ok in zip(shares, requirements, strict=False) if ok is True))
 
 
 def read(path: Path) -> Points:
