@@ -31,13 +31,19 @@ def install() -> None:
     if _library is not None:
         return
     _library = torch.library.Library("c10d", "IMPL")
+    for name, operator in operators():
+        _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
+    _show_waits()
+
+
+def operators() -> Iterator[tuple[str, torch._ops.OpOverload]]:
+    """The operators of c10d that work in a process group, each with its name."""
     for full_name in torch._C._dispatch_get_all_op_names():
         library, _, name = full_name.partition("::")
         if library == "c10d" and "." not in name:
             operator = getattr(torch.ops.c10d, name).default
             if any(argument.name == "process_group" for argument in operator._schema.arguments):
-                _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
-    _show_waits()
+                yield name, operator
 
 
 def listen(listener: Listener) -> None:
