@@ -19,7 +19,7 @@ from course_utils.strict import memory, queues, rules
 from course_utils.strict.queues import Flight, Queue
 
 _SENDS_ONLY = ("send", "barrier")
-_BETWEEN = ("torch._ops", "torch.library", "torch._library")
+_BETWEEN = ("course_utils.strict", "course_utils.intercept", "torch._ops", "torch.library")
 _libraries = []
 
 
@@ -70,7 +70,10 @@ def install() -> None:
     device = memory.NAME
     c10d.Backend._plugins["NCCL"] = c10d.Backend._BackendPlugin(_create, True)
     c10d.Backend.backend_capability["nccl"] = [device]
+    c10d.Backend.backend_capability["gloo"] = ["cpu", device]  # as it takes tensors of CUDA
     c10d.Backend.default_device_backend_map[device] = "nccl"
+    # DDP's logger has no clock for such a device, and says so to every cell
+    dist.Logger.set_runtime_stats_and_log = lambda logger: None
     _batch_calls()
     queues.install()
     library = torch.library.Library("c10d", "IMPL")
@@ -94,24 +97,32 @@ def _kernel(name, operator):
     def kernel(*args):
         given = dict(zip(names, args))
         group = dist.ProcessGroup.unbox(given["process_group"])
+        if not _is_nccls(group):  # gloo copies to the CPU and back
+            result = operator.redispatch(memory.CPU, *map(_seen, args))
+            return result if one_result else (args[0], result[-1])
         communicator = _communicators[group.group_name]
         rules.check_call(name, given)
         outputs = [] if name in _SENDS_ONLY else _flat(args[0])
         queues.touched(_flat(list(args)))
         start = _start(name, operator, given, communicator)
-        work = _put(name, communicator, start, outputs)
+        work = _put(communicator, start, outputs)
         return work.boxed() if one_result else (args[0], work.boxed())
 
     return kernel
 
 
-def _put(name, communicator, start, outputs):
+def _is_nccls(group):
+    return group._get_backend(memory.device()) is _communicators.get(group.group_name)
+
+
+def _put(communicator, start, outputs):
     batch = communicator.batch
     if batch is not None:
         batch.starts.append(start)
         batch.flight.fills(outputs)
         return batch.flight.work
-    flight = Flight(name.rstrip("_"), communicator.queue, outputs, watched=_called_from_python())
+    caller = _python_caller()
+    flight = Flight(caller, communicator.queue, outputs, watched=caller is not None)
     communicator.queue.put(flight, [start])
     return flight.work
 
@@ -164,16 +175,17 @@ def _batch_calls():
     dist.ProcessGroup._end_coalescing = end_batch
 
 
-def _called_from_python() -> bool:
-    """Whether Python got the call's Work. DDP's reducer and the functional collectives call from
-    C++ and wait there, unseen."""
+def _python_caller() -> str | None:
+    """The function of torch.distributed that makes this call, such as "all_reduce"; None if Python
+    never gets the call's Work: DDP's reducer and the functional collectives call from C++ and wait
+    there, unseen."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(
-        ("course_utils.strict", "course_utils.intercept", *_BETWEEN)
-    ):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
-    caller = "torch." if frame is None else frame.f_globals.get("__name__", "")
-    return caller == c10d.__name__ or not caller.startswith("torch.")
+    module = "torch." if frame is None else frame.f_globals.get("__name__", "")
+    if module == c10d.__name__ or not module.startswith("torch."):
+        return frame.f_code.co_name
+    return None
 
 
 def _flat(value) -> list[Tensor]:

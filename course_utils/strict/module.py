@@ -12,7 +12,7 @@ class Stream:
 
     def __init__(self, device=None, priority=0, **_):
         self.device = memory.device()
-        self.stream_id = 0
+        self.device_index, self.device_type, self.stream_id = 0, 20, 0
 
     def synchronize(self) -> None:
         queues.join_all()

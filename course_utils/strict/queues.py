@@ -26,7 +26,7 @@ _TRACING = "course_utils.trace"  # asks for a future to take the time, not to wa
 class Flight:
     """A call that is on its way: its name, its queue, its work and the memory that it fills."""
 
-    def __init__(self, name: str, queue: "Queue", outputs: Iterable[Tensor], watched: bool):
+    def __init__(self, name: str | None, queue: "Queue", outputs: Iterable[Tensor], watched: bool):
         self.name, self.queue = name, queue
         self.spans: list[tuple[int, int]] = []
         self.tensors: list[Tensor] = []
