@@ -215,7 +215,8 @@ def device() -> torch.device:
     notebook's kernel the first GPU, or the CPU where there is none."""
     if dist.is_available() and dist.is_initialized():
         if dist.get_backend() == "nccl":
-            return torch.device("cuda", torch.cuda.current_device())
+            accelerator = torch.accelerator.current_accelerator()  # under strict rules not CUDA
+            return torch.device(accelerator.type, torch.get_device_module().current_device())
         return torch.device("cpu")
     return torch.device("cuda", 0) if _torch_gpus() else torch.device("cpu")
 

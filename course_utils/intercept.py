@@ -9,6 +9,7 @@ The key BackendSelect is the one that all calls pass, with or without autograd a
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -31,13 +32,22 @@ def install() -> None:
     if _library is not None:
         return
     _library = torch.library.Library("c10d", "IMPL")
+    for name, operator in operators():
+        _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
+    _show_waits()
+
+
+@functools.cache  # the search takes tens of milliseconds; processes forked from this one have it
+def operators() -> list[tuple[str, torch._ops.OpOverload]]:
+    """The operators of c10d that work in a process group, each with its name."""
+    found = []
     for full_name in torch._C._dispatch_get_all_op_names():
         library, _, name = full_name.partition("::")
         if library == "c10d" and "." not in name:
             operator = getattr(torch.ops.c10d, name).default
             if any(argument.name == "process_group" for argument in operator._schema.arguments):
-                _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
-    _show_waits()
+                found.append((name, operator))
+    return found
 
 
 def listen(listener: Listener) -> None:

@@ -6,6 +6,8 @@ import math
 import operator
 import os
 
+from course_utils import strict
+
 MOST_RANKS = 64
 _FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
 
@@ -70,6 +72,14 @@ def _check_files(nprocs):
             f"launch needs {needed} open files for {nprocs} ranks; this process has {open_now} "
             f"and may have {most}. Close some, or raise the limit (ulimit -n) and start again",
         )
+
+
+def check_rules(rules) -> str | None:
+    """Returns the rules to launch under: those given, else those of the environment."""
+    given = os.environ.get("COURSE_RULES") or None if rules is None else rules
+    if given is not None and given not in strict.RULES:
+        raise ValueError(f'launch(rules=...), or COURSE_RULES, is "nccl" or not given, not {_short(given)}.')
+    return given
 
 
 def _check_timeout(timeout):

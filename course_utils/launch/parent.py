@@ -27,12 +27,15 @@ from course_utils.launch.process import Rank
 from course_utils.launch.supervise import Supervision
 
 
-def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
+def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = None) -> list:
     """Runs fn(rank, *args) in `nprocs` fresh processes that form a process group.
 
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL;
     otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number.
+
+    rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
+    its words (see `course_utils.strict`). Left out, the environment's COURSE_RULES counts.
 
     Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
@@ -48,12 +51,13 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0) -> list:
             "groups among them with dist.new_group."
         )
     nprocs = arguments.check(fn, nprocs, args, timeout)
+    rules = arguments.check_rules(rules)
     call = _packed(fn, args)
     with _temporary_folder(nprocs) as (folder, records), sockets.near(folder) as place:
         server.ensure_running()
         ranks = []
         try:
-            job = _job(nprocs, folder, place, timeout)
+            job = _job(nprocs, folder, place, timeout, rules)
             for record in records:
                 _start(ranks, record)
                 ranks[-1].give(job)  # it begins while the next one starts
@@ -124,7 +128,7 @@ def _run(ranks, timeout):
     return [r.report["result"] for r in ranks]
 
 
-def _job(nprocs, folder, place, timeout):
+def _job(nprocs, folder, place, timeout, rules):
     """What each rank needs to know, packed."""
     placement = hardware.placement(nprocs)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
@@ -135,6 +139,7 @@ def _job(nprocs, folder, place, timeout):
             "sockets": place,
             "backend": placement.backend,
             "devices": placement.devices,
+            "rules": rules if placement.backend == "gloo" else None,  # NCCL has its own
             # Nothing listens beyond this machine.
             "environment": dict(os.environ)
             | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET},

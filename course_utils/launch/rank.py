@@ -21,7 +21,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware, intercept, versions
+from course_utils import hardware, intercept, strict, versions
 from course_utils.launch import family, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
 from course_utils.launch.frames import is_own
@@ -188,15 +188,17 @@ def _end_of_a_fork():
 
 
 def _join_group(job, rank):
-    device = job["devices"][rank]
+    backend, device = job["backend"], job["devices"][rank]
     gpu = device if device.type == "cuda" else None
     if gpu:
         torch.cuda.set_device(gpu)
+    if job["rules"]:
+        backend, gpu = job["rules"], strict.install()
     intercept.listen(peers.refuse_impossible)  # before it is on record
     recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
     intercept.listen(recorder.hear)
     dist.init_process_group(
-        job["backend"],
+        backend,
         store=dist.FileStore(os.path.join(job["folder"], "store"), job["nprocs"]),
         rank=rank,
         world_size=job["nprocs"],

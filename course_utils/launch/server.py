@@ -27,6 +27,8 @@ _CHECKS = Path(__file__).resolve().parents[1] / "checks"
 # a module that is missing is skipped.)
 _PRELOADED = [
     "course_utils.launch.rank",
+    "course_utils.strict.device",
+    "course_utils.strict.group",
     "torch._dynamo",
     "torchvision",
     "course_utils.mnist",

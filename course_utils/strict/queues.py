@@ -1,0 +1,132 @@
+"""One queue a communicator, as NCCL has: what is called on it runs in the order of the calls.
+
+A call returns when it is in the queue. It begins when all before it in the queue have ended, so an
+isend keeps an irecv behind it waiting, which gloo alone would not. Waiting for a call means waiting
+for all before it too.
+
+A result that nobody has waited for is in flight: a kernel that touches it would, on a GPU, read
+whatever lies there. Here it fails, whether or not the bytes have arrived by chance.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future
+
+from course_utils.strict import rules
+
+_flights: list["Flight"] = []  # those of which nobody has waited for the end, in order
+_TRACING = "course_utils.trace"  # asks for a future to take the time, not to wait
+
+
+class Flight:
+    """A call that is on its way: its name, its queue, its work and the memory that it fills."""
+
+    def __init__(self, name: str | None, queue: "Queue", outputs: Iterable[Tensor], watched: bool):
+        self.name, self.queue = name, queue
+        self.spans: list[tuple[int, int]] = []
+        self.tensors: list[Tensor] = []
+        self.error: BaseException | None = None
+        self.fills(outputs)
+        self.future = torch.futures.Future()
+        self.work = _create_work_from_future(self.future)
+        if watched:
+            _flights.append(self)
+
+    def fills(self, outputs: Iterable[Tensor]) -> None:
+        """This call, or one more of its batch, fills these tensors."""
+        self.tensors += outputs
+        self.spans += [_span(tensor) for tensor in outputs if tensor.numel()]
+
+    def end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.future.set_result(self.tensors)
+
+    def joined(self) -> None:
+        """Somebody has waited: this call has ended, and so have all before it in its queue. Raises
+        what they have raised."""
+        before = [f for f in _flights[: _flights.index(self) + 1] if f.queue is self.queue]
+        _flights[:] = [f for f in _flights if f not in before]
+        for flight in before:
+            if flight.error is not None:
+                raise flight.error
+
+
+class Queue:
+    """The calls of one communicator, one after the other, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "communicator")
+
+    def put(self, flight: Flight, starts: list[Callable[[], dist.Work | None]]) -> None:
+        """Starts all of `starts` together when their turn comes, and ends the flight with them."""
+        self._thread.submit(_carry, flight, starts)
+
+
+def _carry(flight, starts):
+    error = None
+    try:
+        finishes = [start() for start in starts]
+        for finish in finishes:
+            finish()
+    except BaseException as failed:  # noqa: BLE001 - it belongs to who waits
+        error = failed
+    flight.end(error)
+
+
+def touched(tensors: Iterable[Tensor]) -> None:
+    """To be called by each kernel before it reads or writes tensors of the device."""
+    if not _flights:
+        return
+    for tensor in tensors:
+        if tensor.numel():
+            first, last = _span(tensor)
+            for flight in _flights:
+                if any(a < last and first < b for a, b in flight.spans):
+                    rules.refuse_in_flight(flight.name)
+
+
+def join_all() -> None:
+    """What `torch.cuda.synchronize()` does."""
+    for flight in list(_flights):
+        flight.work.wait()
+
+
+def install() -> None:
+    """Lets this module see who waits, in front of PyTorch's own methods of Work."""
+    wait, completed, future = dist.Work.wait, dist.Work.is_completed, dist.Work.get_future
+
+    def wait_and_join(work, *args, **kwargs):
+        result = wait(work, *args, **kwargs)
+        _join(work)
+        return result
+
+    def ask_and_join(work):
+        done = completed(work)
+        if done:
+            _join(work)
+        return done
+
+    def future_and_join(work):
+        if sys._getframe(1).f_globals.get("__name__") != _TRACING:
+            _join(work)  # whoever asks for the future waits there
+        return future(work)
+
+    dist.Work.wait, dist.Work.is_completed = wait_and_join, ask_and_join
+    dist.Work.get_future = future_and_join
+
+
+def _join(work):
+    flight = next((f for f in _flights if f.work is work), None)
+    if flight is not None:
+        flight.joined()
+
+
+def _span(tensor):
+    """The first byte of a tensor, and the one after its last."""
+    reach = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

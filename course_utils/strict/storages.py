@@ -1,0 +1,54 @@
+"""Storages of the strict device, where PyTorch's C++ would ask an allocator for bytes.
+
+Memory that FSDP frees (a storage resized to 0) is not given back but filled with bytes that no
+computation survives unseen, so that a kernel which still reads it shows.
+"""
+
+import os
+import re
+
+import torch
+
+from course_utils.strict import memory
+
+_BEFORE_PYTORCHS_OWN = 5  # its entry for devices of this kind has 20, and needs an allocator
+_NOT_HERE = (
+    "Attempting to deserialize object on CUDA device {saved} but torch.cuda.device_count() is 1. "
+    "Please use torch.load with map_location to map your storages to an existing device."
+)  # torch/serialization.py, _validate_device
+
+
+def install() -> None:
+    torch.serialization.register_package(_BEFORE_PYTORCHS_OWN, _tag, _restore)
+    resize = torch.UntypedStorage.resize_
+    torch.UntypedStorage.resize_ = lambda s, size: (
+        _resize(s, size) if s.device.type == memory.NAME else resize(s, size)
+    )
+
+
+def _resize(storage, size):
+    """The bytes stay where they are: C++ holds their address in every view."""
+    bytes_ = memory.of_storage(storage)
+    if size > len(bytes_):
+        raise RuntimeError("Trying to resize storage that is not resizable")
+    if size == 0:
+        bytes_.fill_(0xFF)  # NaN as any floating dtype
+    return storage
+
+
+def _tag(storage):
+    """The device that a checkpoint notes: under NCCL each rank has a GPU of its own."""
+    if storage.device.type == memory.NAME:
+        return f"{memory.NAME}:{os.environ.get('LOCAL_RANK', 0)}"
+    return None
+
+
+def _restore(storage, location):
+    """What torch.load without map_location does: back to the device that the file names."""
+    found = re.fullmatch(rf"{memory.NAME}(?::(\d+))?", location)
+    if found is None:
+        return None
+    saved, here = found[1] or "0", os.environ.get("LOCAL_RANK", "0")
+    if saved != here:
+        raise RuntimeError(_NOT_HERE.format(saved=saved))
+    return memory.storage_on_device(storage)
