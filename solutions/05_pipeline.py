@@ -1694,30 +1694,30 @@ explore.Explorer(
 # share of the five schedules, with the chosen one in orange. Those on the right say how many
 # micro-batches each rank stores at most; the first rank stores the most.*
 #
-# And the figure to remember: idle time against memory. Each point is a schedule for 8 stages, and m
-# grows from 8 to 64 along each line.
+# And the figure to remember, for 8 stages: what more micro-batches gain, and what they cost.
 
 # %%
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
-for name, marker in zip(("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2"), "osD^v"):
-    idle, stored = [], []
-    for m in (8, 16, 32, 64):
-        result = schedules.simulate(plan_for(name, 8, m, chunks=2))
-        idle.append(100 * result.idle_share)
-        stored.append(max(result.peak_in_flight) / (2 if name == "interleaved" else 1))
-    ax.plot(stored, idle, marker=marker, label=name)
+sizes = [8, 16, 32, 64]
+figure, axes = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
+for width, name in zip((5, 4, 3, 2, 1), ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2")):
+    results = [schedules.simulate(plan_for(name, 8, m, chunks=2)) for m in sizes]
+    chunks = 2 if name == "interleaved" else 1  # each holds half of the layers
+    idle = [100 * result.idle_share for result in results]
+    stored = [max(result.peak_in_flight) / chunks for result in results]
+    for ax, values in zip(axes, (idle, stored)):
+        ax.plot(sizes, values, marker="o", markersize=4 + width, linewidth=width, label=name)
     print(f"{name:12} m = 64: idle {idle[-1]:4.1f} %, micro-batches stored {stored[-1]:g}")
-ax.set_xscale("log", base=2)
-ax.set_xticks([8, 16, 32, 64], ["8", "16", "32", "64"])
-ax.set(xlabel="micro-batches stored on the fullest rank", ylabel="idle share (%)")
-ax.set_title("Idle time against memory, 8 stages (simulated)")
-ax.legend()
+for ax, title in zip(axes, ("Idle share (%)", "Stored on the fullest rank")):
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, sizes)
+    ax.set(xlabel="micro-batches of a step", title=title, ylim=(-1, None))
+axes[0].legend()
 plt.show()
 
 # %% [markdown]
-# *GPipe's line runs to the right: it stores every micro-batch that it adds to lower its idle time.
-# The other lines fall straight down once their shelves are full. ZB-H2 reaches zero and pays with
-# nearly twice the memory of 1F1B.*
+# *Left: more micro-batches lower the idle share under every schedule; GPipe's and 1F1B's are the same.
+# Right: only GPipe pays with memory for each of them. The others' shelves are full at a fixed number, those
+# of 1F1B and ZB-H1 at 8. ZB-H2 idles least and stores nearly twice as much.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same pipeline under torchrun
