@@ -1,273 +1,103 @@
-"""Runs the whole fault table of `launch` again and again, and counts what goes wrong.
+"""Runs all tests of `launch` again and again in one process, and counts what goes wrong.
 
     python tests/soak_launch.py --rounds 20
 
-Each row has to end as the table says, leave no process, no temporary file and no listening port,
-and the next call has to work. One line a round; the exit code is 1 if anything went wrong. A
-round takes about a minute and a half; other work on the machine does not matter, on the contrary.
+A round is the fault table and all other tests of launch, but for the random programs and the
+thousands of launches of the other soaks. Each test has to pass, each file of tests has to leave no
+process, no temporary file and no listening port, and what launch says in a test has to be the same
+in every round. One line a round; the exit code is 1 if anything went wrong. Other work on the
+machine does not matter, on the contrary.
 """
 
 import argparse
 import contextlib
-import ctypes
 import io
-import os
-import resource
+import itertools
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from pathlib import Path
 
-import psutil
-import torch
-from fault_table import FAULTS
+import pytest
 from leftovers import nothing_left
 
 from course_utils.launch import RankFailure, launch
 
-FOLDER = Path(tempfile.mkdtemp(prefix="soak-launch-"))
-
-
-def failure_of(fn, *args, **options):
-    try:
-        launch(fn, *args, **options)
-    except RankFailure as failure:
-        return failure
-    raise AssertionError("launch returned")
-
-
-def row_of(fault):
-    def row():
-        fault.check(failure_of(fault.fn, fault.nprocs, timeout=fault.timeout))
-
-    row.__name__ = fault.fn.__name__
-    return row
-
-
-# --- rows that need more than one call ----------------------------------------------------------
-
-
-def _barrier_that_ends_never(rank):
-    torch.distributed.barrier()
-    time.sleep(1000)
-
-
-def interrupted():
-    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
-    try:
-        launch(_barrier_that_ends_never, 2)
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("launch returned")
-
-
-KERNEL = """
-import time
-from course_utils.launch import launch
-
-def work(rank):
-    print("rank", rank)
-    time.sleep(1000)
-
-launch(work, 2)
-"""
-
-
-def kernel_killed():
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", KERNEL],
-        env={**os.environ, "TMPDIR": str(FOLDER), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-    )
-    assert kernel.stdout.readline() == b"[rank 0] rank 0\n"
-    below = psutil.Process(kernel.pid).children(recursive=True)
-    assert len(below) >= 5  # two ranks, fork server, resource tracker, janitor
-    kernel.kill()
-    kernel.communicate()
-    _, alive = psutil.wait_procs(below, timeout=2)
-    assert not alive, f"left behind: {alive}"
-    assert not list(FOLDER.glob("pymp-*"))
-
-
-def _flood(rank):
-    for _ in range(1000):
-        sys.stdout.write(1000 * (99 * "x" + "\n"))
-    os.write(1, b"the end")
-
-
-def prints_100_mb():
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        launch(_flood, 2)
-    text = shown.getvalue()
-    assert text.count("[rank 0] the end\n") == text.count("[rank 1] the end\n") == 1
-    assert text.count("bytes left out") == 2 and len(text) < 1_000_000
-
-
-def _half_a_line(rank):
-    print("whole line\nhalf a l", end="")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def prints_half_a_line_and_dies():
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        assert failure_of(_half_a_line, 2).kind == "signal"
-    assert shown.getvalue() == "".join(
-        f"[rank {rank}] whole line\n[rank {rank}] half a l\n" for rank in range(2)
-    )
-
-
-def returns_100_mb():
-    for rank, got in enumerate(launch(lambda rank: torch.full((25_000_000,), rank), 2)):
-        assert got.shape == (25_000_000,) and got[-1] == rank
-
-
-def _launches(rank):
-    return launch(_rank, 2)
-
-
-def launch_inside_launch():
-    assert "launch was called inside a rank" in str(failure_of(_launches, 2))
-
-
-def three_launches_at_once():
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(launch(_rank, 2))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [[0, 1]] * 3
-
-
-def wrong_arguments():
-    for fn, nprocs in [
-        (_rank, 0),
-        (_rank, -1),
-        (_rank, 1.5),
-        (_rank, 65),
-        (lambda: 0, 2),
-        (torch.nn.Linear, 2),
-    ]:
-        try:
-            launch(fn, nprocs)
-        except (TypeError, ValueError):
-            continue
-        raise AssertionError(f"launch accepted {fn}, {nprocs}")
-
-
-def argument_that_cannot_be_pickled():
-    assert failure_of(lambda rank, lock: 0, 2, threading.Lock()).kind == "pickle"
-
-
-def _speak(rank):
-    print("one")
-    os.write(1, b"two\n")
-    ctypes.CDLL(None).printf(b"three\n")
-
-
-def prints_from_c():
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        launch(_speak, 2)
-    assert sorted(shown.getvalue().splitlines()) == sorted(
-        f"[rank {rank}] {word}" for rank in range(2) for word in ("one", "two", "three")
-    )
-
-
-def after_threads_were_set():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert launch(_rank, 2) == [0, 1]
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _files_up_to(size):
-    """No file may grow beyond `size` bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def full_temporary_folder():
-    with _files_up_to(0):
-        try:
-            launch(_rank, 2)
-        except OSError as error:
-            assert "launch cannot write to the temporary folder" in str(error)
-        else:
-            raise AssertionError("launch returned")
-
-
-def missing_temporary_folder():
-    tempfile.tempdir = str(FOLDER / "missing")
-    try:
-        launch(_rank, 2)
-    except OSError as error:
-        assert "launch cannot write to the temporary folder" in str(error)
-    else:
-        raise AssertionError("launch returned")
-    finally:
-        tempfile.tempdir = str(FOLDER)
-
-
-def _rank(rank):
-    return rank
-
-
-ROWS = [
-    *map(row_of, FAULTS),
-    interrupted,
-    kernel_killed,
-    prints_100_mb,
-    prints_half_a_line_and_dies,
-    returns_100_mb,
-    launch_inside_launch,
-    three_launches_at_once,
-    wrong_arguments,
-    argument_that_cannot_be_pickled,
-    prints_from_c,
-    after_threads_were_set,
-    full_temporary_folder,
-    missing_temporary_folder,
+_HERE = Path(__file__).parent
+_FILES = [
+    f"test_launch{part}.py" for part in ("_faults", "_hangs", "", "_ends", "_frames", "_kernel")
 ]
+_OPTIONS = ["-q", "--no-header", "--no-summary", "-n", "0", "-p", "no:cacheprovider"]
+# Here the alarm comes a moment before or after the end of the function.
+_EITHER_WAY = "test_alarms_end_with_the_function"
 
 
-def run_round():
-    """Runs each row once; returns the names of rows with leftovers and of those with flakes."""
-    leftovers, flakes = [], []
-    for row in ROWS:
+class Watch:
+    """A plugin of pytest that notes what is wrong in a run, and what launch has said in each test."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._now = []
+        self.said = {}
+        self.left = []
+        self.flakes = []
+
+    def hear(self, message: str) -> None:
+        """To be called with the message of each failure."""
+        self._now.append(message)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self):
+        before, tempfile.tempdir = tempfile.tempdir, str(self._folder)
         try:
-            with nothing_left(FOLDER), contextlib.redirect_stdout(io.StringIO()):
-                _checked(row, flakes)
-                assert launch(_rank, 2) == [0, 1], "the next call does not work"
+            with nothing_left(self._folder):
+                return (yield)
         except AssertionError as error:
-            leftovers.append(row.__name__)
-            print(f"  {row.__name__}: {error}", flush=True)
-    return leftovers, flakes
+            self.left.append(str(error))
+            return True
+        finally:
+            tempfile.tempdir = before
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self._now = []
+        result = yield
+        # Failures of launches at once, from threads, come in any order.
+        self.said[item.nodeid] = [] if item.name == _EITHER_WAY else sorted(self._now)
+        return result
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.flakes.append(f"{report.nodeid}: {report.longreprtext}")
 
 
-def _checked(row, flakes):
-    try:
-        row()
-    except BaseException:  # noqa: BLE001 - every wrong end of a row counts
-        flakes.append(row.__name__)
-        print(f"  {row.__name__}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+def run_round(watch: Watch, folder: str) -> None:
+    """Runs each file of tests once."""
+    for file in _FILES:
+        with contextlib.redirect_stdout(io.StringIO()):
+            pytest.main([*_OPTIONS, f"--basetemp={folder}", str(_HERE / file)], [watch])
+
+
+def _listening(watches: list[Watch]) -> None:
+    """From now on the newest of `watches` hears what every failure says."""
+    make = RankFailure.__init__
+
+    def make_and_tell(failure, message, *args, **kwargs):
+        watches[-1].hear(message)
+        make(failure, message, *args, **kwargs)
+
+    RankFailure.__init__ = make_and_tell
+
+
+def _changed(watch: Watch, first: Watch) -> list[str]:
+    """What was said in another way than in the first round."""
+    return [
+        f"{name}: first {first.said[name]}, now {said}"
+        for name, said in watch.said.items()
+        if said != first.said.get(name, said)
+    ]
 
 
 def main():
@@ -275,21 +105,34 @@ def main():
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
-    launch(_rank, 2)  # multiprocessing's own folder lies elsewhere
-    tempfile.tempdir = str(FOLDER)
-    total = [0, 0]
+    launch(int, 2)  # multiprocessing's own folder lies elsewhere
+    folder, tests = (Path(tempfile.mkdtemp(prefix=f"soak-{name}-")) for name in ("launch", "tests"))
+    watches = []
+    _listening(watches)
     for number in range(1, rounds + 1):
         start = time.monotonic()
-        wrong = run_round()
-        total = [before + len(names) for before, names in zip(total, wrong)]
+        watches.append(Watch(folder))
+        run_round(watches[-1], str(tests))
+        newest = watches[-1]
+        wrong = {
+            "leftovers": newest.left,
+            "flakes": newest.flakes,
+            "other messages": _changed(newest, watches[0]),
+        }
+        for what in itertools.chain(*wrong.values()):
+            print(what, flush=True)
+        counts = ", ".join(f"{len(found)} {name}" for name, found in wrong.items())
+        seconds = time.monotonic() - start
         print(
-            f"round {number}/{rounds}: {len(ROWS)} rows, {len(wrong[0])} leftovers, "
-            f"{len(wrong[1])} flakes, {time.monotonic() - start:.0f} s",
+            f"round {number}/{rounds}: {len(newest.said)} tests, "
+            f"{sum(map(len, newest.said.values()))} messages, {counts}, {seconds:.0f} s",
             flush=True,
         )
-    print(f"{rounds} rounds: {total[0]} leftovers, {total[1]} flakes")
-    shutil.rmtree(FOLDER)
-    sys.exit(any(total))
+    for path in (folder, tests):
+        shutil.rmtree(path, ignore_errors=True)
+    total = sum(len(w.left) + len(w.flakes) + len(_changed(w, watches[0])) for w in watches)
+    print(f"{rounds} rounds: {total} complaints")
+    sys.exit(bool(total))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from leftovers import nothing_left
 
 from course_utils import hardware
-from course_utils.launch import RankFailure, launch, output, packing, rank, server, supervise
+from course_utils.launch import RankFailure, launch, output, packing, server, supervise
 
 
 def total(rank, start=0):
@@ -530,21 +530,6 @@ def test_alarms_end_with_the_function():
         assert [got.sum().item() for got in launch(work, 2)] == [10_000_000] * 2
     except RankFailure as failure:
         assert failure.error == "RuntimeError" and "too late" in str(failure)
-
-
-def test_an_error_on_the_way_out_of_the_function_hides_none():
-    """A handler of a signal may raise when the function has raised, outside of its lines."""
-    ours = compile("try:\n    fn()\nfinally:\n    1 / 0", rank.__file__, "exec")
-
-    def fails():
-        raise KeyError("weights")
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        exec(ours, {"fn": fails})
-    assert isinstance(rank._from_the_function(caught.value), KeyError)
-    with pytest.raises(ZeroDivisionError) as caught:
-        exec(ours, {"fn": print})
-    assert rank._from_the_function(caught.value) is caught.value
 
 
 def test_a_call_with_a_limit_of_its_own_may_go_on(monkeypatch):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from leftovers import nothing_left
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, family, launch, server
+from course_utils.launch import RankFailure, family, launch, rank, server
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pidfds")
 
@@ -212,6 +212,59 @@ def test_a_fork_server_that_is_killed_during_a_run():
         launch(work, 2, killed)
     assert (caught.value.kind, caught.value.rank) == ("signal", None)
     assert not psutil.pid_exists(killed)  # not even as a zombie
+    assert launch(_number, 2) == [0, 1]
+
+
+_WAY_OUT = """
+try:
+    try:
+        fn()
+    finally:
+        1 / 0  # as a handler of a signal may do
+except ZeroDivisionError as error:
+    caught = error
+"""
+
+
+def test_an_error_on_the_way_out_of_the_function_hides_none():
+    def fails():
+        raise KeyError("weights")
+
+    for fn, error in ((fails, KeyError), (int, ZeroDivisionError)):
+        names = {"fn": fn}
+        exec(compile(_WAY_OUT, rank.__file__, "exec"), names)  # noqa: S102
+        assert isinstance(rank._from_the_function(names["caught"]), error)
+
+
+def test_an_interrupt_while_the_fork_server_is_stopped(tmp_path, monkeypatch):
+    launch(_number, 1)
+    wait = server.connection.wait
+
+    def wait_and_interrupt(*args):
+        monkeypatch.setattr(server.connection, "wait", wait)
+        os.kill(os.getpid(), signal.SIGINT)
+        return wait(*args)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with nothing_left(tmp_path), pytest.raises(KeyboardInterrupt):
+        os.kill(_server(), signal.SIGSTOP)
+        monkeypatch.setattr(server.connection, "wait", wait_and_interrupt)
+        launch(lambda rank: time.sleep(1000), 2)
+    assert launch(_number, 2) == [0, 1]
+
+
+def test_an_interrupt_of_ranks_while_the_fork_server_is_stopped(tmp_path, monkeypatch):
+    def work(rank, server, kernel):
+        dist.barrier()
+        if rank == 0:
+            os.kill(server, signal.SIGSTOP)
+            os.kill(kernel, signal.SIGINT)
+        time.sleep(1000)
+
+    launch(_number, 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with nothing_left(tmp_path), pytest.raises(KeyboardInterrupt):
+        launch(work, 2, _server(), os.getpid())
     assert launch(_number, 2) == [0, 1]
 
 
