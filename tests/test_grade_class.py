@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from course_utils.checks import check, points
 from course_utils.checks.catalogue import find
@@ -16,6 +17,7 @@ from course_utils.grade import (
     export,
     gathering,
     gradescope,
+    integrity,
     pages,
     reading,
     report,
@@ -109,6 +111,72 @@ def test_an_archive_with_unsafe_members_harms_nobody(tmp_path):
         '{"cells": [1]}',
     ]
     assert not list(tmp_path.rglob("escaped*"))
+
+
+def test_an_archive_of_a_damaged_member_and_of_an_endless_name_harms_nobody(tmp_path):
+    path = tmp_path / "class.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("damaged.ipynb", "[1, 2, 3]" * 100)
+        archive.writestr("x" * 300 + ".ipynb", "{}")
+        archive.writestr("second/03.ipynb", "{}")
+        start = archive.getinfo("damaged.ipynb").header_offset + 30 + len("damaged.ipynb")
+    content = bytearray(path.read_bytes())
+    content[start : start + 4] = b"\xff" * 4
+    path.write_bytes(content)
+    damaged, endless, second = gathering.notebooks([str(path)], tmp_path)
+    assert "damaged.ipynb cannot be unpacked" in damaged.reason
+    assert "cannot be unpacked: File name too long" in endless.reason
+    assert second.path.read_text() == "{}"
+
+
+def test_an_archive_whose_names_are_no_text_has_a_reason(tmp_path):
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("\u00e9.ipynb", "{}")
+    path.write_bytes(path.read_bytes().replace("\u00e9".encode(), b"\xff\xfe"))
+    [found] = gathering.notebooks([str(path)], tmp_path)
+    assert "no archive that can be read" in found.reason
+
+
+def test_what_unpacks_to_a_full_disk_is_left_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(gathering, "_MOST_BYTES_OF_ALL", 1500)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.writestr(f"{number}.ipynb", " " * 1000)
+    first, *others = gathering.notebooks([str(tmp_path / "x.zip")], tmp_path)
+    assert not first.reason
+    assert all("hand in only yours" in found.reason for found in others)
+
+
+def test_nothing_in_an_archive_is_late(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("1.ipynb", "{}")
+    [found] = gathering.notebooks([str(tmp_path / "x.zip")], tmp_path)
+    assert roster.days_late(found.path, datetime.datetime(2026, 3, 1)) == 0
+
+
+def test_a_files_name_begins_no_line_about_somebody_else():
+    evil = "x\nfirst/00.ipynb"
+    for graded in (grade(evil, mark()), Grade(evil, reason=f"{evil} is empty.")):
+        assert "\nfirst" not in report.text(graded, details=True)
+
+
+def test_no_page_takes_the_place_of_another(tmp_path):
+    names = ["a/\udcfe.ipynb", "a/\udcff.ipynb", "\U0001d400" * 60 + ".ipynb"]
+    written = pages.write([grade(name, mark()) for name in names], names, tmp_path)
+    assert len({path.name for path in written}) == 3
+    assert all(len(path.stem.rsplit("-", 1)[1]) >= 16 for path in written), "findable by trying"
+
+
+def test_a_kernel_of_its_own_for_an_operator_is_noticed():
+    before = integrity.snapshot()
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("equal", lambda a, b: True, "CPU")
+    try:
+        assert integrity.changed(before) == ["torch.library"]
+    finally:
+        library._destroy()
+    assert not integrity.changed(before)
 
 
 def test_what_is_no_archive_has_a_reason(tmp_path):

@@ -16,7 +16,7 @@ from multiprocessing.connection import wait
 import psutil
 
 from course_utils.checks.framework import Exercise
-from course_utils.grade import tree
+from course_utils.grade import tree, worker
 from course_utils.grade.limits import MB, PATIENCE, Limits
 from course_utils.grade.marks import Mark
 from course_utils.grade.server import Server
@@ -192,6 +192,8 @@ class _Job:
         code = os.waitstatus_to_exitcode(self._report["status"])
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name} during the check."
+        if code == worker.BROKEN:
+            return "the code has changed what its own process needs to go on."
         return f"the code ended its process, with exit code {code}, before the check was done."
 
 

@@ -192,7 +192,7 @@ def _write_totals(grades, found, students, options):
         late = f", {total.days_late} days late" if total.days_late else ""
         print(report.printable(f"{total.student.name}: {total.points:g} points{late}"))
     for path in nobodys:
-        print(report.printable(f"{path} belongs to nobody in the roster, or to several."))
+        print(report.one_line(f"{path} belongs to nobody in the roster, or to several."))
     for kind in export.KINDS:
         if target := getattr(options, kind):
             export.write(totals, kind, target)
@@ -209,7 +209,7 @@ def _about_copies(grades, found):
         for alike in copies.alike(forms)
     ]
     about = "Equal answers are a reason to read them, not a verdict.\n" if lines else ""
-    return about + "".join(report.printable(line) + "\n" for line in lines)
+    return about + "".join(report.one_line(line) + "\n" for line in lines)
 
 
 def _forms(grade, submission):

@@ -4,6 +4,7 @@ An archive is unpacked member by member into a temporary folder: what would land
 notebook, is left out, so that one strange archive touches nobody else's work.
 """
 
+import os
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _MOST_BYTES = 50 << 20  # of a member of an archive
+_MOST_BYTES_OF_ALL = 2 << 30  # of the notebooks in one archive, unpacked
 _MOST_MEMBERS = 10_000
 
 
@@ -57,18 +59,20 @@ def _is_wanted(path: PurePosixPath) -> bool:
 
 
 def _in_archive(path: Path, name: str, folder: Path) -> Iterator[Found]:
+    left = _MOST_BYTES_OF_ALL
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()[:_MOST_MEMBERS]
             for number, member in enumerate(members):
                 inside = PurePosixPath(member.filename.replace("\\", "/"))
                 if inside.suffix == ".ipynb" and not member.is_dir() and _is_wanted(inside):
-                    yield _unpacked(archive, member, inside, name, folder, number)
-    except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+                    left -= member.file_size
+                    yield _unpacked(archive, member, inside, name, folder, number, left)
+    except Exception as error:  # noqa: BLE001 - zipfile raises of all kinds for what is damaged
         yield Found(path, name, f"{path.name} is no archive that can be read: {error}.")
 
 
-def _unpacked(archive, member, inside, name, folder, number):
+def _unpacked(archive, member, inside, name, folder, number, left):
     known = f"{name}/{inside}"
     if inside.is_absolute() or ".." in inside.parts:
         return Found(
@@ -78,12 +82,20 @@ def _unpacked(archive, member, inside, name, folder, number):
         return Found(folder, known, f"{inside} is a link; hand in the notebook itself.")
     if member.file_size > _MOST_BYTES:
         return Found(folder, known, f"{inside} is too large: {member.file_size / 1e6:.0f} MB.")
+    if left < 0:
+        return Found(
+            folder,
+            known,
+            f"the notebooks before it have {_MOST_BYTES_OF_ALL / 1e6:.0f} MB already; hand in only yours.",
+        )
     place = folder / f"{abs(hash(name)):x}" / str(number) / inside.name
-    place.parent.mkdir(parents=True)
     try:
         with archive.open(member) as packed:
             content = packed.read(_MOST_BYTES + 1)
-    except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
-        return Found(folder, known, f"{inside} cannot be unpacked: {error}.")
-    place.write_bytes(content)
+        place.parent.mkdir(parents=True)
+        place.write_bytes(content)
+    except Exception as error:  # noqa: BLE001 - as above; and a name may be too long for a file
+        said = getattr(error, "strerror", None) or error
+        return Found(folder, known, f"{inside} cannot be unpacked: {said}.")
+    os.utime(place, (0, 0))  # an archive does not say when it was handed in
     return Found(place, known)

@@ -30,6 +30,9 @@ def snapshot() -> _Snapshot:
     for base in reversed(sys.modules["torch"].Tensor.__mro__):
         methods.update(vars(base))  # many are inherited, and could be overridden
     _note(found, "torch.Tensor", methods)
+    library = sys.modules["torch.library"]  # where operators get other kernels
+    kernels = frozenset(k for k in library._impls if k.startswith("aten/") and "Meta" not in k)
+    found["torch.library"] = (kernels, None)
     return found
 
 

@@ -249,7 +249,10 @@ class _Answer(_Handle, Absent):
     """The answer itself."""
 
     def unfit(self) -> tuple[str, str] | None:
-        found = self._line.ask("unfit")
+        try:
+            found = self._line.ask("unfit")
+        except Elsewhere as error:  # such as an attribute that raises when it is looked at
+            return "exception", error.failure.text
         return (str(found[0]), _text(found[1])) if found else None
 
     def untouched(self) -> bool:

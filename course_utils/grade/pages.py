@@ -18,6 +18,7 @@ section.passed { border-color: #0072b2; } section.failed, section.stopped { bord
 h2 { font-size: 1.1rem; margin: .2rem 0; } h2 span { float: right; font-weight: normal; }
 pre { white-space: pre-wrap; max-height: 70vh; overflow-y: auto; margin: .4rem 0; }
 """
+_DIGITS = 20  # so many that nobody finds a name whose page takes the place of a classmate's
 _MOST = 4000  # characters of what a check says
 
 
@@ -26,8 +27,8 @@ def write(grades: Sequence[Grade], names: Sequence[str], folder: Path) -> list[P
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for grade, name in zip(grades, names, strict=True):
-        digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
-        stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in Path(name).stem)[:60]
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:_DIGITS]
+        stem = "".join(c if c.isalnum() or c in "-_" else "_" for c in Path(name).stem)[:40]
         paths.append(folder / f"{stem}-{digest}.html")
         paths[-1].write_text(page(grade, name), encoding="utf-8", errors="replace")
     return paths

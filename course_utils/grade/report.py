@@ -13,13 +13,15 @@ from pathlib import Path
 from course_utils.grade.marks import Grade, Mark
 
 _COLUMNS = ("file", "chapter", "exercise", "name", "points", "earned", "status", "feedback")
+_FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # also as wide as a Chinese character
 
 
 def text(grade: Grade, details: bool) -> str:
     """A line for the file and one for each exercise; `details` adds what the checks say."""
     if grade.reason:
-        return printable(f"{grade.path}: not graded\n  {grade.reason}")
-    lines = [f"{grade.path}: {grade.chapter}, {grade.earned:g} of {_points(grade.points)}"]
+        return f"{one_line(grade.path)}: not graded\n  {one_line(grade.reason)}"
+    path = one_line(grade.path)
+    lines = [f"{path}: {grade.chapter}, {grade.earned:g} of {_points(grade.points)}"]
     for mark in grade.exercises:
         title = f"{mark.exercise} {mark.name}"
         lines.append(f"  {title:<44} {mark.earned:g} of {mark.points:g}  {mark.status}")
@@ -39,6 +41,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+def one_line(text: str) -> str:
+    """The same for a file's name, in which a line break could begin a line about somebody else."""
+    return printable(text).replace("\n", "?")
+
+
 def write_csv(grades: Sequence[Grade], path: Path) -> None:
     """A row for each exercise, and one for each file that could not be graded."""
     with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
@@ -53,7 +60,7 @@ def in_a_table(cell: object) -> object:
     if not isinstance(cell, str):
         return cell
     text = printable(cell)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
 def _rows(grade: Grade) -> Iterator[tuple]:

@@ -22,18 +22,21 @@ from course_utils.checks.compare import Wrong
 from course_utils.checks.failures import explain, explain_stub, is_stub
 from course_utils.checks.guard import Printed, TimeIsUp, undisturbed
 from course_utils.checks.statements import Cell
-from course_utils.grade import answer, integrity, isolation
+from course_utils.grade import answer, calls, integrity, isolation
 from course_utils.grade.limits import Limits
 from course_utils.grade.plain import Writer
 from course_utils.launch import RankFailure, launch, server
 
 _SECONDS_OF_A_RUN = 60.0  # on a busy machine ranks are slow; a hang is found by what ranks do
+_SECONDS_TO_TELL = 2.0  # what an exception says of itself is code of the submission, too
+_FILES = 1024  # that a process has open: each socket can hold memory which is in no process's count
+BROKEN = 70  # the exit code where the worker itself could not go on
 _THREADS_OF_A_PROCESS = 16  # on average; a rank has as many as it has cores
 
 
 def main(job: dict, judge: Connection) -> NoReturn:
     """The whole life of a worker."""
-    code = 1
+    code = BROKEN
     try:
         found = _prepared(job, judge)
         if found is not None:
@@ -121,21 +124,20 @@ class _Service:
         kind, seconds, *rest, arguments = _Unpickler(message, self._held.objects).load()
         about: dict[str, Any] = {}
         value, changed = None, None
-        with contextlib.ExitStack() as stack:
-            try:
-                deadline = stack.enter_context(framework.limited(max(seconds, 0.1)))
+        try:
+            with framework.limited(max(seconds, 0.1)) as deadline:
                 value = getattr(self, f"_{kind.replace(' ', '_')}")(*rest, arguments)
-            except BaseException as error:  # noqa: BLE001 - an answer may raise anything
-                about["raised"] = _described(error, seconds)
-            about["spent"] = float(seconds - deadline.left)
+        except BaseException as error:  # noqa: BLE001 - an answer may raise anything
+            about["raised"] = _told(error, seconds)  # its time is over: no alarm may come now
+        about["spent"] = float(seconds - deadline.left)
         if kind in ("call", "set", "item"):
             changed = list(arguments)
         if kind == "at home" and (different := integrity.changed(self._before)):
             about["changed"] = different[0]
         try:
             return _message(about, changed, value, keep=self._held.keep)
-        except (RecursionError, ValueError, RuntimeError) as error:
-            about["raised"] = _described(error, seconds)
+        except Exception as error:  # noqa: BLE001 - what it returned may be anything
+            about["raised"] = _told(error, seconds)
             return _message(about, None, None)
 
     def _unfit(self, _):
@@ -203,6 +205,18 @@ class _Unpickler(pickle.Unpickler):
         return self._objects[pid]
 
 
+def _told(error: BaseException, seconds: float) -> dict:
+    """What is said of an exception, also where it does not let itself be asked."""
+    try:
+        with framework.limited(_SECONDS_TO_TELL):
+            return _described(error, seconds)
+    except BaseException:  # noqa: BLE001 - as above
+        text = "your code raised an exception that cannot be printed"
+        failure = ["exception", "Exception", text]
+        names = {"name": "Exception", "names": ["Exception"], "message": text}
+        return names | {"failure": failure, "stub": None}
+
+
 def _described(error: BaseException, seconds: float) -> dict:
     if isinstance(error, RankFailure):
         about = [str(error), error.rank, error.kind, error.line, error.error, list(error.ranks)]
@@ -237,7 +251,10 @@ def _settle(folder: str, limits: Limits, isolated: bool) -> None:
     if sys.platform == "linux":  # if the machine runs out of memory, this is what goes first
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
+    _limit(resource.RLIMIT_NOFILE, _FILES)
     isolation.give_up_privileges()
+    if sys.platform == "linux":
+        calls.refuse()
 
 
 def _limit(which, most):

@@ -280,3 +280,66 @@ def kills_its_group(tensor):
     import signal
 
     os.killpg(0, signal.SIGKILL)
+
+
+@attack("failed", because="Operation not permitted|memfd_create")  # macOS has no such call
+def hides_memory_in_files_without_a_name(tensor):
+    import os
+
+    kept = [os.memfd_create(str(number)) for number in range(30)]
+    for fd in kept:
+        os.write(fd, b"x" * 40_000_000)
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("failed", because="no segment of shared memory")
+def hides_memory_in_segments(tensor):
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    for _ in range(6):
+        if (segment := libc.shmget(0, 200_000_000, 0o1600)) < 0:
+            raise OSError("no segment of shared memory")
+        place = libc.shmat(segment, None, 0)
+        ctypes.memset(place, 1, 200_000_000)
+        libc.shmdt(ctypes.c_void_p(place))
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("failed", because="raised an exception that cannot be printed")
+def raises_what_raises_when_it_is_shown(tensor):
+    class Shown(Exception):
+        def __str__(self):
+            raise SystemExit
+
+    raise Shown
+
+
+at_the_top_level(
+    "answers_whatever_it_is_asked",
+    """
+class Any:
+    def __call__(self, *args, **more):
+        return self
+    def __getattr__(self, name):
+        return self
+    def __eq__(self, other):
+        return True
+message_bytes = Any()
+""",
+    "failed",
+    "expected: 504",
+    right="",
+)
+at_the_top_level(
+    "replaces_how_tensors_travel",
+    """
+import torch
+torch.Tensor.__reduce_ex__ = lambda self, protocol: (eval, ("__import__('os').getcwd()",))
+torch.serialization.register_package(0, lambda o: "cpu", lambda o, place: o)
+torch.save = torch.load = lambda *args, **more: {}
+""",
+    "stopped",
+    "has changed what its own process needs to go on",
+)

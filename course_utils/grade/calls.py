@@ -1,0 +1,58 @@
+"""System calls that no answer needs, and that the kernel refuses to one: seccomp(2).
+
+Memory that belongs to no process's address space (memfd, System V) is in no count of the keeper's,
+and what looks into other processes or into the kernel helps attacks only.
+"""
+
+import ctypes
+import os
+import struct
+
+# <linux/audit.h>, <linux/seccomp.h>, <linux/filter.h>
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # with EPERM
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4  # where they stand in what a filter is given
+_SET_FILTER, _NOT_SLOWER = 1, 4
+_OTHER_TABLE = 0x40000000  # x86-64 has its calls a second time from here on (x32)
+
+# of the machine: its AUDIT_ARCH, seccomp itself, and the refused
+_TABLES = {
+    "x86_64": (
+        0xC000003E,
+        317,
+        (29, 64, 68, 101, 248, 249, 250, 298, 310, 311, 319, 321, 323, 425, 447),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        277,
+        (117, 186, 190, 194, 217, 218, 219, 241, 270, 271, 279, 280, 282, 425, 447),
+    ),
+}
+
+
+def refuse() -> None:
+    """From now on this process, and all that it starts, has no such call; where the machine's numbers
+    are not known here, nothing changes. Raises OSError where the kernel has no filters."""
+    table = _TABLES.get(os.uname().machine)
+    if table is None:
+        return
+    architecture, seccomp, refused = table
+    steps = _filter(architecture, refused)
+    program = b"".join(struct.pack("HBBI", *step) for step in steps)
+    kept = ctypes.create_string_buffer(program, len(program))
+    about = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(kept))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(seccomp, _SET_FILTER, _NOT_SLOWER, about) < 0:
+        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+
+
+def _filter(architecture, refused):
+    """Steps of (what to do, steps to skip where true, where false, the value)."""
+    to_refuse = len(refused) + 5  # the place of the last step
+    tests = [(_EQUAL, architecture), (_LOAD, _NUMBER), (_AT_LEAST, _OTHER_TABLE)]
+    tests += [(_EQUAL, number) for number in refused]
+    steps = [(_LOAD, 0, 0, _ARCHITECTURE)]
+    for place, (what, value) in enumerate(tests, start=1):
+        skip = to_refuse - place - 1 if what != _LOAD else 0
+        steps.append((what, 0, skip, value) if place == 1 else (what, skip, 0, value))
+    return [*steps, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
