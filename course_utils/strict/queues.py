@@ -92,8 +92,8 @@ def touched(tensors: Iterable[Tensor]) -> None:
 
 def join_all() -> None:
     """What `torch.cuda.synchronize()` does."""
-    for flight in list(_flights):
-        flight.work.wait()
+    while _flights:
+        _flights[-1].work.wait()
 
 
 def install() -> None:
