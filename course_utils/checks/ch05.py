@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from course_utils import schedules
 from course_utils.checks import Exercise, Wrong, expect, expect_type, forbidden, run, same
-from course_utils.checks.ranks import finish_device_work, waits
+from course_utils.checks.ranks import finish_device_work, waits, work_of
 from course_utils.hardware import device
 from course_utils.intercept import listening
 from course_utils.schedules import Op, Schedule, Simulation, first_illegal_move, simulate
@@ -1184,16 +1184,19 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             return None
         if name != "send":
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
-        return lambda work: messages.append((name, dist.Work.unbox(work)))
+        return lambda result: keep(name, work_of(result))
+
+    def keep(name, work):
+        if work is not None:  # in a batch NCCL has none for each message
+            messages.append((name, work))
 
     with waits() as asked, listening(hear):
         report.received = answer(*handed)
     finish_device_work()
-    if device().type == "cpu":  # a GPU's messages end in the order of its stream
-        unwaited = [m for m in messages if not any(m[1] is other for other in asked)]
-        report.unwaited = [name for name, _ in unwaited]
-        for _, work in unwaited:
-            work.wait()  # so that what comes next is the same in every run
+    unwaited = [m for m in messages if not any(m[1] is other for other in asked)]
+    report.unwaited = [name for name, _ in unwaited]
+    for _, work in unwaited:
+        work.wait()  # so that what comes next is the same in every run
     report.changed = not same(
         [t for t in handed if t is not None], [b for b in before if b is not None]
     )

@@ -79,10 +79,8 @@ class Sent:
     asked: list[dist.Work] = field(default_factory=list, repr=False)
 
     def open_calls(self) -> list[Call]:
-        """Those for which nobody has waited so far. Empty on a GPU, whose calls end in the order
-        of its stream."""
-        if device().type != "cpu":
-            return []
+        """Those for which nobody has waited so far: on a GPU too, since NCCL's calls run on a stream
+        of its own, and only waiting puts the next kernel behind them."""
         return [c for c in self.calls if not any(c.work is other for other in self.asked)]
 
 

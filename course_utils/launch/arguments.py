@@ -78,7 +78,9 @@ def check_rules(rules) -> str | None:
     """Returns the rules to launch under: those given, else those of the environment."""
     given = os.environ.get("COURSE_RULES") or None if rules is None else rules
     if given is not None and given not in strict.RULES:
-        raise ValueError(f'launch(rules=...), or COURSE_RULES, is "nccl" or not given, not {_short(given)}.')
+        raise ValueError(
+            f'launch(rules=...), or COURSE_RULES, is "nccl" or not given, not {_short(given)}.'
+        )
     return given
 
 

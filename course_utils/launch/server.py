@@ -49,6 +49,7 @@ _warm = None  # the process id of the fork server that is known to have finished
 _owner = None  # the process that has started it
 _starting = threading.Lock()  # held while the fork server has a child that nobody knows yet
 _known = set()  # the process ids of the ranks that have been started and have not been closed
+_MANY_FILES = 2**20
 _PATIENCE = 120  # seconds after which a fork server that does not answer is given up
 
 
@@ -77,6 +78,7 @@ def ensure_running() -> None:
     global _warm, _owner
     with _ready:
         sockets.keep_paths_short()
+        _calm_objective_c()
         forkserver.ensure_running()
         server = forkserver._forkserver._forkserver_pid
         if _warm != server:
@@ -125,9 +127,23 @@ def _fork_interpreter(_, arguments, fds):
 
 def close_files_but(fds: Iterable[int]) -> None:
     """Closes what a forked process has inherited, but for these and the three standard files."""
-    kept = sorted({0, 1, 2, *fds, os.sysconf("SC_OPEN_MAX")})
+    kept = sorted({0, 1, 2, *fds, _highest_file()})
     for before, after in itertools.pairwise(kept):
         os.closerange(before + 1, after)
+
+
+def _highest_file() -> int:
+    """A number above those of all open files; where there is no limit, macOS gives one that closerange
+    does not take."""
+    limit = os.sysconf("SC_OPEN_MAX")
+    return limit if 0 < limit < _MANY_FILES else _MANY_FILES
+
+
+def _calm_objective_c() -> None:
+    """On macOS, Apple's libraries end a process that was forked after they were used, unless told
+    otherwise before they are loaded (Python's documentation, multiprocessing, on macOS and fork)."""
+    if sys.platform == "darwin":
+        os.environ.setdefault("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "YES")
 
 
 def _nothing():

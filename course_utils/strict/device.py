@@ -170,7 +170,9 @@ def _under_another_name(meant):
 
 
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    cpu = torch.empty(size, dtype=dtype, device="cpu", memory_format=memory_format or torch.contiguous_format)
+    cpu = torch.empty(
+        size, dtype=dtype, device="cpu", memory_format=memory_format or torch.contiguous_format
+    )
     return moved_to_device(cpu)
 
 
@@ -206,10 +208,12 @@ def _local_scalar_dense(tensor):
     return seen_from_cpu(tensor).item()
 
 
-def _convolution_backward(gradient, input, weight, *rest):  # noqa: A002 - PyTorch's name
+def _convolution_backward(gradient, input, weight, *rest):
     *geometry, mask = rest
     sizes = [gradient.shape[1]] if mask[2] else None
-    return _compute(aten.convolution_backward.default, gradient, input, weight, sizes, *geometry, mask)
+    return _compute(
+        aten.convolution_backward.default, gradient, input, weight, sizes, *geometry, mask
+    )
 
 
 def _nothing(*_, **__):

@@ -66,10 +66,14 @@ def of_storage(storage: torch.UntypedStorage) -> Tensor:
     """All bytes of a storage of the device, as a CPU tensor (bytes,) of uint8."""
     empty = moved_to_device(torch.empty(0, dtype=torch.uint8))
     size = storage.nbytes()
-    torch.ops.aten.set_.source_Storage_storage_offset.redispatch(CPU, empty, storage, 0, [size], [1])
+    torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
+        CPU, empty, storage, 0, [size], [1]
+    )
     return seen_from_cpu(empty)
 
 
 def storage_on_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """A copy of a CPU storage on the device."""
-    return moved_to_device(torch.empty(0, dtype=torch.uint8).set_(storage).clone()).untyped_storage()
+    return moved_to_device(
+        torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+    ).untyped_storage()

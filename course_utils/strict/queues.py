@@ -9,8 +9,10 @@ whatever lies there. Here it fails, whether or not the bytes have arrived by cha
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -31,6 +33,7 @@ class Flight:
         self.spans: list[tuple[int, int]] = []
         self.tensors: list[Tensor] = []
         self.error: BaseException | None = None
+        self.ended = threading.Event()
         self.fills(outputs)
         self.future = torch.futures.Future()
         self.work = _create_work_from_future(self.future)
@@ -44,6 +47,7 @@ class Flight:
 
     def end(self, error: BaseException | None) -> None:
         self.error = error
+        self.ended.set()
         self.future.set_result(self.tensors)
 
     def joined(self) -> None:
@@ -92,16 +96,22 @@ def touched(tensors: Iterable[Tensor]) -> None:
 
 def join_all() -> None:
     """What `torch.cuda.synchronize()` does."""
-    for flight in list(_flights):
-        flight.work.wait()
+    while _flights:
+        _flights[-1].work.wait()
 
 
 def install() -> None:
     """Lets this module see who waits, in front of PyTorch's own methods of Work."""
     wait, completed, future = dist.Work.wait, dist.Work.is_completed, dist.Work.get_future
 
-    def wait_and_join(work, *args, **kwargs):
-        result = wait(work, *args, **kwargs)
+    def wait_and_join(work, *limit, **named_limit):
+        flight = _flight_of(work)
+        if flight is None:
+            return wait(work, *limit, **named_limit)
+        for seconds in map(timedelta.total_seconds, (*limit, *named_limit.values())):
+            if not flight.ended.wait(seconds):
+                raise RuntimeError(f"{flight.name} timed out after {seconds:g} seconds")
+        result = wait(work)
         _join(work)
         return result
 
@@ -120,8 +130,12 @@ def install() -> None:
     dist.Work.get_future = future_and_join
 
 
+def _flight_of(work):
+    return next((flight for flight in _flights if flight.work is work), None)
+
+
 def _join(work):
-    flight = next((f for f in _flights if f.work is work), None)
+    flight = _flight_of(work)
     if flight is not None:
         flight.joined()
 

@@ -5,13 +5,13 @@ computation survives unseen, so that a kernel which still reads it shows.
 """
 
 import os
-import re
 
 import torch
 
 from course_utils.strict import memory
 
 _BEFORE_PYTORCHS_OWN = 5  # its entry for devices of this kind has 20, and needs an allocator
+_OF_RANK = f"{memory.NAME} device of rank "
 _NOT_HERE = (
     "Attempting to deserialize object on CUDA device {saved} but torch.cuda.device_count() is 1. "
     "Please use torch.load with map_location to map your storages to an existing device."
@@ -37,18 +37,18 @@ def _resize(storage, size):
 
 
 def _tag(storage):
-    """The device that a checkpoint notes: under NCCL each rank has a GPU of its own."""
-    if storage.device.type == memory.NAME:
-        return f"{memory.NAME}:{os.environ.get('LOCAL_RANK', 0)}"
-    return None
+    """What a checkpoint notes as the place: under NCCL each rank has a GPU of its own."""
+    return f"{_OF_RANK}{_rank()}" if storage.device.type == memory.NAME else None
 
 
 def _restore(storage, location):
-    """What torch.load without map_location does: back to the device that the file names."""
-    found = re.fullmatch(rf"{memory.NAME}(?::(\d+))?", location)
-    if found is None:
+    """What torch.load does: to the device that map_location names, or else to the saved one."""
+    if not location.startswith(memory.NAME):
         return None
-    saved, here = found[1] or "0", os.environ.get("LOCAL_RANK", "0")
-    if saved != here:
-        raise RuntimeError(_NOT_HERE.format(saved=saved))
+    if location.startswith(_OF_RANK) and location != f"{_OF_RANK}{_rank()}":
+        raise RuntimeError(_NOT_HERE.format(saved=location.removeprefix(_OF_RANK)))
     return memory.storage_on_device(storage)
+
+
+def _rank():
+    return os.environ.get("LOCAL_RANK", "0")
