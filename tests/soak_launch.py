@@ -105,7 +105,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
-    launch(int, 2)  # multiprocessing's own folder lies elsewhere
+    launch(abs, 2)  # multiprocessing's own folder lies elsewhere
     folder, tests = (Path(tempfile.mkdtemp(prefix=f"soak-{name}-")) for name in ("launch", "tests"))
     watches = []
     _listening(watches)

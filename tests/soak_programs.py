@@ -38,11 +38,13 @@ _OPERATIONS = ("SUM", "MAX", "MIN")
 @dataclass(frozen=True)
 class Step:
     """A step of all `ranks`: code for each of them, with one more number of elements than any step
-    before it. `wrong`: other code, that does not fit what the other ranks do."""
+    before it. `wrong`: other code, that does not fit what the other ranks do. `together`: every rank
+    waits in it for every other; in a broadcast only for the root."""
 
     ranks: tuple[int, ...]
     code: dict[int, str]
     wrong: str | None = None
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,10 @@ def _moves(steps, index, rank):
     places = [
         (i, other.code[rank])
         for i, other in enumerate(steps)
-        if other.wrong and rank in other.ranks and met.intersection(other.ranks)
+        if rank in other.ranks
+        and met.intersection(other.ranks)
+        and step.together
+        and other.together
     ]
     for i, code in [(i, code) for i, code in places if i > index][:1]:
         yield {index: "None", i: f"({code}, {step.code[rank]})"}
@@ -139,7 +144,8 @@ def _collective(draw, groups, elements):
         "operation": f"dist.all_reduce({x}, dist.ReduceOp.{operation}, {group})",
         "shape": f"dist.all_reduce(torch.ones({elements}, 2), {group})",
     }
-    return Step(ranks, dict.fromkeys(ranks, code), changes[other])
+    together = code.startswith(("dist.all_reduce", "dist.all_gather"))
+    return Step(ranks, dict.fromkeys(ranks, code), changes[other], together)
 
 
 def _message(draw, groups, elements):
@@ -152,7 +158,7 @@ def _message(draw, groups, elements):
         source: send.format(x, target, tag),
         target: receive.format(x, source, tag),
     }
-    return Step((source, target), code, "time.sleep(0)")
+    return Step((source, target), code, "time.sleep(0)", together=True)
 
 
 def _pause(draw, groups, _):

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from tests.benchmarks.apart import Apart, serve
+from tests.benchmarks.apart import Apart, run, serve
 
 
 def test_a_candidate_that_hangs_is_left_out():
@@ -23,6 +23,12 @@ def test_a_candidate_that_hangs_is_left_out():
     assert candidates["quick"].reason is None
     assert candidates["hangs"].reason == "did not come back within 0.5 seconds"
     assert candidates["ends"].reason == "its process has ended"
+
+
+def test_a_part_that_hangs_or_fails_says_so():
+    assert run("pass", 60) is None
+    assert run("import sys; sys.exit(3)", 60) == "its process has ended with code 3"
+    assert run("import time; time.sleep(1000)", 0.5) == "did not come back within 0.5 seconds"
 
 
 if __name__ == "__main__":

@@ -329,6 +329,14 @@ def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):
     assert launch(lambda rank: rank, 2, timeout=2.0) == [0, 1]
 
 
+def test_the_group_waits_longer_than_a_kernel_that_was_stopped_for_hours():
+    def limit(rank):
+        world = dist.group.WORLD
+        return world._get_backend(world._device_types[0]).options._timeout.total_seconds()
+
+    assert launch(limit, 1)[0] > 3600
+
+
 def _uneven_batches(rank):
     """DDP with Join: the rank that is done shadows the calls that the other's backward makes."""
     model = DistributedDataParallel(torch.nn.Linear(4, 2))

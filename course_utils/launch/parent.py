@@ -150,8 +150,9 @@ def _job(nprocs, folder, place, timeout, rules):
             "start_method": multiprocessing.get_start_method(allow_none=True),
             "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
             "threads": max(1, hardware.cores() // nprocs),
-            # launch's own limit comes first: it explains, where the group's would only end.
-            "patience": timeout + 60,
+            # launch's own limit comes first: it explains, where the group's would only end. And it is
+            # longer by the time in which the kernel was stopped, which may be a night.
+            "patience": timeout + 86_400,
             "limit": timeout,
         }
     )

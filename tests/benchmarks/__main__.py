@@ -1,7 +1,8 @@
 """`python -m tests.benchmarks [name ...]`: measures and prints Markdown.
 
 Each `bench_*.py` in this folder is one part: its docstring's first line is its heading, its
-`main()` prints its tables. Names choose parts: `launch` stands for bench_launch.py.
+`main()` prints its tables. Names choose parts: `launch` stands for bench_launch.py. Every part has a
+process of its own and a limit: one that hangs, or fails, is a row that says so, and the next follows.
 """
 
 import datetime
@@ -14,6 +15,10 @@ import psutil
 import torch
 
 from course_utils import hardware
+from tests.benchmarks import apart
+from tests.benchmarks.measuring import print_table
+
+LIMIT = 1800.0  # seconds for a part
 
 
 def main(names: list[str]) -> None:
@@ -26,7 +31,9 @@ def main(names: list[str]) -> None:
         if not names or part.removeprefix("bench_") in names:
             module = importlib.import_module(f"tests.benchmarks.{part}")
             print(f"## {module.__doc__.splitlines()[0]}", end="\n\n", flush=True)
-            module.main()
+            reason = apart.run(f"from tests.benchmarks import {part}; {part}.main()", LIMIT)
+            if reason:
+                print_table([part, "has no table"], [["", reason]])
 
 
 def _machine() -> str:

@@ -1,4 +1,4 @@
-"""Candidates in processes of their own, so that one that hangs takes nothing else with it."""
+"""Parts and candidates in processes of their own, so that one that hangs takes nothing else with it."""
 
 import contextlib
 import os
@@ -44,9 +44,26 @@ class Apart:
 
     def close(self) -> None:
         """Ends the process with all that it has started in its group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        _end(self._process)
+
+
+def run(program: str, limit: float) -> str | None:
+    """Runs a Python program, which prints where this process does; returns what kept it from its
+    end, such as `limit` seconds that were too few, None if nothing did."""
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"did not come back within {limit:g} seconds"
+    finally:
+        _end(process)
+    return f"its process has ended with code {code}" if code else None
+
+
+def _end(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def serve(candidate: Callable[[], float | None]) -> None:
