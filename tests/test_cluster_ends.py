@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from elastic_runs import GATED, ROOT, TRAIN, EventLog, Gate, Host, environment
 
 sys.path.insert(0, str(TRAIN.parent))
+import agent
 import check
 import group
 import train
@@ -126,15 +126,14 @@ def test_wrong_options_end_the_agent_once_with_their_code(told_agents, tmp_path,
     assert (tmp_path / "code").read_text() == str(group.WRONG_OPTIONS)
 
 
-def test_more_nodes_than_there_are_is_a_wrong_option():
-    ended = subprocess.run(
-        [sys.executable, str(AGENT), "--nnodes=3:2", "--nproc-per-node=1", str(TRAIN)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == group.WRONG_OPTIONS
-    assert "maximum number of rendezvous nodes (2)" in ended.stderr
+def test_more_nodes_than_there_are_is_a_wrong_option(monkeypatch, capsys):
+    monkeypatch.setenv(group.EXIT_CODE_FILE, "")  # agent.py sets it
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(sys, "argv", ["agent.py", "--nnodes=3:2", "--nproc-per-node=1", "train.py"])
+    with pytest.raises(SystemExit) as end:
+        agent.main()
+    assert end.value.code == group.WRONG_OPTIONS
+    assert "min_nodes=3, max_nodes=2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("end", [SystemExit(1), group.Left(agent_too=False)])
