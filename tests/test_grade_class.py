@@ -275,6 +275,20 @@ def test_totals_with_late_days(students):
     assert nobodys == ["in/third.ipynb"]
 
 
+def test_what_is_exported_is_what_is_left_after_days_late(tmp_path):
+    students = [roster.Student("First", "first@x.org", "first", "7")]
+    late = roster.Deadline(None, 1, 0.1)
+    totals, _ = roster.totals([("first", "03_ddp", 10.0, 15.0, 3)], students, late)
+    export.write(totals, "moodle", tmp_path / "moodle.csv")
+    assert (tmp_path / "moodle.csv").read_text().splitlines()[1] == "first@x.org,8"
+
+
+def test_a_page_has_no_more_lines_than_somebody_reads(tmp_path):
+    grades = [grade("a", mark(feedback="x\n" * 4000))]
+    [path] = pages.write(grades, ["a"], tmp_path)
+    assert len(path.read_text()) < 50_000
+
+
 def test_days_late_count_when_they_have_begun(tmp_path):
     path = tmp_path / "x"
     path.touch()

@@ -12,14 +12,18 @@ from pathlib import Path
 from course_utils.grade.marks import Grade, Mark
 
 _STYLE = """
-body { font: 16px/1.45 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 16px/1.45 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; }
 section { border-left: .4rem solid #888; padding: .2rem 1rem; margin: 1.2rem 0; }
 section.passed { border-color: #0072b2; } section.failed, section.stopped { border-color: #d55e00; }
-h2 { font-size: 1.1rem; margin: .2rem 0; } h2 span { float: right; font-weight: normal; }
-pre { white-space: pre-wrap; max-height: 70vh; overflow-y: auto; margin: .4rem 0; }
+h2 { font-size: 1.1rem; margin: .2rem 0; display: flex; flex-wrap: wrap; justify-content: space-between; }
+h2 span { font-weight: normal; }
+.said { font: .85rem/1.5 ui-monospace, monospace; max-height: 70vh; overflow-y: auto; margin: .4rem 0; }
+.said div { white-space: pre-wrap; overflow-wrap: anywhere; padding-left: calc(var(--indent) * 1ch); }
+@media (max-width: 40rem) { .said div { padding-left: calc(var(--indent) * .4ch); } }
 """
 _DIGITS = 20  # so many that nobody finds a name whose page takes the place of a classmate's
-_MOST = 4000  # characters of what a check says
+_MOST, _MOST_LINES = 4000, 200  # characters and lines of what a check says
 
 
 def write(grades: Sequence[Grade], names: Sequence[str], folder: Path) -> list[Path]:
@@ -43,6 +47,7 @@ def page(grade: Grade, name: str) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>{body}</html>\n"
     )
 
@@ -52,12 +57,16 @@ def _section(mark: Mark) -> str:
         f"<h2>{html.escape(f'{mark.exercise} {mark.name}')}"
         f"<span>{mark.status}, {mark.earned:g} of {mark.points:g}</span></h2>"
     )
-    text = "" if mark.status == "passed" else f"<pre>{html.escape(_body(mark))}</pre>"
-    return f'<section class="{mark.status.split()[0]}">{head}{text}</section>'
+    said = "" if mark.status == "passed" else f'<div class="said">{_body(mark)}</div>'
+    return f'<section class="{mark.status.split()[0]}">{head}{said}</section>'
 
 
 def _body(mark):
-    lines = mark.feedback.splitlines()
+    """What the check says, line by line: one that is too long goes on below its own beginning."""
+    lines = mark.feedback[:_MOST].splitlines()
     if lines and lines[0].startswith(f"{mark.exercise} {mark.name}  "):
         lines = lines[1:]  # the title again
-    return "\n".join(lines)[:_MOST]
+    return "".join(
+        f'<div style="--indent: {len(line) - len(line.lstrip(" "))}">{html.escape(line.strip(" "))}</div>'
+        for line in lines[:_MOST_LINES]
+    )

@@ -25,8 +25,8 @@ class Student:
 
 @dataclass
 class Total:
-    """What a student has: points and what could be had, by chapter; days late, and what is left of
-    the points after them. `files` are the submissions that count."""
+    """What a student has: points, after the days late, and what could be had, by chapter; the days
+    late; all points. `files` are the submissions that count."""
 
     student: Student
     files: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ def totals(
     for (student, chapter), (worth, one) in best.items():
         total = found[student]
         total.files.append(one[0])
-        total.chapters[chapter] = (one[2], one[3])
+        total.chapters[chapter] = (round(worth, 4), one[3])
         total.days_late += one[4]
         total.points = round(total.points + worth, 4)
     return [found[id(student)] for student in students], nobodys

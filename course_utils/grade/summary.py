@@ -84,8 +84,9 @@ def _sentence(summary, slug):
 
 def _draw(found, path):
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7, 1 + 0.35 * len(found)), layout="constrained")
+    figure = Figure(figsize=(7, 1.2 + 0.35 * len(found)), layout="constrained")
     axes = figure.subplots()
     names = [f"{s.exercise} {s.name}" for s in found][::-1]
     left = [0] * len(found)
@@ -97,5 +98,6 @@ def _draw(found, path):
         )
         left = [a + b for a, b in zip(left, counts, strict=True)]
     axes.set_xlabel("submissions")
-    axes.legend(loc="lower right")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside upper center", ncols=len(kinds), frameon=False)  # beside the bars
     figure.savefig(path, dpi=150, metadata={"Software": None})
