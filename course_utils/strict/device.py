@@ -47,6 +47,8 @@ def install() -> None:
         return
     _setup_privateuseone_for_python_backend(memory.NAME, backend_module=module.Module())
     storages.install()
+    # `model.to(device)` keeps its parameters as they do on a GPU: tied ones stay tied
+    torch.__future__.set_swap_module_params_on_conversion(True)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_compute, "PrivateUse1")
     own = torch.library.Library("aten", "IMPL")
