@@ -36,6 +36,7 @@ _VIEWS = (
 # What PyTorch asks a device of this kind for under another name than the CPU.
 _OTHER_NAMES = {
     "convolution_overrideable": aten.convolution.default,
+    "mse_loss": aten.mse_loss.default,  # its out= resizes what it was given
 }
 _libraries = []  # a library that is collected takes its kernels with it
 
@@ -46,6 +47,8 @@ def install() -> None:
         return
     _setup_privateuseone_for_python_backend(memory.NAME, backend_module=module.Module())
     storages.install()
+    # `model.to(device)` keeps its parameters as they do on a GPU: tied ones stay tied
+    torch.__future__.set_swap_module_params_on_conversion(True)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_compute, "PrivateUse1")
     own = torch.library.Library("aten", "IMPL")
@@ -55,6 +58,10 @@ def install() -> None:
         own.impl(name, _on_the_same_storage(_operator(name)), "PrivateUse1")
     for name, meant in _OTHER_NAMES.items():
         own.impl(name, _under_another_name(meant), "PrivateUse1")
+    for name in ("empty.memory_format", "empty_strided"):
+        general = torch.library.get_kernel(f"aten::{name}", "BackendSelect")
+        kernel = _unpinned(general)
+        own.impl(name, kernel, "BackendSelect", with_keyset=True, allow_override=True)
     _libraries.extend([everything, own])
 
 
@@ -174,6 +181,15 @@ def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memor
         size, dtype=dtype, device="cpu", memory_format=memory_format or torch.contiguous_format
     )
     return moved_to_device(cpu)
+
+
+def _unpinned(general):
+    """DDP's reducer asks for pinned memory, which only a device written in C++ can give."""
+
+    def kernel(keys, *sizes, pin_memory=None, **options):
+        return general.call_boxed(keys, *sizes, pin_memory=False, **options)
+
+    return kernel
 
 
 def _empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):

@@ -75,6 +75,8 @@ def install() -> None:
     # DDP's logger has no clock for such a device, and says so to every cell
     dist.Logger.set_runtime_stats_and_log = lambda logger: None
     _batch_calls()
+    for module in (c10d, dist, dist.device_mesh):
+        module.split_group = _split_group
     queues.install()
     library = torch.library.Library("c10d", "IMPL")
     for name, operator in intercept.operators():
@@ -88,6 +90,16 @@ def _create(options, _):
         options.split_from.split()
     communicator = _communicators[options.group_id] = Communicator(options)
     return communicator
+
+
+def _split_group(parent_pg=None, split_ranks=None, *_, group_desc=None, **__):
+    """Stands in for dist.split_group, which meshes call: C++ would make groups of plain gloo of it."""
+    of_parent = dist.get_process_group_ranks(parent_pg)
+    groups = [
+        dist.new_group([of_parent[r] for r in ranks], group_desc=group_desc)
+        for ranks in split_ranks
+    ]
+    return next((g for g in groups if g != dist.GroupMember.NON_GROUP_MEMBER), None)
 
 
 def _kernel(name, operator):

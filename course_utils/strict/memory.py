@@ -14,6 +14,7 @@ from torch import Tensor
 
 NAME = "strict"
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+freed: set[int] = set()  # where storages begin that were resized to 0
 _KIND_CPU, _KIND_EXTENSION = 1, 12  # DLPack's kDLCPU and kDLExtDev, which is PrivateUse1 here
 
 
@@ -47,6 +48,7 @@ def seen_from_cpu(tensor: Tensor) -> Tensor:
 
 def moved_to_device(tensor: Tensor) -> Tensor:
     """The bytes of a CPU tensor that nobody else holds, as a tensor of the device."""
+    freed.discard(tensor.data_ptr())  # memory that has found another use
     return _relabelled(tensor, _KIND_EXTENSION)
 
 
@@ -62,10 +64,9 @@ def _relabelled(tensor, kind):
     return result
 
 
-def of_storage(storage: torch.UntypedStorage) -> Tensor:
-    """All bytes of a storage of the device, as a CPU tensor (bytes,) of uint8."""
+def of_storage(storage: torch.UntypedStorage, size: int) -> Tensor:
+    """The first `size` bytes of a storage of the device, as a CPU tensor (size,) of uint8."""
     empty = moved_to_device(torch.empty(0, dtype=torch.uint8))
-    size = storage.nbytes()
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(
         CPU, empty, storage, 0, [size], [1]
     )

@@ -11,6 +11,7 @@ import torch
 from course_utils.strict import memory
 
 _BEFORE_PYTORCHS_OWN = 5  # its entry for devices of this kind has 20, and needs an allocator
+_all_bytes = torch.UntypedStorage.nbytes  # also of one that has been freed
 _OF_RANK = f"{memory.NAME} device of rank "
 _NOT_HERE = (
     "Attempting to deserialize object on CUDA device {saved} but torch.cuda.device_count() is 1. "
@@ -20,19 +21,30 @@ _NOT_HERE = (
 
 def install() -> None:
     torch.serialization.register_package(_BEFORE_PYTORCHS_OWN, _tag, _restore)
-    resize = torch.UntypedStorage.resize_
-    torch.UntypedStorage.resize_ = lambda s, size: (
-        _resize(s, size) if s.device.type == memory.NAME else resize(s, size)
+    kind = torch.UntypedStorage
+    for name, own in (("resize_", _resize), ("size", _size), ("nbytes", _size)):
+        setattr(kind, name, _of_the_device(own, getattr(kind, name)))
+
+
+def _of_the_device(own, general):
+    return lambda storage, *args: (own if storage.device.type == memory.NAME else general)(
+        storage, *args
     )
+
+
+def _size(storage):
+    return 0 if storage.data_ptr() in memory.freed else _all_bytes(storage)
 
 
 def _resize(storage, size):
     """The bytes stay where they are: C++ holds their address in every view."""
-    bytes_ = memory.of_storage(storage)
-    if size > len(bytes_):
+    if size > _all_bytes(storage):
         raise RuntimeError("Trying to resize storage that is not resizable")
     if size == 0:
-        bytes_.fill_(0xFF)  # NaN as any floating dtype
+        memory.of_storage(storage, _all_bytes(storage)).fill_(0xFF)  # NaN as any floating dtype
+        memory.freed.add(storage.data_ptr())
+    else:
+        memory.freed.discard(storage.data_ptr())
     return storage
 
 

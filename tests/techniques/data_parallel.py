@@ -80,10 +80,14 @@ def wrapped(wrap: Callable[[nn.Module], nn.Module], rank: int, job: Job) -> Trai
     return trained(model)
 
 
+def by_hand(devices: int, model: nn.Module) -> nn.Module:
+    """The rank's device, as often as there are to be replicas."""
+    return HandDataParallel(model, devices=[device()] * devices)
+
+
 for count in RANKS:
-    hand = partial(HandDataParallel, devices=[device()] * count)
     technique([1], ("even", "uneven", "language"), f"hand_data_parallel_{count}")(
-        partial(wrapped, hand)
+        partial(wrapped, partial(by_hand, count))
     )
 technique([1], JOBS, "torch_data_parallel")(partial(wrapped, nn.DataParallel))
 
