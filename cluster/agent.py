@@ -33,7 +33,10 @@ def main() -> None:
         except SignalException as told:
             code = AGAIN if told.sigval == signal.SIGTERM else 128 + told.sigval
             sys.exit(int(path.read_text()) if path.exists() else code)
-        except (AssertionError, ValueError) as wrong:  # torchrun's for wrong options, as --nnodes=3:2
+        except (
+            AssertionError,
+            ValueError,
+        ) as wrong:  # torchrun's for wrong options, as --nnodes=3:2
             print(f"agent.py: {wrong}", file=sys.stderr)
             sys.exit(WRONG_OPTIONS)
         except (ChildFailedError, RendezvousError, RuntimeError, OSError):
