@@ -144,7 +144,7 @@ def _start(name, operator, given, communicator):
     average = rules.averages(given)
     given = given | {"process_group": communicator.transport.boxed()}
     if average:
-        given["reduce_op"] = dist.ReduceOp(dist.ReduceOp.SUM).boxed()
+        given["reduce_op"] = torch.classes.c10d.ReduceOp()  # SUM
     if "tag" in given:
         given["tag"] = 0  # NCCL knows no tags: messages of a pair arrive in their order
     arguments = [_seen(value) for value in given.values()]

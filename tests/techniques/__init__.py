@@ -87,7 +87,8 @@ def _adds_to(table, ranks, jobs, name) -> Callable[[Run], Run]:
 
 
 def sgd(model: nn.Module, momentum: float = 0.0) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum)
+    # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
+    return torch.optim.SGD(model.parameters(), LEARNING_RATE, momentum, foreach=False)
 
 
 def alone(rank: int, job: Job) -> Trained:
