@@ -1109,6 +1109,19 @@ print("the difference is that of the start:", equal(first - second, [difference_
 # Each step is the average of gradients taken at different points, which is the gradient of neither
 # model. The repair is the broadcast at the start, which DDP's constructor does for you.
 #
+# The seeds were there to make it the same in every run. Without any, it happens by itself: each rank of each
+# `launch` begins with a random state of its own, as every process under torchrun does.
+
+
+# %%
+def first_weight_without_a_seed(rank):
+    return MnistNet().linear1.weight[0, 0].item()
+
+
+first, second = launch(first_weight_without_a_seed, 2)
+print("built without a seed, the two models begin alike:", first == second)
+
+# %% [markdown]
 # ### A collective under `if rank == 0`
 #
 # Saving and validating are often done by rank 0 alone. If there is a collective inside, rank 0

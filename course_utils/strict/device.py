@@ -8,7 +8,7 @@ above all this and notice nothing.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from course_utils.strict import memory, module, queues, rules, storages
@@ -47,8 +47,7 @@ def install() -> None:
         return
     _setup_privateuseone_for_python_backend(memory.NAME, backend_module=module.Module())
     storages.install()
-    # `model.to(device)` keeps its parameters as they do on a GPU: tied ones stay tied
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    _keep_parameters_when_moved()
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_compute, "PrivateUse1")
     own = torch.library.Library("aten", "IMPL")
@@ -64,6 +63,22 @@ def install() -> None:
         own.impl(name, kernel, "BackendSelect", with_keyset=True, allow_override=True)
     own.impl("is_pinned", _pinned, "CPU", allow_override=True)
     _libraries.extend([everything, own])
+
+
+def _keep_parameters_when_moved():
+    """`model.to(device)` keeps its parameters as it does on a GPU: tied ones stay tied. The switch for
+    that would also change how a checkpoint is loaded, which copies on a GPU."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    usually = nn.Module.load_state_dict
+
+    def load_state_dict(*args, **kwargs):
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        try:
+            return usually(*args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    nn.Module.load_state_dict = load_state_dict
 
 
 def _operator(name):
