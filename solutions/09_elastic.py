@@ -1483,7 +1483,9 @@ class Checkpoints:
             stored = path.read_bytes()
             digest, content = stored[:32], stored[32:]
             if hashlib.sha256(content).digest() == digest:
-                return int(path.stem), torch.load(io.BytesIO(content), weights_only=True)
+                # written on another rank's GPU, it may name a device that is not here
+                state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+                return int(path.stem), state
         return None
         ### END SOLUTION
 
