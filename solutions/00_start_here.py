@@ -127,7 +127,7 @@ predicted = {
 # %% [markdown]
 # `Trace` writes down every collective that a rank calls, and how many bytes it handed in. `compare`
 # puts the two beside each other. If you were wrong, it says by how much, and where it knows the mistake,
-# which one it looks like.
+# which one it looks like. (The table that is stored in the notebook is folded away until you run the cell.)
 
 
 # %%

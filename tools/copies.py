@@ -10,6 +10,7 @@ from source import Cell
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 NBGRADER_SCHEMA = 3
+COMPARES = re.compile(r"^\s*compare\(", re.MULTILINE)  # course_utils.predictions
 
 
 def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.NotebookNode:
@@ -21,7 +22,8 @@ def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.Notebook
     for cell, cell_id in zip(cells, cell_ids(cells), strict=True):
         make = new_code_cell if cell.kind == "code" else new_markdown_cell
         text = cell.source if solved else cell.for_learners()
-        notebook.cells.append(make(text, id=cell_id, metadata=_metadata(cell)))
+        metadata = _metadata(cell) | ({} if solved else _folded(cell))
+        notebook.cells.append(make(text, id=cell_id, metadata=metadata))
     notebook.metadata["course"] = {"source": source, "cells": digest(notebook.cells)}
     return notebook
 
@@ -61,6 +63,13 @@ def _metadata(cell: Cell) -> dict:
         if cell.is_check:
             metadata["nbgrader"]["points"] = cell.nbgrader["points"]
     return metadata
+
+
+def _folded(cell: Cell) -> dict:
+    """What was measured is folded away until the learner runs the cell, which unfolds it: a number
+    that one has seen cannot be predicted any more."""
+    compares = cell.kind == "code" and COMPARES.search(cell.source)
+    return {"jupyter": {"outputs_hidden": True}} if compares else {}
 
 
 def code_of(notebook: nbformat.NotebookNode) -> list[tuple[str, list[str]]]:
