@@ -3,6 +3,7 @@
 import os
 import queue
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -39,6 +40,24 @@ def tensors():
     t = torch.eye(50)
     while True:
         t = t @ t
+
+
+IN_A_THREAD = """
+import threading
+from course_utils.checks import forbidden
+from course_utils.checks.guard import Deadline
+
+def run():
+    with Deadline(5):
+        pass
+
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+with forbidden.called(run) as names:
+    run()
+print(names)
+"""
 
 
 HANGS = [spin, spin_and_swallow, swallow_once, tensors]
@@ -156,3 +175,10 @@ def test_a_flood_of_prints_is_cut():
         for _ in range(10_000):
             print("x" * 100)
     assert sum(map(len, printed.lines())) <= 2000
+
+
+def test_after_a_deadline_in_a_thread_a_profiler_still_works():
+    """Python 3.11 hung in it: an exception that was taken back was looked for at every call."""
+    command = [sys.executable, "-c", IN_A_THREAD]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "['run']\n", done.stderr

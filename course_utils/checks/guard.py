@@ -41,6 +41,7 @@ class Deadline:
         self._thread = threading.get_ident()
         self._active = False
         self._wake: threading.Event | None = None
+        self._watcher: threading.Thread | None = None
         self._before = None
 
     def __enter__(self) -> Self:
@@ -81,15 +82,27 @@ class Deadline:
             signal.setitimer(signal.ITIMER_REAL, self._tick, self._tick)
         else:
             self._wake = threading.Event()
-            threading.Thread(target=self._watch, args=(self._wake,), daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch, args=(self._wake,), daemon=True)
+            self._watcher.start()
 
     def _stop(self) -> None:
         self._active = False  # from here on a late alarm does nothing
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
-            self._wake.set()
-            _raise_in(self._thread, None)
+            self._end_watcher()
+
+    def _end_watcher(self) -> None:
+        """Ends it, and takes what it has raised late: here, in the thread that it raised it in. (To take
+        it back with NULL leaves Python 3.11 looking for an exception for ever, and a profiler hangs.)"""
+        while self._watcher is not None:
+            try:  # contextlib.suppress is a call, in which it could be raised
+                self._wake.set()
+                self._watcher.join()
+                _look_for_exceptions()
+                self._watcher = None
+            except TimeIsUp:
+                pass
 
     def _ring(self, *_: object) -> None:
         if self._active and self._is_up():
@@ -109,10 +122,13 @@ class Deadline:
         return self._left <= 0
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Makes another thread raise before its next bytecode; None takes a waiting one back."""
-    what = ctypes.py_object(error) if error else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Makes another thread raise where it next looks for exceptions: at calls and in loops."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+def _look_for_exceptions() -> None:
+    """Python looks for them where a function begins."""
 
 
 class Printed(io.TextIOBase):
