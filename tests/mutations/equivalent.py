@@ -237,9 +237,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "9.1": {
         (
-            "return int(path.stem), torch.load(io.BytesIO(content), weights_only=True)",
-            "return int(path.stem), torch.load(io.BytesIO(content))",
+            'state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")',
+            "state = torch.load(io.BytesIO(content), map_location='cpu')",
         ): "True is what torch.load takes by itself since torch 2.6, and the course needs 2.11.",
+        (
+            'state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")',
+            "state = torch.load(io.BytesIO(content), weights_only=True)",
+        ): "They differ where a checkpoint holds tensors of a GPU, and the check's lie on the CPU.",
     },
     "9.2": {
         (
