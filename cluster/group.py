@@ -55,7 +55,7 @@ class Left(SystemExit):
 
 
 def leave_with_agent(agent: int) -> None:
-    """Asks Linux to kill this process when torchrun's agent dies: no zombie keeps the GPU's memory.
+    """Asks Linux to kill this process when torchrun's agent dies: no orphan keeps the GPU's memory.
 
     `agent` is the parent that this process began with; if that one has gone, so does this.
     """

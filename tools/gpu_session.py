@@ -104,10 +104,8 @@ class Report:
 def _short(result: Result) -> str:
     passed, failed = result.counts["PASSED"], result.counts["FAILED"] + result.counts["ERROR"]
     tests = f"{passed} passed, {failed} failed" if passed or failed else ""
-    return (
-        ", ".join(filter(None, [result.ended if result.ended != "ended with 0" else "", tests]))
-        or "ok"
-    )
+    ended = "" if result.ended == "ended with 0" else result.ended
+    return ", ".join(filter(None, [ended, tests])) or "ok"
 
 
 def run(steps: list[Step], minutes: float, folder: Path, rows: Path) -> list[Result]:
