@@ -326,14 +326,14 @@ def test_enormous_output_is_cut_in_the_middle(capsys):
 
 
 def test_output_of_one_endless_line():
-    shown = output.Output(0, live=False)
+    shown = output.Output(0, "", live=False)
     for _ in range(100):
         shown.add(b"y" * 50_000)
     assert len(shown._end) <= 4 * output.LIMIT  # what cannot be shown is not kept either
 
 
 def test_output_without_a_newline_is_not_copied_for_each_piece(capsys):
-    shown = output.Output(0, live=False)
+    shown = output.Output(0, "", live=False)
     line, end = shown._line, shown._end
     for _ in range(output.LIMIT):
         shown.add(b"abcd" * 5)
@@ -360,7 +360,7 @@ def test_output_without_what_differs_in_every_run(capsys):
 
 
 def test_gloo_does_not_say_which_rank_aborted_first(capsys):
-    shown = output.Output(0, live=False)
+    shown = output.Output(0, "", live=False)
     shown.add(b"mine\nterminate called after throwing an instance of 'gloo::EnforceNotMet'\n")
     shown.finish()
     assert shown.aborts == ["terminate called after throwing an instance of 'gloo::EnforceNotMet'"]

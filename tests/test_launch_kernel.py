@@ -4,6 +4,7 @@ The kernel is one of Jupyter's own, started and interrupted as JupyterLab does i
 at what is left of the kernel's processes and files from outside.
 """
 
+import base64
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 SECONDS = 2  # after which nothing may be left
+PICTURE = "(a picture)"  # stands for one in what a cell shows
 
 
 class Kernel:
@@ -52,7 +54,8 @@ class Kernel:
             content = message["content"]
             shown += content.get("text", "")
             shown += "\n".join(content.get("traceback", []))
-            shown += content.get("data", {}).get("text/plain", "")
+            data = content.get("data", {})
+            shown += PICTURE if _is_png(data) else data.get("text/plain", "")
             if for_text and for_text in shown:
                 return shown
             if content.get("execution_state") == "idle":
@@ -88,6 +91,10 @@ def _wait_until(condition, seconds=SECONDS):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def _is_png(data):
+    return base64.b64decode(data.get("image/png", "")).startswith(b"\x89PNG")
 
 
 def _alive(processes):
@@ -143,6 +150,54 @@ def test_cells(kernel):
         "try:\n    launch(work, 2)\nexcept RankFailure as failure:\n    print(failure)"
     )
     assert shown.startswith("rank 1 raised ZeroDivisionError: division by zero\n")
+
+
+FIGURES = """
+import matplotlib.pyplot as plt
+
+def draw(rank):
+    plt.plot([rank, 1])
+    print("half a line", end=" ")
+    plt.show()
+    figure, _ = plt.subplots(1, 2)
+    figure.show()
+    print("rank", rank, "goes on with", plt.get_fignums())
+    plt.figure()
+
+launch(draw, 2)
+"""
+
+
+def test_figures_of_ranks(kernel):
+    """Below the line that names it, in the order in which the ranks print."""
+    shown = kernel.run(FIGURES)
+    of_each = [
+        "[rank {0}] half a line \n[rank {0}] <Figure size 640x480 with 1 Axes>\n",
+        PICTURE,
+        "[rank {0}] <Figure size 640x480 with 2 Axes>\n",
+        PICTURE,
+        "[rank {0}] rank {0} goes on with []\n[rank {0}] <Figure size 640x480 with 0 Axes>\n",
+        PICTURE,
+    ]
+    assert (
+        shown == "".join(part.format(rank) for rank in (0, 1) for part in of_each) + "[None, None]"
+    )
+    assert not [p.name for p in kernel.folder.iterdir() if p.name.startswith("course-")]
+
+
+def test_endless_figures(kernel):
+    shown = kernel.run(
+        "def draw(rank):\n"
+        "    for _ in range(30):\n"
+        "        plt.figure()\n"
+        "        plt.show()\n"
+        "\n"
+        "launch(draw, 1)"
+    )
+    assert shown.count(PICTURE) == 20
+    assert shown.endswith(
+        f"{PICTURE}[rank 0] further figures are left out: a rank shows 20 of them\n[None]"
+    )
 
 
 def test_exit_in_a_cell(kernel):
@@ -217,6 +272,12 @@ def work(rank):
 
 print(launch(work, 2))  # no `if __name__ == "__main__"` is needed
 
+def draw(rank):
+    from matplotlib import pyplot
+    pyplot.figure()
+
+launch(draw, 1)
+
 def broken(rank):
     return 1 / rank
 
@@ -245,8 +306,10 @@ def test_plain_script(tmp_path):
     printed, _, sockets = done.stdout.strip().rpartition("\n")
     assert printed == (
         "the script runs\n[rank 0] C writes\n[rank 1] C writes\n[1, 1]\n"
+        "[rank 0] <Figure size 640x480 with 0 Axes> "
+        "(a notebook shows it here; a script keeps it with savefig)\n"
         "rank 0 raised ZeroDivisionError: division by zero\n"
-        "    train.py, line 18, in broken:  return 1 / rank\n"
+        "    train.py, line 24, in broken:  return 1 / rank\n"
         "Meanwhile rank 1 finished."
     )
     assert done.stderr == ""

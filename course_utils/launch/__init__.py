@@ -15,6 +15,7 @@ The rooms, in the order in which a call passes through them:
     peers        no message to a rank that is not there
     calls        each rank's record of its collective calls; compare: do they match?
     output       what the ranks print, in an order that is the same in every run
+    figures      what the ranks draw: shown under the cell (figure_backend: Matplotlib's side)
     supervise    the kernel's loop: until all have delivered, one has failed or nothing can move
     stacks       where each rank is right now, even inside of a C++ collective
     threads      what the threads of a rank can still do: nothing that moves any rank on?

@@ -11,6 +11,8 @@ import os
 import re
 import sys
 
+from course_utils.launch import figures
+
 LIMIT = 200_000  # bytes shown of a rank's output: half from its start, half from its end
 
 # gloo prints this when it aborts because calls do not match, on whichever rank notices first.
@@ -51,8 +53,9 @@ def _stream(fd):
 class Output:
     """The output of one rank as it arrives, cut in its middle when it is enormous."""
 
-    def __init__(self, rank: int, live: bool):
+    def __init__(self, rank: int, folder: str, live: bool):
         self._prefix = f"[rank {rank}] "
+        self._folder = folder  # where the rank's figures are
         self._live = live
         self._room = LIMIT // 2
         # Both grow in place: what is there is not copied for each piece that comes.
@@ -103,9 +106,20 @@ class Output:
         lines = [_steady(line).decode(errors="replace") for line in self._lines]
         self._lines = []
         self.aborts += [line for line in lines if line.startswith(_GLOO_ABORTS)]
-        shown = [line for line in lines if not line.startswith(_GLOO_ABORTS)]
-        if shown:
-            sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in shown))
+        text = []
+        for line in lines:
+            if figure := figures.announced(line):
+                before, name, description = figure
+                self._write(text + [before] * bool(before) + [description])
+                figures.show(os.path.join(self._folder, name))
+                text = []
+            elif not line.startswith(_GLOO_ABORTS):
+                text.append(line)
+        self._write(text)
+
+    def _write(self, lines):
+        if lines:
+            sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in lines))
             sys.stdout.flush()
 
 

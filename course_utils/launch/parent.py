@@ -15,6 +15,7 @@ from course_utils.launch import (
     arguments,
     calls,
     diagnosis,
+    figures,
     frames,
     packing,
     rank,
@@ -32,7 +33,8 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
 
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL;
-    otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number.
+    otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number, and
+    so do the figures that they show.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
     its words (see `course_utils.strict`). Left out, the environment's COURSE_RULES counts.
@@ -142,7 +144,8 @@ def _job(nprocs, folder, place, timeout, rules):
             "rules": rules if placement.backend == "gloo" else None,  # NCCL has its own
             # Nothing listens beyond this machine.
             "environment": dict(os.environ)
-            | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET},
+            | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET}
+            | figures.environment(folder),
             "directory": os.getcwd(),
             # Python passes over what is no string, too.
             "path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],

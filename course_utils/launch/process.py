@@ -38,7 +38,7 @@ class Rank:
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
         self.joined = False  # true when it is connected to all others, and waits to begin
         self.record = record
-        self.output = Output(number, live=number == 0)
+        self.output = Output(number, os.path.dirname(record), live=number == 0)
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
             self.printed, printing = map(opened.enter_context, server.context.Pipe(duplex=False))

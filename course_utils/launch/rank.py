@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware, intercept, strict, versions
-from course_utils.launch import family, output, packing, peers, stacks
+from course_utils.launch import family, figures, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder
 from course_utils.launch.frames import is_own
 
@@ -129,6 +129,7 @@ def _work(job, rank, call, channel):
             _wait_for_all(channel)
             _draw_random_state()
             result = fn(rank, *args)
+            figures.show_open()
         finally:
             calm_down()
             if os.getpid() != process:
