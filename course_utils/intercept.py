@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch._C._dynamo import eval_frame as _dynamo
 
 # Called with the operator's name and its arguments by name, before the call is made. May return
 # a function that is called with the operator's result afterwards.
@@ -84,7 +85,16 @@ def _kernel(name, operator):
                 finish(result)
         return result
 
+    _never_compile(kernel)
     return kernel
+
+
+def _never_compile(function):
+    """torch.compile passes over this function and all that it calls. `torch.compiler.disable` does
+    the same, but imports the compiler in every process, which takes seconds."""
+    skip = _dynamo._FrameAction.SKIP
+    strategy = _dynamo._FrameExecStrategy(skip, skip)
+    _dynamo.set_code_exec_strategy(function.__code__, strategy)
 
 
 def _show_waits():

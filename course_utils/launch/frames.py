@@ -11,6 +11,7 @@ from dataclasses import dataclass
 # Folders with these names hold installed packages, wherever they are: a virtual environment's,
 # the system's, the user's own (pip --user), those of a module system.
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_COMPILED = f"{os.sep}torchinductor_"  # torch.compile's folder for what it makes of functions
 # Packages whose lines stand in a learner's stack; PYTHONPATH may find them in a folder of any name.
 _PACKAGES = ("torch", "torchvision", "IPython", "ipykernel", "cloudpickle", "numpy", "matplotlib")
 
@@ -57,7 +58,14 @@ def is_own(file: str) -> bool:
     if file.startswith("<") and not linecache.getlines(file):
         return False  # "<frozen runpy>", "<string>"
     real = os.path.realpath(file)
-    return not (real.startswith(_LIBRARIES) or any(name in real for name in _INSTALLED))
+    return not (
+        real.startswith(_LIBRARIES) or any(name in real for name in _INSTALLED) or is_compiled(real)
+    )
+
+
+def is_compiled(file: str) -> bool:
+    """True for a file that torch.compile has written."""
+    return _COMPILED in file
 
 
 def own(frames: list[Frame]) -> list[Frame]:

@@ -14,7 +14,7 @@ import threading
 import time
 from multiprocessing import connection
 
-from course_utils.launch.frames import Frame, is_own, own
+from course_utils.launch.frames import Frame, is_compiled, is_own, own
 
 # A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a
 # job). macOS has no others to offer.
@@ -26,6 +26,8 @@ _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
 _OPERATORS = os.path.join("torch", "_ops.py")
 _WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
+_WAIT_OPERATOR = "torch.ops._c10d_functional.wait_tensor"
+_TORCH = f"{os.sep}torch{os.sep}"
 
 
 def answer_with_stacks(pipe) -> str:
@@ -71,6 +73,8 @@ def collective(frames: list[Frame]) -> str | None:
 
     This alone does not say that the rank waits; that it uses no processor time does.
     """
+    if _waits_compiled(frames):
+        return "wait"
     # Below our own place in front of PyTorch's operators lies the operator itself.
     frames = list(itertools.dropwhile(lambda frame: frame.file.endswith(_OPERATORS), frames))
     if not frames or frames[0].function == "wait_for_some_time":
@@ -87,6 +91,15 @@ def collective(frames: list[Frame]) -> str | None:
         if _TORCH_DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
             name = frame.function
     return name
+
+
+def _waits_compiled(frames):
+    """True in code that torch.compile has written, where it waits for a collective. Between that line
+    and the operator lie frames of PyTorch's own."""
+    if not (frames and frames[0].file.endswith(_OPERATORS)):
+        return False
+    line = next(itertools.dropwhile(lambda frame: _TORCH in frame.file, frames), None)
+    return line is not None and is_compiled(line.file) and _WAIT_OPERATOR in line.source
 
 
 def ask(ranks: list[tuple], patience: float = 2.0) -> list[str]:
