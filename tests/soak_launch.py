@@ -26,9 +26,8 @@ from leftovers import nothing_left
 from course_utils.launch import RankFailure, launch
 
 _HERE = Path(__file__).parent
-_FILES = [
-    f"test_launch{part}.py" for part in ("_faults", "_hangs", "", "_ends", "_frames", "_kernel")
-]
+_PARTS = ("_faults", "_hangs", "", "_ends", "_frames", "_compile", "_kernel")
+_FILES = [f"test_launch{part}.py" for part in _PARTS]
 _OPTIONS = ["-q", "--no-header", "--no-summary", "-n", "0", "-p", "no:cacheprovider"]
 # Here the alarm comes a moment before or after the end of the function.
 _EITHER_WAY = "test_alarms_end_with_the_function"
