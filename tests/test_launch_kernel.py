@@ -289,15 +289,20 @@ except RankFailure as failure:
 
 
 def test_plain_script(tmp_path):
-    """In a temporary folder whose name is longer than a socket's address, as on clusters."""
+    """In a temporary folder whose name is longer than a socket's address, as on clusters; and called
+    from a folder with a file that has the name of a module of Python's."""
     path = tmp_path / "train.py"
     path.write_text(SCRIPT + "from multiprocessing import util\nprint(util.get_temp_dir())\n")
     temporary = tmp_path / ("job-4711-" * 12)
     temporary.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "queue.py").write_text("raise RuntimeError('mine')")
     done = subprocess.run(
         [sys.executable, str(path)],
         # With PYTHONUNBUFFERED, Python itself makes C's output unbuffered.
         env={**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": ""},
+        cwd=elsewhere,
         capture_output=True,
         text=True,
         timeout=120,

@@ -147,8 +147,7 @@ def _job(nprocs, folder, place, timeout, rules):
             | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET}
             | figures.environment(folder),
             "directory": os.getcwd(),
-            # Python passes over what is no string, too.
-            "path": [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
+            "path": server.import_path(),
             "argv": sys.argv,
             "start_method": multiprocessing.get_start_method(allow_none=True),
             "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them

@@ -228,6 +228,23 @@ def _read_patiently(fd, read=forkserver.read_signed):
 forkserver.read_signed = _read_patiently
 
 
+def import_path() -> list[str]:
+    """Where this process looks for modules, whatever the working folder of another process is."""
+    # Python passes over what is no string, too.
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+def _with_this_path(path, arguments, fds, spawn=util.spawnv_passfds):
+    # Until Python 3.13 the fork server looks for modules in its working folder before all others,
+    # and the learner may have a queue.py there.
+    if arguments[-2] == "-c":
+        arguments = [*arguments[:-1], f"import sys; sys.path[:] = {import_path()}; {arguments[-1]}"]
+    return spawn(path, arguments, fds)
+
+
+util.spawnv_passfds = _with_this_path
+
+
 def _without_main(name, prepare=spawn.get_preparation_data):
     # multiprocessing runs the learner's script a second time in each process that it starts, to
     # make the script's functions importable. cloudpickle sends them by value, so ranks need not.
