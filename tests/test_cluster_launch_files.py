@@ -146,7 +146,11 @@ def test_the_options_for_sbatch_come_before_the_first_command():
     assert lines[0] == "#!/bin/bash"
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert "#SBATCH --ntasks-per-node=1" in lines
+    # one agent on each node, and what a failed node and a time limit that nears need
+    for option in ("ntasks-per-node=1", "no-kill", "requeue", "open-mode=append"):
+        assert f"#SBATCH --{option}" in lines
+    signals = [line for line in lines if line.startswith("#SBATCH --signal=")]
+    assert signals == ["#SBATCH --signal=USR1@180"]  # to the steps; B: would be the script alone
 
 
 def test_the_pytorchjob_has_the_form_that_its_operator_reads(tmp_path):
