@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from elastic_runs import GATED, ROOT, TRAIN, EventLog, Gate, Host, environment
 
 sys.path.insert(0, str(TRAIN.parent))
@@ -195,6 +198,30 @@ def test_a_rank_that_loses_another_stops_where_that_one_has_stopped(alone, tmp_p
         raise RuntimeError(LOST)
 
 
+# --- a save in the background ---------------------------------------------------------------------
+
+
+def test_a_save_in_the_background_returns_before_anything_is_written(alone, tmp_path, monkeypatch):
+    trained_on, write_data = threading.Event(), dcp.FileSystemWriter.write_data
+
+    def held(*arguments):
+        assert threading.current_thread() is not threading.main_thread(), "the training waits"
+        trained_on.wait()
+        return write_data(*arguments)
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", held)
+    checkpoints = train.Checkpoints(tmp_path, "1", in_background=True)
+    value = torch.zeros(2)
+    checkpoints.save(1, {"value": value}, {})
+    assert not checkpoints.is_written()
+    value += 1
+    trained_on.set()
+    assert checkpoints.finish() == 1
+    folder, _ = checkpoints.newest_good()
+    dcp.load(found := {"value": torch.ones(2)}, checkpoint_id=folder)
+    assert found["value"].tolist() == [0, 0]
+
+
 # --- devices --------------------------------------------------------------------------------------
 
 
@@ -285,3 +312,13 @@ def test_the_check_says_why_a_folder_cannot_be_written(alone, tmp_path):
     options = train.parse(["--checkpoints", str(tmp_path / "runs")])
     with pytest.raises(group.Stop, match="cannot write to the folder of checkpoints"):
         check.check_hosts(options, torch.device("cpu"))
+
+
+def test_each_item_of_the_page_says_how_it_looks_when_it_is_wrong():
+    page = (TRAIN.parent / "before_the_first_run.md").read_text(encoding="utf-8")
+    items = re.split(r"(?m)^\d+\. ", page)[1:]
+    assert len(items) == 10
+    for item in items:
+        assert "*When it is wrong:* " in item
+    assert any("does not see what others wrote to the folder" in line for line in WRONG)
+    assert "`does not see what others wrote to the folder`" in items[1]

@@ -74,6 +74,33 @@ def test_slurm_waits_for_other_nodes_where_the_model_needs_more_than_live(tmp_pa
     assert ended.stdout == "1 nodes live, and the model needs 2\nrequeued\n"
 
 
+def test_slurm_puts_the_job_back_when_its_first_node_has_left_it(tmp_path):
+    """The other nodes do, since the script was on that one; what they run is taken from srun."""
+    watch = tmp_path / "watch"
+    srun = (
+        f'if [[ "$*" = *" bash -c "* ]]; then printf "%s" "${{@: -1}}" > {watch}.partial; '
+        f"mv {watch}.partial {watch}; else until [ -e {watch} ]; do sleep 0.01; done; fi"
+    )
+    assert run_slurm(tmp_path, srun).returncode == 0
+    (tmp_path / "answers").write_text("n[3-4]\n\nn[3-4]\nn4\nn4\n")  # the second: no answer
+    asked = f"tee -a {tmp_path}/asked"
+    variables = programs(
+        tmp_path,
+        squeue=f"sed --in-place -e '1w /dev/stdout' -e 1d {tmp_path}/answers | {asked}",
+        scontrol=(
+            'case "$*" in "show hostnames n[3-4]") printf "n3\\nn4\\n";; '
+            '"show hostnames n4") echo n4;; "show hostnames ") ;; '
+            f'"requeue 1234567") echo requeue | {asked}; [ -e {tmp_path}/refused ] || '
+            f"{{ touch {tmp_path}/refused; exit 1; }};; esac"
+        ),
+        sleep=f"[ -s {tmp_path}/answers ] || kill $PPID",
+    )
+    command = ["bash", "-c", watch.read_text()]
+    subprocess.run(command, env=variables | {"SLURM_JOB_ID": "1234567"}, check=True)
+    asked = (tmp_path / "asked").read_text().split()
+    assert asked == ["n[3-4]", "n[3-4]", "n4", "requeue", "n4", "requeue"]
+
+
 def test_slurm_takes_another_number_of_nodes_from_those_who_know_better(tmp_path, monkeypatch):
     monkeypatch.setenv("FEWEST_NODES", "2")
     ended = run_slurm(tmp_path, PRINT_WORDS, fewest="exit 78")
@@ -119,7 +146,11 @@ def test_the_options_for_sbatch_come_before_the_first_command():
     assert lines[0] == "#!/bin/bash"
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH"))
-    assert "#SBATCH --ntasks-per-node=1" in lines
+    # one agent on each node, and what a failed node and a time limit that nears need
+    for option in ("ntasks-per-node=1", "no-kill", "requeue", "open-mode=append"):
+        assert f"#SBATCH --{option}" in lines
+    signals = [line for line in lines if line.startswith("#SBATCH --signal=")]
+    assert signals == ["#SBATCH --signal=USR1@180"]  # to the steps; B: would be the script alone
 
 
 def test_the_pytorchjob_has_the_form_that_its_operator_reads(tmp_path):

@@ -14,7 +14,7 @@ sys.path.insert(0, str(TRAIN.parent))
 import group
 import sizes
 import train
-from task import Classifier
+from task import Block, Classifier
 
 # rows of every parameter are a multiple of 2, so that two ranks hold the same
 OPTIONS = "--checkpoints runs --samples 24 --batch 12 --micro-batch 2 --width 8 --layers 3"
@@ -99,6 +99,15 @@ def test_reducing_every_time_sends_as_many_times_and_holds_nothing(seen):
     assert (
         sizes.reduction(model(), 2, 3, "every")[1] == 0 < sizes.reduction(model(), 2, 3, "last")[1]
     )
+
+
+@pytest.mark.parametrize(("more", "times"), [("", 1), ("--recompute", 2)])
+def test_only_with_the_option_a_block_computes_its_forward_pass_again(monkeypatch, more, times):
+    computed, compute = [], Block.compute
+    monkeypatch.setattr(Block, "compute", lambda *x: computed.append(x[0]) or compute(*x))
+    model = Classifier(train.parse(f"{OPTIONS} {more}".split()))
+    model(torch.rand(2, 784)).sum().backward()
+    assert [computed.count(block) for block in model.blocks] == [times] * 3
 
 
 def test_ranks_that_do_not_divide_into_sets_are_refused():

@@ -1,5 +1,8 @@
 """A SLURM cluster on this machine: its real daemons, several nodes, in a network of their own.
 
+Each node has a name and an address, as hosts have: torchrun looks at both to find out which of the
+agents hosts the rendezvous store.
+
 with slurm_cluster(folder, nodes=3) as cluster:
     job = cluster.sbatch("job.sh")
     cluster.kill_node("n3")         # kill -9 to its daemon and to all that it has started
@@ -12,7 +15,6 @@ block ends everything that was started in it.
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -22,7 +24,9 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
+CONTROLLER = "controller"
 ADDRESS = "10.78.0.1"
+NODE_ADDRESS = "10.78.0.1{}"
 PATIENCE = 900
 SETTINGS = """
 ClusterName=course
@@ -41,6 +45,7 @@ ReturnToService=2
 SlurmdTimeout=10
 SlurmctldTimeout=60
 BatchStartTimeout=60
+SchedulerParameters=sched_interval=5,bf_interval=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -48,7 +53,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdParameters=config_overrides
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[17001-{last_port}] CPUs=2
+NodeName=n[1-{nodes}] NodeHostname=n[1-{nodes}] NodeAddr=n[1-{nodes}] Port=[17001-{last_port}] CPUs=2
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
@@ -66,19 +71,21 @@ def why_not() -> str | None:
 class Cluster:
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.namespace = folder, f"slurm-{uuid.uuid4().hex[:8]}"
-        self.names = [f"n{number}" for number in range(1, nodes + 1)]
+        self.addresses = {f"n{n}": NODE_ADDRESS.format(n) for n in range(1, nodes + 1)}
+        self.names = list(self.addresses)
         settings = folder / "slurm.conf"
         settings.write_text(
             SETTINGS.format(
                 folder=folder,
-                host=socket.gethostname(),
+                host=CONTROLLER,
                 address=ADDRESS,
                 nodes=nodes,
                 last_port=17000 + nodes,
             )
         )
-        hosts = "".join(f"{ADDRESS} {name}\n" for name in [socket.gethostname(), *self.names])
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        hosts = {"localhost": "127.0.0.1", CONTROLLER: ADDRESS, **self.addresses}
+        lines = "".join(f"{address} {name}\n" for name, address in hosts.items())
+        (folder / "hosts").write_text(lines)
         self._environment = os.environ | {
             "SLURM_CONF": str(settings),
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
@@ -89,7 +96,8 @@ class Cluster:
         self.run("ip", "link", "set", "lo", "up")
         # SLURM resolves addresses only where there is one beside that of the loopback interface
         self.run("ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1")
-        self.run("ip", "address", "add", f"{ADDRESS}/24", "dev", "cable0")
+        for address in (ADDRESS, *self.addresses.values()):
+            self.run("ip", "address", "add", f"{address}/24", "dev", "cable0")
         self.run("ip", "link", "set", "cable0", "up")
         self.run("ip", "link", "set", "cable1", "up")
         for name in ("munge", "state", *[f"spool-{node}" for node in self.names]):
@@ -109,18 +117,20 @@ class Cluster:
             self.start_node(node)
         self.wait(lambda: set(self.states().values()) == {"idle"}, "idle nodes")
 
-    def daemon(self, *command: str) -> None:
+    def daemon(self, *command: str, host: str = CONTROLLER) -> None:
         with (self.folder / f"{command[0]}.out").open("ab") as log:
-            subprocess.Popen(self._inside(command), env=self._environment, stdout=log, stderr=log)
+            inside = self._inside(command, host)
+            subprocess.Popen(inside, env=self._environment, stdout=log, stderr=log)
 
-    def _inside(self, command: tuple[str, ...]) -> list[str]:
+    def _inside(self, command: tuple[str, ...], host: str = CONTROLLER) -> list[str]:
         # not `ip netns exec`, which hides /sys/fs/cgroup; slurmd looks for it
-        enter = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount"]
-        with_hosts = 'mount --bind "$0" /etc/hosts && exec "$@"'  # the nodes' names have addresses
-        return [*enter, "sh", "-c", with_hosts, str(self.folder / "hosts"), *command]
+        enter = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--mount", "--uts"]
+        # the names have addresses, and this host has one of the names
+        as_host = f'mount --bind "$0" /etc/hosts && hostname {host} && exec "$@"'
+        return [*enter, "sh", "-c", as_host, str(self.folder / "hosts"), *command]
 
     def start_node(self, node: str) -> None:
-        self.daemon("slurmd", "-D", "-N", node)
+        self.daemon("slurmd", "-D", "-N", node, host=node)
 
     def run(self, *command: str, **more) -> str:
         """What a command prints inside the cluster's network."""
@@ -159,8 +169,9 @@ class Cluster:
         found = [process for process in self.processes() if belongs_to(process, node)]
         # a step's daemon has another environment; it is the parent of what it has started
         steps = {p for process in found for p in parents(process) if "slurmstepd" in title(p)}
-        # those that would report the end of the others come first
-        for process in sorted({*found, *steps}, key=lambda p: "slurm" not in title(p)):
+        # those that would report the end of the others come first; the batch script, which has
+        # "slurm" in its title too, is one of the others: a step's daemon tells how it has ended
+        for process in sorted({*found, *steps}, key=is_daemon, reverse=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -205,6 +216,10 @@ def title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def is_daemon(process: psutil.Process) -> bool:
+    return title(process).startswith(("slurmd ", "slurmstepd: "))
 
 
 def parents(process: psutil.Process) -> list[psutil.Process]:
