@@ -82,7 +82,8 @@ class Record:
     calls: list[Call] = field(default_factory=list)
 
     def sent(self, op: str | None = None) -> int:
-        """Returns the bytes that this rank handed over, in calls of `op` or in all."""
+        """Returns the bytes that this rank handed over, in calls of `op` or in all. A message travels
+        as it is; what a collective's algorithm makes travel for its payload is another number."""
         return sum(call.bytes for call in self._named(op) if call.sends)
 
     def count(self, op: str | None = None) -> int:

@@ -10,7 +10,7 @@
 # gradients. PyTorch calls this **distributed data parallel**, DDP for short. It is the form of data
 # parallelism that people use, on one machine and on thousands.
 #
-# At the end of the chapter you can say what every byte on the wire is for. You have averaged
+# At the end of the chapter you can say of every byte what it is for. You have averaged
 # gradients by hand and with `DistributedDataParallel`, on 1, 2 and 4 ranks, and have seen that all
 # runs end with the same parameters. And you have seen ten mistakes that do not look like mistakes.
 
@@ -471,6 +471,17 @@ plt.show()
 # *Rows are ranks, columns are pieces, and the colours say whose numbers are in a piece. A thick edge: it
 # has just arrived from the rank above. After three steps each rank holds one complete sum, another one on
 # each; after six, all hold all.*
+#
+# `record.sent` counts what a rank hands over. What then travels is the algorithm's affair. With S for
+# the bytes of the larger one of a rank's input and output, the usual algorithms have the busiest link
+# carry ([NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)):
+#
+# | collective | bytes | S here, on 4 ranks |
+# |---|---|---|
+# | `broadcast`, `reduce` | S | 4,000 |
+# | `scatter`, `gather` (the root's link) | (n - 1)/n S | 16,000 |
+# | `all_gather`, `reduce_scatter`, `all_to_all` | (n - 1)/n S | 16,000 |
+# | `all_reduce` | 2 (n - 1)/n S | 4,000 |
 #
 # ### What DDP moves in the script
 #

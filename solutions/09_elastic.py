@@ -1229,16 +1229,16 @@ for atomic in (False, True):
 # ### The sampler starts at zero
 #
 # A checkpoint without the position in the data. The run has a budget of 10 steps in each epoch and dies after
-# 7 of them. Count how often each sample of the epoch is used.
+# 6 of them. Count how often each sample of the epoch is used.
 #
-# * **position kept**: go on with the eighth batch.
-# * **from zero**: a new iterator begins at the first batch, for the 3 steps that are left.
+# * **position kept**: go on with the seventh batch.
+# * **from zero**: a new iterator begins at the first batch, for the 4 steps that are left.
 # * **own count kept**: two ranks with a `DistributedSampler` each took every second sample and kept
-#   count of their own, 7 x 24. After the failure there is one rank, which skips 168 samples, its
+#   count of their own, 6 x 24. After the failure there is one rank, which skips 144 samples, its
 #   count, of the whole list.
 
 # %%
-size, budget, died = parts.ROWS, 10, 7
+size, budget, died = parts.ROWS, 10, 6
 batch = size // budget
 
 
@@ -1268,8 +1268,8 @@ plt.show()
 
 # %% [markdown]
 # *Blue: how often each sample was used; orange: the second time. Only with the position kept has each
-# exactly one use. On the right the two ranks had used the first 336 samples between them, and the one
-# rank begins at 168.*
+# exactly one use. On the right the two ranks had used the first 288 samples between them, and the one
+# rank begins at 144.*
 #
 # Nothing fails, and the loss even looks better on samples that were seen already. The position must be
 # that of the *global* order.
