@@ -43,8 +43,8 @@ def main(job: dict, judge: Connection) -> NoReturn:
             before = integrity.snapshot()
             with undisturbed():
                 held = _executed(found, job["asked"], judge)
-            if held is not None:
-                _Service(held, before, judge).serve()
+                if held is not None:  # in the environment and the folder that its cells have left
+                    _Service(held, before, judge).serve()
         code = 0
     finally:
         os._exit(code)  # nothing that the submission has registered runs

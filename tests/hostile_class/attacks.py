@@ -369,6 +369,15 @@ def calls_the_machine_outside_of_a_virtual_one(tensor):
     return tensor.numel() * tensor.element_size()
 
 
+at_the_top_level(  # honest, and a KeyError: the environment was put back before the check
+    "needs_a_variable_that_it_has_set",
+    "import os\nos.environ['UNIT'] = '1'",
+    "passed",
+    "",
+    right=RIGHT.replace("return ", "return int(os.environ['UNIT']) * "),
+)
+
+
 def _searches_its_memory(tensor):
     import re
 
