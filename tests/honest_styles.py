@@ -378,6 +378,88 @@ style(
     "import __main__\none = 1",
     "def message_bytes(tensor):\n    return __main__.one * tensor.numel() * tensor.element_size()",
 )
+style(
+    "walrus_at_the_top",
+    "import torch",
+    "if (sizes := {d: torch.empty(0, dtype=d).element_size() for d in (torch.float32, torch.uint8, torch.bfloat16, torch.float64)}):\n    pass\ndef message_bytes(tensor):\n    return tensor.numel() * sizes[tensor.dtype]",
+)
+style(
+    "generator_send",
+    "def counter():\n    total = 0\n    while True:\n        t = yield total\n        total = t.numel() * t.element_size()\ngen = counter(); next(gen)\ndef message_bytes(tensor):\n    return gen.send(tensor)",
+)
+style(
+    "global_counter",
+    "CALLS = 0\ndef message_bytes(tensor):\n    global CALLS\n    CALLS += 1\n    return tensor.numel() * tensor.element_size()",
+    "CALLS = 0",
+)
+style(
+    "types_function",
+    "import types\ndef draft(tensor): return tensor.numel() * tensor.element_size()\nmessage_bytes = types.FunctionType(draft.__code__, globals(), 'message_bytes')",
+)
+style(
+    "method_by_typing_overload",
+    "from typing import overload\n@overload\ndef message_bytes(tensor: int) -> int: ...\n@overload\ndef message_bytes(tensor: float) -> int: ...\ndef message_bytes(tensor): return tensor.numel() * tensor.element_size()",
+)
+style(
+    "init_by_method_of_object",
+    "class Box: pass\nbox = Box()\ndef fill(b): b.k = 1\nfill(box)",
+    "def message_bytes(tensor):\n    return box.k * tensor.numel() * tensor.element_size()",
+)
+style(
+    "context_manager_class",
+    "from contextlib import contextmanager\nlog = []\n@contextmanager\ndef noting(x):\n    log.append(x)\n    yield len(log)\ndef message_bytes(tensor):\n    with noting(tensor.shape) as n:\n        assert n\n        return tensor.numel() * tensor.element_size()",
+)
+style(
+    "registry_of_subclasses",
+    "class Base:\n    def __init_subclass__(cls, **kw): REG[kw['name']] = cls\nREG = {}\nclass Mine(Base, name='mb'):\n    def __call__(self, tensor): return tensor.numel() * tensor.element_size()",
+    "message_bytes = REG['mb']()",
+)
+style(
+    "list_of_calls",
+    "K = {}\n[K.update(a=i) for i in (0, 1)]",
+    "def message_bytes(tensor):\n    return K['a'] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "map_for_effect",
+    "K = []\nlist(map(K.append, [1]))",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "lambda_called_later",
+    "K = []\nadd = lambda x: K.append(x)\nadd(1)",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "thread_fills",
+    "import threading\nK = []\nt = threading.Thread(target=lambda: K.append(1))\nt.start()\nt.join()",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "variable_of_the_environment",
+    "import os\nos.environ['MY_UNIT'] = '1'",
+    "def message_bytes(tensor):\n    return int(os.environ['MY_UNIT']) * tensor.numel() * tensor.element_size()",
+)
+style(
+    "json_file",
+    "import json\njson.dump({'k': 1}, open('k.json', 'w'))",
+    "K = json.load(open('k.json'))['k']\ndef message_bytes(tensor):\n    return K * tensor.numel() * tensor.element_size()",
+)
+style(
+    "text_file_by_pathlib",
+    "from pathlib import Path\nPath('unit.txt').write_text('1')",
+    "def message_bytes(tensor):\n    return int(Path('unit.txt').read_text()) * tensor.numel() * tensor.element_size()",
+)
+style(
+    "file_by_torch",
+    "import torch",
+    "torch.save({'k': 1}, 'k.pt')",
+    "def message_bytes(tensor):\n    return torch.load('k.pt', weights_only=True)['k'] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "file_in_a_with",
+    "with open('u.txt', 'w') as f:\n    f.write('1')",
+    "def message_bytes(tensor):\n    return int(open('u.txt').read()) * tensor.numel() * tensor.element_size()",
+)
 
 
 def _cells(name: str) -> list[str]:

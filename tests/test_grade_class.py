@@ -161,6 +161,14 @@ def test_a_files_name_begins_no_line_about_somebody_else():
         assert "\nfirst" not in report.text(graded, details=True)
 
 
+@pytest.mark.parametrize("text", ["=1+1", "x;=1+1", "x\n=1+1", "x; @SUM(1)", "\uff1d1"])
+def test_no_cell_is_a_formula_also_where_a_semicolon_ends_a_cell(text):
+    """A spreadsheet of many countries takes `a,"b;=1+1"` for two cells."""
+    cells = str(report.in_a_table(text)).replace("\n", ";").split(";")
+    assert not any(cell.strip()[:1] in ("=", "@", "\uff1d") for cell in cells)
+    assert report.in_a_table("0.3 pass_on\n  no  3 - 1; 2 = 2") == "0.3 pass_on\n  no  3 - 1; 2 = 2"
+
+
 def test_no_page_takes_the_place_of_another(tmp_path):
     names = ["a/\udcfe.ipynb", "a/\udcff.ipynb", "\U0001d400" * 60 + ".ipynb"]
     written = pages.write([grade(name, mark()) for name in names], names, tmp_path)

@@ -2,6 +2,7 @@
 feedback."""
 
 import copy
+import inspect
 import json
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import assignments
 import nbformat
 import pytest
+import torch
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.api import Gradebook
@@ -324,6 +326,64 @@ def test_no_script_reaches_the_instructor(graded: Path) -> None:
     autograded = graded / "autograded" / "half_right" / CHAPTER / f"{CHAPTER}.ipynb"
     assert "steal()" in autograded.read_text()
     assert SCRIPT not in autograded.read_text()
+
+
+# --- points for requirements, as the README tells to do it ---------------------------------------
+
+SHARES = '"0.2" = [0.5, 0.25, 0.125, 0.125]'
+
+
+def four_bytes_each(tensor: torch.Tensor) -> int:
+    return 4 * tensor.numel()
+
+
+def test_points_are_the_same_in_check_grader_and_nbgrader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    course, home = tmp_path / "course", tmp_path / "home"
+    home.mkdir()
+    assert assignments.main(["build", "00", "--folder", str(course)]) == 0
+    for folder in (course, course / "source" / CHAPTER):
+        (folder / "points.toml").write_text(SHARES)
+    with (course / assignments.CONFIG).open("a") as config:
+        config.write(
+            "\nc.GradeExercises.points = 'points.toml'\nc.GradeExercises.unprotected = True\n"
+        )
+    assert assignments.main(["build", "00", "--folder", str(course)]) == 0
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(course)
+    api = NbGraderAPI(config=assignments.configuration(course))
+    assert api.release_assignment(CHAPTER)["success"]
+    released = course / "exchange" / "parallelism" / "outbound" / CHAPTER
+    submitted = submit_to(course, released)
+    assert api.collect(CHAPTER)["success"]
+    assert api.autograde(CHAPTER, "ada")["success"]
+    assert api.generate_feedback(CHAPTER, "ada")["success"]
+    [line] = assignments.submissions(course, CHAPTER)
+    marks = nbgrader.marks_of(submitted, ["--points", str(course / "points.toml"), "--unprotected"])
+    monkeypatch.chdir(released)
+    capsys.readouterr()
+    check("0.2", four_bytes_each)
+    assert "so far: 0.75 of 1 point" in capsys.readouterr().out
+    assert marks["earned"] == 0.75
+    assert line.points == "0.75 of 4"
+    assert "points.toml" in {path.name for path in released.iterdir()}
+    assert not [path for path in home.rglob("*") if "exchange" in path.name or path.suffix == ".db"]
+
+
+def submit_to(course: Path, released: Path) -> Path:
+    """Hands in the released notebook with one answer; returns its path."""
+    path = course.parent / "ada" / CHAPTER / f"{CHAPTER}.ipynb"
+    shutil.copytree(released, path.parent)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade_id") == "0-2":
+            cell.source = inspect.getsource(four_bytes_each).replace(
+                "four_bytes_each", "message_bytes"
+            )
+    nbformat.write(notebook, path)
+    submit(assignments.configuration(course), "ada", path, course.parent)
+    return path
 
 
 # --- without a shared folder -------------------------------------------------------------------

@@ -103,10 +103,10 @@ class _Job:
                 "cells": [dataclasses.asdict(cell) for cell in self._task.submission.cells],
                 "provided": [dataclasses.asdict(cell) for cell in self._task.submission.provided],
                 "texts": sorted(self._task.submission.texts),
-                "variant": variant,
                 "limits": dataclasses.asdict(self._limits),
                 "folder": self._folder,
-            }
+            },
+            variant,
         )
 
     def _asked(self):

@@ -57,6 +57,13 @@ def hide_memory() -> None:
         _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def be_killed_first() -> None:
+    """If the machine runs out of memory, this process and those that it starts are what goes."""
+    if _LINUX:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+
+
 def give_up_privileges() -> None:
     """Takes from this process, and from all that it starts, what root may do beyond others."""
     if _LINUX:
@@ -126,7 +133,8 @@ def close_in(folder: str, size: int) -> None:
         os.makedirs(place, exist_ok=True)
     attributes = struct.pack("QQQQ", _READ_ONLY, 0, 0, 0)
     _call("syscall", _MOUNT_SETATTR, _HERE, root, _WHOLE_TREE, attributes, len(attributes))
-    _mount(b"proc", places[0], _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, None)
+    # read-only: whoever has root's number may write to /proc/sys, without any privilege
+    _mount(b"proc", places[0], _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, None)
     for place in places[1:]:
         _mount(b"tmpfs", place, _NO_SETUID | _NO_DEVICES, b"size=%d" % size)
     _mount(b"devpts", root + b"/dev/pts", _NO_SETUID, b"newinstance,ptmxmode=0666")

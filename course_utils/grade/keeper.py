@@ -36,7 +36,7 @@ def main(grader: Connection, isolated: bool) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the grader's to handle
         os.setsid()
         isolation.adopt_orphans()
-        exercise = _Watched(json.loads(grader.recv_bytes()), isolated)
+        exercise = _Watched(grader, isolated)
         try:
             exercise.announce(grader)
             exercise.watch(grader)
@@ -57,7 +57,8 @@ class _Watched:
     it had to be ended; "broken", the limit that it broke, or None; "seconds", how long it took.
     """
 
-    def __init__(self, job: dict, isolated: bool):
+    def __init__(self, grader: Connection, isolated: bool):
+        job = json.loads(grader.recv_bytes())
         self.report = {"outcome": "", "status": None, "broken": None, "seconds": 0.0}
         self._limits = Limits(**job["limits"])
         self._started = self._looked = time.monotonic()
@@ -66,16 +67,15 @@ class _Watched:
         self._written = b""
         self._outcome, outcome = os.pipe()
         self._ending, ending = os.pipe()
-        exercise, variant = job["asked"]["id"], job.pop("variant")
+        hears, says = os.pipe()
         niceness = _come_first()
         judges, workers = socket.socketpair()
         self._judge = os.fork()
         if self._judge == 0:
             isolation.die_with_parent()
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            server.close_files_but({outcome, judges.fileno()})
-            judge.main(exercise, variant, Connection(judges.detach()), outcome)
-        del variant
+            server.close_files_but({outcome, hears, judges.fileno()})
+            judge.main(job["asked"]["id"], hears, Connection(judges.detach()), outcome)
         if isolated:
             isolation.detach()
         self._first = os.fork()
@@ -85,8 +85,12 @@ class _Watched:
             _first(job | {"isolated": isolated}, Connection(workers.detach()), ending)
         for own in (judges, workers):
             own.close()
-        os.close(outcome)
-        os.close(ending)
+        for fd in (outcome, ending, hears):
+            os.close(fd)
+        with open(
+            says, "wb"
+        ) as variant:  # only now: a worker's memory begins as a copy of this one's
+            variant.write(grader.recv_bytes())
 
     def announce(self, grader: Connection) -> None:
         """Tells the grader which processes to end if this one cannot do that any more."""
@@ -185,6 +189,7 @@ def _first(job, judge, ending):
     """The worker's parent: reports how the worker ended. Never returns."""
     try:
         isolation.die_with_parent()
+        isolation.be_killed_first()  # before it is closed in: /proc is read-only there
         if job["isolated"]:
             isolation.close_in(job["folder"], _FILES_IN_MEMORY * job["limits"]["file"])
         child = os.fork()

@@ -22,7 +22,7 @@ NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # what readi
 _TRANSPARENT = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*\n?")
 _FILE = re.compile(r"\s*%%(?:writefile|file)\s+(?:-a\s+)?(\S+)")
 _OTHER_MAGIC = re.compile(r"\s*%%\w")
-_PYTHON_FILE = re.compile(r"(?:.*/)?(\w+)\.py$", re.DOTALL)
+_SOME_FILE = re.compile(r"(?:.*/)?(?:(\w+)\.py|([\w-]+\.\w*[A-Za-z]\w*))$", re.DOTALL)
 _SHOWS = {"print", "help", "repr", "len", "display", "dir", "type", "id", "check", "hint", "launch"}
 _SHOWING = ("course_utils", "matplotlib", "IPython", "ipywidgets")
 _SETS = {
@@ -31,6 +31,8 @@ _SETS = {
     *("makedirs", "mkdir"),
     *("filterwarnings", "simplefilter", "set_printoptions", "use_deterministic_algorithms"),
 }
+_ADDS = {"append", "appendleft", "extend", "insert", "update", "setdefault", "add"}
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _BINDS_ANYTHING = {"exec", "eval", "globals", "locals", "vars", "get_ipython"}
 
 
@@ -38,7 +40,7 @@ _BINDS_ANYTHING = {"exec", "eval", "globals", "locals", "vars", "get_ipython"}
 class Statement:
     """A top-level statement of a submission.
 
-    number: its place among all. binds, uses: names; a module that a cell writes is "file:NAME".
+    number: its place among all. binds, uses: names; a file that a cell writes is "file:NAME".
     """
 
     node: ast.stmt
@@ -126,9 +128,9 @@ def _names_of(node: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
         if isinstance(inner, ast.AugAssign) and isinstance(inner.target, ast.Name):
             uses.add(inner.target.id)
         elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-            if (file := _PYTHON_FILE.match(inner.value)) and len(inner.value) < 200:
-                binds.add(f"file:{file[1]}")
-                uses.add(f"file:{file[1]}")  # %run needs it, a second write adds to it
+            if len(inner.value) < 200 and (file := _SOME_FILE.match(inner.value)):
+                binds.add(f"file:{file[1] or file[2]}")
+                uses.add(f"file:{file[1] or file[2]}")  # what reads it, or adds to it
         elif isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "__main__":
             uses.add(inner.attr)
         elif isinstance(inner, ast.Import):
@@ -152,7 +154,8 @@ def _changed(node: ast.AST) -> Iterator[str]:
     """Roots of what is assigned to or deleted, receivers of methods, arguments of setattr."""
     for inner in ast.walk(node):
         if isinstance(inner, (ast.Attribute, ast.Subscript)):
-            if not isinstance(inner.ctx, ast.Load):
+            adds = isinstance(inner, ast.Attribute) and inner.attr in _ADDS  # map(TABLE.append, x)
+            if adds or not isinstance(inner.ctx, ast.Load):
                 yield from _root(inner)
         elif isinstance(inner, ast.Call):
             if isinstance(inner.func, ast.Attribute):
@@ -183,8 +186,8 @@ class Needed:
         }
         self._functions: dict[str, list[Statement]] = {}
         for s in statements:
-            if isinstance(s.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                self._functions.setdefault(s.node.name, []).append(s)
+            if name := _function_in(s.node):
+                self._functions.setdefault(name, []).append(s)
         self.names = set(names)
         self._kept: dict[int, bool] = {}
         while self._grow():
@@ -204,6 +207,10 @@ class Needed:
                 continue  # needed already
             if how := self._wanted(statement):
                 self._kept[statement.number] = how == "optional"
+                if (
+                    not statement.binds & self.names
+                ):  # it changes something; what changes it in turn?
+                    self.names |= statement.binds
                 self.names |= statement.uses
         return len(self._kept) > before
 
@@ -226,7 +233,11 @@ class Needed:
                 if isinstance(n, ast.Name)
             }
             own = decorated & self.names - set(self._imports)
-            return "needed" if own or any(map(self._changes_needed, decorated)) else None
+            bases = [
+                *getattr(statement.node, "bases", [])
+            ]  # their __init_subclass__ may register it
+            asked = decorated | {base.id for base in bases if isinstance(base, ast.Name)}
+            return "needed" if own or any(map(self._changes_needed, asked)) else None
         if self._shows(statement.node) or isinstance(statement.node, (ast.Import, ast.ImportFrom)):
             return None
         called = {c.func.id for c in _calls(statement.node) if isinstance(c.func, ast.Name)}
@@ -263,6 +274,8 @@ class Needed:
         """Whether it only shows something or runs ranks, and changes no name that is needed."""
         if isinstance(node, ast.Expr):
             value = node.value
+            if isinstance(value, _COMPREHENSIONS):
+                return all(map(self._shows_by, _calls(value)))
             return not isinstance(value, ast.Call) or self._shows_by(value)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             return isinstance(node.value, ast.Call) and self._shows_by(node.value)
@@ -277,6 +290,16 @@ class Needed:
         if isinstance(call.func, ast.Name) and name in _SHOWS:
             return True
         return self._imports.get(name, "").split(".")[0] in _SHOWING
+
+
+def _function_in(node: ast.stmt) -> str | None:
+    """The name of the function or class that a statement defines."""
+    match node:
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+            return name
+        case ast.Assign([ast.Name(name)], ast.Lambda()):
+            return name
+    return None
 
 
 def _calls(node: ast.AST) -> list[ast.Call]:

@@ -6,6 +6,7 @@ Nothing in them differs from run to run: the same files and the same variant giv
 import csv
 import dataclasses
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from pathlib import Path
 from course_utils.grade.marks import Grade, Mark
 
 _COLUMNS = ("file", "chapter", "exercise", "name", "points", "earned", "status", "feedback")
-_FORMULAS = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # also as wide as a Chinese character
+_FORMULAS = re.escape("=+-@\uff1d\uff0b\uff0d\uff20")  # also as wide as a Chinese character
+# In many countries a semicolon ends a cell, and a line break a row, in quotation marks as well.
+_BEGINS = re.compile(rf"^(?=[{_FORMULAS}])|(?<=[;\n])[ ]*(?=[{_FORMULAS}]\S)")
 
 
 def text(grade: Grade, details: bool) -> str:
@@ -59,8 +62,7 @@ def in_a_table(cell: object) -> object:
     """A cell that a spreadsheet takes for a text, not for a formula, without control characters."""
     if not isinstance(cell, str):
         return cell
-    text = printable(cell)
-    return f"'{text}" if text.startswith(_FORMULAS) else text
+    return _BEGINS.sub("'", printable(cell))
 
 
 def _rows(grade: Grade) -> Iterator[tuple]:

@@ -62,7 +62,7 @@ class Server:
                 return
         raise RuntimeError(f"The grader's server does not start: see above what {_PROGRAM} says.")
 
-    def begin(self, job: dict) -> Connection:
+    def begin(self, job: dict, variant: str) -> Connection:
         """Starts a keeper for the job; returns the connection through which it reports."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -70,6 +70,7 @@ class Server:
         keeper = Connection(ours.detach())
         with contextlib.suppress(ConnectionError):  # a server that dies now shows in the keeper
             keeper.send_bytes(json.dumps(job).encode())
+            keeper.send_bytes(variant.encode())
         return keeper
 
     def _hand_over(self, end):

@@ -43,8 +43,8 @@ def main(job: dict, judge: Connection) -> NoReturn:
             before = integrity.snapshot()
             with undisturbed():
                 held = _executed(found, job["asked"], judge)
-            if held is not None:
-                _Service(held, before, judge).serve()
+                if held is not None:  # in the environment and the folder that its cells have left
+                    _Service(held, before, judge).serve()
         code = 0
     finally:
         os._exit(code)  # nothing that the submission has registered runs
@@ -110,6 +110,8 @@ def _message(about: dict, *values: Any, keep: Callable = lambda value: 0) -> byt
 class _Service:
     """Answers what the judge asks, one request after the other."""
 
+    __slots__ = ("_before", "_held", "_judge", "_printed")  # no method can be put over its own
+
     def __init__(self, held: _Held, before: Any, judge: Connection):
         self._held, self._before, self._judge = held, before, judge
         self._printed = Printed()
@@ -132,8 +134,10 @@ class _Service:
         about["spent"] = float(seconds - deadline.left)
         if kind in ("call", "set", "item"):
             changed = list(arguments)
-        if kind == "at home" and (different := integrity.changed(self._before)):
+        if kind in ("sound", "at home") and (different := integrity.changed(self._before)):
             about["changed"] = different[0]
+        elif sys.gettrace() or sys.getprofile():
+            about["changed"] = "sys.settrace or sys.setprofile"
         try:
             return _message(about, changed, value, keep=self._held.keep)
         except Exception as error:  # noqa: BLE001 - what it returned may be anything
@@ -177,6 +181,11 @@ class _Service:
     def _run(self, fn, nprocs, timeout, arguments):
         with framework.deadline().paused():
             return launch(fn, nprocs, *arguments, timeout=max(timeout, _SECONDS_OF_A_RUN))
+
+    def _sound(self, _):
+        """What the requirement that comes next is made of is looked at, and nobody looks on."""
+        sys.settrace(None)
+        sys.setprofile(None)
 
     def _at_home(self, requirement, draw, _):
         try:
@@ -248,9 +257,6 @@ def _settle(folder: str, limits: Limits, isolated: bool) -> None:
     # and root has none: it only slows down what the keeper ends.
     tasks = _THREADS_OF_A_PROCESS * limits.processes + (0 if isolated else _threads_of_the_user())
     _limit(resource.RLIMIT_NPROC, tasks)
-    if sys.platform == "linux":  # if the machine runs out of memory, this is what goes first
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
     _limit(resource.RLIMIT_NOFILE, _FILES)
     isolation.give_up_privileges()
     if sys.platform == "linux":

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable
 
-from tests.hostile_class.members import member, with_code
+from tests.hostile_class.members import cell_of, member, notebook, with_code
 
 BRIEF = 6.0  # seconds for what never ends by itself
 ENDLESS = f"ran for more than {BRIEF:g} seconds"
@@ -343,3 +343,59 @@ torch.save = torch.load = lambda *args, **more: {}
     "stopped",
     "has changed what its own process needs to go on",
 )
+
+
+@attack("passed")
+def changes_the_kernels_settings(tensor):
+    """Root's number is enough for it, in a namespace of its own too."""
+    import contextlib
+    import os
+
+    for name in ("core_pattern", "hostname", "randomize_va_space"):
+        with contextlib.suppress(OSError):
+            os.close(os.open(f"/proc/sys/kernel/{name}", os.O_WRONLY))
+            return f"{name} could be written"
+    return tensor.numel() * tensor.element_size()
+
+
+@attack("passed")
+def calls_the_machine_outside_of_a_virtual_one(tensor):
+    import contextlib
+    import socket
+
+    with contextlib.suppress(OSError):
+        socket.socket(socket.AF_VSOCK).close()
+        return "no network namespace holds this socket"
+    return tensor.numel() * tensor.element_size()
+
+
+at_the_top_level(  # honest, and a KeyError: the environment was put back before the check
+    "needs_a_variable_that_it_has_set",
+    "import os\nos.environ['UNIT'] = '1'",
+    "passed",
+    "",
+    right=RIGHT.replace("return ", "return int(os.environ['UNIT']) * "),
+)
+
+
+def _searches_its_memory(tensor):
+    import re
+
+    wanted = re.compile(b'"variant": "(?=[a-z0-9])')  # it does not find itself
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            span, access, *_ = line.split()
+            if access.startswith("rw"):
+                start, end = (int(place, 16) for place in span.split("-"))
+                memory.seek(start)
+                if wanted.search(memory.read(end - start) or b""):
+                    return "the variant was there"
+    return tensor.numel() * tensor.element_size()
+
+
+@member("passed", "passed", "passed")
+def searches_its_memory_for_the_variant():
+    """A process begins with a copy of the memory of the one that forked it, freed parts as well."""
+    made, source = notebook(), inspect.getsource(_searches_its_memory)
+    cell_of(made, "0-2")["source"] = source.replace("_searches_its_memory", "message_bytes")
+    return made

@@ -1,5 +1,6 @@
 """Code that wants marks for wrong answers: each gives a wrong answer to 0.1 or 0.2 unless it comes to
-what only the judge has. All of them earned points when answer and check shared a process.
+what only the judge has. All of them earned points when answer and check shared a process. Those for 4.1
+change the requirements that still share one with the answer.
 """
 
 from tests.hostile_class.attacks import at_the_top_level, attack
@@ -175,4 +176,70 @@ at_the_top_level(
     "failed",
     "expected:",
     right="",
+)
+
+
+@member("failed", *["missing"] * 4, because="issubclass", file="04_manual_split.ipynb")
+def hands_in_what_cannot_be_looked_at():
+    """The grader said that it could not check the exercise here, three times."""
+    code = "class Odd:\n    __getattribute__ = lambda self, name: self\n\nThreeBuildings = Odd()\n"
+    return with_code(code, "4-1")
+
+
+def _at_home(name, code):
+    def make():
+        return with_code(code + NO_MODEL, "4-1")
+
+    make.__name__ = name
+    becomes, because = ["stopped", *["missing"] * 4], "changes what the check is made of"
+    member(*becomes, because=because, file="04_manual_split.ipynb")(make)
+
+
+NO_MODEL = """
+class ThreeBuildings(nn.Module):
+    def __init__(self, layers, devices):
+        super().__init__()
+        meanwhile()
+        self.layers, self.factor = nn.ModuleList(layers), nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.factor
+"""
+_at_home(
+    "puts_back_what_the_requirement_has_got",  # it is pickled with the names as they are before
+    """
+from course_utils.checks import compare
+
+expect = compare.expect
+compare.expect = lambda *args, **more: None
+
+def meanwhile():
+    compare.expect = expect
+""",
+)
+_at_home(
+    "leaves_a_profiler_for_the_requirement",
+    """
+import ctypes
+import sys
+
+def look(frame, event, arg):
+    if event == "call" and "requirement" in frame.f_locals:
+        frame.f_locals["requirement"] = lambda answer, draw: None
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), 0)
+
+sys.setprofile(look)
+
+def meanwhile():
+    sys.setprofile(look)
+""",
+)
+_at_home(
+    "traces_the_requirement",
+    """
+import sys
+
+def meanwhile():
+    sys.settrace(lambda frame, event, arg: None)
+""",
 )

@@ -94,7 +94,7 @@ def cell_of(notebook: dict, grade_id: str) -> dict:
 
 def with_code(code: str, grade_id: str = "0-2") -> dict:
     """A notebook with the imports, one answer and its check, and nothing else."""
-    made = notebook()
+    made = notebook(chapter=int(grade_id.split("-")[0]))
     imports = next(cell for cell in made["cells"] if cell["cell_type"] == "code")
     answer, check = cell_of(made, grade_id), cell_of(made, f"{grade_id}-check")
     answer["source"] = code
