@@ -23,20 +23,30 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 FAILED = 129
 
 
+def meeting(arguments: list[str], node: str | None) -> list[str]:
+    """Options that say which agent hosts the rendezvous store under SLURM: that of the `node` which
+    the endpoint names. torchrun would ask the machine for its own name and address, which need not
+    be those of SLURM; then nobody hosts it, and all give up."""
+    ends = [word.partition("=")[2] for word in arguments if word.startswith("--rdzv-endpoint=")]
+    if not (node and ends):
+        return []
+    return [f"--rdzv-conf=is_host={str(ends[0].rpartition(':')[0] == node).lower()}"]
+
+
 def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with tempfile.TemporaryDirectory(prefix="agent-") as folder:
         path = Path(folder) / "exit-code"
         os.environ[EXIT_CODE_FILE] = str(path)
         try:
-            torchrun.main()
+            # first, so that whoever says it otherwise is heard
+            torchrun.main(
+                [*meeting(sys.argv[1:], os.environ.get("SLURMD_NODENAME")), *sys.argv[1:]]
+            )
         except SignalException as told:
             code = AGAIN if told.sigval == signal.SIGTERM else 128 + told.sigval
             sys.exit(int(path.read_text()) if path.exists() else code)
-        except (
-            AssertionError,
-            ValueError,
-        ) as wrong:  # torchrun's for wrong options, as --nnodes=3:2
+        except (AssertionError, ValueError) as wrong:  # for wrong options, as --nnodes=3:2
             print(f"agent.py: {wrong}", file=sys.stderr)
             sys.exit(WRONG_OPTIONS)
         except (ChildFailedError, RendezvousError, RuntimeError, OSError):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from elastic_runs import GATED, ROOT, TRAIN, EventLog, Gate, Host, environment
+from torch.distributed import run as torchrun
 
 sys.path.insert(0, str(TRAIN.parent))
 import agent
@@ -26,6 +27,16 @@ import train
 OPTIONS = "--samples 100 --batch 16 --epochs 2 --width 8 --layers 1 --save-every 4 --log-samples"
 STEPS = 14
 AGENT = TRAIN.parent / "agent.py"
+
+
+def test_under_slurm_the_node_of_the_endpoint_hosts_the_store():
+    """Whatever its machine is called; said first, so that somebody's own --rdzv-conf counts."""
+    given = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29400", "train.py"]
+    assert agent.meeting(given, "node1") == ["--rdzv-conf=is_host=true"]
+    assert agent.meeting(given, "node10") == ["--rdzv-conf=is_host=false"]
+    assert agent.meeting(given, None) == agent.meeting(["train.py"], "node1") == []
+    options = torchrun.parse_args([*agent.meeting(given, "node1"), *given])
+    assert torchrun.config_from_args(options)[0].rdzv_configs["is_host"] == "true"
 
 
 # --- under the agent ------------------------------------------------------------------------------
