@@ -16,11 +16,13 @@ from course_utils.checks.learner import (
     reset,
 )
 from course_utils.checks.progress import progress_text
+from course_utils.launch.arguments import OwnPart
 
 __all__ = [
     "Exercise",
     "Line",
     "Outcome",
+    "OwnPart",
     "Wrong",
     "check",
     "examine",

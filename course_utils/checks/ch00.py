@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
 from course_utils.checks.ranks import come_late, following
 from course_utils.hardware import device
 
@@ -64,8 +64,8 @@ average = Exercise(
 )
 
 
-def _averages(rank, answer, values):
-    value = values[rank].to(device())
+def _averages(rank, answer, own):
+    value = own.to(device())
     untouched = value.clone()
     come_late(rank)
     with following() as sent:
@@ -76,7 +76,7 @@ def _averages(rank, answer, values):
 def _check_average(answer, values):
     """Run the answer with one value a rank and compare what every rank got with the mean."""
     ranks = len(values)
-    reports = run(_averages, ranks, answer, values)
+    reports = run(_averages, ranks, answer, OwnPart(values))
     results = [result for result, _, _ in reports]
     if any(unwaited for _, _, unwaited in reports):
         raise Wrong("not-waited", expected="a result that has arrived", got="nobody waited for it")
@@ -123,7 +123,7 @@ def _(answer, draw):
 def _(answer, draw):
     length = draw.integer(3, 9)
     values = [draw.tensor(length) for _ in range(2)]
-    if not all(untouched for _, untouched, _ in run(_averages, 2, answer, values)):
+    if not all(untouched for _, untouched, _ in run(_averages, 2, answer, OwnPart(values))):
         raise Wrong("input-changed", expected="the same values as before", got="other values")
 
 
@@ -295,8 +295,8 @@ class _Passed:
     collectives: list[str]
 
 
-def _passed(rank, answer, values):
-    value = values[rank].to(device())
+def _passed(rank, answer, own):
+    value = own.to(device())
     untouched = value.clone()
     come_late(rank)
     with following() as sent:
@@ -309,7 +309,7 @@ def _passed(rank, answer, values):
 
 def _check_pass(answer, values):
     ranks = len(values)
-    reports = run(_passed, ranks, answer, values)
+    reports = run(_passed, ranks, answer, OwnPart(values))
     for report in reports:
         if report.unwaited:
             got = f"nobody waited for a {report.unwaited[0]}"
@@ -359,7 +359,7 @@ def _(answer, draw):
 @pass_on.requires("the tensor that was handed in is unchanged", needs_earlier=True)
 def _(answer, draw):
     values = [draw.tensor(4) for _ in range(2)]
-    if not all(report.unchanged for report in run(_passed, 2, answer, values)):
+    if not all(report.unchanged for report in run(_passed, 2, answer, OwnPart(values))):
         raise Wrong("input-changed", expected="the same values as before", got="other values")
 
 
@@ -371,7 +371,7 @@ def _(answer, draw):
 )
 def _(answer, draw):
     value = draw.tensor(4)
-    [report] = run(_passed, 1, answer, [value])
+    [report] = run(_passed, 1, answer, OwnPart([value]))
     expect_type(report.result, torch.Tensor)
     expect(report.result, value)
     if not report.copied:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
 from course_utils.checks.forbidden import called
 from course_utils.checks.ranks import come_late, finish_device_work, following
 from course_utils.hardware import device
@@ -441,10 +441,10 @@ class _Summed:
     unwaited: list[str]
 
 
-def _summed(rank, answer, cases: list[list[Tensor]], columns: bool = False) -> _Summed:
+def _summed(rank, answer, own: list[Tensor], columns: bool = False) -> _Summed:
     """Hands in the rank's tensor of each case; with `columns`, every second column of it, which is
     a view that is not contiguous."""
-    tensors = [case[rank].to(device()) for case in cases]
+    tensors = [tensor.to(device()) for tensor in own]
     come_late(rank)
     with following() as sent:
         for tensor in tensors:
@@ -454,7 +454,8 @@ def _summed(rank, answer, cases: list[list[Tensor]], columns: bool = False) -> _
 
 def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[list[Tensor]]:
     """For each case, what the tensor of every rank has become."""
-    reports = run(_summed, len(cases[0]), answer, cases, columns)
+    own = OwnPart([*zip(*cases, strict=True)])
+    reports = run(_summed, len(cases[0]), answer, own, columns)
     for rank, report in enumerate(reports):
         if report.unwaited:
             got = f"on rank {rank} nobody waits for a {report.unwaited[0]}"
@@ -462,9 +463,9 @@ def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[
     return [list(tensors) for tensors in zip(*(report.tensors for report in reports), strict=True)]
 
 
-def _traced_sum(rank, answer, tensors: list[Tensor]) -> list[Call]:
+def _traced_sum(rank, answer, own: Tensor) -> list[Call]:
     with Trace() as trace:
-        answer(tensors[rank].to(device()))
+        answer(own.to(device()))
     return trace.record().calls
 
 
@@ -603,7 +604,7 @@ def _(answer, draw):
     for ranks, remainder in ((first, 0), (7 - first, 0), (3, 1)):
         length = ranks * draw.integer(20, 40) + remainder
         tensors = [draw.whole(length) for _ in range(ranks)]
-        _check_traffic(run(_traced_sum, ranks, answer, tensors), length)
+        _check_traffic(run(_traced_sum, ranks, answer, OwnPart(tensors)), length)
 
 
 def _check_traffic(calls: list[list[Call]], length: int) -> None:

@@ -17,7 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_utils import schedules
-from course_utils.checks import Exercise, Wrong, expect, expect_type, forbidden, run, same
+from course_utils.checks import (
+    Exercise,
+    OwnPart,
+    Wrong,
+    expect,
+    expect_type,
+    forbidden,
+    run,
+    same,
+)
 from course_utils.checks.ranks import finish_device_work, waits, work_of
 from course_utils.hardware import device
 from course_utils.intercept import listening
@@ -1166,9 +1175,9 @@ class _Exchanged:
     unwaited: list[str] = field(default_factory=list)  # messages that nobody waited for
 
 
-def _exchanged(rank, answer, cases: list[list[Handed]], prepare) -> list[_Exchanged]:
+def _exchanged(rank, answer, own: list[Handed], prepare) -> list[_Exchanged]:
     """Runs the answer on this rank's tensors of each case; `prepare` gives them their layout."""
-    return [_one_exchange(answer, case[rank], prepare) for case in cases]
+    return [_one_exchange(answer, handed, prepare) for handed in own]
 
 
 def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
@@ -1225,7 +1234,7 @@ def _line(ranks: int, make: Callable[[int], Tensor]) -> list[Handed]:
 
 def _check_exchange(answer, cases: list[list[Handed]], prepare=_as_it_is) -> None:
     ranks = len(cases[0])
-    reports = run(_exchanged, ranks, answer, cases, prepare)
+    reports = run(_exchanged, ranks, answer, OwnPart([*zip(*cases, strict=True)]), prepare)
     for i, case in enumerate(cases):
         seen = [report[i] for report in reports]
         _check_messages(seen)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
 from course_utils.checks.ranks import come_late
 from course_utils.hardware import device
 from course_utils.models import Attention
@@ -190,14 +190,14 @@ def _held(rank, answer, full) -> _Held:
     return _Held({name: p.detach().clone() for name, p in parameters.items()}, views)
 
 
-def _ran(rank, answer, full, inputs, slopes, x_learns, beside) -> _Ran:
+def _ran(rank, answer, full, x, slope, x_learns, beside) -> _Ran:
     """The loss is sum(slope * y); with `beside`, x also reaches it by another way."""
     layer = answer(copy.deepcopy(full).to(device()))
-    x = inputs[rank].clone().to(device()).requires_grad_(x_learns)
+    x = x.clone().to(device()).requires_grad_(x_learns)
     with Trace() as forward:
         come_late(rank)
         y = layer(x)
-    loss = _loss_of(y, slopes[rank])
+    loss = _loss_of(y, slope)
     if beside is not None:
         loss = loss + (x * beside.to(device())).sum()
     with Trace() as backward:
@@ -271,7 +271,8 @@ def _linear_task(draw, cut: _Cut, ranks: int, leading=None, bias=True) -> _Linea
 def _run_linear(answer, task: _LinearTask, x_learns=True, beside=None) -> list[_Ran]:
     full = copy.deepcopy(task.full)
     full.zero_grad()
-    return run(_ran, task.ranks, answer, full, task.parts("x"), task.slopes(), x_learns, beside)
+    own = OwnPart(task.parts("x")), OwnPart(task.slopes())
+    return run(_ran, task.ranks, answer, full, *own, x_learns, beside)
 
 
 def _check_held(answer, task: _LinearTask) -> None:
@@ -1104,15 +1105,15 @@ class _Loss:
     changed: bool
 
 
-def _lost(rank, answer, parts, targets) -> _Loss:
-    leaf = parts[rank].clone().to(device()).requires_grad_()
+def _lost(rank, answer, own, targets) -> _Loss:
+    leaf = own.clone().to(device()).requires_grad_()
     logits = leaf * 1.0
     with Trace() as trace:
         come_late(rank)
         value = answer(logits, targets.to(device()))
         if torch.is_tensor(value) and value.requires_grad:
             value.backward()
-    changed = not torch.equal(logits, parts[rank].to(device()))
+    changed = not torch.equal(logits, own.to(device()))
     value = value.detach() if torch.is_tensor(value) else value
     return _Loss(value, leaf.grad, trace.record().sent(), changed)
 
@@ -1198,7 +1199,7 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
 
 def _check_loss(answer, draw, tokens: int, classes: int, ranks: int) -> None:
     task = _loss_task(draw, draw.tensor(tokens, classes), ranks)
-    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
     for report in reports:
         likely = None if report.value is None else "no-tensor"
         expect_type(report.value, Tensor, likely=likely)
@@ -1261,7 +1262,7 @@ def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
     ranks = draw.choice([2, 3])
     tokens, classes = draw.integer(6, 8), ranks * draw.integer(4, 6)
     task = _loss_task(draw, scale * draw.tensor(tokens, classes) + offset, ranks)
-    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
     likely = {slug: lambda got: not all(math.isfinite(value) for value in got), "cut-off": True}
     got = [report.value for report in reports]
     # Near ten thousand, float32 itself rounds to a thousandth.
@@ -1292,7 +1293,7 @@ def _(answer, draw):
     tokens, ranks = draw.integer(5, 8), draw.choice([2, 3])
     padding = draw.sample(range(tokens), 2)
     task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
-    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
     likely = {
         "divided-by-all": [task.value * (tokens - len(padding)) / tokens] * ranks,
         "padding-counted": True,
@@ -1309,7 +1310,7 @@ def _(answer, draw):
     tokens, ranks = draw.integer(3, 6), draw.choice([2, 3, 4])
     task = _loss_task(draw, draw.tensor(tokens, 40 * ranks), ranks)
     limit = 4 * tokens * task.logits.element_size()
-    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
     sent = max(report.sent for report in reports)
     if sent > limit:
         raise Wrong("gathers-the-logits", expected=f"at most {limit} bytes", got=f"{sent} bytes")
@@ -1319,7 +1320,7 @@ def _(answer, draw):
 def _(answer, draw):
     ranks = draw.choice([2, 3])
     task = _loss_task(draw, draw.tensor(draw.integer(3, 5), 4 * ranks), ranks)
-    reports = run(_lost, ranks, answer, task.parts(ranks), task.targets)
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
     if any(report.changed for report in reports):
         raise Wrong("changes-the-logits", expected="the logits as before", got="other values")
 
@@ -1392,13 +1393,13 @@ class _Normed:
     kept: int  # bytes that autograd keeps
 
 
-def _normed(rank, answer, norm, parts, slopes, passes) -> _Normed:
+def _normed(rank, answer, norm, own, slope, passes) -> _Normed:
     model = answer(copy.deepcopy(norm).to(device()))
-    x = parts[rank].clone().to(device()).requires_grad_()
+    x = own.clone().to(device()).requires_grad_()
     for _ in range(passes):
         with kept_for_backward(model) as kept:
             y = model(x)
-        _loss_of(y, slopes[rank]).backward()
+        _loss_of(y, slope).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     return _Normed(list(gradients), y.detach(), x.grad, gradients, kept.bytes)
 
@@ -1439,7 +1440,8 @@ def _with_eps(norm: nn.LayerNorm, eps: float) -> nn.LayerNorm:
 
 def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     ranks, parts = len(task.slopes), task.parts()
-    reports = run(_normed, ranks, answer, task.norm, parts, task.slopes, passes)
+    own = OwnPart(parts), OwnPart(task.slopes)
+    reports = run(_normed, ranks, answer, task.norm, *own, passes)
     names = ["norm.weight", "norm.bias"]
     likely = {"parameters-differ": True}
     expect([sorted(r.names) for r in reports], [sorted(names)] * ranks, each="rank", likely=likely)

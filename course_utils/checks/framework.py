@@ -46,7 +46,8 @@ returns when the answer is right, and otherwise
     them apart (unequal sizes, world size 3). `what="the bias"` and `each="rank"` say where;
   * `expect_type(got, torch.Tensor)` raises on None and other types; use it before you index;
   * or raise `Wrong("sum-not-mean", expected="...", got="...")` yourself; the slug may be None.
-`run(fn, nprocs, *args, timeout=20)` is `launch` with a short time: fn(rank, *args) on real ranks.
+`run(fn, nprocs, *args, timeout=20)` is `launch` with a short time: fn(rank, *args) on real ranks. An
+answer can read all that its rank was handed: `OwnPart([...])` hands each rank its own part only.
 Everything else runs in the kernel under a time limit (`@exercise.requires(..., seconds=10)`;
 the time spent in `run` does not count).
 

@@ -253,8 +253,10 @@ class _Answer(_Handle, Absent):
     def unfit(self) -> tuple[str, str] | None:
         try:
             found = self._line.ask("unfit")
-        except BaseException as error:  # such as an attribute that raises when it is looked at
-            if isinstance(error, Elsewhere):
+        except BaseException as error:  # Elsewhere is no exception's class by itself
+            if isinstance(
+                error, Elsewhere
+            ):  # such as an attribute that raises when it is looked at
                 return "exception", error.failure.text
             raise
         return (str(found[0]), _text(found[1])) if found else None
@@ -269,9 +271,8 @@ class _Answer(_Handle, Absent):
         return self._line.ask("run", fn, nprocs, timeout, arguments=args)
 
     def at_home(self, requirement: Any, draw: Draw) -> None:
-        self._line.ask(
-            "sound"
-        )  # a patch that is there as the requirement arrives could be gone after it
+        # A patch that is there as the requirement arrives could be gone after it.
+        self._line.ask("sound")
         wrong = self._line.ask("at home", requirement, draw)
         if wrong is not None:
             slug, expected, got = wrong

@@ -87,9 +87,8 @@ class _Watched:
             own.close()
         for fd in (outcome, ending, hears):
             os.close(fd)
-        with open(
-            says, "wb"
-        ) as variant:  # only now: a worker's memory begins as a copy of this one's
+        # Only now is the variant read: a worker's memory begins as a copy of this one's.
+        with open(says, "wb") as variant:
             variant.write(grader.recv_bytes())
 
     def announce(self, grader: Connection) -> None:

@@ -207,9 +207,7 @@ class Needed:
                 continue  # needed already
             if how := self._wanted(statement):
                 self._kept[statement.number] = how == "optional"
-                if (
-                    not statement.binds & self.names
-                ):  # it changes something; what changes it in turn?
+                if not statement.binds & self.names:  # it changes something; what changes it?
                     self.names |= statement.binds
                 self.names |= statement.uses
         return len(self._kept) > before
@@ -233,9 +231,8 @@ class Needed:
                 if isinstance(n, ast.Name)
             }
             own = decorated & self.names - set(self._imports)
-            bases = [
-                *getattr(statement.node, "bases", [])
-            ]  # their __init_subclass__ may register it
+            # An __init_subclass__ of its bases may register it.
+            bases = getattr(statement.node, "bases", [])
             asked = decorated | {base.id for base in bases if isinstance(base, ast.Name)}
             return "needed" if own or any(map(self._changes_needed, asked)) else None
         if self._shows(statement.node) or isinstance(statement.node, (ast.Import, ast.ImportFrom)):

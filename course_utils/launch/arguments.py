@@ -5,11 +5,31 @@ import inspect
 import math
 import operator
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from course_utils import strict
 
 MOST_RANKS = 64
 _FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """An argument of launch of which each rank is sent its own part, and nothing of the others'."""
+
+    parts: Sequence[Any]
+
+
+def of_ranks(args: tuple, nprocs: int) -> list[tuple]:
+    """Returns the arguments of each rank: one tuple for all, where none has its own part."""
+    if not any(isinstance(value, OwnPart) for value in args):
+        return [args] * nprocs
+    return [
+        tuple(value.parts[rank] if isinstance(value, OwnPart) else value for value in args)
+        for rank in range(nprocs)
+    ]
 
 
 def check(fn, nprocs, args, timeout) -> int:

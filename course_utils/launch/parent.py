@@ -54,13 +54,13 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
         )
     nprocs = arguments.check(fn, nprocs, args, timeout)
     rules = arguments.check_rules(rules)
-    call = _packed(fn, args)
+    packed = _packed(fn, arguments.of_ranks(args, nprocs))
     with _temporary_folder(nprocs) as (folder, records), sockets.near(folder) as place:
         server.ensure_running()
         ranks = []
         try:
             job = _job(nprocs, folder, place, timeout, rules)
-            for record in records:
+            for record, call in zip(records, packed):
                 _start(ranks, record)
                 ranks[-1].give(job)  # it begins while the next one starts
                 ranks[-1].give(call)
@@ -69,11 +69,16 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
             _end(ranks)
 
 
-def _packed(fn, args):
+def _packed(fn, args_of_ranks):
+    """The call of each rank; what is the same for all is packed once."""
+    packed = {}
     try:
-        return packing.pack((fn, args))
+        for args in args_of_ranks:
+            packed[id(args)] = packed.get(id(args)) or packing.pack((fn, args))
     except Exception as error:  # noqa: BLE001 - whatever an object's pickling raises is explained
         failure = unpicklable.explain(fn, args, error)
+    else:
+        return [packed[id(args)] for args in args_of_ranks]
     raise failure
 
 

@@ -170,6 +170,29 @@ def average_over_ranks(value):
     return value
 """,
 )
+_in_ranks(
+    "reads_the_inputs_of_other_ranks",
+    """
+import sys
+import torch
+
+def inputs(value):
+    if isinstance(value, (list, tuple)):
+        if len(value) > 1 and all(isinstance(each, torch.Tensor) for each in value):
+            yield value
+        for each in value:
+            yield from inputs(each)
+
+def average_over_ranks(value):
+    frame = sys._getframe()
+    while frame:
+        for found in inputs([*frame.f_locals.values()]):
+            if any(torch.equal(each, value) for each in found):
+                return torch.stack([*found]).mean(0)
+        frame = frame.f_back
+    return value.clone()
+""",
+)
 at_the_top_level(
     "replaces_builtins",
     "import builtins\nbuiltins.all = builtins.any = builtins.abs = lambda *a: 1\n" + WRONG,
