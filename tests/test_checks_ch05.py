@@ -8,6 +8,7 @@ import torch.distributed as dist
 from course_utils import schedules
 from course_utils.checks import ch05
 from course_utils.launch import launch
+from course_utils.launch.arguments import OwnPart
 from course_utils.schedules import Op
 
 SIZES = [(1, 1), (1, 3), (2, 2), (3, 1), (3, 6), (4, 12)]
@@ -68,7 +69,9 @@ def starts_both_and_waits_for_one(to_next, to_previous):
 
 def test_a_message_that_nobody_waits_for_is_seen_though_the_tensors_are_right():
     case = ch05._line(2, lambda link: torch.arange(3.0))
-    reports = launch(ch05._exchanged, 2, starts_both_and_waits_for_one, [case], ch05._as_it_is)
+    reports = launch(
+        ch05._exchanged, 2, starts_both_and_waits_for_one, OwnPart([*zip(case)]), ch05._as_it_is
+    )
     for [report] in reports:
         assert report.unwaited == ["send"]
         assert sorted(name for name, _ in report.calls) == ["recv_", "send"]
