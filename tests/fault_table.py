@@ -340,6 +340,19 @@ def skips_in_a_smaller_group(rank):
 
 
 @fault(
+    2,
+    "timeout",
+    1,
+    "rank 0 finished without calling it",
+    "rank 1 waits in broadcast",
+)
+def has_one_batch_less(rank):
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    for _ in range(1 + rank):
+        model(torch.ones(1, 2)).sum().backward()  # <- here
+
+
+@fault(
     2, "timeout", 0, "rank 0 waits in send to rank 1", "rank 1 finished without receiving it", _BOTH
 )
 def sends_without_a_receive(rank):

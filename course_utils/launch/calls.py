@@ -14,6 +14,7 @@ DistributedDataParallel makes from C++.
 """
 
 import contextlib
+import functools
 import inspect
 import json
 import math
@@ -22,6 +23,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +32,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from course_utils.launch.frames import Frame, is_own
 
-# A ring of notes, the newest 256 calls of a rank, 1024 bytes each; and its groups, which count to
-# the end, however many calls come after them.
+# A ring of notes, the newest 256 calls of a rank, 1024 bytes each; its groups, which count to the
+# end, however many calls come after them; and what its host waits behind.
 _SLOTS, _GROUPS, _SIZE = 256, 64, 1024
+_PENDING = _SLOTS + _GROUPS
+_SHOWN = 40  # calls that have begun or are queued, at most: so many fit
 
 # The dispatcher's name of each call: its name in torch.distributed, and the argument whose
 # tensors must look the same on every rank (None: they may differ).
@@ -129,10 +133,14 @@ class Handled:
 
 
 class Recorder:
-    """In a rank: notes each call in a file before it is made."""
+    """In a rank: notes each call in a file before it is made.
 
-    def __init__(self, path: str, limit: float):
+    called: gets the number of the call, its group's name and what it returned, if it is given.
+    """
+
+    def __init__(self, path: str, limit: float, called: Callable | None = None):
         self._limit = limit  # of the launch, in seconds
+        self._called = called
         self._file = os.open(path, os.O_WRONLY)
         self._lock = threading.Lock()  # a learner's threads may call too
         self._number = 0
@@ -168,13 +176,23 @@ class Recorder:
 
         c10d._unregister_all_process_groups = forget_on_record
 
-    def hear(self, name: str, arguments: dict) -> None:
+    def hear(self, name: str, arguments: dict) -> Callable[[object], None] | None:
         """To be called before each call, as a listener of `intercept`."""
         if name not in _KINDS:
-            return
+            return None
         # A call that PyTorch can make must not fail here.
         with contextlib.suppress(Exception), self._lock:
-            self._write(self._note(*_KINDS[name], arguments), self._number % _SLOTS)
+            note = self._note(*_KINDS[name], arguments)
+            self._write(note, self._number % _SLOTS)
+            if self._called:
+                return functools.partial(self._called, note["number"], note["group"])
+        return None
+
+    def publish(self, pending: dict) -> None:
+        """Notes what this rank's host waits behind, as `host_waits.follow` says it."""
+        if pending:
+            pending = pending | {name: pending[name][:_SHOWN] for name in ("begun", "queued")}
+        os.pwrite(self._file, json.dumps(pending).encode().ljust(_SIZE), _PENDING * _SIZE)
 
     def _note(self, kind, tensors, given):
         group = dist.ProcessGroup.unbox(given["process_group"])
@@ -217,7 +235,7 @@ class Recorder:
             "members": [],
             "index": 0,
             "kind": DESTROY,
-            "where": _place(),
+            "where": place(),
             "handling": _handled(sys.exception()),
         }
 
@@ -232,7 +250,7 @@ class Recorder:
             "world": self._world_name,
             "me": dist.get_rank(),
             "index": self._counts[meeting],
-            "where": _place(),
+            "where": place(),
             "handling": _handled(sys.exception()),
         }
 
@@ -288,8 +306,8 @@ def _looks(tensors):
     return [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in flat[:8]]
 
 
-def _place():
-    """The learner's line that made this call: file, line, function."""
+def place() -> list | None:
+    """The learner's line that makes a call just now: file, line, function."""
     frame = sys._getframe(1)
     while frame is not None and not is_own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -299,7 +317,7 @@ def _place():
 def prepare(path: str) -> None:
     """In the kernel: makes an empty record, at its full size, so that a full disk shows now."""
     with open(path, "wb") as file:
-        file.write(b" " * ((_SLOTS + _GROUPS) * _SIZE))
+        file.write(b" " * ((_SLOTS + _GROUPS + 1) * _SIZE))
 
 
 def read(paths: list[str]) -> list[list[Call]]:
@@ -311,12 +329,21 @@ def read(paths: list[str]) -> list[list[Call]]:
     return [[_call(note, numbers) for note in notes] for notes in records]
 
 
+def read_pending(path: str) -> dict:
+    """In the kernel: what a rank's host waits behind, as it has published it; {} if it does not."""
+    with open(path, "rb") as file:
+        file.seek(_PENDING * _SIZE)
+        with contextlib.suppress(ValueError):  # it has never waited, or is writing just now
+            return json.loads(file.read())
+    return {}
+
+
 def _notes(path):
     notes = []
     with open(path, "rb") as file:
-        while note := file.read(_SIZE):
+        for _ in range(_PENDING):
             with contextlib.suppress(ValueError):  # none yet, or one that was too long
-                notes.append(json.loads(note))
+                notes.append(json.loads(file.read(_SIZE)))
     return sorted(notes, key=lambda note: note["number"])
 
 

@@ -29,6 +29,31 @@ def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, 
     return None
 
 
+def none_can_end(records: list[list[Call]], pending: dict[int, dict]) -> bool:
+    """True if nothing that ranks wait behind will ever end unless one of them makes another call.
+
+    pending: for each rank that waits for a device with queues, what `host_waits.follow` publishes. A
+    call that has begun ends when all ranks that it needs have begun theirs. What a rank does that
+    does not wait is not known: there, what has been called counts as begun.
+    """
+    begun, waiting = defaultdict(set), []
+    for rank, record in enumerate(records):
+        here = pending.get(rank, {"begun": [], "queued": []})
+        made = {call.number: call for call in record}
+        for number in made.keys() - here["queued"]:
+            begun[_meeting_point(rank, made[number])].add(rank)
+        waiting += [(rank, [made[n] for n in unit if n in made]) for unit in here["begun"]]
+    return not any(_all_met(rank, unit, begun) for rank, unit in waiting)
+
+
+def _all_met(rank, unit, begun):
+    return all(_needed(rank, call) <= begun[_meeting_point(rank, call)] for call in unit)
+
+
+def _needed(rank, call):
+    return {rank, call.peer} if call.kind in POINT_TO_POINT else set(call.members)
+
+
 def odd_one(calls: dict[int, Call]) -> int:
     """Returns the rank whose call differs from most others; of two, the second."""
     signatures = [_signature(call) for call in calls.values()]

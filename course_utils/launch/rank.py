@@ -21,9 +21,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware, intercept, strict, versions
+from course_utils import hardware, host_waits, intercept, strict, versions
 from course_utils.launch import family, figures, output, packing, peers, stacks
-from course_utils.launch.calls import Recorder
+from course_utils.launch.calls import Recorder, place
 from course_utils.launch.frames import is_own
 
 # Signals of the system about the process itself, and the one that asks for stacks.
@@ -130,6 +130,7 @@ def _work(job, rank, call, channel):
             _draw_random_state()
             result = fn(rank, *args)
             figures.show_open()
+            _finish_on_device()
         finally:
             calm_down()
             if os.getpid() != process:
@@ -196,8 +197,13 @@ def _join_group(job, rank):
     if job["rules"]:
         backend, gpu = job["rules"], strict.install()
     intercept.listen(peers.refuse_impossible)  # before it is on record
-    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
+    queued = host_waits.called if backend == "nccl" else None
+    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
     intercept.listen(recorder.hear)
+    if queued:
+        host_waits.follow(recorder.publish, place)
+    if gpu and gpu.type == "cuda":
+        _wait_in_python()
     dist.init_process_group(
         backend,
         store=dist.FileStore(os.path.join(job["folder"], "store"), job["nprocs"]),
@@ -207,6 +213,29 @@ def _join_group(job, rank):
         device_id=gpu,
     )
     recorder.begin()
+
+
+def _wait_in_python():
+    """The driver would spin in C, for as long as another rank lets this one wait."""
+
+    def done():
+        return torch.cuda.current_stream().query()
+
+    host_waits.read_here(done, lambda tensor: tensor.is_cuda)
+    synchronize = torch.cuda.synchronize
+
+    def synchronize_in_python(device=None):
+        host_waits.all_awaited()
+        host_waits.until(done)
+        synchronize(device)
+
+    torch.cuda.synchronize = synchronize_in_python
+
+
+def _finish_on_device():
+    """A rank has finished when its device has done what the function has left to it."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        host_waits.until(torch.get_device_module().current_stream().query)
 
 
 def _packed(result):

@@ -26,6 +26,8 @@ _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
 _OPERATORS = os.path.join("torch", "_ops.py")
 _WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
+_DDP, _REBUILD = os.path.join("torch", "nn", "parallel", "distributed.py"), "_rebuild_buckets"
+_HOST = os.path.join("course_utils", "host_waits.py")
 _WAIT_OPERATOR = "torch.ops._c10d_functional.wait_tensor"
 _TORCH = f"{os.sep}torch{os.sep}"
 
@@ -82,9 +84,12 @@ def collective(frames: list[Frame]) -> str | None:
     inner = frames[0]
     if inner.function == "_engine_run_backward":
         return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
-    if _TORCH_DISTRIBUTED not in inner.file and _WAIT not in inner.file:
+    if inner.file.endswith(_DDP) and _REBUILD in inner.source:
+        return _REBUILD  # at the second forward, ranks agree on them
+    on_device = inner.file.endswith(_HOST) and inner.function == "behind_a_collective"
+    if not (on_device or _TORCH_DISTRIBUTED in inner.file or _WAIT in inner.file):
         return None
-    name = inner.function
+    name = "wait" if on_device else inner.function
     for frame in frames:  # the outermost one has the name that the learner has written
         if is_own(frame.file):
             break

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from course_utils.launch import frames, threads
-from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call
+from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call, read_pending
 from course_utils.launch.frames import Frame
 from course_utils.launch.process import Rank, where
 from course_utils.launch.stacks import collective
@@ -119,6 +119,10 @@ def _living(rank, record, stacks):
     if stacks is None:
         return State("was stopped")
     path, waits_in, thread = stacks.own_path, stacks.collective, ""
+    if waits_in and (behind := _behind(rank, record)):
+        # The line that waits for the call, not the one where the host needs the result.
+        call, line = behind
+        path, record = [line] if line else path, [call]
     if not waits_in and (waited_for := threads.waited_for(stacks)):
         path = frames.own(waited_for[::-1]) or path
         waits_in, thread = collective(waited_for), ", in a thread that its main thread waits for"
@@ -128,6 +132,14 @@ def _living(rank, record, stacks):
     name = _wait_in_words(waits_in, last)
     tag = f" with tag {last.tag}" if last and last.tag and name.startswith(last.kind) else ""
     return State(f"was waiting in {name}{tag}{thread}", path, waits_in=name, call=last)
+
+
+def _behind(rank, record):
+    """The call behind which the host of a rank waits for its device, if it does, and the learner's
+    line that waits for it."""
+    pending = read_pending(rank.record)
+    call = next((call for call in record if call.number == pending.get("behind")), None)
+    return call and (call, Frame(*pending["where"]) if pending["where"] else call.where)
 
 
 def _wait_in_words(name, last):

@@ -96,6 +96,8 @@ class Stillness:
     * its main thread is in a communication, waits for a thread that is, or waits for its end
       because it has finished;
     * the call in which it waits has no limit of its own, after which it would go on;
+    * if it waits for its device, where calls stand in queues, no call that has begun has met all that
+      it needs (`compare.none_can_end`);
     * no other thread can move it on: `threads` says what has to be shown for each;
     * all stacks that wait end at the same lines as before.
 
@@ -156,13 +158,20 @@ class Stillness:
     def _stuck(self):
         before, self._stacks = self._stacks, self._resting()
         self._restart()  # answering has cost the ranks some processor time
-        return self._stacks is not None and self._stacks == before and not self._limited()
+        if self._stacks is None or self._stacks != before:
+            return False
+        records = calls.read([rank.record for rank in self._ranks])
+        return not self._limited(records) and compare.none_can_end(records, self._pending())
 
-    def _limited(self):
+    def _limited(self, records):
         """Whether a call in which a rank waits will fail by itself, so that the rank goes on."""
-        records = calls.read([rank.record for rank in self._stacks])
-        waiting = zip(records, self._stacks.values())
+        waiting = [(records[rank.number], at) for rank, at in self._stacks.items()]
         return any(call.limited for record, at in waiting for call in record[-max(1, len(at)) :])
+
+    def _pending(self):
+        """What the ranks that live wait behind, by rank."""
+        found = {rank.number: calls.read_pending(rank.record) for rank in self._stacks}
+        return {number: pending for number, pending in found.items() if pending}
 
     def _resting(self):
         """The stacks of all threads that wait, by rank, if no thread of any rank can go on."""

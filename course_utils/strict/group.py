@@ -8,13 +8,14 @@ group of gloo that nobody else sees.
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from course_utils import intercept
+from course_utils import host_waits, intercept
 from course_utils.strict import memory, queues, rules
 from course_utils.strict.queues import Flight, Queue
 
@@ -33,6 +34,7 @@ class Communicator(dist.ProcessGroupGloo):
         super().__init__(options.store, options.group_rank, options.group_size, options.timeout)
         self.queue = Queue()
         self.batch: _Batch | None = None
+        self._store, self._splits = options.store, 0
         self.transport = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
         self.transport._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self.transport._register_backend(
@@ -49,9 +51,18 @@ class Communicator(dist.ProcessGroupGloo):
 
     def split(self) -> None:
         """Returns when all ranks of this communicator have called it."""
-        flight = Flight("new_group", self.queue, [], watched=True)
-        self.queue.put(flight, [lambda: self.transport.barrier().wait])
-        flight.work.wait()
+        self._splits += 1
+        flight = Flight("new_group", self.queue, [], watched=False)
+        self.queue.put(flight, [lambda: lambda: self._all_split(f"split {self._splits}")])
+        host_waits.until_all_have(flight.ended.is_set)
+        if flight.error is not None:
+            raise flight.error
+
+    def _all_split(self, name) -> None:
+        """By the store: a barrier of the transport would meet the barriers of those who do not split."""
+        if self._store.add(name, 1) == self.size():
+            self._store.set(f"{name}: all", "")
+        self._store.wait([f"{name}: all"], timedelta(days=365))
 
 
 class _Batch:
@@ -115,7 +126,7 @@ def _kernel(name, operator):
         communicator = _communicators[group.group_name]
         rules.check_call(name, given)
         outputs = [] if name in _SENDS_ONLY else _flat(args[0])
-        queues.touched(_flat(list(args)))
+        queues.called_with(_flat(list(args)))
         start = _start(name, operator, given, communicator)
         work = _put(communicator, start, outputs)
         return work.boxed() if one_result else (args[0], work.boxed())

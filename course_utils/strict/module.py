@@ -8,7 +8,8 @@ from course_utils.strict import memory, queues
 
 
 class Stream:
-    """The one queue of the device's own kernels: they are done when the call returns."""
+    """The one queue of the device's own kernels: they are done when the call returns, but for those
+    that will need the result of a collective."""
 
     def __init__(self, device=None, priority=0, **_):
         self.device = memory.device()
@@ -21,7 +22,7 @@ class Stream:
     def wait_event(self, event): ...
 
     def query(self) -> bool:
-        return True
+        return queues.nothing_awaited()
 
     def record_event(self, event=None):
         return event or Event()
