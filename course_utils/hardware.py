@@ -1,8 +1,9 @@
 """What this machine has, which device and backend each rank gets, and why a GPU may be idle.
 
 The rule of the course: where there are at least as many GPUs as ranks, each rank gets one GPU
-and NCCL; otherwise every rank runs on the CPU with gloo. One GPU still serves the parts of a
-chapter that run in one process.
+and NCCL; where there are fewer, ranks share them, if NCCL lets them (`gpu_sharing`). Otherwise every
+rank runs on the CPU with gloo, and beside a single GPU that nobody can share so does all the rest:
+what is compared is computed on the same kind of device.
 
 `doctor` answers "why is only one GPU busy": it looks at the machine and at your model, batch and
 optimizer, and names each cause with its evidence and its repair. It runs nothing and changes
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from course_utils import gpu_sharing
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -56,6 +59,23 @@ class Placement:
 
     backend: str
     devices: list[torch.device]
+
+    @property
+    def sharing(self) -> int:
+        """Ranks on the fullest GPU; 1 where each has a device of its own or all are on the CPU."""
+        if self.backend != "nccl":
+            return 1
+        return max(map(self.devices.count, self.devices))
+
+    @property
+    def timing(self) -> str:
+        """What a figure has to say of times: "measured", or what stands in for GPUs."""
+        if self.backend != "nccl":
+            return "emulated: ranks on the CPU"
+        if self.sharing > 1:
+            gpus = _count(len(set(self.devices)), "GPU")
+            return f"emulated: {len(self.devices)} ranks share {gpus}"
+        return "measured"
 
 
 @dataclass(frozen=True)
@@ -204,21 +224,29 @@ def cores() -> int:
 
 def placement(nprocs: int) -> Placement:
     """Returns the backend and the devices of `nprocs` ranks: one GPU each and NCCL where there
-    are enough GPUs, else the CPU and gloo."""
-    if _torch_gpus() >= nprocs and dist.is_nccl_available():
-        return Placement("nccl", [torch.device("cuda", i) for i in range(nprocs)])
+    are enough GPUs, or shared ones where that works; else the CPU and gloo."""
+    gpus = _usable_gpus()
+    if gpus and dist.is_nccl_available() and (gpus >= nprocs or gpu_sharing.works()):
+        return Placement("nccl", [torch.device("cuda", rank % gpus) for rank in range(nprocs)])
     return Placement("gloo", [torch.device("cpu")] * nprocs)
+
+
+def _usable_gpus() -> int:
+    """All GPUs; none where there is one only and ranks cannot share it. Two ranks would then compute
+    on the CPU, and one on the GPU, and what they are compared with too."""
+    gpus = _torch_gpus()
+    return 0 if gpus == 1 and not gpu_sharing.works() else gpus
 
 
 def device() -> torch.device:
     """Returns the device of this process: in a rank the one that the rank was given, in the
-    notebook's kernel the first GPU, or the CPU where there is none."""
+    notebook's kernel the first GPU, or the CPU where there is none or ranks could not use it."""
     if dist.is_available() and dist.is_initialized():
         if dist.get_backend() == "nccl":
             accelerator = torch.accelerator.current_accelerator()  # under strict rules not CUDA
             return torch.device(accelerator.type, torch.get_device_module().current_device())
         return torch.device("cpu")
-    return torch.device("cuda", 0) if _torch_gpus() else torch.device("cpu")
+    return torch.device("cuda", 0) if _usable_gpus() else torch.device("cpu")
 
 
 def compute_alike() -> None:
@@ -244,13 +272,28 @@ def report() -> None:
     else:
         names = f" ({', '.join(sorted(set(here.names)))})" if here.names else ""
         print(f"{system} and {_count(here.torch_gpus, 'GPU')}{names}.")
-        if here.torch_gpus == 1:
-            print("Single-process parts use the GPU. Two or more ranks run on the CPU with gloo.")
-        else:
-            print(
-                f"Up to {here.torch_gpus} ranks get one GPU each and NCCL; "
-                "more ranks run on the CPU with gloo."
-            )
+        print(_of_ranks(here.torch_gpus))
+
+
+def _of_ranks(gpus: int) -> str:
+    """What the ranks of a cell get, where there is a GPU."""
+    here = _count(gpus, "GPU")
+    if gpu_sharing.works():
+        own = f"Up to {gpus} ranks get one GPU each and NCCL; " if gpus > 1 else ""
+        more = 2 * gpus if gpus > 1 else 4
+        return (
+            f"{own}{more} ranks share {here}: the calls are NCCL's, the times are not those of "
+            f"{more} GPUs."
+        )
+    if gpus == 1:
+        return (
+            "Its NCCL does not let two ranks share it: everything runs on the CPU with gloo, so that "
+            "what is compared is computed alike."
+        )
+    return (
+        f"Up to {gpus} ranks get one GPU each and NCCL; more ranks run on the CPU with gloo, because "
+        "this NCCL does not let two ranks share a GPU."
+    )
 
 
 def machine() -> Machine:

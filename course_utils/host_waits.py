@@ -50,7 +50,10 @@ class _Unit:
         self.where = None
 
     def ended(self) -> bool:
-        return self.work is not None and _completed(self.work)
+        if self.work is None or not _completed(self.work):
+            return False
+        self.after.clear()  # else each would hold all before it
+        return True
 
     def begun(self) -> bool:
         self.after = [unit for unit in self.after if not unit.ended()]

@@ -552,8 +552,7 @@ def with_waiting(spans):
 N, PAGES = len(images), 4
 minute = one_step / (3 * N * PAGES)
 roads = {"product": truck_seconds / N / minute, "page": exchange_seconds / PAGES / minute}
-gpus = hardware.placement(2).backend == "nccl"
-real = "measured" if gpus else "emulated: ranks on the CPU"
+real = hardware.placement(2).timing
 panels = {
     "copies, simulated": as_records(simulate(training_step(2, 1, N, PAGES, **roads)), 1, minute),
     f"copies, {real}": fastest_step(copies),

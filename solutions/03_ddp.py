@@ -826,8 +826,7 @@ def duration(step):
 
 
 fastest = {name: min(zip(*of_rank), key=duration) for name, of_rank in steps.items()}
-gpus = hardware.placement(2).backend == "nccl"
-source = "measured" if gpus else "emulated: ranks on the CPU"
+source = hardware.placement(2).timing
 figure = plots.timelines({f"{name}, {source}": step for name, step in fastest.items()})
 plt.show()
 ratio = duration(fastest["8 buckets"]) / duration(fastest["1 bucket"])

@@ -1,16 +1,19 @@
 """hardware: who gets which device, and the doctor, on machines that are invented or real."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import unittest.mock
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from course_utils import hardware
+from course_utils import gpu_sharing, hardware
 from course_utils.hardware import CAUSES, Machine, Setup, doctor
-from course_utils.launch import launch
+from course_utils.launch import launch, packing, parent
 
 FOUR = Machine(driver_gpus=4)
 GOOD = {"model_device": "cuda:0", "batch_device": "cuda:0", "batch_size": 64}
@@ -162,23 +165,99 @@ def test_looking_does_not_start_cuda():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 2, 4])
-@pytest.mark.parametrize("nprocs", [1, 2, 3])
-def test_ranks_get_a_gpu_each_or_all_the_cpu(monkeypatch, gpus, nprocs):
+def with_gpus(monkeypatch, gpus: int, shared: bool) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    placement = hardware.placement(nprocs)
-    assert len(placement.devices) == nprocs
-    if gpus >= nprocs:
-        assert placement.backend == "nccl"
-        assert placement.devices == [torch.device("cuda", i) for i in range(nprocs)]
+    monkeypatch.setattr(gpu_sharing, "works", lambda: shared)
+
+
+# (GPUs, whether ranks can share one, ranks): the GPU of each rank, or None for the CPU
+PLACES = {
+    (0, False, 2): None,
+    (1, True, 1): [0],
+    (1, True, 4): [0, 0, 0, 0],
+    (1, False, 1): None,  # two ranks would be on the CPU, and so this one is too
+    (1, False, 2): None,
+    (2, False, 2): [0, 1],
+    (2, False, 3): None,
+    (2, True, 3): [0, 1, 0],
+    (4, False, 2): [0, 1],
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_ranks_get_gpus_or_all_the_cpu(monkeypatch, case):
+    gpus, shared, nprocs = case
+    with_gpus(monkeypatch, gpus, shared)
+    placement, places = hardware.placement(nprocs), PLACES[case]
+    if places is None:
+        assert placement == hardware.Placement("gloo", [torch.device("cpu")] * nprocs)
     else:
-        assert placement.backend == "gloo"
-        assert set(placement.devices) == {torch.device("cpu")}
+        devices = [torch.device("cuda", i) for i in places]
+        assert placement == hardware.Placement("nccl", devices)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ((0, False, 2), "emulated: ranks on the CPU"),
+        ((1, True, 4), "emulated: 4 ranks share 1 GPU"),
+        ((2, True, 3), "emulated: 3 ranks share 2 GPUs"),
+        ((2, True, 2), "measured"),
+    ],
+)
+def test_figures_say_where_their_times_come_from(monkeypatch, case, words):
+    with_gpus(monkeypatch, *case[:2])
+    assert hardware.placement(case[2]).timing == words
+
+
+def test_ranks_that_share_a_gpu_tell_nccl_and_share_its_memory(monkeypatch):
+    sharing = hardware.Placement("nccl", [torch.device("cuda", 0)] * 4)
+    monkeypatch.setattr(hardware, "placement", lambda nprocs: sharing)
+    job = packing.unpack([bytes(part) for part in parent._job(4, "folder", "place", 60.0, None)])
+    assert job["sharing"] == 4
+    assert job["environment"].items() >= gpu_sharing.ENVIRONMENT.items()
 
 
 def test_a_kernel_with_a_gpu_uses_the_first(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with_gpus(monkeypatch, 2, False)
     assert hardware.device() == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("shared", "device"), [(True, "cuda:0"), (False, "cpu")])
+def test_a_kernel_computes_where_its_ranks_do(monkeypatch, shared, device):
+    with_gpus(monkeypatch, 1, shared)
+    assert hardware.device() == torch.device(device)
+
+
+def trying(rank: int, folder: str, numbers: tuple) -> bool:
+    """What the two ranks of the trial do, with gloo in NCCL's place, and with wrong numbers."""
+    with unittest.mock.patch("torch.full", lambda size, *_, device: torch.tensor([numbers[rank]])):
+        return gpu_sharing._try(rank, folder, "gloo", "cpu")
+
+
+@pytest.mark.parametrize(("numbers", "agree"), [((1.0, 2.0), True), ((1.0, 1.0), False)])
+def test_two_ranks_try_whether_they_can_share(tmp_path, numbers, agree):
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as two:
+        tried = [two.submit(trying, rank, str(tmp_path), numbers) for rank in (0, 1)]
+        assert [rank.result(timeout=100) for rank in tried] == [agree, agree]
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_what_was_tried_is_remembered_if_it_worked(monkeypatch, tmp_path, agree):
+    tries = []
+    monkeypatch.setattr(gpu_sharing, "_remembered", lambda: tmp_path / "cache" / "shared")
+    monkeypatch.setattr(gpu_sharing, "_two_ranks_agree", lambda: tries.append(1) or agree)
+    for _ in range(2):
+        gpu_sharing.works.cache_clear()  # as in a new kernel
+        assert gpu_sharing.works() == agree
+    gpu_sharing.works.cache_clear()
+    assert len(tries) == (1 if agree else 2)
+
+
+def test_without_a_gpu_two_ranks_cannot_share_one():
+    if torch.cuda.device_count():
+        pytest.skip("this machine has a GPU: whether ranks can share it is not known beforehand")
+    assert not gpu_sharing._two_ranks_agree()
 
 
 def test_a_rank_gets_the_device_of_its_placement():
@@ -188,15 +267,18 @@ def test_a_rank_gets_the_device_of_its_placement():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "sentence"),
+    ("gpus", "shared", "sentence"),
     [
-        (0, "no GPU"),
-        (1, "Single-process parts use the GPU"),
-        (4, "Up to 4 ranks get one GPU each and NCCL"),
+        (0, False, "no GPU"),
+        (1, True, "4 ranks share 1 GPU: the calls are NCCL's, the times are not those of 4 GPUs."),
+        (1, False, "everything runs on the CPU with gloo"),
+        (4, True, "Up to 4 ranks get one GPU each and NCCL; 8 ranks share 4 GPUs"),
+        (4, False, "more ranks run on the CPU with gloo"),
     ],
 )
-def test_the_report_says_what_ranks_get(monkeypatch, capsys, gpus, sentence):
+def test_the_report_says_what_ranks_get(monkeypatch, capsys, gpus, shared, sentence):
     names = ("Model X",) * gpus
+    with_gpus(monkeypatch, gpus, shared)
     monkeypatch.setattr(
         hardware, "machine", lambda: Machine(driver_gpus=gpus, names=names, cores=2)
     )

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 
-from course_utils import hardware
+from course_utils import gpu_sharing, hardware
 from course_utils.launch import (
     arguments,
     calls,
@@ -32,8 +32,8 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
     """Runs fn(rank, *args) in `nprocs` fresh processes that form a process group.
 
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
-    tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL;
-    otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number, and
+    tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer
+    they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number, and
     so do the figures that they show.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
@@ -146,10 +146,12 @@ def _job(nprocs, folder, place, timeout, rules):
             "sockets": place,
             "backend": placement.backend,
             "devices": placement.devices,
+            "sharing": placement.sharing,
             "rules": rules if placement.backend == "gloo" else None,  # NCCL has its own
             # Nothing listens beyond this machine.
             "environment": dict(os.environ)
             | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET}
+            | (gpu_sharing.ENVIRONMENT if placement.sharing > 1 else {})
             | figures.environment(folder),
             "directory": os.getcwd(),
             "path": server.import_path(),

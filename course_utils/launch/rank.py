@@ -21,7 +21,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware, host_waits, intercept, strict, versions
+from course_utils import gpu_sharing, hardware, host_waits, intercept, strict, versions
 from course_utils.launch import family, figures, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder, place
 from course_utils.launch.frames import is_own
@@ -194,6 +194,8 @@ def _join_group(job, rank):
     gpu = device if device.type == "cuda" else None
     if gpu:
         torch.cuda.set_device(gpu)
+        if job["sharing"] > 1:
+            torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
     if job["rules"]:
         backend, gpu = job["rules"], strict.install()
     intercept.listen(peers.refuse_impossible)  # before it is on record
