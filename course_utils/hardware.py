@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils import gpu_sharing
+from course_utils import gpu_sharing, host_waits
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -247,6 +247,13 @@ def device() -> torch.device:
             return torch.device(accelerator.type, torch.get_device_module().current_device())
         return torch.device("cpu")
     return torch.device("cuda", 0) if _usable_gpus() else torch.device("cpu")
+
+
+def settle() -> None:
+    """Waits until this process's device has done what it was given, before a clock is read: a GPU's
+    calls return when the work is in its queue. On the CPU it is done already."""
+    if device().type != "cpu":
+        host_waits.until(torch.get_device_module(device()).current_stream().query)
 
 
 def compute_alike() -> None:

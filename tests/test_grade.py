@@ -24,7 +24,7 @@ import pytest
 import course_utils
 from course_utils.__main__ import main
 from course_utils.grade import Grade, Limits, Mark, grade_file, grade_files, report
-from course_utils.grade.limits import MB
+from course_utils.grade.limits import MB, limits_of
 from tests.hostile_class.members import hand_in, names_of
 
 ATTACKS = names_of("attacks")
@@ -145,6 +145,13 @@ def test_marks_and_feedback_are_the_same_again(grades):
         again = grades[False][name]
         grade = grades[True][name]
         assert (known(grade), grade.reason) == (known(again), again.reason)
+
+
+def test_beside_gpus_eight_ranks_may_each_hold_what_cuda_holds():
+    plain, gpus = limits_of("cpu"), limits_of("gpu")
+    assert plain == Limits()
+    assert gpus.memory - plain.memory == 8 * 1024 * MB
+    assert gpus.seconds > plain.seconds
 
 
 def test_in_namespaces_nothing_around_a_submission_can_be_hit(tmp_path):

@@ -352,10 +352,12 @@ def test_output_without_what_differs_in_every_run(capsys):
     def speak(rank):
         os.write(1, b"/tmp/ipykernel_4711/123.py:3: UserWarning: mind this\n")
         os.write(2, b"[W1121 02:35:43.936201674 reducer.cpp:15] Warning: and this\n")
+        os.write(2, b"[rank0]:[W1121 02:35:43.936201674 ProcessGroupNCCL.cpp:4] and on a GPU\n")
 
     launch(speak, 1)
     assert capsys.readouterr().out == (
         "[rank 0] cell:3: UserWarning: mind this\n[rank 0] [W reducer.cpp:15] Warning: and this\n"
+        "[rank 0] [W ProcessGroupNCCL.cpp:4] and on a GPU\n"
     )
 
 

@@ -10,7 +10,7 @@ from fault_table import FAULTS
 from torch import Tensor
 
 from course_utils import host_waits
-from course_utils.hardware import device
+from course_utils.hardware import device, settle
 from course_utils.launch import RankFailure, calls, compare, launch
 
 _SHOWN = (
@@ -114,8 +114,26 @@ def waits_behind_a_slow_one(rank: int) -> list:
     return total.tolist()
 
 
+def settles(rank: int) -> list:
+    """What was awaited has ended then; what was not, such as a message that comes later, may be on
+    its way."""
+    total, store = ones(), dist.distributed_c10d._get_default_store()
+    group = dist.new_group([0, 1])
+    later = dist.irecv(ones(), 1) if rank == 0 else None
+    dist.all_reduce(total, group=group)
+    settle()
+    if rank == 0:
+        store.set("settled", "")
+        later.wait()
+    else:
+        store.wait(["settled"])
+        dist.send(ones(), 0)
+    return total.tolist()
+
+
 @pytest.mark.parametrize(
-    ("program", "result"), [(goes_on_at_once, [2.0, 2.0]), (waits_behind_a_slow_one, [4.0, 4.0])]
+    ("program", "result"),
+    [(goes_on_at_once, [2.0, 2.0]), (waits_behind_a_slow_one, [4.0, 4.0]), (settles, [2.0, 2.0])],
 )
 def test_right_programs_go_on(program, result):
     assert launch(program, 2, rules="nccl") == [result] * 2

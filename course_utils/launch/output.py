@@ -27,7 +27,7 @@ _GLOO_ABORTS = (
 _UNSTEADY = [
     # from the beginning of a word only: a line may be one word of 100,000 bytes
     (re.compile(rb"(?<!\S)\S*/ipykernel_\d+/\d+\.py"), b"cell"),
-    (re.compile(rb"^\[([EW])\d{4} [0-9:.]+ "), rb"[\1 "),
+    (re.compile(rb"^(?:\[rank\d+\]:)?\[([EW])\d{4} [0-9:.]+ "), rb"[\1 "),
     (re.compile(rb"^\[rank\d+\]:([EW])\d{4} [0-9:.]+ \d+ "), rb"[\1 "),
 ]
 

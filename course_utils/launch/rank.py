@@ -237,7 +237,7 @@ def _wait_in_python():
 def _finish_on_device():
     """A rank has finished when its device has done what the function has left to it."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
-        host_waits.until(torch.get_device_module().current_stream().query)
+        hardware.settle()
 
 
 def _packed(result):

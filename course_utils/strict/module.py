@@ -4,6 +4,7 @@ import contextlib
 
 import torch
 
+from course_utils import host_waits
 from course_utils.strict import memory, queues
 
 
@@ -16,7 +17,7 @@ class Stream:
         self.device_index, self.device_type, self.stream_id = 0, 20, 0
 
     def synchronize(self) -> None:
-        queues.join_all()
+        host_waits.until(queues.nothing_awaited)
 
     def wait_stream(self, stream): ...
     def wait_event(self, event): ...
