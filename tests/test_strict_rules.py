@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from course_utils import hardware
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.strict.rules import RULES
@@ -329,3 +330,16 @@ def test_the_environment_gives_the_rules_of_a_whole_run(monkeypatch):
 def test_rules_that_nobody_knows_are_named():
     with pytest.raises(ValueError, match="is \"nccl\" or not given, not 'mpi'"):
         launch(where, 1, rules="mpi")
+
+
+def test_a_program_about_gloo_gets_gloo_under_the_rules_and_on_gpus_too(monkeypatch):
+    monkeypatch.setenv("COURSE_RULES", "nccl")
+    monkeypatch.setattr(hardware, "placement", lambda _: pytest.fail("asked for a GPU"))
+    assert launch(where, 2, backend="gloo") == [("gloo", "cpu")] * 2
+
+
+def test_a_backend_that_cannot_be_asked_for_is_named():
+    with pytest.raises(ValueError, match="is \"gloo\" or not given, not 'nccl'"):
+        launch(where, 1, backend="nccl")
+    with pytest.raises(ValueError, match="exclude each other"):
+        launch(where, 1, backend="gloo", rules="nccl")

@@ -104,6 +104,16 @@ def check_rules(rules) -> str | None:
     return given
 
 
+def check_backend(backend, rules) -> None:
+    """Raises ValueError for a backend that cannot be asked for, and for `rules` beside gloo."""
+    if backend not in (None, "gloo"):
+        raise ValueError(f'launch(backend=...) is "gloo" or not given, not {_short(backend)}.')
+    if backend and rules:
+        raise ValueError(
+            f"launch: backend={backend!r} and rules={rules!r} exclude each other; leave one out."
+        )
+
+
 def _check_timeout(timeout):
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"launch(timeout=...) is a number of seconds, not {_short(timeout)}.")
