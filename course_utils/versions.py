@@ -5,6 +5,7 @@ other end. What differs stands here and nowhere else.
 """
 
 import importlib.metadata
+import logging
 import re
 import sys
 import warnings
@@ -38,7 +39,9 @@ def refuse_older() -> None:
 
 
 def quieten() -> None:
-    """In a rank: leaves out what older versions warn of, so that all versions print the same."""
+    """In a rank: leaves out what only older versions, or only those with NCCL, warn of, so that all
+    versions and machines print the same."""
+    logging.getLogger("torch.distributed.pipelining._p2p").setLevel(logging.ERROR)
     for message in _OF_OLD_VERSIONS:
         warnings.filterwarnings("ignore", message)
 
