@@ -14,13 +14,14 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test oldest check notebooks assignments browser book bench mutants clean
+.PHONY: help setup lab test oldest rules check notebooks assignments browser book bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
 	@echo 'make setup        install, and start nothing; after a git pull: update, progress and answers stay'
 	@echo 'make test         lint, notebooks against their sources, unit tests, strict nbval'
 	@echo 'make oldest       the same with the lowest versions that the course runs on, apart'
+	@echo 'make rules        notebooks, right answers and techniques under the rules of NCCL (slow)'
 	@echo 'make check        the fast part of it: lint, notebooks against their sources'
 	@echo 'make notebooks    rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
 	@echo 'make assignments  the chapters as assignments for nbgrader, in build/assignments'
@@ -44,6 +45,10 @@ test:
 oldest:
 	@$(SETUP) --extra dev --oldest
 	@.venv-oldest/bin/python tools/run_tests.py $(ARGS)
+
+rules:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/run_tests.py all-rules
 
 check:
 	@$(SETUP) --extra dev

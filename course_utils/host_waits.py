@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_utils import intercept
+
 _NAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005)  # seconds between two looks, longer and longer
 _C10D = "torch.distributed.distributed_c10d"
 _READERS = (
@@ -29,7 +31,6 @@ _completed = dist.Work.is_completed  # the strict device's asks, and joins
 
 _lock = threading.RLock()  # autograd's threads call and wait too
 _units: list["_Unit"] = []  # what was called and has not been seen to end, in order
-_batch: "_Unit | None" = None
 _publish: Callable[[dict], None] | None = None
 _place: Callable[[], object] | None = None
 _said: dict = {}
@@ -38,19 +39,18 @@ _said: dict = {}
 class _Unit:
     """What ends as one: a call, or a batch of messages.
 
-    group: its name; numbers: of the calls in the rank's record; work: None while a batch is being
-    made up; awaited: what the device does next waits for it, and so does the host where it reads;
-    after: what has to end before it begins, all before it in its queue and all that is awaited;
-    where: the line that has called wait().
+    group: its name; numbers: of the calls in the rank's record; awaited: what the device does next
+    waits for it, and so does the host where it reads; after: what has to end before it begins, all
+    before it in its queue and all that is awaited; where: the line that has called wait().
     """
 
-    def __init__(self, group: str, work: dist.Work | None, numbers: list[int], awaited: bool):
+    def __init__(self, group: str, work: dist.Work, numbers: list[int], awaited: bool):
         self.group, self.work, self.numbers, self.awaited = group, work, numbers, awaited
         self.after = [unit for unit in _units if unit.awaited or unit.group == group]
         self.where = None
 
     def ended(self) -> bool:
-        if self.work is None or not _completed(self.work):
+        if not _completed(self.work):
             return False
         self.after.clear()  # else each would hold all before it
         return True
@@ -68,16 +68,12 @@ def follow(publish: Callable[[dict], None], place: Callable[[], object]) -> None
     global _publish, _place
     _publish, _place = publish, place
     _notice_waits()
-    _notice_batches()
 
 
 def called(number: int, group: str, result: object) -> None:
     """To be told what an operator of c10d has returned for the call with this number."""
-    if _batch is not None:
-        _batch.numbers.append(number)
-        return
-    boxed = result[-1] if isinstance(result, tuple) else result
-    _keep(_Unit(group, dist.Work.unbox(boxed), [number], awaited=not _python_gets_the_work()))
+    awaited = not _python_gets_the_work()
+    intercept.hand_work(result, lambda work: _keep(number, group, work, awaited))
 
 
 def until(ended: Callable[[], bool]) -> None:
@@ -147,10 +143,15 @@ def _to_cpu(*args, **kwargs):
     return any(str(to) == "cpu" for to in named if isinstance(to, (str, torch.device)))
 
 
-def _keep(unit):
+def _keep(number, group, work, awaited):
+    if work is None:
+        return
     with _lock:
-        _units[:] = [each for each in _units if not each.ended()]
-        _units.append(unit)
+        _units[:] = [unit for unit in _units if not unit.ended()]
+        if _units and _units[-1].work is work:  # one more of a batch
+            _units[-1].numbers.append(number)
+        else:
+            _units.append(_Unit(group, work, [number], awaited))
 
 
 def _python_gets_the_work():
@@ -165,8 +166,8 @@ def _say_what_is_pending() -> bool:
     """Publishes what has not ended; returns whether the host waits behind any of it."""
     with _lock:
         _units[:] = [unit for unit in _units if not unit.ended()]
-        behind = next((unit for unit in _units if unit.awaited and unit.numbers), None)
-        begun = [unit.numbers for unit in _units if unit.numbers and unit.begun()]
+        behind = next((unit for unit in _units if unit.awaited), None)
+        begun = [unit.numbers for unit in _units if unit.begun()]
         queued = [n for unit in _units if unit.after for n in unit.numbers]
     if behind is None:
         _say({})
@@ -197,24 +198,3 @@ def _notice_waits():
         return usually(work, *args, **kwargs)
 
     dist.Work.wait = wait
-
-
-def _notice_batches():
-    start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
-
-    def start_batch(group, device):
-        global _batch
-        started = start(group, device)
-        _batch = _Unit(group.group_name, None, [], awaited=False)
-        return started
-
-    def end_batch(group, device):
-        global _batch
-        batch, _batch = _batch, None
-        batch.work = end(group, device)
-        if batch.work is not None:
-            _keep(batch)
-        return batch.work
-
-    dist.ProcessGroup._start_coalescing = start_batch
-    dist.ProcessGroup._end_coalescing = end_batch

@@ -22,6 +22,7 @@ Listener = Callable[[str, dict], Callable[[object], None] | None]
 
 _listeners: list[Listener] = []
 _library = None
+_of_the_batch: list[Callable[[dist.Work], None]] | None = None  # while one is being made up
 
 
 def install() -> None:
@@ -36,6 +37,7 @@ def install() -> None:
     for name, operator in operators():
         _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
     _show_waits()
+    _show_batches()
 
 
 @functools.cache  # the search takes tens of milliseconds; processes forked from this one have it
@@ -60,6 +62,17 @@ def listen(listener: Listener) -> None:
 def stop(listener: Listener) -> None:
     """`listener` hears no more."""
     _listeners.remove(listener)
+
+
+def hand_work(result: object, then: Callable[[dist.Work | None], None]) -> None:
+    """For a listener that was called with an operator's `result`: calls `then` with what there is to
+    wait for. In a batch NCCL has no Work for each call: `then` gets that of the whole batch, when it
+    is complete. None is for a call for which nobody has to wait."""
+    boxed = result[-1] if isinstance(result, (tuple, list)) else result
+    if boxed is None and _of_the_batch is not None:
+        _of_the_batch.append(then)
+    else:
+        then(None if boxed is None else dist.Work.unbox(boxed))
 
 
 @contextlib.contextmanager
@@ -111,3 +124,24 @@ def _show_waits():
         return wait_in_c(work)
 
     dist.Work.wait = wait
+
+
+def _show_batches():
+    """Lets `hand_work` see where PyTorch begins and ends a batch."""
+    start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
+
+    def start_batch(group, *device):
+        global _of_the_batch
+        start(group, *device)
+        _of_the_batch = []
+
+    def end_batch(group, *device):
+        global _of_the_batch
+        work, waiting = end(group, *device), _of_the_batch or []
+        _of_the_batch = None
+        for then in waiting:
+            then(work)
+        return work
+
+    dist.ProcessGroup._start_coalescing = start_batch
+    dist.ProcessGroup._end_coalescing = end_batch

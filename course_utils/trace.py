@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils import intercept
+from course_utils import hardware, intercept
 
 
 @dataclass(frozen=True)
@@ -421,7 +421,7 @@ class _Recorder:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.waiting_for: dict[int, _Entry] = {}  # by the identity of the Work
+        self.waiting_for: dict[int, list[_Entry]] = {}  # by the identity of the Work
 
     def install(self) -> None:
         if _Recorder._installed is not None:
@@ -444,10 +444,7 @@ class _Recorder:
         self.trace._entries.append(entry)
         self._note_backward(entry)
 
-        def started(result):
-            self._follow(entry, result[-1] if isinstance(result, (tuple, list)) else result)
-
-        return started
+        return lambda result: intercept.hand_work(result, lambda work: self._follow(entry, work))
 
     def _note_backward(self, entry: _Entry) -> None:
         task = torch._C._current_graph_task_id()
@@ -458,13 +455,13 @@ class _Recorder:
             backwards[task] = _Backward(self.trace._clock)
         backwards[task].entries.append(entry)
 
-    def _follow(self, entry: _Entry, boxed) -> None:
+    def _follow(self, entry: _Entry, work: dist.Work | None) -> None:
         clock = self.trace._clock
-        entry.work = work = None if boxed is None else dist.Work.unbox(boxed)
+        entry.work = work
         if work is None:  # a blocking call of NCCL: the current stream itself waits for it
             entry.finish(clock.mark())
             return
-        self.waiting_for[id(work)] = entry
+        self.waiting_for.setdefault(id(work), []).append(entry)
         try:
             work.get_future().add_done_callback(lambda _: entry.finish(clock.mark()))
         except RuntimeError:
@@ -474,19 +471,21 @@ class _Recorder:
         recorder, original = self, self.original_wait
 
         def wait(work, *args, **kwargs):
-            entry = recorder.waiting_for.pop(id(work), None)
-            if entry is None:
+            entries = recorder.waiting_for.pop(id(work), None)  # several of a batch
+            if entries is None:
                 return original(work, *args, **kwargs)
             # torch.distributed itself waits: the call was a blocking one, such as dist.send.
             caller = sys._getframe(1).f_code.co_filename
-            entry.blocking = entry.blocking or caller == dist.distributed_c10d.__file__
+            blocking = caller == dist.distributed_c10d.__file__
             clock = recorder.trace._clock
             start = clock.mark()
             result = original(work, *args, **kwargs)
             end = clock.mark()
-            entry.finish(end)
-            entry.work = None  # it would keep the tensors alive
-            if not entry.blocking:
+            for entry in entries:
+                entry.blocking = blocking = entry.blocking or blocking
+                entry.finish(end)
+                entry.work = None  # it would keep the tensors alive
+            if not blocking:
                 recorder.trace._spans.append(("wait", "waiting", start, end))
             return result
 
@@ -554,11 +553,11 @@ def _common_clock() -> _Clock | _CudaClock:
     if not dist.is_initialized():
         cuda = torch.cuda.is_initialized()
         return (_CudaClock if cuda else _Clock)(time.perf_counter())
-    cuda = dist.get_backend() == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    place = hardware.device()
+    cuda = place.type == "cuda"
     dist.barrier()
     own = time.perf_counter()
-    zero = torch.tensor([own], dtype=torch.float64, device=device)
+    zero = torch.tensor([own], dtype=torch.float64, device=place)
     dist.all_reduce(zero, op=dist.ReduceOp.MIN)
     # Clocks of other machines have another zero: there, each rank starts its own after the barrier.
     common = zero.item() if abs(own - zero.item()) < 1.0 else own

@@ -5,6 +5,7 @@ other end. What differs stands here and nowhere else.
 """
 
 import importlib.metadata
+import logging
 import re
 import sys
 import warnings
@@ -20,13 +21,18 @@ _OF_OLD_VERSIONS = (
 
 def older_than(version: str) -> bool:
     """True if the PyTorch that is installed is older than `version` ("2.12")."""
-    return _numbers(importlib.metadata.version("torch")) < _numbers(version)
+    return _numbers(installed()) < _numbers(version)
+
+
+def installed() -> str:
+    """The version of PyTorch, such as "2.14.1"."""
+    return importlib.metadata.version("torch")
 
 
 def refuse_older() -> None:
     """Raises ImportError, with a sentence, where PyTorch is missing or older than OLDEST."""
     try:
-        too_old, found = older_than(OLDEST), importlib.metadata.version("torch")
+        too_old, found = older_than(OLDEST), installed()
     except importlib.metadata.PackageNotFoundError:
         too_old, found = True, None
     if too_old:
@@ -38,7 +44,9 @@ def refuse_older() -> None:
 
 
 def quieten() -> None:
-    """In a rank: leaves out what older versions warn of, so that all versions print the same."""
+    """In a rank: leaves out what only older versions, or only those with NCCL, warn of, so that all
+    versions and machines print the same."""
+    logging.getLogger("torch.distributed.pipelining._p2p").setLevel(logging.ERROR)
     for message in _OF_OLD_VERSIONS:
         warnings.filterwarnings("ignore", message)
 

@@ -1293,9 +1293,9 @@ def thirty_rows_in_torch(rank):
     stage = PipelineStage(cut(new_model(), 2)[rank], rank, 2, hardware.device())
     schedule = Schedule1F1B(stage, 4, loss_fn=mse_loss)
     if rank == 0:
-        schedule.step(few[0])
+        schedule.step(few[0].to(hardware.device()))
     else:
-        schedule.step(target=few[1])
+        schedule.step(target=few[1].to(hardware.device()))
 
 
 try:

@@ -127,13 +127,13 @@ plt.show()
 # %%
 def half_a_layer_each(rank):
     torch.manual_seed(0)  # the same numbers on both ranks
-    weight, inputs = torch.randn(8, 4), torch.randn(6, 4)
+    weight, inputs = (torch.randn(rows, 4).to(hardware.device()) for rows in (8, 6))
     mine = weight.chunk(2)[rank].clone()  # what this rank keeps: 4 of 8 rows
-    whole = torch.empty(8, 4)
+    whole = torch.empty_like(weight)
     dist.all_gather(list(whole.chunk(2)), mine)
     whole.requires_grad_()
     linear(inputs[rank::2], whole).square().sum().backward()  # its own half of the batch
-    gradient = torch.empty(4, 4)
+    gradient = torch.empty_like(mine)
     dist.reduce_scatter(gradient, list(whole.grad.chunk(2)))
     del whole  # forward and backward are over
     return mine - 0.01 * gradient
@@ -1633,20 +1633,16 @@ for name, optimizer_first in (("after", False), ("before", True)):
 
 # %%
 def sample_on_rank_0(rank, sharded):
-    group = dist.new_group(backend="gloo")  # NCCL would let rank 0 go on, and wait on the GPU
-    model, (inputs, _) = new_model().cpu(), next(batches())
-    if sharded:
-        wrap(model, mesh=DeviceMesh.from_group(group, "cpu"))
-    else:
-        model = DDP(model, process_group=group)
+    model, (inputs, _) = new_model(), next(batches())
+    model = wrap(model) if sharded else DDP(model)
     if rank == 0:
         with torch.no_grad():
-            print("a sample of shape", tuple(model(inputs[:1].cpu()).shape))
+            print("a sample of shape", tuple(model(inputs[:1]).shape))
 
 
-_ = launch(sample_on_rank_0, 2, False)
+_ = launch(sample_on_rank_0, 2, False, backend="gloo")  # NCCL's rank 0 would wait on the GPU
 try:
-    launch(sample_on_rank_0, 2, True)
+    launch(sample_on_rank_0, 2, True, backend="gloo")
 except RankFailure as failure:
     print(failure)
 

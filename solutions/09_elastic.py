@@ -1344,7 +1344,7 @@ def rank_1_hangs(rank, done):
         while not done.exists():  # "hangs" until rank 0 has seen enough
             time.sleep(0.02)
         return "was hanging"
-    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work = dist.all_reduce(torch.ones(1, device=hardware.device()), async_op=True)
     try:
         work.wait(timedelta(seconds=1))
     except RuntimeError as error:

@@ -9,10 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from course_utils import hardware, strict, versions
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.strict.rules import RULES
 
+pytestmark = pytest.mark.skipif(
+    versions.older_than(strict.OLDEST), reason="NCCL's rules need a newer PyTorch"
+)
 RANKS = 2
 
 
@@ -310,10 +314,10 @@ def wrapped(model: nn.Module, wrap: str) -> nn.Module:
 
 @pytest.mark.parametrize("wrap", ["none", "ddp", "fsdp"])
 def test_the_device_computes_what_the_cpu_computes(wrap):
-    for strict, plain in zip(
+    for replayed, plain in zip(
         launch(a_step, RANKS, wrap, rules="nccl"), launch(a_step, RANKS, wrap)
     ):
-        assert all(torch.allclose(s, p, atol=1e-6) for s, p in zip(strict, plain, strict=True))
+        assert all(torch.allclose(s, p, atol=1e-6) for s, p in zip(replayed, plain, strict=True))
 
 
 def where(rank: int) -> tuple[str, str]:
@@ -329,3 +333,22 @@ def test_the_environment_gives_the_rules_of_a_whole_run(monkeypatch):
 def test_rules_that_nobody_knows_are_named():
     with pytest.raises(ValueError, match="is \"nccl\" or not given, not 'mpi'"):
         launch(where, 1, rules="mpi")
+
+
+def test_a_program_about_gloo_gets_gloo_under_the_rules_and_on_gpus_too(monkeypatch):
+    monkeypatch.setenv("COURSE_RULES", "nccl")
+    monkeypatch.setattr(hardware, "placement", lambda _: pytest.fail("asked for a GPU"))
+    assert launch(where, 2, backend="gloo") == [("gloo", "cpu")] * 2
+
+
+def test_a_backend_that_cannot_be_asked_for_is_named():
+    with pytest.raises(ValueError, match="is \"gloo\" or not given, not 'nccl'"):
+        launch(where, 1, backend="nccl")
+    with pytest.raises(ValueError, match="exclude each other"):
+        launch(where, 1, backend="gloo", rules="nccl")
+
+
+def test_a_version_without_the_rules_is_named(monkeypatch):
+    monkeypatch.setattr(versions, "installed", lambda: "2.11.0+cpu")
+    with pytest.raises(RuntimeError, match=r"needs PyTorch 2\.14 or newer, and 2\.11\.0\+cpu is"):
+        launch(where, 1, rules="nccl")

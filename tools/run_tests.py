@@ -3,6 +3,8 @@
 python tools/run_tests.py                 all steps, as `make test` does
 python tools/run_tests.py lint sync       some of them
 
+python tools/run_tests.py all-rules       all that ranks do, under NCCL's rules, as `make rules` does
+
 A failed step does not stop the ones after it; the exit status is 0 only if all passed. The summary
 counts what was skipped, with the reasons, and says where the time went; it is also written to
 build/tests/summary.txt. A step that goes on past its limit is ended and has failed: a test that
@@ -21,12 +23,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from course_utils import strict, versions
+
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "tests"
 PYTHON = [sys.executable]
 # faulthandler prints where every thread is when one test takes longer than this (seconds)
 PYTEST = [*PYTHON, "-m", "pytest", "-n2", "-o", "faulthandler_timeout=300"]
 NOTEBOOKS = ["notebooks", "solutions"]
+UNDER_RULES = ["env", "COURSE_RULES=nccl", *PYTEST, "--dist", "loadfile"]
+RIGHT_ANSWERS = [
+    "-k",
+    "solution_passes or right_answer or a_technique or interrupted or contract_sees",
+]
 STEPS = {
     "lint": [
         [*PYTHON, "-m", "ruff", "check"],
@@ -44,13 +53,30 @@ STEPS = {
             f"--junitxml={REPORTS / 'nbval.xml'}",
         ]
     ],
+    # The solved copies have all that the learners' have, and the answers with their checks.
+    "rules": [[*UNDER_RULES, "--nbval", "solutions", f"--junitxml={REPORTS / 'rules.xml'}"]],
 }
-LIMITS = {"lint": 300, "sync": 300, "unit": 2700, "nbval": 1500}  # seconds; .ci/run has 5,400
+BY_NAME = {  # steps that take too long for every commit
+    "all-rules": [
+        [*UNDER_RULES, "--nbval", *NOTEBOOKS, f"--junitxml={REPORTS / 'all-rules.xml'}"],
+        [*UNDER_RULES, "tests/test_equality.py", "tests/test_wrong_answers.py", *RIGHT_ANSWERS],
+    ],
+}
+LIMITS = {  # seconds; .ci/run has 5,400
+    "lint": 300,
+    "sync": 300,
+    "unit": 2700,
+    "nbval": 1500,
+    "rules": 900,
+    "all-rules": 5400,
+}
 WORDS = {
     "lint": "lint (ruff)",
     "sync": "notebooks match their sources",
     "unit": "unit tests",
     "nbval": "strict nbval of every notebook",
+    "rules": "the same under NCCL's rules",
+    "all-rules": "all under NCCL's rules",
 }
 
 
@@ -83,7 +109,7 @@ def run_step(name: str) -> Result:
     report.unlink(missing_ok=True)
     started = time.monotonic()
     end = started + LIMITS[name]
-    statuses = [call(command, end) for command in STEPS[name]]
+    statuses = [call(command, end) for command in (STEPS | BY_NAME)[name]]
     result = Result(name, not any(statuses), time.monotonic() - started)
     if report.exists():
         count_tests(report, result)
@@ -127,14 +153,21 @@ def count_tests(report: Path, result: Result) -> None:
             result.skips[skipped.get("message", "no reason was given")] += 1
 
 
+def steps_of_this_version() -> list[str]:
+    """All steps that `make test` and `make oldest` run."""
+    without_rules = versions.older_than(strict.OLDEST)
+    return [name for name in STEPS if not (name == "rules" and without_rules)]
+
+
 def main(arguments: list[str]) -> int:
     """Run the named steps, or all; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(STEPS))
-    names = parser.parse_args(arguments).steps or list(STEPS)
-    unknown = [name for name in names if name not in STEPS]
+    known = [*STEPS, *BY_NAME]
+    parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(known))
+    names = parser.parse_args(arguments).steps or steps_of_this_version()
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"unknown step {unknown[0]!r}: choose from {', '.join(STEPS)}")
+        parser.error(f"unknown step {unknown[0]!r}: choose from {', '.join(known)}")
     results = [run_step(name) for name in names]
     summary = "\n".join(line for result in results for line in result.lines())
     print(f"\n=== summary\n{summary}")

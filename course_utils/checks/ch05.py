@@ -27,9 +27,9 @@ from course_utils.checks import (
     run,
     same,
 )
-from course_utils.checks.ranks import finish_device_work, waits, work_of
+from course_utils.checks.ranks import finish_device_work, waits
 from course_utils.hardware import device
-from course_utils.intercept import listening
+from course_utils.intercept import hand_work, listening
 from course_utils.schedules import Op, Schedule, Simulation, first_illegal_move, simulate
 
 # ---- 5.1 -----------------------------------------------------------------------------------------
@@ -1193,11 +1193,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             return None
         if name != "send":
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
-        return lambda result: keep(name, work_of(result))
-
-    def keep(name, work):
-        if work is not None:  # in a batch NCCL has none for each message
-            messages.append((name, work))
+        return lambda result: hand_work(result, lambda work: messages.append((name, work)))
 
     with waits() as asked, listening(hear):
         report.received = answer(*handed)

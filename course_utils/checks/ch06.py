@@ -120,17 +120,17 @@ def _kept_alive(rank, answer, full) -> int:
     layer = answer(given)
     del given
     gc.collect()
-    own = {id(parameter.untyped_storage()) for parameter in layer.parameters()}
+    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     new = {key: kept for key, kept in _living().items() if key not in before and key not in own}
     return max((kept.nbytes() for kept in new.values()), default=0)
 
 
 def _living() -> dict[int, torch.UntypedStorage]:
-    """The memory of all living tensors of real numbers. A storage keeps its identity in Python, and
-    in this dict its memory, so that no later one can be taken for it."""
+    """The memory of all living tensors of real numbers, by its address. A storage in this dict keeps
+    its memory, so that no later one can be taken for it."""
     found = (t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter, nn.Buffer))
     storages = [t.untyped_storage() for t in found if t.is_floating_point()]
-    return {id(storage): storage for storage in storages}
+    return {storage.data_ptr(): storage for storage in storages}
 
 
 def _check_nothing_whole(answer, full: nn.Module, ranks: int) -> None:
@@ -1613,9 +1613,9 @@ class _Clipped:
 
 def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
     def parameters(gradients: Values) -> list[nn.Parameter]:
-        made = [nn.Parameter(torch.ones(3 if g is None else g.shape)) for g in gradients]
+        shapes = [3 if g is None else g.shape for g in gradients]
+        made = [nn.Parameter(torch.ones(shape, device=device())) for shape in shapes]
         for parameter, gradient in zip(made, gradients, strict=True):
-            parameter.data = parameter.data.to(device())
             parameter.grad = None if gradient is None else gradient.clone().to(device())
         return made
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import KINDS, Sent, described, following, waits, work_of
+from course_utils.checks.ranks import KINDS, Sent, described, following, waits
 from course_utils.hardware import device
-from course_utils.intercept import listening
+from course_utils.intercept import hand_work, listening
 
 # ---- what several exercises need -----------------------------------------------------------------
 
@@ -1442,7 +1442,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         report.gathered.append(started[0])
         waiting = [work for work in reductions if not any(work is other for other in asked)]
         report.unfinished = max(report.unfinished, len(waiting) + 1)
-        return lambda result: reductions.append(work_of(result))
+        return lambda result: hand_work(result, reductions.append)
 
     with waits() as asked, listening(hear):
         _forward_backward(model, x)

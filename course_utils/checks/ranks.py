@@ -99,12 +99,6 @@ def _tensors_in(value) -> Iterator[Tensor]:
             yield from _tensors_in(entry)
 
 
-def work_of(result) -> dist.Work | None:
-    """What an operator returns to wait for; None for those that return when they have ended."""
-    boxed = result[-1] if isinstance(result, (tuple, list)) else result
-    return None if boxed is None else dist.Work.unbox(boxed)
-
-
 # The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
 _BETWEEN = __name__, intercept.__name__, "torch._compile", "torch._dynamo.eval_frame"
 
@@ -135,12 +129,11 @@ def following() -> Iterator[Sent]:
         kind, payload = described(name, arguments)
         sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
 
-        def keep(result) -> None:  # also because gloo gives up a send whose Work is gone
-            work = work_of(result)
+        def keep(work: dist.Work | None) -> None:  # also as gloo gives up a send whose Work is gone
             if work is not None:
                 sent.calls.append(Call(kind, payload, work))
 
-        return keep if _python_waits() else None
+        return (lambda result: intercept.hand_work(result, keep)) if _python_waits() else None
 
     with waits() as asked, intercept.listening(hear):
         sent.asked = asked

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils import strict
+from course_utils import strict, versions
 
 MOST_RANKS = 64
 _FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
@@ -101,7 +101,22 @@ def check_rules(rules) -> str | None:
         raise ValueError(
             f'launch(rules=...), or COURSE_RULES, is "nccl" or not given, not {_short(given)}.'
         )
+    if given and versions.older_than(strict.OLDEST):
+        raise RuntimeError(
+            f"launch(rules=...), or COURSE_RULES, needs PyTorch {strict.OLDEST} or newer, and "
+            f"{versions.installed()} is installed."
+        )
     return given
+
+
+def check_backend(backend, rules) -> None:
+    """Raises ValueError for a backend that cannot be asked for, and for `rules` beside gloo."""
+    if backend not in (None, "gloo"):
+        raise ValueError(f'launch(backend=...) is "gloo" or not given, not {_short(backend)}.')
+    if backend and rules:
+        raise ValueError(
+            f"launch: backend={backend!r} and rules={rules!r} exclude each other; leave one out."
+        )
 
 
 def _check_timeout(timeout):

@@ -10,6 +10,8 @@ import tempfile
 import threading
 from contextlib import contextmanager
 
+import torch
+
 from course_utils import gpu_sharing, hardware
 from course_utils.launch import (
     arguments,
@@ -28,7 +30,14 @@ from course_utils.launch.process import Rank
 from course_utils.launch.supervise import Supervision
 
 
-def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = None) -> list:
+def launch(
+    fn,
+    nprocs: int,
+    *args,
+    timeout: float = 60.0,
+    rules: str | None = None,
+    backend: str | None = None,
+) -> list:
     """Runs fn(rank, *args) in `nprocs` fresh processes that form a process group.
 
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
@@ -38,6 +47,9 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
     its words (see `course_utils.strict`). Left out, the environment's COURSE_RULES counts.
+
+    backend="gloo" is for programs about gloo itself, its words and what it refuses: all ranks run on
+    the CPU with gloo, whatever GPUs there are and whatever COURSE_RULES says.
 
     Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
@@ -53,13 +65,14 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
             "groups among them with dist.new_group."
         )
     nprocs = arguments.check(fn, nprocs, args, timeout)
-    rules = arguments.check_rules(rules)
+    arguments.check_backend(backend, rules)
+    rules = None if backend else arguments.check_rules(rules)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
     with _temporary_folder(nprocs) as (folder, records), sockets.near(folder) as place:
         server.ensure_running()
         ranks = []
         try:
-            job = _job(nprocs, folder, place, timeout, rules)
+            job = _job(nprocs, folder, place, timeout, rules, backend)
             for record, call in zip(records, packed):
                 _start(ranks, record)
                 ranks[-1].give(job)  # it begins while the next one starts
@@ -135,9 +148,10 @@ def _run(ranks, timeout):
     return [r.report["result"] for r in ranks]
 
 
-def _job(nprocs, folder, place, timeout, rules):
+def _job(nprocs, folder, place, timeout, rules, backend):
     """What each rank needs to know, packed."""
-    placement = hardware.placement(nprocs)
+    on_cpu = hardware.Placement("gloo", [torch.device("cpu")] * nprocs)
+    placement = on_cpu if backend else hardware.placement(nprocs)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return packing.pack(
         {

@@ -12,6 +12,7 @@ refuse what a GPU with NCCL does. The rooms:
 """
 
 RULES = ("nccl",)  # what `rules` may be
+OLDEST = "2.14"  # of PyTorch; 2.11 lets nobody else make groups that are called "nccl"
 
 
 def install():

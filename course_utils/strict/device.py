@@ -68,17 +68,31 @@ def install() -> None:
 def _keep_parameters_when_moved():
     """`model.to(device)` keeps its parameters as it does on a GPU: tied ones stay tied. The switch for
     that would also change how a checkpoint is loaded, which copies on a GPU."""
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    usually = nn.Module.load_state_dict
+    swap = torch.__future__.set_swap_module_params_on_conversion
+    swap(True)
+    load_state_dict, apply = nn.Module.load_state_dict, nn.Module._apply
 
-    def load_state_dict(*args, **kwargs):
-        torch.__future__.set_swap_module_params_on_conversion(False)
+    def load_without_swapping(*args, **kwargs):
+        swap(False)
         try:
-            return usually(*args, **kwargs)
+            return load_state_dict(*args, **kwargs)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(True)
+            swap(True)
 
-    nn.Module.load_state_dict = load_state_dict
+    def apply_swapping_where_it_can(*args, **kwargs):
+        try:
+            return apply(*args, **kwargs)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+        swap(False)  # somebody has a weak reference, as what torch.export has made
+        try:
+            return apply(*args, **kwargs)
+        finally:
+            swap(True)
+
+    nn.Module.load_state_dict = load_without_swapping
+    nn.Module._apply = apply_swapping_where_it_can
 
 
 def _operator(name):

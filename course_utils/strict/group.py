@@ -85,6 +85,7 @@ def install() -> None:
     c10d.Backend.default_device_backend_map[device] = "nccl"
     # DDP's logger has no clock for such a device, and says so to every cell
     dist.Logger.set_runtime_stats_and_log = lambda logger: None
+    _reducer_waits()
     _batch_calls()
     for module in (c10d, dist, dist.device_mesh):
         module.split_group = _split_group
@@ -196,6 +197,17 @@ def _batch_calls():
 
     dist.ProcessGroup._start_coalescing = start_batch
     dist.ProcessGroup._end_coalescing = end_batch
+
+
+def _reducer_waits():
+    """Under Join, Python makes a call and hands its Work to DDP's reducer, which waits in C++."""
+    take = dist.Reducer._set_forward_pass_work_handle
+
+    def take_and_wait(reducer, work, *options):
+        queues.handed_on(work)
+        take(reducer, work, *options)
+
+    dist.Reducer._set_forward_pass_work_handle = take_and_wait
 
 
 def _python_caller() -> str | None:

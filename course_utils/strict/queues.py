@@ -153,6 +153,11 @@ def nothing_awaited() -> bool:
     return True
 
 
+def handed_on(work: dist.Work) -> None:
+    """To be called where C++ gets the Work of a call from Python: it will wait, unseen."""
+    _join(work)
+
+
 def install() -> None:
     """Lets this module see who waits, in front of PyTorch's own methods of Work."""
     wait, completed, future = dist.Work.wait, dist.Work.is_completed, dist.Work.get_future

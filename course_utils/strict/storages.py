@@ -22,8 +22,9 @@ _NOT_HERE = (
 def install() -> None:
     torch.serialization.register_package(_BEFORE_PYTORCHS_OWN, _tag, _restore)
     kind = torch.UntypedStorage
-    for name, own in (("resize_", _resize), ("size", _size), ("nbytes", _size)):
-        setattr(kind, name, _of_the_device(own, getattr(kind, name)))
+    own = {"resize_": _resize, "size": _size, "nbytes": _size, "clone": _clone}
+    for name, function in own.items():
+        setattr(kind, name, _of_the_device(function, getattr(kind, name)))
 
 
 def _of_the_device(own, general):
@@ -46,6 +47,11 @@ def _resize(storage, size):
     else:
         memory.freed.discard(storage.data_ptr())
     return storage
+
+
+def _clone(storage):
+    """What copy.deepcopy calls for each tensor."""
+    return memory.storage_on_device(memory.of_storage(storage, _size(storage)).untyped_storage())
 
 
 def _tag(storage):
