@@ -240,9 +240,11 @@ def at_pace(trace, slots):
 
     @contextmanager
     def during(op):
+        hardware.settle()  # on a GPU, waiting for a box has only queued what comes after it
         with trace.span(str(op)):
             begin = time.perf_counter()
             yield
+            hardware.settle()
             time.sleep(max(0.0, begin + slots[op.kind] * SLOT - time.perf_counter()))
 
     return during
@@ -1061,6 +1063,7 @@ def classify_alone(rank, threads):
         optimizer.zero_grad()
         cross_entropy(model(x.to(hardware.device())), y.to(hardware.device())).backward()
         optimizer.step()
+        hardware.settle()
         times.append(time.perf_counter() - begin)
     with kept_for_backward(model) as kept:
         model(x.clone().to(hardware.device()))
