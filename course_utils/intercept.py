@@ -37,7 +37,7 @@ def install() -> None:
     for name, operator in operators():
         _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
     _show_waits()
-    _show_batches()
+    show_batches()
 
 
 @functools.cache  # the search takes tens of milliseconds; processes forked from this one have it
@@ -126,8 +126,9 @@ def _show_waits():
     dist.Work.wait = wait
 
 
-def _show_batches():
-    """Lets `hand_work` see where PyTorch begins and ends a batch."""
+def show_batches():
+    """Lets `hand_work` see where PyTorch begins and ends a batch; to be called again by whoever puts
+    functions of their own there."""
     start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
 
     def start_batch(group, *device):

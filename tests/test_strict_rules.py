@@ -1,15 +1,18 @@
 """Each of NCCL's rules that launch(..., rules="nccl") replays: a program that breaks it is refused in
 PyTorch's words, one that is near it and right goes on."""
 
+import copy
 import os
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 
-from course_utils import hardware, strict, versions
+from course_utils import hardware, intercept, strict, versions
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.strict.rules import RULES
@@ -318,6 +321,63 @@ def test_the_device_computes_what_the_cpu_computes(wrap):
         launch(a_step, RANKS, wrap, rules="nccl"), launch(a_step, RANKS, wrap)
     ):
         assert all(torch.allclose(s, p, atol=1e-6) for s, p in zip(replayed, plain, strict=True))
+
+
+def copied(rank: int) -> tuple[list, list, str]:
+    """A part of a tensor, and a module, as copy.deepcopy gives them: new memory on the device."""
+    part = torch.arange(4.0, device=device())[1:3]
+    module = nn.Linear(1, 1).to(device())
+    other = copy.deepcopy(module)
+    other.weight.data.fill_(module.weight.item() + 1)
+    changed = (other.weight - module.weight).item()
+    return copy.deepcopy(part).tolist(), [round(changed, 3)], other.weight.device.type
+
+
+def test_a_deep_copy_lies_on_the_device():
+    assert launch(copied, 1, rules="nccl") == [([1.0, 2.0], [1.0], "strict")]
+
+
+def moved_though_watched(rank: int) -> str:
+    """torch.export keeps weak references to parameters, which therefore cannot be swapped."""
+    module = nn.Linear(1, 1)
+    watch = weakref.ref(module.weight)
+    module.to(device())
+    assert watch is not None
+    return module.weight.device.type
+
+
+def test_a_parameter_with_a_weak_reference_is_moved():
+    assert launch(moved_though_watched, 1, rules="nccl") == ["strict"]
+
+
+def uneven(rank: int) -> int:
+    """Join hands the Work of a call on to C++, which waits for it."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(device()))
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(rank + 1):
+            model(ones(1, 2)).sum().backward()
+    return rank + 1
+
+
+def test_ranks_with_unequal_work_join():
+    assert launch(uneven, RANKS, rules="nccl") == [1, 2]
+
+
+def heard_in_a_batch(rank: int) -> bool:
+    """A listener whose call has no Work, as with NCCL, gets that of the batch."""
+    got, received = [], torch.zeros(2, device=device())
+    batch = c10d._coalescing_manager(device=device(), async_ops=True)
+    with batch as calls:
+        dist.isend(ones(2), other())
+        dist.irecv(received, other())
+        intercept.hand_work(None, got.append)
+        assert got == []
+    calls.wait()
+    return got == calls.works
+
+
+def test_a_listener_gets_the_work_of_a_batch():
+    assert launch(heard_in_a_batch, RANKS, rules="nccl") == [True] * RANKS
 
 
 def where(rank: int) -> tuple[str, str]:

@@ -87,6 +87,7 @@ def install() -> None:
     dist.Logger.set_runtime_stats_and_log = lambda logger: None
     _reducer_waits()
     _batch_calls()
+    intercept.show_batches()
     for module in (c10d, dist, dist.device_mesh):
         module.split_group = _split_group
     queues.install()
