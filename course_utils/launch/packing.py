@@ -11,6 +11,7 @@ import pickle
 import socket
 import struct
 import sys
+import types
 
 import cloudpickle
 import torch
@@ -38,7 +39,15 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             data = torch.empty(0, dtype=torch.uint8).set_(obj.cpu())
             return _untyped_storage, (pickle.PickleBuffer(data.numpy()),)
+        if kind is types.CodeType:
+            return self._with_its_file(obj)
         return super().reducer_override(obj)
+
+    def _with_its_file(self, code):
+        """From 3.1.3 on, cloudpickle puts "<dynamic-code>" in the place of a function's file, and
+        nobody could quote the learner's line."""
+        make, parts = self.dispatch_table[types.CodeType](code)
+        return make, tuple(code.co_filename if p == "<dynamic-code>" else p for p in parts)
 
 
 def _typed_storage(untyped, dtype):
