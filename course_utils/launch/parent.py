@@ -55,8 +55,11 @@ def launch(fn, nprocs: int, *args, timeout: float = 60.0, rules: str | None = No
     nprocs = arguments.check(fn, nprocs, args, timeout)
     rules = arguments.check_rules(rules)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
-    with _temporary_folder(nprocs) as (folder, records), sockets.near(folder) as place:
-        server.ensure_running()
+    with (
+        _temporary_folder(nprocs) as (folder, records),
+        sockets.near(folder) as place,
+        server.in_use(),
+    ):
         ranks = []
         try:
             job = _job(nprocs, folder, place, timeout, rules)
