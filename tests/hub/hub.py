@@ -179,7 +179,6 @@ class Hub:
             raise
 
     def start_server(self, user: str) -> None:
-        self.ask("POST", f"/hub/api/users/{user}", {})
         self.ask("POST", f"/hub/api/users/{user}/server", {})
         self._wait(
             lambda: self.ask("GET", f"/hub/api/users/{user}")["servers"].get("", {})["ready"]
@@ -253,6 +252,8 @@ async def _execute(kernel, source: str) -> tuple[str, str]:
     while True:
         text = await asyncio.wait_for(kernel.read_message(), PATIENCE)
         assert text is not None, "the kernel's connection was closed"
+        if isinstance(text, bytes):
+            continue  # a widget's picture: with buffers, a message is no text
         got = json.loads(text)
         content = got["content"]
         if got["parent_header"].get("msg_id") != number:
