@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -96,9 +97,8 @@ def _call(*command: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def jupyterhub(folder: Path, users: list[str]) -> Iterator["Hub"]:
-    """Starts a hub whose settings and users' homes lie in `folder`; all is gone after the block."""
-    install()
+def system_users(folder: Path, users: list[str]) -> Iterator[None]:
+    """Makes users of this machine whose homes lie in `folder`; they are gone after the block."""
     homes = folder / "homes"
     homes.mkdir()
     for parent in [folder, *folder.parents]:  # pytest's own folders are for root alone
@@ -107,15 +107,40 @@ def jupyterhub(folder: Path, users: list[str]) -> Iterator["Hub"]:
     try:
         for user in users:
             _call("useradd", "--create-home", "--home-dir", homes / user, user)
+        yield
+    finally:
+        for user in users:
+            subprocess.run(["userdel", "--remove", user], capture_output=True, check=False)
+
+
+def run_as(user: str, *command: str | Path, folder: Path) -> subprocess.CompletedProcess:
+    """Runs a program as this user would in a terminal, in `folder`."""
+    return subprocess.run(
+        [
+            *_PYTHON_SHOWN,
+            "runuser",
+            "-l",
+            user,
+            "-c",
+            shlex.join(["cd", str(folder)]) + " && " + shlex.join(map(str, command)),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def jupyterhub(folder: Path, users: list[str]) -> Iterator["Hub"]:
+    """Starts a hub for new users; its settings lie in `folder`. All is gone after the block."""
+    install()
+    with system_users(folder, users):
         hub = Hub(folder, users)
         try:
             hub.start()
             yield hub
         finally:
             hub.stop()
-    finally:
-        for user in users:
-            subprocess.run(["userdel", "--remove", user], capture_output=True, check=False)
 
 
 class Hub:
@@ -125,7 +150,7 @@ class Hub:
         self._folder, self._users = folder, users
         self._token = secrets.token_hex(16)
         self._port, hub_port, proxy_port = _free_ports(3)
-        self._process = None
+        self._process, self.left = None, []
         settings = SETTINGS.format(
             port=self._port,
             hub_port=hub_port,
@@ -145,7 +170,7 @@ class Hub:
         command = [PYTHON, "-m", "jupyterhub", "-f", self._folder / "jupyterhub_config.py"]
         with (self._folder / "hub.log").open("w") as log:
             self._process = subprocess.Popen(
-                ["unshare", "--mount", "sh", "-c", _python_shown() + 'exec "$@"', "-", *command],
+                [*_PYTHON_SHOWN, *command],
                 cwd=self._folder,
                 env=os.environ | {"TMPDIR": "/tmp"},  # the users' own, which they can write
                 stdout=log,
@@ -155,10 +180,14 @@ class Hub:
         self._wait(lambda: "JupyterHub is now running" in self.log())
 
     def stop(self) -> None:
-        """Ends the hub, which ends its proxy and the servers."""
+        """Ends the hub, which ends its proxy and the servers; what it leaves is noted and ended."""
         if self._process:
+            below = psutil.Process(self._process.pid).children(recursive=True)
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(PATIENCE)
+            _, self.left = psutil.wait_procs(below, timeout=10)
+            for process in self.left:  # a hub that was stopped as it started leaves its proxy
+                process.kill()
 
     def log(self) -> str:
         return (self._folder / "hub.log").read_text(encoding="utf-8", errors="replace")
@@ -274,7 +303,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _python_shown() -> str:
     """Shell commands that let other users see the Python of this environment, where it lies in a
-    closed home: in the hub's own view of the files, and nowhere else."""
+    closed home: in the view of the files of what is started so, and nowhere else."""
     python = Path(sys.base_prefix)
     closed = _hidden(python)
     if closed is None:
@@ -284,3 +313,6 @@ def _python_shown() -> str:
         f"mount -t tmpfs -o mode=755 hidden {closed}; mkdir -p {python}; "
         f"mount --move /mnt/python {python}; "
     )
+
+
+_PYTHON_SHOWN = ["unshare", "--mount", "sh", "-c", _python_shown() + 'exec "$@"', "-"]

@@ -37,6 +37,7 @@ def test_two_learners_run_chapters_at_once_and_leave_nothing(tmp_path, capsys):
             hub.stop_server(user)
         _nothing_left()
         left = {user: _files_of(user) for user in USERS}
+    assert hub.left == []
     for user, failed in zip(USERS, outcomes, strict=True):
         assert failed == [], user
     assert left == {user: [] for user in USERS}

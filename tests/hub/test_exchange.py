@@ -1,0 +1,42 @@
+"""nbgrader's exchange between real users of one machine, with the settings of the instructor's guide."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from hub import ROOT, run_as, system_users
+
+CHAPTER = "00_start_here"
+ADA, BEN = "course-test-ada", "course-test-ben"
+GUIDE = (ROOT / "INSTRUCTORS.md").read_text(encoding="utf-8")
+SETTINGS = GUIDE.partition("/etc/jupyter/nbgrader_config.py")[2].split("```")[1]
+
+
+def nbgrader(*words: str) -> list[str]:
+    return [sys.executable, "-m", "nbgrader", *words]
+
+
+def test_a_submission_reaches_the_instructor_and_no_other_learner(tmp_path):
+    course, exchange = tmp_path / "course", tmp_path / "exchange"
+    options = ["--course=parallelism", f"--Exchange.root={exchange}"]
+    assert 'c.Exchange.root = "/srv/nbgrader/exchange"' in SETTINGS
+    assert "chmod 1777 /srv/nbgrader/exchange" in GUIDE
+    exchange.mkdir()
+    exchange.chmod(0o1777)
+    build = [sys.executable, ROOT / "tools" / "assignments.py", "build", "--folder", course, "00"]
+    subprocess.run(build, check=True, capture_output=True)
+    release = nbgrader("release_assignment", CHAPTER, *options, f"--Exchange.cache={course}/cache")
+    subprocess.run(release, check=True, capture_output=True, cwd=course)
+    with system_users(tmp_path, [ADA, BEN]):
+        home = tmp_path / "homes" / ADA
+        for verb in ("fetch_assignment", "submit"):
+            done = run_as(ADA, *nbgrader(verb, CHAPTER, *options), folder=home)
+            assert done.returncode == 0, done.stderr
+        [handed_in] = (exchange / "parallelism" / "inbound").iterdir()
+        assert handed_in.owner() == ADA
+        assert run_as(BEN, "ls", handed_in.parent, folder=tmp_path).returncode != 0
+        assert run_as(BEN, "cat", *handed_in.glob("*.ipynb"), folder=tmp_path).returncode != 0
+        collect = nbgrader("collect", CHAPTER, *options, f"--Exchange.cache={course}/cache")
+        subprocess.run(collect, check=True, capture_output=True, cwd=course)
+        assert (course / "submitted" / ADA / CHAPTER / f"{CHAPTER}.ipynb").exists()
+    assert not Path("/home", ADA).exists()
