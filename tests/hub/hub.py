@@ -111,6 +111,7 @@ def system_users(folder: Path, users: list[str]) -> Iterator[None]:
     finally:
         for user in users:
             subprocess.run(["userdel", "--remove", user], capture_output=True, check=False)
+            shutil.rmtree(f"/tmp/torchinductor_{user}", ignore_errors=True)  # PyTorch's cache
 
 
 def run_as(user: str, *command: str | Path, folder: Path) -> subprocess.CompletedProcess:
