@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -97,13 +98,19 @@ def _call(*command: str | Path) -> None:
 
 
 @contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """A temporary folder that other users can enter. pytest's own are closed again by every session
+    of pytest that begins."""
+    with tempfile.TemporaryDirectory(prefix="course-hub-") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
+
+
+@contextlib.contextmanager
 def system_users(folder: Path, users: list[str]) -> Iterator[None]:
     """Makes users of this machine whose homes lie in `folder`; they are gone after the block."""
     homes = folder / "homes"
     homes.mkdir()
-    for parent in [folder, *folder.parents]:  # pytest's own folders are for root alone
-        if not parent.stat().st_mode & 1:
-            parent.chmod(parent.stat().st_mode | 0o011)
     try:
         for user in users:
             _call("useradd", "--create-home", "--home-dir", homes / user, user)

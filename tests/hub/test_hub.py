@@ -3,9 +3,8 @@
 import asyncio
 import subprocess
 import time
-from pathlib import Path
 
-from hub import jupyterhub, processes_of
+from hub import jupyterhub, open_folder, processes_of
 
 USERS = {
     "course-test-ada": "notebooks/00_start_here.ipynb",
@@ -28,8 +27,8 @@ def _files_of(user: str) -> list[str]:
     return [line for line in found.stdout.splitlines() if not any(word in line for word in kept)]
 
 
-def test_two_learners_run_chapters_at_once_and_leave_nothing(tmp_path, capsys):
-    with jupyterhub(tmp_path, list(USERS)) as hub:
+def test_two_learners_run_chapters_at_once_and_leave_nothing(capsys):
+    with open_folder() as folder, jupyterhub(folder, list(USERS)) as hub:
         for user in USERS:
             hub.start_server(user)
         outcomes = asyncio.run(_run_all(hub))
@@ -45,7 +44,7 @@ def test_two_learners_run_chapters_at_once_and_leave_nothing(tmp_path, capsys):
     for user, failed in zip(USERS, outcomes, strict=True):
         assert failed == [], user
     assert left == {user: [] for user in USERS}
-    assert not Path("/home/course-test-ada").exists()
+    assert not folder.exists()
 
 
 def _nothing_left():
