@@ -17,6 +17,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--kills", type=int, default=3, help="of workers under the README's command; 20 take long"
     )
+    group.addoption(
+        "--colab", action="store_true", help="make Colab's environment, 5 GB, and use it"
+    )
+    group.addoption("--hub", action="store_true", help="start JupyterHub here, with two new users")
     group.addoption("--slurm", action="store_true", help="start SLURM here, and jobs on it")
     group.addoption("--screenshots", default="build/screenshots", help="folder for screenshots")
 

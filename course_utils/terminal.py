@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -41,13 +42,16 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1", **hardware.QUIET}
     own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart meets in a store of its own
-    with subprocess.Popen(
-        command,
-        env=os.environ | own,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as program:
+    with (
+        tempfile.TemporaryDirectory(prefix="course-terminal-") as logs,  # torchrun's own would stay
+        subprocess.Popen(
+            command,
+            env=os.environ | own | {"PET_LOG_DIR": logs},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as program,
+    ):
         try:
             printed, errors = _patiently(program, timeout)
         finally:

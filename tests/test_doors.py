@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import setup_env
+
 ROOT = Path(__file__).parents[1]
 CONTAINER = ROOT / ".devcontainer"
 
@@ -34,3 +36,11 @@ def test_vscode_takes_the_environment_of_the_makefile_and_loads_no_widgets_from_
 def test_the_readme_names_each_door():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(word in readme for word in ("VS Code", "Codespaces", ".devcontainer"))
+
+
+def test_binder_installs_the_course_with_pytorchs_cpu_builds():
+    """The files and their names are repo2docker's (repo2docker.readthedocs.io, configuration files)."""
+    wanted = (ROOT / ".binder" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert "-e ." in wanted and f"--extra-index-url {setup_env.CPU_INDEX}" in wanted
+    python = (ROOT / ".binder" / "runtime.txt").read_text(encoding="utf-8").strip()
+    assert python.removeprefix("python-") in setup_env.SUPPORTED

@@ -42,6 +42,15 @@ def test_torchrun_starts_ranks_that_meet(tmp_path):
     assert torchrun(2, script, "all") == "all: 2 ranks\n"
 
 
+def test_torchrun_leaves_no_folder_of_logs(tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    (tmp_path / "nothing.py").touch()
+    assert torchrun(1, tmp_path / "nothing.py") == ""
+    assert list(temporary.iterdir()) == []
+
+
 def test_time_that_is_up_ends_the_program(tmp_path, monkeypatch):
     mark = tmp_path / "pid"
     monkeypatch.setattr(terminal, "_crowd", lambda: 1.0 if mark.exists() else math.inf)

@@ -68,8 +68,11 @@ def launch(
     arguments.check_backend(backend, rules)
     rules = None if backend else arguments.check_rules(rules)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
-    with _temporary_folder(nprocs) as (folder, records), sockets.near(folder) as place:
-        server.ensure_running()
+    with (
+        _temporary_folder(nprocs) as (folder, records),
+        sockets.near(folder) as place,
+        server.in_use(),
+    ):
         ranks = []
         try:
             job = _job(nprocs, folder, place, timeout, rules, backend)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing import connection, forkserver, spawn, util
 from pathlib import Path
 
@@ -51,6 +51,9 @@ _starting = threading.Lock()  # held while the fork server has a child that nobo
 _known = set()  # the process ids of the ranks that have been started and have not been closed
 _MANY_FILES = 2**20
 _PATIENCE = 120  # seconds after which a fork server that does not answer is given up
+IDLE = 300  # seconds without a launch after which the fork server leaves: it holds 400 MB
+_launches = set()  # those that go on at this moment
+_used = time.monotonic()  # when the last one ended
 
 
 def preload() -> None:
@@ -61,14 +64,51 @@ def preload() -> None:
     started_by_us |= "course_utils" in sys.orig_argv
     if context.get_start_method() == "forkserver" and not started_by_us:
         context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
-        threading.Thread(target=_try_to_start, name="preload", daemon=True).start()
+        threading.Thread(target=_keep, name="preload", daemon=True).start()
 
 
-def _try_to_start():
-    try:
+def _keep():
+    """Starts the fork server, and ends it whenever nobody has needed it for long."""
+    with contextlib.suppress(OSError):  # a full disk, say; the first launch explains it
         ensure_running()
-    except OSError:
-        pass  # a full disk, say; the first launch meets it again and explains it
+    while True:
+        time.sleep(IDLE / 10)
+        leave_if_idle()
+
+
+@contextlib.contextmanager
+def in_use() -> Iterator[None]:
+    """A fork server runs in this block, and does not leave."""
+    global _used
+    launch = object()
+    try:
+        _launches.add(
+            launch
+        )  # before the lock: whoever holds it either sees that, or is done leaving
+        ensure_running()
+        yield
+    finally:
+        _used = time.monotonic()
+        _launches.discard(launch)
+
+
+def leave_if_idle() -> None:
+    """Ends the fork server if no launch goes on, none did for long, and nothing lives below it, such
+    as a process that the learner has started with multiprocessing. The next launch starts another."""
+    global _warm
+    running = forkserver._forkserver
+    with _ready, running._lock:
+        idle = not _launches and time.monotonic() - _used > IDLE
+        if not idle or _owner != os.getpid() or running._forkserver_pid != _warm:
+            return
+        if _warm is None or family.children(_warm):
+            return
+        os.kill(
+            _warm, signal.SIGKILL
+        )  # it is ours and not reaped; stopped, it would keep us waiting
+        running._stop_unlocked()
+        janitor.forget("server", _warm)
+        _warm = None
 
 
 def ensure_running() -> None:
