@@ -1033,10 +1033,12 @@ def _room(tensor):
 
 
 def _started(outgoing, room, neighbour):
-    """Starts both messages with one neighbour, if it exists; returns the handles."""
+    """Starts both messages with one neighbour, if it exists, together, as NCCL needs; returns the
+    handles, with gloo one for each."""
     if outgoing is None:
         return []
-    return [dist.isend(outgoing.contiguous(), neighbour), dist.irecv(room, neighbour)]
+    messages = (dist.isend, outgoing.contiguous()), (dist.irecv, room)
+    return dist.batch_isend_irecv([dist.P2POp(call, t, neighbour) for call, t in messages])
 
 
 @right("5.6")
