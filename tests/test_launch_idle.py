@@ -94,7 +94,7 @@ def test_a_launch_that_comes_as_it_leaves_finds_another():
 
 
 def test_the_thread_that_preloads_looks_after_it(monkeypatch):
-    monkeypatch.setattr(server, "IDLE", 0.05)
+    monkeypatch.setattr(server, "_LOOK", 0.05)
     looks = threading.Event()
     monkeypatch.setattr(server, "leave_if_idle", looks.set)
     threading.Thread(target=server._keep, daemon=True).start()

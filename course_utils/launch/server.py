@@ -52,6 +52,7 @@ _known = set()  # the process ids of the ranks that have been started and have n
 _MANY_FILES = 2**20
 _PATIENCE = 120  # seconds after which a fork server that does not answer is given up
 IDLE = 300  # seconds without a launch after which the fork server leaves: it holds 400 MB
+_LOOK = 30.0  # seconds between two looks whether it is time
 _launches = set()  # those that go on at this moment
 _used = time.monotonic()  # when the last one ended
 
@@ -72,20 +73,26 @@ def _keep():
     with contextlib.suppress(OSError):  # a full disk, say; the first launch explains it
         ensure_running()
     while True:
-        time.sleep(IDLE / 10)
+        time.sleep(_LOOK)
         leave_if_idle()
 
 
 @contextlib.contextmanager
 def in_use() -> Iterator[None]:
     """A fork server runs in this block, and does not leave."""
+    with _noted():
+        ensure_running()
+        yield
+
+
+@contextlib.contextmanager
+def _noted():
     global _used
     launch = object()
     try:
         _launches.add(
             launch
         )  # before the lock: whoever holds it either sees that, or is done leaving
-        ensure_running()
         yield
     finally:
         _used = time.monotonic()
@@ -266,6 +273,15 @@ def _read_patiently(fd, read=forkserver.read_signed):
 
 
 forkserver.read_signed = _read_patiently
+
+
+def _connect(fds, connect=forkserver.connect_to_new_process):
+    # A process that the learner starts with multiprocessing: the fork server does not leave meanwhile.
+    with _noted():
+        return connect(fds)
+
+
+forkserver.connect_to_new_process = _connect
 
 
 def import_path() -> list[str]:
