@@ -213,7 +213,8 @@ def test_figures_say_where_their_times_come_from(monkeypatch, case, words):
 def test_ranks_that_share_a_gpu_tell_nccl_and_share_its_memory(monkeypatch):
     sharing = hardware.Placement("nccl", [torch.device("cuda", 0)] * 4)
     monkeypatch.setattr(hardware, "placement", lambda nprocs: sharing)
-    job = packing.unpack([bytes(part) for part in parent._job(4, "folder", "place", 60.0, None)])
+    parts = parent._job(4, "folder", "place", 60.0, rules=None, backend=None)
+    job = packing.unpack([bytes(part) for part in parts])
     assert job["sharing"] == 4
     assert job["environment"].items() >= gpu_sharing.ENVIRONMENT.items()
 
