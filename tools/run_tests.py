@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from course_utils import strict, versions
-
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "tests"
 PYTHON = [sys.executable]
@@ -53,10 +51,10 @@ STEPS = {
             f"--junitxml={REPORTS / 'nbval.xml'}",
         ]
     ],
-    # The solved copies have all that the learners' have, and the answers with their checks.
-    "rules": [[*UNDER_RULES, "--nbval", "solutions", f"--junitxml={REPORTS / 'rules.xml'}"]],
 }
 BY_NAME = {  # steps that take too long for every commit
+    # The solved copies have all that the learners' have, and the answers with their checks.
+    "rules": [[*UNDER_RULES, "--nbval", "solutions", f"--junitxml={REPORTS / 'rules.xml'}"]],
     "all-rules": [
         [*UNDER_RULES, "--nbval", *NOTEBOOKS, f"--junitxml={REPORTS / 'all-rules.xml'}"],
         [*UNDER_RULES, "tests/test_equality.py", "tests/test_wrong_answers.py", *RIGHT_ANSWERS],
@@ -153,18 +151,12 @@ def count_tests(report: Path, result: Result) -> None:
             result.skips[skipped.get("message", "no reason was given")] += 1
 
 
-def steps_of_this_version() -> list[str]:
-    """All steps that `make test` and `make oldest` run."""
-    without_rules = versions.older_than(strict.OLDEST)
-    return [name for name in STEPS if not (name == "rules" and without_rules)]
-
-
 def main(arguments: list[str]) -> int:
     """Run the named steps, or all; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     known = [*STEPS, *BY_NAME]
     parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(known))
-    names = parser.parse_args(arguments).steps or steps_of_this_version()
+    names = parser.parse_args(arguments).steps or list(STEPS)
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"unknown step {unknown[0]!r}: choose from {', '.join(known)}")
