@@ -50,18 +50,23 @@ def works() -> bool:
 
 
 def _remembered() -> Path:
-    about = (torch.__version__, torch.cuda.nccl.version(), _gpu(), sorted(ENVIRONMENT.items()))
+    gpu = nvidia_smi("driver_version", "name", "mig.mode.current")
+    about = (torch.__version__, torch.cuda.nccl.version(), gpu, sorted(ENVIRONMENT.items()))
     name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
     return platformdirs.user_cache_path("parallelism-course") / f"gpu-sharing-{name}"
 
 
-def _gpu():
-    """The driver and the first GPU, without starting CUDA here."""
-    query = ["nvidia-smi", "--query-gpu=driver_version,name,mig.mode.current", "--format=csv"]
+def nvidia_smi(*fields: str) -> str | None:
+    """What the driver says of these fields, a line for each GPU, without starting CUDA here; None
+    where nvidia-smi is missing or fails."""
+    query = [f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        return subprocess.run(query, capture_output=True, timeout=20, check=False).stdout
+        answer = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return b""
+        return None
+    return answer.stdout if answer.returncode == 0 else None
 
 
 def _two_ranks_agree():

@@ -16,7 +16,6 @@ import gc
 import math
 import os
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -228,6 +227,11 @@ def placement(nprocs: int) -> Placement:
     gpus = _usable_gpus()
     if gpus and dist.is_nccl_available() and (gpus >= nprocs or gpu_sharing.works()):
         return Placement("nccl", [torch.device("cuda", rank % gpus) for rank in range(nprocs)])
+    return on_cpu(nprocs)
+
+
+def on_cpu(nprocs: int) -> Placement:
+    """Returns the placement of `nprocs` ranks on the CPU, with gloo."""
     return Placement("gloo", [torch.device("cpu")] * nprocs)
 
 
@@ -252,8 +256,9 @@ def device() -> torch.device:
 def settle() -> None:
     """Waits until this process's device has done what it was given, before a clock is read: a GPU's
     calls return when the work is in its queue. On the CPU it is done already."""
-    if device().type != "cpu":
-        host_waits.until(torch.get_device_module(device()).current_stream().query)
+    place = device()
+    if place.type != "cpu":
+        host_waits.until(torch.get_device_module(place).current_stream().query)
 
 
 def compute_alike() -> None:
@@ -562,20 +567,10 @@ def _torch_gpus() -> int:
 def _driver_gpus() -> list[tuple[str, float]] | None:
     """Name and share of memory in use of each GPU that the driver lists, whatever
     CUDA_VISIBLE_DEVICES says; None where nvidia-smi is missing or fails."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.used,memory.total"]
-    try:
-        answer = subprocess.run(
-            [*query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    answer = gpu_sharing.nvidia_smi("name", "memory.used", "memory.total")
+    if answer is None:
         return None
-    if answer.returncode != 0:
-        return None
-    rows = re.findall(r"^(.+), ([^,]+), ([^,]+)$", answer.stdout, re.MULTILINE)
+    rows = re.findall(r"^(.+), ([^,]+), ([^,]+)$", answer, re.MULTILINE)
     return [(name, _share(used, total)) for name, used, total in rows]
 
 

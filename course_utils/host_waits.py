@@ -10,7 +10,6 @@ The strict device waits here, and so do ranks on GPUs (`read_here`).
 """
 
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from torch import Tensor
 from course_utils import intercept
 
 _NAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005)  # seconds between two looks, longer and longer
-_C10D = "torch.distributed.distributed_c10d"
 _READERS = (
     *("item", "tolist", "cpu", "equal", "allclose", "nonzero"),
     *("__bool__", "__int__", "__float__", "__index__"),
@@ -72,7 +70,7 @@ def follow(publish: Callable[[dict], None], place: Callable[[], object]) -> None
 
 def called(number: int, group: str, result: object) -> None:
     """To be told what an operator of c10d has returned for the call with this number."""
-    awaited = not _python_gets_the_work()
+    awaited = intercept.python_caller() is None  # C++ waits, unseen
     intercept.hand_work(result, lambda work: _keep(number, group, work, awaited))
 
 
@@ -152,14 +150,6 @@ def _keep(number, group, work, awaited):
             _units[-1].numbers.append(number)
         else:
             _units.append(_Unit(group, work, [number], awaited))
-
-
-def _python_gets_the_work():
-    """False for what C++ calls, and waits for, by itself: DDP's reducer, functional collectives."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != _C10D:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _say_what_is_pending() -> bool:

@@ -10,6 +10,7 @@ The key BackendSelect is the one that all calls pass, with or without autograd a
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -19,6 +20,12 @@ from torch._C._dynamo import eval_frame as _dynamo
 # Called with the operator's name and its arguments by name, before the call is made. May return
 # a function that is called with the operator's result afterwards.
 Listener = Callable[[str, dict], Callable[[object], None] | None]
+
+# The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
+_BETWEEN = (
+    *(__name__, "course_utils.host_waits", "course_utils.strict", "course_utils.checks.ranks"),
+    *("torch._ops", "torch.library", "torch._compile", "torch._dynamo.eval_frame"),
+)
 
 _listeners: list[Listener] = []
 _library = None
@@ -73,6 +80,19 @@ def hand_work(result: object, then: Callable[[dist.Work | None], None]) -> None:
         _of_the_batch.append(then)
     else:
         then(None if boxed is None else dist.Work.unbox(boxed))
+
+
+def python_caller() -> str | None:
+    """For a listener: the function that makes this call, such as "all_reduce"; None if Python never
+    gets the call's Work: DDP's reducer and the functional collectives call from C++ and wait there,
+    unseen. The nearest frame is then another one of torch, or, in a thread of C++ alone, none."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        frame = frame.f_back
+    module = "torch." if frame is None else frame.f_globals.get("__name__", "")
+    if module == dist.distributed_c10d.__name__ or not module.startswith("torch."):
+        return frame.f_code.co_name
+    return None
 
 
 @contextlib.contextmanager

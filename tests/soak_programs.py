@@ -9,18 +9,15 @@ the first step in which the ranks disagree, and that rank. No two steps look ali
 known which step that is.
 """
 
-import argparse
 import random
 import re
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import random_programs
 import torch
 import torch.distributed as dist
 
@@ -178,13 +175,9 @@ def _in_thread(draw, groups, elements):
 
 
 def compiled(program: Program, folder: Path, name: str) -> Callable[[int], None]:
-    """The program as a function, with its source in a file, so that its lines can be quoted."""
-    path = folder / f"{name}.py"
-    path.write_text(program.source)
-    space = {"__name__": "__main__"} | {m.__name__: m for m in (torch, time, threading)}
-    space["dist"] = dist
-    exec(compile(program.source, str(path), "exec"), space)  # noqa: S102
-    return space["work"]
+    """The program as a function."""
+    space = {m.__name__: m for m in (torch, time, threading)} | {"dist": dist}
+    return random_programs.compiled(program.source, folder / f"{name}.py", space)
 
 
 def complaint(seed: int, folder: Path) -> str | None:
@@ -219,19 +212,6 @@ def _unexplained(program, failure):
     return None if program.odd in named else f"rank {program.odd} is not named"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--at-once", type=int, default=4)
-    options = parser.parse_args()
-    seeds = range(options.first, options.first + options.programs)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
-        found = [c for c in pool.map(lambda seed: complaint(seed, Path(folder)), seeds) if c]
-    print("\n\n".join(found))
-    print(f"{options.programs} right programs and as many wrong ones: {len(found)} complaints")
-    sys.exit(bool(found))
-
-
 if __name__ == "__main__":
-    main()
+    words = "right programs and as many wrong ones"
+    random_programs.soak(__doc__, complaint, words, programs=500, at_once=4)

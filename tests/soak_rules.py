@@ -7,16 +7,13 @@ the ranks' device. launch(..., rules="nccl") has to run it, and the same program
 which every rank breaks one rule has to be refused in that rule's words, at that line.
 """
 
-import argparse
 import random
 import re
-import sys
-import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import random_programs
 import torch
 import torch.distributed as dist
 
@@ -188,12 +185,9 @@ def _filled(draw, line, world, members):
 
 
 def compiled(program: Program, folder: Path, name: str) -> Callable[[int], None]:
-    """The program as a function, with its source in a file, so that its lines can be quoted."""
-    path = folder / f"{name}.py"
-    path.write_text(program.source)
-    space = {"__name__": "__main__", "torch": torch, "dist": dist, "hardware": hardware}
-    exec(compile(program.source, str(path), "exec"), space)  # noqa: S102
-    return space["work"]
+    """The program as a function."""
+    space = {"torch": torch, "dist": dist, "hardware": hardware}
+    return random_programs.compiled(program.source, folder / f"{name}.py", space)
 
 
 def complaint(seed: int, folder: Path) -> str | None:
@@ -216,19 +210,6 @@ def complaint(seed: int, folder: Path) -> str | None:
     return f"seed {seed}, {program.rule} was not noticed:\n{program.source}"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--at-once", type=int, default=2)
-    options = parser.parse_args()
-    seeds = range(options.first, options.first + options.programs)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.at_once) as pool:
-        found = [c for c in pool.map(lambda seed: complaint(seed, Path(folder)), seeds) if c]
-    print("\n\n".join(found))
-    print(f"{options.programs} programs and as many with a broken rule: {len(found)} complaints")
-    sys.exit(bool(found))
-
-
 if __name__ == "__main__":
-    main()
+    words = "programs and as many with a broken rule"
+    random_programs.soak(__doc__, complaint, words, programs=200, at_once=2)

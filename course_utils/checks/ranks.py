@@ -1,7 +1,6 @@
 """What the functions that a check runs on its ranks have in common."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -99,25 +98,6 @@ def _tensors_in(value) -> Iterator[Tensor]:
             yield from _tensors_in(entry)
 
 
-# The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
-_BETWEEN = __name__, intercept.__name__, "torch._compile", "torch._dynamo.eval_frame"
-
-
-def _python_waits() -> bool:
-    """Whether Python got the call's `Work`. DDP's reducer and the functional collectives call from
-    C++ and wait there, unseen: the nearest frame is then another one of torch."""
-    frame = sys._getframe()
-    while frame is not None and _module(frame) in _BETWEEN:
-        frame = frame.f_back
-    caller = _module(frame)
-    return caller == dist.distributed_c10d.__name__ or not caller.startswith("torch.")
-
-
-def _module(frame) -> str:
-    """The module whose code a frame runs; a thread of C++ alone has no frame, and is torch's."""
-    return "torch.C" if frame is None else frame.f_globals.get("__name__", "")
-
-
 @contextlib.contextmanager
 def following() -> Iterator[Sent]:
     """Within the block, follows this rank's calls. Those for which nobody has waited go on, and
@@ -133,7 +113,11 @@ def following() -> Iterator[Sent]:
             if work is not None:
                 sent.calls.append(Call(kind, payload, work))
 
-        return (lambda result: intercept.hand_work(result, keep)) if _python_waits() else None
+        return (
+            (lambda result: intercept.hand_work(result, keep))
+            if intercept.python_caller()
+            else None
+        )
 
     with waits() as asked, intercept.listening(hear):
         sent.asked = asked

@@ -10,8 +10,6 @@ import tempfile
 import threading
 from contextlib import contextmanager
 
-import torch
-
 from course_utils import gpu_sharing, hardware
 from course_utils.launch import (
     arguments,
@@ -42,8 +40,8 @@ def launch(
 
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer
-    they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print appears marked with their number, and
-    so do the figures that they show.
+    they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print
+    appears marked with their number, and so do the figures that they show.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
     its words (see `course_utils.strict`). Left out, the environment's COURSE_RULES counts.
@@ -153,8 +151,7 @@ def _run(ranks, timeout):
 
 def _job(nprocs, folder, place, timeout, rules, backend):
     """What each rank needs to know, packed."""
-    on_cpu = hardware.Placement("gloo", [torch.device("cpu")] * nprocs)
-    placement = on_cpu if backend else hardware.placement(nprocs)
+    placement = hardware.on_cpu(nprocs) if backend else hardware.placement(nprocs)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return packing.pack(
         {

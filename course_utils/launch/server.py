@@ -90,9 +90,8 @@ def _noted():
     global _used
     launch = object()
     try:
-        _launches.add(
-            launch
-        )  # before the lock: whoever holds it either sees that, or is done leaving
+        # Before the lock: whoever holds it either sees that, or is done leaving.
+        _launches.add(launch)
         yield
     finally:
         _used = time.monotonic()

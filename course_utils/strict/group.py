@@ -6,7 +6,6 @@ rules, puts it in the queue of the communicator, and there hands the same bytes,
 group of gloo that nobody else sees.
 """
 
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -20,7 +19,6 @@ from course_utils.strict import memory, queues, rules
 from course_utils.strict.queues import Flight, Queue
 
 _SENDS_ONLY = ("send", "barrier")
-_BETWEEN = ("course_utils.strict", "course_utils.intercept", "torch._ops", "torch.library")
 _libraries = []
 
 
@@ -146,7 +144,7 @@ def _put(communicator, start, outputs):
         batch.starts.append(start)
         batch.flight.fills(outputs)
         return batch.flight.work
-    caller = _python_caller()
+    caller = intercept.python_caller()
     flight = Flight(caller, communicator.queue, outputs, watched=caller is not None)
     communicator.queue.put(flight, [start])
     return flight.work
@@ -205,23 +203,10 @@ def _reducer_waits():
     take = dist.Reducer._set_forward_pass_work_handle
 
     def take_and_wait(reducer, work, *options):
-        queues.handed_on(work)
+        queues.awaited(work)
         take(reducer, work, *options)
 
     dist.Reducer._set_forward_pass_work_handle = take_and_wait
-
-
-def _python_caller() -> str | None:
-    """The function of torch.distributed that makes this call, such as "all_reduce"; None if Python
-    never gets the call's Work: DDP's reducer and the functional collectives call from C++ and wait
-    there, unseen."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
-        frame = frame.f_back
-    module = "torch." if frame is None else frame.f_globals.get("__name__", "")
-    if module == c10d.__name__ or not module.startswith("torch."):
-        return frame.f_code.co_name
-    return None
 
 
 def _flat(value) -> list[Tensor]:

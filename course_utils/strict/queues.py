@@ -153,20 +153,24 @@ def nothing_awaited() -> bool:
     return True
 
 
-def handed_on(work: dist.Work) -> None:
-    """To be called where C++ gets the Work of a call from Python: it will wait, unseen."""
-    _join(work)
+def awaited(work: dist.Work) -> None:
+    """To be called where somebody waits for a call, has seen its end, or hands its Work to C++, which
+    will wait, unseen."""
+    with _lock:
+        flight = _flight_of(work)
+        if flight is not None:
+            flight.await_()
 
 
 def install() -> None:
     """Lets this module see who waits, in front of PyTorch's own methods of Work."""
     wait, completed, future = dist.Work.wait, dist.Work.is_completed, dist.Work.get_future
 
-    def wait_and_join(work, *limit, **named_limit):
+    def queue_and_note(work, *limit, **named_limit):
         flight = _flight_of(work)
         if flight is None:
             return wait(work, *limit, **named_limit)
-        flight.await_()
+        awaited(work)
         for seconds in map(timedelta.total_seconds, (*limit, *named_limit.values())):
             if not flight.ended.wait(seconds):
                 raise RuntimeError(f"{flight.name} timed out after {seconds:g} seconds")
@@ -174,29 +178,23 @@ def install() -> None:
             flight.needed()
         return True
 
-    def ask_and_join(work):
+    def ask_and_note(work):
         done = completed(work)
         if done:
-            _join(work)
+            awaited(work)
         return done
 
-    def future_and_join(work):
+    def future_and_note(work):
         if sys._getframe(1).f_globals.get("__name__") != _TRACING:
-            _join(work)  # whoever asks for the future waits there
+            awaited(work)  # whoever asks for the future waits there
         return future(work)
 
-    dist.Work.wait, dist.Work.is_completed = wait_and_join, ask_and_join
-    dist.Work.get_future = future_and_join
+    dist.Work.wait, dist.Work.is_completed = queue_and_note, ask_and_note
+    dist.Work.get_future = future_and_note
 
 
 def _flight_of(work):
     return next((flight for flight in _flights if flight.work is work), None)
-
-
-def _join(work):
-    flight = _flight_of(work)
-    if flight is not None:
-        flight.await_()
 
 
 def _span(tensor):

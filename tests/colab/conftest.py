@@ -2,16 +2,23 @@
 
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from asked_for import skip_unless
 
 
 @pytest.fixture(autouse=True, scope="session")
 def asked_for(request):
-    if not request.config.getoption("--colab"):
-        pytest.skip("Colab was not simulated: it takes uv, Python 3.12, 5 GB and --colab")
+    takes = "uv, Python 3.12, 5 GB"
+    skip_unless(request.config, "--colab", "Colab was not simulated", takes, _why_not)
+
+
+def _why_not() -> str | None:
     if shutil.which("uv") is None:
-        pytest.skip("Colab was not simulated: uv is not here")
+        return "uv is not here"
     found = subprocess.run(["uv", "python", "find", "3.12"], capture_output=True, check=False)
-    if found.returncode:
-        pytest.skip("Colab was not simulated: Python 3.12 is not here")
+    return "Python 3.12 is not here" if found.returncode else None

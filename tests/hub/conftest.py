@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from asked_for import skip_unless
 from hub import why_not
 
 
 @pytest.fixture(autouse=True, scope="session")
 def asked_for(request):
-    if not request.config.getoption("--hub"):
-        pytest.skip("JupyterHub did not run: it takes root, uv, npm, two new users and --hub")
-    if reason := why_not():
-        pytest.skip(f"JupyterHub did not run: {reason}")
+    takes = "root, uv, npm, two new users"
+    skip_unless(request.config, "--hub", "JupyterHub did not run", takes, why_not)

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from asked_for import skip_unless
+
 from cluster import why_not
 
 
 @pytest.fixture(autouse=True, scope="session")
 def asked_for(request):
-    if not request.config.getoption("--slurm"):
-        pytest.skip("SLURM did not run: it takes root, its daemons and --slurm")
-    if reason := why_not():
-        pytest.skip(f"SLURM did not run: {reason}")
+    skip_unless(request.config, "--slurm", "SLURM did not run", "root, its daemons", why_not)
