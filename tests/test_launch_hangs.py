@@ -22,7 +22,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, launch, supervise
+from course_utils.launch import RankFailure, diagnosis, launch, supervise
 
 HANGS = {fault.fn.__name__: fault for fault in FAULTS if fault.kind == "timeout"}
 
@@ -327,6 +327,28 @@ def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):
 
     monkeypatch.setattr(supervise.Supervision, "_read", read_after_a_pause)
     assert launch(lambda rank: rank, 2, timeout=2.0) == [0, 1]
+
+
+class _SlowToUnpack:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __reduce__(self):
+        return time.sleep, (self.seconds,)
+
+
+def test_the_time_that_ranks_take_to_start_does_not_count():
+    """As on a busy machine; here they unpack an argument for longer than the limit."""
+    assert launch(lambda rank, _: rank, 2, _SlowToUnpack(1.5), timeout=1.0) == [0, 1]
+
+
+def test_ranks_that_never_start_are_ended(monkeypatch):
+    for module in supervise, diagnosis:
+        monkeypatch.setattr(module, "START", 0.5)
+    with pytest.raises(RankFailure) as caught:
+        launch(lambda rank, _: rank, 2, _SlowToUnpack(1000), timeout=1.0)
+    words = "rank 0 was starting when the time was up (0.5 seconds to start, timeout=1 seconds)"
+    assert words in str(caught.value)
 
 
 def test_the_group_waits_longer_than_a_kernel_that_was_stopped_for_hours():

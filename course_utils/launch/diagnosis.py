@@ -6,7 +6,7 @@ from course_utils.launch import calls, compare
 from course_utils.launch.calls import POINT_TO_POINT, Call
 from course_utils.launch.failure import RankFailure
 from course_utils.launch.frames import Frame
-from course_utils.launch.process import Rank
+from course_utils.launch.process import START, Rank
 from course_utils.launch.states import State, grouped, names, signal_name
 from course_utils.launch.states import states as states_of
 
@@ -193,8 +193,9 @@ def _late(ranks, states, timeout):
     running = [number for number in living if not states[number].waits_in]
     first = (running or living)[0]
     own = states[first]
+    start = "" if ranks[first].joined else f"{START:g} seconds to start, "
     lines = [
-        f"rank {first} {own.words} when the time was up (timeout={timeout:g} seconds).",
+        f"rank {first} {own.words} when the time was up ({start}timeout={timeout:g} seconds).",
         *_quotes(own.path),
         *_others(states, first),
     ]

@@ -14,6 +14,8 @@ from course_utils.launch import family, packing, rank, server, stacks
 from course_utils.launch.janitor import janitor
 from course_utils.launch.output import Output
 
+START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
+
 # What handles signals in every rank: faulthandler, the request for stacks, and the C library with
 # the two real-time signals below those that it offers. A bit for each, as in /proc.
 _OWN_HANDLERS = sum(

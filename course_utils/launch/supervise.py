@@ -4,7 +4,7 @@ import selectors
 import time
 
 from course_utils.launch import calls, compare, threads
-from course_utils.launch.process import Rank, where
+from course_utils.launch.process import START, Rank, where
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
 _BRIEFLY = 0.5  # seconds without any movement after which the ranks' calls are compared
@@ -17,7 +17,8 @@ class Supervision:
 
     def __init__(self, ranks: list[Rank], timeout: float):
         self._ranks = ranks
-        self._end = time.monotonic() + timeout
+        self._timeout = timeout
+        self._end = time.monotonic() + START + timeout
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self):
@@ -42,6 +43,7 @@ class Supervision:
             self._read_in_time()
             if not begun and all(rank.joined for rank in self._ranks):
                 begun = True
+                self._end = time.monotonic() + self._timeout
                 for rank in self._ranks:
                     rank.begin()
             if any(rank.failed for rank in self._ranks):
