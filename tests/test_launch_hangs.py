@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, diagnosis, launch, supervise
+from course_utils.launch import RankFailure, calls, compare, diagnosis, launch, supervise
 
 HANGS = {fault.fn.__name__: fault for fault in FAULTS if fault.kind == "timeout"}
 
@@ -33,6 +34,7 @@ def failures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hangs")
     before, tempfile.tempdir = tempfile.tempdir, str(folder)
     try:
+        assert launch(_sum_of_ranks, 1) == [0]  # the fork server's own start is no hang's
         with nothing_left(folder), ThreadPoolExecutor(4) as pool:
             outcomes = pool.map(_provoke, HANGS.values())
             return dict(zip(HANGS, outcomes))
@@ -314,6 +316,71 @@ def _outcome(fn):
 @pytest.mark.parametrize("name", SLOW)
 def test_slow_is_not_stuck(name, outcomes):
     assert outcomes[name] == [0, 1]
+
+
+def _leaves_the_others_alone(rank):
+    if rank != 1:
+        dist.barrier()
+
+
+def _receive_from_each_other(rank):
+    dist.recv(torch.ones(1), 1 - rank)
+
+
+def _waits_for_what_is_under_way(rank):
+    """Rank 0's newest call lacks another's while it waits for an older one, which will end."""
+    if rank == 0:
+        sending = dist.isend(torch.ones(5_000_000), 1)
+        receiving = dist.irecv(torch.ones(1), 1)
+        sending.wait()
+        dist.send(torch.ones(1), 1)
+        receiving.wait()
+    else:
+        time.sleep(2)
+        dist.recv(torch.ones(5_000_000), 0)
+        dist.recv(torch.ones(1), 0)
+        dist.send(torch.ones(1), 0)
+    return rank
+
+
+@pytest.mark.parametrize("program", [_leaves_the_others_alone, _receive_from_each_other])
+def test_what_the_records_prove_needs_no_second_look(program, monkeypatch):
+    monkeypatch.setattr(supervise, "_STILL", 1000.0)
+    with pytest.raises(RankFailure, match="the ranks wait for each other, and none can go on"):
+        launch(program, 2, timeout=20)
+
+
+def test_an_older_call_that_will_end_is_no_proof(monkeypatch):
+    monkeypatch.setattr(supervise, "_BRIEFLY", 0.1)
+    monkeypatch.setattr(supervise, "_TICK", 0.05)
+    assert launch(_waits_for_what_is_under_way, 2) == [0, 1]
+
+
+def _call(number, index, kind="all_reduce", peer=None, group="a", members=(0, 1)):
+    return calls.Call(number, "", group, members, index, kind, peer)
+
+
+RECORDS = {
+    "the other has called": ([[_call(0, 1)], [_call(0, 1)]], False),
+    "the other has not": ([[_call(0, 1)], []], True),
+    "the other has made fewer": ([[_call(0, 1), _call(1, 2)], [_call(0, 1)]], True),
+    "the other has made more, which is off the record": (
+        [[_call(4, 5)], [_call(300, 1, group="b")]],
+        False,
+    ),
+    "the other has made less, which is on it": ([[_call(4, 5)], [_call(300, 4)]], True),
+    "the other has sent": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "send", 0)]], False),
+    "the other receives too": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "recv", 0)]], True),
+    "anybody may send": ([[_call(0, 1, "recv")], []], False),
+    "it is not in the group": ([[_call(0, 1, members=(0,))], []], False),
+    "a world of its own": ([[replace(_call(0, 1), world="x")], []], False),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_what_the_records_prove(name):
+    records, proven = RECORDS[name]
+    assert compare.lacks_a_call(records, 0) == proven
 
 
 def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):

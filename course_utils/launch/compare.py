@@ -29,6 +29,28 @@ def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, 
     return None
 
 
+def lacks_a_call(records: list[list[Call]], rank: int) -> bool:
+    """True if the newest call of `rank`, in launch's own world, is sure not to end unless another
+    rank makes another call."""
+    call = records[rank][-1]
+    if call.world or call.kind in (DESTROY, NEW_GROUP) or call.peer is None and call.kind == "recv":
+        return False
+    *group, index = _meeting_point(rank, call)
+    return any(
+        _sure_not_to_have(records[other], other, group, index)
+        for other in _needed(rank, call) - {rank}
+    )
+
+
+def _sure_not_to_have(record, rank, group, index):
+    """Whether this rank has not made the call with this index. Old calls leave the record."""
+    points = [_meeting_point(rank, call) for call in record]
+    known = [last for *before, last in points if before == group]
+    if known:
+        return max(known) < index
+    return [call.number for call in record] == list(range(len(record)))
+
+
 def none_can_end(records: list[list[Call]], pending: dict[int, dict]) -> bool:
     """True if nothing that ranks wait behind will ever end unless one of them makes another call.
 

@@ -23,6 +23,7 @@ ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_C10D = os.path.join(_TORCH_DISTRIBUTED, "distributed_c10d.py")
 _OPERATORS = os.path.join("torch", "_ops.py")
 _WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
@@ -96,6 +97,14 @@ def collective(frames: list[Frame]) -> str | None:
         if _TORCH_DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
             name = frame.function
     return name
+
+
+def called(frames: list[Frame]) -> str | None:
+    """Returns the function of torch.distributed that waits for what it has called itself, such as
+    "all_reduce", if a stack ends in one. What waits for an earlier call is none."""
+    ours = (_OPERATORS, _WAIT)
+    inner = next(itertools.dropwhile(lambda frame: frame.file.endswith(ours), frames), None)
+    return inner.function if inner and inner.file.endswith(_C10D) else None
 
 
 def _waits_compiled(frames):

@@ -3,7 +3,7 @@
 import selectors
 import time
 
-from course_utils.launch import calls, compare, threads
+from course_utils.launch import calls, compare, stacks, threads
 from course_utils.launch.process import START, Rank, where
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
@@ -105,12 +105,17 @@ class Stillness:
 
     A rank that computes, sleeps in time.sleep, reads a file or waits for another process has
     another stack. What only another rank can end, no rank will end, if this holds for all.
+
+    Once, and after half a second, is enough where the records alone prove it: each rank that has
+    not finished waits, with its main thread only, in the call that it has made last, and that call
+    lacks one of another rank. Then none will make another, and no message is on its way.
     """
 
     def __init__(self, ranks: list[Rank]):
         self._ranks = ranks
         self._looked = 0.0
         self._stacks = None
+        self._asked_at = None  # how far the records were when the ranks were asked for a proof
         self._restart()
 
     def found(self) -> bool:
@@ -128,7 +133,8 @@ class Stillness:
             self._compared = True
             # Groups that do not fit may still let the ranks come to an end, and what they print.
             records = calls.read([rank.record for rank in self._ranks])
-            return compare.first_mismatch(records, groups=False) is not None
+            mismatch = compare.first_mismatch(records, groups=False)
+            return mismatch is not None or self._proven(records)
         elif now - self._since >= _STILL:
             return self._stuck()
         return False
@@ -165,6 +171,24 @@ class Stillness:
         records = calls.read([rank.record for rank in self._ranks])
         return not self._limited(records) and compare.none_can_end(records, self._pending())
 
+    def _proven(self, records):
+        made = {rank: calls_made for rank, (_, calls_made) in self._start.items()}
+        waiting = [rank for rank in made if not rank.finished]
+        if made == self._asked_at or not all(
+            records[rank.number] and compare.lacks_a_call(records, rank.number) for rank in waiting
+        ):
+            return False
+        self._asked_at = made
+        resting = self._resting()
+        return (
+            resting is not None
+            and all(rank.calls_made() == before for rank, before in made.items())
+            and all(
+                _in_its_last_call(rank, found, records) if rank in waiting else not found
+                for rank, found in resting.items()
+            )
+        )
+
     def _limited(self, records):
         """Whether a call in which a rank waits will fail by itself, so that the rank goes on."""
         waiting = [(records[rank.number], at) for rank, at in self._stacks.items()]
@@ -181,8 +205,15 @@ class Stillness:
         if not self._asleep.issuperset(ranks):
             return None
         found = {}
-        for rank, stacks in where(ranks).items():
-            found[rank] = stacks and threads.resting(stacks, rank.finished, rank.handles_signals())
+        for rank, at in where(ranks).items():
+            found[rank] = at and threads.resting(at, rank.finished, rank.handles_signals())
             if found[rank] is None:
                 return None
         return found
+
+
+def _in_its_last_call(rank, waiting, records):
+    """Whether nothing of this rank waits but its main thread, and that in the rank's last call."""
+    last = records[rank.number][-1]
+    stack = waiting.get(rank.main_thread, [])
+    return len(waiting) == 1 and not last.limited and stacks.called(stack) == last.kind
