@@ -1,11 +1,14 @@
 """Programs as people start them in a terminal, for chapters that show how."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -29,6 +32,22 @@ def scratch() -> Path:
         print(f"The course's folder is read-only. The chapter's files go to {own / folder}.")
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@contextmanager
+def caught_terminal() -> Iterator[list[str]]:
+    """Yields a list that holds, at the end, the lines that child processes wrote to stderr."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as file:
+        terminal = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            file.seek(0)
+            lines += re.sub(r"\x1b\[[0-9;]*m", "", file.read()).splitlines()  # 3.13 colours them
 
 
 def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:

@@ -12,39 +12,22 @@
 #
 # At the end of the chapter you can say of every byte what it is for. You have averaged
 # gradients by hand and with `DistributedDataParallel`, on 1, 2 and 4 ranks, and have seen that all
-# runs end with the same parameters. And you have seen ten mistakes that do not look like mistakes.
+# runs end with the same parameters. And you have seen nine mistakes that do not look like mistakes.
+# What goes beyond that (overlap on the clock, accumulation, uneven ranks, large batches, batch
+# normalisation, and DDP's machinery as an exercise) is in `03_ddp_further`.
 
 # %% tags=["nbval-ignore-output"]
-import os
-import pickle
-import re
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.algorithms.join import Join
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, DistributedSampler
 
-from course_utils import explore, hardware, mnist, plots
+from course_utils import hardware, mnist, plots
 from course_utils.checks import check, hint
-from course_utils.equality import equal, flat
 from course_utils.launch import RankFailure, launch
-from course_utils.models import MnistNet
 from course_utils.predictions import compare
-from course_utils.terminal import run_in_terminal, scratch
 from course_utils.trace import Trace
 
 hardware.report()
@@ -63,6 +46,8 @@ hardware.report()
 # send a blueprint.
 
 # %%
+import matplotlib.pyplot as plt
+
 figure, ax = plots.canvas(height=2.7)
 road = plots.COLORS["communication"]
 for rank, x in enumerate((0.1, 2.8, 5.5, 8.2)):
@@ -156,8 +141,10 @@ launch(sum_in_pairs, 4)
 # fails. First look at what is sent. A function is **pickled by reference**: the bytes hold the name
 # of its module and its own name, not its code.
 
-
 # %%
+import pickle
+
+
 def hello(rank):
     print("hello from rank", rank)
 
@@ -168,27 +155,13 @@ print(pickle.dumps(hello))
 # The new process is told to look up `hello` in `__main__`. In your notebook `__main__` is the
 # kernel, where `hello` lives. In the new process `__main__` is an empty module. The error appears
 # in the new process, so it goes to that process's standard error. The exception in the cell says less.
-# The helper below catches what a child process writes there, so that you can read both.
-
-
-# %%
-@contextmanager
-def caught_terminal():
-    """Yields a list that holds, at the end, the lines that child processes wrote to stderr."""
-    lines = []
-    with tempfile.TemporaryFile("w+") as file:
-        terminal = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lines
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            file.seek(0)
-            lines += re.sub(r"\x1b\[[0-9;]*m", "", file.read()).splitlines()  # 3.13 colours them
-
+# `caught_terminal` catches what a child process writes there, so that you can read both.
 
 # %%
+import torch.multiprocessing as mp
+
+from course_utils.terminal import caught_terminal
+
 with caught_terminal() as terminal:
     try:
         mp.spawn(hello, nprocs=1)
@@ -213,6 +186,8 @@ print("the terminal says:", error.split(" (")[0])  # then the module, as this Py
 # bottom. Each line that is new gets its own part of this chapter.
 
 # %%
+from course_utils.terminal import run_in_terminal, scratch
+
 script, result = scratch() / "ddp_mnist.py", scratch() / "two_ranks.pt"
 script.unlink(missing_ok=True)
 
@@ -276,7 +251,6 @@ if __name__ == "__main__":
 # The last lines stand under `if __name__ == "__main__"` for a reason. Each new process imports this
 # file again to find `train`. Without the guard each of them would try to spawn two more, and Python
 # stops that with a `RuntimeError`.
-
 
 # %%
 print(run_in_terminal(sys.executable, script, result), end="")
@@ -372,6 +346,8 @@ def every_collective(rank):
 
 
 counted = launch(every_collective, 4)
+
+# %%
 likely = {
     "One piece: the input is cut into one piece for each rank.": {
         op: 4_000 for op in ("scatter", "reduce_scatter", "all_to_all")
@@ -496,8 +472,12 @@ predicted = {
     "3 steps": 3 * 4 * (784 * 50 + 50 + 50 * 10 + 10),
 }
 
-
 # %%
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_utils.models import MnistNet
+
+
 def bytes_of_ddp(rank):
     device = hardware.device()
     with Trace() as trace:
@@ -529,6 +509,8 @@ compare(predicted, {"broadcast at the start": broadcast, "3 steps": all_reduce})
 # rows on four ranks, first without shuffling:
 
 # %%
+from torch.utils.data import DistributedSampler
+
 for rank in range(4):
     mine = DistributedSampler(range(10), num_replicas=4, rank=rank, shuffle=False)
     print(f"rank {rank}:", list(mine))
@@ -586,8 +568,10 @@ for n in (2, 4):
 #
 # First the reference: one process, the whole batch. It runs in this kernel, without any rank.
 
-
 # %%
+from torch.nn.functional import cross_entropy
+
+
 def new_model(seed=0):
     torch.set_num_threads(1)  # so small a model loses time with more
     torch.manual_seed(seed)
@@ -597,6 +581,10 @@ def new_model(seed=0):
 def loss_of(model, rows):
     device = hardware.device()
     return cross_entropy(model(images[rows].to(device)), labels[rows].to(device))
+
+
+# %%
+from course_utils.equality import equal, flat
 
 
 def train_alone(learning_rate=LEARNING_RATE):
@@ -618,8 +606,10 @@ alone = train_alone()
 # parameters of rank 0, and between `backward` and `step` all ranks **average** their gradients.
 # Here all gradients travel together, copied into one vector. Such a vector is called a **bucket**.
 
-
 # %%
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
 def start_like_rank_0(model):
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
@@ -735,6 +725,10 @@ def eight_layers():
     return nn.Sequential(*layers).to(hardware.device())
 
 
+# %%
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+
 def watched_step(rank, bucket_cap_mb):
     events = []
     model = DDP(eight_layers(), bucket_cap_mb=bucket_cap_mb)
@@ -790,273 +784,8 @@ compare(
 
 # %% [markdown]
 # Few large buckets send the last bytes late: nothing hides them. Many small ones pay the start-up
-# cost of an all-reduce many times. In section 7 you look for the best size.
-#
-# Now the clock. The next cells run a larger model, 8 layers of 4 MiB each, in two ways: with a
-# bucket for each layer, and with a single bucket, which is full only when `backward` is almost
-# done. `Trace` records when each rank computes and when it communicates.
-
-
-# %%
-def timed_steps(rank, bucket_cap_mb):
-    device = hardware.device()
-    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(8)]
-    model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_cap_mb)
-    x, records = torch.randn(128, 1024, device=device), []
-    for _ in range(5):
-        with Trace() as trace:
-            with trace.span("forward"):
-                loss = model(x).sum()
-            with trace.span("backward"):
-                loss.backward()
-        records.append(trace.record())
-    return records[2:]  # the first two warm up and lay out the buckets
-
-
-steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 4), ("1 bucket", 1000)]}
-for name, of_rank in steps.items():
-    record = of_rank[0][-1]
-    calls, sent = record.count("all_reduce"), record.sent("all_reduce")
-    print(f"{name}: all_reduce called {calls} times, {sent:,} bytes")
-
-
-# %% tags=["nbval-ignore-output"]
-def duration(step):
-    return max(span.end for record in step for span in record.spans)
-
-
-fastest = {name: min(zip(*of_rank), key=duration) for name, of_rank in steps.items()}
-source = hardware.placement(2).timing
-figure = plots.timelines({f"{name}, {source}": step for name, step in fastest.items()})
-plt.show()
-ratio = duration(fastest["8 buckets"]) / duration(fastest["1 bucket"])
-print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
-
-# %% [markdown]
-# *Above, with 8 buckets: the narrow lane under each rank shows all-reduces that run while backward
-# goes on. Below, with 1 bucket: the narrow lane stays empty until the last gradient is computed.
-# Then both ranks do nothing but wait, hatched, for the one long all-reduce.*
-#
-# The bytes are the same, only their time differs. Do not expect much from the ratio on a CPU. There
-# the all-reduce and backward want the same cores. With GPUs the links do most of the work, and
-# what is hidden costs little.
-
-# %% [markdown]
-# ### Several backward passes, one message: gradient accumulation and `no_sync`
-#
-# If the batch that you want does not fit into memory, cut it into **micro-batches** and let
-# `backward` add their gradients up before one `step`. That is **gradient accumulation**. DDP does
-# not know that you wait: it averages after every `backward`. `model.no_sync()` tells it to keep the
-# gradients of this pass to itself. The next backward outside sends the sum. The forward belongs
-# inside the block too.
-#
-# **Predict.** MnistNet has 39,760 parameters of 4 bytes. A step has 4 micro-batches. How many bytes
-# does each rank hand to `all_reduce` in one step, without and with `no_sync`?
-
-
-# %%
-def accumulate(rank, patient, micro_batches=4):
-    model = DDP(new_model())
-    shares = my_batches(rank, dist.get_world_size())[0].chunk(micro_batches)
-    with Trace() as trace:
-        for number, rows in enumerate(shares, 1):
-            silent = patient and number < micro_batches
-            with model.no_sync() if silent else nullcontext():
-                (loss_of(model, rows) / micro_batches).backward()  # the mean over micro-batches
-    return trace.record().sent("all_reduce"), flat(p.grad for p in model.parameters())
-
-
-# %% tags=["prediction"]
-predicted = {"without no_sync": 4 * 39_760 * 4, "with no_sync": 39_760 * 4}
-
-# %%
-measured = {}
-for name, patient in [("without no_sync", False), ("with no_sync", True)]:
-    (measured[name], gradient), *_ = launch(accumulate, 2, patient)
-    print(f"{name}, gradient of the whole batch:", equal(expected, [gradient]))
-compare(
-    predicted,
-    measured,
-    {
-        "As if the average were made once, at the step: it is made in every backward.": {
-            "without no_sync": 39_760 * 4
-        },
-        "As if the last backward were silent too: it sends the sum.": {"with no_sync": 0},
-    },
-)
-
-# %% [markdown]
-# The gradient is the same; three quarters of the bytes are saved. Note the division by the number
-# of micro-batches. Without it the gradient is 4 times too large, and an optimizer such as Adam
-# hides it, as section 5 shows.
-#
-# ### When one rank has fewer batches: `Join`
-#
-# The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads its
-# own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an all-reduce
-# that rank 1 never calls. Under `mp.spawn` or torchrun it waits there, silently, until a time limit
-# (10 minutes with NCCL, 30 with gloo), or until gloo sees that rank 1's process has ended. `launch`
-# notices after a few seconds that nobody can go on.
-
-
-# %%
-def uneven_batches(rank):
-    model = DDP(new_model())
-    for rows in my_batches(rank, 2)[: 5 - rank]:  # rank 0 has 5 batches, rank 1 has 4
-        loss_of(model, rows).backward()
-
-
-try:
-    launch(uneven_batches, 2)
-except RankFailure as failure:
-    print(failure)
-
-# %% [markdown]
-# The context manager `Join` is the repair: a rank that has finished **shadows** the others'
-# collectives, with zeros, until all have finished.
-
-
-# %%
-def uneven_with_join(rank, divide_by_initial=True):
-    model = DDP(new_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    history = []
-    with Join([model], divide_by_initial_world_size=divide_by_initial):
-        for rows in my_batches(rank, 2)[: 5 - rank]:
-            history.append(flat(model.parameters()))
-            optimizer.zero_grad()
-            loss_of(model, rows).backward()
-            optimizer.step()
-    return len(history), history[-1], flat(model.parameters())
-
-
-(steps_0, before, after_0), (steps_1, _, after_1) = launch(uneven_with_join, 2)
-print(f"rank 0 took {steps_0} steps, rank 1 took {steps_1}")
-print("same parameters on both:", equal(after_0, [after_1]))
-
-# %% [markdown]
-# Whom does the last batch belong to? By default `Join` still divides by the initial world size, as
-# if the missing rank had sent zeros. With `divide_by_initial_world_size=False` it divides by the
-# number of ranks that still have data. The cell compares the last step of both.
-
-
-# %%
-_, before_too, after_too = launch(uneven_with_join, 2, False)[0]
-halves = torch.allclose(after_0 - before, (after_too - before_too) / 2, atol=1e-6)
-print("the default takes half of the last step:", halves)
-
-# %% [markdown]
-# With `False` the last step is that of one process on the rows that are left. If you need full
-# batches in every step, give all ranks the same number of rows; `DataLoader(drop_last=True)` and the
-# sampler's `drop_last=True` cut instead of pad
-# ([`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)).
-#
-# ### Batch size and learning rate
-#
-# So far the global batch stayed the same and each rank's share shrank. In practice people keep the
-# share and let the global batch grow: n ranks with 32 rows each make a batch of 32 n. Each epoch
-# then has n times fewer steps. With the same learning rate the model travels less far. Because a
-# parallel run equals one process on the global batch, you can study this in the kernel.
-
-# %%
-train_images, train_labels = mnist.tensors(train=True, limit=8192)
-
-
-def losses(global_batch, learning_rate):
-    """Test loss after every 1,024 images."""
-    model, values = new_model(), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    device = hardware.device()
-    for start in range(0, len(train_images), global_batch):
-        rows = slice(start, start + global_batch)
-        loss = cross_entropy(model(train_images[rows].to(device)), train_labels[rows].to(device))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if (start + global_batch) % 1024 == 0:
-            with torch.no_grad():
-                output = model(test_images[:2000].to(device))
-                values.append(cross_entropy(output, test_labels[:2000].to(device)).item())
-    return values
-
-
-# %%
-curves = {
-    "1 rank, batch 32, rate 0.05": losses(32, 0.05),
-    "4 ranks, batch 128, rate 0.05": losses(128, 0.05),
-    "4 ranks, batch 128, rate 0.2": losses(128, 0.2),
-    "16 ranks, batch 512, rate 0.8": losses(512, 0.8),
-}
-one, four, four_scaled, sixteen_scaled = (values[-1] for values in curves.values())
-print("final loss, compared with 1 rank")
-print("4 ranks, same rate: more than twice as large:", four > 2 * one)
-print("4 ranks, rate times 4: within 10 %:", abs(four_scaled / one - 1) < 0.1)
-print("16 ranks, rate times 16: within 10 %:", abs(sixteen_scaled / one - 1) < 0.1)
-
-# %%
-figure = plots.loss_curves(curves, title="The same 8,192 images, other batches and rates")
-figure.axes[0].set(xlabel="images seen, in units of 1,024", ylabel="test loss", ylim=(0, 3.2))
-plt.show()
-
-# %% [markdown]
-# *Four ranks with the old rate lag far behind. Four ranks with four times the rate follow the curve
-# of one rank. Sixteen ranks with sixteen times the rate jump up and down.*
-#
-# This is the **linear scaling rule**: batch times k, rate times k ([Goyal et al.
-# 2017](https://arxiv.org/abs/1706.02677), section 2.1). It is a rule of thumb with a limit. Where k
-# steps of the small run would have changed the gradient a lot, one step k times as long overshoots.
-# Warming the rate up over the first epochs moves the limit (section 2.2 there).
-#
-# ### BatchNorm looks at its own rank only
-#
-# The contract has a condition: the loss of a row must not depend on the other rows. **Batch
-# normalisation** breaks it. It subtracts the mean of the batch, and a rank sees its share only.
-
-
-# %%
-def normalised(normalisation):
-    torch.manual_seed(0)
-    layers = nn.Flatten(), nn.Linear(784, 50), normalisation(50), nn.ReLU(), nn.Linear(50, 10)
-    return nn.Sequential(*layers).to(hardware.device())
-
-
-def gradient_and_buffers(rank, normalisation):
-    model = DDP(normalised(normalisation))
-    loss_of(model, my_batches(rank, dist.get_world_size())[0]).backward()
-    return flat(p.grad for p in model.parameters()), flat([torch.zeros(1), *model.buffers()])
-
-
-# %%
-for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
-    model = normalised(normalisation)
-    loss_of(model, whole[0]).backward()
-    reference = flat(p.grad for p in model.parameters())
-    gradients, buffers = zip(*launch(gradient_and_buffers, 4, normalisation))
-    print(f"{normalisation.__name__}: gradient as alone: {equal(reference, gradients)}")
-    print("    same buffers on all ranks:", equal(buffers[0], buffers))
-
-# %% [markdown]
-# Layer normalisation works within a row and keeps the contract. With batch normalisation the
-# gradient is a different one, and each rank has its own running mean and variance. DDP copies rank 0's
-# buffers to all at the start of the next forward, so what ranks 1 to 3 have seen is lost
-# (`broadcast_buffers=True`).
-#
-# Is that bad? With large shares, hardly. With a few rows a rank, statistics become noise. The
-# repair is to all-reduce the sums inside the layer: on GPUs
-# `nn.SyncBatchNorm.convert_sync_batchnorm(model)` does it, at the price of one more collective in
-# forward and one in backward for every such layer. The sums are all it needs:
-
-
-# %%
-def batch_mean(rank):
-    rows = images[my_batches(rank, dist.get_world_size())[0]].flatten(1).to(hardware.device())
-    total = torch.cat([rows.sum(0), torch.tensor([len(rows)], device=rows.device)])
-    dist.all_reduce(total)
-    return total[:-1] / total[-1]
-
-
-reference = images[whole[0]].flatten(1).mean(0)
-print("mean of the global batch on every rank:", equal(reference, launch(batch_mean, 4)))
+# cost of an all-reduce many times. In section 7 you move the size and see what is hidden; the
+# further notebook has the same two ways on the clock.
 
 # %% [markdown]
 # ## 5. Break it: mistakes that train, and mistakes that hang
@@ -1087,7 +816,6 @@ print("same as alone with twice the rate:", equal(train_alone(2 * LEARNING_RATE)
 # constant factor cancels. If you test with Adam, you do not find this bug. That is why the contract
 # is stated for SGD. The repair is the division. With NCCL, `op=dist.ReduceOp.AVG` adds and divides
 # in one call.
-
 
 # %%
 adam = (start_like_rank_0, torch.optim.Adam, 0.001)
@@ -1166,14 +894,16 @@ def validate_together(rank):
 _ = launch(validate_together, 2)
 
 # %% [markdown]
-# The uneven batches of section 4 hung for the same reason: a partner did not come, there because it
-# had left the training loop.
+# Uneven batches hang for the same reason: a partner does not come, there because it has left the
+# training loop. The further notebook shows that, and `Join`, which repairs it.
 #
 # ### A missing `set_epoch`
 #
 # A `DataLoader` with a `DistributedSampler` does shuffle. Does it shuffle anew in each epoch?
 
 # %%
+from torch.utils.data import DataLoader
+
 sampler = DistributedSampler(range(10_000), num_replicas=2, rank=0)
 loader = DataLoader(range(10_000), batch_size=5, sampler=sampler)
 forgotten = [next(iter(loader)).tolist() for epoch in range(3)]
@@ -1190,78 +920,6 @@ print("remembered:", remembered)
 # Without `set_epoch` every epoch has the same batches in the same order, and each row always meets
 # the same neighbours. Nothing warns you.
 #
-# ### A parameter that the loss does not use
-#
-# The network below has two heads. Rank 0 trains the one for digits, rank 1 the one for odd and
-# even. DDP waits for the gradients of all parameters, and on each rank some never come.
-
-
-# %%
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(784, 20)
-        self.digit = nn.Linear(20, 10)
-        self.parity = nn.Linear(20, 2)
-
-    def forward(self, images, head):
-        return getattr(self, head)(torch.relu(self.body(images.flatten(1))))
-
-
-def train_two_heads(rank, find_unused=False):
-    torch.manual_seed(0)
-    device = hardware.device()
-    model = DDP(TwoHeads().to(device), find_unused_parameters=find_unused)
-    head, targets = [("digit", labels), ("parity", labels % 2)][rank]
-    for rows in my_batches(rank, 2)[:2]:
-        model.zero_grad()
-        output = model(images[rows].to(device), head)
-        cross_entropy(output, targets[rows].to(device)).backward()
-    return model.module.parity.weight.grad.cpu()
-
-
-def error_of_two_heads(rank):
-    try:
-        train_two_heads(rank)
-    except RuntimeError as error:
-        return str(error)
-
-
-errors = launch(error_of_two_heads, 2)
-print(errors[0].split(". ")[0])
-for error in errors:
-    print(next(line for line in error.splitlines() if line.startswith("Parameter indices")))
-
-# %% [markdown]
-# The error comes one step late, at the second forward: only then does DDP see that the first step
-# never finished. The full text is longer and offers you `find_unused_parameters=True`. First name
-# the parameters. The numbers are positions in `model.parameters()`.
-
-# %%
-names = [name for name, _ in TwoHeads().named_parameters()]
-print("unused on rank 0:", names[4:6])
-print("unused on rank 1:", names[2:4])
-
-# %% [markdown]
-# `find_unused_parameters=True` makes DDP walk through the graph after every forward and count
-# missing gradients as zeros. It costs that walk and one more small all-reduce in every step, so do
-# not set it as a charm. Set it where the graph really changes. And know what it gives you.
-# **Predict:** rank 1 alone trained the head for odd and even. Which part of its gradient arrives?
-
-
-# %%
-def own_gradient():
-    torch.manual_seed(0)
-    model = TwoHeads()
-    rows = my_batches(1, 2)[1]  # rank 1, second step
-    cross_entropy(model(images[rows], "parity"), labels[rows] % 2).backward()
-    return model.parity.weight.grad
-
-
-averaged = launch(train_two_heads, 2, True)
-print("half of rank 1's gradient on both ranks:", equal(own_gradient() / 2, averaged))
-
-# %% [markdown]
 # ### Padded duplicates in an evaluation
 #
 # Ten test images on four ranks. Suppose the model is right on images 0, 1 and 8, so its accuracy is
@@ -1372,7 +1030,7 @@ print("the ranks end with the same model:", equal(first, [second]))
 # ## 6. Exercises: write the parts of DDP yourself
 
 # %% [markdown]
-# Five parts of DDP, from the few lines at its heart to the machinery around them. Every answer runs
+# Four parts of DDP. A fifth, 3.4, the machinery that overlaps, stands in the further notebook. Every answer runs
 # on real ranks: `check` starts them, hands your code fresh random tensors and awkward models, and
 # prints one line per requirement. `hint("3.1")` prints the next of three hints. Wherever your code
 # runs, the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work.
@@ -1489,133 +1147,6 @@ def shard_indices(length: int, rank: int, world_size: int, epoch: int, seed: int
 check("3.3", shard_indices)
 
 # %% [markdown]
-# ### 3.4 DDP that overlaps (5 points)
-#
-# With `average_gradients`, the network rests while backward runs, and then every rank rests while the
-# network works. DDP starts earlier. Backward computes the last layer's gradients first. As soon as a
-# **bucket** of gradients is complete, DDP starts its all-reduce with `async_op=True` and lets
-# backward go on. Communication hides behind the computation that remains.
-#
-# Three things decide whether the result is right.
-#
-# * **Order.** All ranks start the same all-reduces in the same order, even if on one rank the
-#   gradients are ready in a different order, or some do not come at all.
-# * **Unused parameters.** A bucket with a parameter that the loss did not use never fills by itself.
-#   Where only some ranks used a parameter, its gradient counts as zero on the others. Where none
-#   did, its `.grad` stays `None`.
-# * **Accumulation.** Under `no_sync()` every rank adds up its own gradients and sends nothing. The
-#   next backward outside averages the whole sum.
-#
-# `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called each time
-# that backward has finished this parameter's `.grad`.
-
-
-# %% nbgrader={"grade_id": "3.4", "solution": true}
-class OverlappedDDP(nn.Module):
-    """Averages the gradients of `module` over all ranks while backward is still running.
-
-    Constructed on every rank around modules of the same architecture. After construction every rank
-    has rank 0's parameters and buffers. One step of training:
-
-        loss_function(model(inputs), targets).backward()
-        model.finish_gradient_synchronization()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    Gradients travel in buckets of at most `bucket_bytes` bytes, the last layer's first; a larger
-    parameter has a bucket to itself. Parameters that are frozen at construction are left alone.
-    Built from hooks and collectives, without DistributedDataParallel.
-    """
-
-    def __init__(self, module: nn.Module, bucket_bytes: int = 25 * 2**20) -> None:
-        """Broadcasts rank 0's parameters and buffers, and prepares the buckets and hooks."""
-        super().__init__()
-        self.module = module
-        ### BEGIN SOLUTION
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
-        self.synchronize = True
-        self.buckets: list[SimpleNamespace] = []  # in the order in which backward fills them
-        group, size = [], 0
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            full = size + parameter.nbytes > bucket_bytes
-            if group and (full or parameter.dtype != group[0].dtype):
-                self._add_bucket(group)
-                group, size = [], 0
-            group.append(parameter)
-            size += parameter.nbytes
-        if group:
-            self._add_bucket(group)
-
-    def _add_bucket(self, parameters: list[nn.Parameter]) -> None:
-        # One flat buffer: the gradients, then for each parameter how many ranks have a gradient.
-        sizes = [parameter.numel() for parameter in parameters]
-        buffer = parameters[0].new_empty(sum(sizes) + len(sizes))
-        *parts, users = buffer.split([*sizes, len(sizes)])
-        views = [part.view_as(parameter) for part, parameter in zip(parts, parameters)]
-        bucket = SimpleNamespace(parameters=parameters, buffer=buffer, views=views, users=users)
-        bucket.missing, bucket.work = len(parameters), None
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, bucket))
-        self.buckets.append(bucket)
-
-    def _gradient_ready(self, bucket: SimpleNamespace, parameter: nn.Parameter) -> None:
-        if not self.synchronize:
-            return
-        if bucket.work is not None:
-            raise RuntimeError("backward() again before finish_gradient_synchronization().")
-        bucket.missing -= 1
-        for following in self.buckets:  # in order: the buckets must match on all ranks
-            if following.missing:
-                break
-            if following.work is None:
-                self._start(following)
-
-    def _start(self, bucket: SimpleNamespace) -> None:
-        bucket.users.copy_(torch.tensor([p.grad is not None for p in bucket.parameters]))
-        for parameter, view in zip(bucket.parameters, bucket.views):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                torch.div(parameter.grad, dist.get_world_size(), out=view)
-                parameter.grad = view  # the mean arrives in place: nothing to copy back
-        bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
-        ### END SOLUTION
-
-    def forward(self, *inputs, **keywords):
-        return self.module(*inputs, **keywords)
-
-    def finish_gradient_synchronization(self) -> None:
-        """Returns when every gradient is the mean over all ranks; call it before the optimizer."""
-        ### BEGIN SOLUTION
-        for bucket in self.buckets:
-            if bucket.work is None:  # a parameter was not used
-                self._start(bucket)
-        for bucket in self.buckets:
-            bucket.work.wait()
-            bucket.missing, bucket.work = len(bucket.parameters), None
-            for parameter, view, users in zip(bucket.parameters, bucket.views, bucket.users):
-                if parameter.grad is None and users > 0:  # used, but on other ranks only
-                    parameter.grad = view
-        ### END SOLUTION
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Within `with model.no_sync():`, backward adds up local gradients and sends nothing. Behind
-        it, also if an exception has ended the block, all is as before."""
-        ### BEGIN SOLUTION
-        self.synchronize = False
-        try:
-            yield
-        finally:
-            self.synchronize = True
-        ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "3.4-check", "grade": true, "points": 5, "locked": true}
-check("3.4", OverlappedDDP)
-
-# %% [markdown]
 # ### 3.5 Evaluate every image once (3 points)
 #
 # `DistributedSampler` repeats samples so that the ranks' shares are equal. For training this does
@@ -1706,8 +1237,10 @@ print("formula and schedule agree:", all(agree))
 # * Make the buckets very small and raise the start-up cost. Then make them very large. The best
 #   size lies between.
 
-
 # %%
+from course_utils import explore
+
+
 def draw_overlap(world_size, million_parameters, bucket_MB, GB_per_s, backward_ms, startup_us):
     buckets = max(1, round(4 * million_parameters / bucket_MB))
     traffic = 2 * (world_size - 1) / world_size * 4 * million_parameters / buckets  # MB
@@ -1740,33 +1273,6 @@ explore.Explorer(
 # *At the start, the upper bar is backward. Under it four all-reduces follow each other, and each
 # one begins when its quarter of backward is done. The grey stripe at the right is the part of the
 # last all-reduce that nothing hides.*
-
-# %% [markdown]
-# And the figure to remember: the exposed time against the size of the buckets, for 25 million
-# parameters, 8 ranks, 10 GB/s and 40 ms of backward, with three start-up costs.
-
-# %%
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
-sizes = [0.25 * 1.25**i for i in range(28)]  # MB, from 0.25 to 103
-for startup_us in (100, 300, 1000):
-    exposed = []
-    for size in sizes:
-        k = max(1, round(100 / size))
-        exposed.append(exposed_ms(k, 40, startup_us / 1000 + 2 * 7 / 8 * 100 / k / 10))
-    ax.loglog(sizes, exposed, label=f"start-up cost {startup_us} µs")
-    best = sizes[exposed.index(min(exposed))]
-    print(f"start-up cost {startup_us} µs: best {best:.1f} MB, exposed {min(exposed):.1f} ms")
-ax.set(xlabel="bucket size (MB)", ylabel="exposed (ms)", title="Neither tiny nor huge (simulated)")
-ax.set_xticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
-ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-ax.minorticks_off()
-ax.legend()
-plt.show()
-
-# %% [markdown]
-# *Each curve falls steeply while the buckets queue up, reaches its best size, and rises slowly,
-# because the last bucket grows. The higher the start-up cost, the larger the best bucket and the
-# more remains exposed.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same script under torchrun
@@ -1838,18 +1344,13 @@ print("torchrun's two ranks as alone:", equal(alone, [flat(saved.values())]))
 #
 # * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB
 #   2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704): section 3.2 gradient reduction,
-#   buckets and overlap, section 3.2.4 accumulation.
+#   buckets and overlap.
 # * P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
 #   workstations*, Journal of Parallel and Distributed Computing 69, 2009: the lower bound and the
 #   ring.
-# * P. Goyal et al., *Accurate, Large Minibatch SGD*, 2017, [arXiv
-#   1706.02677](https://arxiv.org/abs/1706.02677), sections 2.1 and 2.2.
-# * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv
-#   1502.03167](https://arxiv.org/abs/1502.03167), section 3.
 # * PyTorch:
 #   [`DistributedDataParallel`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
 #   [DDP design note](https://docs.pytorch.org/docs/stable/notes/ddp.html),
 #   [`torch.distributed`](https://docs.pytorch.org/docs/stable/distributed.html),
 #   [`DistributedSampler`](https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler),
-#   [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html),
 #   [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html).

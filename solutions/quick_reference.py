@@ -2,7 +2,8 @@
 # # Quick reference
 #
 # What the course explains, in tables: which parallelism when, the formulas, the messages and what to do, the
-# words. Each row names the chapter that derives, measures or explains it: 03: 3 is chapter 3, section 3.
+# words. Each row names the chapter that derives, measures or explains it: 03: 3 is
+# section 3 of chapter 3, and 03 further: 4 section 4 of the notebook that goes beyond it.
 
 # %% [markdown]
 # ## Which parallelism when
@@ -113,7 +114,7 @@ plt.show()
 # | share lost: saving takes c, recovery r, every x | `c / x + (x / 2 + r) / M` | 09: 3, *How often to save* | Young 1974 |
 # | best interval between checkpoints | `sqrt(2 * c * M)` | 09: 3, *How often to save* | Young 1974 |
 #
-# Two rules of thumb: k times the batch, k times the learning rate (03: 4, *Batch size and learning rate*), and four
+# Two rules of thumb: k times the batch, k times the learning rate (03 further: 4, *Batch size and learning rate*), and four
 # micro-batches a stage keep the bubble at a fifth of the time (05: 3, *The bubble*).
 
 # %% [markdown]
@@ -147,7 +148,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *finished without sending it*, or *finished without receiving it* | a `recv` without a `send`, or the other way round; often a wrong rank number | pair them: who sends to whom, how often | 01: 5 |
 # | *waits in* ... *to rank* on both sides | both send first, or both receive first | let one of them begin with the other call | 05: 5 |
 # | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07: 5 |
-# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03: 4 |
+# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03 further: 4 |
 # | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
 # | *called destroy\_process\_group while other ranks still communicated* | a rank was done before the others, or left out a call | call it last on all ranks; look at the line in which the others waited | |
 # | *was running* ... *when the time was up (timeout=* | an endless loop, or work that takes longer than the limit | look at the quoted line; if it only needs longer, `launch(..., timeout=300)` | |
@@ -189,7 +190,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *Error(s) in loading state_dict*, keys with `module.` | the checkpoint is of the wrapper: save `model.module.state_dict()` | 02: 5 |
 # | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 2 |
 # | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 2 |
-# | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03: 5 |
+# | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03 further: 5 |
 # | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04: 5 |
 # | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04: 5, 06: 5 |
 # | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04: 5 |
@@ -242,7 +243,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
 # | backend | the library that moves the bytes of a process group | [03](03_ddp.ipynb) |
 # | balanced | cut so that all stages take equally long | [04](04_manual_split.ipynb) |
-# | batch normalisation | a layer that uses mean and spread of the batch, so that a row's result depends on the other rows | [03](03_ddp.ipynb) |
+# | batch normalisation | a layer that uses mean and spread of the batch, so that a row's result depends on the other rows | [03](03_ddp_further.ipynb) |
 # | batch sampler | what yields the lists of indices that make the batches of a `DataLoader` | [09](09_elastic.ipynb) |
 # | block | an attention and an MLP with their norms: what a transformer repeats | [06](06_tensor_parallel.ipynb) |
 # | broadcast | a collective: one rank's tensor goes to all | [03](03_ddp.ipynb) |
@@ -281,7 +282,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | global interpreter lock | the lock that lets one thread of a process at a time run Python code; GIL | [02](02_data_parallel.ipynb) |
 # | gloo | the backend between CPUs | [03](03_ddp.ipynb) |
 # | GPipe | a schedule: all forward passes, then all backward passes | [05](05_pipeline.ipynb) |
-# | gradient accumulation | several backward passes before one update | [03](03_ddp.ipynb) |
+# | gradient accumulation | several backward passes before one update | [03](03_ddp_further.ipynb) |
 # | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel.ipynb) |
 # | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline.ipynb) |
 # | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
@@ -299,7 +300,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | keys | what the tokens offer, to be compared with a query | [04](04_manual_split.ipynb) |
 # | last call | the time that a rendezvous waits for more nodes once there are enough | [09](09_elastic.ipynb) |
 # | latency | the time from an order to its delivery | [01](01_factory.ipynb) |
-# | linear scaling rule | k times the batch, k times the learning rate | [03](03_ddp.ipynb) |
+# | linear scaling rule | k times the batch, k times the learning rate | [03](03_ddp_further.ipynb) |
 # | logits | the scores before a softmax | [02](02_data_parallel.ipynb) |
 # | master copy | the parameters in 32 bits, beside those in 16 | [08](08_fsdp.ipynb) |
 # | maximum | the most nodes that a run takes | [09](09_elastic.ipynb) |
@@ -346,7 +347,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
 # | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel.ipynb) |
-# | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp.ipynb) |
+# | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
 # | shard | a rank's piece of a tensor | [06](06_tensor_parallel.ipynb) |
 # | sharded | cut, with one piece on each rank | [06](06_tensor_parallel.ipynb) |
 # | silently untied | of two uses of one matrix: they became two matrices, and nothing says so | [04](04_manual_split.ipynb) |

@@ -5,10 +5,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from course_utils import chapters
 from course_utils.checks.catalogue import root
 
 PAGE = root() / "solutions" / "quick_reference.py"
-PLACE = re.compile(r"(\d\d): (\d)(?:, \*(.+?)\*)?")
+# a chapter's section, and a heading there: in its lesson, or in the notebook that goes further
+PLACE = re.compile(r"(\d\d(?: further)?): (\d)(?:, \*(.+?)\*)?")
 
 
 def prose(source: Path) -> str:
@@ -39,9 +41,11 @@ def formulas() -> list[list[str]]:
     return [*table("what", "bytes"), *table("what", "how many"), *table("what", "formula")]
 
 
-def chapter(number: str) -> Path:
-    (found,) = (root() / "solutions").glob(f"{number}_*.py")
-    return found
+def chapter(name: str) -> Path:
+    """The source of a lesson, "03", or of what goes beyond it, "03 further"."""
+    number, *further = name.split()
+    found = chapters.chapter(number)
+    return found.further if further else found.lesson
 
 
 def sections(number: str) -> dict[str, list[str]]:

@@ -13,13 +13,15 @@ import sys
 import time
 from pathlib import Path
 
+from course_utils.chapters import chapter
+
 ROOT = Path(__file__).parents[1]
 CELL_TIMEOUT = 3600  # seconds: with 32 learners on two cores, a cell that takes 10 s takes 160
 
 
 def learner(chapters: list[str]) -> subprocess.Popen:
     """Starts a learner, who runs these notebooks one after the other."""
-    notebooks = [next((ROOT / "solutions").glob(f"{chapter}_*.ipynb")) for chapter in chapters]
+    notebooks = [ROOT / "solutions" / f"{chapter(n).title}.ipynb" for n in chapters]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval"]
     return subprocess.Popen(
         [*command, f"--nbval-cell-timeout={CELL_TIMEOUT}", *notebooks],

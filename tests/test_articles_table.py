@@ -1,14 +1,16 @@
 """CONTRIBUTING.md says where each example of the articles went: the places that it names exist."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from course_utils.checks.catalogue import exercises, root
+from tests.reference_page import chapter as source_of
 
 # "04: ...", a heading in italics, "exercise 4.1", "exercises 2.1 to 2.4" or "2.1 and 2.2"
-PLACE = re.compile(r"(\d\d): |\*([^*]+)\*|exercises? (\d+\.\d+)(?: (?:to|and) (\d+\.\d+))?")
+PLACE = re.compile(
+    r"(\d\d(?: further)?): |\*([^*]+)\*|exercises? (\d+\.\d+)(?: (?:to|and) (\d+\.\d+))?"
+)
 
 
 def rows():
@@ -19,8 +21,7 @@ def rows():
 
 
 def headings(chapter: str) -> list[str]:
-    (source,) = (root() / "solutions").glob(f"{chapter}_*.py")
-    return re.findall(r"(?m)^# ##+ (.+)$", Path(source).read_text(encoding="utf-8"))
+    return re.findall(r"(?m)^# ##+ (.+)$", source_of(chapter).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("example", "places"), rows())

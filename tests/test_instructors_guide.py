@@ -26,6 +26,14 @@ def test_every_exercise_has_one_level_with_its_name_and_points() -> None:
     )
 
 
+def test_the_levels_are_those_of_the_exercises() -> None:
+    columns = {}
+    for row in re.findall(r"(?m)^\| \d\d \|(.*)\|$", LEVELS):
+        for kind, cell in zip(("first", "core", "stretch"), row.split("|"), strict=True):
+            columns |= dict.fromkeys(re.findall(r"(\d+\.\d+) `", cell), kind)
+    assert columns == {e.id: e.kind for e in exercises()}
+
+
 @pytest.mark.parametrize(("chapter", "exercise", "name"), MISTAKES)
 def test_a_wrong_answer_of_the_guide_is_in_the_library(chapter, exercise, name) -> None:
     assert exercise.startswith(f"{int(chapter)}.")

@@ -3,9 +3,13 @@
 import re
 from pathlib import Path
 
+import limits
 import minutes
 import pytest
 from source import Cell, read_source
+
+from course_utils import chapters
+from course_utils.checks.catalogue import exercises
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = "word " * 100
@@ -31,11 +35,84 @@ def test_the_lesson_leaves_the_exercises_out() -> None:
     assert [cell.source for cell in kept] == ["## 5. Break it", "a", "## 7. See", "c"]
 
 
-def test_the_readme_says_what_is_computed() -> None:
-    said = re.findall(
-        r"^\| `(\d\d_\w+)` \| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    sources = sorted((ROOT / "solutions").glob("[0-9][0-9]_*.py"))
-    computed = {s.stem: minutes.minutes(minutes.lesson(read_source(s))) for s in sources}
-    expected = {name: f"{time:.0f}" for name, time in computed.items()}
-    assert dict(said) == expected, "tools/minutes.py prints the table"
+def test_what_is_kept_and_what_the_pages_say_is_what_the_sources_give() -> None:
+    assert not list(minutes.problems(ROOT)), "run `python tools/minutes.py write`"
+    table = minutes.kept(ROOT)
+    for page in ("README.md", "INSTRUCTORS.md"):
+        text = (ROOT / page).read_text()
+        for chapter in chapters.chapters():
+            row = re.search(rf"(?m)^\| `{chapter.title}` \|(.*)$", text)
+            lesson = table[chapter.title]
+            assert row and f" {lesson['read'] + lesson['run']} | {lesson['exercises']} |" in row[1]
+
+
+def test_another_number_in_a_page_is_a_problem(tmp_path: Path) -> None:
+    for name in ("README.md", "INSTRUCTORS.md", "solutions", "course_utils"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "README.md").unlink()
+    text = (ROOT / "README.md").read_text()
+    (tmp_path / "README.md").write_text(re.sub(r"(`03_ddp` \|) \d+", r"\1 7", text))
+    assert list(minutes.problems(tmp_path)) == [
+        "README.md says other minutes: run `python tools/minutes.py write`."
+    ]
+
+
+@pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.id)
+def test_an_exercise_has_its_minutes_and_its_kind(exercise) -> None:
+    number = f"{int(exercise.id.split('.')[0]):02d}"
+    assert exercise.minutes == minutes.estimates(ROOT, number)[exercise.id] > 0
+    assert exercise.kind in ("first", "core", "stretch")
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "after"),
+    [(None, 61, 2), (None, 3, 1), (2, 61, 2), (2, 148, 2), (2, 40, 2), (2, 152, 3), (2, 29, 1)],
+)
+def test_some_seconds_change_nothing(tmp_path, monkeypatch, before, seconds, after) -> None:
+    monkeypatch.setattr(minutes, "_share", lambda: 1.0)
+    (tmp_path / "course_utils").mkdir()
+    if before:
+        minutes._keep(tmp_path, {"09_tiny": {"read": 5, "run": before}})
+    assert minutes.ran(tmp_path, "09_tiny", seconds) == (after != before)
+    assert minutes.kept(tmp_path)["09_tiny"]["run"] == after
+
+
+# --- what is too much --------------------------------------------------------------------------
+
+LESSON = minutes.Minutes(40, 2, 100)
+
+
+def lines(count: int, first: str = "x = 1") -> Cell:
+    return Cell("code", "\n".join([first, *["x = 1"] * (count - 1)]), 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "time", "problem"),
+    [
+        ("12_tiny", [lines(20)], LESSON, None),
+        ("12_tiny", [lines(30), lines(30)], LESSON, None),
+        ("12_tiny", [lines(31)], LESSON, "this cell has 31 lines, and a cell holds one idea"),
+        ("12_tiny", [lines(21)] * 3, LESSON, "this cell has 21 lines"),
+        ("12_tiny", [lines(60, "%%writefile train.py")], LESSON, None),
+        ("12_tiny", [lines(61, "%%writefile train.py")], LESSON, "a script has at most 60"),
+        ("12_tiny", [Cell("code", ANSWER, 7, nbgrader={"solution": True})], LESSON, None),
+        ("12_tiny", [], minutes.Minutes(58.2, 1, 9), None),
+        ("12_tiny", [], minutes.Minutes(58.2, 2, 9), "this lesson takes 61 minutes"),
+        ("12_tiny_further", [], minutes.Minutes(99, 2, 9), None),
+        ("00_tiny", [], minutes.Minutes(15, 1, 4), None),
+        ("00_tiny", [], minutes.Minutes(15, 1, 5), "the first chapter takes 21 minutes"),
+    ],
+)
+def test_what_is_too_much_is_refused(name, cells, time, problem) -> None:
+    found = [sentence for _, sentence in limits.problems(name, cells, time)]
+    assert not found if problem is None else problem in found[0] and len(found) == 1
+
+
+def test_only_chapters_that_exist_wait_to_be_cut() -> None:
+    names = {name for chapter in chapters.chapters() for name in chapter.notebooks}
+    assert limits.UNCUT <= names
+    for name in limits.UNCUT:
+        cells = read_source(ROOT / "solutions" / f"{name}.py")
+        assert any(limits.refused(name, cells, minutes.of(ROOT, name, cells))), (
+            f"{name} is within the limits: take it out of UNCUT"
+        )

@@ -15,7 +15,8 @@ from copies import make_copy
 from source import read_source
 
 from course_utils.checks import examine, load_answer
-from course_utils.checks.catalogue import exercises, root
+from course_utils.checks.answers import source_of
+from course_utils.checks.catalogue import exercises
 from course_utils.checks.framework import attempt
 from course_utils.checks.guard import undisturbed
 from course_utils.checks.learner import render
@@ -27,19 +28,19 @@ SEED = os.environ.get("COURSE_SEED", "0")
 
 
 @functools.cache
-def cells_of(chapter):
-    return read_source(next((root() / "solutions").glob(f"{chapter:02d}_*.py")))
+def cells_of(source):
+    return read_source(source)
 
 
 @pytest.fixture(scope="session")
 def learners_copy(tmp_path_factory):
-    """A function from chapter to the learner's notebook, as the builder makes it, not executed."""
+    """A function from a source to the learner's notebook, as the builder makes it, not executed."""
     folder = tmp_path_factory.mktemp("learner")
 
     @functools.cache
-    def copy(chapter):
-        path = folder / f"{chapter:02d}.ipynb"
-        nbformat.write(make_copy(cells_of(chapter), "", solved=False), path)
+    def copy(source):
+        path = folder / f"{source.stem}.ipynb"
+        nbformat.write(make_copy(cells_of(source), "", solved=False), path)
         return path
 
     return copy
@@ -61,12 +62,16 @@ def class_of(exercise):
 
         def test_the_notebook_has_the_same_name_and_points(self):
             id = f"{exercise.id}-check"
-            [cell] = [c for c in cells_of(chapter) if c.nbgrader.get("grade_id") == id]
+            [cell] = [
+                c for c in cells_of(source_of(exercise.id)) if c.nbgrader.get("grade_id") == id
+            ]
             assert cell.nbgrader["points"] == exercise.points
             assert cell.source == f'check("{exercise.id}", {exercise.name})'
 
         def test_unanswered_it_says_so(self, learners_copy):
-            outcome = examine(exercise.id, load_answer(exercise.id, learners_copy(chapter)))
+            outcome = examine(
+                exercise.id, load_answer(exercise.id, learners_copy(source_of(exercise.id)))
+            )
             assert render(outcome) == f"{exercise.id} {exercise.name}: not attempted yet"
 
         def test_the_solution_passes(self, record_property):

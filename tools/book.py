@@ -17,25 +17,27 @@ from pathlib import Path
 
 import nbformat
 
+from course_utils.chapters import chapters as lessons
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "book" / "pages"
 HTML = PAGES.parent / "html"
 # what may hold "chapter 6" or "06: 3", its section 3, and must stay as it is: code, a link, a heading
 FIXED = r"```.*?```|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|^#.*?$"
 MENTION = re.compile(
-    rf"(?P<fixed>{FIXED})|\b([Cc]hapter (?P<number>\d\d?)|(?P<row>\d\d): \d)\b",
+    rf"(?P<fixed>{FIXED})|\b([Cc]hapter (?P<number>\d\d?)|(?P<row>\d\d)(?P<beyond> further)?: \d)\b",
     re.MULTILINE | re.DOTALL,
 )
 
 
 def linked(text: str, chapters: dict[str, str], own: str) -> str:
-    """Markdown in which every mention of another chapter leads to it."""
+    """Markdown in which every mention of another chapter leads to its lesson, or beyond it."""
 
     def link(found: re.Match) -> str:
         if found["fixed"]:
             return found[0]
-        number = str(int(found["number"] or found["row"]))
-        if number == own or number not in chapters:
+        number = str(int(found["number"] or found["row"])) + (found["beyond"] or "")
+        if chapters.get(number, own) == own:
             return found[0]
         return f"[{found[0]}]({chapters[number]})"
 
@@ -48,19 +50,17 @@ def write_pages(pages: Path) -> None:
     shutil.copytree(ROOT / "book", pages)
     shutil.copytree(ROOT / "notebooks" / "images", pages / "images")
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    chapters = {_number(path): path.name for path in notebooks if _number(path)}
+    chapters = {
+        str(each.number) + beyond: f"{name}.ipynb"
+        for each in lessons(ROOT)
+        for name, beyond in zip(each.notebooks, ("", " further"))
+    }
     for path in notebooks:
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
-                cell.source = linked(cell.source, chapters, own=_number(path))
+                cell.source = linked(cell.source, chapters, own=path.name)
         nbformat.write(notebook, pages / path.name)
-
-
-def _number(path: Path) -> str:
-    """The number of a chapter, "3"; empty for the quick reference, which has none."""
-    digits = path.name[:2]
-    return str(int(digits)) if digits.isdigit() else ""
 
 
 def build(html: Path) -> int:

@@ -1,20 +1,67 @@
-"""How long a chapter takes to read, computed from its text and not claimed.
+"""How long the notebooks take, computed and not claimed.
 
-python tools/minutes.py          the minutes of each chapter, without and with its exercises' texts
+python tools/minutes.py          the table: reading, running and exercises of each notebook
+python tools/minutes.py write    put it into course_utils/minutes.json, the README and the guide
 
-200 words of prose a minute, 20 lines of code; of imports and of scripts, which one skims, 60. The
-time that an exercise takes to solve is not in it.
+Reading: 200 words of prose a minute, 20 lines of code; of imports, of drawing and of scripts, which
+one skims, 60. What stands under "Exercises" counts as the exercises' time, which is their authors'
+estimate (`Exercise(minutes=...)`). Running is measured when a notebook is built, in whole minutes,
+and kept in course_utils/minutes.json: a build that is some seconds faster changes nothing.
 """
 
+import ast
+import json
+import math
+import os
 import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from source import Cell, read_source
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from course_utils import chapters
+
 WORDS, LINES, SKIMMED = 200, 20, 60  # a minute
-IMPORT = re.compile(r"(from \S+ )?import ")
+SLACK = 0.5  # minutes by which a build must leave the minute that is kept, to change it
+TABLE = Path("course_utils/minutes.json")
+SKIM = re.compile(r"\s*(from \S+ )?import |.*\b(plt|plots|figures?|ax|axes)\b")
+Table = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class Minutes:
+    """Of one notebook. `read` is the text and the code without the part "Exercises", whose time,
+    solving included, is `exercises`."""
+
+    read: float
+    run: int
+    exercises: int
+
+    @property
+    def lesson(self) -> int:
+        """Reading and running, in whole minutes."""
+        return math.ceil(self.read) + self.run
+
+    def line(self) -> str:
+        """What stands under the title of the notebook."""
+        said = f"Read and run: {self.lesson} minutes."
+        return f"{said} Exercises: {self.exercises} minutes." if self.exercises else said
+
+
+def of(root: Path, name: str, cells: list[Cell]) -> Minutes:
+    """The minutes of a notebook whose source has these cells."""
+    estimated = estimates(root, name[:2])
+    asked = [c.nbgrader["grade_id"] for c in cells if c.is_answer and "grade_id" in c.nbgrader]
+    exercises = sum(estimated.get(id, 0) for id in asked)
+    return Minutes(minutes(lesson(cells)), kept(root).get(name, {}).get("run", 1), exercises)
+
+
+# --- reading -----------------------------------------------------------------------------------
 
 
 def minutes(cells: list[Cell]) -> float:
@@ -23,7 +70,7 @@ def minutes(cells: list[Cell]) -> float:
 
 
 def lesson(cells: list[Cell]) -> list[Cell]:
-    """The cells of a chapter without its part "Exercises"."""
+    """The cells of a notebook without its part "Exercises"."""
     kept, inside = [], False
     for cell in cells:
         heading = re.match(r"## (.*)", cell.source) if cell.kind == "markdown" else None
@@ -40,18 +87,133 @@ def _of_prose_or_code(cell: Cell) -> float:
         lines = lines[: next(i for i, line in enumerate(lines) if "BEGIN SOLUTION" in line)]
     if lines and lines[0].startswith("%%writefile"):
         return len(lines) / SKIMMED
-    imports = sum(bool(IMPORT.match(line)) for line in lines)
-    return imports / SKIMMED + (len(lines) - imports) / LINES
+    skimmed = sum(bool(SKIM.match(line)) for line in lines)
+    return skimmed / SKIMMED + (len(lines) - skimmed) / LINES
 
 
-def main() -> int:
-    """Print a line a chapter."""
-    print("chapter                lesson  with the exercises' texts")
-    for path in sorted((ROOT / "solutions").glob("[0-9][0-9]_*.py")):
-        cells = read_source(path)
-        print(f"{path.stem:<22} {minutes(lesson(cells)):6.0f}  {minutes(cells):6.0f}")
+# --- exercises ---------------------------------------------------------------------------------
+
+
+def estimates(root: Path, number: str) -> dict[str, int]:
+    """The minutes of a chapter's exercises, as the text of their registration says: nothing is
+    imported, so a build asks for them in no time."""
+    found = {}
+    for path in _registrations(root, number):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Exercise":
+                said = [k.value for k in node.keywords if k.arg == "minutes"]
+                found[ast.literal_eval(node.args[0])] = ast.literal_eval(said[0]) if said else 0
+    return found
+
+
+def _registrations(root: Path, number: str) -> Iterator[Path]:
+    yield from (root / "course_utils" / "checks").glob(f"ch{number}.py")
+
+
+# --- the table that is kept --------------------------------------------------------------------
+
+
+def kept(root: Path) -> Table:
+    """The table as the last build left it."""
+    path = root / TABLE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def ran(root: Path, name: str, seconds: float) -> bool:
+    """Notes how long a notebook ran, beside whatever else this machine did; returns whether that
+    changed its minutes."""
+    table = kept(root)
+    before, now = table.get(name, {}).get("run"), seconds * _share() / 60
+    if before and before - 1 - SLACK < now <= before + SLACK:
+        return False
+    table[name] = table.get(name, {}) | {"run": max(1, math.ceil(now))}
+    _keep(root, table)
+    return True
+
+
+def _share() -> float:
+    """Of the processors that this machine has, the share that a build gets beside the others."""
+    busy = os.getloadavg()[1] if hasattr(os, "getloadavg") else 0.0  # programs, over five minutes
+    return min(1.0, (os.cpu_count() or 1) / max(busy, 1.0))
+
+
+def computed(root: Path) -> Table:
+    """The table as the sources have it now, with the running times that are kept."""
+    table = {}
+    for chapter in chapters.chapters(root):
+        for source in chapter.sources:
+            found = of(root, source.stem, read_source(source))
+            table[source.stem] = {
+                "read": math.ceil(found.read),
+                "run": found.run,
+                "exercises": found.exercises,
+            }
+    return table
+
+
+def _keep(root: Path, table: Table) -> None:
+    rows = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(table.items())]
+    (root / TABLE).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+
+
+# --- the pages that say it ---------------------------------------------------------------------
+
+
+def said(root: Path, table: Table) -> dict[str, list[str]]:
+    """The first cells of each chapter's row in README.md and INSTRUCTORS.md, behind its name:
+    lesson, its exercises, further matter, its exercises; a dash where there is none."""
+    rows = {}
+    for chapter in chapters.chapters(root):
+        parts = [table.get(name) for name in (chapter.title, f"{chapter.title}{chapters.FURTHER}")]
+        rows[chapter.title] = [
+            str(number) if number else "–"
+            for part in parts
+            for number in ((part["read"] + part["run"], part["exercises"]) if part else (0, 0))
+        ]
+    return rows
+
+
+def pages(root: Path, table: Table) -> dict[Path, str]:
+    """README.md and INSTRUCTORS.md with these numbers in their tables of chapters."""
+    new = {}
+    for path in (root / "README.md", root / "INSTRUCTORS.md"):
+        if path.exists():
+            text = path.read_text(encoding="utf-8")
+            for name, numbers in said(root, table).items():
+                row = rf"(?m)^\| `{name}` \|(?: (?:\d+|–) \|){{{len(numbers)}}}"
+                text = re.sub(row, f"| `{name}` | {' | '.join(numbers)} |", text)
+            new[path] = text
+    return new
+
+
+def write(root: Path) -> None:
+    """Keep the table and put it into the pages."""
+    table = computed(root)
+    _keep(root, table)
+    for path, text in pages(root, table).items():
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def problems(root: Path) -> Iterator[str]:
+    """What the kept table or a page says otherwise than the sources."""
+    table = computed(root)
+    if (root / TABLE).exists() and table != kept(root):
+        yield f"{TABLE} is not what the sources give: run `python tools/minutes.py write`."
+    for path, text in pages(root, table).items():
+        if path.read_text(encoding="utf-8") != text:
+            yield f"{path.name} says other minutes: run `python tools/minutes.py write`."
+
+
+def main(arguments: list[str]) -> int:
+    """Write the table, or print it; return the exit status."""
+    if arguments == ["write"]:
+        write(ROOT)
+    print(f"{'':<28} read   run  exercises")
+    for name, row in computed(ROOT).items():
+        print(f"{name:<28} {row['read']:4} {row['run']:5} {row['exercises']:10}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -4,13 +4,14 @@ python tools/notebooks.py build            rebuild what is missing, stale or edi
 python tools/notebooks.py build 03 ...     rebuild and execute these chapters in any case
 python tools/notebooks.py check [03 ...]   fail unless every notebook matches its source
 
-solutions/NN_topic.py is the only authored file. From it come notebooks/NN_topic.ipynb, the
-learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed. So it is with the quick
-reference, which is no chapter and has no number. Prose never executes: where the code cells are
+solutions/NN_topic.py is the only authored file of a lesson. From it come notebooks/NN_topic.ipynb,
+the learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed. So it is with
+NN_topic_further.py, what goes beyond the lesson, and with the quick reference, which is no chapter and has no number. Prose never executes: where the code cells are
 those of the stored notebook, to the letter and in their order, its outputs are kept.
 """
 
 import argparse
+import dataclasses
 import os
 import shutil
 import sys
@@ -18,6 +19,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import limits
+import minutes
 import nbformat
 from copies import code_of, is_sealed, make_copy, seal, take_outputs
 from execution import ExecutionError, execute
@@ -33,10 +36,10 @@ class BuildError(Exception):
 
 @dataclass
 class Copy:
-    """One of the two notebooks of a chapter."""
+    """One of the two notebooks of a source."""
 
     root: Path
-    chapter: str  # "03_ddp"
+    chapter: str  # "03_ddp", "03_ddp_further"
     solved: bool
     cells: list[Cell]
 
@@ -53,8 +56,17 @@ class Copy:
         return self.root / self.name
 
     def fresh(self) -> nbformat.NotebookNode:
-        """The notebook as the source has it now, not executed."""
-        return make_copy(self.cells, self.source, self.solved)
+        """The notebook as the source has it now, not executed, its minutes under the title."""
+        return make_copy(self.timed(), self.source, self.solved)
+
+    def timed(self) -> list[Cell]:
+        """The source's cells, with what the builder says of the notebook's time."""
+        title, *rest = self.cells
+        if not self.chapter[:1].isdigit() or not title.source.startswith("# "):
+            return self.cells
+        head, _, text = title.source.partition("\n")
+        line = minutes.of(self.root, self.chapter, self.cells).line()
+        return [dataclasses.replace(title, source=f"{head}\n\n*{line}*\n{text}"), *rest]
 
     def problem(self) -> str | None:
         """Why the stored notebook is not the one that the source gives; None if it is."""
@@ -89,10 +101,14 @@ class Copy:
         if stored:
             take_outputs(notebook, stored)
         else:
+            started = time.monotonic()
             try:
                 execute(notebook, self.path.parent)
             except ExecutionError as error:
                 raise BuildError(self._failure(error)) from error
+            if not self.solved and minutes.ran(self.root, self.chapter, time.monotonic() - started):
+                notebook, done = self.fresh(), notebook  # with its new time under the title
+                take_outputs(notebook, done)
         if not self.solved:
             self._refuse_leaks(notebook)
         seal(notebook)
@@ -148,8 +164,12 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 def copies_of(root: Path, source: Path) -> list[Copy]:
     """The learner's and the solved copy of one source; SourceError if it breaks a rule."""
     os.chdir(root)  # so that errors name the file as the author does
-    cells = read_source(source.relative_to(root))
-    return [Copy(root, source.stem, solved, cells) for solved in (False, True)]
+    path = source.relative_to(root)
+    cells = read_source(path)
+    too_much = limits.problems(path.stem, cells, minutes.of(root, path.stem, cells))
+    if problems := [f"{path}:{line}: {sentence}" for line, sentence in too_much]:
+        raise SourceError(problems)
+    return [Copy(root, path.stem, solved, cells) for solved in (False, True)]
 
 
 def build(root: Path, names: list[str]) -> None:
@@ -165,6 +185,7 @@ def build(root: Path, names: list[str]) -> None:
         started = time.monotonic()
         copy.build(stored)
         print(f"{time.monotonic() - started:.1f} s", flush=True)
+    minutes.write(root)
     print(f"{len(todo)} notebooks built, {len(copies) - len(todo)} were up to date.")
 
 
@@ -181,6 +202,7 @@ def check(root: Path, names: list[str]) -> None:
         problems += filter(None, (copy.problem() for copy in copies))
     if not names:
         problems += _strays(root)
+        problems += [] if problems else minutes.problems(root)
     if problems:
         raise BuildError("\n".join(problems))
     print(f"{checked} notebooks match their sources.")

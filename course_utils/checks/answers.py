@@ -3,7 +3,7 @@
 `load_answer("3.4")` finds the cell that checks exercise 3.4, collects the statements that its
 answer needs (imports, functions, constants of earlier cells, found by name), executes those and
 returns the function or class. `load_code(5, "Stage")` does the same for what a chapter defines
-under this name. Tests, benchmarks and the grader use these, never a second copy.
+under this name, in its lesson or beyond it. Tests, benchmarks and the grader use these, never a second copy.
 
 A call for its effect, such as `torch.manual_seed(0)`, is not executed: a constant that is made
 from random numbers brings its own generator.
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from course_utils.checks import catalogue
+from course_utils import chapters
 from course_utils.checks.statements import (
     Cell,
     Statement,
@@ -38,7 +38,7 @@ def load_answer(
 ) -> Any:
     """Returns the answer to an exercise: what its check cell passes to `check`.
 
-    `path` is a py:percent source or a notebook; without it, the chapter's file in solutions/.
+    `path` is a py:percent source or a notebook; without it, the one in solutions/ that asks for it.
     `source` takes the place of the code in the answer's cell.
     Raises LookupError where file or exercise do not exist, and what the code itself raises.
     """
@@ -55,15 +55,15 @@ def load_answer(
 
 
 def load_code(chapter: int, name: str) -> Any:
-    """Returns what the source of a chapter binds to `name`: a function, a class, a constant.
+    """Returns what the sources of a chapter bind to `name`: a function, a class, a constant.
 
     Raises LookupError where there is no such chapter or name, and what the code itself raises.
     """
-    path = source_of(str(chapter))
-    statements = [s for cell in percent_cells(path) for s in statements_of(cell)]
-    if not any(name in statement.binds for statement in statements):
-        raise LookupError(f"{path} binds no {name!r}.")
-    return _namespace(statements, set(), frozenset([name]), path)[name]
+    for path in sources_of(str(chapter)):
+        statements = [s for cell in percent_cells(path) for s in statements_of(cell)]
+        if any(name in statement.binds for statement in statements):
+            return _namespace(statements, set(), frozenset([name]), path)[name]
+    raise LookupError(f"Chapter {chapter} binds no {name!r}.")
 
 
 def _namespace(
@@ -82,13 +82,17 @@ def grade_id_of(exercise_id: str) -> str:
 
 
 def source_of(exercise_id: str) -> Path:
-    """The source of an exercise's chapter. Raises LookupError where there is none."""
-    folder = catalogue.root() / "solutions"
-    chapter = exercise_id.split(".")[0]
-    found = sorted(folder.glob(f"{int(chapter):02d}_*.py")) if chapter.isdigit() else []
-    if not found:
-        raise LookupError(f"There is no source of chapter {chapter!r} in {folder}.")
-    return found[0]
+    """The source of the notebook that asks for an exercise. Raises LookupError where there is
+    none."""
+    sources = sources_of(exercise_id.split(".")[0])
+    id = f'"grade_id": "{exercise_id}-check"'
+    asking = (path for path in sources if id in path.read_text(encoding="utf-8"))
+    return next(asking, sources[0])
+
+
+def sources_of(chapter: str) -> list[Path]:
+    """The sources of a chapter, its lesson's first. Raises LookupError where there is none."""
+    return chapters.chapter(chapter).sources
 
 
 def percent_cells(path: Path) -> Iterator[Cell]:

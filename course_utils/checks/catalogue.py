@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import course_utils.checks
+from course_utils.chapters import ROOT
 from course_utils.checks.framework import Exercise, registered
 
 
@@ -50,7 +51,7 @@ def imported() -> list[str]:
 
 def root() -> Path:
     """The folder of the project: where solutions/ and notebooks/ are."""
-    return Path(course_utils.checks.__file__).resolve().parents[2]
+    return ROOT
 
 
 def _load(chapter: int) -> None:

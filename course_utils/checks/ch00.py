@@ -14,6 +14,8 @@ average = Exercise(
     "0.1",
     "average_over_ranks",
     points=1,
+    minutes=3,
+    kind="first",
     parameters=("value",),
     hints=[
         "What does `all_reduce` leave in the tensor that you hand in: the sum, or the mean?",
@@ -131,6 +133,8 @@ size = Exercise(
     "0.2",
     "message_bytes",
     points=1,
+    minutes=2,
+    kind="first",
     parameters=("tensor",),
     hints=[
         "Two things decide: how many values there are, and how much one value takes.",
@@ -241,6 +245,8 @@ pass_on = Exercise(
     "0.3",
     "pass_on",
     points=2,
+    minutes=5,
+    kind="core",
     parameters=("value",),
     hints=[
         "`send` waits until the other side takes the bytes. What if every rank begins with it?",

@@ -18,6 +18,8 @@ deliveries = Exercise(
     "1.1",
     "deliveries",
     points=2,
+    minutes=12,
+    kind="first",
     parameters=("minutes", "truck", "factories"),
     hints=[
         "Think of a full line. One order has just left it: how long until the next one leaves?",
@@ -163,6 +165,8 @@ idle = Exercise(
     "1.2",
     "idle_minutes",
     points=3,
+    minutes=20,
+    kind="core",
     parameters=("minutes", "truck", "orders"),
     hints=[
         (
@@ -316,6 +320,8 @@ decisions = Exercise(
     "1.3",
     "decide",
     points=3,
+    minutes=20,
+    kind="core",
     parameters=("job",),
     hints=[
         "Begin with room: how many bytes does one copy at work need, and how many GPUs is that?",

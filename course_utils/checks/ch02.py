@@ -48,6 +48,8 @@ scatter = Exercise(
     "2.1",
     "scatter",
     points=2,
+    minutes=10,
+    kind="first",
     parameters=("batch", "devices"),
     hints=[
         (
@@ -210,6 +212,8 @@ replicate = Exercise(
     "2.2",
     "replicate",
     points=4,
+    minutes=30,
+    kind="stretch",
     parameters=("model", "devices"),
     hints=[
         (
@@ -612,6 +616,8 @@ gather = Exercise(
     "2.3",
     "gather",
     points=2,
+    minutes=15,
+    kind="core",
     parameters=("outputs", "device"),
     hints=[
         (
@@ -804,6 +810,8 @@ step = Exercise(
     "2.4",
     "data_parallel_step",
     points=4,
+    minutes=30,
+    kind="core",
     parameters=("model", "optimizer", "loss_fn", "images", "labels", "devices"),
     hints=[
         (
@@ -1105,6 +1113,8 @@ diagnosis = Exercise(
     "2.5",
     "diagnose",
     points=3,
+    minutes=15,
+    kind="core",
     parameters=("machine", "setup"),
     hints=[
         (

@@ -192,6 +192,8 @@ averaging = Exercise(
     "3.1",
     "average_gradients",
     points=2,
+    minutes=10,
+    kind="first",
     parameters=("model",),
     hints=[
         (
@@ -355,6 +357,8 @@ ring = Exercise(
     "3.2",
     "ring_all_reduce",
     points=3,
+    minutes=40,
+    kind="core",
     parameters=("tensor",),
     hints=[
         (
@@ -637,6 +641,8 @@ sharding = Exercise(
     "3.3",
     "shard_indices",
     points=2,
+    minutes=20,
+    kind="core",
     parameters=("length", "rank", "world_size", "epoch", "seed"),
     hints=[
         (
@@ -824,6 +830,8 @@ overlapping = Exercise(
     "3.4",
     "OverlappedDDP",
     points=5,
+    minutes=120,
+    kind="stretch",
     hints=[
         (
             "Begin without overlap: broadcast in `__init__`, and average everything in "
@@ -1285,6 +1293,8 @@ evaluation = Exercise(
     "3.5",
     "evaluate",
     points=3,
+    minutes=30,
+    kind="core",
     parameters=("model", "images", "labels", "batch_size"),
     hints=[
         (

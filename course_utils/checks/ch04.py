@@ -69,6 +69,8 @@ buildings = Exercise(
     "4.1",
     "ThreeBuildings",
     points=2,
+    minutes=25,
+    kind="first",
     parameters=("layers", "devices"),
     hints=[
         (
@@ -264,6 +266,8 @@ crossing = Exercise(
     "4.2",
     "hand_over",
     points=2,
+    minutes=50,
+    kind="core",
     parameters=("stage", "data", "room"),
     hints=[
         (
@@ -611,6 +615,8 @@ cutting = Exercise(
     "4.3",
     "balanced_cuts",
     points=3,
+    minutes=35,
+    kind="core",
     parameters=("costs", "stages"),
     hints=[
         (
@@ -911,6 +917,8 @@ repairing = Exercise(
     "4.4",
     "RepairedConvNet",
     points=2,
+    minutes=20,
+    kind="first",
     parameters=("image_size", "devices"),
     hints=[
         (
@@ -1089,6 +1097,8 @@ comparing = Exercise(
     "4.5",
     "compare_cuts",
     points=3,
+    minutes=40,
+    kind="stretch",
     parameters=("layers", "inputs", "seconds", "stages", "cut"),
     hints=[
         (

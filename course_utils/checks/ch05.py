@@ -38,6 +38,8 @@ bubble = Exercise(
     "5.1",
     "bubble_share",
     points=1,
+    minutes=5,
+    kind="first",
     parameters=("stages", "micro_batches"),
     hints=[
         (
@@ -380,6 +382,8 @@ gpipe_exercise = Exercise(
     "5.2",
     "gpipe",
     points=2,
+    minutes=20,
+    kind="first",
     parameters=("stages", "micro_batches"),
     hints=[
         "What does one rank do, from its first op to its last? Does it differ from rank to rank?",
@@ -478,6 +482,8 @@ alternating = Exercise(
     "5.3",
     "one_forward_one_backward",
     points=3,
+    minutes=30,
+    kind="core",
     parameters=("stages", "micro_batches"),
     hints=[
         (
@@ -595,6 +601,8 @@ interleaving = Exercise(
     "5.4",
     "interleaved",
     points=3,
+    minutes=70,
+    kind="stretch",
     parameters=("stages", "micro_batches", "chunks"),
     hints=[
         (
@@ -718,6 +726,8 @@ accumulation = Exercise(
     "5.5",
     "micro_batch_gradients",
     points=2,
+    minutes=20,
+    kind="core",
     parameters=("model", "loss_function", "inputs", "targets", "size"),
     hints=[
         (
@@ -1094,6 +1104,8 @@ exchanging = Exercise(
     "5.6",
     "exchange",
     points=3,
+    minutes=30,
+    kind="core",
     parameters=("activations", "gradients"),
     hints=[
         (

@@ -436,6 +436,8 @@ column = Exercise(
     "6.1",
     "ColumnParallelLinear",
     points=2,
+    minutes=25,
+    kind="first",
     parameters=("full",),
     hints=[
         (
@@ -547,6 +549,8 @@ row = Exercise(
     "6.2",
     "RowParallelLinear",
     points=2,
+    minutes=25,
+    kind="core",
     parameters=("full",),
     hints=[
         (
@@ -657,6 +661,8 @@ attention = Exercise(
     "6.3",
     "HeadParallelAttention",
     points=3,
+    minutes=50,
+    kind="stretch",
     parameters=("full",),
     hints=[
         (
@@ -1019,6 +1025,8 @@ cross_entropy = Exercise(
     "6.4",
     "vocabulary_parallel_cross_entropy",
     points=3,
+    minutes=45,
+    kind="stretch",
     parameters=("logits", "targets"),
     hints=[
         (
@@ -1331,6 +1339,8 @@ sequence_norm = Exercise(
     "6.5",
     "SequenceParallelNorm",
     points=2,
+    minutes=30,
+    kind="core",
     parameters=("norm",),
     hints=[
         (
@@ -1534,6 +1544,8 @@ clipping = Exercise(
     "6.6",
     "clip_gradient_norm",
     points=2,
+    minutes=30,
+    kind="core",
     parameters=("sharded", "replicated", "max_norm"),
     hints=[
         (

@@ -32,6 +32,8 @@ grouping = Exercise(
     "7.1",
     "groups_of",
     points=2,
+    minutes=12,
+    kind="first",
     parameters=("dp", "pp", "tp"),
     hints=[
         (
@@ -168,6 +170,8 @@ coordinates = Exercise(
     "7.2",
     "RankGrid",
     points=1,
+    minutes=8,
+    kind="first",
     parameters=("dp", "pp", "tp"),
     hints=[
         (
@@ -857,6 +861,8 @@ two_dimensions = Exercise(
     "7.3",
     "train_2d_step",
     points=3,
+    minutes=25,
+    kind="core",
     parameters=("part", "read_inputs", "read_targets", "mesh", "optimizer"),
     hints=[
         (
@@ -993,6 +999,8 @@ three_dimensions = Exercise(
     "7.4",
     "train_3d_step",
     points=4,
+    minutes=35,
+    kind="stretch",
     parameters=("part", "read_inputs", "read_targets", "shape", "mesh", "optimizer"),
     hints=[
         (
@@ -1134,6 +1142,8 @@ placing = Exercise(
     "7.5",
     "cheapest_placement",
     points=3,
+    minutes=20,
+    kind="core",
     parameters=("sizes", "sent", "per_machine", "inside", "between"),
     hints=[
         (

@@ -53,6 +53,8 @@ ledger = Exercise(
     "8.1",
     "model_state_bytes",
     points=2,
+    minutes=10,
+    kind="first",
     parameters=("parameters", "world_size", "stage"),
     hints=[
         "Three sorts of bytes are held. For each: from which stage on is it sharded?",
@@ -186,6 +188,8 @@ sharding = Exercise(
     "8.2",
     "ShardedOptimizer",
     points=4,
+    minutes=45,
+    kind="stretch",
     hints=[
         (
             "Begin with one group. Decide who owns which parameter, the same way on every rank; give an "
@@ -632,6 +636,8 @@ layout = Exercise(
     "8.3",
     "FlatLayout",
     points=2,
+    minutes=25,
+    kind="core",
     hints=[
         (
             "Add up the elements of all shapes, divide by the number of ranks and round up. That many "
@@ -799,6 +805,8 @@ fsdp = Exercise(
     "8.4",
     "MiniFSDP",
     points=5,
+    minutes=240,
+    kind="stretch",
     hints=[
         (
             "Begin without overlap: in a layer's pre-forward hook gather its matrices, in its forward hook "
@@ -1668,6 +1676,8 @@ resharding = Exercise(
     "8.5",
     "reshard",
     points=3,
+    minutes=40,
+    kind="core",
     parameters=("checkpoints", "world_size"),
     hints=[
         (

@@ -261,6 +261,8 @@ checkpoints = Exercise(
     "9.1",
     "Checkpoints",
     points=2,
+    minutes=30,
+    kind="core",
     parameters=("folder",),
     hints=[
         (
@@ -603,6 +605,8 @@ sampler = Exercise(
     "9.2",
     "ElasticSampler",
     points=3,
+    minutes=30,
+    kind="core",
     parameters=("samples", "global_batch", "rank", "world_size", "seed"),
     hints=[
         (
@@ -949,6 +953,8 @@ training_state = Exercise(
     "9.3",
     "TrainingState",
     points=3,
+    minutes=30,
+    kind="core",
     parameters=("model", "optimizer", "scheduler", "sampler"),
     hints=[
         (
@@ -1250,6 +1256,8 @@ interval = Exercise(
     "9.4",
     "best_interval",
     points=2,
+    minutes=15,
+    kind="first",
     parameters=("nodes", "node_mtbf_hours", "save", "recovery", "step"),
     hints=[
         (
@@ -1371,6 +1379,8 @@ limits = Exercise(
     "9.5",
     "elastic_limits",
     points=1,
+    minutes=10,
+    kind="first",
     parameters=("available", "fits", "useful", "losses", "joins", "new_code"),
     hints=[
         "When can the run not go on? When has one more node nothing to do?",

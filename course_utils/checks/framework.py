@@ -12,6 +12,8 @@ the check can name, each with the sentence that the learner reads.
         "3.1",
         "average_gradients",            # lower case: a function; CamelCase: a class
         points=2,
+        minutes=10,                     # of a typical learner, from reading to passing
+        kind="first",                   # or "core", or "stretch": for whom it is
         parameters=("model",),          # optional: what it is called with, by position
         hints=["gentle", "closer", "the idea, never the code"],
         misconceptions={
@@ -196,6 +198,8 @@ class Exercise:
         points: int,
         hints: Sequence[str],
         misconceptions: Mapping[str, str],
+        minutes: int = 0,
+        kind: str = "core",
         parameters: Sequence[str] | None = None,
         failures: Mapping[str, str] | None = None,
         at_home: bool = False,
@@ -203,6 +207,8 @@ class Exercise:
         self.id = id
         self.name = name
         self.points = points
+        self.minutes = minutes
+        self.kind = kind
         self.hints = list(hints)
         self.misconceptions = {**COMMON, **misconceptions}
         self.parameters = parameters

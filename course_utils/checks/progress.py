@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_utils import chapters as sources
 from course_utils.checks import catalogue, progress_file
+from course_utils.checks.answers import source_of
 from course_utils.checks.framework import Exercise
 
 
@@ -99,18 +101,23 @@ def progress_text() -> str:
             mark = "x" if exercise.id in chapter.passed else " "
             title = f"{exercise.id} {exercise.name}"
             lines.append(f"  [{mark}] {title:<44} {exercise.points}")
-    todo = [(e, c) for c in course for e in c.exercises if e.id not in c.passed]
+    todo = [e for chapter in course for e in chapter.exercises if e.id not in chapter.passed]
     if todo:
-        exercise, chapter = todo[0]
-        lines += ["", f"next: {exercise.id} {exercise.name}, in {chapter.title}"]
+        lines += ["", f"next: {todo[0].id} {todo[0].name}, in {_notebook_of(todo[0])}"]
     return "\n".join(lines)
 
 
+def _notebook_of(exercise: Exercise) -> str:
+    """The notebook that asks for it, or its chapter where the course came without its sources."""
+    try:
+        return source_of(exercise.id).stem
+    except LookupError:
+        return f"chapter {exercise.id.split('.')[0]}"
+
+
 def _titles() -> list[str]:
-    titles = {p.stem for p in (catalogue.root() / "solutions").glob("[0-9][0-9]_*.py")}
-    found = {int(title.split("_")[0]) for title in titles}
-    titles |= {f"{chapter:02d}" for chapter in catalogue.chapters() if chapter not in found}
-    return sorted(titles)
+    found = {chapter.number: chapter.title for chapter in sources.chapters()}
+    return sorted({f"{n:02d}" for n in catalogue.chapters() if n not in found} | {*found.values()})
 
 
 # ---- reset, export, import -----------------------------------------------------------------------

@@ -1,14 +1,16 @@
-"""Reads a submitted notebook and tells which chapter it answers. Believes nothing, runs nothing."""
+"""Reads a submitted notebook and tells which one of the course it answers. Believes nothing, runs nothing."""
 
 import functools
 import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_utils.chapters import chapter as chapter_of
 from course_utils.checks import catalogue
 from course_utils.checks.answers import grade_id_of, percent_cells, source_of
 from course_utils.checks.framework import Exercise
@@ -24,10 +26,11 @@ class NotGradable(Exception):
 
 @dataclass(frozen=True)
 class Submission:
-    """A notebook that answers a chapter, "03_ddp".
+    """A notebook with answers to exercises of the course.
 
+    chapter: the notebook that asks for them, "03_ddp" or "03_ddp_further".
     cells: its code cells. texts: the grade ids of cells that are no code cells.
-    provided: the chapter's own code cells, without the answers.
+    provided: that notebook's own code cells, without the answers.
     """
 
     chapter: str
@@ -52,7 +55,7 @@ def read_file(path: Path, most_bytes: int, wanted: int | None = None) -> Submiss
         raise NotGradable(found["reason"])
     read = _submission(found["cells"], path.name)
     if wanted is not None and int(read.chapter[:2]) != wanted:
-        raise NotGradable(f"This is {read.chapter}, and {_title_of(wanted)} was asked for.")
+        raise NotGradable(f"This is {read.chapter}, and {chapter_of(wanted).title} was asked for.")
     return read
 
 
@@ -63,34 +66,37 @@ def _submission(found: list[list[str]], name: str) -> Submission:
         if kind == "code"
     ]
     texts = {grade_id for kind, _, grade_id in found if kind != "code"}
-    chapter = _chapter_of(cells, texts, name)
-    exercises = [e for e in catalogue.exercises() if _number_of(e) == chapter]
-    return Submission(
-        _title_of(chapter), exercises, cells, frozenset(texts), _provided(str(chapter))
-    )
+    title = _title_for(cells, texts, name)
+    exercises = [e for e in catalogue.exercises() if _title_of(e) == title]
+    return Submission(title, exercises, cells, frozenset(texts), _provided(title))
 
 
 @functools.cache
-def _provided(chapter: str) -> list[Cell]:
-    return [cell for cell in percent_cells(source_of(chapter)) if not cell.grade_id]
+def _provided(title: str) -> list[Cell]:
+    source = catalogue.root() / "solutions" / f"{title}.py"
+    return [cell for cell in percent_cells(source) if not cell.grade_id]
 
 
-def _chapter_of(cells: list[Cell], texts: set[str], name: str) -> int:
-    """The chapter with the most exercises in it; its file name decides between equals."""
-    by_name = re.match(r"(\d\d)_", name)
-    named = int(by_name[1]) if by_name else None
-    found: dict[int, int] = {}
-    for exercise in _exercises_in(cells, texts):
-        found[_number_of(exercise)] = found.get(_number_of(exercise), 0) + 1
-    if not found:
-        if named in catalogue.chapters():
-            return named
+def _title_for(cells: list[Cell], texts: set[str], name: str) -> str:
+    """The notebook of the course with the most exercises in it; the file's name decides between
+    equals."""
+    found = Counter(map(_title_of, _exercises_in(cells, texts)))
+    named = _named(name, {*found} or {*map(_title_of, catalogue.exercises())})
+    if not found and not named:
         raise NotGradable(f"{name} holds no exercise of this course.")
-    best = [chapter for chapter in found if found[chapter] == max(found.values())]
+    best = [title for title in found if found[title] == max(found.values())]
     if len(best) > 1 and named not in best:
-        titles = " and ".join(_title_of(chapter) for chapter in sorted(best))
+        titles = " and ".join(sorted(best))
         raise NotGradable(f"{name} mixes {titles}; hand in one notebook for each chapter.")
     return best[0] if len(best) == 1 else named
+
+
+def _named(name: str, titles: set[str]) -> str | None:
+    """Of these notebooks the one that a file's name tells: by its whole name, "03_ddp_further
+    (2).ipynb", else by its number."""
+    begun = [title for title in sorted(titles, key=len) if name.startswith(title)]
+    numbered = [title for title in sorted(titles, key=len) if name.startswith(title[:3])]
+    return begun[-1] if begun else numbered[0] if numbered else None
 
 
 def _exercises_in(cells: list[Cell], texts: set[str]) -> Iterator[Exercise]:
@@ -103,9 +109,7 @@ def _exercises_in(cells: list[Cell], texts: set[str]) -> Iterator[Exercise]:
             yield exercise
 
 
-def _number_of(exercise: Exercise) -> int:
-    return int(exercise.id.split(".")[0])
-
-
-def _title_of(chapter: int) -> str:
-    return next((catalogue.root() / "solutions").glob(f"{chapter:02d}_*.py")).stem
+@functools.cache
+def _title_of(exercise: Exercise) -> str:
+    """The name of the notebook that asks for an exercise."""
+    return source_of(exercise.id).stem

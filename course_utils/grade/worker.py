@@ -61,7 +61,7 @@ def _prepared(job, judge):
         except answer.NoAnswer as reason:
             judge.send_bytes(_message({"missing": str(reason)}))
             return None
-        answers.source_of = _kept_back
+        answers.sources_of = _kept_back
         server.fork_from_here()  # as long as nothing of the submission has been executed
     except Exception as error:  # noqa: BLE001 - whatever it is, it is not the submission's doing
         judge.send_bytes(_message({"error": f"{type(error).__name__}: {error}"}))
@@ -271,8 +271,8 @@ def _limit(which, most):
     resource.setrlimit(which, (most, most))
 
 
-def _kept_back(exercise_id: str) -> NoReturn:
-    """Stands in for `answers.source_of`, with which `load_answer` finds the solutions."""
+def _kept_back(chapter: str) -> NoReturn:
+    """Stands in for `answers.sources_of`, with which answers and code of the solutions are found."""
     raise LookupError("the solutions are not at hand while an answer is graded")
 
 

@@ -11,13 +11,15 @@ from threading import Thread
 
 import pytest
 
+from course_utils.chapters import chapters
+
 from .lab import ROOT
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("myst_nb", reason="the book's tools are not installed")
 
 SCREENS = {"telephone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
-CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+CHAPTERS = [name for chapter in chapters() for name in chapter.notebooks]
 PAGES = ["index", *CHAPTERS, "quick_reference"]
 WIDER_THAN_SCREEN = "() => document.documentElement.scrollWidth - window.innerWidth"
 BROKEN_PICTURES = """() => Promise.all(Array.from(document.images).map(image => {

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from .lab import ROOT, Lab, running_lab
+from course_utils.chapters import chapters
+
+from .lab import Lab, running_lab
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from .page import NotebookPage
 
 SMOKE = "00_start_here"  # the one that `make test` opens; `make browser` opens all
-NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+NAMES = [name for chapter in chapters() for name in chapter.notebooks]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 from copies import make_copy
 from source import read_source
 
-from course_utils.checks.catalogue import root
+from course_utils import chapters
 
 IDS = ("0.1", "0.2", "0.3")
 
@@ -79,8 +79,7 @@ def notebook(solved: bool = True, chapter: int = 0) -> dict:
 
 @functools.cache
 def _text(solved, chapter):
-    source = next((root() / "solutions").glob(f"{chapter:02d}_*.py"))
-    return json.dumps(make_copy(read_source(source), "", solved))
+    return json.dumps(make_copy(read_source(chapters.chapter(chapter).lesson), "", solved))
 
 
 def cell_of(notebook: dict, grade_id: str) -> dict:

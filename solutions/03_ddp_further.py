@@ -1,0 +1,653 @@
+# %% [markdown]
+# # 3. Distributed data parallel, further: overlap, accumulation, and ranks that differ
+#
+# The lesson made copies that stay equal. This notebook is about what comes up once it works:
+# communication on the clock, gradients that are added up before they travel, a rank that runs out
+# of data, batches that grow with the ranks, a layer that looks at its whole batch, and a parameter
+# that no loss uses. At its end you write the machinery of DDP yourself.
+#
+# Each part runs without the others. None needs an answer of the lesson.
+
+# %% tags=["nbval-ignore-output"]
+from contextlib import nullcontext
+
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_utils import hardware, mnist, plots
+from course_utils.equality import equal, flat
+from course_utils.launch import RankFailure, launch
+
+hardware.report()
+
+# %% [markdown]
+# ## 1. The factory: trucks that leave before the evening
+#
+# In the lesson the trucks left in the evening, when all notes were written. But the notes on the
+# last machine of the line are ready hours before those on the first: the line is gone through
+# backwards. So each crate leaves as soon as it is full, and while it travels the factory goes on
+# writing. Whether that helps depends on the size of the crates. Small ones leave early, and each costs
+# a trip; with a single large one the road is empty all day and the factories wait all night.
+#
+# Three more questions come up in a real association of factories. May several shifts share one round
+# of the trucks? What do the others do when a factory has run out of material? And what if a note
+# depends on all the material of a shift, of which each factory has seen its own share only?
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | the crate leaves when it is full | overlap | the all-reduce of a bucket runs while backward goes on |
+# | several shifts, one round | **gradient accumulation** | several backward passes before one exchange |
+# | a factory without material sends empty crates | **`Join`** | a rank that has finished takes part with zeros |
+# | the four of them, one large shift | global batch | it grows with the ranks if each keeps its share |
+#
+# ## 2. The smallest real run: one step, four ranks, the gradient of one process
+#
+# All parts of this notebook train the network of the lesson, on the same global batches.
+
+# %%
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler
+
+from course_utils.models import MnistNet
+
+STEPS, GLOBAL_BATCH, LEARNING_RATE = 60, 128, 0.2
+images, labels = mnist.tensors(train=True, limit=STEPS * GLOBAL_BATCH)
+
+
+def my_batches(rank, world_size):
+    sampler = DistributedSampler(images, num_replicas=world_size, rank=rank, seed=0)
+    return torch.tensor(list(sampler)).split(GLOBAL_BATCH // world_size)
+
+
+def new_model():
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(0)
+    return MnistNet().to(hardware.device())
+
+
+# %%
+def loss_of(model, rows):
+    device = hardware.device()
+    return cross_entropy(model(images[rows].to(device)), labels[rows].to(device))
+
+
+def gradient_of(rank):
+    model = DDP(new_model())
+    loss_of(model, my_batches(rank, dist.get_world_size())[0]).backward()
+    return flat(p.grad for p in model.parameters())
+
+
+model, whole = new_model(), my_batches(0, 1)
+loss_of(model, whole[0]).backward()
+expected = flat(p.grad for p in model.parameters())
+print("gradients on 4 ranks as alone:", equal(expected, launch(gradient_of, 4)))
+
+# %% [markdown]
+# ## 3. Predict, then measure: what accumulation saves
+#
+# If the batch that you want does not fit into memory, cut it into **micro-batches** and let
+# `backward` add their gradients up before one `step`. That is **gradient accumulation**. DDP does
+# not know that you wait: it averages after every `backward`. `model.no_sync()` tells it to keep the
+# gradients of this pass to itself. The next backward outside sends the sum. The forward belongs
+# inside the block too.
+#
+# **Predict.** MnistNet has 39,760 parameters of 4 bytes. A step has 4 micro-batches. How many bytes
+# does each rank hand to `all_reduce` in one step, without and with `no_sync`?
+
+# %%
+from course_utils.trace import Trace
+
+
+def accumulate(rank, patient, micro_batches=4):
+    model = DDP(new_model())
+    shares = my_batches(rank, dist.get_world_size())[0].chunk(micro_batches)
+    with Trace() as trace:
+        for number, rows in enumerate(shares, 1):
+            silent = patient and number < micro_batches
+            with model.no_sync() if silent else nullcontext():
+                (loss_of(model, rows) / micro_batches).backward()  # the mean over micro-batches
+    return trace.record().sent("all_reduce"), flat(p.grad for p in model.parameters())
+
+
+# %% tags=["prediction"]
+predicted = {"without no_sync": 4 * 39_760 * 4, "with no_sync": 39_760 * 4}
+
+# %%
+from course_utils.predictions import compare
+
+measured = {}
+for name, patient in [("without no_sync", False), ("with no_sync", True)]:
+    (measured[name], gradient), *_ = launch(accumulate, 2, patient)
+    print(f"{name}, gradient of the whole batch:", equal(expected, [gradient]))
+compare(
+    predicted,
+    measured,
+    {
+        "As if the average were made once, at the step: it is made in every backward.": {
+            "without no_sync": 39_760 * 4
+        },
+        "As if the last backward were silent too: it sends the sum.": {"with no_sync": 0},
+    },
+)
+
+# %% [markdown]
+# The gradient is the same; three quarters of the bytes are saved. Note the division by the number
+# of micro-batches. Without it the gradient is 4 times too large, and an optimizer such as Adam
+# hides it, as section 5 of the lesson shows.
+#
+# ## 4. By hand, then with PyTorch: the clock, ranks that run out, large batches
+#
+# ### Overlap on the clock
+#
+# The lesson's list of events shows that DDP sends full buckets while backward goes on. Does that save
+# time? The next cells run 8 layers of 4 MiB each, in two ways: with a bucket for each layer, and with
+# a single bucket, which is full only when `backward` is almost done. `Trace` records when each rank
+# computes and when it communicates.
+
+
+# %%
+def timed_steps(rank, bucket_cap_mb):
+    device = hardware.device()
+    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(8)]
+    model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_cap_mb)
+    x, records = torch.randn(128, 1024, device=device), []
+    for _ in range(5):
+        with Trace() as trace:
+            with trace.span("forward"):
+                loss = model(x).sum()
+            with trace.span("backward"):
+                loss.backward()
+        records.append(trace.record())
+    return records[2:]  # the first two warm up and lay out the buckets
+
+
+steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 4), ("1 bucket", 1000)]}
+for name, of_rank in steps.items():
+    record = of_rank[0][-1]
+    calls, sent = record.count("all_reduce"), record.sent("all_reduce")
+    print(f"{name}: all_reduce called {calls} times, {sent:,} bytes")
+
+
+# %% tags=["nbval-ignore-output"]
+def duration(step):
+    return max(span.end for record in step for span in record.spans)
+
+
+fastest = {name: min(zip(*of_rank), key=duration) for name, of_rank in steps.items()}
+source = hardware.placement(2).timing
+figure = plots.timelines({f"{name}, {source}": step for name, step in fastest.items()})
+plt.show()
+ratio = duration(fastest["8 buckets"]) / duration(fastest["1 bucket"])
+print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
+
+# %% [markdown]
+# *Above, with 8 buckets: the narrow lane under each rank shows all-reduces that run while backward
+# goes on. Below, with 1 bucket: the narrow lane stays empty until the last gradient is computed.
+# Then both ranks do nothing but wait, hatched, for the one long all-reduce.*
+#
+# The bytes are the same, only their time differs. Do not expect much from the ratio on a CPU. There
+# the all-reduce and backward want the same cores. With GPUs the links do most of the work, and
+# what is hidden costs little.
+#
+# ### When one rank has fewer batches: `Join`
+#
+# The sampler pads so that all ranks take equally many steps. Without it, say when each rank reads its
+# own file, one rank may have 5 batches and another 4. In the fifth step rank 0 waits in an all-reduce
+# that rank 1 never calls. Under `mp.spawn` or torchrun it waits there, silently, until a time limit
+# (10 minutes with NCCL, 30 with gloo), or until gloo sees that rank 1's process has ended. `launch`
+# notices after a few seconds that nobody can go on.
+
+
+# %%
+def uneven_batches(rank):
+    model = DDP(new_model())
+    for rows in my_batches(rank, 2)[: 5 - rank]:  # rank 0 has 5 batches, rank 1 has 4
+        loss_of(model, rows).backward()
+
+
+try:
+    launch(uneven_batches, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# The context manager `Join` is the repair: a rank that has finished **shadows** the others'
+# collectives, with zeros, until all have finished.
+
+# %%
+from torch.distributed.algorithms.join import Join
+
+
+def uneven_with_join(rank, divide_by_initial=True):
+    model = DDP(new_model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    history = []
+    with Join([model], divide_by_initial_world_size=divide_by_initial):
+        for rows in my_batches(rank, 2)[: 5 - rank]:
+            history.append(flat(model.parameters()))
+            optimizer.zero_grad()
+            loss_of(model, rows).backward()
+            optimizer.step()
+    return len(history), history[-1], flat(model.parameters())
+
+
+(steps_0, before, after_0), (steps_1, _, after_1) = launch(uneven_with_join, 2)
+print(f"rank 0 took {steps_0} steps, rank 1 took {steps_1}")
+print("same parameters on both:", equal(after_0, [after_1]))
+
+# %% [markdown]
+# Whom does the last batch belong to? By default `Join` still divides by the initial world size, as
+# if the missing rank had sent zeros. With `divide_by_initial_world_size=False` it divides by the
+# number of ranks that still have data. The cell compares the last step of both.
+
+# %%
+_, before_too, after_too = launch(uneven_with_join, 2, False)[0]
+halves = torch.allclose(after_0 - before, (after_too - before_too) / 2, atol=1e-6)
+print("the default takes half of the last step:", halves)
+
+# %% [markdown]
+# With `False` the last step is that of one process on the rows that are left. If you need full
+# batches in every step, give all ranks the same number of rows; `DataLoader(drop_last=True)` and the
+# sampler's `drop_last=True` cut instead of pad
+# ([`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html)).
+#
+# ### Batch size and learning rate
+#
+# So far the global batch stayed the same and each rank's share shrank. In practice people keep the
+# share and let the global batch grow: n ranks with 32 rows each make a batch of 32 n. Each epoch
+# then has n times fewer steps. With the same learning rate the model travels less far. Because a
+# parallel run equals one process on the global batch, you can study this in the kernel.
+
+# %%
+train_images, train_labels = mnist.tensors(train=True, limit=8192)
+test_images, test_labels = mnist.tensors(train=False)
+
+
+def losses(global_batch, learning_rate):
+    """Test loss after every 1,024 images."""
+    model, values = new_model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    device = hardware.device()
+    for start in range(0, len(train_images), global_batch):
+        rows = slice(start, start + global_batch)
+        loss = cross_entropy(model(train_images[rows].to(device)), train_labels[rows].to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if (start + global_batch) % 1024 == 0:
+            with torch.no_grad():
+                output = model(test_images[:2000].to(device))
+                values.append(cross_entropy(output, test_labels[:2000].to(device)).item())
+    return values
+
+
+# %%
+curves = {
+    "1 rank, batch 32, rate 0.05": losses(32, 0.05),
+    "4 ranks, batch 128, rate 0.05": losses(128, 0.05),
+    "4 ranks, batch 128, rate 0.2": losses(128, 0.2),
+    "16 ranks, batch 512, rate 0.8": losses(512, 0.8),
+}
+one, four, four_scaled, sixteen_scaled = (values[-1] for values in curves.values())
+print("final loss, compared with 1 rank")
+print("4 ranks, same rate: more than twice as large:", four > 2 * one)
+print("4 ranks, rate times 4: within 10 %:", abs(four_scaled / one - 1) < 0.1)
+print("16 ranks, rate times 16: within 10 %:", abs(sixteen_scaled / one - 1) < 0.1)
+
+# %%
+figure = plots.loss_curves(curves, title="The same 8,192 images, other batches and rates")
+figure.axes[0].set(xlabel="images seen, in units of 1,024", ylabel="test loss", ylim=(0, 3.2))
+plt.show()
+
+# %% [markdown]
+# *Four ranks with the old rate lag far behind. Four ranks with four times the rate follow the curve
+# of one rank. Sixteen ranks with sixteen times the rate jump up and down.*
+#
+# This is the **linear scaling rule**: batch times k, rate times k ([Goyal et al.
+# 2017](https://arxiv.org/abs/1706.02677), section 2.1). It is a rule of thumb with a limit. Where k
+# steps of the small run would have changed the gradient a lot, one step k times as long overshoots.
+# Warming the rate up over the first epochs moves the limit (section 2.2 there).
+#
+# ### BatchNorm looks at its own rank only
+#
+# The contract has a condition: the loss of a row must not depend on the other rows. **Batch
+# normalisation** breaks it. It subtracts the mean of the batch, and a rank sees its share only.
+
+
+# %%
+def normalised(normalisation):
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(784, 50), normalisation(50), nn.ReLU(), nn.Linear(50, 10)
+    return nn.Sequential(*layers).to(hardware.device())
+
+
+def gradient_and_buffers(rank, normalisation):
+    model = DDP(normalised(normalisation))
+    loss_of(model, my_batches(rank, dist.get_world_size())[0]).backward()
+    return flat(p.grad for p in model.parameters()), flat([torch.zeros(1), *model.buffers()])
+
+
+# %%
+for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
+    model = normalised(normalisation)
+    loss_of(model, whole[0]).backward()
+    reference = flat(p.grad for p in model.parameters())
+    gradients, buffers = zip(*launch(gradient_and_buffers, 4, normalisation))
+    print(f"{normalisation.__name__}: gradient as alone: {equal(reference, gradients)}")
+    print("    same buffers on all ranks:", equal(buffers[0], buffers))
+
+# %% [markdown]
+# Layer normalisation works within a row and keeps the contract. With batch normalisation the
+# gradient is a different one, and each rank has its own running mean and variance. DDP copies rank 0's
+# buffers to all at the start of the next forward, so what ranks 1 to 3 have seen is lost
+# (`broadcast_buffers=True`).
+#
+# Is that bad? With large shares, hardly. With a few rows a rank, statistics become noise. The
+# repair is to all-reduce the sums inside the layer: on GPUs
+# `nn.SyncBatchNorm.convert_sync_batchnorm(model)` does it, at the price of one more collective in
+# forward and one in backward for every such layer. The sums are all it needs:
+
+
+# %%
+def batch_mean(rank):
+    rows = images[my_batches(rank, dist.get_world_size())[0]].flatten(1).to(hardware.device())
+    total = torch.cat([rows.sum(0), torch.tensor([len(rows)], device=rows.device)])
+    dist.all_reduce(total)
+    return total[:-1] / total[-1]
+
+
+reference = images[whole[0]].flatten(1).mean(0)
+print("mean of the global batch on every rank:", equal(reference, launch(batch_mean, 4)))
+
+# %% [markdown]
+# ## 5. Break it: a parameter that the loss does not use
+#
+# The network below has two heads. Rank 0 trains the one for digits, rank 1 the one for odd and
+# even. DDP waits for the gradients of all parameters, and on each rank some never come.
+
+
+# %%
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(784, 20)
+        self.digit = nn.Linear(20, 10)
+        self.parity = nn.Linear(20, 2)
+
+    def forward(self, images, head):
+        return getattr(self, head)(torch.relu(self.body(images.flatten(1))))
+
+
+# %%
+def train_two_heads(rank, find_unused=False):
+    torch.manual_seed(0)
+    device = hardware.device()
+    model = DDP(TwoHeads().to(device), find_unused_parameters=find_unused)
+    head, targets = [("digit", labels), ("parity", labels % 2)][rank]
+    for rows in my_batches(rank, 2)[:2]:
+        model.zero_grad()
+        output = model(images[rows].to(device), head)
+        cross_entropy(output, targets[rows].to(device)).backward()
+    return model.module.parity.weight.grad.cpu()
+
+
+# %%
+def error_of_two_heads(rank):
+    try:
+        train_two_heads(rank)
+    except RuntimeError as error:
+        return str(error)
+
+
+errors = launch(error_of_two_heads, 2)
+print(errors[0].split(". ")[0])
+for error in errors:
+    print(next(line for line in error.splitlines() if line.startswith("Parameter indices")))
+
+# %% [markdown]
+# The error comes one step late, at the second forward: only then does DDP see that the first step
+# never finished. The full text is longer and offers you `find_unused_parameters=True`. First name
+# the parameters. The numbers are positions in `model.parameters()`.
+
+# %%
+names = [name for name, _ in TwoHeads().named_parameters()]
+print("unused on rank 0:", names[4:6])
+print("unused on rank 1:", names[2:4])
+
+# %% [markdown]
+# `find_unused_parameters=True` makes DDP walk through the graph after every forward and count
+# missing gradients as zeros. It costs that walk and one more small all-reduce in every step, so do
+# not set it as a charm. Set it where the graph really changes. And know what it gives you.
+# **Predict:** rank 1 alone trained the head for odd and even. Which part of its gradient arrives?
+
+
+# %%
+def own_gradient():
+    torch.manual_seed(0)
+    model = TwoHeads()
+    rows = my_batches(1, 2)[1]  # rank 1, second step
+    cross_entropy(model(images[rows], "parity"), labels[rows] % 2).backward()
+    return model.parity.weight.grad
+
+
+averaged = launch(train_two_heads, 2, True)
+print("half of rank 1's gradient on both ranks:", equal(own_gradient() / 2, averaged))
+
+# %% [markdown]
+# ## 6. Exercise: DDP that overlaps
+#
+# The machinery of DDP, in one class. It is the longest exercise of the chapter: plan an evening for it.
+# `hint("3.4")` prints the next of three hints.
+
+# %% [markdown]
+# ### 3.4 DDP that overlaps (5 points)
+#
+# With `average_gradients`, the network rests while backward runs, and then every rank rests while the
+# network works. DDP starts earlier. Backward computes the last layer's gradients first. As soon as a
+# **bucket** of gradients is complete, DDP starts its all-reduce with `async_op=True` and lets
+# backward go on. Communication hides behind the computation that remains.
+#
+# Three things decide whether the result is right.
+#
+# * **Order.** All ranks start the same all-reduces in the same order, even if on one rank the
+#   gradients are ready in a different order, or some do not come at all.
+# * **Unused parameters.** A bucket with a parameter that the loss did not use never fills by itself.
+#   Where only some ranks used a parameter, its gradient counts as zero on the others. Where none
+#   did, its `.grad` stays `None`.
+# * **Accumulation.** Under `no_sync()` every rank adds up its own gradients and sends nothing. The
+#   next backward outside averages the whole sum.
+#
+# `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called each time
+# that backward has finished this parameter's `.grad`.
+
+# %%
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+from course_utils.checks import check, hint
+
+
+# %% nbgrader={"grade_id": "3.4", "solution": true}
+class OverlappedDDP(nn.Module):
+    """Averages the gradients of `module` over all ranks while backward is still running.
+
+    Constructed on every rank around modules of the same architecture. After construction every rank
+    has rank 0's parameters and buffers. One step of training:
+
+        loss_function(model(inputs), targets).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    Gradients travel in buckets of at most `bucket_bytes` bytes, the last layer's first; a larger
+    parameter has a bucket to itself. Parameters that are frozen at construction are left alone.
+    Built from hooks and collectives, without DistributedDataParallel.
+    """
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = 25 * 2**20) -> None:
+        """Broadcasts rank 0's parameters and buffers, and prepares the buckets and hooks."""
+        super().__init__()
+        self.module = module
+        ### BEGIN SOLUTION
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.synchronize = True
+        self.buckets: list[SimpleNamespace] = []  # in the order in which backward fills them
+        group, size = [], 0
+        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+            full = size + parameter.nbytes > bucket_bytes
+            if group and (full or parameter.dtype != group[0].dtype):
+                self._add_bucket(group)
+                group, size = [], 0
+            group.append(parameter)
+            size += parameter.nbytes
+        if group:
+            self._add_bucket(group)
+
+    def _add_bucket(self, parameters: list[nn.Parameter]) -> None:
+        # One flat buffer: the gradients, then for each parameter how many ranks have a gradient.
+        sizes = [parameter.numel() for parameter in parameters]
+        buffer = parameters[0].new_empty(sum(sizes) + len(sizes))
+        *parts, users = buffer.split([*sizes, len(sizes)])
+        views = [part.view_as(parameter) for part, parameter in zip(parts, parameters)]
+        bucket = SimpleNamespace(parameters=parameters, buffer=buffer, views=views, users=users)
+        bucket.missing, bucket.work = len(parameters), None
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, bucket))
+        self.buckets.append(bucket)
+
+    def _gradient_ready(self, bucket: SimpleNamespace, parameter: nn.Parameter) -> None:
+        if not self.synchronize:
+            return
+        if bucket.work is not None:
+            raise RuntimeError("backward() again before finish_gradient_synchronization().")
+        bucket.missing -= 1
+        for following in self.buckets:  # in order: the buckets must match on all ranks
+            if following.missing:
+                break
+            if following.work is None:
+                self._start(following)
+
+    def _start(self, bucket: SimpleNamespace) -> None:
+        bucket.users.copy_(torch.tensor([p.grad is not None for p in bucket.parameters]))
+        for parameter, view in zip(bucket.parameters, bucket.views):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                torch.div(parameter.grad, dist.get_world_size(), out=view)
+                parameter.grad = view  # the mean arrives in place: nothing to copy back
+        bucket.work = dist.all_reduce(bucket.buffer, async_op=True)
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Returns when every gradient is the mean over all ranks; call it before the optimizer."""
+        ### BEGIN SOLUTION
+        for bucket in self.buckets:
+            if bucket.work is None:  # a parameter was not used
+                self._start(bucket)
+        for bucket in self.buckets:
+            bucket.work.wait()
+            bucket.missing, bucket.work = len(bucket.parameters), None
+            for parameter, view, users in zip(bucket.parameters, bucket.views, bucket.users):
+                if parameter.grad is None and users > 0:  # used, but on other ranks only
+                    parameter.grad = view
+        ### END SOLUTION
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within `with model.no_sync():`, backward adds up local gradients and sends nothing. Behind
+        it, also if an exception has ended the block, all is as before."""
+        ### BEGIN SOLUTION
+        self.synchronize = False
+        try:
+            yield
+        finally:
+            self.synchronize = True
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "3.4-check", "grade": true, "points": 5, "locked": true}
+check("3.4", OverlappedDDP)
+
+# %% [markdown]
+# ## 7. See it: the best size of a bucket
+#
+# The explorer of the lesson moves one size at a time. Here is the exposed time against the size of
+# the buckets, for 25 million parameters, 8 ranks, 10 GB/s and 40 ms of backward, with three
+# start-up costs. The formula is the lesson's: a bucket is sent in the time $t$, $k$ of them are ready one
+# after the other during backward, and what is not hidden is
+# $t + (k - 1)\,\max(0,\; t - T/k)$.
+
+
+# %%
+def exposed_ms(buckets, backward_ms, all_reduce_ms):
+    return all_reduce_ms + (buckets - 1) * max(0.0, all_reduce_ms - backward_ms / buckets)
+
+
+# %%
+figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
+sizes = [0.25 * 1.25**i for i in range(28)]  # MB, from 0.25 to 103
+for startup_us in (100, 300, 1000):
+    exposed = []
+    for size in sizes:
+        k = max(1, round(100 / size))
+        exposed.append(exposed_ms(k, 40, startup_us / 1000 + 2 * 7 / 8 * 100 / k / 10))
+    ax.loglog(sizes, exposed, label=f"start-up cost {startup_us} µs")
+    best = sizes[exposed.index(min(exposed))]
+    print(f"start-up cost {startup_us} µs: best {best:.1f} MB, exposed {min(exposed):.1f} ms")
+ax.set(xlabel="bucket size (MB)", ylabel="exposed (ms)", title="Neither tiny nor huge (simulated)")
+ax.set_xticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
+ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+ax.minorticks_off()
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# *Each curve falls steeply while the buckets queue up, reaches its best size, and rises slowly,
+# because the last bucket grows. The higher the start-up cost, the larger the best bucket and the
+# more remains exposed.*
+
+# %% [markdown]
+# ## 8. On a cluster
+#
+# * **Overlap.** This is where DDP earns its living: on GPUs the collectives run beside the kernels of
+#   backward. Look for it in a profile: all-reduces that begin before backward ends.
+# * **Accumulation.** It is the usual way to a large batch on few machines. `no_sync` then also cuts the
+#   traffic between machines by the number of micro-batches.
+# * **`Join`.** It needs a collective more in every step, so that the ranks know who is still there. Most people
+#   cut the data to equal lengths and do without.
+# * **`SyncBatchNorm`.** It talks in every such layer, forward and backward: keep its group inside a
+#   machine (`process_group=`).
+# * **A parameter that is not used.** It costs a walk through the graph in each step. If the set of used
+#   parameters never changes, `DDP(..., static_graph=True)` finds it out once.
+#
+# ## 9. Remember
+#
+# 1. A bucket travels while backward goes on; only the last one is exposed, if the link keeps up.
+# 2. `no_sync` around all micro-batches but the last: same gradient, one message. Divide by their number.
+# 3. Ranks with different numbers of batches hang, unless `Join` or a cut makes them equal.
+# 4. The global batch grows with the ranks: scale the rate, warm it up, and watch the loss.
+# 5. What looks at the whole batch (batch normalisation), and what not every rank uses, is where a
+#    wrapped model differs from one process.
+#
+# **Sources**
+#
+# * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB
+#   2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704): section 3.2 gradient reduction,
+#   buckets and overlap, section 3.2.4 accumulation.
+# * P. Goyal et al., *Accurate, Large Minibatch SGD*, 2017, [arXiv
+#   1706.02677](https://arxiv.org/abs/1706.02677), sections 2.1 and 2.2.
+# * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv
+#   1502.03167](https://arxiv.org/abs/1502.03167), section 3.
+# * PyTorch:
+#   [`DistributedDataParallel`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
+#   [`Join`](https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html),
+#   [`SyncBatchNorm`](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html).

@@ -1,0 +1,73 @@
+"""What one notebook may ask of a learner: the minutes of a lesson, and the lines of a cell."""
+
+from collections.abc import Iterator
+
+from minutes import Minutes
+from source import Cell, Problem
+
+from course_utils.chapters import is_further
+
+LESSON = 60  # minutes to read and run one
+FIRST = 20  # minutes for chapter 00, exercises and all
+LINES, SCRIPT, LONG, LONG_CELLS = 20, 60, 30, 2
+# Chapters that have not been cut yet; each leaves this list when it is
+UNCUT = {
+    "00_start_here",
+    "01_factory",
+    "02_data_parallel",
+    "04_manual_split",
+    "05_pipeline",
+    "06_tensor_parallel",
+    "07_hybrid",
+    "08_fsdp",
+    "09_elastic",
+}
+
+
+def problems(name: str, cells: list[Cell], minutes: Minutes) -> Iterator[Problem]:
+    """What is too much in the source `name`: a line of it, and a sentence."""
+    if name not in UNCUT:
+        yield from refused(name, cells, minutes)
+
+
+def refused(name: str, cells: list[Cell], minutes: Minutes) -> Iterator[Problem]:
+    """The same, also of a chapter that has not been cut yet."""
+    yield from _time(name, minutes)
+    yield from _lines(cells)
+
+
+def _time(name: str, minutes: Minutes) -> Iterator[Problem]:
+    if minutes.lesson > LESSON and not is_further(name):
+        sentence = (
+            f"this lesson takes {minutes.lesson} minutes to read and run, and {LESSON} are what a "
+            f"learner finishes: move what not everybody needs to solutions/{name}_further.py."
+        )
+        yield 1, sentence
+    whole = minutes.lesson + minutes.exercises
+    if name.startswith("00_") and whole > FIRST:
+        sentence = (
+            f"the first chapter takes {whole} minutes with its exercises, and {FIRST} are what "
+            "somebody has who looks whether the course is for them."
+        )
+        yield 1, sentence
+
+
+def _lines(cells: list[Cell]) -> Iterator[Problem]:
+    """An exercise's stub is not counted: most of it is the text that says what to do."""
+    long = 0
+    for cell in cells:
+        if cell.kind != "code" or cell.is_answer:
+            continue
+        lines = [line for line in cell.source.split("\n") if line.strip()]
+        script = lines[0].startswith("%%writefile")
+        most = SCRIPT if script else LINES
+        if not script and LINES < len(lines) <= LONG and long < LONG_CELLS:
+            long += 1
+        elif len(lines) > most:
+            advice = (
+                f"a script has at most {SCRIPT}."
+                if script
+                else f"a cell holds one idea, in at most {LINES} lines; {LONG_CELLS} of a notebook "
+                f"may have {LONG}. Cut it, or move what draws or manages to course_utils."
+            )
+            yield cell.line, f"this cell has {len(lines)} lines, and {advice}"
