@@ -91,6 +91,7 @@ def start_group(timeout: int) -> torch.device:
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
     same_device_everywhere(everywhere(lambda: (socket.gethostname(), words, device.type)))
+    a_gpu_for_each(everywhere(lambda: (socket.gethostname(), gpu_of(device))))
     if dist.get_rank() == 0:
         print(words, flush=True)
     return device
@@ -101,6 +102,22 @@ def same_device_everywhere(ranks: list[tuple[str, str, str]]) -> None:
     if len({kind for _, _, kind in ranks}) > 1:
         lacking = sorted({f"{host}: {words}" for host, words, kind in ranks if kind == "cpu"})
         raise Stop(f"some hosts have too few GPUs, others enough: {'; '.join(lacking)}")
+
+
+def gpu_of(device: torch.device) -> str | None:
+    """What a GPU is called whatever CUDA_VISIBLE_DEVICES shows; None for the CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def a_gpu_for_each(ranks: list[tuple[str, str | None]]) -> None:
+    """Stops where ranks, (host, GPU) for each, share a GPU: several agents run on their host, and each
+    counts its own workers only. NCCL would refuse it in the first collective."""
+    shared = sorted({host for host, gpu in ranks if gpu and ranks.count((host, gpu)) > 1})
+    if shared:
+        raise Stop(
+            f"ranks of several agents use the same GPU of {', '.join(shared)}: start one agent a host, "
+            "or give each its own GPUs with CUDA_VISIBLE_DEVICES"
+        )
 
 
 # --- what ranks tell each other -----------------------------------------------------------------

@@ -463,7 +463,7 @@ class _Recorder:
             return
         self.waiting_for.setdefault(id(work), []).append(entry)
         try:
-            work.get_future().add_done_callback(lambda _: entry.finish(clock.mark()))
+            work.get_future().add_done_callback(lambda _: entry.finish(clock.news()))
         except RuntimeError:
             pass  # gloo's messages have no future: they end when wait() returns
 
@@ -527,8 +527,21 @@ class _Clock:
     def mark(self) -> float:
         return time.perf_counter()
 
+    def news(self) -> float:
+        """A mark for a thread of the backend, which must not wait for the device."""
+        return time.perf_counter()
+
     def seconds(self, mark: float) -> float:
         return mark - self.zero
+
+
+class _DevicesClock(_Clock):
+    """The same on a device whose kernels run on the host while its calls are queued (`strict`): the
+    time at which the device is there, behind all that it has to wait for."""
+
+    def mark(self) -> float:
+        hardware.settle()
+        return super().mark()
 
 
 class _CudaClock:
@@ -544,6 +557,8 @@ class _CudaClock:
         event.record()
         return event
 
+    news = mark
+
     def seconds(self, mark: torch.cuda.Event) -> float:
         mark.synchronize()
         return self.offset + self.start.elapsed_time(mark) / 1000
@@ -554,11 +569,10 @@ def _common_clock() -> _Clock | _CudaClock:
         cuda = torch.cuda.is_initialized()
         return (_CudaClock if cuda else _Clock)(time.perf_counter())
     place = hardware.device()
-    cuda = place.type == "cuda"
     dist.barrier()
     own = time.perf_counter()
     zero = torch.tensor([own], dtype=torch.float64, device=place)
     dist.all_reduce(zero, op=dist.ReduceOp.MIN)
     # Clocks of other machines have another zero: there, each rank starts its own after the barrier.
     common = zero.item() if abs(own - zero.item()) < 1.0 else own
-    return (_CudaClock if cuda else _Clock)(common)
+    return {"cuda": _CudaClock, "cpu": _Clock}.get(place.type, _DevicesClock)(common)

@@ -2254,7 +2254,14 @@ def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict
     for name, kept in model.module.named_parameters():
         kept.data.copy_(checkpoint["parameters"][name])
         if name in checkpoint["optimizer"]:
-            optimizer.state[kept] = dict(checkpoint["optimizer"][name])
+            state = checkpoint["optimizer"][name]  # loaded to the CPU, perhaps, or by another rank
+            optimizer.state[kept] = {key: on_device_of(kept, value) for key, value in state.items()}
+
+
+def on_device_of(parameter: nn.Parameter, value: object) -> object:
+    """A tensor moves to the parameter; not a number, nor Adam's `step`, which stays on the CPU."""
+    moves = torch.is_tensor(value) and value.dim() > 0
+    return value.to(parameter.device) if moves else value
 
 
 # %% [markdown]

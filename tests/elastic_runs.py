@@ -415,9 +415,11 @@ def difference(one: Path, other: Path) -> float:
 
 
 def environment(id: str, interface: str) -> dict[str, str]:
-    """For small models: one thread a rank; gloo on one network interface."""
+    """For small models: one thread a rank; gloo on one network interface. The agents play hosts, and
+    would all take the same GPUs."""
     return os.environ | {
         ID: id,
+        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": interface,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the store of the workers dies with them

@@ -23,8 +23,9 @@ import psutil
 import torch
 import torch.distributed as dist
 from fault_table import FAULTS
+from on_gloo import launch
 
-from course_utils.launch import RankFailure, launch
+from course_utils.launch import RankFailure
 
 _AT_ONCE = [fault for fault in FAULTS if fault.kind != "timeout"]
 _MEMORY = 20  # MB

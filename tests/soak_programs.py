@@ -20,8 +20,9 @@ from pathlib import Path
 import random_programs
 import torch
 import torch.distributed as dist
+from on_gloo import launch
 
-from course_utils.launch import RankFailure, launch
+from course_utils.launch import RankFailure
 
 _HEAD = """\
 def work(rank):

@@ -22,6 +22,7 @@ from course_utils.checks import (
 from course_utils.checks.draw import Draw
 from course_utils.checks.framework import judge, registered
 from course_utils.checks.learner import render
+from course_utils.hardware import device
 
 
 @pytest.fixture(autouse=True)
@@ -329,7 +330,7 @@ def test_prints_are_shown_only_after_a_failure():
 
 
 def _call(rank, answer):
-    return answer(torch.tensor([rank + 1.0]))
+    return answer(torch.tensor([rank + 1.0], device=device()))
 
 
 def ranks_exercise(failures=None):

@@ -262,6 +262,12 @@ def test_a_host_with_too_few_gpus_beside_others_is_named():
         group.same_device_everywhere(ranks)
 
 
+def test_two_agents_that_take_the_same_gpu_are_named():
+    group.a_gpu_for_each([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1"), ("c", None), ("c", None)])
+    with pytest.raises(group.Stop, match="same GPU of b: start one agent a host"):
+        group.a_gpu_for_each([("a", "GPU-1"), ("b", "GPU-1"), ("b", "GPU-1")])
+
+
 # --- the check of the hosts -----------------------------------------------------------------------
 
 

@@ -21,9 +21,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from leftovers import nothing_left
+from on_gloo import launch
 
 from course_utils import hardware
-from course_utils.launch import RankFailure, launch, output, packing, server, supervise
+from course_utils.launch import RankFailure, output, packing, server, supervise
 
 
 def total(rank, start=0):

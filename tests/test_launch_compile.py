@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from on_gloo import launch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.launch import RankFailure, launch
+from course_utils.launch import RankFailure
 
 
 @torch.compile(backend="aot_eager")  # no C++ compiler is needed

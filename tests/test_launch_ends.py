@@ -19,9 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from leftovers import nothing_left
+from on_gloo import launch
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, family, launch, rank, server
+from course_utils.launch import RankFailure, family, rank, server
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers and pidfds")
 

@@ -6,8 +6,9 @@ import tempfile
 import pytest
 from fault_table import FAULTS
 from leftovers import nothing_left
+from on_gloo import launch
 
-from course_utils.launch import RankFailure, launch
+from course_utils.launch import RankFailure
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 from fault_table import FAULTS
 from leftovers import nothing_left
+from on_gloo import launch
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, calls, compare, diagnosis, launch, stacks, supervise
+from course_utils.launch import RankFailure, calls, compare, diagnosis, stacks, supervise
 from course_utils.launch.frames import Frame
 
 HANGS = {fault.fn.__name__: fault for fault in FAULTS if fault.kind == "timeout"}

@@ -8,8 +8,9 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from on_gloo import launch
 
-from course_utils.launch import janitor, launch, server
+from course_utils.launch import janitor, server
 
 pytestmark = pytest.mark.skipif(
     server.context.get_start_method() != "forkserver", reason="there is no fork server here"

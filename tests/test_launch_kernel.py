@@ -35,7 +35,8 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
         self.pid = self.manager.provisioner.pid
         self.run("import os, sys, time, torch, torch.distributed as dist")
-        self.run("from course_utils.launch import launch, RankFailure")
+        self.run("import functools; from course_utils.launch import launch, RankFailure")
+        self.run("launch = functools.partial(launch, backend='gloo')")  # cells use CPU tensors
 
     def start(self, code):
         self._message = self.client.execute(code)
@@ -270,7 +271,7 @@ def work(rank):
     ctypes.CDLL(None).printf(b"C writes\\n")
     return t.item()
 
-print(launch(work, 2))  # no `if __name__ == "__main__"` is needed
+print(launch(work, 2, backend="gloo"))  # no `if __name__ == "__main__"` is needed
 
 def draw(rank):
     from matplotlib import pyplot

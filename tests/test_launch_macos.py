@@ -6,8 +6,9 @@ import sys
 
 import pytest
 import torch.distributed as dist
+from on_gloo import launch
 
-from course_utils.launch import RankFailure, launch, server
+from course_utils.launch import RankFailure, server
 from tests.leftovers import nothing_left
 
 

@@ -2,6 +2,7 @@
 failure is told as on the CPU. Under NCCL's rules, for want of a GPU."""
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -131,9 +132,23 @@ def settles(rank: int) -> list:
     return total.tolist()
 
 
+def gives_up(rank: int) -> list:
+    """A wait with a limit ends the communicator's calls: the device is free, and a rank can finish."""
+    total = ones()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="timed out"):
+            dist.all_reduce(total, async_op=True).wait(timedelta(seconds=1))
+    return ones().tolist()
+
+
 @pytest.mark.parametrize(
     ("program", "result"),
-    [(goes_on_at_once, [2.0, 2.0]), (waits_behind_a_slow_one, [4.0, 4.0]), (settles, [2.0, 2.0])],
+    [
+        (goes_on_at_once, [2.0, 2.0]),
+        (waits_behind_a_slow_one, [4.0, 4.0]),
+        (settles, [2.0, 2.0]),
+        (gives_up, [1.0, 1.0]),
+    ],
 )
 def test_right_programs_go_on(program, result):
     assert launch(program, 2, rules="nccl") == [result] * 2

@@ -6,13 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from on_gloo import launch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.launch import launch
+from course_utils import launch as course_launch
+from course_utils.hardware import device
 from course_utils.models import MnistNet
 from course_utils.trace import (
     Call,
@@ -254,6 +256,49 @@ def test_spans_share_one_clock_and_are_cut_where_others_run():
     # rank 0's transfer begins at the moment at which rank 1 enters the call
     assert first.spans[2].start == second.spans[1].start
     assert first.seconds("waiting") > 0.03
+
+
+# ---- on a device whose calls return at once: NCCL's, or its rules on the CPU ---------------------
+
+LATE = 0.3  # seconds that rank 1 comes late
+
+
+def on_device(body):
+    return course_launch.launch(traced_on_device, 2, body, rules="nccl")
+
+
+def traced_on_device(rank, body):
+    x = torch.ones(4, 4, device=device())
+    dist.all_reduce(x)  # the ranks are connected
+    with Trace() as trace:
+        time.sleep(LATE * rank)
+        body(rank, trace, x)
+    return trace.record()
+
+
+def test_a_span_begins_when_the_device_gets_there():
+    def body(rank, trace, x):
+        dist.send(x, 0) if rank else dist.recv(x, 1)  # returns at once
+        with trace.span("forward"):
+            x @ x
+
+    record = on_device(body)[0]
+    [message] = [span for span in record.spans if span.name == "recv"]
+    [forward] = [span for span in record.spans if span.name == "forward"]
+    assert message.end - message.start > LATE / 2
+    assert forward.start >= message.end and forward.end - forward.start < LATE / 2
+
+
+def test_the_messages_of_a_batch_last_until_it_ends():
+    def body(rank, trace, x):
+        ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, x.clone(), 1 - rank)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    record = on_device(body)[0]
+    messages = [span for span in record.spans if span.kind == "communication"]
+    assert [span.name for span in messages] == ["send", "recv"]
+    assert all(span.end - span.start > LATE / 2 for span in messages)
 
 
 def test_all_ranks_have_the_same_zero():

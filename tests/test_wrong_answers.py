@@ -83,7 +83,7 @@ def class_of(exercise):
             record_property("right", exercise.id)
             must_pass(exercise, right.answer)
 
-        @pytest.mark.parametrize("wrong", wrongs, ids=name_of)
+        @pytest.mark.parametrize("wrong", wrongs, ids=names_of)
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
             record_property("wrong", exercise.id)
             failed = failures(exercise, wrong.answer, SEED)
@@ -109,6 +109,10 @@ def failures(exercise, answer, seed):
 
 def name_of(answer):
     return answer.answer.__name__
+
+
+def names_of(wrong):
+    return f"{wrong.answer.__name__}-{wrong.names}"
 
 
 def must_pass(exercise, answer):

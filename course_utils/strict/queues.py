@@ -59,8 +59,12 @@ class Flight:
         return any(first < span[1] and span[0] < last for first, last in self.spans)
 
     def end(self, error: BaseException | None) -> None:
-        self.error = error
-        self.ended.set()
+        """To be called when the call has ended; again, without effect, if it was given up before."""
+        with _lock:
+            if self.ended.is_set():
+                return
+            self.error = error
+            self.ended.set()
         self.future.set_result(self.tensors)
 
     def await_(self) -> None:
@@ -88,6 +92,15 @@ class Queue:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "communicator")
+
+    def give_up(self) -> None:
+        """What NCCL does to a communicator when a wait with a limit has run out: its calls end, so that
+        the device can go on."""
+        with _lock:
+            given_up = [flight for flight in _flights if flight.queue is self]
+            _flights[:] = [flight for flight in _flights if flight.queue is not self]
+        for flight in given_up:
+            flight.end(None)
 
     def put(self, flight: Flight, starts: list[Callable[[], dist.Work | None]]) -> None:
         """Starts all of `starts` together when their turn comes, and ends the flight with them."""
@@ -173,6 +186,7 @@ def install() -> None:
         awaited(work)
         for seconds in map(timedelta.total_seconds, (*limit, *named_limit.values())):
             if not flight.ended.wait(seconds):
+                flight.queue.give_up()
                 raise RuntimeError(f"{flight.name} timed out after {seconds:g} seconds")
         if limit or named_limit or flight.name == "barrier":  # the host itself waits there
             flight.needed()

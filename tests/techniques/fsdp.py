@@ -121,7 +121,7 @@ def mini_fsdp_resumed_by_other_ranks(rank: int, job: Job) -> Trained:
 def taken_parts(folder: Path) -> list[dict]:
     """What the ranks before have saved; every rank gets all of it, and the folder is empty again."""
     paths = sorted(folder.iterdir())
-    parts = [torch.load(path, weights_only=True, map_location=device()) for path in paths]
+    parts = [torch.load(path, weights_only=True, map_location="cpu") for path in paths]
     dist.barrier()  # all have read
     if dist.get_rank() == 0:
         for path in paths:
