@@ -153,6 +153,7 @@ def computed(root: Path) -> Table:
 
 def _keep(root: Path, table: Table) -> None:
     rows = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(table.items())]
+    (root / TABLE).parent.mkdir(exist_ok=True)
     (root / TABLE).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
