@@ -5,12 +5,14 @@ is one. Both are one chapter: their exercises are numbered through, and a mentio
 means the lesson. Whoever lists chapters asks here.
 """
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FURTHER = "_further"
+MINUTES = Path("course_utils") / "minutes.json"  # under the root: what the builder has computed
 _SOURCE = re.compile(r"(\d\d)_\w+")
 
 
@@ -54,6 +56,15 @@ def chapter(number: int | str, root: Path = ROOT) -> Chapter:
             if found.number == int(number):
                 return found
     raise LookupError(f"There is no source of chapter {str(number)!r} in {root / 'solutions'}.")
+
+
+def minutes(title: str, root: Path = ROOT) -> list[int]:
+    """How long a chapter's lesson takes to read and run, and what goes beyond it, if it is there;
+    empty where nobody has built it."""
+    path = root / MINUTES
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = [kept[name] for name in (title, title + FURTHER) if name in kept]
+    return [row["read"] + row["run"] for row in found if "read" in row]
 
 
 def is_further(name: str) -> bool:

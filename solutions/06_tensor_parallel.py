@@ -10,39 +10,22 @@
 # At the end you have cut a transformer block by hand: its MLP, its attention, its embedding and its
 # loss. You know how many bytes each cut sends and how many it saves, because you predicted both and
 # counted them. And you have done it again with PyTorch's own API, with the same result.
+#
+# What goes beyond that is in `06_tensor_parallel_further`: activations cut by tokens (sequence
+# parallelism), dropout, and clipping.
 
 # %% tags=["nbval-ignore-output"]
-import warnings
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-from matplotlib.colors import ListedColormap
-from matplotlib.patches import Rectangle
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
-from torch.nn.functional import cross_entropy, dropout, embedding, gelu, linear
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.functional import cross_entropy, gelu, linear
 
-from course_utils import explore, hardware, plots, text
-from course_utils.checks import check, hint
+from course_utils import hardware, plots
 from course_utils.equality import equal, flat
 from course_utils.launch import launch
-from course_utils.models import Attention, Block, FeedForward, LanguageModel
 from course_utils.predictions import compare
-from course_utils.terminal import scratch, torchrun
-from course_utils.trace import Trace, kept_for_backward, memory_ledger, ring_bytes
+from course_utils.trace import Trace, memory_ledger, ring_bytes
 
 hardware.report()
 
@@ -61,6 +44,8 @@ hardware.report()
 # in one building, not in two cities.
 
 # %%
+from matplotlib.patches import Rectangle
+
 figure, ax = plots.canvas(height=3.3)
 plots.pile(ax, 0.1, 1.75, [plots.COLORS["activations"]] * 6, label="product x")
 for worker, y in enumerate((3.05, 2.15, 1.25, 0.35)):
@@ -136,37 +121,10 @@ launch(half_an_mlp_each, 2)
 # cut of $A$ cuts dimension 1, and the bias stays whole. In this chapter "column" and "row" speak of
 # $A$, as the papers and PyTorch's class names do.
 
-
 # %%
-def draw_matrix(ax, x, y, width, height, label, ranks, along="none"):
-    """A matrix cut between `ranks`: "columns", "rows", "sum" (partial on each) or "none"."""
-    for rank in range(ranks):
-        color = plots.RANK_COLORS[rank]
-        if along == "columns":
-            box = (x + width * rank / ranks, y), width / ranks, height
-        elif along == "rows":
-            box = (x, y + height * (ranks - 1 - rank) / ranks), width, height / ranks
-        elif along == "sum":  # one sheet behind the other
-            box = (x + 0.07 * (ranks - 1 - rank), y + 0.07 * (ranks - 1 - rank)), width, height
-        else:
-            box, color = ((x, y), width, height), "white"
-        ax.add_patch(Rectangle(*box, facecolor=color, edgecolor=plots.COLORS["ink"]))
-    ax.text(x + width / 2, y - 0.12, label, ha="center", va="top", fontsize=9)
+from course_utils.figures import ch06
 
-
-def draw_cut(ax, y, ranks, cut, titles):
-    cuts = {"columns": ("none", "columns", "columns"), "rows": ("columns", "rows", "sum")}[cut]
-    for (x, width, height), along, label in zip(
-        [(0.3, 1.6, 1.1), (3.0, 2.2, 1.6), (6.6, 2.2, 1.1)], cuts, titles
-    ):
-        draw_matrix(ax, x, y + 0.3, width, height, label, ranks, along)
-    ax.text(2.45, y + 0.85, "times", ha="center", va="center")
-    ax.text(5.85, y + 0.85, "is", ha="center", va="center")
-
-
-figure, ax = plots.canvas(height=4.3)
-draw_cut(ax, 2.9, 4, "columns", ["X, whole on every rank", "A, column cut", "Y, in columns"])
-draw_cut(ax, 0.2, 4, "rows", ["X, in columns", "A, row cut", "Y, a partial sum on each rank"])
+figure = ch06.two_cuts()
 plt.show()
 
 # %% [markdown]
@@ -220,6 +178,7 @@ def made_whole(y, cut):
     return torch.cat(columns, dim=1)
 
 
+# %%
 def cut_mlp(rank, first, second):
     generator = torch.Generator().manual_seed(0)
     shapes = (t, W), (W, 4 * W), (4 * W, W)
@@ -344,6 +303,7 @@ def cut_dimension(name):
     return next((dim for end, dim in CUT_DIMENSION.items() if name.endswith(end)), None)
 
 
+# %%
 def part_of(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
     """Returns a copy of what `rank` holds of the parameter `name`."""
     dim = cut_dimension(name)
@@ -406,6 +366,10 @@ def same_when_cut(rank, make, cut):
     cut(module)
     got, ranks = outcome(module, x), dist.get_world_size()
     return all(equal(part_of(name, expected[name], rank, ranks), [got[name]]) for name in got)
+
+
+# %%
+from course_utils.models import Attention, Block, FeedForward
 
 
 def cut_feed_forward(feed_forward: FeedForward) -> None:
@@ -545,8 +509,10 @@ plt.show()
 # The **embedding** looks up rows. A rank that does not know a word contributes zeros, and the sum
 # over the ranks is the row.
 
-
 # %%
+from torch.nn.functional import embedding
+
+
 class CutEmbedding(nn.Module):
     """Looks up the rows of a table that is cut by rows between the ranks."""
 
@@ -638,6 +604,9 @@ compare(predicted, dict(zip(predicted, sent)))
 # words, so a model that ties the two stays tied.
 
 # %%
+from course_utils import text
+from course_utils.models import LanguageModel
+
 CONTEXT, WINDOWS, STEPS, LEARNING_RATE = 32, 8, 3, 0.1
 VOCABULARY = len(text.vocabulary())  # 72, so it divides by 2, 4 and 8
 
@@ -655,6 +624,7 @@ def batches():
         yield inputs.to(hardware.device()), targets.flatten().to(hardware.device())
 
 
+# %%
 def tensor_parallel_model(model: LanguageModel) -> LanguageModel:
     """Cuts a whole language model in place. Its head then gives this rank's logits only."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -690,6 +660,7 @@ def parts_of_model(model, rank, ranks):
     return flat(values), flat(gradients)
 
 
+# %%
 alone = new_model()
 losses_alone = train(alone, cross_entropy)
 
@@ -712,6 +683,7 @@ def as_alone(results):
     return claims
 
 
+# %%
 for n in (1, 2, 4):
     print(f"{count_of_ranks(n)} as alone:", as_alone(launch(train_cut, n)))
 
@@ -788,225 +760,10 @@ measured = {
 compare(predicted, measured)
 
 # %% [markdown]
-# The fourth kind, the activations, comes with the next cut. What attention keeps for backward is left
+# The fourth kind, the activations, is cut in the further notebook, by tokens. What attention keeps for backward is left
 # out there: it depends on the kernel that computes it, and so on the device.
-#
-# ### Sequence parallelism: the same bytes, less memory
-#
-# One thing is not cut yet: the tensors between the halves. Every rank holds all $tW$ activations,
-# and runs the same norm over all of them. But norms work on each token alone. So let each rank keep
-# $t/n$ of the tokens there. This is **sequence parallelism** ([Korthikanti et al.
-# 2022](https://arxiv.org/abs/2205.05198), section 4.2.2): between the halves the activations are
-# cut by tokens, inside them by columns.
-#
-# The boundaries change. Where a half begins, an all-gather fetches the other ranks' tokens. Where
-# it ends, each rank needs the sum of its own tokens only, which is a reduce-scatter. In backward
-# each becomes the other.
-
-
-# %%
-def gather_tokens(piece):
-    """(N, T / n, W) from every rank to (N, T, W) on every rank."""
-    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
-    dist.all_gather(pieces, piece)
-    return torch.cat(pieces, dim=1)
-
-
-def sum_tokens(partial):
-    """(N, T, W), one term on every rank, to this rank's tokens of the sum, (N, T / n, W)."""
-    pieces = [piece.contiguous() for piece in partial.chunk(dist.get_world_size(), dim=1)]
-    mine = torch.empty_like(pieces[0])
-    dist.reduce_scatter(mine, pieces)
-    return mine
-
-
-class GatherSequence(torch.autograd.Function):
-    """All-gather along the tokens in forward, reduce-scatter in backward."""
-
-    @staticmethod
-    def forward(ctx, piece):
-        return gather_tokens(piece.contiguous())
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return sum_tokens(gradient)
-
-
-class ScatterSequence(torch.autograd.Function):
-    """Reduce-scatter along the tokens in forward, all-gather in backward."""
-
-    @staticmethod
-    def forward(ctx, partial):
-        return sum_tokens(partial)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gather_tokens(gradient.contiguous())
-
 
 # %% [markdown]
-# The rest of the block stays as it is. Only the pair of functions is different. The number of
-# tokens in a sequence, T, has to be a multiple of the number of ranks.
-
-
-# %%
-def sequence_parallel(block: Block) -> Block:
-    """Cuts a block in place. It takes and returns this rank's tokens, (N, T / n, W)."""
-    pair = GatherSequence, ScatterSequence
-    share_heads(block.attention)
-    cut_half(block.attention, block.attention.out, *pair)
-    cut_half(block.feed_forward, block.feed_forward.down, *pair)
-    return block
-
-
-def sum_gradients_of_whole_parameters(model: nn.Module) -> None:
-    """Adds up, after backward, what each rank has found from its own tokens."""
-    for name, parameter in model.named_parameters():
-        if cut_dimension(name) is None:
-            dist.all_reduce(parameter.grad)
-
-
-# %% [markdown]
-# The second function is new, too. A norm now sees a rank's own tokens only, and so do the biases
-# that are added after the reduce-scatter. Their gradients are terms of a sum. Forget this, and
-# nothing fails: the norms of the ranks drift apart. The cell compares with and without it.
-
-
-# %%
-def block_by_tokens(rank, cut, repair, gradient_of=lambda parameter: parameter.grad):
-    torch.manual_seed(0)
-    block, x = Block(32, heads=4).to(hardware.device()), torch.randn(2, 8, 32)
-    expected, ranks = outcome(block, x.to(hardware.device())), dist.get_world_size()
-    cut(block).zero_grad()
-    weights = torch.linspace(-1, 1, 32, device=hardware.device())  # as in `outcome`
-    own = x.chunk(ranks, dim=1)[rank].to(hardware.device()).requires_grad_()
-    y = block(own)
-    (y * weights).sum().backward()
-    if repair:
-        sum_gradients_of_whole_parameters(block)
-    by_tokens = {"output": y, "input": own.grad}
-    right = {k: equal(expected[k].chunk(ranks, dim=1)[rank], [v]) for k, v in by_tokens.items()}
-    for name, p in block.named_parameters():
-        right[name] = equal(part_of(name, expected[name], rank, ranks), [gradient_of(p)])
-    return right
-
-
-for repair in (True, False):
-    right = launch(block_by_tokens, 2, sequence_parallel, repair)[0]
-    wrong = [name for name, fine in right.items() if not fine]
-    print("gradients of whole parameters", "summed:" if repair else "not summed:", end=" ")
-    print("all as whole" if not wrong else "wrong: " + ", ".join(wrong))
-
-# %% [markdown]
-# **Predict**, for one block and for each direction: the number of collectives, and the bytes that a
-# rank hands over. A reduce-scatter takes the whole $tW$, an all-gather this rank's $tW/n$. What a rank
-# hands over is not what travels: the last two rows weigh the payloads with a ring's factors from
-# section 3. An all-reduce *is* a reduce-scatter and an all-gather, so on a ring the bytes are the same.
-
-# %% tags=["prediction"]
-t, W, n = 48, 64, 4
-whole = 4 * t * W  # bytes
-ring = 4 * 2 * (n - 1) * whole // n  # of 4 all-reduces
-predicted = {
-    "tensor, calls each way": [2, 2],
-    "sequence, calls each way": [4, 4],
-    "tensor, bytes each way": [2 * whole, 2 * whole],
-    "sequence, bytes each way": [2 * (whole + whole // n), 2 * (whole + whole // n)],
-    "tensor, on a ring, from counted payload": ring,
-    "sequence, on a ring, from counted payload": ring,
-}
-
-
-# %%
-def traffic_of_block(rank, cut, tokens):
-    torch.manual_seed(0)
-    block = cut(Block(W, heads=8).to(hardware.device()))
-    x = torch.randn(3, tokens // 3, W, device=hardware.device(), requires_grad=True)
-    with Trace() as forward:
-        y = block(x)
-    with Trace() as backward:
-        y.sum().backward()
-    records = forward.record(), backward.record()
-    calls, sent = [r.count() for r in records], [r.sent() for r in records]
-    return calls, sent, sum(ring_bytes(record.calls) for record in records)
-
-
-together = launch(traffic_of_block, n, tensor_parallel, t)[0]
-by_tokens = launch(traffic_of_block, n, sequence_parallel, t // n)[0]
-measured = [number for pair in zip(together, by_tokens) for number in pair]
-compare(
-    predicted,
-    dict(zip(predicted, measured)),
-    {
-        "As if tokens that are cut halved what travels: a ring carries the same either way.": {
-            "sequence, on a ring, from counted payload": ring // 2
-        },
-        "Twice the calls: each is half of an all-reduce.": {
-            "sequence, on a ring, from counted payload": 2 * ring
-        },
-    },
-)
-
-# %% [markdown]
-# And the memory. **Predict** how many numbers autograd keeps for the backward of a norm with the
-# MLP behind it. The norm keeps its input, $tW$, and two numbers for each token, from mean and
-# deviation. The `up` layer keeps its input, $tW$. The GELU keeps its input, $4tW$, and the `down`
-# layer keeps its, $4tW$. Tensor parallelism cuts the last two. Sequence parallelism also cuts what
-# the norm keeps.
-
-# %% tags=["prediction"]
-predicted = {
-    "whole": 4 * (10 * t * W + 2 * t),
-    "tensor parallel": 4 * (2 * t * W + 2 * t + 8 * t * W // n),
-    "with sequence": 4 * (t * W + (t * W + 2 * t) // n + 8 * t * W // n),
-}
-
-
-# %%
-def kept_by_mlp(rank, cut, tokens):
-    block = cut(Block(W, heads=8).to(hardware.device()))
-    x = torch.randn(3, tokens // 3, W, device=hardware.device())
-    with kept_for_backward(block) as kept:
-        block.feed_forward(block.norm2(x))
-    return kept.bytes
-
-
-kept = {
-    "whole": launch(kept_by_mlp, 1, lambda block: block, t)[0],
-    "tensor parallel": launch(kept_by_mlp, n, tensor_parallel, t)[0],
-    "with sequence": launch(kept_by_mlp, n, sequence_parallel, t // n)[0],
-}
-compare(
-    predicted,
-    kept,
-    {
-        "As if everything were cut: the norm's input and the input of `up` are whole on every rank.": {
-            "tensor parallel": kept["whole"] // n
-        },
-        "As if everything were cut: the input of `up` is gathered, and whole on every rank.": {
-            "with sequence": kept["whole"] // n
-        },
-    },
-)
-
-# %%
-figure = plots.memory(
-    [{"activations": count} for count in kept.values()],
-    ["whole, 1 rank", "tensor, 4 ranks", "sequence, 4 ranks"],
-    title="What backward needs from a norm and an MLP, on each rank",
-)
-plt.show()
-
-# %% [markdown]
-# *Tensor parallelism alone leaves the two uncut tensors in front of the MLP. With sequence
-# parallelism one of them is cut as well.*
-#
-# One whole tensor remains: the gathered input that `up` keeps. Megatron-LM keeps this rank's tokens
-# only and gathers them once more in backward: ten all-gathers and reduce-scatters a block and step in
-# place of eight, a quarter more bytes. Then everything is divided by $n$: for a block with dropout,
-# 16-bit numbers and an attention that keeps its matrix (the term with $s$; FlashAttention has none), $tW(34/n + 5as/(Wn))$ bytes instead of $tW(10 + 24/n + 5as/(Wn))$
-# (table 2 there; $a$ heads, $s$ tokens in a sequence).
-#
 # ### With PyTorch: DTensor and a plan
 #
 # A **DTensor** is a tensor that knows how it is cut. It has a **mesh** of devices and, for each
@@ -1019,6 +776,13 @@ plt.show()
 # gives the sum.
 
 # %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
 PLAN = {
     "attention.qkv": ColwiseParallel(),
     "attention.out": RowwiseParallel(),
@@ -1031,6 +795,7 @@ def mesh():
     return init_device_mesh(hardware.device().type, (dist.get_world_size(),))
 
 
+# %%
 def queries_keys_values_by_rank(attention: Attention) -> None:
     """Reorders the rows of qkv: rank 0's queries, keys and values first, then rank 1's."""
     ranks = dist.get_world_size()
@@ -1073,39 +838,20 @@ print("2 ranks, rows as they are: output as whole:", any(launch(block_with_pytor
 
 # %% [markdown]
 # No error, but a different model. Remember this one when you parallelize somebody's fused projection.
-#
-# `CommDebugMode` counts the collectives that DTensor calls. **Predict** them, for the plan above
-# and for one with sequence parallelism. In that plan, `SequenceParallel` makes the norms work on
-# cut tokens, `PrepareModuleInput` gathers them where a half begins, and `output_layouts=Shard(1)`
-# turns the sum at its end into a reduce-scatter.
-
-# %%
-gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-SEQUENCE_PLAN = PLAN | {
-    "norm1": SequenceParallel(),
-    "attention": gather,
-    "attention.out": RowwiseParallel(output_layouts=Shard(1)),
-    "norm2": SequenceParallel(),
-    "feed_forward": gather,
-    "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
-}
-
-
-def sequence_parallel_with_pytorch(block: Block) -> Block:
-    """Does what `sequence_parallel` does, with parallelize_module."""
-    queries_keys_values_by_rank(block.attention)
-    parallelize_module(block, mesh(), SEQUENCE_PLAN)
-    share_heads(block.attention)
-    return block
-
 
 # %% [markdown]
-# DTensors travel inside the block; `local` looks into one. The plan needs no repair after backward:
-# a norm's gradient is a DTensor with the placement `Partial()`, and to ask for it whole adds it up.
-# Output, gradient of the input and all gradients of parameters, compared with one process:
-
+# ### The whole model with PyTorch
+#
+# For the model, the plan also names the embedding and the head. `RowwiseParallel` on an
+# `nn.Embedding` cuts its rows, the words. The head keeps its logits in columns, as a DTensor, and
+# inside `loss_parallel()` the usual `cross_entropy` works on them without gathering.
+#
+# DTensors travel inside the model; `local` looks into one.
 
 # %%
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -1118,48 +864,6 @@ def local_gradient(parameter: Tensor) -> Tensor:
         gradient = gradient.redistribute(placements=parameter.placements)
     return local(gradient)
 
-
-right = launch(block_by_tokens, 2, sequence_parallel_with_pytorch, False, local_gradient)
-print("2 ranks, all as whole:", all(all(of_rank.values()) for of_rank in right))
-
-# %% tags=["prediction"]
-predicted = {
-    "tensor, forward": {"all_reduce": 2},
-    "tensor, both": {"all_reduce": 4},
-    "sequence, forward": {"all_gather": 2, "reduce_scatter": 2},
-    "sequence, both": {"all_gather": 4, "reduce_scatter": 4},
-}
-
-
-# %%
-def counted(comm):
-    counts = {str(op).split(".")[-1]: count for op, count in comm.get_comm_counts().items()}
-    short = {name.split("_into_tensor")[0].split("_tensor")[0]: c for name, c in counts.items()}
-    return dict(sorted(short.items()))
-
-
-def count_with_comm_debug(rank, cut, tokens):
-    block = cut(Block(W, heads=8).to(hardware.device()))
-    x = torch.randn(3, tokens // 3, W, device=hardware.device(), requires_grad=True)
-    with CommDebugMode() as comm:
-        y = block(x)
-        forward = counted(comm)
-        y.sum().backward()
-        return forward, counted(comm)
-
-
-measured = [
-    *launch(count_with_comm_debug, n, tensor_parallel_with_pytorch, t)[0],
-    *launch(count_with_comm_debug, n, sequence_parallel_with_pytorch, t // n)[0],
-]
-compare(predicted, dict(zip(predicted, measured)))
-
-# %% [markdown]
-# ### The whole model with PyTorch
-#
-# For the model, the plan also names the embedding and the head. `RowwiseParallel` on an
-# `nn.Embedding` cuts its rows, the words. The head keeps its logits in columns, as a DTensor, and
-# inside `loss_parallel()` the usual `cross_entropy` works on them without gathering.
 
 # %%
 MODEL_PLAN = {f"blocks.*.{name}": style for name, style in PLAN.items()} | {
@@ -1174,6 +878,10 @@ def tensor_parallel_model_with_pytorch(model: LanguageModel) -> LanguageModel:
         queries_keys_values_by_rank(block.attention)
         share_heads(block.attention)
     return parallelize_module(model, mesh(), MODEL_PLAN)
+
+
+# %%
+from torch.distributed.tensor.parallel import loss_parallel
 
 
 def train_with_pytorch(rank):
@@ -1225,6 +933,7 @@ def holders(cut, ranks=4):
     return result
 
 
+# %%
 by_hand, with_pytorch = holders(tensor_parallel), holders(tensor_parallel_with_pytorch)
 print("every number has a holder:", all((h >= 0).all() for h in by_hand.values()))
 print(
@@ -1232,42 +941,8 @@ print(
     all(map(torch.equal, by_hand.values(), with_pytorch.values())),
 )
 
-
 # %%
-def draw_holder(ax, holder, x, top, scale):
-    """Draws a parameter and returns where it ends."""
-    height, width = holder.shape[0] * scale, max(3, holder.shape[1]) * scale  # a vector: 3 wide
-    colors = ListedColormap([*plots.RANK_COLORS[:4], "#DDDDDD"])
-    box = (x, x + width, top - height, top)
-    ax.imshow(holder, cmap=colors, vmin=0, vmax=4, extent=box, interpolation="nearest")
-    ax.add_patch(Rectangle((x, top - height), width, height, fill=False, linewidth=0.8))
-    return x + width
-
-
-def draw_layer(ax, holders, layer, x, top, scale=0.033):
-    """Draws the weight of a layer and its bias, and returns where they end."""
-    ax.text(x, top + 0.1, layer.replace(".", ".\n"), ha="left", va="bottom", fontsize=9)
-    for kind in ("weight", "bias"):
-        x = draw_holder(ax, holders[f"{layer}.{kind}"], x, top, scale) + 0.06
-    return x
-
-
-def draw_block(holders):
-    figure, ax = plots.canvas(height=4.3)
-    x = 0.1
-    for layer in ("norm1", "attention.qkv", "norm2", "feed_forward.up"):
-        x = draw_layer(ax, holders, layer, x, 4.75) + 0.5
-    draw_layer(ax, holders, "attention.out", x, 4.75)
-    draw_layer(ax, holders, "feed_forward.down", x, 2.95)
-    names = ["rank 0", "rank 1", "rank 2", "rank 3", "all ranks"]
-    for i, (name, color) in enumerate(zip(names, [*plots.RANK_COLORS[:4], "#DDDDDD"])):
-        plots.pile(ax, x + 0.95 * i, 1.2, [color], columns=1)
-        ax.text(x + 0.95 * i + 0.3, 1.33, name, va="center", fontsize=9)
-    ax.set(xlim=(0, 10), ylim=(0, 5.375))
-    return figure
-
-
-draw_block(by_hand)
+figure = ch06.block_of(by_hand)
 plt.show()
 
 # %% [markdown]
@@ -1275,7 +950,7 @@ plt.show()
 # are cut into rows, `qkv` three times, for queries, keys and values. `out` and `down` are cut into
 # columns. Norms and the biases of `out` and `down` are grey: every rank holds them.*
 #
-# ## 5. Break it: three bug hunts and five mistakes
+# ## 5. Break it: three bug hunts and three mistakes
 #
 # ### Bug hunt: a wrapper called tensor parallelism
 #
@@ -1283,8 +958,10 @@ plt.show()
 # torch.nn.parallel.DistributedDataParallel*, with the remark *creating a large layer that can be
 # split*. Before you run it: which part of the layer does each rank hold? What does forward send?
 
-
 # %%
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
 class LargeModel(nn.Module):
     def __init__(self):
         super().__init__()
@@ -1381,6 +1058,8 @@ for rank, (same, shape) in enumerate(launch(repaired_example, 2)):
 # does each rank hold, and is the output right?
 
 # %%
+import warnings
+
 SLIP = {"feed_foward.up": ColwiseParallel(), "feed_foward.down": RowwiseParallel()}
 
 
@@ -1478,46 +1157,6 @@ print("cut_attention on 6 ranks:", launch(attention_as_whole, 6, cut_attention)[
 # refuses with a sentence. Take a number of ranks that divides the heads, or a model with a
 # different number of heads.
 #
-# ### Dropout masks: equal here, different there
-#
-# Dropout throws a coin for every number. In a replicated tensor all ranks hold the same numbers, so
-# their coins must agree. In a cut tensor each rank holds different columns, so their coins must differ.
-# One seed for everything gets one of the two wrong. The cell asks for both: on two ranks, does the
-# output after the last dropout agree? And were the hidden numbers dropped in exactly the same places
-# on both ranks?
-
-
-# %%
-def coins(shape, generator):
-    return (torch.rand(shape, generator=generator) < 0.5).to(hardware.device())
-
-
-def mlp_with_dropout(rank, seed_inside, seed_outside):
-    """An MLP with dropout on its hidden columns, cut, and on its output, replicated."""
-    torch.manual_seed(0)
-    mlp, x = FeedForward(32).to(hardware.device()), torch.randn(4, 32).to(hardware.device())
-    inside, outside = (torch.Generator().manual_seed(s[rank]) for s in (seed_inside, seed_outside))
-    cut_feed_forward(mlp)
-    hidden_coins = coins((4, 64), inside)
-    mlp.up.register_forward_hook(lambda module, inputs, hidden: hidden * hidden_coins * 2)
-    return mlp(x) * coins((4, 32), outside) * 2, hidden_coins
-
-
-same_seed, own_seed = (7, 7), (8, 9)
-for inside, outside in [(same_seed, same_seed), (own_seed, own_seed), (own_seed, same_seed)]:
-    (y0, coins0), (y1, coins1) = launch(mlp_with_dropout, 2, inside, outside)
-    names = {same_seed: "one seed", own_seed: "own seed"}
-    print(f"inside {names[inside]}, outside {names[outside]}:")
-    print("    ranks agree on the output:", equal(y0, [y1]), end="")
-    print(", hidden columns drop alike:", torch.equal(coins0, coins1))
-
-# %% [markdown]
-# With one seed, column 0 and column 64 of the hidden tensor always fall together: the model has half
-# as many independent coins as it should, and nothing fails. With a seed per rank everywhere, the
-# ranks no longer hold the same output, and from here on each trains a model of its own. The last line
-# is the repair: two generators, a common one for replicated tensors and one of its own for each rank.
-# Megatron-LM keeps such a pair (Shoeybi et al. 2019, appendix B.2).
-#
 # ### A shard that is a view
 #
 # A row cut takes columns of the stored matrix: `weight.chunk(2, dim=1)[rank]`. That is a **view**:
@@ -1549,61 +1188,20 @@ for name, shard_of in [("view", lambda shard: shard), ("copy", Tensor.clone)]:
 # from where the shard begins, which are other numbers than the shard's, and writes the sum there: a
 # wrong result without an error. NCCL raises `Tensors must be contiguous`. The repair is the copy,
 # once, when the weight is cut.
-#
-# ### Clipping by a local norm
-#
-# **Gradient clipping** scales all gradients down if their norm is too large. The norm is that of the
-# *whole* gradient. `clip_grad_norm_` on a rank sees its parts only.
-
-
-# %%
-def clip_and_step(rank, cut, max_norm=1.0):
-    torch.manual_seed(0)
-    block, x = cut(Block(32, heads=4).to(hardware.device())), torch.randn(2, 8, 32)
-    if cut is sequence_parallel_with_pytorch:  # it takes this rank's tokens
-        x = x.chunk(dist.get_world_size(), dim=1)[rank]
-    y = block(x.to(hardware.device()))
-    (y * torch.linspace(-1, 1, 32, device=y.device)).sum().backward()
-    # foreach=False: the quicker way of PyTorch 2.11 leaves gradients alone that are partial sums
-    norm = nn.utils.clip_grad_norm_(block.parameters(), max_norm, foreach=False)
-    torch.optim.SGD(block.parameters(), lr=1.0, foreach=False).step()
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return norm.item(), local(block.norm1.weight).detach()
-
-
-def report_clipping(results):
-    print(
-        "norm as alone, on each rank:", [abs(norm / norm_alone - 1) < 1e-5 for norm, _ in results]
-    )
-    (_, norm1_of_0), (_, norm1_of_1) = results
-    print("after the step, ranks agree on norm1:", equal(norm1_of_0, [norm1_of_1]))
-    print("and have norm1 as alone:", equal(norm1_alone, [norm1_of_0, norm1_of_1]))
-
-
-norm_alone, norm1_alone = launch(clip_and_step, 1, tensor_parallel)[0]
-report_clipping(launch(clip_and_step, 2, tensor_parallel))
-
-# %% [markdown]
-# Each rank finds a different norm, so each scales by a different factor, and the parameters that all
-# ranks hold drift apart in the first step. Adding up the squares of the local norms is not right
-# either: it counts the parameters that everybody holds once per rank. With DTensors PyTorch's
-# function knows who holds what. It wants DTensors everywhere, so the cell takes the plan with
-# sequence parallelism, which makes the norms DTensors too. By hand it is exercise 6.6.
-
-# %%
-report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
 
 # %% [markdown]
 # ## 6. Exercises: write the cuts yourself
 
 # %% [markdown]
-# Six parts of a tensor-parallel transformer, from a single cut matrix to the gradient's norm over all
-# ranks. Every answer runs on real ranks, and the check counts what they send. Wherever your code runs,
-# the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work. `full`, where an
+# Four parts of a tensor-parallel transformer, from a single cut matrix to a loss over a cut vocabulary (6.5
+# and 6.6 are in the further notebook). Every answer runs on real ranks, and the check counts what they
+# send. Wherever your code runs, the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work. `full`, where an
 # exercise hands it to you, is the whole layer, with the same values on every rank: build your part
 # from it and do not keep it. You may use the chapter's autograd functions: `SumBackward.apply` (identity
-# forward, sum over the ranks backward), `SumForward.apply` (the reverse) and `GatherSequence.apply`
-# (all-gather along dimension 1 forward, reduce-scatter backward).
+# forward, sum over the ranks backward) and `SumForward.apply` (the reverse).
+
+# %%
+from course_utils.checks import check, hint
 
 # %% [markdown]
 # ### 6.1 A column cut as a layer (2 points)
@@ -1800,87 +1398,6 @@ def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor
 check("6.4", vocabulary_parallel_cross_entropy)
 
 # %% [markdown]
-# ### 6.5 A norm on a part of the sequence (2 points)
-#
-# Between the cut layers every rank would do the same LayerNorm on the same tokens. With sequence
-# parallelism each rank normalises its own stretch of the sequence, and the all-gather that follows
-# hands the whole sequence to the column cut. Two gradients need care. The norm's weight and bias are
-# copies, and each rank's copy has seen its own tokens only. And what comes back through the all-gather
-# is, on each rank, the part of the gradient that *its* columns give.
-
-
-# %% nbgrader={"grade_id": "6.5", "solution": true}
-class SequenceParallelNorm(nn.Module):
-    """LayerNorm on this rank's tokens, then an all-gather of the sequence.
-
-    `norm` is the same on every rank and is kept as `self.norm`; it has no other parameters.
-    """
-
-    def __init__(self, norm: nn.LayerNorm) -> None:
-        super().__init__()
-        ### BEGIN SOLUTION
-        self.norm = norm
-        ### END SOLUTION
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the normalised whole sequence (N, T, width), the same on every rank.
-
-        x (N, T/n, width) are this rank's tokens: rank r has the r-th of n equal stretches.
-        Backward starts from gradients (N, T, width) that differ: those of a loss are their sum
-        over the ranks. It gives each rank the gradient of its own tokens, and every rank the
-        gradients of the norm's parameters for all tokens.
-        """
-        ### BEGIN SOLUTION
-        weight, bias = SumBackward.apply(self.norm.weight), SumBackward.apply(self.norm.bias)
-        y = nn.functional.layer_norm(x, self.norm.normalized_shape, weight, bias, self.norm.eps)
-        return GatherSequence.apply(y)
-        ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "6.5-check", "grade": true, "points": 2, "locked": true}
-check("6.5", SequenceParallelNorm)
-
-# %% [markdown]
-# ### 6.6 Clip by the global norm (2 points)
-#
-# `torch.nn.utils.clip_grad_norm_` on each rank would take the norm of what that rank holds. The ranks
-# would then scale by different factors, and the model would no longer be one model. The norm must be
-# that of all gradients of the whole model: every shard once, and every replicated parameter once,
-# though each rank has a copy.
-
-
-# %% nbgrader={"grade_id": "6.6", "solution": true}
-def clip_gradient_norm(
-    sharded: list[nn.Parameter], replicated: list[nn.Parameter], max_norm: float
-) -> float:
-    """Scales all gradients so that the norm of the whole model's is at most `max_norm`, in place.
-
-    `sharded` are this rank's shards: other ranks have other values, and some may have a gradient on
-    one rank and none on another. `replicated` have the same gradient on every rank. Returns the
-    2-norm of all gradients before clipping, the same number on every rank. Leaves gradients alone
-    where that norm is at most `max_norm`; a `.grad` that is None stays None.
-    """
-    ### BEGIN SOLUTION
-    shards = [parameter.grad for parameter in sharded if parameter.grad is not None]
-    copies = [parameter.grad for parameter in replicated if parameter.grad is not None]
-    squares = torch.zeros((), device=hardware.device())
-    for gradient in shards:
-        squares += gradient.square().sum()
-    dist.all_reduce(squares)
-    for gradient in copies:
-        squares += gradient.square().sum()
-    norm = squares.sqrt().item()
-    if norm > max_norm:
-        for gradient in shards + copies:
-            gradient *= max_norm / norm
-    return norm
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "6.6-check", "grade": true, "points": 2, "locked": true}
-check("6.6", clip_gradient_norm)
-
-# %% [markdown]
 # ## 7. See it: who holds what, who sends what
 #
 # The explorer cuts one matrix of a model that is 840 wide, a number that divides by 1 to 8. Choose
@@ -1901,34 +1418,35 @@ SHAPES = {
 }
 
 
-def draw_who(matrix, cut, world_size, tokens):
-    rows, columns = SHAPES[matrix]
-    KiB, n = 4 / 1024, world_size
-    held = rows * columns // n * KiB / 1024
-    whole_x, whole_y = tokens * rows * KiB, tokens * columns * KiB
+def names_and_sends(cut, n, whole_x, whole_y):
+    """The three matrices' titles, what forward and backward send, and the activations held."""
+    nothing = "nothing; there is one rank"
     if cut == "columns":
         names = ["X, whole on every rank", "A", "Y, in columns"]
-        forward = "nothing; Y stays in columns"
-        backward = f"all-reduce of X's gradient, {whole_x:,.1f} KiB"
-        activations = f"X {whole_x:,.1f} KiB, Y {whole_y / n:,.1f} KiB"
+        sends = "nothing; Y stays in columns", f"all-reduce of X's gradient, {whole_x:,.1f} KiB"
+        held = f"X {whole_x:,.1f} KiB, Y {whole_y / n:,.1f} KiB"
     else:
         names = ["X, in columns", "A", "Y, a term of a sum on each rank"]
-        forward = f"all-reduce of Y, {whole_y:,.1f} KiB"
-        backward = "nothing; X's gradient comes in columns"
-        activations = f"X {whole_x / n:,.1f} KiB, Y {whole_y:,.1f} KiB"
-    if n == 1:
-        forward = backward = "nothing; there is one rank"
-    figure, ax = plots.canvas(height=3.6)
-    draw_cut(ax, 2.0, n, cut, names)
+        sends = f"all-reduce of Y, {whole_y:,.1f} KiB", "nothing; X's gradient comes in columns"
+        held = f"X {whole_x / n:,.1f} KiB, Y {whole_y:,.1f} KiB"
+    return names, sends if n > 1 else (nothing, nothing), held
+
+
+# %%
+from course_utils import explore
+
+
+def draw_who(matrix, cut, world_size, tokens):
+    (rows, columns), KiB, n = SHAPES[matrix], 4 / 1024, world_size
+    whole_x, whole_y = tokens * rows * KiB, tokens * columns * KiB
+    names, (forward, backward), held = names_and_sends(cut, n, whole_x, whole_y)
     lines = [
         f"{matrix}, {rows:,} x {columns:,}, {tokens} tokens, float32",
-        f"each rank holds: {held:.2f} MiB of A; {activations}",
+        f"each rank holds: {rows * columns // n * KiB / 1024:.2f} MiB of A; {held}",
         f"forward sends:  {forward}",
         f"backward sends:  {backward}",
     ]
-    for i, line in enumerate(lines):
-        ax.text(0.3, 1.5 - 0.4 * i, line, va="center", weight="bold" if i == 0 else "normal")
-    return figure
+    return ch06.one_cut(n, cut, names, lines)
 
 
 explore.Explorer(
@@ -1958,22 +1476,9 @@ def seconds_of_block(n, W=12_288, tokens=2_048, flops=150e12, inside=250e9, betw
     return compute, 4 * 2 * (n - 1) / n * tokens * W * 2 / bandwidth
 
 
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
 sizes = [1, 2, 4, 8, 16, 32]
 compute, communicate = zip(*(seconds_of_block(n) for n in sizes))
-places = range(len(sizes))
-ax.bar(places, [1e3 * c for c in compute], color=plots.COLORS["forward"], label="compute")
-ax.bar(
-    places,
-    [1e3 * c for c in communicate],
-    bottom=[1e3 * c for c in compute],
-    color=plots.COLORS["communication"],
-    label="all-reduce",
-)
-ax.set_xticks(places, sizes)
-ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
-ax.set_title("With one adapter between machines, it pays inside only")
-ax.legend()
+figure = ch06.block_times(sizes, compute, communicate)
 plt.show()
 for n, a, b in zip(sizes, compute, communicate):
     print(
@@ -1996,6 +1501,8 @@ for n, a, b in zip(sizes, compute, communicate):
 # The attention stays whole here, to keep the script short.
 
 # %%
+from course_utils.terminal import scratch, torchrun
+
 script = scratch() / "tensor_parallel.py"
 script.unlink(missing_ok=True)
 
@@ -2049,7 +1556,6 @@ for step in range(3):
         print(f"step {step}: loss {loss.full_tensor().item():.3f}")
 dist.destroy_process_group()
 
-
 # %%
 printed = torchrun(2, script)
 print(printed, end="")
@@ -2067,7 +1573,8 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 #   `mesh["tensor"]` is the part for this chapter.
 # * **Nothing hides the all-reduces** by itself. Libraries cut them into pieces that overlap with the
 #   matrix products; PyTorch calls it asynchronous tensor parallelism.
-# * **The random numbers.** Each rank needs the common generator and its own, from section 5.
+# * **The random numbers.** Each rank needs a common generator and one of its own, as the further notebook
+#   shows.
 # * **Checkpoints** hold parts. `torch.distributed.checkpoint` saves DTensors from all ranks and loads
 #   them for another number of ranks.
 
@@ -2080,10 +1587,10 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 #    terms leave it, forward sums.
 # 3. A block takes two all-reduces in forward and two in backward, of $tW$ numbers each, however many
 #    ranks there are. So the group stays where links are fast.
-# 4. Sequence parallelism splits each all-reduce in two and cuts the activations between them: the
-#    same bytes on a ring, less memory, but gradients of whole parameters have to be summed.
+# 4. The weights are cut, the activations between the halves are not: every rank holds all $tW$ of them.
+#    (Sequence parallelism, in the further notebook, cuts those too.)
 # 5. Most mistakes run without an error: a bias per rank, a fused matrix cut in the wrong place,
-#    coins that agree, a local norm. Compare with one process.
+#    a slip of the pen in a plan. Compare with one process.
 #
 # **Sources**
 #

@@ -7,62 +7,24 @@
 # needed: **fully sharded data parallelism**, FSDP.
 #
 # You build it in three steps, called ZeRO 1, 2 and 3, and predict for each what a rank holds and
-# what it sends. Then you use PyTorch's own `fully_shard`, with all that belongs to it: mixed
-# precision, recomputation, meshes of two dimensions, and checkpoints that another number of ranks
-# can load.
+# what it sends. Then you use PyTorch's own `fully_shard`: how to wrap, mixed precision, models that fit
+# on no rank, and checkpoints that another number of ranks can load. What is built on that
+# (accumulation, recomputation, meshes of two dimensions, torn checkpoints, and an FSDP of your own)
+# is in `08_fsdp_further`.
 
 # %% tags=["nbval-ignore-output"]
-import logging
-import os
-import shutil
-import signal
-import warnings
-from collections.abc import Callable, Iterable
-from copy import deepcopy
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
-
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from matplotlib.patches import Rectangle
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
-from torch.nn.functional import cross_entropy, linear, pad
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.checkpoint import checkpoint
 
-from course_utils import explore, hardware, plots, text
+from course_utils import hardware, text
 from course_utils.checks import check, hint
-from course_utils.equality import equal, flat
+from course_utils.equality import equal
+from course_utils.figures import ch08
 from course_utils.launch import RankFailure, launch
-from course_utils.models import LanguageModel
 from course_utils.predictions import compare
-from course_utils.terminal import scratch, torchrun
-from course_utils.trace import (
-    Record,
-    Span,
-    Trace,
-    kept_for_backward,
-    memory_ledger,
-    ring_bytes,
-)
+from course_utils.trace import Trace, memory_ledger, ring_bytes
 
 hardware.report()
 
@@ -78,26 +40,7 @@ hardware.report()
 # factory puts the page together, works with it, and throws the copies away. Then page 4.
 
 # %%
-figure, ax = plots.canvas(height=3.2)
-for page, y in enumerate((2.9, 2.0, 1.1, 0.2), start=1):
-    ax.text(0.1, y + 0.3, f"page {page}", va="center", fontsize=10)
-    for factory in range(4):
-        quarter = (factory / 4, (factory + 1) / 4)
-        plots.blueprint(ax, 1.1 + 1.25 * factory, y, part=quarter if page != 3 else (0, 1))
-for factory in range(4):
-    x = 1.1 + 1.25 * factory
-    ax.text(x + 0.45, 3.62, f"factory {factory}", ha="center", va="bottom", fontsize=9)
-ax.add_patch(
-    Rectangle(
-        (0.95, 0.98), 4.95, 0.87, fill=False, edgecolor=plots.COLORS["communication"], linewidth=2
-    )
-)
-for y, words in [
-    (2.75, "used, and thrown away again:\neach keeps its own quarter"),
-    (1.42, "in use: everybody has all of it"),
-    (0.5, "still to come"),
-]:
-    ax.text(6.2, y, words, va="center", fontsize=10)
+figure = ch08.pages()
 plt.show()
 
 # %% [markdown]
@@ -123,8 +66,10 @@ plt.show()
 # One layer, two ranks, each with half of the rows of its weight. Gather, compute, throw away. In
 # backward, a reduce-scatter adds up the gradients and gives each rank the half that it keeps.
 
-
 # %%
+from torch.nn.functional import linear
+
+
 def half_a_layer_each(rank):
     torch.manual_seed(0)  # the same numbers on both ranks
     weight, inputs = (torch.randn(rows, 4).to(hardware.device()) for rows in (8, 6))
@@ -165,7 +110,7 @@ print("the two halves together as one process:", equal(the_layer_alone(), [updat
 #   model and not on the batch. These are what ZeRO shares out.
 # * **Activations**: what forward keeps for backward (chapter 4). They grow with this rank's batch.
 #   Each rank has its own, so there is nothing to share out. Recomputation makes them smaller
-#   (section 4).
+#   (in the further notebook).
 # * **Temporary buffers**: what exists for a moment, such as a gathered unit, or the flat copy of
 #   the gradients on their way into a reduce-scatter.
 #
@@ -195,34 +140,8 @@ def gigabytes(stage, n):
 # **Predict** two numbers before you run the next cell. The model has 7.5 billion parameters. How
 # many GB does it take on one of 64 GPUs without ZeRO? And with stage 3?
 
-
 # %%
-def draw_stage(ax, top, stage, ranks=3, scale=0.055):
-    """A row of the picture: what each rank holds of each kind. Heights are bytes per parameter."""
-    for rank in range(ranks):
-        left, y = 1.75 + 1.75 * rank, top
-        for kind, each in BYTES_EACH.items():
-            y -= scale * each + 0.03
-            start, part = (rank / ranks, 1 / ranks) if kind in SHARED_OUT[stage] else (0, 1)
-            box = {"height": scale * each, "facecolor": plots.COLORS[kind]}
-            ax.add_patch(Rectangle((left, y), 1.5, **box | {"facecolor": "#EFEFEF"}))
-            ax.add_patch(Rectangle((left + 1.5 * start, y), 1.5 * part, **box))
-
-
-figure, ax = plots.canvas(height=4.2)
-for rank in range(3):
-    ax.text(2.5 + 1.75 * rank, 4.95, f"rank {rank}", ha="center", fontsize=10)
-ax.text(7.15, 4.95, "7.5 billion parameters,\neach of 64 ranks", fontsize=10, va="center")
-names = {0: "stage 0\n(chapter 3)", 1: "stage 1", 2: "stage 2", 3: "stage 3\n(FSDP)"}
-for stage, name in names.items():
-    top = 4.8 - 1.08 * stage
-    ax.text(0.1, top - 0.4, name, va="center", weight="bold")
-    draw_stage(ax, top, stage)
-    total = sum(gigabytes(stage, 64).values())
-    ax.text(7.15, top - 0.4, f"{total:.1f} GB", va="center", weight="bold", fontsize=13)
-for i, kind in enumerate(BYTES_EACH):
-    plots.pile(ax, 1.75 + 1.75 * i, 0.1, [plots.COLORS[kind]], columns=1)
-    ax.text(2.08 + 1.75 * i, 0.22, kind, va="center", fontsize=10)
+figure = ch08.stages(BYTES_EACH, SHARED_OUT, gigabytes)
 plt.show()
 
 # %% [markdown]
@@ -260,6 +179,10 @@ for n, published in PUBLISHED.items():
 # factor (chapter 3).
 
 # %%
+from functools import partial
+
+from course_utils.models import LanguageModel
+
 CONTEXT, WINDOWS, STEPS, WIDTH, LAYERS = 16, 12, 3, 32, 4
 VOCABULARY = len(text.vocabulary())  # 72
 momentum_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -277,6 +200,10 @@ def batches(steps=range(STEPS), rank=0, ranks=1):
     for step in steps:
         inputs, targets = (part[rank::ranks] for part in text.windows(CONTEXT, WINDOWS, seed=step))
         yield inputs.to(hardware.device()), targets.flatten().to(hardware.device())
+
+
+# %%
+from torch.nn.functional import cross_entropy
 
 
 def train(model, optimizer, data):
@@ -369,9 +296,11 @@ print("the two halves give the all-reduce's numbers:", equal_sums)
 # until it divides. The parameters themselves become views of it (chapter 6 met views as a trap;
 # here they are what makes it work). Whoever writes into the flat vector writes into the layers.
 
-
 # %%
-class Unit:
+from torch.nn.functional import pad
+
+
+class Flat:
     """The parameters of a module as one flat vector. This rank owns one piece of it."""
 
     def __init__(self, name, module):
@@ -383,6 +312,24 @@ class Unit:
         self.flat = pad(vector, (0, -len(vector) % ranks))
         nn.utils.vector_to_parameters(self.flat, self.parameters)  # views of it from now on
         self.piece = nn.Parameter(self.flat.chunk(ranks)[rank])  # a view too
+
+    def whole(self, piece):
+        """Puts the pieces of all ranks together: {name: tensor} in the shape of the parameters."""
+        parts = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, piece)
+        sizes = [p.numel() for p in self.parameters]
+        tensors = torch.cat(parts)[: sum(sizes)].split(sizes)
+        return {n: t.view(p.shape) for n, t, p in zip(self.names, tensors, self.parameters)}
+
+
+# %% [markdown]
+# Two messages are all that a unit sends: its pieces come to every rank, and its gradients go to those who own
+# them.
+
+
+# %%
+class Unit(Flat):
+    """A flat vector whose pieces are gathered, and whose gradients are shared out."""
 
     def gather(self, async_op=False):
         """Every rank's piece comes to its place in the flat vector, and so into the layers."""
@@ -400,20 +347,13 @@ class Unit:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def whole(self, piece):
-        """Puts the pieces of all ranks together: {name: tensor} in the shape of the parameters."""
-        parts = [torch.empty_like(piece) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, piece)
-        sizes = [p.numel() for p in self.parameters]
-        tensors = torch.cat(parts)[: sum(sizes)].split(sizes)
-        return {n: t.view(p.shape) for n, t, p in zip(self.names, tensors, self.parameters)}
-
 
 def zeros_if_none(parameter):
     """The gradient; zeros where this rank's rows did not use the parameter."""
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
+# %%
 def trainable(model):
     return [p for p in model.parameters() if p.requires_grad]
 
@@ -427,6 +367,18 @@ def units_of(model):
                 yield Unit(f"{name}.{index}".rstrip("."), module)
 
 
+class Wholes:
+    """What the pieces of all ranks make together. All ranks call it."""
+
+    def whole_parameters(self):
+        """Every parameter, whole, by name."""
+        return {n: t for unit in self.units for n, t in unit.whole(unit.piece.detach()).items()}
+
+    def whole_gradients(self):
+        """The averaged gradients of the last step, whole, by name."""
+        return {n: t for unit in self.units for n, t in unit.whole(unit.piece.grad).items()}
+
+
 # %% [markdown]
 # ### ZeRO-1: only one's own piece of the optimizer's state
 #
@@ -436,7 +388,7 @@ def units_of(model):
 
 
 # %%
-class Zero1:
+class Zero1(Wholes):
     """Every rank holds the model and its gradients, but one piece of the optimizer's state."""
 
     def __init__(self, model, optimizer_class, **settings):
@@ -457,14 +409,6 @@ class Zero1:
         self.optimizer.step()
         for unit in self.units:
             unit.gather()
-
-    def whole_parameters(self):
-        """Every parameter, whole, by name. All ranks call it."""
-        return {n: t for unit in self.units for n, t in unit.whole(unit.piece.detach()).items()}
-
-    def whole_gradients(self):
-        """The averaged gradients of the last step, whole, by name. All ranks call it."""
-        return {n: t for unit in self.units for n, t in unit.whole(unit.piece.grad).items()}
 
 
 # %% [markdown]
@@ -591,6 +535,7 @@ def as_alone(losses, values, gradients):
     }
 
 
+# %%
 def train_sharded(rank, stage):
     model = new_model()
     zero = stage(model, torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -637,17 +582,15 @@ predicted = {
     "stage 3, optimizer": 2 * P // n + 4 * 8,
 }
 
-
 # %% [markdown]
-# A freed vector still has its shape, so the shapes do not tell what is held. The cells ask the
-# storages, and count each once, however many tensors are views of it.
-
+# A freed vector still has its shape, so the shapes do not tell what is held. `storage_bytes` asks the
+# storages, and counts each once, however many tensors are views of it. A `Meter` reads them at every
+# layer, in forward and backward.
 
 # %%
-def storage_bytes(tensors):
-    """The bytes of the storages under `tensors`, each counted once; a freed storage has none."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_utils.meters import Meter, local, storage_bytes
 
 
 def held(parameters, optimizer):
@@ -662,42 +605,6 @@ def held(parameters, optimizer):
 
 
 # %%
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor (chapter 6), or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-class Meter:
-    """Reads at every layer, in forward and backward, the bytes of parameters and gradients."""
-
-    def __init__(self, model):
-        self.model, self.passed, self.readings = model, 0, []
-        self.kept = list(model.parameters())  # and whatever else a rank keeps for good
-        for layer in model.modules():
-            if not list(layer.children()):
-                layer.register_forward_hook(self.after_forward)
-        for parameter in self.kept:
-            parameter.register_post_accumulate_grad_hook(lambda _: self.read())
-
-    def after_forward(self, layer, inputs, output):
-        self.pass_layer()
-        output.register_hook(lambda gradient: self.pass_layer())  # backward comes to the layer
-
-    def pass_layer(self):
-        self.read()
-        self.passed += 1
-
-    def read(self):
-        parameters = [*self.kept, *self.model.parameters()]
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        held = storage_bytes(map(local, parameters)), storage_bytes(map(local, gradients))
-        self.readings.append((self.passed, *held))
-
-    def peaks(self):
-        """The most bytes of parameters, and the most bytes of gradients."""
-        return [max(column) for column in list(zip(*self.readings))[1:]]
-
-
 def costs_of_step(rank, stage):
     """Bytes sent in a step, the ledger after its backward, and the peak on the way."""
     model = new_model()
@@ -720,10 +627,13 @@ def costs_of_step(rank, stage):
     return ring_bytes(trace.record().calls), ledger, meter.peaks()
 
 
+# %%
 costs = {i: launch(costs_of_step, n, stage) for i, stage in enumerate([None, Zero1, Zero2, Zero3])}
 measured = {f"stage {i}, sent": costs[i][0][0] for i in costs}
 for kind in ("parameters", "gradients", "optimizer"):
     measured |= {f"stage {i}, {kind}": costs[i][0][1][kind] for i in costs}
+
+# %%
 compare(
     predicted,
     measured,
@@ -764,8 +674,11 @@ for stage in (2, 3):
 # The two missing entries of the ledger are activations and temporary buffers. The activations of a
 # rank are the same in every stage. Temporary is what was held above the pieces for a moment.
 
-
 # %%
+from course_utils import plots
+from course_utils.trace import kept_for_backward
+
+
 def activations_of_rank():
     """What forward keeps for backward for one of 4 ranks' windows."""
     model = new_model()
@@ -775,7 +688,7 @@ def activations_of_rank():
 
 
 ledgers = []
-for i, ((_, ledger, (most_parameters, most_gradients)), *_) in costs.items():
+for (_, ledger, (most_parameters, most_gradients)), *_ in costs.values():
     above = most_parameters + most_gradients - ledger["parameters"] - ledger["gradients"]
     ledgers.append(ledger | {"activations": activations_of_rank(), "temporary": above})
 plots.memory(ledgers, [f"stage {i}" for i in costs], "One of four ranks, measured")
@@ -821,9 +734,9 @@ class Zero3Prefetching(Zero3):
         self.fetch_and_ask(unit, -1)
 
 
+# %%
 first, *others = launch(train_sharded, 2, Zero3Prefetching)
 print("with prefetch as alone:", first, "on all ranks:", others == [first])
-
 
 # %% [markdown]
 # The order in which a rank asks and computes, in forward. The most bytes are now two neighbouring
@@ -865,49 +778,8 @@ compare(predicted, {"most bytes of parameters": most})
 # forward, 2 for its backward, and 0.8 for every gather or reduction. The link carries one message
 # at a time.
 
-
 # %%
-def simulated(prefetch, reduce_behind, blocks=4, message=0.8):
-    """One step on one rank: its record and its end, in units of a block's forward pass."""
-    passes = [("forward", 1.0)] * blocks + [("backward", 2.0)] * blocks
-    spans, arrivals, now, link = [], {}, 0.0, 0.0
-
-    def send(name):
-        nonlocal link
-        start = max(link, now)
-        link = start + message
-        spans.append(Span(name, "communication", start, link, background=True))
-        return link
-
-    def wait_until(time):
-        nonlocal now
-        if time > now:
-            spans.append(Span("wait", "waiting", now, time))
-            now = time
-
-    for position, (name, duration) in enumerate(passes):
-        wait_until(arrivals.get(position) or send("all_gather"))
-        if prefetch and position + 1 < len(passes):
-            arrivals[position + 1] = send("all_gather")
-        spans.append(Span(name, "compute", now, now + duration))
-        now += duration
-        if name == "backward":
-            reduced = send("reduce_scatter")
-            if not reduce_behind:
-                wait_until(reduced)
-    wait_until(link)
-    return Record(0, spans), now
-
-
-panels = {
-    "just in time": simulated(False, False),
-    "prefetch": simulated(True, False),
-    "prefetch, and reductions behind backward": simulated(True, True),
-}
-plots.timelines(
-    {f"{name}, simulated: {end:.1f}": [record] for name, (record, end) in panels.items()},
-    unit="forward passes of a block",
-)
+figure = ch08.prefetching()
 plt.show()
 
 # %% [markdown]
@@ -930,8 +802,11 @@ plt.show()
 # is no flat vector here: each parameter becomes a DTensor (chapter 6) with the placement
 # `Shard(0)`, and a unit's shards travel together. Names stay as they were.
 
-
 # %%
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+
+
 def wrap(model, **options):
     """A unit for each block, and one for the rest: embeddings, norm and head."""
     for block in model.blocks:
@@ -972,6 +847,7 @@ def train_wrapped(rank, wrapping=wrap):
     }
 
 
+# %%
 for n in (2, 3):
     claims, shapes = zip(*launch(train_wrapped, n))
     print(
@@ -1040,25 +916,11 @@ for name, (_, of_layers) in readings.items():
 compare(predicted, measured)
 
 # %%
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 4.0))
-styles = {"root only": ":", "per block, kept": "--", "per block": "-"}
-peaks = {}
-for name, style in styles.items():
-    layers, *held_there = zip(*readings[name][1])
-    together = [sum(pair) / 1024 for pair in zip(*held_there)]
-    peaks[name] = max(together)
-    label = f"{name}: at most {peaks[name]:.0f} KiB"
-    ax.plot(layers, together, style, label=label, linewidth=2.2)
-ax.axhline(2 * P / 1024, color=plots.COLORS["other"], linewidth=1)
-ax.text(0, 2 * P / 1024, "all parameters and gradients, without shards", va="bottom", fontsize=10)
-ax.axvline(max(layers) / 2, color=plots.COLORS["idle"], linewidth=2, zorder=0)
-for x, phase in ((0.25, "forward"), (0.75, "backward")):
-    ax.text(x * max(layers), 12, phase, ha="center", color=plots.COLORS["buffers"])
-ax.set(xlabel="layers passed", ylabel="KiB on a rank", ylim=(0, 2.5 * P / 1024))
-ax.set_title("Parameters and gradients through one step, measured")
-figure.legend(loc="outside lower center", ncols=3)
+of_layers = {name: layers for name, (_, layers) in readings.items()}
+figure = ch08.through_a_step(of_layers, P)
 plt.show()
-print("root only needs more at its peak than no shards at all:", peaks["root only"] > 2 * P / 1024)
+peaks = {name: max(p + g for _, p, g in layers) for name, layers in of_layers.items()}
+print("root only needs more at its peak than no shards at all:", peaks["root only"] > 2 * P)
 print("per block needs less than half of it:", peaks["per block"] < peaks["root only"] / 2)
 
 # %% [markdown]
@@ -1087,6 +949,8 @@ print("per block needs less than half of it:", peaks["per block"] < peaks["root 
 # **Predict** the ring's bytes with a policy of bfloat16 for parameters and float32 for sums.
 
 # %% tags=["prediction"]
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 gathered = 2 * L * block + R  # bytes of float32: blocks twice, the rest once
 predicted = {
@@ -1123,105 +987,6 @@ for name in ("all_gather", "computes", "reduce_scatter", "gradient", "kept"):
 # The update happens in float32, on float32 shards: they are the master copy. Parameters in bfloat16
 # exist only while a unit is gathered. So mixed precision costs no second copy here.
 #
-# ### Gradient accumulation
-#
-# Two micro-batches, one update (chapter 3). By default each backward reduces its gradients.
-# `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages,
-# and costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
-#
-# **Predict** both, for a step of two micro-batches on 2 ranks.
-
-# %% tags=["prediction"]
-n = 2
-of_gathers, of_reductions = gathered * (n - 1) // n, P * (n - 1) // n
-predicted = {
-    "reduced twice, sent": 2 * of_gathers + 2 * of_reductions,
-    "reduced once, sent": 2 * of_gathers + of_reductions,
-    "reduced twice, gradients between": P // n,
-    "reduced once, gradients between": P,
-}
-
-
-# %%
-def gradients_held(model):
-    """Bytes of gradients: of the shards, and whole ones, which show while a unit is gathered."""
-    held = [p.grad for p in model.parameters()]
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for unit in units:
-        unit.unshard()
-    held += [p.grad for p in model.parameters()]
-    for unit in units:
-        unit.reshard()
-    return storage_bytes(local(gradient) for gradient in held if gradient is not None)
-
-
-def accumulate(rank, reduce_once):
-    """Three updates over two micro-batches each. Are they as alone? And what do they cost?"""
-    model = wrap(new_model())
-    optimizer = momentum_sgd(model.parameters())
-    losses, waiting, n = [], 0, dist.get_world_size()
-    for step, (inputs, targets) in enumerate(batches(rank=rank, ranks=n)):
-        optimizer.zero_grad()
-        losses.append(0.0)
-        with Trace() as trace:
-            for last, half, answers in zip((False, True), inputs.chunk(2), targets.chunk(2)):
-                model.set_requires_gradient_sync(last or not reduce_once)
-                loss = cross_entropy(model(half).flatten(0, 1), answers) / 2
-                loss.backward()
-                losses[-1] += loss.item()
-                if step == 0 and not last:  # the last step's trace is kept, so this is not counted
-                    waiting = gradients_held(model)
-        optimizer.step()
-    return as_alone(losses, *wholes(model)), ring_bytes(trace.record().calls), waiting
-
-
-measured = {}
-for name, reduce_once in (("reduced twice", False), ("reduced once", True)):
-    claims, sent, waiting = launch(accumulate, n, reduce_once)[0]
-    measured |= {f"{name}, sent": sent, f"{name}, gradients between": waiting}
-    print(f"{name}, as alone:", claims)
-compare(predicted, measured)
-
-# %% [markdown]
-# Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are
-# too large by that factor.
-#
-# ### Activation checkpointing: compute twice, keep less
-#
-# FSDP leaves the activations alone. **Activation checkpointing** keeps only the input of a block
-# and runs the block's forward a second time when backward comes to it ([Chen et al.
-# 2016](https://arxiv.org/abs/1604.06174)). It costs a second forward, about a third more computing,
-# and with `fully_shard` no further gather: backward has gathered the block already. Recompute
-# first, wrap second.
-
-
-# %%
-def recompute(model):
-    """Each block keeps its input only, and runs forward again in backward."""
-    for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return model
-
-
-def kept_and_sent(rank):
-    """Bytes kept for backward and bytes sent, as usual and recomputing; is the latter as alone?"""
-    costs = []
-    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
-    for model in (wrap(new_model()), wrap(recompute(new_model()))):
-        with Trace() as trace:
-            with kept_for_backward(model) as kept:
-                loss = cross_entropy(model(inputs).flatten(0, 1), targets)
-            loss.backward()
-        costs.append((kept.bytes, ring_bytes(trace.record().calls)))
-    claims, _ = train_wrapped(rank, lambda model: wrap(recompute(model)))
-    return costs, claims
-
-
-((usual, sent), (less, sent_again)), claims = launch(kept_and_sent, 2)[0]
-print("recomputing, as alone:", claims)
-print("the same bytes sent:", sent == sent_again, "| kept less than a third:", less < usual / 3)
-
-# %% [markdown]
 # ### Meta device: build what fits on no rank
 #
 # `new_model()` makes the whole model on every rank before it is cut. That is just what a large
@@ -1230,8 +995,11 @@ print("the same bytes sent:", sent == sent_again, "| kept less than a third:", l
 # `set_model_state_dict` takes whole tensors, here from rank 0, and gives each rank its part, one
 # tensor at a time.
 
-
 # %%
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+
+
 def from_meta(rank):
     """Trains a model that no rank but 0 ever held whole."""
     values = {name: p.detach() for name, p in new_model().named_parameters()} if rank == 0 else {}
@@ -1250,6 +1018,7 @@ def from_meta(rank):
     return bytes_held, as_alone(losses, *wholes(model))
 
 
+# %%
 n = 2
 bytes_held, claims = launch(from_meta, n)[1]
 compare(
@@ -1267,107 +1036,6 @@ print("from meta as alone:", claims)
 # and the optimizer's state live in the host's memory and the update runs on the CPU. A GPU then
 # holds gathered units and activations only, and every gather passes the slow way between host and
 # GPU. It is for models that fit in no other way.
-#
-# ### Hybrid shards on a mesh of two dimensions
-#
-# With 1,000 ranks an all-gather has 1,000 partners, most of them far away. **HSDP**, hybrid
-# sharding, shards among the ranks of one machine and replicates across machines. The mesh has two
-# dimensions: `replicate` outside, `shard` inside (chapter 7). Gathers and reduce-scatters stay in
-# the inner group, and the shards of the gradients are all-reduced in the outer one.
-#
-# **Predict** for 2 x 2 ranks what a ring sends in each group. Within the inner one it is as before,
-# with 2 ranks. Across, each rank all-reduces its shard of the gradients, $P/2$ bytes.
-
-
-# %% tags=["prediction"]
-def wrap_hybrid(model):
-    """Two copies of the model, each sharded among half of the ranks."""
-    sizes = (2, dist.get_world_size() // 2)
-    return wrap(
-        model,
-        mesh=init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("replicate", "shard")),
-    )
-
-
-predicted = {
-    "inner group, sent": (gathered + P) // 2,
-    "outer group, sent": P // 2,
-    "parameters held": P // 2,
-}
-
-
-# %%
-def hybrid(rank):
-    """What a step sends and a rank holds; is training as alone?"""
-    model = wrap_hybrid(new_model())
-    inputs, targets = next(batches(rank=rank, ranks=4))
-    with Trace() as trace:
-        cross_entropy(model(inputs).flatten(0, 1), targets).backward()
-    outer = [call for call in trace.record().calls if call.ranks in ((0, 2), (1, 3))]
-    inner = [call for call in trace.record().calls if call not in outer]
-    costs = {
-        "inner group, sent": ring_bytes(inner),
-        "outer group, sent": ring_bytes(outer),
-        "parameters held": memory_ledger(model)["parameters"],
-    }
-    claims, _ = train_wrapped(rank, wrap_hybrid)
-    return costs, claims
-
-
-costs_of_ranks, claims = zip(*launch(hybrid, 4))
-compare(predicted, costs_of_ranks[0])
-print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_of_ranks))
-print("2 x 2 ranks as alone:", claims[3])
-
-# %% [markdown]
-# Only the all-reduce of the outer group, $P/2$ bytes, leaves the machine. The price is memory:
-# a rank holds a half of the model and not a quarter.
-#
-# ### FSDP x tensor parallelism
-#
-# On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts
-# the layers among the ranks of a machine (chapter 6), then `fully_shard` shards what each of them
-# has left among the machines. A DTensor then has a placement for each dimension. In this order:
-# tensor parallelism first, FSDP last.
-
-# %%
-PLAN = {
-    "blocks.*.feed_forward.up": ColwiseParallel(),
-    "blocks.*.feed_forward.down": RowwiseParallel(),
-}
-
-
-def mesh_2d():
-    sizes = (dist.get_world_size() // 2, 2)
-    return init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("data", "tensor"))
-
-
-def wrap_2d(model):
-    """Cuts the MLPs among 2 ranks, then shards everything along the other dimension."""
-    mesh = mesh_2d()
-    parallelize_module(model, mesh["tensor"], PLAN)
-    return wrap(model, mesh=mesh["data"])
-
-
-def train_2d(rank):
-    data_ranks = dist.get_world_size() // 2
-    model = wrap_2d(new_model())
-    optimizer = momentum_sgd(model.parameters())
-    losses = train(model, optimizer, batches(rank=rank // 2, ranks=data_ranks))  # alike in a pair
-    up = model.blocks[0].feed_forward.up.weight
-    dims = [placement.dim for placement in up.placements]
-    return as_alone(losses, *wholes(model)), dims, tuple(local(up).shape)
-
-
-claims, dims, shape = launch(train_2d, 4)[0]
-print("FSDP x TP on 2 x 2 ranks as alone:", claims)
-print("feed_forward.up.weight, dimension cut along data and along tensor:", *dims)
-print("a rank holds", shape, "of (128, 32)")
-
-# %% [markdown]
-# The two ranks of a tensor group must read the same windows: `rank // 2` is the coordinate in the
-# data dimension. Both dimensions of the mesh cut dimension 0 of this weight: tensor parallelism gives
-# each of its ranks half of the rows, and FSDP cuts that half once more.
 
 # %% [markdown]
 # ### Checkpoints: four ranks save, two or one resume
@@ -1380,8 +1048,11 @@ print("a rank holds", shape, "of (128, 32)")
 # `get_state_dict` gives model and optimizer state under the names of the whole model, as DTensors.
 # A checkpoint without the optimizer's state is no checkpoint, as section 5 shows.
 
-
 # %%
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
 def to_save(model, optimizer):
     """What a checkpoint holds. Its DTensors also say what this rank needs when it loads."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
@@ -1427,6 +1098,7 @@ def train_and_save(rank, folder, writer=dcp.FileSystemWriter):
     return after_two, state_of(model, optimizer)
 
 
+# %%
 def resume_and_train(rank, folder):
     """The state as it was loaded, and after two more steps."""
     model = wrap(new_model())
@@ -1436,6 +1108,11 @@ def resume_and_train(rank, folder):
     train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
     return loaded, state_of(model, optimizer)
 
+
+# %%
+import shutil
+
+from course_utils.terminal import scratch
 
 CHECKPOINTS = (scratch() / "fsdp").resolve()
 shutil.rmtree(CHECKPOINTS, ignore_errors=True)
@@ -1449,105 +1126,13 @@ for n in (2, 1):
     print(", after two more steps as undisturbed:", same(after_four, finished))
 
 # %% [markdown]
-# ### A half-written checkpoint is never taken for a whole one
-#
-# A rank can die while it writes. In the next cell rank 1 is killed (`SIGKILL`) in the middle of a
-# save, when the others have written their files. What keeps anyone from loading that? Two things.
-# DCP writes `.metadata` last, after every rank has reported that it is done. And `save` gives the
-# folder its name only then. Whoever looks for the newest checkpoint looks for finished names.
-
-
-# %%
-class KilledWhileWriting(dcp.FileSystemWriter):
-    """Rank 1 dies in a save: the other ranks' files are complete, its own is not there."""
-
-    def write_data(self, plan, planner):
-        if dist.get_rank() != 1:
-            written = super().write_data(plan, planner)
-            written.wait()
-        dist.barrier()  # so that it is the same in every run
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return written
-
-
-def newest(folder):
-    finished = (path for path in folder.glob("step-*") if not path.suffix)
-    return max(finished, key=lambda path: int(path.name.removeprefix("step-")))
-
-
-def go_on_and_save(rank, folder, target, saving):
-    """Resumes, trains two steps, and saves them in a way that does not end well."""
-    model = wrap(new_model())
-    optimizer = momentum_sgd(model.parameters())
-    resume(model, optimizer, newest(folder))
-    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
-    saving(model, optimizer, folder / target, KilledWhileWriting)
-
-
-def report_killed(*arguments):
-    try:
-        launch(go_on_and_save, 2, *arguments)
-    except RankFailure as failure:
-        print(f"rank {failure.rank} ended by a {failure.kind}")
-
-
-report_killed(CHECKPOINTS, "step-0004", save)
-torn = CHECKPOINTS / "step-0004.unfinished"
-print(
-    "the torn folder has data:",
-    any(torn.glob("*.distcp")),
-    "| metadata:",
-    (torn / ".metadata").exists(),
-)
-print("the newest whole one:", newest(CHECKPOINTS).name)
-
-
-# %%
-def error_of_loading(rank, folder):
-    logging.disable()  # DCP logs the error first, with its whole traceback
-    try:
-        resume_and_train(rank, folder)
-    except dcp.CheckpointException as error:
-        return type(error).__name__
-
-
-print("and if somebody loads the torn one:", launch(error_of_loading, 1, torn)[0])
+# What becomes of a save in the middle of which a rank dies is in the further notebook: `.metadata`, which is
+# written last, and the new name keep anyone from loading a half of it, and saving every time into the
+# *same* folder loses both. Chapter 9 adds what is still missing: a file that the disk has damaged, and
+# the way back to the last good one.
 
 # %% [markdown]
-# Now the way in which people lose a checkpoint: they save every time into the *same* folder. The
-# old `.metadata` is still there when the new files are half written.
-
-
-# %%
-def save_over(model, optimizer, folder, writer):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # DCP warns that it overwrites, and names the path
-        dcp.save(to_save(model, optimizer), storage_writer=writer(folder))
-
-
-def save_two_steps(rank, folder):
-    """A checkpoint of 2 ranks in a folder `last`."""
-    model = wrap(new_model())
-    optimizer = momentum_sgd(model.parameters())
-    resume(model, optimizer, newest(folder))
-    dcp.save(to_save(model, optimizer), storage_writer=dcp.FileSystemWriter(folder / "last"))
-
-
-launch(save_two_steps, 2, CHECKPOINTS)
-report_killed(CHECKPOINTS, "last", save_over)
-mixed, _ = launch(resume_and_train, 1, CHECKPOINTS / "last")[0]
-print("it loads without an error, and is")
-print("    the state after two steps:", same(after_two, mixed))
-print("    the state after four steps:", same(after_four, mixed))
-
-# %% [markdown]
-# Rank 0's half is from step 4 and rank 1's half from step 2: a model that never was, without a word
-# of warning. Give every checkpoint a folder of its own. Chapter 9 adds what is still missing: a
-# file that the disk has damaged, and the way back to the last good one.
-
-# %% [markdown]
-# ## 5. Break it: one bug hunt and six mistakes
+# ## 5. Break it: one bug hunt and three mistakes
 #
 # ### Bug hunt: size and speed at once
 #
@@ -1577,6 +1162,7 @@ def counted(rank, wrapping):
     return states, kept.bytes, ring_bytes(trace.record().calls), sum(computed)
 
 
+# %%
 def both_counted(rank):
     return counted(rank, DDP), counted(rank, wrap)
 
@@ -1666,114 +1252,6 @@ def sample_on_all(rank):
 _ = launch(sample_on_all, 2)
 
 # %% [markdown]
-# ### Another order of the parameters
-#
-# A flat vector has no names. If two ranks lay out the same parameters in different orders, pieces end
-# up in the wrong layers. Such an order comes from a `set` of strings, which Python orders
-# differently in every process, or from files listed by the operating system. Here rank 1 has the
-# reverse order, so that it is the same in every run. Both ranks hold the same two layers. What is
-# in them after one gather?
-
-
-# %%
-def two_layers(names):
-    layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
-    for name, layer in layers.items():
-        nn.init.constant_(layer.weight, 1.0 if name == "first" else 2.0)
-    return layers.to(hardware.device())
-
-
-def gather_in_order(rank, agreed):
-    names = ["first", "second"]
-    layers = two_layers(names if agreed or rank == 0 else reversed(names))
-    Unit("layers", layers).gather()
-    all_names = [None, None]
-    dist.all_gather_object(all_names, [name for name, _ in layers.named_parameters()])
-    return {name: layers[name].weight.mean().item() for name in names}, all_names[0] == all_names[1]
-
-
-for agreed in (True, False):
-    for rank, (weights, alike) in enumerate(launch(gather_in_order, 2, agreed)):
-        print(f"rank {rank}: {weights}, names in the same order: {alike}")
-
-# %% [markdown]
-# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit,
-# and the model trains on. The repair is to compare the names once, as the cell does. `fully_shard`
-# goes by the order in which modules are registered, and does not compare it either.
-#
-# ### A full state dict on every rank
-#
-# To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4
-# ranks.
-
-# %% tags=["prediction"]
-n = 4
-predicted = {
-    "sharded": [P // n] * n,
-    "full": [P] * n,
-    "full, on the CPU": [P, 0, 0, 0],
-}
-
-
-# %%
-def state_dict_bytes(rank):
-    """The bytes of three kinds of state dict on this rank."""
-    model = wrap(new_model())
-    settings = [{}, {"full_state_dict": True}, {"full_state_dict": True, "cpu_offload": True}]
-    kinds = (get_model_state_dict(model, options=StateDictOptions(**s)) for s in settings)
-    return [storage_bytes(map(local, values.values())) for values in kinds]
-
-
-compare(predicted, dict(zip(predicted, map(list, zip(*launch(state_dict_bytes, n))))))
-
-# %% [markdown]
-# The full one brings the whole model to every rank: exactly what does not fit. With
-# `cpu_offload=True` rank 0 alone gets it, one tensor at a time, in the host's memory. For
-# checkpoints nobody needs it: save the shards. To hand a model to somebody else, take the third
-# way, and call it on all ranks.
-#
-# ### Clipping by a local norm
-#
-# Chapter 6 had this with tensor parallelism. With FSDP everything is cut, so every rank has a norm
-# of its own, and each piece of a layer is scaled by a different factor.
-
-
-# %%
-def clip_by_local_norm(parameters, max_norm):
-    """Wrong: the norm of what this rank holds."""
-    gradients = [local(p.grad) for p in parameters]
-    norm = flat(gradients).norm().item()
-    for gradient in gradients:
-        gradient.mul_(min(1.0, max_norm / norm))
-    return norm
-
-
-def clip_by_whole_norm(parameters, max_norm):
-    return whole(nn.utils.clip_grad_norm_(parameters, max_norm)).item()
-
-
-def step_with_clipping(rank, clip):
-    model = wrap(new_model())
-    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
-    cross_entropy(model(inputs).flatten(0, 1), targets).backward()
-    norm = clip(list(model.parameters()), max_norm=0.1)
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    return norm, {name: p.cpu() for name, p in wholes(model)[0].items()}
-
-
-norm_alone, clipped_alone = launch(step_with_clipping, 1, clip_by_whole_norm)[0]
-for clip in (clip_by_local_norm, clip_by_whole_norm):
-    norms, clipped = zip(*launch(step_with_clipping, 2, clip))
-    print(
-        f"{clip.__name__}: norms as alone:", [abs(x / norm_alone - 1) < 1e-5 for x in norms], end=""
-    )
-    print(", parameters as alone:", same(clipped_alone, clipped[0]))
-
-# %% [markdown]
-# `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms computed by hand, in
-# logging or in a clipping of your own, do not. The mistake never shows as ranks that disagree:
-# there is one model, only a wrong one.
-#
 # ### A checkpoint without the optimizer's state
 #
 # Six steps, a checkpoint, six more. Once both model and optimizer are resumed, once only the model,
@@ -1807,22 +1285,10 @@ def interrupted(rank, folder):
     return {what: (first_six + losses, values) for what, (losses, values) in results.items()}
 
 
+# %%
 shutil.rmtree(CHECKPOINTS / "of-six", ignore_errors=True)
 results = launch(interrupted, 2, CHECKPOINTS / "of-six")[0]
-figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
-styles = {"undisturbed": "-", "model and optimizer": "--", "model only": ":"}
-for what, style in styles.items():
-    losses = torch.tensor(results[what][0])
-    gap = losses - torch.tensor(results["undisturbed"][0])
-    left.plot(range(1, 13), losses, style, label=what, linewidth=2.2)
-    right.plot(range(1, 13), gap, style, linewidth=2.2)
-left.set(xlabel="step", ylabel="loss", title="Looks fine")
-right.set(xlabel="step", ylabel="difference in loss", title="Is not")
-for ax in (left, right):
-    ax.axvline(6.5, color=plots.COLORS["other"], linewidth=1)
-    ax.set_xticks(range(2, 13, 2))
-left.text(6.7, max(losses), "resumed", va="top", fontsize=10)
-figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+figure = ch08.resumed({what: losses for what, (losses, _) in results.items()})
 plt.show()
 losses, expected = results["undisturbed"]
 for what in ("model and optimizer", "model only"):
@@ -1848,9 +1314,9 @@ for what in ("model and optimizer", "model only"):
 # ## 6. Exercises: build your own FSDP
 
 # %% [markdown]
-# Five parts of a sharded training, from the arithmetic to a checkpoint that fits any number of ranks.
-# 8.2 and 8.4 run on real ranks, where the process group is ready: `dist.get_rank()` and
-# `dist.get_world_size()` work. Later exercises may use your answers to earlier ones.
+# The arithmetic, and an optimizer that shares its state out. 8.3 to 8.5, an FSDP of your own from its layout
+# to a checkpoint that fits any number of ranks, are in the further notebook. 8.2 runs on real ranks, where
+# the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work.
 
 # %% [markdown]
 # ### 8.1 The ledger as a function (2 points)
@@ -1902,8 +1368,10 @@ check("8.1", model_state_bytes)
 # Think of more ranks than parameters: an optimizer refuses an empty list of parameters, but not a group
 # with an empty list.
 
-
 # %% nbgrader={"grade_id": "8.2", "solution": true}
+from collections.abc import Callable
+
+
 class ShardedOptimizer(torch.optim.Optimizer):
     """Updates all parameters as `optimizer_cls(params, **kwargs)` does; a rank has a part of the state.
 
@@ -1967,363 +1435,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
 check("8.2", ShardedOptimizer)
 
 # %% [markdown]
-# ### 8.3 Flatten, pad, shard and unshard (2 points)
-#
-# Collectives want equal pieces. So tensors are laid end to end in one vector, and zeros are added until
-# it divides. What makes this cheap is that the pieces, and the tensors that come out again, are
-# **views**: an all-gather writes into the pieces of an empty vector, and the tensors are there without a
-# copy. No process group here, only arithmetic.
-
-
-# %% nbgrader={"grade_id": "8.3", "solution": true}
-class FlatLayout:
-    """How tensors of the given shapes lie in one vector that n ranks share out.
-
-    They lie end to end, in their order, each in row-major order; then come the zeros. `shard_size` is
-    the number of elements of a shard, the same for every rank and as small as possible.
-    """
-
-    def __init__(self, shapes: list[torch.Size], world_size: int) -> None:
-        ### BEGIN SOLUTION
-        self.shapes, self.world_size = shapes, world_size
-        self.sizes = [shape.numel() for shape in shapes]
-        self.shard_size = -(-sum(self.sizes) // world_size)
-        ### END SOLUTION
-
-    def flatten(self, tensors: list[Tensor]) -> Tensor:
-        """Returns a new vector (world_size * shard_size,) with all tensors, padded with zeros."""
-        ### BEGIN SOLUTION
-        flat = tensors[0].new_zeros(self.world_size * self.shard_size)
-        for place, tensor in zip(self.unflatten(flat), tensors):
-            place.copy_(tensor)
-        return flat
-        ### END SOLUTION
-
-    def shards(self, flat: Tensor) -> list[Tensor]:
-        """Returns the shard (shard_size,) of each rank, as views into `flat`."""
-        ### BEGIN SOLUTION
-        return list(flat.view(self.world_size, self.shard_size).unbind())
-        ### END SOLUTION
-
-    def unflatten(self, flat: Tensor) -> list[Tensor]:
-        """Returns the tensors, in their shapes, as views into `flat` (world_size * shard_size,)."""
-        ### BEGIN SOLUTION
-        parts = flat[: sum(self.sizes)].split(self.sizes)
-        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
-        ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "8.3-check", "grade": true, "points": 2, "locked": true}
-check("8.3", FlatLayout)
-
-# %% [markdown]
-# ### 8.4 FSDP that overlaps (5 points)
-#
-# Now all of stage 3. A **layer** here is a module with parameters of its own, which nothing but its own
-# `forward` uses: a linear layer, an embedding, a norm. Its matrices are sharded; its vectors are so small
-# that every rank keeps them. The optimizer gets the shards. `forward` needs the whole.
-#
-# Some tools that you may not have met.
-#
-# * `tensor.untyped_storage().resize_(0)` frees the memory and leaves the tensor as it is, also where
-#   autograd has kept it for backward. `resize_(bytes)` gets memory again; what was in it is lost.
-#   Autograd treats a write into a tensor that it has kept as an error. A write through
-#   `tensor.data`, taken beforehand, it does not see.
-# * `register_forward_pre_hook` and `register_forward_hook` call you before and after a layer's forward.
-#   `tensor.grad_fn.register_prehook` calls you when backward arrives at this tensor.
-#   `register_post_accumulate_grad_hook` calls you when a parameter's gradient is complete.
-# * Attributes in `vars(layer)` are found before registered parameters: `vars(layer)["weight"] = whole`
-#   shows forward the whole weight, while `layer.parameters()` still gives the shard.
-#
-# Three things decide whether the result is right, and quick.
-#
-# * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match.
-#   One communicator of NCCL runs its calls one after the other: a gather that is started behind a
-#   reduction waits for it. So that the two can overlap, give each kind a group of its own
-#   (`dist.new_group`).
-# * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of
-#   the next can run. At most one layer ahead, and at most one reduction unfinished: more would hold
-#   what sharding has just saved.
-# * **Views.** A layer's output may be a view, and an operation in place, such as
-#   `nn.ReLU(inplace=True)`, replaces a view's `grad_fn`. That of its base, `output._base`, stays.
-
-
-# %% nbgrader={"grade_id": "8.4", "solution": true}
-class MiniFSDP(nn.Module):
-    """Shares `module` out: of every parameter with two or more dimensions, a rank keeps a shard.
-
-    Constructed on every rank around modules of the same architecture; it begins with rank 0's
-    parameters and buffers. Afterwards `parameters()` has for each matrix this rank's shard, a vector
-    of ceil(elements / world_size) elements padded with zeros, under its old name; vectors stay as they
-    are. One step of training, with an optimizer that was given `model.parameters()`:
-
-        loss_function(model(inputs), targets).backward()
-        model.finish_gradient_synchronization()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    A layer's whole matrices exist while its forward runs, and again while its backward runs. All
-    ranks call the same layers in the same order. Tied parameters stay tied, those that are frozen at
-    construction stay without gradient. With `compute_dtype`, weights are cast to it before they are
-    sent, floating point inputs of a layer as well, and forward and backward compute in it. The
-    parameters themselves, their gradients and the sums over the ranks stay as they were, float32.
-
-    `shapes` has the whole shape of every parameter, by its name in `module`.
-    """
-
-    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        self.module = module
-        ### BEGIN SOLUTION
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
-        self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        self.compute_dtype = compute_dtype
-        self.gathers, self.reductions = dist.new_group(), dist.new_group()
-        self.calls: list[tuple] = []  # of layers, in the order in which their forwards ended
-        self.pending: list[tuple] = []  # reductions that run
-        weights = {p: self._weight(p) for p in module.parameters()}  # a tied one once
-        self.weights = {weight.kept: weight for weight in weights.values()}
-        for layer in module.modules():
-            named = layer.named_parameters(recurse=False, remove_duplicate=False)
-            own = SimpleNamespace(weights={name: weights[p] for name, p in named}, started=0)
-            for name, weight in own.weights.items():
-                layer.register_parameter(name, weight.kept)
-            if own.weights:
-                before = partial(self._before_forward, own)
-                layer.register_forward_pre_hook(before, with_kwargs=True)
-                layer.register_forward_hook(partial(self._after_forward, own))
-
-    def _weight(self, parameter: nn.Parameter) -> SimpleNamespace:
-        """What the optimizer sees (`kept`) and what forward sees (`whole`, with memory or without)."""
-        sharded = parameter.dim() > 1
-        layout = FlatLayout([parameter.shape], dist.get_world_size() if sharded else 1)
-        flat = layout.flatten([parameter.detach()])
-        kept = parameter
-        if sharded:
-            shard = layout.shards(flat)[dist.get_rank()].clone()
-            kept = nn.Parameter(shard, parameter.requires_grad)
-        flat = flat.to(self.compute_dtype or flat.dtype)
-        [whole] = layout.unflatten(flat.data)
-        weight = SimpleNamespace(
-            kept=kept, whole=whole, flat=flat, sharded=sharded, layout=layout, work=None
-        )
-        if parameter.requires_grad:
-            whole.requires_grad_()
-            whole.register_post_accumulate_grad_hook(partial(self._gradient_ready, weight))
-        weight.bytes = flat.nbytes
-        self._free([weight])
-        return weight
-
-    def _start_gather(self, weights: Iterable[SimpleNamespace]) -> None:
-        for weight in weights:
-            memory = weight.flat.untyped_storage()
-            if memory.nbytes() > 0:
-                continue  # it is there, or on its way
-            memory.resize_(weight.bytes)
-            kept = weight.kept.detach().to(weight.flat.dtype)
-            if weight.sharded:
-                pieces = weight.layout.shards(weight.flat)
-                weight.work = dist.all_gather(pieces, kept, group=self.gathers, async_op=True)
-            else:
-                weight.whole.data.copy_(kept)
-
-    def _wait(self, weights: Iterable[SimpleNamespace]) -> None:
-        for weight in weights:
-            if weight.work is not None:
-                weight.work.wait()
-                weight.work = None
-
-    def _free(self, weights: Iterable[SimpleNamespace]) -> None:
-        self._wait(weights)
-        for weight in weights:
-            weight.flat.untyped_storage().resize_(0)
-
-    def _before_forward(self, own, layer: nn.Module, inputs: tuple, keywords: dict) -> tuple:
-        own.started = len(self.calls)
-        self._start_gather(own.weights.values())
-        self._wait(own.weights.values())
-        for name, weight in own.weights.items():
-            vars(layer)[name] = weight.whole
-        return tuple(map(self._cast, inputs)), {k: self._cast(v) for k, v in keywords.items()}
-
-    def _cast(self, value):
-        floating = torch.is_tensor(value) and value.is_floating_point()
-        return value.to(self.compute_dtype) if floating and self.compute_dtype else value
-
-    def _after_forward(self, own, layer: nn.Module, inputs: tuple, output) -> None:
-        for name in own.weights:
-            del vars(layer)[name]
-        self._free(own.weights.values())
-        outputs = output if isinstance(output, (tuple, list)) else [output]
-        learning = [y for y in outputs if torch.is_tensor(y) and y.requires_grad]
-        if learning:
-            prepare = partial(self._prepare_backward, self.calls, len(self.calls))
-            self.calls.append((own.weights.values(), own.started))
-            for node in {t.grad_fn for y in learning for t in (y, y._base) if t is not None}:
-                node.register_prehook(prepare)
-
-    def _prepare_backward(self, calls: list, index: int, gradients: tuple) -> None:
-        """Backward arrives at the output of a call, and has left those that began after its end."""
-        for weights, started in calls[index + 1 : index + 2]:
-            if started > index:
-                self._free(weights)  # a frozen weight gets no gradient, at which it would be freed
-        for weights, _ in reversed(calls[max(index - 1, 0) : index + 1]):
-            self._start_gather(weights)
-        self._wait(calls[index][0])
-
-    def _gradient_ready(self, weight: SimpleNamespace, whole: Tensor) -> None:
-        self._free([weight])
-        gradient, whole.grad = whole.grad.to(weight.kept.dtype), None
-        if weight.sharded:
-            self._finish_reductions()
-            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
-            total = torch.empty_like(weight.kept, requires_grad=False)
-            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
-        else:
-            total = gradient
-            work = dist.all_reduce(total, group=self.reductions, async_op=True)
-        self.pending.append((work, weight.kept, total))
-
-    def _finish_reductions(self) -> None:
-        for work, kept, total in self.pending:
-            work.wait()
-            total /= dist.get_world_size()
-            if kept.grad is None:
-                kept.grad = total
-            else:
-                kept.grad += total
-        self.pending.clear()
-        ### END SOLUTION
-
-    def forward(self, *inputs, **keywords):
-        return self.module(*inputs, **keywords)
-
-    def finish_gradient_synchronization(self) -> None:
-        """Returns when every `.grad` is the mean over all ranks; call it before the optimizer.
-
-        Gradients of several backward passes add up. Where no rank has one, `.grad` stays None.
-        Afterwards no layer is gathered.
-        """
-        ### BEGIN SOLUTION
-        self._finish_reductions()
-        for weights, _ in self.calls:
-            self._free(weights)
-        self.calls = []
-        ### END SOLUTION
-
-    def full_parameters(self) -> dict[str, Tensor]:
-        """Returns every whole parameter by its name in `module`, on every rank; all must call it."""
-        ### BEGIN SOLUTION
-        full = {}
-        for name, kept in self.module.named_parameters():
-            full[name] = kept.detach().clone()
-            if self.weights[kept].sharded:
-                layout = self.weights[kept].layout
-                flat = kept.new_empty(layout.world_size * layout.shard_size)
-                dist.all_gather(layout.shards(flat), kept.detach())
-                [full[name]] = layout.unflatten(flat)
-        return full
-        ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "8.4-check", "grade": true, "points": 5, "locked": true}
-check("8.4", MiniFSDP)
-
-# %% [markdown]
-# ### 8.5 A checkpoint for any number of ranks (3 points)
-#
-# Every rank saves its part, and no rank ever holds the whole. This is what a rank saves:
-
-
-# %%
-def checkpoint_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """Returns this rank's part of a checkpoint of a MiniFSDP (exercise 8.4) and its optimizer."""
-    names = {kept: name for name, kept in model.module.named_parameters()}
-    return {
-        "rank": dist.get_rank(),
-        "world_size": dist.get_world_size(),
-        "shapes": model.shapes,
-        "parameters": {name: kept.detach() for kept, name in names.items()},
-        "optimizer": {names[kept]: state for kept, state in optimizer.state.items()},
-    }
-
-
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict) -> None:
-    """Puts a part that was saved on this rank, or resharded for it, back."""
-    for name, kept in model.module.named_parameters():
-        kept.data.copy_(checkpoint["parameters"][name])
-        if name in checkpoint["optimizer"]:
-            state = checkpoint["optimizer"][name]  # loaded to the CPU, perhaps, or by another rank
-            optimizer.state[kept] = {key: on_device_of(kept, value) for key, value in state.items()}
-
-
-def on_device_of(parameter: nn.Parameter, value: object) -> object:
-    """A tensor moves to the parameter; not a number, nor Adam's `step`, which stays on the CPU."""
-    moves = torch.is_tensor(value) and value.dim() > 0
-    return value.to(parameter.device) if moves else value
-
-
-# %% [markdown]
-# Four ranks have saved, and two are left to go on, or three, or sixteen. Write what turns the parts of
-# one run into parts for another. The parts come in any order: file names sorted as text put rank 10
-# before rank 2. And if one is missing, what is left is no checkpoint.
-
-
-# %% nbgrader={"grade_id": "8.5", "solution": true}
-def reshard(checkpoints: list[dict], world_size: int) -> list[dict]:
-    """Returns the parts for ranks 0 to `world_size` - 1, made of all parts of one checkpoint.
-
-    A part is what `checkpoint_of` gives. `shapes` has the whole shape of each parameter by its name.
-    With two or more dimensions a parameter is sharded as in exercise 8.4: flattened, padded with zeros,
-    cut into equal shards. So are its optimizer's tensors, but not numbers and tensors without a
-    dimension, such as Adam's `step`. All else is the same on every rank. A parameter without optimizer
-    state is not in `optimizer`.
-
-    `checkpoints` are in any order. Raises ValueError unless they are the parts of ranks 0 to n - 1, each
-    once, of a run on n ranks; the message names a rank that is missing. New tensors have memory of
-    exactly their size, and `checkpoints` stay as they are.
-    """
-    ### BEGIN SOLUTION
-    parts = sorted(checkpoints, key=lambda part: part["rank"])
-    ranks, saved = [part["rank"] for part in parts], max(part["world_size"] for part in parts)
-    if ranks != list(range(saved)) or any(part["world_size"] != saved for part in parts):
-        missing = sorted(set(range(saved)) - set(ranks))
-        raise ValueError(f"Of {saved} ranks' parts, these are here: {ranks}; missing: {missing}.")
-
-    def cut_anew(shape: torch.Size, values: list) -> list:
-        if len(shape) < 2 or not torch.is_tensor(values[0]) or values[0].dim() == 0:
-            return [deepcopy(values[0]) for _ in range(world_size)]
-        [whole] = FlatLayout([shape], saved).unflatten(torch.cat(values))
-        layout = FlatLayout([shape], world_size)
-        return [shard.clone() for shard in layout.shards(layout.flatten([whole]))]
-
-    shapes = parts[0]["shapes"]
-    made = [
-        {
-            "rank": rank,
-            "world_size": world_size,
-            "shapes": shapes,
-            "parameters": {},
-            "optimizer": {},
-        }
-        for rank in range(world_size)
-    ]
-    for name, shape in shapes.items():
-        for new, value in zip(made, cut_anew(shape, [part["parameters"][name] for part in parts])):
-            new["parameters"][name] = value
-        for key in parts[0]["optimizer"].get(name, {}):
-            states = [part["optimizer"][name][key] for part in parts]
-            for new, value in zip(made, cut_anew(shape, states)):
-                new["optimizer"].setdefault(name, {})[key] = value
-    return made
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "8.5-check", "grade": true, "points": 3, "locked": true}
-check("8.5", reshard)
-
-# %% [markdown]
 # ## 7. See it: a ledger with sliders
 #
 # The explorer shows the ledger of one rank for all four stages, and marks the one you chose. It
@@ -2351,34 +1462,19 @@ def ledger_of_rank(billions, n, stage, precision):
     return ledger | {"temporary": units}
 
 
+# %%
+from course_utils import explore
+
+
 def draw_ledgers(billions_of_parameters, ranks, stage, precision):
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
     n, chosen = int(ranks), int(stage)
-    totals = []
-    for row in range(4):
-        left = 0.0
-        for kind, size in ledger_of_rank(billions_of_parameters, n, row, precision).items():
-            color = plots.COLORS.get(kind, plots.COLORS["other"])
-            label = kind if row == 3 else None
-            ax.barh(row, size, left=left, height=0.6, color=color, label=label)
-            left += size
-        totals.append(left)
-        words = {"va": "center", "weight": "bold" if row == chosen else "normal"}
-        end = 1.2 * max(totals[0], 80)
-        crossed = 80 - 0.1 * end < left < 80  # the label would stand on the line of 80 GB
-        ax.text(80 if crossed else left, row, f"  {left:,.1f} GB", **words)
-    ax.add_patch(Rectangle((0, chosen - 0.42), end, 0.84, facecolor="#FFF3D6", zorder=0))
-    ax.axvline(80, color=plots.COLORS["wrong"], linestyle="--", linewidth=1.5)
-    ax.text(80, -0.62, " 80 GB", color=plots.COLORS["wrong"], va="center")
-    ax.set_yticks(range(4), [f"stage {row}" for row in range(4)])
-    ax.set(xlim=(0, end), ylim=(3.5, -0.85), xlabel="GB on a rank (1e9 bytes), computed")
+    ledgers = [ledger_of_rank(billions_of_parameters, n, row, precision) for row in range(4)]
     each = PRECISIONS[precision]["parameters"]
     sent = (3 if chosen == 3 else 2) * billions_of_parameters * each * (n - 1) / n
-    fits = "fits into 80 GB" if totals[chosen] <= 80 else "does not fit into 80 GB"
-    on = "1 rank" if n == 1 else f"{n} ranks"
-    ax.set_title(f"Stage {chosen} on {on} {fits}; a ring sends {sent:,.1f} GB a step")
-    figure.legend(loc="outside lower center", ncols=4)
-    return figure
+    fits = "fits into" if sum(ledgers[chosen].values()) <= 80 else "does not fit into"
+    on = f"{n} rank{'' if n == 1 else 's'}"
+    title = f"Stage {chosen} on {on} {fits} 80 GB; a ring sends {sent:,.1f} GB a step"
+    return ch08.ledgers(ledgers, chosen, title)
 
 
 explore.Explorer(
@@ -2425,6 +1521,10 @@ print("floors of stages 1 and 2:", *(f"{sum(gigabytes(s, 2**40).values()):.0f} G
 # saved in section 4. New beside section 4 are the lines for the process group.
 
 # %%
+from pathlib import Path
+
+from course_utils.terminal import torchrun
+
 script = Path("scratch/train_fsdp.py")
 script.unlink(missing_ok=True)
 shutil.rmtree("scratch/fsdp_run", ignore_errors=True)
@@ -2498,7 +1598,6 @@ for step in range(start, last_step):
     dist.barrier()
 dist.destroy_process_group()
 
-
 # %%
 printed = torchrun(2, script, "4")
 print(printed, end="")
@@ -2546,9 +1645,6 @@ print("as one process:", [line.partition(": ")[2] for line in printed.splitlines
 # * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, 2023,
 #   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2 units, peak memory and hybrid
 #   sharding, section 5 prefetch measured.
-# * T. Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016,
-#   [arXiv 1604.06174](https://arxiv.org/abs/1604.06174): recomputation.
 # * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
 #   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
-#   [activation checkpointing](https://docs.pytorch.org/docs/stable/checkpoint.html), [FSDP2
-#   tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
+#   [FSDP2 tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).

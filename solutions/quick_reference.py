@@ -3,7 +3,7 @@
 #
 # What the course explains, in tables: which parallelism when, the formulas, the messages and what to do, the
 # words. Each row names the chapter that derives, measures or explains it: 03: 3 is
-# section 3 of chapter 3, and 03 further: 4 section 4 of the notebook that goes beyond it.
+# section 3 of chapter 3, and 03: 4 section 4 of the notebook that goes beyond it.
 
 # %% [markdown]
 # ## Which parallelism when
@@ -148,7 +148,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *finished without sending it*, or *finished without receiving it* | a `recv` without a `send`, or the other way round; often a wrong rank number | pair them: who sends to whom, how often | 01: 5 |
 # | *waits in* ... *to rank* on both sides | both send first, or both receive first | let one of them begin with the other call | 05: 5 |
 # | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07: 5 |
-# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03 further: 4 |
+# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03: 4 |
 # | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
 # | *called destroy\_process\_group while other ranks still communicated* | a rank was done before the others, or left out a call | call it last on all ranks; look at the line in which the others waited | |
 # | *was running* ... *when the time was up (timeout=* | an endless loop, or work that takes longer than the limit | look at the quoted line; if it only needs longer, `launch(..., timeout=300)` | |
@@ -233,7 +233,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # |---|---|---|
 # | 1F1B | a schedule: as soon as a gradient can come back, a rank runs one backward pass after each forward pass | [05](05_pipeline.ipynb) |
 # | accuracy | the share of images that get the right class | [02](02_data_parallel.ipynb) |
-# | activation checkpointing | forward keeps the input of a block only; backward computes the rest of it again | [08](08_fsdp.ipynb) |
+# | activation checkpointing | forward keeps the input of a block only; backward computes the rest of it again | [08](08_fsdp_further.ipynb) |
 # | activations | the results of layers; those that backward needs again are kept until then | [01](01_factory.ipynb) |
 # | agent | the process that `torchrun` is on each node: it starts the workers, watches them and restarts them | [09](09_elastic.ipynb) |
 # | all-gather | a collective: every rank hands in a piece, and every rank gets all pieces | [03](03_ddp.ipynb) |
@@ -283,7 +283,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | gloo | the backend between CPUs | [03](03_ddp.ipynb) |
 # | GPipe | a schedule: all forward passes, then all backward passes | [05](05_pipeline.ipynb) |
 # | gradient accumulation | several backward passes before one update | [03](03_ddp_further.ipynb) |
-# | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel.ipynb) |
+# | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel_further.ipynb) |
 # | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline.ipynb) |
 # | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
 # | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
@@ -346,7 +346,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
-# | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel.ipynb) |
+# | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel_further.ipynb) |
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
 # | shard | a rank's piece of a tensor | [06](06_tensor_parallel.ipynb) |
 # | sharded | cut, with one piece on each rank | [06](06_tensor_parallel.ipynb) |

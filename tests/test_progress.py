@@ -224,6 +224,7 @@ def course(path, monkeypatch):
     mine = [exercise("3.1", 2), exercise("3.2", 5)]
     monkeypatch.setattr(catalogue, "exercises", lambda: mine)
     monkeypatch.setattr(progress, "_titles", lambda: ["00_start_here", "03_ddp"])
+    monkeypatch.setattr(chapters, "minutes", {"03_ddp": [40, 20], "00_start_here": []}.get)
     return mine
 
 
@@ -235,7 +236,7 @@ def test_the_map_in_words_counts_points_and_names_what_comes_next(course):
         "",
         f"{'00_start_here':<50} no exercises",
         "",
-        f"{'03_ddp':<50} 5 of 7",
+        f"{'03_ddp, 40 + 20 minutes':<50} 5 of 7",
         f"  [ ] {'3.1 an_exercise':<44} 2",
         f"  [x] {'3.2 an_exercise':<44} 5",
         "",

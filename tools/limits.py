@@ -17,9 +17,7 @@ UNCUT = {
     "02_data_parallel",
     "04_manual_split",
     "05_pipeline",
-    "06_tensor_parallel",
     "07_hybrid",
-    "08_fsdp",
     "09_elastic",
 }
 

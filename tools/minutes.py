@@ -28,7 +28,7 @@ from course_utils import chapters
 
 WORDS, LINES, SKIMMED = 200, 20, 60  # a minute
 SLACK = 0.5  # minutes by which a build must leave the minute that is kept, to change it
-TABLE = Path("course_utils/minutes.json")
+TABLE = chapters.MINUTES
 SKIM = re.compile(r"\s*(from \S+ )?import |.*\b(plt|plots|figures?|ax|axes)\b")
 Table = dict[str, dict[str, int]]
 

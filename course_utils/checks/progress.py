@@ -91,12 +91,15 @@ def chapters() -> list[Chapter]:
 
 
 def progress_text() -> str:
-    """The map of the course in words: chapters, exercises, points, and what comes next."""
+    """The map of the course in words: chapters with the minutes of their lesson and of what goes
+    beyond it, exercises, points, and what comes next."""
     course = chapters()
     lines = [f"{sum(c.earned for c in course)} of {sum(c.points for c in course)} points"]
     for chapter in course:
         points = f"{chapter.earned} of {chapter.points}" if chapter.exercises else "no exercises"
-        lines += ["", f"{chapter.title:<50} {points}"]
+        minutes = " + ".join(map(str, sources.minutes(chapter.title)))
+        title = f"{chapter.title}, {minutes} minutes" if minutes else chapter.title
+        lines += ["", f"{title:<50} {points}"]
         for exercise in chapter.exercises:
             mark = "x" if exercise.id in chapter.passed else " "
             title = f"{exercise.id} {exercise.name}"

@@ -1,0 +1,103 @@
+"""The pictures of chapter 6: matrices that are cut, who holds what, and what a cut costs in time."""
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+
+from course_utils import plots
+
+WHOLE = "#DDDDDD"  # what every rank holds
+
+
+def two_cuts() -> Figure:
+    """The column cut above the row cut, on four ranks."""
+    figure, ax = plots.canvas(height=4.3)
+    _cut(ax, 2.9, 4, "columns", ["X, whole on every rank", "A, column cut", "Y, in columns"])
+    _cut(ax, 0.2, 4, "rows", ["X, in columns", "A, row cut", "Y, a partial sum on each rank"])
+    return figure
+
+
+def one_cut(ranks: int, cut: str, names: list[str], lines: list[str]) -> Figure:
+    """One product, cut in "columns" or "rows", with lines of text under it."""
+    figure, ax = plots.canvas(height=3.6)
+    _cut(ax, 2.0, ranks, cut, names)
+    for i, line in enumerate(lines):
+        ax.text(0.3, 1.5 - 0.4 * i, line, va="center", weight="bold" if i == 0 else "normal")
+    return figure
+
+
+def _cut(ax: Axes, y: float, ranks: int, cut: str, titles: list[str]) -> None:
+    cuts = {"columns": ("none", "columns", "columns"), "rows": ("columns", "rows", "sum")}[cut]
+    for (x, width, height), along, label in zip(
+        [(0.3, 1.6, 1.1), (3.0, 2.2, 1.6), (6.6, 2.2, 1.1)], cuts, titles
+    ):
+        _matrix(ax, x, y + 0.3, width, height, label, ranks, along)
+    ax.text(2.45, y + 0.85, "times", ha="center", va="center")
+    ax.text(5.85, y + 0.85, "is", ha="center", va="center")
+
+
+def _matrix(ax: Axes, x, y, width, height, label: str, ranks: int, along: str) -> None:
+    """A matrix cut between `ranks`: "columns", "rows", "sum" (partial on each) or "none"."""
+    for rank in range(ranks):
+        color = plots.RANK_COLORS[rank]
+        if along == "columns":
+            box = (x + width * rank / ranks, y), width / ranks, height
+        elif along == "rows":
+            box = (x, y + height * (ranks - 1 - rank) / ranks), width, height / ranks
+        elif along == "sum":  # one sheet behind the other
+            box = (x + 0.07 * (ranks - 1 - rank), y + 0.07 * (ranks - 1 - rank)), width, height
+        else:
+            box, color = ((x, y), width, height), "white"
+        ax.add_patch(Rectangle(*box, facecolor=color, edgecolor=plots.COLORS["ink"]))
+    ax.text(x + width / 2, y - 0.12, label, ha="center", va="top", fontsize=9)
+
+
+def block_of(holders: dict[str, Tensor]) -> Figure:
+    """A block of which `holders` says, number by number, which of four ranks holds it; 4 is all."""
+    figure, ax = plots.canvas(height=4.3)
+    x = 0.1
+    for layer in ("norm1", "attention.qkv", "norm2", "feed_forward.up"):
+        x = _layer(ax, holders, layer, x, 4.75) + 0.5
+    _layer(ax, holders, "attention.out", x, 4.75)
+    _layer(ax, holders, "feed_forward.down", x, 2.95)
+    names = ["rank 0", "rank 1", "rank 2", "rank 3", "all ranks"]
+    for i, (name, color) in enumerate(zip(names, [*plots.RANK_COLORS[:4], WHOLE])):
+        plots.pile(ax, x + 0.95 * i, 1.2, [color], columns=1)
+        ax.text(x + 0.95 * i + 0.3, 1.33, name, va="center", fontsize=9)
+    ax.set(xlim=(0, 10), ylim=(0, 5.375))
+    return figure
+
+
+def _layer(ax: Axes, holders: dict[str, Tensor], layer: str, x: float, top: float) -> float:
+    """Draws the weight of a layer and its bias, and returns where they end."""
+    ax.text(x, top + 0.1, layer.replace(".", ".\n"), ha="left", va="bottom", fontsize=9)
+    for kind in ("weight", "bias"):
+        x = _holder(ax, holders[f"{layer}.{kind}"], x, top) + 0.06
+    return x
+
+
+def _holder(ax: Axes, holder: Tensor, x: float, top: float, scale: float = 0.033) -> float:
+    """Draws a parameter and returns where it ends."""
+    height, width = holder.shape[0] * scale, max(3, holder.shape[1]) * scale  # a vector: 3 wide
+    colors = ListedColormap([*plots.RANK_COLORS[:4], WHOLE])
+    box = (x, x + width, top - height, top)
+    ax.imshow(holder, cmap=colors, vmin=0, vmax=4, extent=box, interpolation="nearest")
+    ax.add_patch(Rectangle((x, top - height), width, height, fill=False, linewidth=0.8))
+    return x + width
+
+
+def block_times(sizes: list[int], compute: list[float], communicate: list[float]) -> Figure:
+    """The seconds of a block for each number of ranks, computing below communicating."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
+    places, below = range(len(sizes)), [1e3 * c for c in compute]
+    ax.bar(places, below, color=plots.COLORS["forward"], label="compute")
+    above = {"color": plots.COLORS["communication"], "label": "all-reduce"}
+    ax.bar(places, [1e3 * c for c in communicate], bottom=below, **above)
+    ax.set_xticks(places, sizes)
+    ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
+    ax.set_title("With one adapter between machines, it pays inside only")
+    ax.legend()
+    return figure

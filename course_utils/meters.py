@@ -1,0 +1,52 @@
+"""What a rank holds at a moment, read from the storages under its tensors."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """The bytes of the storages under `tensors`, each counted once; a freed storage has none."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Meter:
+    """Reads at every layer, in forward and backward, the bytes of parameters and gradients.
+
+    `readings` are (layers passed, bytes of parameters, bytes of gradients).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.passed, self.readings = model, 0, []
+        self.kept = list(model.parameters())  # and whatever else a rank keeps for good
+        for layer in model.modules():
+            if not list(layer.children()):
+                layer.register_forward_hook(self._after_forward)
+        for parameter in self.kept:
+            parameter.register_post_accumulate_grad_hook(lambda _: self.read())
+
+    def _after_forward(self, layer, inputs, output):
+        self._pass_layer()
+        output.register_hook(lambda gradient: self._pass_layer())  # backward comes to the layer
+
+    def _pass_layer(self):
+        self.read()
+        self.passed += 1
+
+    def read(self) -> None:
+        """Adds a reading of now."""
+        parameters = [*self.kept, *self.model.parameters()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        held = storage_bytes(map(local, parameters)), storage_bytes(map(local, gradients))
+        self.readings.append((self.passed, *held))
+
+    def peaks(self) -> list[int]:
+        """The most bytes of parameters, and the most bytes of gradients."""
+        return [max(column) for column in list(zip(*self.readings))[1:]]

@@ -1,0 +1,1095 @@
+# %% [markdown]
+# # 8. FSDP, further: accumulation, meshes of two dimensions, torn checkpoints, an FSDP of your own
+#
+# The lesson shards a model with `fully_shard`. This notebook is about what is built on that: several
+# backward passes before an update, recomputation, shards inside machines and copies between
+# them, tensor parallelism on the second dimension, and what becomes of a checkpoint in the middle of
+# which a rank dies. At its end you write an FSDP yourself.
+#
+# Each part runs without the others. None needs an answer of the lesson.
+
+# %% tags=["nbval-ignore-output"]
+import matplotlib.pyplot as plt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from course_utils import hardware, text
+from course_utils.equality import equal
+from course_utils.launch import RankFailure, launch
+from course_utils.predictions import compare
+from course_utils.trace import Trace, kept_for_backward, memory_ledger, ring_bytes
+
+hardware.report()
+
+# %% [markdown]
+# ## 1. The factory: quarters of a page, and two towns
+#
+# In the lesson four factories share out every page and send the quarters round when it is in use. With a
+# thousand factories in many towns that is a lot of travel for each page. So each town keeps a whole set of
+# pages, shared out among the factories of the town: quarters travel inside the town, and only the change
+# notes travel between towns.
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | a whole set of pages in every town | HSDP | shards inside a machine, copies across machines |
+# | notes of several shifts, kept at home | `set_requires_gradient_sync(False)` | gradients of micro-batches, not reduced yet |
+# | a page is worked through twice, its sketches thrown away | activation checkpointing | forward again, in backward |
+# | the safe that somebody closes at the end | `.metadata` | what is written last makes a checkpoint whole |
+#
+# ## 2. The smallest real run: `fully_shard`, as alone
+#
+# The lesson's model, its data, and one process as the measure. All parts compare with it.
+
+# %%
+from functools import partial
+
+from course_utils.models import LanguageModel
+
+CONTEXT, WINDOWS, STEPS, WIDTH, LAYERS = 16, 12, 3, 32, 4
+VOCABULARY = len(text.vocabulary())  # 72
+momentum_sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def new_model() -> LanguageModel:
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(0)
+    model = LanguageModel(VOCABULARY, WIDTH, heads=4, layers=LAYERS, context=CONTEXT)
+    return model.to(hardware.device())
+
+
+def batches(steps=range(STEPS), rank=0, ranks=1):
+    """This rank's windows of each global batch; 12 of them divide by 1, 2, 3 and 4 ranks."""
+    for step in steps:
+        inputs, targets = (part[rank::ranks] for part in text.windows(CONTEXT, WINDOWS, seed=step))
+        yield inputs.to(hardware.device()), targets.flatten().to(hardware.device())
+
+
+# %%
+def train(model, optimizer, data):
+    """Trains on `data` and returns the losses; gradients stay for whoever wants to look at them."""
+    losses = []
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs).flatten(0, 1), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+alone = new_model()
+losses_alone = train(alone, momentum_sgd(alone.parameters()), batches())
+values_alone = {name: p.detach().cpu() for name, p in alone.named_parameters()}
+gradients_alone = {name: p.grad.cpu() for name, p in alone.named_parameters()}
+PARAMETERS = sum(p.numel() for p in alone.parameters())
+print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in losses_alone)}")
+
+
+# %%
+def same(expected, got):
+    """Whether two {name: tensor} hold the same, to 1e-5."""
+    return expected.keys() == got.keys() and all(
+        equal(tensor, [got[name].cpu()]) for name, tensor in expected.items()
+    )
+
+
+def as_alone(losses, values, gradients):
+    """Compares with the single process: mean loss of each step, parameters, last gradients."""
+    mean_losses = torch.tensor(losses, device=hardware.device()) / dist.get_world_size()
+    dist.all_reduce(mean_losses)
+    return {
+        "losses": equal(torch.tensor(losses_alone), [mean_losses.cpu()]),
+        "parameters": same(values_alone, values),
+        "gradients": same(gradients_alone, gradients),
+    }
+
+
+# %%
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+
+
+def wrap(model, **options):
+    """A unit for each block, and one for the rest: embeddings, norm and head."""
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a DTensor, gathered; or the tensor itself. All ranks call it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    for dim in range(tensor.device_mesh.ndim):  # one dimension of the mesh after the other
+        placements = [Replicate()] * (dim + 1) + list(tensor.placements[dim + 1 :])
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
+
+
+def wholes(model):
+    """All parameters and gradients of a wrapped model, whole, by name. All ranks call it."""
+    named = dict(model.named_parameters())
+    gradients = {name: whole(p.grad) for name, p in named.items()}
+    return {name: whole(p.detach()) for name, p in named.items()}, gradients
+
+
+# %%
+from course_utils.meters import local, storage_bytes
+
+
+def train_wrapped(rank, wrapping=wrap):
+    model = wrapping(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses = train(model, optimizer, batches(rank=rank, ranks=dist.get_world_size()))
+    return as_alone(losses, *wholes(model))
+
+
+print("fully_shard on 2 ranks as alone:", launch(train_wrapped, 2)[0])
+
+# %% [markdown]
+# ## 3. Predict, then measure: what accumulation saves, and what it costs
+#
+# Two micro-batches, one update (chapter 3). By default each backward reduces its gradients.
+# `set_requires_gradient_sync(False)` leaves that out for all but the last one. It saves messages,
+# and costs what ZeRO-2 had won: until the last backward every rank keeps whole gradients.
+#
+# **Predict** both, for a step of two micro-batches on 2 ranks.
+# The root's own parameters stay gathered from forward to backward, so they are gathered once; those of the
+# blocks twice.
+
+# %% tags=["prediction"]
+n, P = 2, 4 * PARAMETERS  # ranks, and bytes of all parameters
+blocks = 4 * LAYERS * (12 * WIDTH**2 + 13 * WIDTH)  # bytes of the parameters of all blocks
+gathered = P + blocks  # of a step: blocks twice, the rest once
+of_gathers, of_reductions = gathered * (n - 1) // n, P * (n - 1) // n
+predicted = {
+    "reduced twice, sent": 2 * of_gathers + 2 * of_reductions,
+    "reduced once, sent": 2 * of_gathers + of_reductions,
+    "reduced twice, gradients between": P // n,
+    "reduced once, gradients between": P,
+}
+
+# %%
+from torch.distributed.fsdp import FSDPModule
+
+
+def gradients_held(model):
+    """Bytes of gradients: of the shards, and whole ones, which show while a unit is gathered."""
+    held = [p.grad for p in model.parameters()]
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for unit in units:
+        unit.unshard()
+    held += [p.grad for p in model.parameters()]
+    for unit in units:
+        unit.reshard()
+    return storage_bytes(local(gradient) for gradient in held if gradient is not None)
+
+
+# %%
+def accumulate(rank, reduce_once):
+    """Three updates over two micro-batches each. Are they as alone? And what do they cost?"""
+    model = wrap(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses, waiting, n = [], 0, dist.get_world_size()
+    for step, (inputs, targets) in enumerate(batches(rank=rank, ranks=n)):
+        optimizer.zero_grad()
+        losses.append(0.0)
+        with Trace() as trace:
+            for last, half, answers in zip((False, True), inputs.chunk(2), targets.chunk(2)):
+                model.set_requires_gradient_sync(last or not reduce_once)
+                loss = cross_entropy(model(half).flatten(0, 1), answers) / 2
+                loss.backward()
+                losses[-1] += loss.item()
+                if step == 0 and not last:  # the last step's trace is kept, so this is not counted
+                    waiting = gradients_held(model)
+        optimizer.step()
+    return as_alone(losses, *wholes(model)), ring_bytes(trace.record().calls), waiting
+
+
+# %%
+measured = {}
+for name, reduce_once in (("reduced twice", False), ("reduced once", True)):
+    claims, sent, waiting = launch(accumulate, n, reduce_once)[0]
+    measured |= {f"{name}, sent": sent, f"{name}, gradients between": waiting}
+    print(f"{name}, as alone:", claims)
+compare(predicted, measured)
+
+# %% [markdown]
+# Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are
+# too large by that factor.
+#
+# ## 4. By hand, then with PyTorch: recomputation, two dimensions, and a save that is torn
+#
+# ### Activation checkpointing: compute twice, keep less
+#
+# FSDP leaves the activations alone. **Activation checkpointing** keeps only the input of a block
+# and runs the block's forward a second time when backward comes to it ([Chen et al.
+# 2016](https://arxiv.org/abs/1604.06174)). It costs a second forward, about a third more computing,
+# and with `fully_shard` no further gather: backward has gathered the block already. Recompute
+# first, wrap second.
+
+# %%
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute(model):
+    """Each block keeps its input only, and runs forward again in backward."""
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return model
+
+
+def kept_and_sent(rank):
+    """Bytes kept for backward and bytes sent, as usual and recomputing; is the latter as alone?"""
+    costs = []
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    for model in (wrap(new_model()), wrap(recompute(new_model()))):
+        with Trace() as trace:
+            with kept_for_backward(model) as kept:
+                loss = cross_entropy(model(inputs).flatten(0, 1), targets)
+            loss.backward()
+        costs.append((kept.bytes, ring_bytes(trace.record().calls)))
+    claims = train_wrapped(rank, lambda model: wrap(recompute(model)))
+    return costs, claims
+
+
+((usual, sent), (less, sent_again)), claims = launch(kept_and_sent, 2)[0]
+print("recomputing, as alone:", claims)
+print("the same bytes sent:", sent == sent_again, "| kept less than a third:", less < usual / 3)
+
+# %% [markdown]
+# ### Hybrid shards on a mesh of two dimensions
+#
+# With 1,000 ranks an all-gather has 1,000 partners, most of them far away. **HSDP**, hybrid
+# sharding, shards among the ranks of one machine and replicates across machines. The mesh has two
+# dimensions: `replicate` outside, `shard` inside (chapter 7). Gathers and reduce-scatters stay in
+# the inner group, and the shards of the gradients are all-reduced in the outer one.
+#
+# **Predict** for 2 x 2 ranks what a ring sends in each group. Within the inner one it is as before,
+# with 2 ranks. Across, each rank all-reduces its shard of the gradients, $P/2$ bytes.
+
+# %% tags=["prediction"]
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def wrap_hybrid(model):
+    """Two copies of the model, each sharded among half of the ranks."""
+    sizes = (2, dist.get_world_size() // 2)
+    return wrap(
+        model,
+        mesh=init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("replicate", "shard")),
+    )
+
+
+predicted = {
+    "inner group, sent": (gathered + P) // 2,
+    "outer group, sent": P // 2,
+    "parameters held": P // 2,
+}
+
+
+# %%
+def hybrid(rank):
+    """What a step sends and a rank holds; is training as alone?"""
+    model = wrap_hybrid(new_model())
+    inputs, targets = next(batches(rank=rank, ranks=4))
+    with Trace() as trace:
+        cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    outer = [call for call in trace.record().calls if call.ranks in ((0, 2), (1, 3))]
+    inner = [call for call in trace.record().calls if call not in outer]
+    costs = {
+        "inner group, sent": ring_bytes(inner),
+        "outer group, sent": ring_bytes(outer),
+        "parameters held": memory_ledger(model)["parameters"],
+    }
+    claims = train_wrapped(rank, wrap_hybrid)
+    return costs, claims
+
+
+costs_of_ranks, claims = zip(*launch(hybrid, 4))
+compare(predicted, costs_of_ranks[0])
+print("the same on all ranks:", all(cost == costs_of_ranks[0] for cost in costs_of_ranks))
+print("2 x 2 ranks as alone:", claims[3])
+
+# %% [markdown]
+# Only the all-reduce of the outer group, $P/2$ bytes, leaves the machine. The price is memory:
+# a rank holds a half of the model and not a quarter.
+#
+# ### FSDP x tensor parallelism
+#
+# On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts
+# the layers among the ranks of a machine (chapter 6), then `fully_shard` shards what each of them
+# has left among the machines. A DTensor then has a placement for each dimension. In this order:
+# tensor parallelism first, FSDP last.
+
+# %%
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+PLAN = {
+    "blocks.*.feed_forward.up": ColwiseParallel(),
+    "blocks.*.feed_forward.down": RowwiseParallel(),
+}
+
+
+def mesh_2d():
+    sizes = (dist.get_world_size() // 2, 2)
+    return init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("data", "tensor"))
+
+
+def wrap_2d(model):
+    """Cuts the MLPs among 2 ranks, then shards everything along the other dimension."""
+    mesh = mesh_2d()
+    parallelize_module(model, mesh["tensor"], PLAN)
+    return wrap(model, mesh=mesh["data"])
+
+
+# %%
+def train_2d(rank):
+    data_ranks = dist.get_world_size() // 2
+    model = wrap_2d(new_model())
+    optimizer = momentum_sgd(model.parameters())
+    losses = train(model, optimizer, batches(rank=rank // 2, ranks=data_ranks))  # alike in a pair
+    up = model.blocks[0].feed_forward.up.weight
+    dims = [placement.dim for placement in up.placements]
+    return as_alone(losses, *wholes(model)), dims, tuple(local(up).shape)
+
+
+claims, dims, shape = launch(train_2d, 4)[0]
+print("FSDP x TP on 2 x 2 ranks as alone:", claims)
+print("feed_forward.up.weight, dimension cut along data and along tensor:", *dims)
+print("a rank holds", shape, "of (128, 32)")
+
+# %% [markdown]
+# The two ranks of a tensor group must read the same windows: `rank // 2` is the coordinate in the
+# data dimension. Both dimensions of the mesh cut dimension 0 of this weight: tensor parallelism gives
+# each of its ranks half of the rows, and FSDP cuts that half once more.
+
+# %% [markdown]
+# ### A half-written checkpoint is never taken for a whole one
+#
+# A rank can die while it writes. In the next cell rank 1 is killed (`SIGKILL`) in the middle of a
+# save, when the others have written their files. What keeps anyone from loading that? Two things.
+# DCP writes `.metadata` last, after every rank has reported that it is done. And `save` gives the
+# folder its name only then. Whoever looks for the newest checkpoint looks for finished names.
+
+# %%
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+
+def to_save(model, optimizer):
+    """What a checkpoint holds. Its DTensors also say what this rank needs when it loads."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def save(model, optimizer, folder, writer=dcp.FileSystemWriter):
+    """Saves under another name, and renames when every rank is done. All ranks call it."""
+    unfinished = folder.with_suffix(".unfinished")
+    dcp.save(to_save(model, optimizer), storage_writer=writer(unfinished))
+    if dist.get_rank() == 0:
+        unfinished.rename(folder)
+    dist.barrier()
+
+
+def resume(model, optimizer, folder):
+    """Fills model and optimizer, whatever number of ranks has saved. All ranks call it."""
+    state = to_save(model, optimizer)
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+
+
+# %%
+def begun():
+    model = wrap(new_model())
+    return model, momentum_sgd(model.parameters())
+
+
+def values_of(model):
+    """Parameters, whole, by name. All ranks call it."""
+    return {name: whole(p.detach()).cpu().clone() for name, p in model.named_parameters()}
+
+
+def train_and_save(rank, folder):
+    """Two steps, a checkpoint, two more steps. Returns the parameters after two and after four."""
+    model, optimizer = begun()
+    train(model, optimizer, batches(range(2), rank, dist.get_world_size()))
+    after_two = values_of(model)
+    save(model, optimizer, folder / "step-0002")
+    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
+    return after_two, values_of(model)
+
+
+# %%
+import shutil
+
+from course_utils.terminal import scratch
+
+
+def loaded_from(rank, folder):
+    """The parameters as they were loaded."""
+    model, optimizer = begun()
+    resume(model, optimizer, folder)
+    return values_of(model)
+
+
+CHECKPOINTS = (scratch() / "fsdp_further").resolve()
+shutil.rmtree(CHECKPOINTS, ignore_errors=True)
+CHECKPOINTS.mkdir(parents=True)
+after_two, after_four = launch(train_and_save, 4, CHECKPOINTS)[0]
+print("saved by 4 ranks:", *sorted(p.name for p in (CHECKPOINTS / "step-0002").iterdir()))
+
+# %%
+import os
+import signal
+
+
+class KilledWhileWriting(dcp.FileSystemWriter):
+    """Rank 1 dies in a save: the other ranks' files are complete, its own is not there."""
+
+    def write_data(self, plan, planner):
+        if dist.get_rank() != 1:
+            written = super().write_data(plan, planner)
+            written.wait()
+        dist.barrier()  # so that it is the same in every run
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return written
+
+
+def newest(folder):
+    finished = (path for path in folder.glob("step-*") if not path.suffix)
+    return max(finished, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+# %%
+def go_on_and_save(rank, folder, target, saving):
+    """Resumes, trains two steps, and saves them in a way that does not end well."""
+    model, optimizer = begun()
+    resume(model, optimizer, newest(folder))
+    train(model, optimizer, batches(range(2, 4), rank, dist.get_world_size()))
+    saving(model, optimizer, folder / target, KilledWhileWriting)
+
+
+def report_killed(*arguments):
+    try:
+        launch(go_on_and_save, 2, *arguments)
+    except RankFailure as failure:
+        print(f"rank {failure.rank} ended by a {failure.kind}")
+
+
+# %%
+report_killed(CHECKPOINTS, "step-0004", save)
+torn = CHECKPOINTS / "step-0004.unfinished"
+print(
+    "the torn folder has data:",
+    any(torn.glob("*.distcp")),
+    "| metadata:",
+    (torn / ".metadata").exists(),
+)
+print("the newest whole one:", newest(CHECKPOINTS).name)
+
+# %%
+import logging
+
+
+def error_of_loading(rank, folder):
+    logging.disable()  # DCP logs the error first, with its whole traceback
+    try:
+        loaded_from(rank, folder)
+    except dcp.CheckpointException as error:
+        return type(error).__name__
+
+
+print("and if somebody loads the torn one:", launch(error_of_loading, 1, torn)[0])
+
+# %% [markdown]
+# Now the way in which people lose a checkpoint: they save every time into the *same* folder. The
+# old `.metadata` is still there when the new files are half written.
+
+# %%
+import warnings
+
+
+def save_over(model, optimizer, folder, writer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DCP warns that it overwrites, and names the path
+        dcp.save(to_save(model, optimizer), storage_writer=writer(folder))
+
+
+def save_two_steps(rank, folder):
+    """A checkpoint of 2 ranks in a folder `last`."""
+    model, optimizer = begun()
+    resume(model, optimizer, newest(folder))
+    dcp.save(to_save(model, optimizer), storage_writer=dcp.FileSystemWriter(folder / "last"))
+
+
+launch(save_two_steps, 2, CHECKPOINTS)
+report_killed(CHECKPOINTS, "last", save_over)
+mixed = launch(loaded_from, 1, CHECKPOINTS / "last")[0]
+print("it loads without an error, and is")
+print("    the state after two steps:", same(after_two, mixed))
+print("    the state after four steps:", same(after_four, mixed))
+
+# %% [markdown]
+# Rank 0's half is from step 4 and rank 1's half from step 2: a model that never was, without a word
+# of warning. Give every checkpoint a folder of its own. Chapter 9 adds what is still missing: a
+# file that the disk has damaged, and the way back to the last good one.
+#
+# ## 5. Break it: what fits and is wrong
+#
+# ### Another order of the parameters
+#
+# A flat vector has no names. If two ranks lay out the same parameters in different orders, pieces end
+# up in the wrong layers. Such an order comes from a `set` of strings, which Python orders
+# differently in every process, or from files listed by the operating system. Here rank 1 has the
+# reverse order, so that it is the same in every run. Both ranks hold the same two layers. What is
+# in them after one gather?
+
+# %%
+
+
+def two_layers(names):
+    layers = nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
+    for name, layer in layers.items():
+        nn.init.constant_(layer.weight, 1.0 if name == "first" else 2.0)
+    return layers.to(hardware.device())
+
+
+def gather_flat(layers):
+    """All parameters in one flat vector; each rank owns a half, and gathers the other."""
+    flat = nn.utils.parameters_to_vector(layers.parameters()).detach()
+    halves = list(flat.chunk(dist.get_world_size()))
+    dist.all_gather(halves, halves[dist.get_rank()].clone())
+    nn.utils.vector_to_parameters(flat, layers.parameters())
+
+
+# %%
+def gather_in_order(rank, agreed):
+    names = ["first", "second"]
+    layers = two_layers(names if agreed or rank == 0 else reversed(names))
+    gather_flat(layers)
+    all_names = [None, None]
+    dist.all_gather_object(all_names, [name for name, _ in layers.named_parameters()])
+    return {name: layers[name].weight.mean().item() for name in names}, all_names[0] == all_names[1]
+
+
+for agreed in (True, False):
+    for rank, (weights, alike) in enumerate(launch(gather_in_order, 2, agreed)):
+        print(f"rank {rank}: {weights}, names in the same order: {alike}")
+
+# %% [markdown]
+# In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit,
+# and the model trains on. The repair is to compare the names once, as the cell does. `fully_shard`
+# goes by the order in which modules are registered, and does not compare it either.
+#
+# ### A full state dict on every rank
+#
+# To save a model, people ask for a full state dict. Where? **Predict** the bytes on each of 4
+# ranks.
+
+# %% tags=["prediction"]
+n = 4
+predicted = {
+    "sharded": [P // n] * n,
+    "full": [P] * n,
+    "full, on the CPU": [P, 0, 0, 0],
+}
+
+# %%
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+
+def state_dict_bytes(rank):
+    """The bytes of three kinds of state dict on this rank."""
+    model = wrap(new_model())
+    settings = [{}, {"full_state_dict": True}, {"full_state_dict": True, "cpu_offload": True}]
+    kinds = (get_model_state_dict(model, options=StateDictOptions(**s)) for s in settings)
+    return [storage_bytes(map(local, values.values())) for values in kinds]
+
+
+compare(predicted, dict(zip(predicted, map(list, zip(*launch(state_dict_bytes, n))))))
+
+# %% [markdown]
+# The full one brings the whole model to every rank: exactly what does not fit. With
+# `cpu_offload=True` rank 0 alone gets it, one tensor at a time, in the host's memory. For
+# checkpoints nobody needs it: save the shards. To hand a model to somebody else, take the third
+# way, and call it on all ranks.
+#
+# ### Clipping by a local norm
+#
+# Chapter 6 had this with tensor parallelism. With FSDP everything is cut, so every rank has a norm
+# of its own, and each piece of a layer is scaled by a different factor.
+
+# %%
+from course_utils.equality import flat
+
+
+def clip_by_local_norm(parameters, max_norm):
+    """Wrong: the norm of what this rank holds."""
+    gradients = [local(p.grad) for p in parameters]
+    norm = flat(gradients).norm().item()
+    for gradient in gradients:
+        gradient.mul_(min(1.0, max_norm / norm))
+    return norm
+
+
+def clip_by_whole_norm(parameters, max_norm):
+    return whole(nn.utils.clip_grad_norm_(parameters, max_norm)).item()
+
+
+# %%
+def step_with_clipping(rank, clip):
+    model = wrap(new_model())
+    inputs, targets = next(batches(rank=rank, ranks=dist.get_world_size()))
+    cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    norm = clip(list(model.parameters()), max_norm=0.1)
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return norm, {name: p.cpu() for name, p in wholes(model)[0].items()}
+
+
+norm_alone, clipped_alone = launch(step_with_clipping, 1, clip_by_whole_norm)[0]
+for clip in (clip_by_local_norm, clip_by_whole_norm):
+    norms, clipped = zip(*launch(step_with_clipping, 2, clip))
+    print(
+        f"{clip.__name__}: norms as alone:", [abs(x / norm_alone - 1) < 1e-5 for x in norms], end=""
+    )
+    print(", parameters as alone:", same(clipped_alone, clipped[0]))
+
+# %% [markdown]
+# `clip_grad_norm_` on DTensors computes the norm of the whole gradient. Norms computed by hand, in
+# logging or in a clipping of your own, do not. The mistake never shows as ranks that disagree:
+# there is one model, only a wrong one.
+
+# %% [markdown]
+# ## 6. Exercises: an FSDP of your own
+#
+# From the layout of its shards to a checkpoint that fits any number of ranks. 8.4 is the longest exercise of
+# the course, with 150 lines in our answer: a week-end, or a project for two. 8.4 and 8.5 may use your
+# `FlatLayout`.
+
+# %%
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from types import SimpleNamespace
+
+from torch.nn.functional import linear, pad
+
+from course_utils.checks import check, hint
+
+# %% [markdown]
+# ### 8.3 Flatten, pad, shard and unshard (2 points)
+#
+# Collectives want equal pieces. So tensors are laid end to end in one vector, and zeros are added until
+# it divides. What makes this cheap is that the pieces, and the tensors that come out again, are
+# **views**: an all-gather writes into the pieces of an empty vector, and the tensors are there without a
+# copy. No process group here, only arithmetic.
+
+
+# %% nbgrader={"grade_id": "8.3", "solution": true}
+class FlatLayout:
+    """How tensors of the given shapes lie in one vector that n ranks share out.
+
+    They lie end to end, in their order, each in row-major order; then come the zeros. `shard_size` is
+    the number of elements of a shard, the same for every rank and as small as possible.
+    """
+
+    def __init__(self, shapes: list[torch.Size], world_size: int) -> None:
+        ### BEGIN SOLUTION
+        self.shapes, self.world_size = shapes, world_size
+        self.sizes = [shape.numel() for shape in shapes]
+        self.shard_size = -(-sum(self.sizes) // world_size)
+        ### END SOLUTION
+
+    def flatten(self, tensors: list[Tensor]) -> Tensor:
+        """Returns a new vector (world_size * shard_size,) with all tensors, padded with zeros."""
+        ### BEGIN SOLUTION
+        flat = tensors[0].new_zeros(self.world_size * self.shard_size)
+        for place, tensor in zip(self.unflatten(flat), tensors):
+            place.copy_(tensor)
+        return flat
+        ### END SOLUTION
+
+    def shards(self, flat: Tensor) -> list[Tensor]:
+        """Returns the shard (shard_size,) of each rank, as views into `flat`."""
+        ### BEGIN SOLUTION
+        return list(flat.view(self.world_size, self.shard_size).unbind())
+        ### END SOLUTION
+
+    def unflatten(self, flat: Tensor) -> list[Tensor]:
+        """Returns the tensors, in their shapes, as views into `flat` (world_size * shard_size,)."""
+        ### BEGIN SOLUTION
+        parts = flat[: sum(self.sizes)].split(self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.3-check", "grade": true, "points": 2, "locked": true}
+check("8.3", FlatLayout)
+
+# %% [markdown]
+# ### 8.4 FSDP that overlaps (5 points)
+#
+# Now all of stage 3. A **layer** here is a module with parameters of its own, which nothing but its own
+# `forward` uses: a linear layer, an embedding, a norm. Its matrices are sharded; its vectors are so small
+# that every rank keeps them. The optimizer gets the shards. `forward` needs the whole.
+#
+# Some tools that you may not have met.
+#
+# * `tensor.untyped_storage().resize_(0)` frees the memory and leaves the tensor as it is, also where
+#   autograd has kept it for backward. `resize_(bytes)` gets memory again; what was in it is lost.
+#   Autograd treats a write into a tensor that it has kept as an error. A write through
+#   `tensor.data`, taken beforehand, it does not see.
+# * `register_forward_pre_hook` and `register_forward_hook` call you before and after a layer's forward.
+#   `tensor.grad_fn.register_prehook` calls you when backward arrives at this tensor.
+#   `register_post_accumulate_grad_hook` calls you when a parameter's gradient is complete.
+# * Attributes in `vars(layer)` are found before registered parameters: `vars(layer)["weight"] = whole`
+#   shows forward the whole weight, while `layer.parameters()` still gives the shard.
+#
+# Three things decide whether the result is right, and quick.
+#
+# * **Order.** Every rank uses the layers in the same order, so all gathers and all reductions match.
+#   One communicator of NCCL runs its calls one after the other: a gather that is started behind a
+#   reduction waits for it. So that the two can overlap, give each kind a group of its own
+#   (`dist.new_group`).
+# * **Prefetch.** Backward meets the layers in forward's order, reversed. While one computes, the gather of
+#   the next can run. At most one layer ahead, and at most one reduction unfinished: more would hold
+#   what sharding has just saved.
+# * **Views.** A layer's output may be a view, and an operation in place, such as
+#   `nn.ReLU(inplace=True)`, replaces a view's `grad_fn`. That of its base, `output._base`, stays.
+
+
+# %% nbgrader={"grade_id": "8.4", "solution": true}
+class MiniFSDP(nn.Module):
+    """Shares `module` out: of every parameter with two or more dimensions, a rank keeps a shard.
+
+    Constructed on every rank around modules of the same architecture; it begins with rank 0's
+    parameters and buffers. Afterwards `parameters()` has for each matrix this rank's shard, a vector
+    of ceil(elements / world_size) elements padded with zeros, under its old name; vectors stay as they
+    are. One step of training, with an optimizer that was given `model.parameters()`:
+
+        loss_function(model(inputs), targets).backward()
+        model.finish_gradient_synchronization()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    A layer's whole matrices exist while its forward runs, and again while its backward runs. All
+    ranks call the same layers in the same order. Tied parameters stay tied, those that are frozen at
+    construction stay without gradient. With `compute_dtype`, weights are cast to it before they are
+    sent, floating point inputs of a layer as well, and forward and backward compute in it. The
+    parameters themselves, their gradients and the sums over the ranks stay as they were, float32.
+
+    `shapes` has the whole shape of every parameter, by its name in `module`.
+    """
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.module = module
+        ### BEGIN SOLUTION
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        self.compute_dtype = compute_dtype
+        self.gathers, self.reductions = dist.new_group(), dist.new_group()
+        self.calls: list[tuple] = []  # of layers, in the order in which their forwards ended
+        self.pending: list[tuple] = []  # reductions that run
+        weights = {p: self._weight(p) for p in module.parameters()}  # a tied one once
+        self.weights = {weight.kept: weight for weight in weights.values()}
+        for layer in module.modules():
+            named = layer.named_parameters(recurse=False, remove_duplicate=False)
+            own = SimpleNamespace(weights={name: weights[p] for name, p in named}, started=0)
+            for name, weight in own.weights.items():
+                layer.register_parameter(name, weight.kept)
+            if own.weights:
+                before = partial(self._before_forward, own)
+                layer.register_forward_pre_hook(before, with_kwargs=True)
+                layer.register_forward_hook(partial(self._after_forward, own))
+
+    def _weight(self, parameter: nn.Parameter) -> SimpleNamespace:
+        """What the optimizer sees (`kept`) and what forward sees (`whole`, with memory or without)."""
+        sharded = parameter.dim() > 1
+        layout = FlatLayout([parameter.shape], dist.get_world_size() if sharded else 1)
+        flat = layout.flatten([parameter.detach()])
+        kept = parameter
+        if sharded:
+            shard = layout.shards(flat)[dist.get_rank()].clone()
+            kept = nn.Parameter(shard, parameter.requires_grad)
+        flat = flat.to(self.compute_dtype or flat.dtype)
+        [whole] = layout.unflatten(flat.data)
+        weight = SimpleNamespace(
+            kept=kept, whole=whole, flat=flat, sharded=sharded, layout=layout, work=None
+        )
+        if parameter.requires_grad:
+            whole.requires_grad_()
+            whole.register_post_accumulate_grad_hook(partial(self._gradient_ready, weight))
+        weight.bytes = flat.nbytes
+        self._free([weight])
+        return weight
+
+    def _start_gather(self, weights: Iterable[SimpleNamespace]) -> None:
+        for weight in weights:
+            memory = weight.flat.untyped_storage()
+            if memory.nbytes() > 0:
+                continue  # it is there, or on its way
+            memory.resize_(weight.bytes)
+            kept = weight.kept.detach().to(weight.flat.dtype)
+            if weight.sharded:
+                pieces = weight.layout.shards(weight.flat)
+                weight.work = dist.all_gather(pieces, kept, group=self.gathers, async_op=True)
+            else:
+                weight.whole.data.copy_(kept)
+
+    def _wait(self, weights: Iterable[SimpleNamespace]) -> None:
+        for weight in weights:
+            if weight.work is not None:
+                weight.work.wait()
+                weight.work = None
+
+    def _free(self, weights: Iterable[SimpleNamespace]) -> None:
+        self._wait(weights)
+        for weight in weights:
+            weight.flat.untyped_storage().resize_(0)
+
+    def _before_forward(self, own, layer: nn.Module, inputs: tuple, keywords: dict) -> tuple:
+        own.started = len(self.calls)
+        self._start_gather(own.weights.values())
+        self._wait(own.weights.values())
+        for name, weight in own.weights.items():
+            vars(layer)[name] = weight.whole
+        return tuple(map(self._cast, inputs)), {k: self._cast(v) for k, v in keywords.items()}
+
+    def _cast(self, value):
+        floating = torch.is_tensor(value) and value.is_floating_point()
+        return value.to(self.compute_dtype) if floating and self.compute_dtype else value
+
+    def _after_forward(self, own, layer: nn.Module, inputs: tuple, output) -> None:
+        for name in own.weights:
+            del vars(layer)[name]
+        self._free(own.weights.values())
+        outputs = output if isinstance(output, (tuple, list)) else [output]
+        learning = [y for y in outputs if torch.is_tensor(y) and y.requires_grad]
+        if learning:
+            prepare = partial(self._prepare_backward, self.calls, len(self.calls))
+            self.calls.append((own.weights.values(), own.started))
+            for node in {t.grad_fn for y in learning for t in (y, y._base) if t is not None}:
+                node.register_prehook(prepare)
+
+    def _prepare_backward(self, calls: list, index: int, gradients: tuple) -> None:
+        """Backward arrives at the output of a call, and has left those that began after its end."""
+        for weights, started in calls[index + 1 : index + 2]:
+            if started > index:
+                self._free(weights)  # a frozen weight gets no gradient, at which it would be freed
+        for weights, _ in reversed(calls[max(index - 1, 0) : index + 1]):
+            self._start_gather(weights)
+        self._wait(calls[index][0])
+
+    def _gradient_ready(self, weight: SimpleNamespace, whole: Tensor) -> None:
+        self._free([weight])
+        gradient, whole.grad = whole.grad.to(weight.kept.dtype), None
+        if weight.sharded:
+            self._finish_reductions()
+            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+            total = torch.empty_like(weight.kept, requires_grad=False)
+            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
+        else:
+            total = gradient
+            work = dist.all_reduce(total, group=self.reductions, async_op=True)
+        self.pending.append((work, weight.kept, total))
+
+    def _finish_reductions(self) -> None:
+        for work, kept, total in self.pending:
+            work.wait()
+            total /= dist.get_world_size()
+            if kept.grad is None:
+                kept.grad = total
+            else:
+                kept.grad += total
+        self.pending.clear()
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def finish_gradient_synchronization(self) -> None:
+        """Returns when every `.grad` is the mean over all ranks; call it before the optimizer.
+
+        Gradients of several backward passes add up. Where no rank has one, `.grad` stays None.
+        Afterwards no layer is gathered.
+        """
+        ### BEGIN SOLUTION
+        self._finish_reductions()
+        for weights, _ in self.calls:
+            self._free(weights)
+        self.calls = []
+        ### END SOLUTION
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Returns every whole parameter by its name in `module`, on every rank; all must call it."""
+        ### BEGIN SOLUTION
+        full = {}
+        for name, kept in self.module.named_parameters():
+            full[name] = kept.detach().clone()
+            if self.weights[kept].sharded:
+                layout = self.weights[kept].layout
+                flat = kept.new_empty(layout.world_size * layout.shard_size)
+                dist.all_gather(layout.shards(flat), kept.detach())
+                [full[name]] = layout.unflatten(flat)
+        return full
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.4-check", "grade": true, "points": 5, "locked": true}
+check("8.4", MiniFSDP)
+
+# %% [markdown]
+# ### 8.5 A checkpoint for any number of ranks (3 points)
+#
+# Every rank saves its part, and no rank ever holds the whole. This is what a rank saves:
+
+
+# %%
+def on_device_of(parameter: nn.Parameter, value: object) -> object:
+    """A tensor moves to the parameter; not a number, nor Adam's `step`, which stays on the CPU."""
+    moves = torch.is_tensor(value) and value.dim() > 0
+    return value.to(parameter.device) if moves else value
+
+
+def checkpoint_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
+    """Returns this rank's part of a checkpoint of a MiniFSDP (exercise 8.4) and its optimizer."""
+    names = {kept: name for name, kept in model.module.named_parameters()}
+    return {
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "shapes": model.shapes,
+        "parameters": {name: kept.detach() for kept, name in names.items()},
+        "optimizer": {names[kept]: state for kept, state in optimizer.state.items()},
+    }
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: dict) -> None:
+    """Puts a part that was saved on this rank, or resharded for it, back."""
+    for name, kept in model.module.named_parameters():
+        kept.data.copy_(checkpoint["parameters"][name])
+        if name in checkpoint["optimizer"]:
+            state = checkpoint["optimizer"][name]  # loaded to the CPU, perhaps, or by another rank
+            optimizer.state[kept] = {key: on_device_of(kept, value) for key, value in state.items()}
+
+
+# %% [markdown]
+# Four ranks have saved, and two are left to go on, or three, or sixteen. Write what turns the parts of
+# one run into parts for another. The parts come in any order: file names sorted as text put rank 10
+# before rank 2. And if one is missing, what is left is no checkpoint.
+
+
+# %% nbgrader={"grade_id": "8.5", "solution": true}
+def reshard(checkpoints: list[dict], world_size: int) -> list[dict]:
+    """Returns the parts for ranks 0 to `world_size` - 1, made of all parts of one checkpoint.
+
+    A part is what `checkpoint_of` gives. `shapes` has the whole shape of each parameter by its name.
+    With two or more dimensions a parameter is sharded as in exercise 8.4: flattened, padded with zeros,
+    cut into equal shards. So are its optimizer's tensors, but not numbers and tensors without a
+    dimension, such as Adam's `step`. All else is the same on every rank. A parameter without optimizer
+    state is not in `optimizer`.
+
+    `checkpoints` are in any order. Raises ValueError unless they are the parts of ranks 0 to n - 1, each
+    once, of a run on n ranks; the message names a rank that is missing. New tensors have memory of
+    exactly their size, and `checkpoints` stay as they are.
+    """
+    ### BEGIN SOLUTION
+    parts = sorted(checkpoints, key=lambda part: part["rank"])
+    ranks, saved = [part["rank"] for part in parts], max(part["world_size"] for part in parts)
+    if ranks != list(range(saved)) or any(part["world_size"] != saved for part in parts):
+        missing = sorted(set(range(saved)) - set(ranks))
+        raise ValueError(f"Of {saved} ranks' parts, these are here: {ranks}; missing: {missing}.")
+
+    def cut_anew(shape: torch.Size, values: list) -> list:
+        if len(shape) < 2 or not torch.is_tensor(values[0]) or values[0].dim() == 0:
+            return [deepcopy(values[0]) for _ in range(world_size)]
+        [whole] = FlatLayout([shape], saved).unflatten(torch.cat(values))
+        layout = FlatLayout([shape], world_size)
+        return [shard.clone() for shard in layout.shards(layout.flatten([whole]))]
+
+    shapes = parts[0]["shapes"]
+    made = [
+        {
+            "rank": rank,
+            "world_size": world_size,
+            "shapes": shapes,
+            "parameters": {},
+            "optimizer": {},
+        }
+        for rank in range(world_size)
+    ]
+    for name, shape in shapes.items():
+        for new, value in zip(made, cut_anew(shape, [part["parameters"][name] for part in parts])):
+            new["parameters"][name] = value
+        for key in parts[0]["optimizer"].get(name, {}):
+            states = [part["optimizer"][name][key] for part in parts]
+            for new, value in zip(made, cut_anew(shape, states)):
+                new["optimizer"].setdefault(name, {})[key] = value
+    return made
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "8.5-check", "grade": true, "points": 3, "locked": true}
+check("8.5", reshard)
+
+# %% [markdown]
+# ## 7. See it: what leaves a machine
+#
+# Eight machines of eight GPUs train the paper's model of 7.5 billion parameters, in 16 bits. How many GB leave a
+# machine in a step, over one ring through all ranks, and with shards inside a machine? In the flat case
+# a ring passes each machine's border once each way, with what every rank sends; in the hybrid case the
+# all-reduces of eight shards cross it, each of an eighth.
+
+
+# %%
+def leaves_a_machine(P, machines, ranks):
+    """Bytes out of one machine in a step: one ring of all ranks, and HSDP."""
+    n = machines * ranks
+    return 3 * P * (n - 1) / n, ranks * (2 * (P / ranks) * (machines - 1) / machines)
+
+
+for machines in (2, 8, 64):
+    flat, hybrid_sent = leaves_a_machine(2 * 7.5e9, machines, 8)
+    print(f"{machines:2} machines: flat {flat / 1e9:.1f} GB, hybrid {hybrid_sent / 1e9:.1f} GB")
+
+# %% [markdown]
+# *A flat ring takes nearly three times the parameters' bytes out of each machine, hybrid shards less than twice.
+# And what those send across has a backward pass to hide behind, while a gather is needed at once.*
+#
+# ## 8. On a cluster
+#
+# * **The mesh.** It decides what stays inside: `init_device_mesh("cuda", (machines, 8),
+#   mesh_dim_names=("replicate", "shard"))`. The last dimension is the one whose ranks are neighbours.
+# * **Accumulate.** Do it with reductions in every backward, unless memory is plentiful: whole gradients are what
+#   sharding has just saved.
+# * **Checkpoints.** They get a folder each, and a name when they are whole. `cluster/train.py` does it so.
+# * **Clipping.** With FSDP and tensor parallelism, `clip_grad_norm_` refuses parameters of different meshes in one
+#   call. Clip each mesh's parameters with the norm of all, as exercise 6.6 does.
+#
+# ## 9. Remember
+#
+# 1. Not reducing between micro-batches saves messages and costs whole gradients.
+# 2. Recompute first, wrap second; no further gather is needed.
+# 3. Shards inside a machine, copies across: only one all-reduce of the shards leaves it.
+# 4. Tensor parallelism first, FSDP last; the ranks of a tensor group read the same rows.
+# 5. A checkpoint has a folder of its own, and its name comes last.
+#
+# **Sources**
+#
+# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, 2023,
+#   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2, hybrid sharding.
+# * T. Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016,
+#   [arXiv 1604.06174](https://arxiv.org/abs/1604.06174): recomputation.
+# * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
+#   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
+#   [activation checkpointing](https://docs.pytorch.org/docs/stable/checkpoint.html).
