@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
+from on_gloo import launch
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_utils import schedules
 from course_utils.checks.answers import load_code
 from course_utils.equality import equal, flat
-from course_utils.launch import launch
 from tests.test_schedules import random_legal
 
 WIDTH = 6

@@ -100,3 +100,8 @@ def test_a_step_that_hangs_is_ended_and_has_failed(
     lines = (steps.parent / "summary.txt").read_text().splitlines()
     assert [line[:4] for line in lines if line[:4].strip()] == ["FAIL", "ok  "]
     assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+
+
+def test_the_chapters_under_rules_exist() -> None:
+    for chapter in run_tests.CHAPTERS_UNDER_RULES:
+        assert (run_tests.ROOT / "solutions" / f"{chapter}.ipynb").is_file()

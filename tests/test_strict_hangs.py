@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_table import FAULTS
+from needing_rules import needs_rules
 from torch import Tensor
 
 from course_utils import host_waits
@@ -24,6 +25,7 @@ _SHOWN = (
     *("skips_in_a_smaller_group", "receives_without_a_send", "both_receive_first"),
     *("has_a_heartbeat", "leaves_a_smaller_group"),
 )
+pytestmark = needs_rules
 ROWS = {fault.fn.__name__: fault for fault in FAULTS if fault.fn.__name__ in _SHOWN}
 
 

@@ -8,18 +8,17 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
+from needing_rules import needs_rules
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
 
-from course_utils import hardware, intercept, strict, versions
+from course_utils import hardware, intercept, versions
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.strict.rules import RULES
 
-pytestmark = pytest.mark.skipif(
-    versions.older_than(strict.OLDEST), reason="NCCL's rules need a newer PyTorch"
-)
+pytestmark = needs_rules
 RANKS = 2
 
 

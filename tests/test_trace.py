@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from needing_rules import needs_rules
 from on_gloo import launch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -276,6 +277,7 @@ def traced_on_device(rank, body):
     return trace.record()
 
 
+@needs_rules
 def test_a_span_begins_when_the_device_gets_there():
     def body(rank, trace, x):
         dist.send(x, 0) if rank else dist.recv(x, 1)  # returns at once
@@ -289,6 +291,7 @@ def test_a_span_begins_when_the_device_gets_there():
     assert forward.start >= message.end and forward.end - forward.start < LATE / 2
 
 
+@needs_rules
 def test_the_messages_of_a_batch_last_until_it_ends():
     def body(rank, trace, x):
         ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, x.clone(), 1 - rank)]

@@ -98,7 +98,10 @@ from course_utils.checks.draw import Draw, fresh_seed
 from course_utils.checks.failures import Failure, explain, explain_stub, is_stub
 from course_utils.checks.guard import Deadline, undisturbed
 from course_utils.launch import launch
+from course_utils.strict.rules import RULES
 
+_USED_EARLY = RULES["in flight"].text.partition("{call}")[2].partition(".")[0].strip()
+_NOT_WAITED = "not-waited"  # the mistake behind it, in the exercises that can meet it
 # Mistakes that every exercise can meet. Where the line itself says it all, no sentence follows.
 COMMON = {
     "returns-nothing": "Your function ends without a `return`, so Python returns None.",
@@ -348,14 +351,17 @@ def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
         return Line(
             rule.text,
             False,
-            misconception=_mapped(rule.failures, failure),
+            misconception=_mapped(rule.failures, failure, exercise.misconceptions),
             text=failure.text,
             kind=failure.kind,
         )
 
 
-def _mapped(failures: Mapping[str, str], failure: Failure) -> str:
-    """The misconception behind a failure: the most special key that fits."""
+def _mapped(failures: Mapping[str, str], failure: Failure, known: Mapping[str, str]) -> str:
+    """The misconception behind a failure: the most special key that fits. Under NCCL's rules a result
+    that is used early is refused before a check can look at it."""
+    if _USED_EARLY in " ".join(failure.text.split()) and _NOT_WAITED in known:
+        return _NOT_WAITED
     in_text = [key for key in failures if not key.isidentifier() and key in failure.text]
     key = next((k for k in (*in_text, failure.error, failure.kind) if k in failures), None)
     return failures[key] if key else failure.kind

@@ -494,7 +494,8 @@ def posts_both_at_once(value):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = value.clone()
     if ranks > 1:
-        sending = dist.isend(value, dst=(rank + 1) % ranks)
-        dist.recv(received, src=(rank - 1) % ranks)
-        sending.wait()
+        send = dist.P2POp(dist.isend, value, (rank + 1) % ranks)
+        receive = dist.P2POp(dist.irecv, received, (rank - 1) % ranks)
+        for work in dist.batch_isend_irecv([send, receive]):  # NCCL's queue knows one at a time
+            work.wait()
     return received

@@ -250,11 +250,12 @@ def _neighbours():
 
 
 def _exchange(outgoing, incoming):
-    """Sends to the right while receiving from the left."""
+    """Sends to the right while receiving from the left: started together, since NCCL's queue would
+    keep the receive behind the send."""
     _, _, right_rank, left_rank = _neighbours()
-    request = dist.isend(outgoing.contiguous(), right_rank)
-    dist.recv(incoming, left_rank)
-    request.wait()
+    send = dist.P2POp(dist.isend, outgoing.contiguous(), right_rank)
+    for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, incoming, left_rank)]):
+        work.wait()
 
 
 def _go_round(chunks, steps, first, add):
