@@ -1,0 +1,1 @@
+"""The figures that one chapter draws: a file for each chapter."""
