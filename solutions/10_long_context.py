@@ -1111,7 +1111,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from course_utils import text
@@ -1130,13 +1129,25 @@ cuts = [torch.cat([chunks[r], chunks[2 * context - 1 - r]]) for r in range(conte
 mine, everyones = cuts[place].to(device), torch.cat(cuts).to(device)
 
 
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, own):
+        pieces = [torch.empty_like(own) for _ in range(context)]
+        dist.all_gather(pieces, own, group=group)
+        return torch.cat(pieces, dim=2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        pieces = [piece.contiguous() for piece in gradient.chunk(context, dim=2)]
+        dist.reduce_scatter(total := torch.empty_like(pieces[0]), pieces, group=group)
+        return total
+
+
 def attention(module, x):
-    n, t, _ = x.shape
-    parts = module.qkv(x).view(n, t, 3, module.heads, module.head_width)
+    parts = module.qkv(x).unflatten(2, (3, module.heads, module.head_width))
     q, k, v = parts.permute(2, 0, 3, 1, 4)
-    k, v = (torch.cat(all_gather(own.contiguous(), group=group), dim=2) for own in (k, v))
-    allowed = mine.unsqueeze(1) >= everyones
-    out = scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+    k, v = Gather.apply(k.contiguous()), Gather.apply(v.contiguous())
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mine.unsqueeze(1) >= everyones)
     return module.out(out.transpose(1, 2).flatten(2))
 
 

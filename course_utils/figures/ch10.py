@@ -152,14 +152,14 @@ def compared(tokens: int, heads: int, head_width: int, sizes: Sequence[int]) -> 
     for ax, index in zip(axes, (0, 1), strict=True):
         for method in METHODS:
             some = [n for n in sizes if method != "by heads" or heads % n == 0]
-            values = [costs(tokens, heads, head_width, n)[method][index] / 2**20 for n in some]
+            values = [costs(tokens, heads, head_width, n)[method][index] / 2**30 for n in some]
             marker, size = looks[method]
             ax.plot(some, values, marker=marker, markersize=size, label=method)
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, sizes)
         ax.set_xlabel("ranks")
-    axes[0].set(ylabel="MiB that leave a rank", title="sent in forward")
-    axes[1].set(ylabel="MiB of scores at once", title="scores without a fused kernel")
+    axes[0].set(ylabel="GiB that leave a rank", title="sent in forward")
+    axes[1].set(ylabel="GiB of scores at once", title="scores without a fused kernel")
     axes[1].set_yscale("log", base=2)
     axes[1].yaxis.set_major_formatter("{x:g}")
     axes[0].legend()
