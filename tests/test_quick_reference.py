@@ -299,10 +299,9 @@ def _(v):
 
 @row("attention by heads (Ulysses): each direction")
 def _(v):
-    assert (both := of_context(v, "bytes_in_forward", "by_heads")) == (
-        of_context(v, "equality_and_bytes", "by_heads", "zigzag")[1]
-    )
-    return both
+    there = of_context(v, "bytes_in_forward", "by_heads")
+    assert there == of_context(v, "equality_and_bytes", "by_heads", "zigzag")[1]
+    return there
 
 
 @row("largest scores of attention in a ring, in bytes")
