@@ -113,9 +113,10 @@ def _mask(ax: Axes, ranks: int, layout: Layout) -> None:
     ax.set_xlim(0, 2 * ranks)
     ax.set_ylim(2 * ranks, 0)
     ax.set_aspect("equal")
-    ticks = [i + 0.5 for i in range(2 * ranks)]
-    ax.set_xticks(ticks, range(2 * ranks))
-    ax.set_yticks(ticks, range(2 * ranks))
+    chunks = range(0, 2 * ranks, 1 if ranks <= 5 else 2)
+    ticks = [chunk + 0.5 for chunk in chunks]
+    ax.set_xticks(ticks, chunks)
+    ax.set_yticks(ticks, chunks)
     ax.set_xlabel("keys: chunk")
 
 
@@ -169,7 +170,7 @@ def compared(tokens: int, heads: int, head_width: int, sizes: Sequence[int]) -> 
 def explored(layout: str, ranks: int, tokens: int) -> Figure:
     """The explorer's picture: the mask of one layout, and what each method would send and hold."""
     figure, axes = plt.subplots(
-        1, 2, figsize=(plots.WIDTH, 4.0), gridspec_kw={"width_ratios": [1, 1.15]}
+        1, 2, figsize=(plots.WIDTH, 4.0), gridspec_kw={"width_ratios": [1, 1.5]}
     )
     _mask(axes[0], ranks, LAYOUTS[layout])
     axes[0].set_ylabel("queries: chunk")
