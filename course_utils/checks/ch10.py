@@ -199,7 +199,7 @@ def _merged(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple
     return a * out_a + b * out_b, lse
 
 
-@merging.requires("the arguments stay as they are")
+@merging.requires("the arguments stay as they are", at_home=True)
 def _(answer, draw):
     given, _ = _two_parts(draw)
     before = [tensor.clone() for tensor in given]
