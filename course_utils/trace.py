@@ -35,6 +35,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from course_utils import hardware, intercept
 
@@ -253,6 +255,33 @@ def kept_for_backward(model: nn.Module) -> Iterator[Kept]:
 
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         yield kept
+
+
+@dataclass
+class Largest:
+    """The bytes of the largest tensor that an operation has made."""
+
+    bytes: int = 0
+
+
+@contextmanager
+def largest_tensor() -> Iterator[Largest]:
+    """Notes the largest tensor that operations of this process make inside the block.
+
+    What forward makes counts, and so does what operations inside an autograd.Function make; views
+    count with their own size. What a fused kernel has in its own tiles is no tensor.
+    """
+    largest = Largest()
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            made = operator(*args, **(kwargs or {}))
+            tensors = [leaf for leaf in tree_leaves(made) if torch.is_tensor(leaf)]
+            largest.bytes = max(largest.bytes, *(t.nbytes for t in tensors), 0)
+            return made
+
+    with Noting():
+        yield largest
 
 
 def _addresses(model: nn.Module) -> set[int]:

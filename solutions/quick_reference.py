@@ -27,6 +27,7 @@ plt.show()
 # | ZeRO-1 and 2 | the parameters, a piece of the rest | as data parallel | get below 2 bytes a parameter | 120 GB become 31.41 and 16.64 on 64 ranks | [08](08_fsdp.ipynb) |
 # | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or work with fewer samples than ranks | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
 # | tensor parallel | a part of every layer | activations, four times a block | pay between machines: nothing hides its messages | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
+# | context parallel | all; of the activations those of its own tokens | keys and values, in every layer | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
 # | pipeline | some layers | activations and their gradients, at each cut | work without a bubble, or on one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
 # | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
@@ -65,6 +66,9 @@ plt.show()
 # | hybrid: tensor group | `8 * (L / p) * (T / d) * W * b * (t - 1) / t` | 07: 3, *What each dimension sends* | the same |
 # | hybrid: pipeline group, a stage in the middle | `2 * (T / d) * W * b` | 07: 3, *What each dimension sends* | the same |
 # | hybrid: data group | `2 * P / (p * t) * b * (d - 1) / d` | 07: 3, *What each dimension sends* | the same |
+# | ring attention, S of keys on a rank: forward | `2 * S * (n - 1)` | 10: 3, *Ring attention, forward* | [Liu et al. 2023](https://arxiv.org/abs/2310.01889), counted there |
+# | ring attention: backward | `4 * S * (n - 1)` | 10: 4, *Backward* | counted there |
+# | attention by heads (Ulysses): each direction | `4 * S * (n - 1) / n` | 10: 3, *Ring attention, forward* | [Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3 |
 #
 # ### Bytes and numbers that a rank holds
 #
@@ -80,6 +84,7 @@ plt.show()
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04: 4, *The planned model* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
+# | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
 # | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
 # | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
 # | first GPU of `nn.DataParallel`, in bytes | `b * (3 * P + I * N + A * ceil(N / n) + 4 * O * N)` | 02: 4, *Why the first GPU* | counted there |
@@ -198,6 +203,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09: 5 |
+# | *does not have a sharding strategy registered* | `context_parallel` on the CPU: its attention has no rule for a cut sequence | 10: 4 |
 
 # %% [markdown]
 # ## The factory, in all chapters
@@ -211,6 +217,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | building | a rank with some of the layers: a stage; in 07 all ranks of a stage, in 09 a machine | [01](01_factory.ipynb), [04](04_manual_split.ipynb), [05](05_pipeline.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
 # | worker | a rank with a part of each layer; in 09 any rank | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
 # | floor | a device of one process, and its thread | [02](02_data_parallel.ipynb) |
+# | desk, with pages of a document | a rank with some of the tokens; their keys and values | [10](10_long_context.ipynb) |
 # | site | a copy of the model, spread over several ranks | [07](07_hybrid.ipynb) |
 # | customer | the kernel of the notebook | [00](00_start_here.ipynb) |
 # | foreman, register | torchrun's agent, the rendezvous | [09](09_elastic.ipynb) |
@@ -238,6 +245,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | agent | the process that `torchrun` is on each node: it starts the workers, watches them and restarts them | [09](09_elastic.ipynb) |
 # | all-gather | a collective: every rank hands in a piece, and every rank gets all pieces | [03](03_ddp.ipynb) |
 # | all-reduce | a collective: every rank hands in a tensor, and every rank gets the sum of all of them | [00](00_start_here.ipynb) |
+# | all-to-all | a collective: every rank sends a piece to each rank, and gets one from each | [10](10_long_context.ipynb) |
 # | attention | a layer in which every token looks at others: a weighted mean of their values, by query and key | [04](04_manual_split.ipynb) |
 # | autograd function | an operation with a forward and a backward of your own | [02](02_data_parallel.ipynb) |
 # | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
@@ -258,6 +266,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | column cut | each rank has some columns of the matrix, needs the whole input and gets some columns of the output | [06](06_tensor_parallel.ipynb) |
 # | communication hook | a function that DDP calls for each full bucket in place of its own all-reduce | [03](03_ddp.ipynb) |
 # | conjugate pair | two functions of which each is the other's backward: one sums in forward, one in backward | [06](06_tensor_parallel.ipynb) |
+# | context parallelism | each rank has some tokens of every sequence, in every layer; only attention has to communicate | [10](10_long_context.ipynb) |
 # | contiguous | with its numbers next to each other in memory, as collectives want them | [06](06_tensor_parallel.ipynb) |
 # | CPU offload | shards that wait in the memory of the CPU | [08](08_fsdp.ipynb) |
 # | CUDA_VISIBLE_DEVICES | the environment variable with the list of GPUs that a program may see | [02](02_data_parallel.ipynb) |
@@ -276,6 +285,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | flat | with all parameters of a unit laid end to end in one vector | [08](08_fsdp.ipynb) |
 # | frozen | of a parameter: not trained | [03](03_ddp.ipynb) |
 # | fully sharded data parallelism | data parallelism in which each rank holds a piece of everything; FSDP, ZeRO-3 | [08](08_fsdp.ipynb) |
+# | fused kernel | one GPU program that computes attention tile by tile and never writes its scores to memory | [10](10_long_context.ipynb) |
 # | Gantt chart | a picture with a lane for each rank and a box for each piece of work | [05](05_pipeline.ipynb) |
 # | gather | pieces from all, put together in one place | [02](02_data_parallel.ipynb) |
 # | global batch | all rows of one step, on all ranks together | [03](03_ddp.ipynb) |
@@ -302,6 +312,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | latency | the time from an order to its delivery | [01](01_factory.ipynb) |
 # | linear scaling rule | k times the batch, k times the learning rate | [03](03_ddp_further.ipynb) |
 # | logits | the scores before a softmax | [02](02_data_parallel.ipynb) |
+# | logsumexp | the logarithm of a sum of exponentials: with it, partial results of a softmax can be merged | [10](10_long_context.ipynb) |
 # | master copy | the parameters in 32 bits, beside those in 16 | [08](08_fsdp.ipynb) |
 # | maximum | the most nodes that a run takes | [09](09_elastic.ipynb) |
 # | mean time between failures | how long it takes on average until something fails; MTBF | [09](09_elastic.ipynb) |
@@ -329,6 +340,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | placement | how a DTensor lies on a dimension of its mesh: `Shard(dim)`, `Replicate()` or `Partial()` | [06](06_tensor_parallel.ipynb) |
 # | plan | what becomes of each layer, for `parallelize_module` | [06](06_tensor_parallel.ipynb) |
 # | process group | ranks that communicate with each other | [03](03_ddp.ipynb) |
+# | queries | what the tokens ask for: each is compared with the keys of the tokens that it may see | [10](10_long_context.ipynb) |
 # | query | what a token looks for in the others | [04](04_manual_split.ipynb) |
 # | rank | one process with its own memory and, where there is one, its own GPU; also its number | [00](00_start_here.ipynb) |
 # | recomputation | computing activations a second time in place of keeping them | [05](05_pipeline.ipynb) |
@@ -341,10 +353,12 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | reshard | to free what was gathered, so that only the rank's own shard stays | [08](08_fsdp.ipynb) |
 # | resharding | loading a checkpoint on another number of ranks | [08](08_fsdp.ipynb) |
 # | ring | every rank sends to the next only | [00](00_start_here.ipynb) |
+# | ring attention | attention in which queries stay and keys and values go round all ranks, one hop at a time | [10](10_long_context.ipynb) |
 # | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
 # | row cut | each rank has some rows of the matrix, needs some columns of the input and gets a partial sum | [06](06_tensor_parallel.ipynb) |
 # | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
+# | scores | products of a query with the keys, before the softmax | [10](10_long_context.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
 # | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel_further.ipynb) |
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
@@ -367,6 +381,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | tied embedding | one matrix as embedding and as head | [04](04_manual_split.ipynb) |
 # | torchrun | PyTorch's launcher: it starts a script as many ranks | [03](03_ddp.ipynb) |
 # | training step | forward, backward, update | [01](01_factory.ipynb) |
+# | Ulysses | context parallelism by all-to-all: for attention, each rank has all tokens of some heads | [10](10_long_context.ipynb) |
 # | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |
 # | value | what a token hands on to those that look at it | [04](04_manual_split.ipynb) |
 # | view | a tensor that lies in the memory of another one | [06](06_tensor_parallel.ipynb) |
@@ -380,3 +395,4 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | ZB-H1 | a zero-bubble schedule with 1F1B's memory and a third of its bubble | [05](05_pipeline.ipynb) |
 # | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline.ipynb) |
 # | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline.ipynb) |
+# | zig-zag | a fair cut under a causal mask: each rank has one chunk from the front and its mirror image from the back | [10](10_long_context.ipynb) |

@@ -281,6 +281,34 @@ def _(v):
     return sum(first.values())
 
 
+def of_context(v, function: str, *names: str):
+    """What ranks of chapter 10 count, with its own sizes in the letters."""
+    v.n, v.S, v.T, v.H = (load_code(10, name) for name in ("n", "S", "tokens", "heads"))
+    return measured(10, function, v.n, *names)[0]
+
+
+@row("ring attention, S of keys on a rank: forward")
+def _(v):
+    return of_context(v, "bytes_in_forward", "ring_forward")
+
+
+@row("ring attention: backward")
+def _(v):
+    return of_context(v, "equality_and_bytes", "ring", "zigzag")[1]
+
+
+@row("attention by heads (Ulysses): each direction")
+def _(v):
+    there = of_context(v, "bytes_in_forward", "by_heads")
+    assert there == of_context(v, "equality_and_bytes", "by_heads", "zigzag")[1]
+    return there
+
+
+@row("largest scores of attention in a ring, in bytes")
+def _(v):
+    return of_context(v, "scores_of", "ring")
+
+
 @row("idle share of a cut model, one batch")
 def _(v):
     return schedules.simulate(schedules.gpipe(v.p, 1)).idle_share

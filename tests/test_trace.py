@@ -23,6 +23,7 @@ from course_utils.trace import (
     Span,
     Trace,
     kept_for_backward,
+    largest_tensor,
     memory_ledger,
     ring_bytes,
     separate_waiting,
@@ -493,3 +494,23 @@ def test_kept_for_backward_counts_a_ranks_part_of_an_activation():
         return kept.bytes
 
     assert launch(body, 2) == [4 * (3 * 4 + 6 * 4)] * 2
+
+
+def test_the_largest_tensor_is_that_of_one_operation():
+    a = torch.ones(10, 4)
+    with largest_tensor() as largest:
+        (a @ a.T).sum()
+        torch.cat([a, a])
+    torch.ones(1000)  # after the block
+    assert largest.bytes == 10 * 10 * 4
+
+
+def test_the_largest_tensor_is_seen_inside_an_autograd_function():
+    class Outer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return (a.unsqueeze(1) * a).sum(1)
+
+    with largest_tensor() as largest:
+        Outer.apply(torch.ones(8, requires_grad=True))
+    assert largest.bytes == 8 * 8 * 4

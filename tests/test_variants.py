@@ -46,6 +46,7 @@ WORKERS = {
     "9.2": lambda given: given["world_size"],
     "9.4": lambda given: given["nodes"],
     "9.5": lambda given: (given["available"], given["fits"], given["useful"]),
+    "10.2": lambda given: given["ranks"],
 }
 NO_WORLD_SIZE = {
     "0.2": "a tensor has no ranks",
@@ -54,6 +55,7 @@ NO_WORLD_SIZE = {
     "4.4": "the network to repair has two parts",
     "5.5": "micro-batches of one process",
     "9.3": "the state of one process",
+    "10.1": "two partial results of one process",
 }
 
 

@@ -258,4 +258,10 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ): "They differ where one side of a restart has a GPU and the other none. That such a state "
         "can be loaded is more than the docstring promises.",
     },
+    "10.1": {
+        (
+            "lse = torch.logaddexp(lse_a, lse_b)",
+            "lse = torch.logaddexp(lse_b, lse_a)",
+        ): "The logarithm of a sum does not depend on the order of its two terms.",
+    },
 }

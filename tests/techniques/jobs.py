@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
 from course_utils import mnist, text
 from course_utils.checks import load_answer
@@ -14,6 +14,7 @@ from tests.techniques import Job
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
 EVEN, UNEVEN = (24, 24, 24), (24, 11, 13, 2)
 CONTEXT = 12  # tokens of a window
+LONG_CONTEXT, LONG = 16, (4,) * 5  # two chunks for each of 4 ranks; five steps with momentum
 # what an elastic sampler shares out; the last step of an epoch has less than the others
 SAMPLES, GLOBAL_BATCH, EPOCHS, STEPS_PER_EPOCH = 66, 24, 2, 3
 
@@ -54,6 +55,19 @@ class Part(nn.Module):
         return self.down(self.up(self.scale * x).relu()) + self.bias
 
 
+class Pages(nn.Module):
+    """Causal attention whose parameters are the queries, keys and values themselves."""
+
+    SHAPE = 4, 16, 3  # heads, tokens, width of a head
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(1, *self.SHAPE)) for _ in range(3))
+
+    def forward(self, ignored: Tensor) -> Tensor:
+        return scaled_dot_product_attention(self.q, self.k, self.v, is_causal=True)
+
+
 def samples() -> tuple[Tensor, Tensor]:
     """The images and labels that an elastic sampler numbers."""
     return mnist.tensors(train=True, limit=SAMPLES)
@@ -69,6 +83,8 @@ def make_jobs() -> dict[str, Job]:
     images = mnist.tensors(train=True, limit=max(sum(EVEN), sum(UNEVEN)))
     windows = text.windows(CONTEXT, sum(EVEN))
     numbers = torch.randn(2, sum(EVEN), Part.WIDTH, generator=torch.Generator().manual_seed(0))
+    long = text.windows(LONG_CONTEXT, sum(LONG))
+    pages = torch.randn(2, 5, *Pages.SHAPE, generator=torch.Generator().manual_seed(0))
     return {
         "even": Job(MnistNet, _batches(images, EVEN)),
         "uneven": Job(MnistNet, _batches(images, UNEVEN)),
@@ -77,6 +93,8 @@ def make_jobs() -> dict[str, Job]:
         "language": Job(small_language_model, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
         "uneven language": Job(small_language_model, _batches(windows, UNEVEN[:-1])),
+        "long language": Job(_long_language_model, _batches(long, LONG), momentum=0.9),
+        "attention": Job(Pages, _batches(pages, (1,) * 5), mse_loss, momentum=0.9),
         "sampled": Job(MnistNet, _sampled()),
         "one part": Job(partial(_parts, 1), _batches(numbers, EVEN), mse_loss),
         "two parts": Job(partial(_parts, 2), _batches(numbers, EVEN), mse_loss),
@@ -95,6 +113,11 @@ def _sampled() -> list[tuple[Tensor, Tensor]]:
 
 def _tied_language_model() -> LanguageModel:
     return small_language_model(tied=True)
+
+
+def _long_language_model() -> LanguageModel:
+    vocabulary = len(text.vocabulary())
+    return LanguageModel(vocabulary, width=16, heads=4, layers=2, context=LONG_CONTEXT)
 
 
 def _parts(count: int) -> nn.Sequential:
