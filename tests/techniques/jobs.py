@@ -1,5 +1,6 @@
 """What the techniques train: models from friendly to awkward, on MNIST and on the course's story."""
 
+import math
 from functools import partial
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_utils import mnist, text
-from course_utils.checks import load_answer
+from course_utils.checks import load_answer, load_code
 from course_utils.models import LanguageModel, MnistConvNet, MnistNet
-from tests.techniques import Job
+from tests.techniques import Job, mean_loss
 
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
 EVEN, UNEVEN = (24, 24, 24), (24, 11, 13, 2)
@@ -18,6 +19,7 @@ CONTEXT = 12  # tokens of a window
 SAMPLES, GLOBAL_BATCH, EPOCHS, STEPS_PER_EPOCH = 66, 24, 2, 3
 
 ElasticSampler = load_answer("9.2")
+MixtureModel, BALANCE = load_code(11, "MixtureModel"), load_code(11, "BALANCE")
 
 
 class Awkward(nn.Module):
@@ -77,6 +79,9 @@ def make_jobs() -> dict[str, Job]:
         "language": Job(small_language_model, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
         "uneven language": Job(small_language_model, _batches(windows, UNEVEN[:-1])),
+        "experts": _experts(math.inf, _batches(windows, EVEN)),
+        "experts, capacity 1.25": _experts(1.25, _batches(windows, EVEN)),
+        "experts, capacity 0.75": _experts(0.75, _batches(windows, EVEN)),
         "sampled": Job(MnistNet, _sampled()),
         "one part": Job(partial(_parts, 1), _batches(numbers, EVEN), mse_loss),
         "two parts": Job(partial(_parts, 2), _batches(numbers, EVEN), mse_loss),
@@ -95,6 +100,14 @@ def _sampled() -> list[tuple[Tensor, Tensor]]:
 
 def _tied_language_model() -> LanguageModel:
     return small_language_model(tied=True)
+
+
+def _experts(capacity_factor: float, batches: list[tuple[Tensor, Tensor]]) -> Job:
+    return Job(partial(MixtureModel, capacity_factor), batches, _loss_and_balance)
+
+
+def _loss_and_balance(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    return mean_loss(outputs[0], targets) + BALANCE * outputs[1]
 
 
 def _parts(count: int) -> nn.Sequential:
