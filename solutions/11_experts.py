@@ -1,5 +1,15 @@
 # %% [markdown]
-# # 11. Experts: which rank has the specialist?
+# # 11. Experts: the specialist is somewhere else
+#
+# Every way to cut a model that you know makes each token pass through all of its parameters. A
+# **mixture of experts** (MoE) does not. One layer holds many MLPs side by side, the **experts**, and
+# each token goes through two of them. So the model grows with the number of experts, and the work of
+# a token does not.
+#
+# The experts lie on different ranks: **expert parallelism**. Who needs which rank is decided anew
+# for every token, in the middle of a step. In this chapter you send tokens to their experts and back,
+# count the bytes, and train such a model on a grid of ranks to the parameters of a single process.
+# Two mistakes that real code bases made again and again wait on the way.
 
 # %% tags=["nbval-ignore-output"]
 import functools
@@ -11,11 +21,85 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from course_utils import hardware, text
-from course_utils.launch import RankFailure, launch
-from course_utils.models import FeedForward, LanguageModel
+from course_utils import hardware
+from course_utils.figures import ch11 as figures
+from course_utils.launch import launch
 
 hardware.report()
+
+# %% [markdown]
+# ## 1. The factory: specialists in different buildings
+#
+# Until now all workers could do everything. Now there are **specialists**, one in each building. At
+# the entrance stands a **dispatcher** who looks at each piece and sends it to the two specialists that
+# fit it best. The pieces come back, the two results are mixed, and the product goes on.
+#
+# The dispatcher has favourites. At the door of each specialist is a **queue**, and it has an end: so
+# much room was built, and no more. A piece that finds no place is left out. It goes on as it is.
+
+# %%
+figures.factory()
+plt.show()
+
+# %% [markdown]
+# *Four specialists, four doors, four places in front of each. Specialist 1 is wanted by six pieces:
+# two find no place. Specialist 2 has almost nothing to do.*
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | specialist | **expert** | an MLP that only some tokens pass through |
+# | dispatcher | **router** | a small linear layer that scores all experts for each token |
+# | piece | a pair (token, expert) | a row of the activations on its way to one expert |
+# | way to the buildings | **dispatch** | an all-to-all with pieces of uneven size |
+# | way back | **combine** | the same all-to-all, turned round |
+# | end of the queue | **capacity** | how many pieces an expert takes in a step |
+# | left out | **dropped** token | it passes the layer by its residual connection only |
+
+# %% [markdown]
+# ## 2. The smallest real run: two ranks, two experts
+#
+# **All-to-all** is the collective in which every rank has a message for every other one. With
+# `all_to_all_single` the messages lie one behind the other in a tensor, and two lists, the **splits**,
+# say how many rows go to each rank and come from each. Nobody knows beforehand how many will come.
+# So the first, small all-to-all tells the counts, and the second brings the pieces.
+
+
+# %%
+def two_buildings(rank):
+    device = hardware.device()
+    pieces = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=device)[rank]
+    expert = torch.tensor([[0, 1, 1], [1, 1, 1]], device=device)[rank]
+    order = expert.argsort(stable=True)  # messages lie in the order of the ranks
+    send = expert.bincount(minlength=2)
+    receive = torch.empty_like(send)
+    dist.all_to_all_single(receive, send)
+    arrived = torch.empty(receive.sum().item(), device=device)
+    dist.all_to_all_single(arrived, pieces[order], receive.tolist(), send.tolist())
+    done = 10 * arrived if rank == 0 else -arrived  # expert 0 and expert 1
+    back = torch.empty_like(pieces)
+    dist.all_to_all_single(back, done, send.tolist(), receive.tolist())
+    result = torch.empty_like(back)
+    result[order] = back  # as the pieces lay at first
+    return arrived.tolist(), result.tolist()
+
+
+for rank, (arrived, result) in enumerate(launch(two_buildings, 2)):
+    print(f"rank {rank}: the pieces {arrived} arrive; its own results: {result}")
+
+# %% [markdown]
+# Expert 0 multiplies by ten, expert 1 changes the sign. Rank 0 works on one piece, rank 1 on five,
+# though each of them had three.
+
+# %% [markdown]
+# ## 3. Predict, then measure: parameters, work and queues
+#
+# ### Two of many
+#
+# The router is a matrix of W x E numbers. It gives each token E **logits**, one for each expert. The
+# k best are chosen (**top-k**; here k = 2), and the softmax over their logits says how their results
+# are mixed ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538), section 2.1, without its noise).
+# The gradient reaches the router through these weights, and only through them: a choice has no
+# gradient.
 
 
 # %%
@@ -26,11 +110,64 @@ def best_experts(logits, k):
 
 
 def run_experts(experts, pieces, chosen):
-    """Sends each piece through the expert whose number it has chosen; returns their results."""
+    """Sends each piece through the expert whose number it has chosen; returns the results."""
     order = chosen.argsort(stable=True)
-    queues = pieces[order].split([(chosen == int(e)).sum().item() for e in experts])
+    lengths = [(chosen == int(number)).sum().item() for number in experts]
+    queues = pieces[order].split(lengths)
     results = [expert(queue) for expert, queue in zip(experts.values(), queues)]
     return torch.cat(results)[order.argsort()]
+
+
+# %% [markdown]
+# An expert is called even if its queue is empty. Then its gradients are zeros and not missing, which
+# section 5 will be glad of.
+#
+# **Predict** for a layer of E experts, each the MLP of the course with $8W^2 + 5W$ parameters: how many
+# parameters does it have, and how many multiplications does one token cost in forward? (A matrix
+# costs a token as many as it has entries. Biases are added.)
+
+# %% tags=["prediction"]
+W, E, K = 24, 8, 2  # width, experts, experts of a token
+predicted = {
+    "parameters": W * E + E * (8 * W**2 + 5 * W),
+    "multiplications for a token": W * E + K * 8 * W**2,
+}
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+from course_utils.models import FeedForward
+from course_utils.predictions import compare
+
+torch.manual_seed(0)
+router = nn.Linear(W, E, bias=False)
+experts = nn.ModuleDict({str(e): FeedForward(W) for e in range(E)})
+x = torch.randn(96, W)
+with FlopCounterMode(display=False) as counter:
+    logits = router(x)
+    choices, weights = best_experts(logits, K)
+    run_experts(experts, x.repeat_interleave(K, dim=0), choices.flatten())
+measured = {
+    "parameters": sum(p.numel() for p in [*router.parameters(), *experts.parameters()]),
+    "multiplications for a token": counter.get_total_flops() // 2 // len(x),  # and as many sums
+}
+all_experts = {"multiplications for a token": W * E + E * 8 * W**2}
+compare(predicted, measured, {"As if each token met all experts.": all_experts})
+
+# %% [markdown]
+# Twice the experts are twice the parameters, and a token still meets two. That is all there is to the
+# idea. What it costs comes now.
+#
+# ### Load, capacity, dropped tokens
+#
+# The **load** of an expert is the number of pieces that chose it. The slowest rank decides when all go
+# on, and the largest load decides about memory. So many systems fix a **capacity** beforehand
+# ([Lepikhin et al. 2020](https://arxiv.org/abs/2006.16668), section 2.2; [Fedus et al.
+# 2021](https://arxiv.org/abs/2101.03961), section 2.2): with a **capacity factor** f, each expert takes
+#
+# $$C = \lceil f \cdot T k / E \rceil$$
+#
+# of the $Tk$ pieces. Tokens join the queues in their order, and who comes after place C is dropped.
 
 
 # %%
@@ -41,41 +178,119 @@ def fits(choices, experts, capacity_factor):
     return (place < capacity_factor * choices.numel() / experts).view_as(choices)
 
 
+load = choices.flatten().bincount(minlength=E).tolist()
+print("pieces for each expert, with a router that has learned nothing:", load)
+
+# %% [markdown]
+# **Predict** how many of the 192 pieces are dropped with a capacity factor of 1.0, and of 1.25. With
+# 1.0 there are exactly as many places as pieces.
+
+# %% tags=["prediction"]
+places = {f: math.ceil(f * 192 / 8) for f in (1.0, 1.25)}  # of each expert
+predicted = {
+    "dropped, factor 1.0": sum(max(0, pieces - places[1.0]) for pieces in load),
+    "dropped, factor 1.25": sum(max(0, pieces - places[1.25]) for pieces in load),
+}
+
+# %%
+dropped = {f: (~fits(choices, E, f)).sum().item() for f in (1.0, 1.25)}
+enough = {f"dropped, factor {f}": 0 for f in dropped}
+compare(
+    predicted,
+    {f"dropped, factor {f}": count for f, count in dropped.items()},
+    {"As if the average decided: each queue has its own end.": enough},
+)
+figures.queues(load, capacity=24, title="Capacity factor 1.0: as many places as pieces")
+plt.show()
+
+# %% [markdown]
+# *A bar for each expert: what is above the dashed line is dropped, and as many places stay empty
+# elsewhere.*
+#
+# ### The balance loss
+#
+# Nothing keeps a router from sending everything to its favourites, and they learn most and become
+# still better. So a second loss is added ([Fedus et al. 2021](https://arxiv.org/abs/2101.03961), section
+# 2.2, equations 4 to 6):
+#
+# $$L_b = E \sum_{e} f_e \, p_e$$
+#
+# with the share $f_e$ of the pieces that chose expert $e$, before any is dropped, and its mean
+# probability $p_e$ over all tokens. The shares have no gradient, the probabilities have: it lowers the
+# probability of experts that have a lot to do. Both are those of the *whole* batch. So the function
+# takes the choices of all ranks, and each rank returns what its own tokens contribute.
+
+
+# %%
 def share_of_balance(logits, everyone):
-    """This rank's share of the balance loss; `everyone` are the choices of all ranks."""
+    """What this rank's tokens contribute to the balance loss; `everyone`: all ranks' choices."""
     experts = logits.shape[-1]
     load = one_hot(everyone.flatten(), experts).mean(0, dtype=logits.dtype)
     probability = logits.softmax(-1).sum(0) / len(everyone)
     return experts * (load * probability).sum()
 
 
+# %% [markdown]
+# **Predict** $L_b$ for 4 experts and k = 1: if tokens spread evenly over all, with even probabilities,
+# and if all choose the first with probability 1.
+
+# %% tags=["prediction"]
+predicted = {"spread evenly": 4 * 4 * (1 / 4 * 1 / 4), "all to the first": 4 * 1 * 1}
+
+# %%
+even, sure = torch.zeros(8, 4), torch.tensor([[100.0, 0, 0, 0]]).repeat(8, 1)
+measured = {
+    "spread evenly": share_of_balance(even, torch.arange(8).view(8, 1) % 4).item(),
+    "all to the first": share_of_balance(sure, torch.zeros(8, 1, dtype=torch.int64)).item(),
+}
+compare(predicted, measured, {"The sum alone: it is multiplied by E.": {"spread evenly": 1 / 4}})
+
+# %% [markdown]
+# ## 4. By hand, then with PyTorch: a model with experts, on a grid
+#
+# ### One process
+#
+# First the layer as a single process computes it. What will be different on several ranks is in two
+# attributes: `gather`, how the choices of all tokens are found, and `run`, how pieces come to their
+# experts.
+
+
 # %%
 class MoE(nn.Module):
-    """A router and its experts in one process: (N, T, W) to (N, T, W)."""
+    """A router and its experts: (N, T, W) to (N, T, W)."""
 
     def __init__(self, width, experts, k, capacity_factor):
         super().__init__()
         self.k, self.capacity_factor = k, capacity_factor
         self.router = nn.Linear(width, experts, bias=False)
         self.experts = nn.ModuleDict({str(e): FeedForward(width) for e in range(experts)})
-        self.gather = lambda choices: (choices, 0)  # all ranks' choices, and where mine begin
+        self.gather = lambda choices: (choices, 0)  # those of all ranks, and where mine begin
         self.run = run_experts
 
     def forward(self, x):
-        tokens = x.flatten(0, -2)  # (T, W)
+        tokens = x.flatten(0, -2)
         logits = self.router(tokens)
         choices, weights = best_experts(logits, self.k)
         everyone, first = self.gather(choices)
-        kept = fits(everyone, logits.shape[-1], self.capacity_factor)[first:][: len(tokens)]
         self.balance = share_of_balance(logits, everyone)
-        token, which = kept.nonzero(as_tuple=True)
+        kept = fits(everyone, logits.shape[-1], self.capacity_factor)[first:][: len(tokens)]
+        token, which = self.kept = kept.nonzero(as_tuple=True)
         results = self.run(self.experts, tokens[token], choices[token, which])
         weighted = weights[token, which, None] * results
         return torch.zeros_like(tokens).index_add(0, token, weighted).view_as(x)
 
 
+# %% [markdown]
+# The model is the language model of the course with two blocks; the second has experts. (GShard has
+# them in every other layer.) The loss of a batch is its mean cross entropy, plus a hundredth of the
+# balance loss, as in Switch. As in chapter 7, each rank computes its *share* of the batch's loss: the
+# sum over its own tokens, divided by the tokens of the whole batch. Then gradients add up.
+
 # %%
-CONTEXT, WIDTH, EXPERTS, K, BALANCE = 12, 24, 4, 2, 0.01
+from course_utils import text
+from course_utils.models import LanguageModel
+
+CONTEXT, ROWS, STEPS, WIDTH, EXPERTS, BALANCE = 12, 8, 3, 24, 4, 0.01
 
 
 class MixtureModel(LanguageModel):
@@ -83,16 +298,81 @@ class MixtureModel(LanguageModel):
 
     def __init__(self, capacity_factor=math.inf):
         super().__init__(len(text.vocabulary()), WIDTH, heads=4, layers=2, context=CONTEXT)
-        self.blocks[1].feed_forward = MoE(WIDTH, EXPERTS, K, capacity_factor)
+        self.blocks[1].feed_forward = MoE(WIDTH, EXPERTS, 2, capacity_factor)
 
     def forward(self, tokens):
-        logits = super().forward(tokens)
-        return logits, self.blocks[1].feed_forward.balance
+        return super().forward(tokens), self.blocks[1].feed_forward.balance
+
+
+def share_of_loss(outputs, targets, tokens):
+    """What these rows contribute to the loss of a batch of so many tokens."""
+    logits, balance = outputs
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return loss / tokens + BALANCE * balance
+
+
+# %%
+def new_model(capacity_factor=math.inf):
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(0)
+    return MixtureModel(capacity_factor).to(hardware.device())
+
+
+def batch_of(step, rank=0, ranks=1):
+    """Inputs and targets of this rank's rows."""
+    batch = text.windows(CONTEXT, ROWS, seed=step)
+    return [part.chunk(ranks)[rank].to(hardware.device()) for part in batch]
+
+
+def full(tensor):
+    """On the CPU; of a DTensor, all its parts together."""
+    return getattr(tensor.detach(), "full_tensor", tensor.detach)().cpu()
+
+
+def train(model, rank=0, ranks=1, finish=lambda model: None, optimizer=torch.optim.SGD):
+    """Three steps. `finish` completes the gradients. Returns parameters and last gradients."""
+    # foreach=True, the default on GPUs, does not take DTensors of two meshes
+    optimizer = optimizer(model.parameters(), lr=0.1, foreach=False)
+    for step in range(STEPS):
+        inputs, targets = batch_of(step, rank, ranks)
+        optimizer.zero_grad()
+        share_of_loss(model(inputs), targets, ROWS * CONTEXT).backward()
+        finish(model)
+        optimizer.step()
+    return {name: (full(p), full(p.grad)) for name, p in model.named_parameters()}
+
+
+# %% [markdown]
+# One more look before the ranks come. Sums in another order differ in their last digits. If a
+# token's second and third choice are almost equal, such a digit can flip the route, and a tiny
+# difference becomes a large one. A comparison of routed models needs a **margin**, or float64. So
+# measure how close any decision of this run is.
+
+# %%
+margins = []
+
+
+def note_margin(router, inputs, logits):
+    best = logits.topk(3).values
+    margins.append((best[:, 1] - best[:, 2]).min().item())
+
+
+model = new_model()
+hook = model.blocks[1].feed_forward.router.register_forward_hook(note_margin)
+alone = train(model)
+print("second and third choice are always more than 1e-4 apart:", min(margins) > 1e-4)
+
+# %% [markdown]
+# ### Dispatch and combine
+#
+# Autograd has to know the all-to-all. Its backward is easy to find: a row that went from rank a to
+# rank b has a gradient on b that belongs to a. So backward is the same exchange with the two lists
+# of splits swapped.
 
 
 # %%
 class Exchange(torch.autograd.Function):
-    """Rows to other ranks; in backward, their gradients the same way home."""
+    """Rows to other ranks; in backward, their gradients the way back."""
 
     @staticmethod
     def forward(ctx, rows, send, receive, group):
@@ -106,21 +386,85 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, *ctx.way_back), None, None, None
 
 
+# %% [markdown]
+# The rest is bookkeeping. With E experts on n ranks, rank r has those from $r E/n$ on. Pieces are
+# sorted by the rank that they go to; the numbers of their experts travel with them; results come back
+# and are put where the pieces lay.
+
+
 # %%
-def run_experts_of_group(group, experts, pieces, chosen):
+def run_experts_of_group(group, experts, pieces, chosen, exchange=Exchange.apply):
     """As `run_experts`, where each rank of `group` has the next len(experts) of all experts."""
     home = chosen // len(experts)  # the rank in the group that has the expert
     order = home.argsort(stable=True)
     send = home.bincount(minlength=dist.get_world_size(group))
     receive = torch.empty_like(send)
-    dist.all_to_all_single(receive, send, group=group)  # how many come from each rank
-    splits, back = (send.tolist(), receive.tolist()), (receive.tolist(), send.tolist())
-    arrived = Exchange.apply(pieces[order], *splits, group)  # dispatch
-    wanted = Exchange.apply(chosen[order], *splits, group)
+    dist.all_to_all_single(receive, send, group=group)
+    send, receive = send.tolist(), receive.tolist()
+    arrived = exchange(pieces[order], send, receive, group)  # dispatch
+    wanted = exchange(chosen[order], send, receive, group)
     results = run_experts(experts, arrived, wanted)
-    return Exchange.apply(results, *back, group)[order.argsort()]  # combine
+    return exchange(results, receive, send, group)[order.argsort()]  # combine
 
 
+# %% [markdown]
+# `tolist()` has a price on a GPU. The splits are made there, and the host needs them as numbers before
+# it can call the all-to-all. So it waits until the GPU has done all that it was told, and meanwhile
+# tells it nothing new. This happens in every MoE layer and is one reason why some systems pad all
+# queues to their capacity: then the splits are known beforehand, and much of what travels is empty.
+#
+# How many token exchanges does a layer make in a step? Dispatch and combine in forward, and each
+# once more in backward. **Predict** the bytes that each of four ranks hands over, from what the router
+# has chosen: `sent[r]` pieces leave rank r, `received[r]` arrive there. All are rows of W float32.
+
+# %%
+x = torch.randn(8, 12, WIDTH, generator=torch.Generator().manual_seed(1))
+layer = new_model().blocks[1].feed_forward.cpu()
+chosen = best_experts(layer.router(x), 2)[0]  # (8, 12, 2): rank r has rows 2r and 2r + 1
+sent = [rows.numel() for rows in chosen.chunk(4)]
+received = chosen.flatten().bincount(minlength=4).tolist()  # an expert for each of four ranks
+print("pieces that a rank sends:", sent, "and receives:", received)
+
+# %% tags=["prediction"]
+predicted = {"token exchanges": 4} | {
+    f"bytes, rank {r}": 4 * WIDTH * (2 * sent[r] + 2 * received[r]) for r in range(4)
+}
+
+
+# %%
+from course_utils.trace import Trace
+
+
+def exchanges_of_layer(rank):
+    layer = new_model().blocks[1].feed_forward
+    own = list(layer.experts.items())[rank:][:1]
+    own_rows = x.chunk(4)[rank].to(hardware.device())
+    pieces = own_rows.flatten(0, 1).repeat_interleave(2, dim=0).requires_grad_()
+    wanted = chosen.chunk(4)[rank].flatten().to(hardware.device())
+    with Trace() as trace:
+        run_experts_of_group(None, nn.ModuleDict(own), pieces, wanted).sum().backward()
+    return [call.bytes for call in trace.record().calls if call.dtype == "float32"]
+
+
+results = launch(exchanges_of_layer, 4)
+measured = {"token exchanges": len(results[0])}
+measured |= {f"bytes, rank {rank}": sum(counts) for rank, counts in enumerate(results)}
+own_four = {f"bytes, rank {r}": 4 * WIDTH * 4 * sent[r] for r in range(4)}
+compare(predicted, measured, {"As if a rank sent only its own pieces: it returns others'.": own_four})
+
+# %% [markdown]
+# Every rank had 48 pieces, and yet no two hand over the same: what a rank sends depends on how popular
+# its experts are. (All that is handed over is counted, also what a rank keeps for itself: of evenly
+# spread pieces 1/n.)
+#
+# ### The whole model on several ranks
+#
+# Two things are left. Capacity and balance are those of the whole batch, so the choices of all ranks are
+# gathered. (It can be done with E numbers from each rank: exercises 11.2 and 11.4.) And each rank keeps
+# its own experts and forgets the others.
+
+
+# %%
 def choices_of_all(choices):
     """The choices of all ranks, in their order, and where those of this rank begin."""
     everyone = [torch.empty_like(choices) for _ in range(dist.get_world_size())]
@@ -140,18 +484,190 @@ def expert_parallel(model, group):
     return model
 
 
+# %% [markdown]
+# ### Experts x data: which gradients are added up over whom?
+#
+# Eight experts on 64 ranks: so there are eight copies of each. The ranks form a grid of two
+# dimensions, `data` and `experts`. All ranks have rows of their own, also those of one experts' group: the
+# second dimension cuts the batch like the first.
+#
+# * What is **not an expert** (attention, norms, the router) is on every rank, and every rank finds
+#   the gradient of its own tokens. Add up over *all* ranks.
+# * An **expert** has already seen the tokens of all ranks of its group: dispatch brought them, and
+#   backward has summed over them. What is missing are the tokens of the other copies' groups. Add up
+#   over `data` only.
+
+
 # %%
 def is_expert(name):
     return ".experts." in name
 
 
 def add_up_gradients(model, data):
-    """Sums over all ranks, but an expert's over its copies only, the ranks of `data`."""
+    """Sums over all ranks; for an expert over its copies, the ranks of `data`."""
     for name, parameter in model.named_parameters():
         dist.all_reduce(parameter.grad, group=data if is_expert(name) else None)
 
 
-def share_of_loss(outputs, targets, tokens):
-    """What these rows contribute to the loss of a batch of so many tokens."""
-    logits, balance = outputs
-    return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens + BALANCE * balance
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+
+from course_utils.equality import equal
+
+
+def train_on_grid(rank, sizes, capacity_factor=math.inf):
+    mesh = init_device_mesh(hardware.device().type, sizes, mesh_dim_names=("data", "experts"))
+    model = expert_parallel(new_model(capacity_factor), mesh.get_group("experts"))
+    finish = functools.partial(add_up_gradients, data=mesh.get_group("data"))
+    held = train(model, rank, mesh.size(), finish)
+    return held, len(model.blocks[1].feed_forward.kept[0])  # pieces of the last step
+
+
+def as_alone(alone, results):
+    """Whether all ranks' parameters and gradients are those of `alone`, and none is missing."""
+    same = [equal(a, [b]) for held in results for n in held for a, b in zip(alone[n], held[n])]
+    return all(same) and set().union(*results) == alone.keys()
+
+
+for sizes in ((1, 2), (1, 4), (2, 2)):
+    results = launch(train_on_grid, math.prod(sizes), sizes)
+    same = as_alone(alone, [held for held, _ in results])
+    print(f"data x experts = {sizes}: parameters and gradients as alone: {same}")
+
+# %% [markdown]
+# And with queues that have an end. Four ranks have to drop the same tokens as one process, so the
+# number of pieces that they keep together is a good first question.
+
+# %%
+for factor in (1.25, 0.75):
+    model = new_model(factor)
+    alone_with_queues = train(model)
+    kept = len(model.blocks[1].feed_forward.kept[0])
+    results = launch(train_on_grid, 4, (2, 2), factor)
+    same = as_alone(alone_with_queues, [held for held, _ in results])
+    by_ranks = sum(count for _, count in results)
+    print(f"factor {factor}: {kept} of 192 pieces kept, by four ranks {by_ranks}; as alone: {same}")
+
+# %% [markdown]
+# ### With PyTorch
+#
+# PyTorch has the pieces, and no finished layer. The first piece is the exchange with its backward:
+# `all_to_all_single_autograd` takes the receiving splits first. The second is FSDP. `fully_shard`
+# (chapter 8) shards each expert over its copies, and all the rest over all ranks, and does what
+# `add_up_gradients` did. By default it *averages* over the ranks that it shards over: two for the
+# experts, four for the rest. Our shares add up, so both divide by 1.
+
+# %%
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.fsdp import fully_shard
+
+
+def exchange_with_pytorch(rows, send, receive, group):
+    return all_to_all_single_autograd(rows, receive, send, group)
+
+
+def shard(model, experts, data, everybody):
+    """FSDP for the experts over `data`, for the rest over the mesh of all ranks; all add up."""
+    modules = [(expert, data) for expert in experts.values()] + [(model, everybody)]
+    for module, mesh in modules:
+        fully_shard(module, mesh=mesh)
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no sum with a factor
+
+
+# %%
+def train_with_pytorch(rank, sizes):
+    device = hardware.device().type
+    mesh = init_device_mesh(device, sizes, mesh_dim_names=("data", "experts"))
+    model = expert_parallel(new_model(), mesh.get_group("experts"))
+    layer = model.blocks[1].feed_forward
+    layer.run = functools.partial(layer.run, exchange=exchange_with_pytorch)
+    shard(model, layer.experts, mesh["data"], init_device_mesh(device, (mesh.size(),)))
+    return train(model, rank, mesh.size())
+
+
+print("as alone:", as_alone(alone, launch(train_with_pytorch, 4, (2, 2))))
+
+# %% [markdown]
+# ## 5. Break it: four ways to lose what the experts learned
+#
+# ### Bug hunt: an average over the copies
+#
+# Most training code does not add up shares. Each rank takes the *mean* loss of its own rows, and the
+# gradients are *averaged*. With experts, people write the average like this. What does it do on a grid
+# of 2 x 2 ranks? **Predict** by which factor the gradients are too large.
+
+
+# %%
+def average_gradients(model, data):
+    for name, parameter in model.named_parameters():
+        group = data if is_expert(name) else None
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= dist.get_world_size(group)
+
+
+# %% tags=["prediction"]
+predicted = {"what is no expert": 1.0, "experts": 4 / 2}
+
+
+# %%
+def gradients_of_means(rank, finish):
+    mesh = init_device_mesh(hardware.device().type, (2, 2), mesh_dim_names=("data", "experts"))
+    model = expert_parallel(new_model(), mesh.get_group("experts"))
+    inputs, targets = batch_of(0, rank, ranks=4)
+    (4 * share_of_loss(model(inputs), targets, ROWS * CONTEXT)).backward()  # mean of its own rows
+    finish(model, mesh.get_group("data"))
+    return {name: p.grad.cpu() for name, p in model.named_parameters()}
+
+
+model = new_model()
+share_of_loss(model(batch_of(0)[0]), batch_of(0)[1], ROWS * CONTEXT).backward()
+right = {name: p.grad.cpu() for name, p in model.named_parameters()}
+held = {n: g for found in launch(gradients_of_means, 4, average_gradients) for n, g in found.items()}
+kinds = {"what is no expert": [n for n in held if not is_expert(n)]}
+kinds |= {"experts": [n for n in held if is_expert(n)]}
+norms = {kind: [sum(g[n].square().sum() for n in kinds[kind]) for g in (held, right)] for kind in kinds}
+measured = {kind: round((a / b).sqrt().item(), 3) for kind, (a, b) in norms.items()}
+likely = {"As if a mean over the copies were a mean over all whose tokens are in it.": {"experts": 1.0}}
+compare(predicted, measured, likely)
+
+# %% [markdown]
+# An expert's gradient holds four means of four ranks: two came by dispatch, two by the all-reduce. It is
+# divided by the two copies only. So it is as many times too large as there are ranks in an experts' group.
+# The other half of the hunters divide a *sum of shares* by the experts' group, and their gradients are too
+# small by the same factor. The rule for means: **add up over the copies, divide by all ranks**.
+#
+# This has happened in DeepSpeed ([pull request
+# 5259](https://github.com/deepspeedai/DeepSpeed/pull/5259)), in a model built after torchtitan ([PyTorch issue
+# 160285](https://github.com/pytorch/pytorch/issues/160285): *gradients are doubled*, and *loss curves are
+# equivalent even with the doubled gradients*) and in Megatron's FSDP ([pull request
+# 5956](https://github.com/NVIDIA/Megatron-LM/pull/5956)). Why did the curves not tell? Train with both, once
+# with SGD and once with AdamW.
+
+
+# %%
+def largest_difference(optimizer, factor):
+    """Of all parameters from one process, after a step on 2 x 2 ranks with experts' gradients times `factor`."""
+
+    def finish(model, data):
+        add_up_gradients(model, data)
+        for name, parameter in model.named_parameters():
+            parameter.grad *= factor if is_expert(name) else 1
+
+    def on_grid(rank):
+        mesh = init_device_mesh(hardware.device().type, (2, 2), mesh_dim_names=("data", "experts"))
+        model = expert_parallel(new_model(), mesh.get_group("experts"))
+        group = mesh.get_group("data")
+        return train(model, rank, 4, functools.partial(finish, data=group), optimizer)
+
+    expected = train(new_model(), optimizer=optimizer)
+    return max(
+        (expected[n][0] - p).abs().max().item()
+        for held in launch(on_grid, 4)
+        for n, (p, _) in held.items()
+    )
+
+
+adamw = functools.partial(torch.optim.AdamW, eps=1e-8)
+for optimizer in (torch.optim.SGD, adamw):
+    for factor in (1, 2): print(optimizer, factor, largest_difference(optimizer, factor))

@@ -1,0 +1,1 @@
+"""What a chapter draws, one module a chapter."""
