@@ -142,7 +142,7 @@ from course_utils.predictions import compare
 torch.manual_seed(0)
 router = nn.Linear(W, E, bias=False)
 experts = nn.ModuleDict({str(e): FeedForward(W) for e in range(E)})
-x = torch.randn(96, W)
+x = torch.randn(96, W) + torch.randn(W)  # tokens of a text have something in common
 with FlopCounterMode(display=False) as counter:
     logits = router(x)
     choices, weights = best_experts(logits, K)
@@ -329,11 +329,13 @@ def full(tensor):
     return getattr(tensor.detach(), "full_tensor", tensor.detach)().cpu()
 
 
-def train(model, rank=0, ranks=1, finish=lambda model: None, optimizer=torch.optim.SGD):
-    """Three steps. `finish` completes the gradients. Returns parameters and last gradients."""
+def train(
+    model, rank=0, ranks=1, finish=lambda model: None, optimizer=torch.optim.SGD, steps=STEPS
+):
+    """Some steps. `finish` completes the gradients. Returns parameters and last gradients."""
     # foreach=True, the default on GPUs, does not take DTensors of two meshes
     optimizer = optimizer(model.parameters(), lr=0.1, foreach=False)
-    for step in range(STEPS):
+    for step in range(steps):
         inputs, targets = batch_of(step, rank, ranks)
         optimizer.zero_grad()
         share_of_loss(model(inputs), targets, ROWS * CONTEXT).backward()
@@ -418,7 +420,8 @@ def run_experts_of_group(group, experts, pieces, chosen, exchange=Exchange.apply
 # has chosen: `sent[r]` pieces leave rank r, `received[r]` arrive there. All are rows of W float32.
 
 # %%
-x = torch.randn(8, 12, WIDTH, generator=torch.Generator().manual_seed(1))
+generator = torch.Generator().manual_seed(1)
+x = sum(torch.randn(s, generator=generator) for s in ((8, 12, WIDTH), (WIDTH,)))
 layer = new_model().blocks[1].feed_forward.cpu()
 chosen = best_experts(layer.router(x), 2)[0]  # (8, 12, 2): rank r has rows 2r and 2r + 1
 sent = [rows.numel() for rows in chosen.chunk(4)]
@@ -450,7 +453,9 @@ results = launch(exchanges_of_layer, 4)
 measured = {"token exchanges": len(results[0])}
 measured |= {f"bytes, rank {rank}": sum(counts) for rank, counts in enumerate(results)}
 own_four = {f"bytes, rank {r}": 4 * WIDTH * 4 * sent[r] for r in range(4)}
-compare(predicted, measured, {"As if a rank sent only its own pieces: it returns others'.": own_four})
+compare(
+    predicted, measured, {"As if a rank sent only its own pieces: it returns others'.": own_four}
+)
 
 # %% [markdown]
 # Every rank had 48 pieces, and yet no two hand over the same: what a rank sends depends on how popular
@@ -620,54 +625,523 @@ def gradients_of_means(rank, finish):
     return {name: p.grad.cpu() for name, p in model.named_parameters()}
 
 
-model = new_model()
-share_of_loss(model(batch_of(0)[0]), batch_of(0)[1], ROWS * CONTEXT).backward()
-right = {name: p.grad.cpu() for name, p in model.named_parameters()}
-held = {n: g for found in launch(gradients_of_means, 4, average_gradients) for n, g in found.items()}
-kinds = {"what is no expert": [n for n in held if not is_expert(n)]}
-kinds |= {"experts": [n for n in held if is_expert(n)]}
-norms = {kind: [sum(g[n].square().sum() for n in kinds[kind]) for g in (held, right)] for kind in kinds}
-measured = {kind: round((a / b).sqrt().item(), 3) for kind, (a, b) in norms.items()}
-likely = {"As if a mean over the copies were a mean over all whose tokens are in it.": {"experts": 1.0}}
-compare(predicted, measured, likely)
-
-# %% [markdown]
-# An expert's gradient holds four means of four ranks: two came by dispatch, two by the all-reduce. It is
-# divided by the two copies only. So it is as many times too large as there are ranks in an experts' group.
-# The other half of the hunters divide a *sum of shares* by the experts' group, and their gradients are too
-# small by the same factor. The rule for means: **add up over the copies, divide by all ranks**.
-#
-# This has happened in DeepSpeed ([pull request
-# 5259](https://github.com/deepspeedai/DeepSpeed/pull/5259)), in a model built after torchtitan ([PyTorch issue
-# 160285](https://github.com/pytorch/pytorch/issues/160285): *gradients are doubled*, and *loss curves are
-# equivalent even with the doubled gradients*) and in Megatron's FSDP ([pull request
-# 5956](https://github.com/NVIDIA/Megatron-LM/pull/5956)). Why did the curves not tell? Train with both, once
-# with SGD and once with AdamW.
+def share_of_norm(held, expected, of_experts):
+    """The norm of these gradients, as a multiple of what one process has."""
+    names = [name for name in held if is_expert(name) == of_experts]
+    norms = [sum(g[name].square().sum() for name in names) for g in (held, expected)]
+    return round((norms[0] / norms[1]).sqrt().item(), 3)
 
 
 # %%
-def largest_difference(optimizer, factor):
-    """Of all parameters from one process, after a step on 2 x 2 ranks with experts' gradients times `factor`."""
+model = new_model()
+share_of_loss(model(batch_of(0)[0]), batch_of(0)[1], ROWS * CONTEXT).backward()
+right = {name: p.grad.cpu() for name, p in model.named_parameters()}
+held = {}
+for of_rank in launch(gradients_of_means, 4, average_gradients):
+    held |= of_rank
+measured = {"what is no expert": share_of_norm(held, right, of_experts=False)}
+measured |= {"experts": share_of_norm(held, right, of_experts=True)}
+alike = {"As if a mean over the copies were one over all whose tokens are in it.": {"experts": 1.0}}
+compare(predicted, measured, alike)
 
-    def finish(model, data):
-        add_up_gradients(model, data)
-        for name, parameter in model.named_parameters():
-            parameter.grad *= factor if is_expert(name) else 1
+# %% [markdown]
+# An expert's gradient holds the means of four ranks: two came by dispatch, two by the all-reduce. It is
+# divided by two, the copies. So it is as many times too large as there are ranks in a group of experts. The
+# opposite is as common: where shares are added up, as in section 4, people divide the experts' gradients
+# by their group, and they become too small. The rule for means: **add up over the copies, divide by all
+# ranks**. FSDP over `data` makes the very same mistake, if nobody sets its factor.
+#
+# It has happened in DeepSpeed ([pull request 5259](https://github.com/deepspeedai/DeepSpeed/pull/5259)),
+# in Megatron's FSDP ([pull request 5956](https://github.com/NVIDIA/Megatron-LM/pull/5956)) and in a copy of
+# torchtitan's layer ([PyTorch issue 160285](https://github.com/pytorch/pytorch/issues/160285)). There the loss
+# curves were the same with the doubled gradients. **Predict** how far the experts move in a step, as a
+# multiple of the way that they should go, with SGD and with AdamW.
 
-    def on_grid(rank):
-        mesh = init_device_mesh(hardware.device().type, (2, 2), mesh_dim_names=("data", "experts"))
-        model = expert_parallel(new_model(), mesh.get_group("experts"))
-        group = mesh.get_group("data")
-        return train(model, rank, 4, functools.partial(finish, data=group), optimizer)
+# %% tags=["prediction"]
+predicted = {"SGD": 2.0, "AdamW": 1.0}
 
-    expected = train(new_model(), optimizer=optimizer)
-    return max(
-        (expected[n][0] - p).abs().max().item()
-        for held in launch(on_grid, 4)
-        for n, (p, _) in held.items()
+
+# %%
+def double_the_experts(model, data):
+    add_up_gradients(model, data)
+    for name, parameter in model.named_parameters():
+        parameter.grad *= 2 if is_expert(name) else 1
+
+
+def way_of_experts(rank, optimizer, finish):
+    """Squared length of the way that this rank's experts go in one step."""
+    mesh = init_device_mesh(hardware.device().type, (2, 2), mesh_dim_names=("data", "experts"))
+    model = expert_parallel(new_model(), mesh.get_group("experts"))
+    own = [p for name, p in model.named_parameters() if is_expert(name)]
+    start = [p.detach().clone() for p in own]
+    finish = functools.partial(finish, data=mesh.get_group("data"))
+    train(model, rank, 4, finish, optimizer, steps=1)
+    return sum((p - before).square().sum().item() for p, before in zip(own, start))
+
+
+# %%
+measured = {}
+for name, optimizer in {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}.items():
+    right, wrong = (
+        sum(launch(way_of_experts, 4, optimizer, finish))
+        for finish in (add_up_gradients, double_the_experts)
     )
+    measured[name] = round(math.sqrt(wrong / right), 2)
+optimist = {"As if a wrong factor showed with every optimizer.": {"AdamW": 2.0}}
+compare(predicted, measured, optimist)
+figures.ways(measured)
+plt.show()
+
+# %% [markdown]
+# *How far the experts go, right and doubled. With AdamW the two bars are alike.*
+#
+# Adam divides each gradient by the root of its own mean square, and a constant factor falls out. So the loss
+# does not tell. What tells: SGD, a comparison of gradients, and the norm that clipping works with, which
+# is too large. That is why all comparisons of the course are made with SGD.
+#
+# ### Each rank closes its own queues
+#
+# It looks like the same rule: every rank takes the capacity factor of *its own* tokens. **Predict** what
+# becomes of the dropped pieces as more ranks share the same batch.
+
+# %%
+for ranks in (1, 2, 4, 8):
+    kept = [fits(own, 4, 1.25) for own in chosen.chunk(ranks)]
+    print(f"{ranks} ranks: {sum((~own).sum().item() for own in kept):2} of 192 pieces dropped")
+
+# %% [markdown]
+# The smaller the batch, the more uneven it is, and the more queues are too short. Nothing is wrong here
+# that a test of one rank could see. But the model is another one on each number of ranks, and no comparison
+# with one process holds. Many systems do it all the same, to save a call (Lepikhin et al. 2020, section
+# 2.2, *local group dispatching*). Then it belongs to the settings of the run, like the batch size.
+#
+# ### Splits that nobody turned round
+#
+# On the way back the lists have to change places. Here they do not.
 
 
-adamw = functools.partial(torch.optim.AdamW, eps=1e-8)
-for optimizer in (torch.optim.SGD, adamw):
-    for factor in (1, 2): print(optimizer, factor, largest_difference(optimizer, factor))
+# %%
+def same_splits_twice(rank):
+    send, receive = ([4, 0], [4, 3]) if rank == 0 else ([3, 1], [0, 1])
+    pieces = torch.ones(4, WIDTH, device=hardware.device())
+    arrived = Exchange.apply(pieces, send, receive, None)
+    try:
+        Exchange.apply(arrived, send, receive, None)
+    except RuntimeError as error:
+        return f"{len(arrived)} pieces here. {str(error).splitlines()[0]}"
+
+
+for rank, outcome in enumerate(launch(same_splits_twice, 2)):
+    print(f"rank {rank}: {outcome}")
+
+# %% [markdown]
+# That is the lucky case: PyTorch compares the sum of the splits with the rows that are there. If the sums
+# happen to be equal, each rank waits for other rows than come. Gloo ends such a process; NCCL promises
+# nothing. The repair is one line, `receive, send`, and a habit: keep both lists in one object.
+#
+# ### A rank that has nothing to do
+#
+# All tokens choose experts of rank 0. Rank 1 gets nothing and goes home early.
+
+
+# %%
+from course_utils.launch import RankFailure
+
+
+def leaves_early(rank):
+    send, receive = [4, 0], [4, 4] if rank == 0 else [0, 0]
+    pieces = torch.ones(4, WIDTH, device=hardware.device())
+    arrived = Exchange.apply(pieces, send, receive, None)
+    if len(arrived) == 0:
+        return pieces  # nothing to work on
+    return Exchange.apply(2 * arrived, receive, send, None)
+
+
+try:
+    launch(leaves_early, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# Rank 1 has nothing to *work* on, but it is to receive the results of its own four tokens. And even a rank that
+# neither sends nor receives is a member of the call. The same holds for gradients: an expert without a
+# token has none, and an all-reduce that one rank skips stops all. That is why `run_experts` calls experts
+# with empty queues.
+
+# %% [markdown]
+# ## 6. Exercises: route, queue, send, balance, average
+#
+# Five parts of an MoE layer, for any number of ranks. Put together they train the model of section 4, also
+# where ranks have different numbers of tokens. In 11.2 to 11.4 the ranks are all ranks of the default
+# group.
+
+# %%
+from torch.distributed.device_mesh import DeviceMesh
+
+from course_utils.checks import check, hint
+
+# %% [markdown]
+# ### 11.1 Route (1 point)
+#
+# Section 3 took the softmax over all experts and normalised what it had chosen. The softmax over the
+# chosen logits alone gives the same weights. Write it that way.
+
+
+# %% nbgrader={"grade_id": "11.1", "solution": true}
+def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Chooses k experts for each of T tokens, by their logits (T, E).
+
+    Returns (choices, weights), both (T, k): the numbers of the experts with the largest logits,
+    int64, the largest first; and their weights, the softmax over the chosen logits. The gradient of
+    the weights reaches `logits`. T may be 0.
+    """
+    ### BEGIN SOLUTION
+    largest = logits.topk(k, dim=1)
+    return largest.indices, largest.values.softmax(dim=1)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "11.1-check", "grade": true, "points": 1, "locked": true}
+check("11.1", route)
+
+# %% [markdown]
+# ### 11.2 Places in the queues, over all ranks (3 points)
+#
+# The queues are those of the whole batch: all pieces of rank 0 stand before those of rank 1, and so on; within a
+# rank, tokens in their order. `choices_of_all` gathered every choice to find the places. It is enough
+# if each rank tells *one number for each expert*. Which, and what do you add up? (The check counts what you
+# hand over.)
+
+
+# %% nbgrader={"grade_id": "11.2", "solution": true}
+def places(choices: Tensor, capacity: Tensor) -> Tensor:
+    """Returns the place of each of this rank's pieces in the queue of its expert, int64 (T, k).
+
+    `choices` are the experts' numbers, int64 (T, k); those of a token differ. `capacity`, int64 (E,),
+    says how many pieces each expert takes from the whole batch. Places count from 0; a piece that finds
+    none has -1. Ranks may have different numbers of tokens, also none. A rank hands over at most E
+    numbers to other ranks.
+    """
+    ### BEGIN SOLUTION
+    chosen = choices.flatten()
+    marks = one_hot(chosen, len(capacity))  # (T k, E)
+    counts = [torch.empty_like(capacity) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, marks.sum(0))
+    before = sum(counts[: dist.get_rank()], torch.zeros_like(capacity))
+    ahead = (before + marks.cumsum(0) - marks).gather(1, chosen[:, None]).squeeze(1)
+    return ahead.where(ahead < capacity[chosen], -1).view_as(choices)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "11.2-check", "grade": true, "points": 3, "locked": true}
+check("11.2", places)
+
+# %% [markdown]
+# ### 11.3 Dispatch and combine (4 points)
+#
+# Section 4 sent the number of its expert with every piece. If pieces come sorted by expert, counts are
+# enough: how many go to each expert says both where to and for whom. What arrives is sorted by rank first
+# and by expert second. Your experts want it the other way round.
+#
+# You may use `Exchange.apply(rows, send, receive, None)`, which knows its backward.
+
+
+# %% nbgrader={"grade_id": "11.3", "solution": true}
+class Dispatcher:
+    """The way of this rank's pieces to the E experts of n ranks, and back; rank r has E / n from r E / n on.
+
+    Its attribute `load`, int64 (E / n,), tells how many pieces come to each of this rank's experts.
+    """
+
+    def __init__(self, counts: Tensor) -> None:
+        """`counts`, int64 (E,): how many of this rank's pieces go to each expert. All ranks call it."""
+        ### BEGIN SOLUTION
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts)
+        per_rank = coming.view(dist.get_world_size(), -1)  # [from rank, own expert]
+        self.load = per_rank.sum(0)
+        self.sent = counts.view_as(per_rank).sum(1).tolist()
+        self.received = per_rank.sum(1).tolist()
+        numbers = torch.arange(coming.numel(), device=counts.device) % per_rank.shape[1]
+        self.by_expert = numbers.repeat_interleave(coming).argsort(stable=True)
+        ### END SOLUTION
+
+    def dispatch(self, pieces: Tensor) -> Tensor:
+        """Takes this rank's pieces (P, W), sorted by expert. Returns what its own experts get, (Q, W).
+
+        Sorted by expert, then by the rank that it comes from; within these in the order it had there.
+        """
+        ### BEGIN SOLUTION
+        return Exchange.apply(pieces, self.sent, self.received, None)[self.by_expert]
+        ### END SOLUTION
+
+    def combine(self, results: Tensor) -> Tensor:
+        """Takes the results (Q, W) in the order that `dispatch` gave; returns (P, W), as `pieces` lay.
+
+        Gradients flow back through both.
+        """
+        ### BEGIN SOLUTION
+        as_arrived = results[self.by_expert.argsort()]
+        return Exchange.apply(as_arrived, self.received, self.sent, None)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "11.3-check", "grade": true, "points": 4, "locked": true}
+check("11.3", Dispatcher)
+
+# %% [markdown]
+# ### 11.4 The balance loss, over all ranks (2 points)
+#
+# `share_of_balance` was given the choices of all ranks. Here you have your own. A product of two means over the
+# batch is not the mean of the ranks' products: so one of its factors has to be known of the whole batch. One
+# small collective does it, and nothing has to flow back through it.
+
+
+# %% nbgrader={"grade_id": "11.4", "solution": true}
+def balance_loss(logits: Tensor, choices: Tensor) -> Tensor:
+    """Returns what this rank's tokens contribute to the balance loss of the whole batch, a scalar.
+
+    `logits` (T, E) and `choices` (T, k) are those of this rank's tokens; the number T may differ between
+    ranks, and be 0. Added up over all ranks, the results are E * sum(f_e * p_e) of the whole batch, and
+    their gradients with respect to the logits are its gradients. A rank hands over at most E + 1 numbers.
+    """
+    ### BEGIN SOLUTION
+    pieces_of = choices.flatten().bincount(minlength=logits.shape[1])
+    dist.all_reduce(pieces_of)
+    f = pieces_of.to(logits.dtype) / pieces_of.sum()
+    tokens = pieces_of.sum() / choices.shape[1]
+    return logits.shape[1] * (f * logits.softmax(1).sum(0)).sum() / tokens
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "11.4-check", "grade": true, "points": 2, "locked": true}
+check("11.4", balance_loss)
+
+# %% [markdown]
+# ### 11.5 Average the gradients on a grid (3 points)
+#
+# The repair of the bug hunt, for models as they are. Each rank has called backward on the *mean* loss of its own
+# rows, and all have equally many. A parameter of an expert has `experts` among the parts of its name, as in
+# `blocks.1.feed_forward.experts.3.up.weight`; the rest is the same on every rank. Some parameters are
+# frozen, and an expert that nobody chose has no gradient, here or on another rank.
+
+
+# %% nbgrader={"grade_id": "11.5", "solution": true}
+def average_expert_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Makes every `.grad` the gradient of the mean loss over the rows of all ranks of `mesh`, in place.
+
+    `mesh` has the dimensions "data" and "experts", in any order; its ranks are all ranks. Each experts'
+    group has exchanged its tokens in forward and backward. A trainable parameter without a gradient
+    counts as zero; one that is frozen stays without.
+    """
+    ### BEGIN SOLUTION
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            copies = mesh.get_group("data") if "experts" in name.split(".") else None
+            dist.all_reduce(parameter.grad, group=copies)
+            parameter.grad.div_(mesh.size())
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "11.5-check", "grade": true, "points": 3, "locked": true}
+check("11.5", average_expert_gradients)
+
+# %% [markdown]
+# ## 7. See it: load, capacity, links
+#
+# A layer with 1,024 tokens that choose two experts each. `preference` is how much the router likes the first
+# experts more than the last. Three things to try:
+#
+# * Leave the preference at 0 and lower the capacity factor to 1: even chance drops something.
+# * Raise the preference. Which capacity factor drops nothing, and how many places are then empty?
+# * Raise the number of experts: smaller queues, and more of them overflow.
+
+# %%
+from course_utils import explore
+
+explore.Explorer(
+    figures.load_and_capacity,
+    experts=(2, 32, 8),
+    preference=(0.0, 2.0, 0.5),
+    capacity_factor=(0.5, 2.5, 1.25),
+)
+
+# %% [markdown]
+# *At the start: the first experts overflow, the last are half empty, with the same capacity for all.*
+#
+# ### Which links does it take?
+#
+# A ring sends to a neighbour. All-to-all sends to everybody, and most of everybody is far away. The
+# figure assumes machines of 8 ranks and experts that are all chosen alike: calculated, not measured.
+
+# %%
+figures.links([2, 8, 64])
+plt.show()
+
+# %% [markdown]
+# *The share of a rank's pieces that stays, that crosses the machine, and that leaves it. From 2 ranks to 64,
+# the bytes that a rank hands over are the same; where they go is not.*
+#
+# So which of the two dimensions belongs inside a machine, chapter 7's question? An example with the sizes of
+# Mixtral 8x7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088), table 1): 32 layers, width 4,096, an
+# expert of 3 x 4,096 x 14,336 numbers, one of 8 experts on each rank, two experts a token. Say a rank has
+# 16,384 tokens a step and a number has 2 bytes. **Predict** the two amounts.
+
+# %% tags=["prediction"]
+predicted = {
+    "all-to-all, GB a step": round(32 * 4 * 16_384 * 2 * 4_096 * 2 / 1e9, 1),
+    "experts' gradients, GB a step": round(32 * 3 * 4_096 * 14_336 * 2 / 1e9, 1),
+}
+
+# %%
+exchanged = torch.empty(16_384 * 2, 4_096, dtype=torch.bfloat16, device="meta")
+expert = torch.empty(3, 4_096, 14_336, dtype=torch.bfloat16, device="meta")
+measured = {
+    "all-to-all, GB a step": round(32 * 4 * exchanged.nbytes / 1e9, 1),
+    "experts' gradients, GB a step": round(32 * expert.nbytes / 1e9, 1),
+}
+compare(predicted, measured)
+
+# %% [markdown]
+# The all-to-all hands over three times as much. More important is who waits: it stands in the way four times in
+# each layer, and the next operation needs its result. The gradients' sum over the copies waits until backward
+# is over, and hides behind it. So `experts` is the inner dimension of the mesh, inside a machine as long as the
+# experts find room there, and `data` is the outer one. Where 64 or more ranks share the experts, routers
+# are told to stay near: in DeepSeek-V3 a token goes to at most 4 machines ([DeepSeek-AI
+# 2024](https://arxiv.org/abs/2412.19437), section 2.1.2, *node-limited routing*).
+
+# %% [markdown]
+# ## 8. On a cluster: the same grid under torchrun
+#
+# The script trains a small stack of MoE layers on real text, without capacity; its arguments are the sizes of
+# `data` and `experts`. It runs on one process and on four.
+
+# %%
+from course_utils.terminal import scratch, torchrun
+
+script = scratch() / "experts.py"
+script.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/experts.py
+"""Trains a small mixture of experts: torchrun --nproc-per-node 4 experts.py 2 2"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+
+from course_utils import text
+from course_utils.models import FeedForward
+
+ROWS, CONTEXT, WIDTH, EXPERTS = 8, 16, 32, 4
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+if gpu:
+    torch.cuda.set_device(device)
+sizes = tuple(map(int, sys.argv[1:3]))
+mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "experts"))
+group, per_rank = mesh.get_group("experts"), EXPERTS // sizes[1]
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        experts = [FeedForward(WIDTH) for _ in range(EXPERTS)]  # the same on every rank
+        self.experts = nn.ModuleList(
+            experts[mesh.get_local_rank("experts") * per_rank :][:per_rank]
+        )
+
+    def forward(self, x):
+        tokens = x.flatten(0, -2)
+        weights, chosen = self.router(tokens).topk(2)
+        order = chosen.flatten().argsort(stable=True)
+        send = chosen.flatten().bincount(minlength=EXPERTS)
+        receive = torch.empty_like(send)
+        dist.all_to_all_single(receive, send, group=group)
+        there, here = ([n.sum().item() for n in c.chunk(sizes[1])] for c in (send, receive))
+        arrived = all_to_all_single_autograd(tokens[order // 2], here, there, group)
+        number = torch.arange(EXPERTS, device=device) % per_rank
+        by_expert = number.repeat_interleave(receive).argsort(stable=True)
+        lengths = receive.view(-1, per_rank).sum(0).tolist()
+        queues = arrived[by_expert].split(lengths)
+        results = torch.cat([expert(queue) for expert, queue in zip(self.experts, queues)])
+        back = all_to_all_single_autograd(results[by_expert.argsort()], there, here, group)
+        mixed = back[order.argsort()].view(-1, 2, WIDTH) * weights.softmax(-1)[..., None]
+        return x + mixed.sum(1).view_as(x)
+
+
+torch.manual_seed(0)
+ends = nn.Embedding(72, WIDTH), nn.Linear(WIDTH, 72)
+model = nn.Sequential(ends[0], Experts(), Experts(), ends[1]).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    batch = text.windows(CONTEXT, ROWS, seed=step)
+    tokens, targets = (part.chunk(mesh.size())[dist.get_rank()].to(device) for part in batch)
+    optimizer.zero_grad()
+    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+    (loss / (ROWS * CONTEXT)).backward()
+    for name, parameter in model.named_parameters():
+        copies = mesh.get_group("data") if ".experts." in name else None
+        dist.all_reduce(parameter.grad, group=copies)
+    optimizer.step()
+    total = loss.detach()
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        print(f"step {step}: loss {total.item() / (ROWS * CONTEXT):.3f}")
+dist.destroy_process_group()
+
+# %%
+printed = torchrun(4, script, "2", "2")
+print(printed, end="")
+print("the same with one process:", printed == torchrun(1, script, "1", "1"))
+
+# %% [markdown]
+# What changes there:
+#
+# * **Links.** With `experts` last in the mesh, and a size that divides the GPUs of a machine, every
+#   all-to-all stays inside one.
+# * **The host waits** for the splits in every layer. Kernels that send from the GPU without asking the host
+#   (DeepEP, NVSHMEM), or padding to capacity, avoid it.
+# * **Many small matrices.** A GPU wants one *grouped* product for all experts and not a loop
+#   ([Gale et al. 2022](https://arxiv.org/abs/2211.15841), section 4: nothing is dropped, either).
+# * **Memory follows the load.** The rank with popular experts holds the most activations, and a bad step
+#   can be the one that runs out of memory.
+# * **Clipping and checkpoints.** A norm adds the squares of an expert's gradient once for each expert, not
+#   once for each copy. Every expert is saved once, by the ranks with data coordinate 0.
+#
+# ## 9. Remember
+#
+# 1. A token meets k of E experts. Parameters grow with E, the work of a token and the bytes that travel do
+#    not.
+# 2. A layer makes four token exchanges in a step. The splits come from the routing; backward swaps them.
+# 3. Capacity and balance are those of the whole batch, or the model depends on the number of ranks.
+# 4. Expert gradients have seen the tokens of their group. Shares: add up over the copies. Means: add up
+#    over the copies, divide by *all* ranks. Adam hides it if you do not.
+# 5. Every rank takes part in every exchange, with nothing to send, too. `experts` is the dimension for the
+#    fast links.
+#
+# **Sources**
+#
+# * N. Shazeer et al., *Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer*, ICLR
+#   2017, [arXiv 1701.06538](https://arxiv.org/abs/1701.06538): section 2.1 gating, 3.1 data and experts
+#   together, 4 balancing.
+# * D. Lepikhin et al., *GShard*, 2020, [arXiv 2006.16668](https://arxiv.org/abs/2006.16668): section 2.2
+#   capacity, groups, auxiliary loss; algorithm 1.
+# * W. Fedus, B. Zoph, N. Shazeer, *Switch Transformers*, 2021, [arXiv
+#   2101.03961](https://arxiv.org/abs/2101.03961): section 2.2 capacity factor and balance loss.
+# * A. Q. Jiang et al., *Mixtral of Experts*, 2024, [arXiv 2401.04088](https://arxiv.org/abs/2401.04088): section
+#   2.1 and table 1.
+# * DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, [arXiv
+#   2412.19437](https://arxiv.org/abs/2412.19437): section 2.1.2 balancing without a loss, routing near by.
+# * T. Gale et al., *MegaBlocks*, 2022, [arXiv 2211.15841](https://arxiv.org/abs/2211.15841): section 4.
+# * PyTorch: [`all_to_all_single`](https://docs.pytorch.org/docs/stable/distributed.html),
+#   [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).

@@ -2,13 +2,11 @@
 
 from functools import partial
 
-import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_utils.checks import load_code
 from course_utils.hardware import device
-from tests.techniques import Job, Trained, mistake, sgd, technique, trained
+from tests.techniques import Job, sgd, technique, trained
 
 JOBS = ("experts", "experts, capacity 1.25", "experts, capacity 0.75")
 
