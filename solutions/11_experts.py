@@ -304,11 +304,11 @@ class MixtureModel(LanguageModel):
         return super().forward(tokens), self.blocks[1].feed_forward.balance
 
 
-def share_of_loss(outputs, targets, tokens):
+def share_of_loss(outputs, targets, tokens, weight=BALANCE):
     """What these rows contribute to the loss of a batch of so many tokens."""
     logits, balance = outputs
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    return loss / tokens + BALANCE * balance
+    return loss / tokens + weight * balance
 
 
 # %%
@@ -429,8 +429,12 @@ received = chosen.flatten().bincount(minlength=4).tolist()  # an expert for each
 print("pieces that a rank sends:", sent, "and receives:", received)
 
 # %% tags=["prediction"]
-predicted = {"token exchanges": 4} | {
-    f"bytes, rank {r}": 4 * WIDTH * (2 * sent[r] + 2 * received[r]) for r in range(4)
+predicted = {
+    "token exchanges": 4,
+    "bytes, rank 0": 4 * WIDTH * (2 * sent[0] + 2 * received[0]),  # 4 bytes for each number
+    "bytes, rank 1": 4 * WIDTH * (2 * sent[1] + 2 * received[1]),
+    "bytes, rank 2": 4 * WIDTH * (2 * sent[2] + 2 * received[2]),
+    "bytes, rank 3": 4 * WIDTH * (2 * sent[3] + 2 * received[3]),
 }
 
 
@@ -707,7 +711,8 @@ plt.show()
 # %%
 for ranks in (1, 2, 4, 8):
     kept = [fits(own, 4, 1.25) for own in chosen.chunk(ranks)]
-    print(f"{ranks} ranks: {sum((~own).sum().item() for own in kept):2} of 192 pieces dropped")
+    dropped = sum((~own).sum().item() for own in kept)
+    print(f"number of ranks {ranks}: {dropped:2} of 192 pieces dropped")
 
 # %% [markdown]
 # The smaller the batch, the more uneven it is, and the more queues are too short. Nothing is wrong here

@@ -56,6 +56,17 @@ def _check_heard(heard: list[_Heard], at_most: int | None = None) -> None:
             raise Wrong("too-many-numbers", expected=f"at most {at_most} numbers", got=got)
 
 
+@contextmanager
+def _blaming(slug: str, known: bool = False) -> Iterator[None]:
+    """Names what goes wrong within the block; with `known`, also what has a name already."""
+    try:
+        yield
+    except Wrong as wrong:
+        if wrong.misconception and not known:
+            raise
+        raise Wrong(slug, expected=wrong.expected, got=wrong.got) from None
+
+
 def _choices(draw, tokens: int, experts: int, k: int) -> Tensor:
     """(tokens, k): different experts for each token, the first ones more often."""
     logits = draw.tensor(tokens, experts) - torch.linspace(0, 1.5, experts)
@@ -143,10 +154,8 @@ def _(answer, draw):
 def _(answer, draw):
     experts = draw.integer(4, 6)
     for k in (1, 3, experts):
-        try:
+        with _blaming("fixed-k", known=True):
             _check_route(answer, draw.tensor(7, experts), k)
-        except Wrong as wrong:
-            raise Wrong("fixed-k", expected=wrong.expected, got=wrong.got) from None
 
 
 @routing.requires("the gradient of the weights reaches the logits", at_home=True)
@@ -211,8 +220,6 @@ queueing = Exercise(
         "one-capacity": "`capacity` has an entry for each expert, and they differ.",
         "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only "
         "your counts.",
-        "unequal": "It works as long as all ranks have as many tokens, and not otherwise. Counts have the same "
-        "shape on all ranks, whatever their tokens.",
         "empty-rank": "A rank without tokens does not take part. Its counts are zeros, and the others wait for "
         "them.",
         "not-waited": NOT_WAITED,
@@ -273,7 +280,6 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
 
     likely = {
         "own-queue": _queue(parts, capacity, starts=none_before),
-        "local-capacity": _queue(parts, capacity, by_own=True),
         "inclusive": _queue(parts, capacity, starts=lambda c, rank: c[: rank + 1].sum(0)),
         "later-ranks": _queue(parts, capacity, starts=lambda c, rank: c[rank + 1 :].sum(0)),
         "all-experts": _queue(parts, capacity, starts=lambda c, rank: c[:rank].sum()),
@@ -281,6 +287,7 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
         "from-one": shifted(1),
         "one-too-many": _queue(parts, capacity, limit=1),
         "not-dropped": _queue(parts, wide),
+        "local-capacity": _queue(parts, capacity, by_own=True),
         "first-choices-first": _first_choices_first(parts, capacity),
         "backwards": _queue(parts, capacity, order=lambda m: m.flip(0).cumsum(0).flip(0) - m),
         "one-capacity": lambda got: any(
@@ -316,14 +323,10 @@ def _(answer, draw):
 def _(answer, draw):
     experts, tokens, ranks = draw.integer(3, 4), draw.integer(7, 9), draw.choice([2, 3])
     parts = [_choices(draw, tokens, experts, 2) for _ in range(ranks)]
-    room = ranks * tokens * 2 // experts
-    _check_places(answer, parts, torch.arange(experts) + room - 1)
+    _check_places(answer, parts, torch.arange(experts) + draw.integer(3, 4))
 
 
-@queueing.requires(
-    "ranks with different numbers of tokens",
-    failures={name: "unequal" for name in ("mismatch", "signal", "RuntimeError")},
-)
+@queueing.requires("ranks with different numbers of tokens")
 def _(answer, draw):
     experts = draw.integer(3, 4)
     parts = [_choices(draw, tokens, experts, 1) for tokens in draw.sample([3, 5, 8], 3)]
@@ -604,7 +607,7 @@ class _Batch:
 
 
 def _batch(draw, sizes: list[int]) -> _Batch:
-    experts, k = draw.integer(3, 5), 2
+    experts, k = draw.integer(4, 6), 5 - len(sizes)  # unlike the ranks, so that factors tell apart
     taste = [draw.tensor(experts) for _ in sizes]  # the ranks have different favourites
     logits = [draw.tensor(n, experts) + t for n, t in zip(sizes, taste, strict=True)]
     return _Batch(logits, [each.topk(k).indices for each in logits])
@@ -678,7 +681,8 @@ def _(answer, draw):
     failures={name: "unequal" for name in ("mismatch", "signal", "RuntimeError")},
 )
 def _(answer, draw):
-    _check_balance(answer, _batch(draw, draw.sample([3, 6, 9], 3)))
+    with _blaming("unequal"):
+        _check_balance(answer, _batch(draw, draw.sample([3, 6, 9], 3)))
 
 
 @balancing.requires(
@@ -686,11 +690,8 @@ def _(answer, draw):
     failures={name: "empty-rank" for name in ("timeout", "mismatch", "exception", "RuntimeError")},
 )
 def _(answer, draw):
-    batch = _batch(draw, draw.sample([0, 5], 2))
-    try:
-        _check_balance(answer, batch)
-    except Wrong as wrong:
-        raise Wrong("empty-rank", expected=wrong.expected, got=wrong.got) from None
+    with _blaming("empty-rank", known=True):
+        _check_balance(answer, _batch(draw, draw.sample([0, 5], 2)))
 
 
 # ---- 11.5 ----------------------------------------------------------------------------------------
@@ -927,24 +928,19 @@ def _(answer, draw):
     needs_earlier=True,
 )
 def _(answer, draw):
-    try:
+    with _blaming("first-dimension", known=True):
         _check_averages(answer, _grid(draw, draw.choice([(1, 2), (2, 1), (1, 3)]), NAMES[::-1]))
-    except Wrong as wrong:
-        raise Wrong("first-dimension", expected=wrong.expected, got=wrong.got) from None
 
 
 @averaging.requires(
     "an expert that nobody chose has no gradient",
-    failures={name: "skips-missing" for name in ("timeout", "mismatch", "AttributeError")}
-    | {"NoneType": "skips-missing"},
+    failures={name: "skips-missing" for name in ("timeout", "mismatch", "exception")},
 )
 def _(answer, draw):
     _check_averages(answer, _grid(draw, (2, draw.choice([1, 2])), missing=True))
 
 
-@averaging.requires(
-    "a frozen parameter", failures={"NoneType": "frozen", "AttributeError": "frozen"}
-)
+@averaging.requires("a frozen parameter", failures={"exception": "frozen"})
 def _(answer, draw):
     frozen = (draw.choice(["norm.weight", "norm.bias", "experts_router.weight"]),)
     _check_averages(answer, _grid(draw, (1, 2), frozen=frozen))

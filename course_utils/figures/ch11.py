@@ -14,7 +14,7 @@ SERVED, DROPPED = plots.COLORS["activations"], plots.COLORS["wrong"]
 LINKS = {  # where a piece goes, from near to far
     "stays in its rank": plots.COLORS["waiting"],
     "inside the machine": plots.COLORS["communication"],
-    "between machines": plots.COLORS["wrong"],
+    "between machines": plots.COLORS["other"],
 }
 MACHINE = 8  # ranks in one machine
 
@@ -33,8 +33,8 @@ def factory() -> Figure:
         _queue(ax, 4.5, y + 0.16, waiting, places=4)
         name = f"specialist {expert}"
         plots.building(ax, 7.6, y, 2.1, 0.85, name, color=plots.RANK_COLORS[expert])
-    ax.text(4.5, 4.45, "behind the last place: left out", fontsize=9, color=DROPPED)
-    ax.text(7.1, 4.45, "door", fontsize=9, ha="center")
+    ax.text(4.75, 3.1, "left out", fontsize=9, color=DROPPED, ha="center", va="bottom")
+    ax.text(6.05, 4.3, "four places", fontsize=9, ha="center", va="bottom")
     return figure
 
 
@@ -64,10 +64,10 @@ def _queue_bars(ax: Axes, load: Sequence[int], capacity: float) -> None:
     ax.bar(numbers, served, color=SERVED, edgecolor="white")
     ax.bar(numbers, dropped, bottom=served, color=DROPPED, edgecolor="white", hatch="///")
     ax.axhline(capacity, color=plots.COLORS["ink"], linewidth=1.4, linestyle="--")
-    for expert, pieces in enumerate(load):
-        ax.text(expert, pieces + 0.02 * max(load), str(pieces), ha="center", fontsize=9)
+    for expert, pieces in enumerate(load if len(load) <= 16 else []):  # else there is no room
+        ax.text(expert, 0.02 * max(load), str(pieces), ha="center", va="bottom", fontsize=9)
     ax.set(xlabel="expert", ylabel="pieces", ylim=(0, 1.35 * max([*load, capacity])))
-    ax.set_xticks(list(numbers))
+    ax.set_xticks(list(numbers)[:: 1 + len(load) // 17])
     handles = [Patch(color=SERVED), Patch(fc=DROPPED, hatch="///", ec="white"), ax.lines[0]]
     ax.legend(handles, ["served", "dropped", "capacity"], loc="upper right", ncols=3)
 
@@ -110,7 +110,7 @@ def links(groups: Sequence[int]) -> Figure:
             if share > 0.05:
                 words = {"ha": "center", "va": "center", "fontsize": 10}
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-                ax.text(left + share / 2, row, f"{100 * share:.0f} %", bbox=box, **words)
+                ax.text(left + share / 2, row, f"{100 * share:.3g} %", bbox=box, **words)
             left += share
     ax.set_yticks(range(len(groups)), [f"{ranks} ranks" for ranks in groups])
     ax.set(xlabel="share of a rank's pieces", xlim=(0, 1), ylim=(len(groups) - 0.5, -0.5))

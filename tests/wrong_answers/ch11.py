@@ -196,8 +196,10 @@ def last_tokens_first(choices, capacity):
 
 @wrong("11.2", names="local-capacity")
 def drops_by_its_own_queue(choices, capacity):
-    own = _places(choices, capacity, lambda counts, rank: 0)
-    return _places(choices, capacity, _earlier, limit=10_000).where(own >= 0, -1)
+    marks = one_hot(choices.flatten(), len(capacity))
+    own = ((marks.cumsum(0) * marks).sum(1) - 1).view_as(choices)
+    places = _places(choices, capacity, _earlier, limit=10_000)
+    return places.where(own < capacity[choices], -1)
 
 
 @wrong("11.2", names="one-capacity")
@@ -236,19 +238,6 @@ def gathers_all_choices(choices, capacity):
     place = (marks.cumsum(0) * marks).sum(1) - 1
     first = sum(len(rank) for rank in everyone[: dist.get_rank()]) * choices.shape[1]
     place = place[first:][: choices.numel()].view_as(choices)
-    return place.where(place < capacity[choices], -1)
-
-
-@wrong("11.2", names="unequal")
-def gathers_the_choices_themselves(choices, capacity):
-    chosen = choices.flatten()
-    if len(chosen) <= len(capacity):
-        return _places(choices, capacity, _earlier)
-    everyone = [torch.empty_like(chosen) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, chosen)
-    marks = one_hot(torch.cat(everyone), len(capacity))
-    place = (marks.cumsum(0) * marks).sum(1) - 1
-    place = place[dist.get_rank() * len(chosen) :][: len(chosen)].view_as(choices)
     return place.where(place < capacity[choices], -1)
 
 
