@@ -324,6 +324,7 @@ def batch_of(step, rank=0, ranks=1):
     return [part.chunk(ranks)[rank].to(hardware.device()) for part in batch]
 
 
+# %%
 def full(tensor):
     """On the CPU; of a DTensor, all its parts together."""
     return getattr(tensor.detach(), "full_tensor", tensor.detach)().cpu()
@@ -1041,7 +1042,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import cross_entropy
 
 from course_utils import text
 from course_utils.models import FeedForward
@@ -1053,7 +1053,7 @@ if gpu:
     torch.cuda.set_device(device)
 sizes = tuple(map(int, sys.argv[1:3]))
 mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("data", "experts"))
-group, per_rank = mesh.get_group("experts"), EXPERTS // sizes[1]
+data, group, per_rank = mesh.get_group("data"), mesh.get_group("experts"), EXPERTS // sizes[1]
 
 
 class Experts(nn.Module):
@@ -1076,8 +1076,7 @@ class Experts(nn.Module):
         arrived = all_to_all_single_autograd(tokens[order // 2], here, there, group)
         number = torch.arange(EXPERTS, device=device) % per_rank
         by_expert = number.repeat_interleave(receive).argsort(stable=True)
-        lengths = receive.view(-1, per_rank).sum(0).tolist()
-        queues = arrived[by_expert].split(lengths)
+        queues = arrived[by_expert].split(receive.view(-1, per_rank).sum(0).tolist())
         results = torch.cat([expert(queue) for expert, queue in zip(self.experts, queues)])
         back = all_to_all_single_autograd(results[by_expert.argsort()], there, here, group)
         mixed = back[order.argsort()].view(-1, 2, WIDTH) * weights.softmax(-1)[..., None]
@@ -1085,21 +1084,21 @@ class Experts(nn.Module):
 
 
 torch.manual_seed(0)
-ends = nn.Embedding(72, WIDTH), nn.Linear(WIDTH, 72)
-model = nn.Sequential(ends[0], Experts(), Experts(), ends[1]).to(device)
+layers = nn.Embedding(72, WIDTH), Experts(), Experts(), nn.Linear(WIDTH, 72)
+model = nn.Sequential(*layers).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(3):
     batch = text.windows(CONTEXT, ROWS, seed=step)
     tokens, targets = (part.chunk(mesh.size())[dist.get_rank()].to(device) for part in batch)
     optimizer.zero_grad()
-    loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+    loss = nn.functional.cross_entropy(
+        model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"
+    )
     (loss / (ROWS * CONTEXT)).backward()
     for name, parameter in model.named_parameters():
-        copies = mesh.get_group("data") if ".experts." in name else None
-        dist.all_reduce(parameter.grad, group=copies)
+        dist.all_reduce(parameter.grad, group=data if ".experts." in name else None)
     optimizer.step()
-    total = loss.detach()
-    dist.all_reduce(total)
+    dist.all_reduce(total := loss.detach())
     if dist.get_rank() == 0:
         print(f"step {step}: loss {total.item() / (ROWS * CONTEXT):.3f}")
 dist.destroy_process_group()
