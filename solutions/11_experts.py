@@ -1061,9 +1061,7 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
         experts = [FeedForward(WIDTH) for _ in range(EXPERTS)]  # the same on every rank
-        self.experts = nn.ModuleList(
-            experts[mesh.get_local_rank("experts") * per_rank :][:per_rank]
-        )
+        self.experts = nn.ModuleList(experts[dist.get_rank(group) * per_rank :][:per_rank])
 
     def forward(self, x):
         tokens = x.flatten(0, -2)
