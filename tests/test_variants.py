@@ -54,6 +54,7 @@ NO_WORLD_SIZE = {
     "4.4": "the network to repair has two parts",
     "5.5": "micro-batches of one process",
     "9.3": "the state of one process",
+    "11.1": "a token is routed by itself",
 }
 
 
