@@ -258,4 +258,10 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ): "They differ where one side of a restart has a GPU and the other none. That such a state "
         "can be loaded is more than the docstring promises.",
     },
+    "11.1": {
+        (
+            "largest = logits.topk(k, dim=1)",
+            "largest = logits.topk(k)",
+        ): "The last dimension, which is the default, is the second of two.",
+    },
 }
