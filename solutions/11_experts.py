@@ -1084,7 +1084,7 @@ class Experts(nn.Module):
 torch.manual_seed(0)
 layers = nn.Embedding(72, WIDTH), Experts(), Experts(), nn.Linear(WIDTH, 72)
 model = nn.Sequential(*layers).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 for step in range(3):
     batch = text.windows(CONTEXT, ROWS, seed=step)
     tokens, targets = (part.chunk(mesh.size())[dist.get_rank()].to(device) for part in batch)

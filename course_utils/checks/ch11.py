@@ -79,6 +79,8 @@ routing = Exercise(
     "11.1",
     "route",
     points=1,
+    minutes=8,
+    kind="first",
     parameters=("logits", "k"),
     hints=[
         "Which method of a tensor returns its largest values together with their places?",
@@ -179,6 +181,8 @@ queueing = Exercise(
     "11.2",
     "places",
     points=3,
+    minutes=25,
+    kind="core",
     parameters=("choices", "capacity"),
     hints=[
         (
@@ -345,6 +349,8 @@ sending = Exercise(
     "11.3",
     "Dispatcher",
     points=4,
+    minutes=35,
+    kind="stretch",
     parameters=("counts",),
     hints=[
         (
@@ -530,6 +536,8 @@ balancing = Exercise(
     "11.4",
     "balance_loss",
     points=2,
+    minutes=15,
+    kind="core",
     parameters=("logits", "choices"),
     hints=[
         (
@@ -697,6 +705,8 @@ averaging = Exercise(
     "11.5",
     "average_expert_gradients",
     points=3,
+    minutes=20,
+    kind="core",
     parameters=("model", "mesh"),
     hints=[
         (
