@@ -502,7 +502,7 @@ NOT_WORDS = {
         "the safe must outlive the node",
     },
     "11": {
-        *("specialists", "dispatcher", "queue", "not an expert"),
+        *("specialists", "dispatcher", "queue", "not an expert", "the host waits"),
         "add up over the copies, divide by all ranks",
     },
 }
