@@ -30,6 +30,7 @@ plt.show()
 # | context parallel | all; of the activations those of its own tokens | keys and values, in every layer | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
 # | pipeline | some layers | activations and their gradients, at each cut | work without a bubble, or on one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
 # | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
+# | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | sizes of Mixtral 8x7B: 34.4 GB of tokens a step, 11.3 GB of experts' gradients | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
 # Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
@@ -69,6 +70,7 @@ plt.show()
 # | ring attention, S of keys on a rank: forward | `2 * S * (n - 1)` | 10: 3, *Ring attention, forward* | [Liu et al. 2023](https://arxiv.org/abs/2310.01889), counted there |
 # | ring attention: backward | `4 * S * (n - 1)` | 10: 4, *Backward* | counted there |
 # | attention by heads (Ulysses): each direction | `4 * S * (n - 1) / n` | 10: 3, *Ring attention, forward* | [Jacobs et al. 2023](https://arxiv.org/abs/2309.14509), section 3 |
+# | experts: a layer in a step, all n ranks together, k experts a token | `4 * k * T * W * b` | 11: 4, *Dispatch and combine* | counted there |
 #
 # ### Bytes and numbers that a rank holds
 #
@@ -82,6 +84,8 @@ plt.show()
 # | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04: 4, *The planned model* | counted there |
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
+# | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 3, *Two of many* | counted there |
+# | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04: 4, *The planned model* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
@@ -258,12 +262,15 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | bubble | the time in which ranks of a pipeline wait, as a share of the time in which they work | [05](05_pipeline.ipynb) |
 # | bucket | several gradients in one message | [03](03_ddp.ipynb) |
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
+# | capacity | how many pieces an expert takes in a step; who comes later is dropped | [11](11_experts.ipynb) |
+# | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |
 # | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
 # | chunk | a worker's share of the batch in `nn.DataParallel` | [02](02_data_parallel.ipynb) |
 # | chunks | the pieces of the model that one rank holds in an interleaved pipeline | [05](05_pipeline.ipynb) |
 # | collective | one operation that all ranks of a group call together | [00](00_start_here.ipynb) |
 # | column cut | each rank has some columns of the matrix, needs the whole input and gets some columns of the output | [06](06_tensor_parallel.ipynb) |
+# | combine | the way of experts' results back to the ranks of their tokens | [11](11_experts.ipynb) |
 # | communication hook | a function that DDP calls for each full bucket in place of its own all-reduce | [03](03_ddp.ipynb) |
 # | conjugate pair | two functions of which each is the other's backward: one sums in forward, one in backward | [06](06_tensor_parallel.ipynb) |
 # | context parallelism | each rank has some tokens of every sequence, in every layer; only attention has to communicate | [10](10_long_context.ipynb) |
@@ -275,12 +282,16 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | default process group | the group of all ranks | [03](03_ddp.ipynb) |
 # | device mesh | all ranks in a grid, with a name for each dimension | [07](07_hybrid.ipynb) |
 # | discrete-event simulation | a model that jumps from one event to the next | [01](01_factory.ipynb) |
+# | dispatch | the way of tokens to the ranks of their experts, by all-to-all | [11](11_experts.ipynb) |
 # | distributed data parallel | data parallelism with one process for each GPU and no head office; DDP | [03](03_ddp.ipynb) |
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
+# | dropped | of a token: without a place in the queue of its expert, it passes the layer unchanged | [11](11_experts.ipynb) |
 # | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |
 # | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
 # | embedding | the table with a row for each word | [06](06_tensor_parallel.ipynb) |
 # | epoch | one pass through all the data | [02](02_data_parallel.ipynb) |
+# | expert | one of several MLPs beside each other, of which a token goes through a few only | [11](11_experts.ipynb) |
+# | expert parallelism | a mixture of experts with its experts on different ranks | [11](11_experts.ipynb) |
 # | exposed | of communication: what is not hidden behind computing | [03](03_ddp.ipynb) |
 # | flat | with all parameters of a unit laid end to end in one vector | [08](08_fsdp.ipynb) |
 # | frozen | of a parameter: not trained | [03](03_ddp.ipynb) |
@@ -311,8 +322,10 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | last call | the time that a rendezvous waits for more nodes once there are enough | [09](09_elastic.ipynb) |
 # | latency | the time from an order to its delivery | [01](01_factory.ipynb) |
 # | linear scaling rule | k times the batch, k times the learning rate | [03](03_ddp_further.ipynb) |
+# | load | the number of pieces that chose an expert | [11](11_experts.ipynb) |
 # | logits | the scores before a softmax | [02](02_data_parallel.ipynb) |
 # | logsumexp | the logarithm of a sum of exponentials: with it, partial results of a softmax can be merged | [10](10_long_context.ipynb) |
+# | margin | how far a decision is from another one; small, it flips with the last digits | [11](11_experts.ipynb) |
 # | master copy | the parameters in 32 bits, beside those in 16 | [08](08_fsdp.ipynb) |
 # | maximum | the most nodes that a run takes | [09](09_elastic.ipynb) |
 # | mean time between failures | how long it takes on average until something fails; MTBF | [09](09_elastic.ipynb) |
@@ -322,6 +335,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | micro-batch | a part of the batch that goes through a pipeline by itself | [01](01_factory.ipynb) |
 # | minimum | the fewest nodes that a run starts or goes on with | [09](09_elastic.ipynb) |
 # | mixed precision | computing in 16 bits, with a master copy in 32 | [08](08_fsdp.ipynb) |
+# | mixture of experts | a layer with many MLPs, of which each token goes through k; MoE | [11](11_experts.ipynb) |
 # | MLP | two matrices with a nonlinear function between them | [06](06_tensor_parallel.ipynb) |
 # | model parallelism | one model, cut over several devices | [01](01_factory.ipynb) |
 # | model states | parameters, gradients and optimizer state | [08](08_fsdp.ipynb) |
@@ -355,6 +369,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | ring | every rank sends to the next only | [00](00_start_here.ipynb) |
 # | ring attention | attention in which queries stay and keys and values go round all ranks, one hop at a time | [10](10_long_context.ipynb) |
 # | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
+# | router | the linear layer that scores all experts for each token | [11](11_experts.ipynb) |
 # | row cut | each rank has some rows of the matrix, needs some columns of the input and gets a partial sum | [06](06_tensor_parallel.ipynb) |
 # | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
@@ -367,6 +382,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | silently untied | of two uses of one matrix: they became two matrices, and nothing says so | [04](04_manual_split.ipynb) |
 # | slot | the unit of time on a pipeline's picture | [05](05_pipeline.ipynb) |
 # | split point | the name of a layer before which PyTorch cuts a model | [05](05_pipeline.ipynb) |
+# | splits | how many rows go to each rank, and come from each, in an uneven all-to-all | [11](11_experts.ipynb) |
 # | stage | the layers of one device in a cut model | [04](04_manual_split.ipynb) |
 # | star | every rank sends to rank 0, which sends back | [00](00_start_here.ipynb) |
 # | strides | every n-th row, not one block of rows | [03](03_ddp.ipynb) |
@@ -379,6 +395,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | throughput | what is delivered in a unit of time | [01](01_factory.ipynb) |
 # | tied | of a parameter: used in two places | [03](03_ddp.ipynb) |
 # | tied embedding | one matrix as embedding and as head | [04](04_manual_split.ipynb) |
+# | top-k | the choice of the k experts with the largest logits | [11](11_experts.ipynb) |
 # | torchrun | PyTorch's launcher: it starts a script as many ranks | [03](03_ddp.ipynb) |
 # | training step | forward, backward, update | [01](01_factory.ipynb) |
 # | Ulysses | context parallelism by all-to-all: for attention, each rank has all tokens of some heads | [10](10_long_context.ipynb) |

@@ -194,6 +194,13 @@ def _(v):
     return hybrid(v, "data", v.L)
 
 
+@row("experts: a layer in a step, all n ranks together, k experts a token")
+def _(v):
+    v.n, v.k, v.W = 4, 2, load_code(11, "WIDTH")
+    v.T = load_code(11, "chosen").numel() // v.k
+    return sum(map(sum, launch(load_code(11, "exchanges_of_layer"), v.n)))
+
+
 @row("model states with Adam: whole, in bytes")
 def _(v):
     return load_answer("8.1")(v.P, v.n, 0)
@@ -246,6 +253,19 @@ def _(v):
     v.W = width
     head = (2 + load_code(7, "VOCABULARY")) * width
     return (three - head - two) / (layers - layers // 2)
+
+
+@row("parameters of E experts and their router")
+def _(v):
+    v.E = random.Random(v.S).randint(2, 9)
+    return count(load_code(11, "MoE")(v.W, v.E, 2, 1.0))
+
+
+@row("places in the queue of an expert, factor f, k of E for a token")
+def _(v):
+    v.E, v.k, v.T = 7, random.Random(v.S).randint(1, 3), random.Random(v.S).randint(20, 60)
+    v.f = 1.25
+    return load_code(11, "fits")(torch.zeros(v.T, v.k, dtype=torch.int64), v.E, v.f).sum().item()
 
 
 @row("activations of a block of the course, in bytes")
@@ -508,6 +528,10 @@ NOT_WORDS = {
         *("position kept", "from zero", "own count kept", "with nccl"),
         *("somebody has to start agents", "the folder `cluster/` of the course"),
         "the safe must outlive the node",
+    },
+    "11": {
+        *("specialists", "dispatcher", "queue", "not an expert", "the host waits"),
+        "add up over the copies, divide by all ranks",
     },
 }
 

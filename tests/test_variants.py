@@ -56,6 +56,7 @@ NO_WORLD_SIZE = {
     "5.5": "micro-batches of one process",
     "9.3": "the state of one process",
     "10.1": "two partial results of one process",
+    "11.1": "a token is routed by itself",
 }
 
 

@@ -264,4 +264,10 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "lse = torch.logaddexp(lse_b, lse_a)",
         ): "The logarithm of a sum does not depend on the order of its two terms.",
     },
+    "11.1": {
+        (
+            "largest = logits.topk(k, dim=1)",
+            "largest = logits.topk(k)",
+        ): "The last dimension, which is the default, is the second of two.",
+    },
 }

@@ -1,5 +1,6 @@
 """What the techniques train: models from friendly to awkward, on MNIST and on the course's story."""
 
+import math
 from functools import partial
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss, scaled_dot_product_attention
 
 from course_utils import mnist, text
-from course_utils.checks import load_answer
+from course_utils.checks import load_answer, load_code
 from course_utils.models import LanguageModel, MnistConvNet, MnistNet
-from tests.techniques import Job
+from tests.techniques import Job, mean_loss
 
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
 EVEN, UNEVEN = (24, 24, 24), (24, 11, 13, 2)
@@ -19,6 +20,10 @@ LONG_CONTEXT, LONG = 16, (4,) * 5  # two chunks for each of 4 ranks; five steps 
 SAMPLES, GLOBAL_BATCH, EPOCHS, STEPS_PER_EPOCH = 66, 24, 2, 3
 
 ElasticSampler = load_answer("9.2")
+MixtureModel = load_code(11, "MixtureModel")
+BALANCE = (
+    4.0  # the weight of the balance loss: with the usual 0.01, no comparison would see its mistakes
+)
 
 
 class Awkward(nn.Module):
@@ -95,6 +100,10 @@ def make_jobs() -> dict[str, Job]:
         "uneven language": Job(small_language_model, _batches(windows, UNEVEN[:-1])),
         "long language": Job(_long_language_model, _batches(long, LONG), momentum=0.9),
         "attention": Job(Pages, _batches(pages, (1,) * 5), mse_loss, momentum=0.9),
+        "experts": _experts(math.inf, _batches(windows, EVEN)),
+        "experts, capacity 1.25": _experts(1.25, _batches(windows, EVEN)),
+        "experts, capacity 0.75": _experts(0.75, _batches(windows, EVEN)),
+        "uneven experts": _experts(1.25, _batches(windows, UNEVEN)),
         "sampled": Job(MnistNet, _sampled()),
         "one part": Job(partial(_parts, 1), _batches(numbers, EVEN), mse_loss),
         "two parts": Job(partial(_parts, 2), _batches(numbers, EVEN), mse_loss),
@@ -118,6 +127,14 @@ def _tied_language_model() -> LanguageModel:
 def _long_language_model() -> LanguageModel:
     vocabulary = len(text.vocabulary())
     return LanguageModel(vocabulary, width=16, heads=4, layers=2, context=LONG_CONTEXT)
+
+
+def _experts(capacity_factor: float, batches: list[tuple[Tensor, Tensor]]) -> Job:
+    return Job(partial(MixtureModel, capacity_factor), batches, _loss_and_balance)
+
+
+def _loss_and_balance(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    return mean_loss(outputs[0], targets) + BALANCE * outputs[1]
 
 
 def _parts(count: int) -> nn.Sequential:

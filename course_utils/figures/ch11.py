@@ -1,0 +1,138 @@
+"""The figures of chapter 11: the dispatcher, the queues of the experts, the links of all-to-all."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from course_utils import plots
+
+SERVED, DROPPED = plots.COLORS["activations"], plots.COLORS["wrong"]
+LINKS = {  # where a piece goes, from near to far
+    "stays in its rank": plots.COLORS["waiting"],
+    "inside the machine": plots.COLORS["communication"],
+    "between machines": plots.COLORS["other"],
+}
+MACHINE = 8  # ranks in one machine
+
+
+def factory() -> Figure:
+    """A dispatcher sends pieces to four specialists; one queue has reached its end."""
+    figure, ax = plots.canvas(height=3.7)
+    plots.pile(ax, 0.25, 1.6, [SERVED] * 9, label="pieces")
+    ax.add_patch(Rectangle((1.75, 1.65), 1.35, 0.7, facecolor="white", edgecolor="#222222"))
+    ax.text(2.42, 2.0, "dispatcher", ha="center", va="center", fontsize=10)
+    plots.arrow(ax, (1.1, 2.0), (1.7, 2.0))
+    for expert, waiting in enumerate((2, 6, 1, 3)):
+        y = 3.45 - 1.05 * expert
+        color = plots.COLORS["communication"]
+        plots.arrow(ax, (3.2, 2.0), (4.3, y + 0.3), color=color)
+        _queue(ax, 4.5, y + 0.16, waiting, places=4)
+        name = f"specialist {expert}"
+        plots.building(ax, 7.6, y, 2.1, 0.85, name, color=plots.RANK_COLORS[expert])
+    ax.text(4.75, 3.1, "left out", fontsize=9, color=DROPPED, ha="center", va="bottom")
+    ax.text(6.05, 4.3, "four places", fontsize=9, ha="center", va="bottom")
+    return figure
+
+
+def _queue(ax: Axes, x: float, y: float, waiting: int, places: int) -> None:
+    """A queue whose head is at the right, at a door; `waiting` pieces, some behind its last place."""
+    for place in range(max(waiting, places)):
+        left = x + 0.42 * (5 - place)
+        if place < places:
+            ax.add_patch(Rectangle((left - 0.06, y - 0.06), 0.42, 0.42, fill=False, ec="#8C8C8C"))
+        if place < waiting:
+            color = SERVED if place < places else DROPPED
+            ax.add_patch(Rectangle((left, y), 0.3, 0.3, facecolor=color, edgecolor="#222222"))
+
+
+def queues(load: Sequence[int], capacity: float, title: str) -> Figure:
+    """A bar for the pieces of each expert, and the line where its queue ends."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
+    _queue_bars(ax, load, capacity)
+    ax.set_title(title)
+    return figure
+
+
+def _queue_bars(ax: Axes, load: Sequence[int], capacity: float) -> None:
+    served = [min(pieces, capacity) for pieces in load]
+    dropped = [pieces - kept for pieces, kept in zip(load, served, strict=True)]
+    numbers = range(len(load))
+    ax.bar(numbers, served, color=SERVED, edgecolor="white")
+    ax.bar(numbers, dropped, bottom=served, color=DROPPED, edgecolor="white", hatch="///")
+    ax.axhline(capacity, color=plots.COLORS["ink"], linewidth=1.4, linestyle="--")
+    for expert, pieces in enumerate(load if len(load) <= 16 else []):  # else there is no room
+        ax.text(expert, 0.02 * max(load), str(pieces), ha="center", va="bottom", fontsize=9)
+    ax.set(xlabel="expert", ylabel="pieces", ylim=(0, 1.35 * max([*load, capacity])))
+    ax.set_xticks(list(numbers)[:: 1 + len(load) // 17])
+    handles = [Patch(color=SERVED), Patch(fc=DROPPED, hatch="///", ec="white"), ax.lines[0]]
+    ax.legend(handles, ["served", "dropped", "capacity"], loc="upper right", ncols=3)
+
+
+def load_and_capacity(experts: int, preference: float, capacity_factor: float) -> Figure:
+    """For the explorer: 1,024 tokens choose two of `experts`; with `preference` the router's taste for
+    the first experts grows."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1024, experts, generator=generator)
+    logits -= preference * torch.linspace(0, 3, experts)
+    load = logits.topk(2).indices.flatten().bincount(minlength=experts).tolist()
+    capacity = int(-(-capacity_factor * sum(load) // experts))
+    dropped = sum(max(0, pieces - capacity) for pieces in load)
+    empty = sum(max(0, capacity - pieces) for pieces in load)
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
+    _queue_bars(ax, load, capacity)
+    ax.set_title(
+        f"{100 * dropped / sum(load):.0f} % of the pieces are dropped, "
+        f"{100 * empty / (capacity * experts):.0f} % of the places stay empty"
+    )
+    return figure
+
+
+def shares_by_link(ranks: int) -> dict[str, float]:
+    """Where the pieces of a rank go if all experts are chosen alike, in machines of eight."""
+    near = min(ranks, MACHINE)
+    shares = (1 / ranks, (near - 1) / ranks, (ranks - near) / ranks)
+    return dict(zip(LINKS, shares, strict=True))
+
+
+def links(groups: Sequence[int]) -> Figure:
+    """A bar for each size of the experts' group: the links that the pieces of a rank take."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.9))
+    for row, ranks in enumerate(groups):
+        left = 0.0
+        for name, share in shares_by_link(ranks).items():
+            look = {"facecolor": LINKS[name], "edgecolor": "white"}
+            look |= {"hatch": "///"} if name == "between machines" else {}
+            ax.barh(row, share, left=left, height=0.6, **look)
+            if share > 0.05:
+                words = {"ha": "center", "va": "center", "fontsize": 10}
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+                ax.text(left + share / 2, row, f"{100 * share:.3g} %", bbox=box, **words)
+            left += share
+    ax.set_yticks(range(len(groups)), [f"{ranks} ranks" for ranks in groups])
+    ax.set(xlabel="share of a rank's pieces", xlim=(0, 1), ylim=(len(groups) - 0.5, -0.5))
+    patches = [
+        Patch(fc=color, ec="white", hatch="///" if name == "between machines" else "")
+        for name, color in LINKS.items()
+    ]
+    figure.legend(patches, LINKS, loc="outside lower center", ncols=3)
+    ax.set_title("Beyond one machine, almost every piece takes the slow links")
+    return figure
+
+
+def ways(doubled: Mapping[str, float]) -> Figure:
+    """{optimizer: the way with doubled gradients}, as a multiple of the right way."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.6))
+    for row, (optimizer, way) in enumerate(doubled.items()):
+        for shift, length, words in ((-0.2, 1.0, "right"), (0.2, way, "doubled gradients")):
+            color = plots.COLORS["update"] if words == "right" else DROPPED
+            ax.barh(row + shift, length, height=0.36, color=color)
+            ax.text(length + 0.03, row + shift, f"{words}: {length:g}", va="center", fontsize=9)
+    ax.set_yticks(range(len(doubled)), doubled)
+    ax.set(xlim=(0, 2.6), ylim=(len(doubled) - 0.4, -0.6))
+    ax.set_xlabel("way of the experts in one step, as a multiple of the right one")
+    ax.set_title("AdamW does not feel a factor")
+    return figure
