@@ -47,6 +47,7 @@ merging = Exercise(
     "10.1",
     "merge",
     points=2,
+    minutes=20,
     parameters=("out_a", "lse_a", "out_b", "lse_b"),
     hints=[
         (
@@ -213,6 +214,7 @@ layout = Exercise(
     "10.2",
     "zigzag_indices",
     points=1,
+    minutes=10,
     parameters=("length", "ranks", "rank"),
     hints=[
         (
@@ -482,6 +484,7 @@ ring = Exercise(
     "10.3",
     "ring_attention",
     points=3,
+    minutes=40,
     parameters=("q", "k", "v"),
     hints=[
         (
@@ -606,6 +609,7 @@ with_backward = Exercise(
     "10.4",
     "RingAttention",
     points=4,
+    minutes=60,
     hints=[
         (
             "Forward is 10.3, and keeps q, k, v, the output and the logsumexp with `ctx.save_for_backward`. In backward "
@@ -818,6 +822,7 @@ swapping = Exercise(
     "10.5",
     "heads_for_sequence",
     points=2,
+    minutes=30,
     parameters=("x",),
     hints=[
         (
