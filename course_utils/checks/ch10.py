@@ -48,6 +48,7 @@ merging = Exercise(
     "merge",
     points=2,
     minutes=20,
+    kind="first",
     parameters=("out_a", "lse_a", "out_b", "lse_b"),
     hints=[
         (
@@ -215,6 +216,7 @@ layout = Exercise(
     "zigzag_indices",
     points=1,
     minutes=10,
+    kind="first",
     parameters=("length", "ranks", "rank"),
     hints=[
         (
@@ -610,6 +612,7 @@ with_backward = Exercise(
     "RingAttention",
     points=4,
     minutes=60,
+    kind="stretch",
     hints=[
         (
             "Forward is 10.3, and keeps q, k, v, the output and the logsumexp with `ctx.save_for_backward`. In backward "
