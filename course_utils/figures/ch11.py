@@ -22,7 +22,7 @@ MACHINE = 8  # ranks in one machine
 def factory() -> Figure:
     """A dispatcher sends pieces to four specialists; one queue has reached its end."""
     figure, ax = plots.canvas(height=3.7)
-    plots.pile(ax, 0.25, 1.6, [SERVED] * 9, label="pieces")
+    plots.pile(ax, 0.25, 1.4, [SERVED] * 12, label="12 pieces")
     ax.add_patch(Rectangle((1.75, 1.65), 1.35, 0.7, facecolor="white", edgecolor="#222222"))
     ax.text(2.42, 2.0, "dispatcher", ha="center", va="center", fontsize=10)
     plots.arrow(ax, (1.1, 2.0), (1.7, 2.0))
