@@ -744,8 +744,9 @@ except RankFailure as failure:
 
 # %% [markdown]
 # That is the lucky case: PyTorch compares the sum of the splits with the rows that are there. If the sums
-# happen to be equal, each rank waits for other rows than come. Gloo ends such a process; NCCL promises
-# nothing. The repair is one line, `receive, send`, and a habit: keep both lists in one object.
+# happen to be equal, each rank waits for other rows than come. Gloo ends such a process, NCCL promises
+# nothing, and `launch` shows both lists of both ranks. The repair is one line, `receive, send`, and a habit:
+# keep both lists in one object.
 #
 # ### A rank that has nothing to do
 #

@@ -644,6 +644,19 @@ def very_different_shapes(rank):
 
 
 @fault(
+    2,
+    "mismatch",
+    1,
+    "rank 0: all_to_all_single sends [3, 1] rows to ranks [0, 1], and expects [3, 1]",
+    "rank 1: all_to_all_single sends [2, 2] rows to ranks [0, 1], and expects [2, 2]",
+    "has to expect from each other one as many rows as that one",
+)
+def splits_that_contradict_each_other(rank):
+    splits = [3 - rank, 1 + rank]
+    dist.all_to_all_single(torch.ones(4), torch.ones(4), splits, splits)  # <- here
+
+
+@fault(
     3,
     "mismatch",
     1,

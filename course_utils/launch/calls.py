@@ -82,6 +82,7 @@ class Call:
     operation:  of a reduction: "SUM"
     tensors:    ("float32", (2, 3)) each, where they have to look the same on all ranks
     asked:      the ranks with which new_group was called
+    splits:     the rows that all_to_all_single sends to each member, and those that it expects
     where:      the learner's line
     handling:   the exception that this rank was handling when it made the call
     limited:    it fails by itself before the launch's time is up, so that the rank goes on
@@ -100,6 +101,7 @@ class Call:
     operation: str | None = None
     tensors: tuple[tuple[str, tuple[int, ...]], ...] | None = None
     asked: tuple[int, ...] | None = None
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     where: Frame | None = None
     handling: "Handled | None" = None
     limited: bool = False
@@ -107,11 +109,14 @@ class Call:
     def __str__(self) -> str:
         return self.in_words()
 
-    def in_words(self, with_operation: bool = False) -> str:
-        """Returns "all_reduce of float32 [3]", or "all_reduce with SUM of float32 [3]"."""
+    def in_words(self, in_detail: bool = False) -> str:
+        """Returns "all_reduce of float32 [3]"; in detail "all_reduce with SUM of float32 [3]"."""
         words = [self.kind]
-        if with_operation and self.operation:
+        if in_detail and self.operation:
             words.append(f"with {self.operation}")
+        if in_detail and self.splits:
+            sent, expected = map(list, self.splits)
+            words.append(f"sends {sent} rows to ranks {list(self.members)}, and expects {expected}")
         if self.tensors:
             shown = [f"{dtype} {list(shape)}" for dtype, shape in self.tensors[:3]]
             more = ["..."] if len(self.tensors) > 3 else []
@@ -206,6 +211,7 @@ class Recorder:
             "tag": given.get("tag"),
             "operation": _operation(given.get("reduce_op")),
             "tensors": None if tensors is None else _looks(given[tensors]),
+            "splits": _splits(given, len(members)) if kind == "all_to_all_single" else None,
             "limited": _seconds(group, given) < self._limit,
         }
         meeting = (kind, note["peer"], note["tag"]) if kind in POINT_TO_POINT else ()
@@ -306,6 +312,18 @@ def _looks(tensors):
     return [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in flat[:8]]
 
 
+def _splits(given, ranks):
+    """The rows that go to each rank, and those that are expected from each; None where PyTorch
+    refuses them by itself, since they do not add up."""
+    sides = []
+    for side in "input", "output":
+        rows, sizes = len(given[side]), list(given[f"{side}_split_sizes"])
+        sides.append(sizes or [rows // ranks] * ranks)
+        if sum(sides[-1]) != rows:
+            return None
+    return sides
+
+
 def place() -> list | None:
     """The learner's line that makes a call just now: file, line, function."""
     frame = sys._getframe(1)
@@ -365,6 +383,8 @@ def _call(note, numbers):
         note["asked"] = ranks(note["asked"])
     if tensors is not None:
         note["tensors"] = tuple((dtype, tuple(shape)) for dtype, shape in tensors)
+    if note.get("splits"):
+        note["splits"] = tuple(map(tuple, note["splits"]))
     if handling:
         kind, text, place = handling
         note["handling"] = Handled(kind, text, Frame(*place) if place else None)

@@ -24,7 +24,7 @@ def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, 
             if not (anything and call.kind == "recv"):
                 meetings[_meeting_point(rank, call)][rank] = call
     for calls in meetings.values():
-        if not _match(list(calls.values())):
+        if not _match(calls):
             return dict(sorted(calls.items()))
     return None
 
@@ -92,7 +92,18 @@ def _meeting_point(rank, call):
 
 
 def _match(calls):
-    return len({_signature(call) for call in calls}) == 1
+    return len(set(map(_signature, calls.values()))) == 1 and all(
+        _fit(rank, call, other, its)
+        for rank, call in calls.items()
+        for other, its in calls.items()
+        if call.splits and its.splits
+    )
+
+
+def _fit(rank, call, other, its):
+    """Whether `rank` sends as many rows to `other` as that one expects from it."""
+    sent, expected = call.splits[0], its.splits[1]
+    return sent[call.members.index(other)] == expected[call.members.index(rank)]
 
 
 def _signature(call):

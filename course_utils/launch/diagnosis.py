@@ -19,8 +19,13 @@ _SAME_OPERATION = (
     "the same reduce operation."
 )
 _ALL_GROUPS = "Every rank has to make every group, also those that it is not in, in the same order."
+_SAME_SPLITS = (
+    "In all_to_all_single a rank has to expect from each other one as many rows as that one\n"
+    "sends to it."
+)
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
 _SAME_TAG = "A message has to be sent and received with the same tag."
+_UNEVEN = "all_to_all_single"
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
 _ORPHANED = (
     "the process from which all ranks are started was killed, and the ranks ended with it.\n"
@@ -61,9 +66,9 @@ def _mismatch(meeting: dict[int, Call], states):
     alike = defaultdict(list)
     kinds = {call.kind for call in meeting.values()}
     operations = {call.operation for call in meeting.values()}
-    shown = len(kinds) == 1 < len(operations)
+    in_detail = len(kinds) == 1 and (len(operations) > 1 or kinds == {_UNEVEN})
     for rank, call in meeting.items():
-        alike[call.in_words(with_operation=shown), call.where].append(rank)
+        alike[call.in_words(in_detail), call.where].append(rank)
     lines = ["the ranks' calls do not match."]
     for (words, where), numbers in alike.items():
         lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
@@ -99,6 +104,8 @@ def _rule(meeting):
         return _SAME_SIZE
     if kinds == {calls.NEW_GROUP}:
         return _ALL_GROUPS
+    if kinds == {_UNEVEN}:
+        return _SAME_SPLITS
     return _SAME_OPERATION if len({str(call) for call in meeting}) == 1 else _SAME_CALLS
 
 
