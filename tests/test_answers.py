@@ -5,7 +5,7 @@ import linecache
 
 import pytest
 
-from course_utils.checks import catalogue, load_answer, load_code
+from course_utils.checks import answers, load_answer, load_code
 from course_utils.launch import launch
 
 SOURCE = '''\
@@ -178,9 +178,8 @@ def test_code_of_a_chapter_comes_by_its_name():
 
 def test_a_script_that_a_cell_writes_is_not_the_chapters_code(monkeypatch, tmp_path):
     cells = "# %%\nSTEPS = 3\n\n# %%\n# %%writefile train.py\nSTEPS = 100\n"
-    (tmp_path / "solutions").mkdir()
-    (tmp_path / "solutions" / "09_chapter.py").write_text(cells)
-    monkeypatch.setattr(catalogue, "root", lambda: tmp_path)
+    (tmp_path / "09_chapter.py").write_text(cells)
+    monkeypatch.setattr(answers, "sources_of", lambda chapter: [tmp_path / "09_chapter.py"])
     assert load_code(9, "STEPS") == 3
 
 

@@ -415,7 +415,7 @@ def test_ranks_that_never_start_are_ended(monkeypatch):
         monkeypatch.setattr(module, "START", 0.5)
     with pytest.raises(RankFailure) as caught:
         launch(lambda rank, _: rank, 2, _SlowToUnpack(1000), timeout=1.0)
-    words = "rank 0 was starting when the time was up (0.5 seconds to start, timeout=1 seconds)"
+    words = "rank 0 was starting when the time was up (timeout=1 seconds, and 0.5 to start)"
     assert words in str(caught.value)
 
 

@@ -73,7 +73,7 @@ def write_source(folder: Path, solved: Copy) -> None:
     path = folder / "source" / solved.chapter / f"{solved.chapter}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     notebook = solved.fresh()
-    for cell, written in zip(solved.cells, notebook.cells, strict=True):
+    for cell, written in zip(solved.timed(), notebook.cells, strict=True):
         if not cell.is_answer:
             written.source = cell.for_learners()
     nbformat.write(notebook, path)

@@ -200,9 +200,9 @@ def _late(ranks, states, timeout):
     running = [number for number in living if not states[number].waits_in]
     first = (running or living)[0]
     own = states[first]
-    start = "" if ranks[first].joined else f"{START:g} seconds to start, "
+    start = "" if ranks[first].joined else f", and {START:g} to start"
     lines = [
-        f"rank {first} {own.words} when the time was up ({start}timeout={timeout:g} seconds).",
+        f"rank {first} {own.words} when the time was up (timeout={timeout:g} seconds{start}).",
         *_quotes(own.path),
         *_others(states, first),
     ]
