@@ -264,10 +264,36 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "lse = torch.logaddexp(lse_b, lse_a)",
         ): "The logarithm of a sum does not depend on the order of its two terms.",
     },
+    "10.3": {
+        (
+            "place = torch.arange(q.shape[2], device=q.device) # ascending, so the mask is a triangle",
+            "place = torch.arange(q.shape[2]) # ascending, so the mask is a triangle",
+        ): "They differ where the queries are on a GPU, and there the check's ranks refuse it.",
+        (
+            "out, lse = merged((out, lse), attend(q, k[:, :, :half], v[:, :, :half]))",
+            "out, lse = merged(attend(q, k[:, :, :half], v[:, :, :half]), (out, lse))",
+        ): "A merge does not depend on the order of its two results.",
+        (
+            "seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], k, v))",
+            "seen = merged(attend(q[:, :, half:], k, v), (out[:, :, half:], lse[:, :, half:]))",
+        ): "A merge does not depend on the order of its two results.",
+    },
     "11.1": {
         (
             "largest = logits.topk(k, dim=1)",
             "largest = logits.topk(k)",
         ): "The last dimension, which is the default, is the second of two.",
+    },
+    "11.3": {
+        (
+            "numbers = torch.arange(coming.numel(), device=counts.device) % per_rank.shape[1]",
+            "numbers = torch.arange(coming.numel()) % per_rank.shape[1]",
+        ): "They differ where the counts are on a GPU, and there the check's ranks refuse it.",
+    },
+    "11.4": {
+        (
+            "f = pieces_of.to(logits.dtype) / pieces_of.sum()",
+            "f = pieces_of / pieces_of.sum()",
+        ): "A quotient of integers is float32, as the check's logits are.",
     },
 }
