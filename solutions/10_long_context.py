@@ -307,10 +307,8 @@ class GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, own, group):
-        ctx.group, pieces = (
-            group,
-            [torch.empty_like(own) for _ in range(dist.get_world_size(group))],
-        )
+        ctx.group = group
+        pieces = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(pieces, own, group=group)
         return torch.cat(pieces, dim=2)
 
