@@ -5,6 +5,7 @@ allows; `soak_launch.py` runs them one by one.
 """
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -477,6 +478,20 @@ def test_a_mismatch_in_a_world_names_ranks_of_the_launch(tmp_path, monkeypatch):
     assert caught.value.rank == 3
     assert "rank 1: broadcast of float32 [3] from rank 1\n" in str(caught.value)
     assert "rank 3: broadcast of float32 [3] from rank 3\n" in str(caught.value)
+
+
+def test_splits_are_compared_only_where_all_ranks_are_known(tmp_path):
+    """Of a world of the ranks' own, a rank is known once it has made a call there."""
+    note = {"number": 0, "world": "w", "group": "g", "members": [0, 1], "index": 1}
+    note |= {"kind": "all_to_all_single", "splits": [[3, 1], [3, 1]], "where": None}
+    note |= {"handling": None}
+    paths = [str(tmp_path / name) for name in ("0", "1")]
+    for me, path in enumerate(paths):
+        calls.prepare(path)
+        with open(path, "r+") as file:
+            file.write(json.dumps(note | {"me": me}))
+    assert calls.read(paths)[0][0].splits == ((3, 1), (3, 1))
+    assert calls.read(paths[:1])[0][0].splits is None
 
 
 def _mesh(rank):

@@ -6,8 +6,9 @@ python tools/notebooks.py check [03 ...]   fail unless every notebook matches it
 
 solutions/NN_topic.py is the only authored file of a lesson. From it come notebooks/NN_topic.ipynb,
 the learner's copy, and solutions/NN_topic.ipynb, the solved one, both executed. So it is with
-NN_topic_further.py, what goes beyond the lesson, and with the quick reference, which is no chapter and has no number. Prose never executes: where the code cells are
-those of the stored notebook, to the letter and in their order, its outputs are kept.
+NN_topic_further.py, what goes beyond the lesson, and with the quick reference, which is no chapter
+and has no number. Prose never executes: where the code cells are those of the stored notebook, to
+the letter and in their order, its outputs are kept.
 """
 
 import argparse

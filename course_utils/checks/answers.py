@@ -3,7 +3,8 @@
 `load_answer("3.4")` finds the cell that checks exercise 3.4, collects the statements that its
 answer needs (imports, functions, constants of earlier cells, found by name), executes those and
 returns the function or class. `load_code(5, "Stage")` does the same for what a chapter defines
-under this name, in its lesson or beyond it. Tests, benchmarks and the grader use these, never a second copy.
+under this name, in its lesson or beyond it. Tests, benchmarks and the grader use these, never a
+second copy.
 
 A call for its effect, such as `torch.manual_seed(0)`, is not executed: a constant that is made
 from random numbers brings its own generator.

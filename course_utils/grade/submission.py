@@ -1,4 +1,5 @@
-"""Reads a submitted notebook and tells which one of the course it answers. Believes nothing, runs nothing."""
+"""Reads a submitted notebook and tells which one of the course it answers. Believes nothing, runs
+nothing."""
 
 import functools
 import json

@@ -383,8 +383,9 @@ def _call(note, numbers):
         note["asked"] = ranks(note["asked"])
     if tensors is not None:
         note["tensors"] = tuple((dtype, tuple(shape)) for dtype, shape in tensors)
-    if note.get("splits"):
-        note["splits"] = tuple(map(tuple, note["splits"]))
+    if splits := note.get("splits"):
+        all_known = len(note["members"]) == len(splits[0])  # else nobody can tell whose is whose
+        note["splits"] = tuple(map(tuple, splits)) if all_known else None
     if handling:
         kind, text, place = handling
         note["handling"] = Handled(kind, text, Frame(*place) if place else None)
