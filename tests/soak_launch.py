@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,15 @@ def _listening(watches: list[Watch]) -> None:
 def _changed(watch: Watch, first: Watch) -> list[str]:
     """What was said in another way than in the first round."""
     return [
-        f"{name}: first {first.said[name]}, now {said}"
+        f"{name}: first {_but_for(first.said[name], said)}, now {_but_for(said, first.said[name])}"
         for name, said in watch.said.items()
         if said != first.said.get(name, said)
     ]
+
+
+def _but_for(messages: list[str], others: list[str]) -> list[str]:
+    """The messages that are not among `others`."""
+    return list((Counter(messages) - Counter(others)).elements())
 
 
 def main():
