@@ -437,6 +437,151 @@ averaged = launch(train_two_heads, 2, True)
 print("half of rank 1's gradient on both ranks:", equal(own_gradient() / 2, averaged))
 
 # %% [markdown]
+# ### Without `launch`: a hang, read with what everybody has
+#
+# `launch` names the rank and the line because it keeps a record of every call. On a cluster nobody does
+# that for you. Here is a whole script as people write it, with the commonest hang of all: **rank 0
+# alone evaluates, and the evaluation calls a collective**. One of its functions is there for the day on
+# which it hangs. Find it before you read on.
+
+# %%
+from course_utils.terminal import scratch, torchrun
+
+script = scratch() / "whole_script.py"
+script.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/whole_script.py
+"""Trains on MNIST. torchrun --nproc-per-node 2 whole_script.py FOLDER SECONDS [--rank-0-only]"""
+
+import faulthandler
+import json
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from course_utils import mnist
+from course_utils.models import MnistNet
+
+
+def watch(folder, rank):
+    number = noted = 0
+    while True:  # no call has begun for a second: which were there, and where is each thread?
+        time.sleep(1)
+        record = _dump_fr_trace_json()
+        before, number = number, len(json.loads(record)["entries"])
+        if before == number != noted:
+            noted = number
+            (folder / f"calls_{rank}.json").write_bytes(record)
+            with open(folder / f"stacks_{rank}.txt", "w") as file:
+                faulthandler.dump_traceback(file)
+
+
+def evaluate(model, images, labels):
+    with torch.no_grad():
+        loss = cross_entropy(model(images), labels)
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def main(folder, limit, rank_0_only):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    threading.Thread(target=watch, args=[folder, rank], daemon=True).start()
+    data = TensorDataset(*mnist.tensors(train=True, limit=2048))
+    sampler = DistributedSampler(data, seed=0)
+    torch.manual_seed(0)
+    model = DDP(MnistNet())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)  # another order in each epoch
+        for images, labels in DataLoader(data, 128 // world_size, sampler=sampler):
+            optimizer.zero_grad()
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    if rank == 0 or not rank_0_only:
+        share = [part[rank::world_size] for part in mnist.tensors(train=False)]
+        print(f"rank {rank}: test loss {evaluate(model, *share):.2f}")
+    dist.barrier()  # nobody leaves before all are done
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), "--rank-0-only" in sys.argv)
+
+# %%
+print(*sorted(torchrun(2, script, scratch(), "1800").splitlines()), sep="\n")
+
+# %% [markdown]
+# That is the right way: every rank evaluates its share, and every rank calls the all-reduce. Now the
+# other one, with a time limit of 10 seconds. By default you would wait for half an hour.
+
+# %% tags=["nbval-ignore-output"]
+print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
+
+# %% [markdown]
+# **What everybody reads first says least.** One rank waited longer than the limit and raised. The
+# other found its connection closed a moment later, or was ended by torchrun. *Root Cause (first observed
+# failure)* is only the rank whose patience ended first, and that may be the innocent one. What you want
+# is the same moment on **all** ranks.
+#
+# **The record of calls.** PyTorch keeps the last collectives of a process in memory, in its **flight
+# recorder**. The function `watch` writes them to a file whenever nothing new has begun for a second.
+# (Its name begins with an underscore: for gloo there is no public one. With NCCL the files come by
+# themselves, see below.) Read it by hand: lay the ranks side by side, and look for the first call that
+# differs.
+
+# %%
+import json
+
+calls = []
+for rank in range(2):
+    entries = json.loads((scratch() / f"calls_{rank}.json").read_text())["entries"]
+    calls.append([(entry["profiling_name"], entry["input_sizes"]) for entry in entries])
+same = next(i for i, (ours, theirs) in enumerate(zip(*calls)) if ours != theirs)
+print(f"{same} calls are the same on both ranks: DDP's own 5, and one for each of 32 steps")
+for rank in range(2):
+    name, sizes = calls[rank][same]
+    print(f"rank {rank}, call {same + 1}: {name}")
+
+# %% [markdown]
+# Rank 0 has begun an all-reduce, rank 1 a barrier, each as its call number 38, and both wait for somebody
+# to join. That is the proof. It names the ranks and the calls; the line it does not know.
+#
+# **The stacks.** `faulthandler`, from Python's own library, writes where every thread is, even while it
+# is stuck in C++. A process that you have not prepared is read from outside: `py-spy dump --pid PID`
+# (`pip install py-spy`; in a container it needs the right to trace).
+
+# %%
+for rank in range(2):
+    frames = (scratch() / f"stacks_{rank}.txt").read_text().splitlines()
+    own = [line for line in frames if script.name in line and " in watch" not in line]
+    number, function = own[0].split(" line ")[1].split(" in ")
+    print(f"rank {rank}, in {function}: {script.read_text().splitlines()[int(number) - 1].strip()}")
+
+# %% [markdown]
+# Rank 0 is in `evaluate`, and rank 1 never will be: it stands in the barrier behind it. Three more tools
+# are worth knowing before you need them.
+#
+# | set before the run | what you get |
+# |---|---|
+# | `TORCH_DISTRIBUTED_DEBUG=DETAIL` | each call is compared on all ranks before it begins: "Detected mismatch between collectives on ranks", with both names, at once. It costs an exchange a call. Try it first on your version: with DDP on gloo, PyTorch 2.11 and 2.15 ended with a segmentation fault under it when this was written |
+# | `TORCH_NCCL_DUMP_ON_TIMEOUT=1`, `TORCH_FR_DUMP_TEMP_FILE=/shared/calls_` | with NCCL, each rank writes its record when the time limit strikes. `torchfrtrace` (it comes with PyTorch) reads the files of all ranks and names the call that lacks a rank |
+# | `torch.distributed.debug.start_debug_server()` in the script | a page that shows stacks and records of all ranks while they hang |
+#
+# ([NCCL's variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html),
+# [the flight recorder's tutorial](https://docs.pytorch.org/tutorials/intermediate/debug_hangs_with_flight_recorder.html).)
+
+# %% [markdown]
 # ## 6. Exercise: DDP that overlaps
 #
 # The machinery of DDP, in one class. It is the longest exercise of the chapter: plan an evening for it.
