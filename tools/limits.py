@@ -18,7 +18,6 @@ UNCUT = {
     "04_manual_split",
     "05_pipeline",
     "07_hybrid",
-    "09_elastic",
 }
 
 
