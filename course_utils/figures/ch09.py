@@ -103,7 +103,7 @@ def night(nodes: Nodes) -> Figure:
             below.axvline(when - start, color=RED, lw=1.2)
     above.set_yticks([0, 1], ["node B", "node A"])
     above.set_ylim(-0.4, 1.7)
-    above.set_title("Who was there (hatched: Python and torch start; X: killed)")
+    above.set_title("Who was there, as which rank (hatched: Python and torch start; X: killed)")
     below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21))
     below.set_xlim(0, 1.2 * (events[-1]["time"] - start))
     below.set_yticks([0, 5, 10, 15, 20])
@@ -122,7 +122,7 @@ def _present(ax: Axes, members: list[dict], start: float) -> None:
         ax.barh(row, ready - born, left=born, height=0.45, edgecolor=GREY, **STARTING)
         color = plots.RANK_COLORS[own[0]["rank"]]
         ax.barh(row, end - ready, left=ready, height=0.45, color=color, edgecolor=INK)
-        label = f"rank {own[0]['rank']} of {own[0]['ranks']}"
+        label = f"{own[0]['rank']} of {own[0]['ranks']}"
         ax.text(born, row + 0.28, label, va="bottom", fontsize=9)
 
 
