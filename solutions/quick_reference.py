@@ -56,8 +56,8 @@ plt.show()
 # | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *What travels* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
 # | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | [Thakur, Rabenseifner, Gropp 2005](https://doi.org/10.1177/1094342005051521) |
 # | all-reduce through a head office: rank 0 | `S * (n - 1)` | 03: 3, *What travels* | counted there |
-# | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07: 3, *Two kinds of links* | counted there |
-# | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07: 3, *Two kinds of links* | counted there |
+# | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07 further: 3, *two kinds of links* | counted there |
+# | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07 further: 3, *two kinds of links* | counted there |
 # | `nn.DataParallel`: parameters out, gradients back | `2 * P * b * (n - 1)` | 02: 3, *Predict* | counted there |
 # | DDP, handed over in a step | `P * b` | 03: 3, *What DDP moves* | counted there |
 # | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
@@ -312,10 +312,10 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
 # | heads | independent attentions beside each other, each on a part of the width | [04](04_manual_split.ipynb) |
 # | heartbeat | a sign of life after every step | [09](09_elastic_further.ipynb) |
-# | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid.ipynb) |
+# | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid_further.ipynb) |
 # | hook | a function that a module calls by itself | [02](02_data_parallel.ipynb) |
 # | hop latency | the time from the end of a pass until its result has reached the next rank | [05](05_pipeline.ipynb) |
-# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid.ipynb) |
+# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid_further.ipynb) |
 # | idle share | the part of all ranks' time in which they do not compute | [01](01_factory.ipynb) |
 # | in flight | of a micro-batch: after its forward and before its backward, so that its activations are kept | [05](05_pipeline.ipynb) |
 # | keep-alive | the sign by which an agent stays on the list | [09](09_elastic.ipynb) |

@@ -17,7 +17,6 @@ UNCUT = {
     "02_data_parallel",
     "04_manual_split",
     "05_pipeline",
-    "07_hybrid",
 }
 
 
