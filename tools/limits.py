@@ -13,7 +13,6 @@ LINES, SCRIPT, LONG, LONG_CELLS = 20, 60, 30, 2
 # Chapters that have not been cut yet; each leaves this list when it is
 UNCUT = {
     "00_start_here",
-    "01_factory",
     "04_manual_split",
     "05_pipeline",
 }
