@@ -34,6 +34,11 @@ def scratch() -> Path:
     return folder
 
 
+def loopback() -> str:
+    """The name of this machine's loopback interface."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
 @contextmanager
 def caught_terminal() -> Iterator[list[str]]:
     """Yields a list that holds, at the end, the lines that child processes wrote to stderr."""
@@ -58,8 +63,7 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
     and after `timeout` seconds of a quiet machine: where more programs run than there are cores,
     it gets as much longer as each of them gets less. Raises TimeoutError with a sentence then.
     """
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    own = {"GLOO_SOCKET_IFNAME": loopback, "OMP_NUM_THREADS": "1", **hardware.QUIET}
+    own = {"GLOO_SOCKET_IFNAME": loopback(), "OMP_NUM_THREADS": "1", **hardware.QUIET}
     own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart meets in a store of its own
     with (
         tempfile.TemporaryDirectory(prefix="course-terminal-") as logs,  # torchrun's own would stay

@@ -6,27 +6,20 @@
 # pieces: **model parallelism**. Every later chapter refines one of the two, or mixes them.
 #
 # In this chapter you run both on two real ranks. You predict what each of them moves, stores and
-# waits for, and you learn to decide between them. It takes about an hour.
+# waits for, and you learn to decide between them.
 
 # %% tags=["nbval-ignore-output"]
-import math
-from dataclasses import dataclass
-
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import hardware, mnist, plots
 from course_utils.checks import check, hint
-from course_utils.explore import Explorer
+from course_utils.figures import ch01
 from course_utils.launch import RankFailure, launch
-from course_utils.models import MnistNet
 from course_utils.predictions import compare
-from course_utils.trace import Record, Span, Trace, memory_ledger
 
 hardware.report()
 
@@ -47,27 +40,7 @@ hardware.report()
 # rest. No building holds the whole blueprint. While one building works, the other waits.
 
 # %%
-figure, axes = plots.canvas(width=8, height=4.4)
-blue, red = plots.RANK_COLORS[:2]
-for x, name, color in ((0.3, "factory 0", blue), (2.9, "factory 1", red)):
-    plots.building(axes, x, 1.5, width=1.7, height=1.4, label=name, color=color)
-    plots.blueprint(axes, x + 0.4, 3.15)
-    plots.pile(axes, x + 0.46, 0.5, [color] * 6)
-    axes.text(x + 0.85, 0.4, "half the batch", ha="center", va="top", fontsize=9)
-    plots.arrow(axes, (x + 0.85, 1.06), (x + 0.85, 1.46))
-plots.head_office(axes, 2.06, 3.3, width=0.78)
-axes.text(2.45, 3.22, "average", ha="center", va="top", fontsize=9)
-for start, end in ((1.72, 2.02), (3.18, 2.88)):
-    plots.arrow(axes, (start, 3.6), (end, 3.6), color=plots.COLORS["communication"])
-for i, (x, color) in enumerate(((5.4, blue), (8.1, red))):
-    plots.building(axes, x, 1.5, width=1.7, height=1.4, label=f"building {i}", color=color)
-    plots.blueprint(axes, x + 0.4, 3.15, part=(i / 2, (i + 1) / 2))
-plots.truck(axes, 7.15, 1.5)
-plots.pile(axes, 5.47, 0.5, [blue, red] * 6, columns=6)
-axes.text(6.25, 0.4, "the whole batch", ha="center", va="top", fontsize=9)
-plots.arrow(axes, (6.25, 1.06), (6.25, 1.46))
-axes.text(2.45, 5.2, "copies: data parallelism", ha="center", weight="bold")
-axes.text(7.6, 5.2, "a line: model parallelism", ha="center", weight="bold")
+figure = ch01.two_ways()
 plt.show()
 
 # %% [markdown]
@@ -97,6 +70,8 @@ plt.show()
 # backward, and whatever the ranks must tell each other. They return the gradients.
 
 # %%
+from course_utils.models import MnistNet
+
 torch.manual_seed(0)
 net = MnistNet()
 images, labels = mnist.tensors(train=True, limit=64)
@@ -195,6 +170,9 @@ predicted = {
 
 
 # %%
+from course_utils.trace import Trace, memory_ledger
+
+
 def weigh(rank, way, net, images, labels):
     part = net if way is half_the_batch else (net.linear1, net.linear2)[rank]
     with Trace() as trace:
@@ -203,12 +181,14 @@ def weigh(rank, way, net, images, labels):
     return trace.record().sent(), ledger["parameters"] + ledger["gradients"]
 
 
+whole = 4 * sum(p.numel() for p in net.parameters())
+
+# %%
 measured = {}
 for name, way in (("copies", half_the_batch), ("line", half_the_layers)):
     for rank, (sent, stored) in enumerate(launch(weigh, 2, way, net, images, labels)):
         measured[f"{name}: bytes that rank {rank} hands over"] = sent
         measured[f"{name}: parameters and gradients on rank {rank}"] = stored
-whole = 4 * sum(p.numel() for p in net.parameters())
 compare(
     predicted,
     measured,
@@ -303,6 +283,9 @@ def training_step(factories, buildings, batch, pages, product, page):
 
 
 # %%
+import math
+
+
 def step_minutes(factories, buildings, batch, pages, product, page):
     n, p = math.ceil(batch / factories), math.ceil(pages / buildings)
     head_office = 2 * (factories - 1) / factories * p * page
@@ -385,6 +368,7 @@ def copies_step(rank, net, images, labels, span):
         parameter.grad /= ranks
 
 
+# %%
 def line_step(rank, piece, images, labels, span):
     if rank == 0:
         with span("forward"):
@@ -438,6 +422,9 @@ line = launch(train, 2, line_step, images, labels)
 
 
 # %%
+from torch.nn.parallel import DistributedDataParallel
+
+
 def pytorch_copies(rank, images, labels):
     torch.set_num_threads(1)
     device = hardware.device()
@@ -450,6 +437,10 @@ def pytorch_copies(rank, images, labels):
         cross_entropy(model(mine[0]), mine[1]).backward()
         optimizer.step()
     return net.state_dict(), {name: p.grad for name, p in net.named_parameters()}
+
+
+# %%
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 
 def pytorch_line(rank, images, labels):
@@ -525,6 +516,9 @@ truck_seconds, exchange_seconds = (min(both) for both in zip(*launch(drive, 2, l
 
 
 # %%
+from course_utils.trace import Record, Span
+
+
 def as_records(schedule, buildings, minute=1.0):
     """Returns one record per building; its times are those of `simulate`, times `minute`."""
     factories = 1 + max(f for _, f, _ in schedule)
@@ -667,6 +661,7 @@ def train_the_line(rank, images, labels):
     return learned, losses
 
 
+# %%
 (first_learned, _), (second_learned, losses) = launch(train_the_line, 2, images, labels)
 print("the loss falls:", losses == sorted(losses, reverse=True))
 print("building 0 has changed its pages:", first_learned)
@@ -799,6 +794,9 @@ check("1.2", idle_minutes)
 
 
 # %%
+from dataclasses import dataclass
+
+
 @dataclass(frozen=True)
 class Job:
     gpus: int
@@ -903,40 +901,23 @@ def storage(factories, buildings, batch, pages):
     ]
 
 
+# %%
+from course_utils.explore import Explorer
+
+
 def draw_company(factories, buildings, batch, pages, truck):
     company = (factories, buildings, batch, pages, truck, truck * PAGE)
     records = as_records(simulate(training_step(*company)), buildings)
     minutes, alone = step_minutes(*company), step_minutes(1, 1, batch, pages, 0, 0)
-    places = factories * buildings
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(8, 1.9 + 0.27 * places), width_ratios=[3, 1], sharey=True
-    )
     names = [f"factory {f}, building {b}" for f in range(factories) for b in range(buildings)]
-    shown = plots.lanes(left, records, max(minutes, alone), names, unit="minutes")
-    left.axvline(alone, color=plots.COLORS["ink"], linestyle=":", linewidth=1.5)
-    left.text(alone, -0.6, "one building alone ", ha="right", va="bottom", fontsize=9)
     ledgers = storage(factories, buildings, batch, pages)
-    for row, ledger in enumerate(ledgers):
-        start = 0
-        for kind, shelves in ledger.items():
-            bar = right.barh(row, shelves, left=start, height=0.6, color=plots.COLORS[kind])
-            shown[kind], start = bar, start + shelves
-        if start > SHELVES:
-            right.text(
-                start, row, " too full", va="center", color=plots.COLORS["wrong"], fontsize=9
-            )
-    right.axvline(SHELVES, color=plots.COLORS["wrong"], linestyle=":", linewidth=1.5)
-    fullest = max(sum(ledger.values()) for ledger in ledgers)
-    right.set_xlim(0, max(2 * SHELVES, 1.7 * fullest))
-    right.set_xlabel("shelves")
-    right.tick_params(axis="y", length=0)
-    idle = 1 - 3 * batch * pages / (places * minutes)
+    figure = ch01.company(records, names, ledgers, minutes, alone, SHELVES)
+    idle = 1 - 3 * batch * pages / (factories * buildings * minutes)
     figure.suptitle(
         f"throughput {batch / minutes:.3f} items a minute     "
         f"latency {minutes:.0f} minutes a step     {idle:.0%} idle",
         weight="bold",
     )
-    plots.legend(figure, shown)
     return figure
 
 

@@ -7,35 +7,22 @@
 # the first GPU carries most of the load. Then you learn to recognise the reasons why the other GPUs
 # stay idle.
 #
+# PyTorch itself advises against this class, also on one machine, and recommends the one of chapter 3. You meet
+# it in much code all the same; its six moves come back in every other technique; and what is wrong with it
+# is the best reason for the next chapter.
+#
 # You need no GPU. Where there is none, CPU threads play the part of the GPUs. They do the same
-# computation; only their time is not a GPU's. Plan 45 to 60 minutes.
+# computation; only their time is not a GPU's.
 
 # %% tags=["nbval-ignore-output"]
-import copy
-import io
-import math
-import os
-import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-
-import ipywidgets as widgets
 import matplotlib.pyplot as plt
 import torch
-from IPython.display import display
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from course_utils import hardware, mnist, plots
 from course_utils.checks import check, hint
-from course_utils.explore import Explorer
-from course_utils.launch import launch
+from course_utils.figures import ch02
 from course_utils.models import MnistNet
 from course_utils.predictions import compare
 
@@ -54,22 +41,7 @@ hardware.report()
 # photocopies away. The next order starts with new ones.
 
 # %%
-figure, axes = plots.canvas(height=4.3)
-plots.building(axes, 2.3, 0.1, width=5.4, height=5.1, color="#F4F4F4")
-colors = plots.RANK_COLORS[:4]
-boxes = [color for color in colors for _ in range(3)]
-for i in range(4):
-    floor = 0.2 + 1.15 * i
-    axes.plot([2.3, 7.7], [floor + 1.05] * 2, color=plots.COLORS["ink"], linewidth=1)
-    plots.blueprint(axes, 2.6, floor + 0.2)
-    plots.pile(axes, 3.9, floor - 0.06, boxes if i == 0 else boxes[3 * i : 3 * i + 3])
-    axes.text(5.1, floor + 0.5, f"worker {i}", va="center", fontsize=10)
-    if i > 0:
-        plots.arrow(axes, (2.3 - 0.45 * i, 0.7), (2.3 - 0.45 * i, floor + 0.5))
-        plots.arrow(axes, (7.7 + 0.45 * i, floor + 0.5), (7.7 + 0.45 * i, 0.7))
-axes.text(6.1, 0.7, "head office:\ninspects, corrects", va="center", fontsize=9)
-axes.text(1.2, 0.35, "copies of the\nblueprint, material", ha="center", va="center", fontsize=9)
-axes.text(8.8, 0.35, "pieces,\ncorrections", ha="center", va="center", fontsize=9)
+figure = ch02.head_office()
 plt.show()
 
 # %% [markdown]
@@ -116,27 +88,16 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 print(f"together {parameters} numbers of 4 bytes: {4 * parameters} bytes")
 
 # %% [markdown]
-# A run of some seconds deserves a display. The bar below moves while the cell runs, with the current
-# loss beside it. Printed text stays short: one line per pass over the data, which is called an
-# **epoch**.
+# One pass over the data is called an **epoch**. A bar moves while the next cells run, with the current loss
+# beside it.
 
 
 # %%
-class Progress(widgets.HBox):
-    """A bar and a note that change while a cell runs."""
+from IPython.display import display
 
-    def __init__(self, steps: int) -> None:
-        self.bar, self.note = widgets.IntProgress(max=steps), widgets.Label()
-        super().__init__([self.bar, self.note])
-
-    def show(self, step: int, note: str) -> None:
-        self.bar.value, self.note.value = step, note
-
-    def __repr__(self) -> str:
-        return "A progress bar: it moves while the cell runs."
+from course_utils.explore import Progress
 
 
-# %%
 def train(model: nn.Module, epochs: int = 6, batch: int = 200) -> list[float]:
     """Trains with SGD and returns the loss of every step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -152,7 +113,7 @@ def train(model: nn.Module, epochs: int = 6, batch: int = 200) -> list[float]:
             losses.append(loss.item())
             if len(losses) % 50 == 0:
                 progress.show(len(losses), f"epoch {epoch} of {epochs}, loss {loss.item():.3f}")
-        print(f"epoch {epoch}: {len(train_images)} images in {steps} updates")
+        print(f"epoch {epoch}: {steps} updates, mean loss {sum(losses[-steps:]) / steps:.1f}")
     return losses
 
 
@@ -199,6 +160,8 @@ def worker_devices(workers: int) -> list[torch.device]:
 # parameters. That is all a replica needs: the code of the model, and a copy of its tensors.
 
 # %%
+from torch.func import functional_call
+
 devices = worker_devices(2)
 model = MnistNet().to(devices[0])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -251,6 +214,8 @@ print("gradients arrived in the original:", all(p.grad is not None for p in mode
 # bytes, the images or the parameters and their gradients? Write that down first.
 
 # %% tags=["prediction"]
+import math
+
 workers, batch = 4, 1000
 helper_rows = batch - math.ceil(batch / workers)
 predicted = {
@@ -314,6 +279,9 @@ def collect(outputs, device):
 
 
 # %%
+from collections import Counter
+
+
 def measured_step(model, images, labels, devices):
     """One forward and backward pass over all workers; returns the bytes of each road."""
     trips.clear()
@@ -406,6 +374,10 @@ compare(predicted, {"the last row counts, times": round(13 * weight[-1].item(), 
 
 
 # %%
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
+
 def one_core_threads(count):
     """Threads whose operations use one core each; torch keeps this setting thread by thread."""
     return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
@@ -460,6 +432,8 @@ def largest_difference(left, right):
 
 
 # %%
+from functools import partial
+
 big_batch = five_steps(lambda model: model)
 for workers in (1, 2, 3, 4):
     by_hand = five_steps(partial(HandDataParallel, devices=worker_devices(workers)))
@@ -579,7 +553,7 @@ print(
 # The next cell measures it where there are GPUs, on a network of two layers.
 
 
-# %% tags=["nbval-ignore-output"]
+# %%
 def measured_memory(gpus, batch=4096, hidden=4096, outputs=10_000):
     """Largest number of bytes that each GPU held during three steps of nn.DataParallel."""
     model = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, outputs)).to(home)
@@ -598,6 +572,7 @@ def measured_memory(gpus, batch=4096, hidden=4096, outputs=10_000):
     return [peaks[0] + own, *peaks[1:]], own // 4
 
 
+# %% tags=["nbval-ignore-output"]
 gpus = torch.cuda.device_count()
 if gpus == 0:
     print("No GPU to measure. The figure above is a model.")
@@ -619,6 +594,9 @@ else:
 
 
 # %% tags=["nbval-ignore-output"]
+import time
+
+
 def seconds(work, threads):
     """Shortest of five times that `threads` threads need to do `work` once each."""
     times = []
@@ -717,6 +695,8 @@ for symptom, machine in machines.items():
 # The same for the training loop. `replace` copies a description with one field changed.
 
 # %%
+from dataclasses import replace
+
 loops = {
     "the loop calls the bare model": {"wrappers": (), "other_wrapper": True},
     "the batch has 5 samples": {"batch_size": 5},
@@ -830,6 +810,8 @@ print("the loop calls parallel:", "wrapped-late" in hardware.doctor(parallel, ma
 # checkpoint written by the wrapped model does not fit the bare one:
 
 # %%
+import io
+
 parallel = nn.DataParallel(MnistNet())
 file = io.BytesIO()
 torch.save(parallel.state_dict(), file)
@@ -912,6 +894,10 @@ print("a device has a type:", torch.device("cuda", 1).type)
 # the variable and asks how many GPUs it sees.
 
 # %%
+import os
+import subprocess
+import sys
+
 environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
 program = "import torch; print(torch.cuda.device_count())"
 answer = subprocess.run(
@@ -935,6 +921,9 @@ print("without the variable, torch sees every GPU of the driver:", int(answer.st
 #
 # **2.1 Scatter, without idle workers** (2 points). `torch.chunk` gave 5 rows to only three of four
 # workers. Divide better.
+
+# %%
+from collections.abc import Callable
 
 
 # %% nbgrader={"grade_id": "2.1", "solution": true}
@@ -1157,6 +1146,7 @@ def time_model(gpus, batch, parameters, inputs, outputs, ring=False):
     }
 
 
+# %%
 def shares(gpus, *sizes, ring=False):
     """Share of a step in which helpers compute, and the speed-up over one GPU."""
     step, alone = time_model(gpus, *sizes, ring), sum(time_model(1, *sizes).values())
@@ -1169,7 +1159,7 @@ for ring in (False, True):
     for gpus in (1, 2, 4, 8):
         helping, faster = shares(gpus, 256, 25_000_000, IMAGE, 1000, ring=ring)
         print(
-            f"{gpus} GPUs: {faster:.2f} times as fast as one, helpers compute {helping:.0%} of the time"
+            f"GPUs: {gpus}  {faster:.2f} times as fast as one, helpers compute {helping:.0%} of the time"
         )
 
 # %% [markdown]
@@ -1179,59 +1169,17 @@ for ring in (False, True):
 # batch are the first GPU's alone: the helpers still wait for a part of the step. Move the sliders and look for a network that
 # profits. Then make it fail, with many parameters and a small batch.
 
-
 # %%
-PHASES = {"forward": "forward", "backward": "backward", "update": "update", "loss": "other"}
-
-
-def draw_time(axes, gpus, phases):
-    """One lane per GPU: coloured where it computes or copies, pale where it waits."""
-    start, total = 0.0, sum(phases.values())
-    for phase, seconds in phases.items():
-        kind, width = PHASES.get(phase, "communication"), seconds / total
-        for gpu in range(gpus):
-            busy = gpu == 0 or phase in ("forward", "backward")
-            color = plots.COLORS[kind if busy else "waiting"]
-            axes.barh(gpu, width, left=start, height=0.8, color=color, edgecolor="white")
-        if width > 0.18:
-            ink = "white" if phase == "backward" else "black"
-            axes.text(start + width / 2, 0, phase, ha="center", va="center", color=ink, fontsize=9)
-        start += width
-    axes.set_xlabel("share of one step")
-
-
-def draw_memory(axes, gpus, ledgers):
-    """One stacked bar per GPU, in GiB."""
-    for gpu in range(gpus):
-        left = 0.0
-        for kind, size in ledgers[gpu > 0].items():
-            color = plots.COLORS.get(kind, plots.COLORS["other"])
-            axes.barh(gpu, size / 2**30, left=left, height=0.8, color=color, edgecolor="white")
-            left += size / 2**30
-    axes.set_xlabel("memory (GiB)")
-
-
-# %%
-def legend(figure):
-    kinds = {"inputs and outputs": "other", "copying": "communication", "waiting": "waiting"}
-    kinds = {k: k for k in ("parameters", "gradients", "optimizer", "activations")} | kinds
-    patches = [plt.Rectangle((0, 0), 1, 1, color=plots.COLORS[kind]) for kind in kinds.values()]
-    figure.legend(patches, kinds, loc="outside lower center", ncols=4)
+from course_utils.explore import Explorer
 
 
 def draw_load(gpus, batch, million_parameters, outputs, copies):
     sizes = (batch, million_parameters * 1_000_000, IMAGE)
-    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(plots.WIDTH, 4.4))
-    draw_memory(left, gpus, memory_model(gpus, *sizes, KEPT, outputs))
+    first, helper = memory_model(gpus, *sizes, KEPT, outputs)
     ring = copies == "NCCL's ring"
-    draw_time(right, gpus, time_model(gpus, *sizes, outputs, ring))
-    left.set_yticks(range(gpus), [f"GPU {gpu}" for gpu in range(gpus)])
-    left.invert_yaxis()
+    phases = time_model(gpus, *sizes, outputs, ring)
     _, faster = shares(gpus, *sizes, outputs, ring=ring)
-    left.set_title("Memory (a model)")
-    right.set_title(f"{faster:.2f} times as fast as one GPU")
-    legend(figure)
-    return figure
+    return ch02.load(gpus, first, helper, phases, faster)
 
 
 Explorer(
@@ -1262,6 +1210,9 @@ Explorer(
 
 
 # %%
+from course_utils.launch import launch
+
+
 def train_alone(rank):
     torch.manual_seed(0)  # the same start on both ranks
     place = hardware.device()

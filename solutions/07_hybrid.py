@@ -13,34 +13,22 @@
 #
 # At the end you have trained a language model on 2 x 2 x 2 = 8 ranks, with the parameters of a
 # single process. You know what each of the three groups sends, because you predicted it and counted
-# it, and you can say which of them needs the fast links.
+# it, and you can say which of them needs the fast links. What goes beyond that (a sum in three steps for two
+# kinds of links, HSDP, seeds for each dimension, and how to choose a grid) is in `07_hybrid_further`.
 
 # %% tags=["nbval-ignore-output"]
-import itertools
-import math
-from collections.abc import Callable
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
-from matplotlib.patches import Patch, Rectangle
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.functional import cross_entropy, gelu, linear
+from torch.nn.functional import gelu
 
-from course_utils import explore, hardware, plots, text
+from course_utils import hardware, plots, text
 from course_utils.checks import check, hint
 from course_utils.equality import equal
+from course_utils.figures import ch07
 from course_utils.launch import RankFailure, launch
-from course_utils.models import FeedForward, LanguageModel
 from course_utils.predictions import compare
-from course_utils.terminal import scratch, torchrun
-from course_utils.trace import Trace, memory_ledger, ring_bytes
 
 hardware.report()
 
@@ -62,40 +50,7 @@ hardware.report()
 #   apart.
 
 # %%
-DIMENSIONS = {  # and their colours, after what travels
-    "data": plots.COLORS["gradients"],
-    "pipeline": plots.COLORS["communication"],
-    "tensor": plots.COLORS["parameters"],
-}
-
-
-def draw_worker(ax, x, y, rank):
-    color = plots.RANK_COLORS[rank]
-    ax.add_patch(
-        Rectangle((x - 0.3, y - 0.2), 0.6, 0.4, facecolor=color, edgecolor=plots.COLORS["ink"])
-    )
-    ax.text(x, y, str(rank), ha="center", va="center", fontsize=11)
-
-
-figure, ax = plots.canvas(height=3.4)
-for site, left in enumerate((0.1, 5.3)):
-    ax.add_patch(Rectangle((left, 0.9), 4.6, 2.75, facecolor="#F5F5F5", edgecolor="#8C8C8C"))
-    ax.text(left + 2.3, 3.72, f"site {site}", ha="center", va="bottom", fontsize=11)
-    for stage, x in enumerate((left + 0.2, left + 2.9)):
-        plots.building(ax, x, 1.25, width=1.5, height=2.15, color="white")
-        ax.text(x + 0.75, 1.2, f"building {stage}", ha="center", va="top", fontsize=10)
-        for seat, y in enumerate((2.45, 1.6)):
-            draw_worker(ax, x + 0.75, y, rank=4 * site + 2 * stage + seat)
-        ax.plot([x + 0.75] * 2, [1.83, 2.22], color=DIMENSIONS["tensor"], linewidth=5)
-    plots.arrow(ax, (left + 1.8, 1.6), (left + 2.8, 1.6), color=DIMENSIONS["pipeline"])
-    plots.arrow(ax, (left + 1.8, 2.45), (left + 2.8, 2.45), color=DIMENSIONS["pipeline"])
-    plots.truck(ax, left + 1.85, 1.78)
-for x in (1.05, 3.75):
-    bend = {"connectionstyle": "arc3,rad=-0.12", "color": DIMENSIONS["data"], "linewidth": 2.2}
-    ax.annotate("", (x + 5.2, 2.72), (x, 2.72), arrowprops={"arrowstyle": "<|-|>"} | bend)
-kinds = ["data: same place, other site", "pipeline: next building", "tensor: same station"]
-handles = [Patch(color=color) for color in DIMENSIONS.values()]
-ax.legend(handles, kinds, loc="lower center", ncols=3)
+figure = ch07.sites()
 plt.show()
 
 # %% [markdown]
@@ -163,59 +118,8 @@ print("gradient as in one process, on each rank:", launch(four_ranks, 4))
 # A group along a dimension: let that coordinate run and keep the others. In the grid of all ranks
 # it is one line.
 
-
 # %%
-def draw_grid(ax, data, pipeline, tensor, chosen=None, top=4.2, height=3.4):
-    """Draws all ranks: a frame for each copy, stages from left to right, parts downwards."""
-    frame = 9.8 / data
-    cell = min((frame - 0.5) / pipeline, height / tensor, 1.3)
-    top -= (height - cell * tensor) / 2
-    at = {}
-    for d in range(data):
-        left = 0.1 + d * frame + (frame - cell * pipeline) / 2
-        box = (
-            (left - 0.12, top - cell * tensor - 0.12),
-            cell * pipeline + 0.24,
-            cell * tensor + 0.24,
-        )
-        ax.add_patch(Rectangle(*box, facecolor="#F5F5F5", edgecolor="#8C8C8C"))
-        ax.text(left, top + 0.2, f"data {d}", va="bottom", fontsize=10)
-        if d == 0:
-            names = {"fontsize": 9, "color": "#5F5F5F", "ha": "center", "va": "center"}
-            ax.text(left - 0.24, top - cell * tensor / 2, "tensor", rotation=90, **names)
-            ax.text(left + cell * pipeline / 2, top - cell * tensor - 0.27, "pipeline", **names)
-        for p in range(pipeline):
-            for t in range(tensor):
-                at[d, p, t] = left + p * cell, top - (t + 1) * cell
-    for rank, (place, (x, y)) in enumerate(at.items()):
-        face = cell_color(place, chosen, (data, pipeline, tensor))
-        look = {"facecolor": face, "edgecolor": plots.COLORS["ink"], "linewidth": 0.8}
-        ax.add_patch(Rectangle((x + 0.04, y + 0.04), cell - 0.08, cell - 0.08, **look))
-        dark = face in (plots.COLORS["ink"], DIMENSIONS["data"])
-        size = min(12, 26 * cell)
-        ink = "white" if dark else plots.COLORS["ink"]
-        ax.text(
-            x + cell / 2, y + cell / 2, rank, ha="center", va="center", fontsize=size, color=ink
-        )
-
-
-def cell_color(place, chosen, sizes):
-    """White, or the colour of the dimension along which `place` is in the chosen rank's group."""
-    if chosen is None:
-        return "white"
-    (d, rest) = divmod(chosen, sizes[1] * sizes[2])
-    own = (d, *divmod(rest, sizes[2]))
-    other = [name for name, a, b in zip(DIMENSIONS, place, own) if a != b]
-    if not other:
-        return plots.COLORS["ink"]
-    return DIMENSIONS[other[0]] if len(other) == 1 else "white"
-
-
-figure, ax = plots.canvas(height=3.0)
-draw_grid(ax, 2, 2, 2, chosen=5, top=3.2, height=2.2)
-handles = [Patch(color=plots.COLORS["ink"])] + [Patch(color=c) for c in DIMENSIONS.values()]
-names = ["rank 5", *(f"in its {name} group" for name in DIMENSIONS)]
-ax.legend(handles, names, loc="lower center", ncols=4)
+figure = ch07.grid(2, 2, 2, chosen=5)
 plt.show()
 
 # %% [markdown]
@@ -240,6 +144,9 @@ predicted = {
 
 
 # %%
+DIMENSIONS = ("data", "pipeline", "tensor")
+
+
 def lines_of_grid(data, pipeline, tensor):
     """{dimension: the lines of ranks along it}, for all ranks."""
     grid = torch.arange(data * pipeline * tensor).view(data, pipeline, tensor)
@@ -259,6 +166,7 @@ def groups_by_hand(data, pipeline, tensor):
     return mine
 
 
+# %%
 def coordinates(groups):
     """A rank's number inside a group is its coordinate along that dimension."""
     return tuple(dist.get_rank(group) for group in groups.values())
@@ -294,11 +202,14 @@ compare(predicted, measured)
 
 
 # %%
+from torch.distributed.device_mesh import init_device_mesh
+
+
 def groups_of_mesh(data, pipeline, tensor):
     """Returns this rank's group along each dimension, from a DeviceMesh."""
-    sizes, names = (data, pipeline, tensor), tuple(DIMENSIONS)
-    mesh = init_device_mesh(hardware.device().type, sizes, mesh_dim_names=names)
-    return {name: mesh.get_group(name) for name in names}
+    sizes = (data, pipeline, tensor)
+    mesh = init_device_mesh(hardware.device().type, sizes, mesh_dim_names=DIMENSIONS)
+    return {name: mesh.get_group(name) for name in DIMENSIONS}
 
 
 def grids_of(ranks):
@@ -307,6 +218,7 @@ def grids_of(ranks):
     return [(a, b, c) for a in sizes for b in sizes for c in sizes if a * b * c == ranks]
 
 
+# %%
 def same_groups(rank):
     by_hand, of_mesh = (
         [ask_for_address(rank, make, *sizes) for sizes in grids_of(dist.get_world_size())]
@@ -362,28 +274,39 @@ for name in ("data", "pipeline"):
     print(f"tensor sends {per_step['tensor'] / per_step[name]:.0f} times as much as {name}")
 
 # %% [markdown]
-# How long does that take? The next figure is simulated, with the speeds that chapter 6 assumed: a
-# ring with 250 GB/s inside a machine, with 25 GB/s between machines.
+# **Predict**, and say first what you feel. A tensor group of 2 becomes one of 4, with as many copies and
+# stages as before: every rank computes half as much. By which factor does what a rank sends in a step
+# change, in each dimension?
 
+# %% tags=["prediction"]
+predicted = {"tensor": 1.5, "pipeline": 1.0, "data": 0.5}
 
 # %%
-def draw_links(per_step, inside=250e9, between=25e9):
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
-    for row, (name, count) in enumerate(per_step.items()):
-        for shift, speed, hatch in ((-0.2, inside, ""), (0.2, between, "///")):
-            look = {"color": DIMENSIONS[name], "hatch": hatch, "edgecolor": "white"}
-            ax.barh(row + shift, count / speed, height=0.36, **look)
-            ax.text(count / speed + 0.1, row + shift, f"{count / speed:.2f} s", va="center")
-    ax.set_yticks(range(len(per_step)), per_step)
-    ax.invert_yaxis()
-    ax.set(xlabel="seconds of communication per step, simulated", xlim=(0, 15.5))
-    plain, striped = Patch(fc="#C8C8C8"), Patch(fc="#C8C8C8", hatch="///", ec="white")
-    ax.legend([plain, striped], ["inside a machine", "between machines"], loc="upper right")
-    ax.set_title("Tensor is the one that cannot leave the machine")
-    return figure
+two, four = (bytes_of_step((24, 8, t), **GPT_145B) for t in (2, 4))
+compare(
+    predicted,
+    {name: round(four[name] / two[name], 6) for name in predicted},
+    {
+        "As half of the work: each rank has a part of every sum, and the sum keeps its size.": {
+            "tensor": 0.5,
+            "pipeline": 0.5,
+        },
+        "As the ranks of the group: a ring of n sends 2 (n - 1) / n of the tensor.": {
+            "tensor": 2.0
+        },
+    },
+)
 
+# %% [markdown]
+# Parameters are cut, so data sends half. Activations are not: every rank of the group takes part in the
+# same sums, and a longer ring sends more. Cutting finer makes tensor parallelism dearer for each rank while
+# there is less to compute.
+#
+# How long does it take? The next figure is simulated, with the speeds that chapter 6 assumed: a
+# ring with 250 GB/s inside a machine, with 25 GB/s between machines.
 
-draw_links(per_step)
+# %%
+figure = ch07.links(per_step)
 plt.show()
 
 # %% [markdown]
@@ -403,72 +326,8 @@ plt.show()
 # ([Grattafiori et al. 2024](https://arxiv.org/abs/2407.21783), section 3.3.2); *context* is one
 # more way to cut activations.
 #
-# ### Two kinds of links: a hierarchical all-reduce
-#
-# A data group often has several ranks in each machine. A ring through all of them sends almost
-# everything twice over every link, slow ones included. A **hierarchical all-reduce** treats the two
-# kinds differently:
-#
-# 1. reduce-scatter inside the machine: each rank has one part of the machine's sum;
-# 2. all-reduce of that part between machines, with the ranks that hold the same part;
-# 3. all-gather inside the machine.
-#
-# It is a grid again: one dimension inside a machine, one between. **Predict** the bytes that each
-# rank sends on rings, for a tensor of $S$ bytes on $k = 2$ machines of $g = 4$ ranks. Flat:
-# $2(n-1)/n \cdot S$ with $n = 8$, and the ring leaves a machine through one rank, with all of that.
-# Hierarchical: inside, $(g-1)/g \cdot S$ for each of steps 1 and 3; between, $2(k-1)/k$ of a part
-# of $S/g$.
-
-# %% tags=["prediction"]
-k, g, S = 2, 4, 4 * 1024
-predicted = {
-    "flat, on the ring of all": 2 * (k * g - 1) * S // (k * g),
-    "hierarchical, inside": 2 * (g - 1) * S // g,
-    "hierarchical, between": 2 * (k - 1) * (S // g) // k,
-}
-
-
-# %%
-def hierarchical_all_reduce(tensor, inside, between):
-    """Adds up `tensor` over the ranks of a grid, in place; its size divides by the ranks inside."""
-    parts = list(tensor.chunk(dist.get_world_size(inside)))
-    mine = torch.empty_like(parts[0])
-    dist.reduce_scatter(mine, parts, group=inside)
-    dist.all_reduce(mine, group=between)
-    dist.all_gather(parts, mine, group=inside)  # the parts are views: this fills `tensor`
-
-
-def flat_or_hierarchical(rank):
-    machines = init_device_mesh(
-        hardware.device().type, (k, g), mesh_dim_names=("between", "inside")
-    )
-    inside, between = machines.get_group("inside"), machines.get_group("between")
-    numbers = torch.arange(S // 4, dtype=torch.float32, device=hardware.device()) + rank
-    flat, in_steps = numbers.clone(), numbers.clone()
-    with Trace() as one:
-        dist.all_reduce(flat)
-    with Trace() as three:
-        hierarchical_all_reduce(in_steps, inside, between)
-    calls = three.record().calls
-    return equal(flat, [in_steps]), {
-        "flat, on the ring of all": ring_bytes(one.record().calls),
-        "hierarchical, inside": ring_bytes(c for c in calls if len(c.ranks) == g),
-        "hierarchical, between": ring_bytes(c for c in calls if len(c.ranks) == k),
-    }
-
-
-results = launch(flat_or_hierarchical, k * g)
-print("the same sum on all ranks:", all(same for same, _ in results))
-compare(predicted, results[0][1])
-
-# %% [markdown]
-# What is counted is the payload of the real calls; `ring_bytes` multiplies it by the ring's factors.
-# The rank that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank
-# sends 1,024 there, and all four at the same time: 4,096 bytes in all, where a machine has one adapter for
-# its four. NCCL is
-# [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks
-# at the links and chooses its way by itself. You meet the same grid again at the end of section 4,
-# where it also saves memory.
+# A data group often has several ranks in each machine and lies on both kinds of links. What it can do with
+# that is in `07_hybrid_further`.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: two dimensions, then three
@@ -480,6 +339,8 @@ compare(predicted, results[0][1])
 # trains for three steps of SGD and is compared with `alone`, one process on the whole batch.
 
 # %%
+from course_utils.models import LanguageModel
+
 CONTEXT, ROWS, STEPS, LEARNING_RATE = 16, 8, 3, 0.1
 WIDTH, LAYERS, VOCABULARY = 32, 4, len(text.vocabulary())
 
@@ -497,6 +358,7 @@ def batches():
         yield inputs.to(hardware.device()), targets.to(hardware.device())
 
 
+# %%
 def train(model, step):
     """Three steps of SGD. `step` computes the gradients and returns a loss."""
     # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
@@ -516,6 +378,9 @@ def train(model, step):
 
 
 # %%
+from torch.nn.functional import cross_entropy
+
+
 def share_of_loss(logits, targets, tokens):
     """What these rows contribute to the mean loss of a batch of so many tokens."""
     return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens
@@ -555,6 +420,7 @@ class SumBackward(torch.autograd.Function):
         return total, None
 
 
+# %%
 class SumForward(torch.autograd.Function):
     """Adds up the partial results over `group` in forward; identity in backward."""
 
@@ -586,6 +452,10 @@ def part_of(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
         return whole.detach().clone()
     sections = whole.detach().chunk(3 if "qkv" in name else 1)  # queries, keys, values
     return torch.cat([section.chunk(ranks, dim)[rank] for section in sections], dim)
+
+
+# %%
+from torch.nn.functional import linear
 
 
 def cut_half(half, last, group):
@@ -660,13 +530,18 @@ def train_data_tensor(rank, sizes):
     return coordinates(groups), losses, held_by(model)
 
 
-def as_alone(results, tensor):
-    """Whether losses, parameters and gradients of all ranks are those of the single process."""
+# %%
+def as_alone(results, tensor, uncut=" "):
+    """Whether losses, parameters and gradients of all ranks are those of the single process.
+
+    uncut: a word in the names of parameters that the tensor group holds whole, besides the usual.
+    """
     whole, seen, same = dict(alone.named_parameters()), set(), True
     for (_, _, t), losses, held in results:
         same &= equal(torch.tensor(losses_alone), [torch.tensor(losses)])
         for name, got in held.items():
-            pair = (part_of(name, each, t, tensor) for each in (whole[name], whole[name].grad))
+            cut = (0, 1) if uncut in name else (t, tensor)
+            pair = (part_of(name, each, *cut) for each in (whole[name], whole[name].grad))
             same &= equal(torch.stack(list(pair)).cpu(), [got])
         seen |= held.keys()
     return same and seen == whole.keys()  # and no parameter is missing
@@ -834,6 +709,9 @@ predicted = {
 
 
 # %%
+from course_utils.trace import Trace, memory_ledger
+
+
 def by_dimension(record, groups):
     """{"dimension: call": (how many, bytes handed over)}, by the ranks that take part."""
     counts = {}
@@ -846,6 +724,7 @@ def by_dimension(record, groups):
     return counts
 
 
+# %%
 def count_step(rank, sizes):
     groups = groups_by_hand(*sizes)
     model = cut_blocks(new_model(), groups["tensor"]) if sizes[2] > 1 else new_model()
@@ -856,6 +735,7 @@ def count_step(rank, sizes):
     return by_dimension(trace.record(), groups), coordinates(groups), memory_ledger(model)
 
 
+# %%
 measured, ledgers, all_as_predicted = {}, {}, True
 for sizes in GRIDS:
     counts = launch(count_step, sizes[0] * sizes[1] * sizes[2], sizes)
@@ -891,19 +771,11 @@ print("gradients held = bytes handed to the data group:", held_as_sent)
 # grow, and data stays. The figure lets the tokens grow, by the formulas of section 3.
 
 # %%
-figure, ax = plt.subplots()
 tokens = [2**i for i in range(4, 16)]
 small = {"layers": LAYERS, "width": WIDTH, "number": 4}
 small["parameters"] = sum(parameter.numel() for parameter in alone.parameters())
-for name, color in DIMENSIONS.items():
-    sent = [bytes_of_step((2, 2, 2), tokens=2 * each, **small)[name] for each in tokens]
-    ax.plot(tokens, sent, color=color, linewidth=2.5)
-    ax.text(tokens[-1] * 1.15, sent[-1], name, color=color, va="center")
-ax.set(xscale="log", yscale="log")
-ax.axvline(64, color="#8C8C8C", linestyle=":")
-ax.text(70, ax.get_ylim()[1] * 0.5, "our batch", va="top", color="#5F5F5F")
-ax.set(xlabel="tokens of a copy", ylabel="bytes per step and rank, predicted")
-ax.set_title("Activations grow with the tokens, gradients do not")
+sent = [bytes_of_step((2, 2, 2), tokens=2 * each, **small) for each in tokens]
+figure = ch07.tokens_grow(tokens, sent, ours=64)
 plt.show()
 
 # %% [markdown]
@@ -913,7 +785,7 @@ plt.show()
 #
 # ### The gradient norm across groups
 #
-# To clip gradients you need the norm of the whole model's gradient (chapter 6, section 5). Each
+# To clip gradients you need the norm of the whole model's gradient (`06_tensor_parallel_further`, section 5). Each
 # rank has a part of it. **Predict:** over which groups do the squares have to be added up, and for
 # which parameters?
 #
@@ -939,6 +811,7 @@ def gradient_norm(model, groups):
     return total.sqrt().item()
 
 
+# %%
 def norms(rank):
     groups = groups_of_mesh(2, 2, 2)
     stage = Stage(cut_blocks(new_model(), groups["tensor"]), groups["pipeline"])
@@ -950,77 +823,14 @@ def norms(rank):
     return right, own, squares.sqrt().item()
 
 
+# %%
 model = new_model()
 alone_step(model, *next(batches()))
 expected = nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
-for name, found in zip(
-    ("over the right groups", "local", "over all ranks"), zip(*launch(norms, 8))
-):
-    print(f"norm {name}: as alone on all ranks: {all(abs(f / expected - 1) < 1e-5 for f in found)}")
-
-# %% [markdown]
-# ### Random seeds per dimension
-#
-# Which ranks have to throw the same coins, and which have to throw others? Ask what the numbers are
-# for.
-#
-# | what is drawn | has to differ along | has to agree along |
-# |---|---|---|
-# | whole initial weights, cut afterwards | nothing | everything: all cut the same model |
-# | initial weights, each rank only its own part, of what a tensor group cuts | pipeline, tensor | data: copies begin alike |
-# | initial weights, of what a tensor group holds whole | pipeline | data, tensor |
-# | dropout of activations that a tensor group holds whole | data, pipeline | tensor |
-# | dropout of columns that a tensor group has cut | data, pipeline, tensor | nothing |
-# | the order of the rows in an epoch | nothing | everything: rows are dealt out from one order |
-#
-# A seed that differs along some dimensions only is a number made of those coordinates. **Predict**
-# how many different seeds there are on the 2 x 2 x 2 grid for each line of the table.
-
-# %% tags=["prediction"]
-DIFFER = {
-    "whole weights, order of rows": [],
-    "weights in parts": ["pipeline", "tensor"],
-    "dropout, whole": ["data", "pipeline"],
-    "dropout, cut": ["data", "pipeline", "tensor"],
-}
-predicted = {
-    "whole weights, order of rows": 1,
-    "weights in parts": 4,
-    "dropout, whole": 4,
-    "dropout, cut": 8,
-}
-
-
-# %%
-def seed_for(groups, dimensions, base=1234):
-    """A seed that differs along these dimensions, and only along them."""
-    for name in dimensions:
-        base = base * dist.get_world_size(groups[name]) + dist.get_rank(groups[name])
-    return base
-
-
-def draw_coins(rank):
-    groups = groups_of_mesh(2, 2, 2)
-    coins = {}
-    for what, dimensions in DIFFER.items():
-        generator = torch.Generator().manual_seed(seed_for(groups, dimensions))
-        coins[what] = (torch.rand(32, generator=generator) < 0.5).tolist()
-    return coins
-
-
-coins = launch(draw_coins, 8)
-compare(
-    predicted,
-    {what: len({tuple(of[what]) for of in coins}) for what in DIFFER},
-    {
-        "A seed for each rank: ranks that hold the same must draw the same.": {
-            what: 8 for what in ("weights in parts", "dropout, whole")
-        },
-        "The same seed everywhere: parts of one thing would be copies of each other.": {
-            what: 1 for what in ("weights in parts", "dropout, whole", "dropout, cut")
-        },
-    },
-)
+names = ("over the right groups", "local", "over all ranks")
+for name, found in zip(names, zip(*launch(norms, 8))):
+    same = all(abs(norm / expected - 1) < 1e-5 for norm in found)
+    print(f"norm {name}: as alone on all ranks: {same}")
 
 # %% [markdown]
 # ### With PyTorch: one mesh, three takers
@@ -1032,112 +842,55 @@ compare(
 # attention whole, because its fused matrix needs the reordering of chapter 6.
 
 # %%
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from course_utils.meters import local  # this rank's part of a DTensor, or the tensor itself
+
 PLAN = {
     "blocks.*.feed_forward.up": ColwiseParallel(),
     "blocks.*.feed_forward.down": RowwiseParallel(),
 }
 
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+# %%
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 
-def train_with_pytorch(rank, sizes):
-    device = hardware.device()
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=tuple(DIMENSIONS))
-    groups = {name: mesh.get_group(name) for name in DIMENSIONS}
-    line = mesh["pipeline"]
-    stage = Stage(new_model(), line.get_group())
-    parallelize_module(stage, mesh["tensor"], PLAN)
-    schedule = ScheduleGPipe(
-        PipelineStage(stage, line.get_local_rank(), line.size(), device, group=line.get_group()),
+def schedule_of(stage, line):
+    """The schedule of chapter 5's GPipe on this rank's line of the mesh."""
+    here, stages, group = line.get_local_rank(), line.size(), line.get_group()
+    return ScheduleGPipe(
+        PipelineStage(stage, here, stages, hardware.device(), group=group),
         n_microbatches=2,
         loss_fn=lambda logits, targets: share_of_loss(logits, targets, ROWS * CONTEXT),
         scale_grads=False,  # the shares add up already
     )
 
-    def step(stage, inputs, targets):
-        shares = []
-        rows = [own_rows(inputs, groups["data"])] if stage.first else []
-        labels = own_rows(targets, groups["data"])
-        schedule.step(*rows, **({"target": labels, "losses": shares} if stage.last else {}))
-        for parameter in stage.parameters():
-            dist.all_reduce(local(parameter.grad), group=groups["data"])
-        return loss_on_all(sum(shares, torch.zeros((), device=device)).detach(), groups)
 
-    losses = train(stage, step)
+def scheduled_step(stage, inputs, targets, schedule, groups):
+    shares = []
+    rows = [own_rows(inputs, groups["data"])] if stage.first else []
+    labels = own_rows(targets, groups["data"])
+    schedule.step(*rows, **({"target": labels, "losses": shares} if stage.last else {}))
+    for parameter in stage.parameters():
+        dist.all_reduce(local(parameter.grad), group=groups["data"])
+    return loss_on_all(sum(shares, torch.zeros((), device=targets.device)).detach(), groups)
+
+
+# %%
+def train_with_pytorch(rank, sizes):
+    mesh = init_device_mesh(hardware.device().type, sizes, mesh_dim_names=DIMENSIONS)
+    groups = {name: mesh.get_group(name) for name in DIMENSIONS}
+    stage = Stage(new_model(), groups["pipeline"])
+    parallelize_module(stage, mesh["tensor"], PLAN)
+    schedule = schedule_of(stage, mesh["pipeline"])
+    losses = train(stage, lambda *work: scheduled_step(*work, schedule, groups))
     named = stage.named_parameters()
     held = {name: torch.stack([local(p.detach()), local(p.grad)]).cpu() for name, p in named}
     return coordinates(groups), losses, held
 
 
-def whole_attention(results):
-    """For the comparison: this rank's attention is whole, so cut it as `as_alone` expects."""
-    for (_, _, t), _, held in results:
-        for name in [name for name in held if "attention" in name]:
-            held[name] = torch.stack([part_of(name, each, t, 2) for each in held[name]])
-    return results
-
-
 results = launch(train_with_pytorch, 8, (2, 2, 2))
-print("with PyTorch: 8 ranks as alone:", as_alone(whole_attention(results), tensor=2))
-
-# %% [markdown]
-# ### HSDP: the hierarchical sum, with memory saved
-#
-# All ranks of a data group hold the same parameters and, in the optimizer, the same state. Chapter
-# 8 takes that apart: each rank keeps a part only, and the others send theirs when they are needed.
-# Done between all ranks of a data group, the parameters travel over the slow links, too. **HSDP**,
-# hybrid sharded data parallel, uses two dimensions instead: *shard* inside a machine, *replicate*
-# between machines. `fully_shard` takes the 2-D mesh.
-#
-# **Predict** what a rank hands over in a step of one MLP with $N = 8W^2 + 5W$ parameters, on 2
-# machines of 2 ranks. The parameters are gathered inside for forward, $4N/2$ bytes from each rank,
-# and kept until backward. Then the gradients: a reduce-scatter inside takes $4N$, and an all-reduce
-# between takes a rank's part of the sum, $4N/2$.
-
-# %% tags=["prediction"]
-N, W = 8 * WIDTH**2 + 5 * WIDTH, WIDTH
-predicted = {
-    "all_gather, shard": 4 * N // 2,
-    "reduce_scatter, shard": 4 * N,
-    "all_reduce, replicate": 4 * N // 2,
-    "parameters held": 4 * N // 2,
-}
-
-
-# %%
-def hsdp_step(rank):
-    mesh = init_device_mesh(hardware.device().type, (2, 2), mesh_dim_names=("replicate", "shard"))
-    torch.manual_seed(0)
-    mlp, x = FeedForward(W).to(hardware.device()), torch.randn(8, W).to(hardware.device())
-    mlp(x).square().mean().backward()
-    expected = [parameter.grad for parameter in mlp.parameters()]
-    mlp.zero_grad()
-    fully_shard(mlp, mesh=mesh)
-    with Trace() as trace:
-        mlp(x.chunk(4)[rank]).square().mean().backward()
-    inside = dist.get_process_group_ranks(mesh.get_group("shard"))
-    counts = {}
-    for call in trace.record().calls:
-        name = f"{call.op}, {'shard' if list(call.ranks) == inside else 'replicate'}"
-        counts[name] = counts.get(name, 0) + call.bytes
-    counts["parameters held"] = memory_ledger(mlp)["parameters"]
-    gradients = [parameter.grad.full_tensor() for parameter in mlp.parameters()]
-    return all(equal(a, [b]) for a, b in zip(expected, gradients)), counts
-
-
-results = launch(hsdp_step, 4)
-print("gradients as in one process, on all ranks:", all(same for same, _ in results))
-compare(predicted, results[0][1])
-
-# %% [markdown]
-# Reduce-scatter inside, all-reduce between: steps 1 and 2 of the hierarchical all-reduce. Step 3,
-# the all-gather, comes later: it gathers parameters instead of gradients, before the next forward,
-# when the optimizer has changed them. So the same bytes flow as in the three steps of section 3,
-# and from step 2 to the next forward a rank keeps only half of the parameters, of the gradients and
-# of the optimizer's state.
+print("with PyTorch: 8 ranks as alone:", as_alone(results, tensor=2, uncut="attention"))
 
 # %% [markdown]
 # ## 5. Break it: five ways to talk to the wrong people
@@ -1272,6 +1025,7 @@ def agree(tensor, group):
     return torch.equal(lowest, highest)
 
 
+# %%
 def train_carelessly(rank, rows_by, sum_over):
     groups = groups_of_mesh(2, 1, 2) | {"all ranks": dist.group.WORLD}
     model = cut_blocks(new_model(), groups["tensor"])
@@ -1294,6 +1048,7 @@ def train_carelessly(rank, rows_by, sum_over):
     return alike, (place, losses, held_by(model))
 
 
+# %%
 def report(rows_by, sum_over):
     results = launch(train_carelessly, 4, rows_by, sum_over)
     print(f"rows by {rows_by}, gradients over {sum_over}:")
@@ -1386,11 +1141,16 @@ except RankFailure as failure:
 # %% [markdown]
 # ## 6. Exercises: place the ranks, then train on them
 #
-# Five parts of a hybrid training run, from the numbers of its ranks to the machines that they stand
-# on. In all of them the rank with the coordinates (d, p, t) has the number (d * pp + p) * tp + t:
+# Four parts of a hybrid training run, from the numbers of its ranks to a step on all of them. (7.5, the machines
+# that they stand on, is in `07_hybrid_further`.) In all of them the rank with the coordinates (d, p, t) has the number (d * pp + p) * tp + t:
 # tensor changes fastest, data slowest. `dp`, `pp` and `tp` are the sizes of the three dimensions.
 # 7.3 and 7.4 run on real ranks with small layers, and are compared with one process that holds the
 # whole model and the whole batch.
+
+# %%
+from collections.abc import Callable
+
+from torch.distributed.device_mesh import DeviceMesh
 
 # %% [markdown]
 # ### 7.1 The groups of a grid, by arithmetic (2 points)
@@ -1595,57 +1355,6 @@ def train_3d_step(
 check("7.4", train_3d_step)
 
 # %% [markdown]
-# ### 7.5 Which dimension on the fast links? (3 points)
-#
-# A cluster has two kinds of links: fast ones inside a machine, slow ones between machines. The
-# order of the dimensions decides which groups stay inside. The last dimension's groups are
-# neighbours; those of the first are far apart. Find the order that costs least.
-#
-# Count like this. Ranks are numbered as everywhere in this section, with the last dimension of the
-# order changing fastest, and fill one machine after the other. In a step, every rank sends
-# `sent[name]` bytes to its group of a dimension. That takes `sent[name] / inside` seconds if *each*
-# of the dimension's groups lies within one machine, else `sent[name] / between`, because a step
-# waits for the slowest. The dimensions' times add up. A dimension of size 1 sends nothing.
-
-
-# %% nbgrader={"grade_id": "7.5", "solution": true}
-def cheapest_placement(
-    sizes: dict[str, int],
-    sent: dict[str, float],
-    per_machine: int,
-    inside: float,
-    between: float,
-) -> tuple[tuple[str, ...], float]:
-    """Returns a cheapest order of the dimensions, slowest-changing first, and its seconds a step.
-
-    `sizes` maps the dimensions' names to their numbers of ranks, and `sent` to the bytes that a
-    rank sends a step. `per_machine` ranks are in a machine (the last machine may have fewer).
-    `inside` and `between` are bytes a second within a machine and between machines. There are at
-    most five dimensions; of several orders that cost the same, any will do.
-    """
-    ### BEGIN SOLUTION
-    world_size = math.prod(sizes.values())
-
-    def seconds(order: tuple[str, ...]) -> float:
-        total, stride = 0.0, 1
-        for name in reversed(order):
-            apart = stride * (sizes[name] - 1)  # from a group's first rank to its last
-            firsts = [r for r in range(world_size) if r // stride % sizes[name] == 0]
-            fits = all(r // per_machine == (r + apart) // per_machine for r in firsts)
-            if sizes[name] > 1:
-                total += sent[name] / (inside if fits else between)
-            stride *= sizes[name]
-        return total
-
-    best = min(itertools.permutations(sizes), key=seconds)
-    return best, seconds(best)
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "7.5-check", "grade": true, "points": 3, "locked": true}
-check("7.5", cheapest_placement)
-
-# %% [markdown]
 # ## 7. See it: the grid of ranks
 #
 # The explorer draws a grid of up to 4 x 4 x 4 ranks and lights up the three groups of one of them.
@@ -1660,30 +1369,22 @@ check("7.5", cheapest_placement)
 # * Find the grids in which the pipeline's neighbours sit in other machines and tensor does not.
 
 # %%
+from course_utils import explore
+
 GPT_7_5B = {"layers": 36, "width": 4_096, "tokens": 512 * 2_048, "parameters": 7.5e9}
-MACHINE = 8  # ranks in one machine
 
 
 def draw_grid_and_bytes(data, pipeline, tensor, rank):
     sizes = data, pipeline, tensor
     rank = min(rank, data * pipeline * tensor - 1)
-    figure, ax = plots.canvas(height=4.6)
-    draw_grid(ax, *sizes, chosen=rank, top=5.3, height=3.1)
     stage = rank // tensor % pipeline
     neighbours = (stage > 0) + (stage < pipeline - 1)
+    own = {
+        name: next(line for line in lines if rank in line)
+        for name, lines in lines_of_grid(*sizes).items()
+    }
     sent = bytes_of_step(sizes, **GPT_7_5B, neighbours=neighbours)
-    for row, (name, lines) in enumerate(lines_of_grid(*sizes).items()):
-        y, line = 1.15 - 0.45 * row, next(line for line in lines if rank in line)
-        ax.add_patch(Rectangle((0.1, y - 0.13), 0.3, 0.26, facecolor=DIMENSIONS[name]))
-        ax.text(0.55, y, f"{name} group", va="center", weight="bold")
-        inside = len({member // MACHINE for member in line}) == 1
-        ax.text(2.5, y, ", ".join(map(str, line)), va="center")
-        ax.text(6.4, y, f"{sent[name] / 1e9:.1f} GB", va="center", ha="right")
-        where = "in one machine" if inside else "between machines"
-        ax.text(6.8, y, "talks to nobody" if len(line) == 1 else where, va="center")
-    ax.text(2.5, 1.55, "ranks", va="center", fontsize=9, color="#5F5F5F")
-    ax.text(6.4, 1.55, "sent per step", va="center", ha="right", fontsize=9, color="#5F5F5F")
-    return figure
+    return ch07.grid_and_bytes(sizes, rank, own, sent)
 
 
 explore.Explorer(
@@ -1704,6 +1405,8 @@ explore.Explorer(
 # `1 4 1`, and `2 2 2` on eight.
 
 # %%
+from course_utils.terminal import scratch, torchrun
+
 script = scratch() / "hybrid.py"
 script.unlink(missing_ok=True)
 
@@ -1719,11 +1422,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
 from course_utils import text
+from course_utils.meters import local
 from course_utils.models import LanguageModel
 
 PLAN = {"*.feed_forward.up": ColwiseParallel(), "*.feed_forward.down": RowwiseParallel()}
@@ -1758,14 +1461,12 @@ module = nn.Sequential(*layers).to(device)
 parallelize_module(module, mesh["tensor"], PLAN)
 
 
-def share_of_loss(logits, targets):
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    return loss / (ROWS * CONTEXT)
+def share_of_loss(out, targets):
+    return cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="sum") / (ROWS * CONTEXT)
 
 
-group = mesh["pipeline"].get_group()
 schedule = Schedule1F1B(
-    PipelineStage(module, stage, sizes[1], device, group=group),
+    PipelineStage(module, stage, sizes[1], device, group=mesh["pipeline"].get_group()),
     n_microbatches=ROWS // sizes[0],  # a row each
     loss_fn=share_of_loss,
     scale_grads=False,
@@ -1778,9 +1479,7 @@ for step in range(3):
     losses = []
     schedule.step(*[tokens] * first, **({"target": targets, "losses": losses} if last else {}))
     for parameter in module.parameters():
-        gradient = parameter.grad
-        gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        dist.all_reduce(gradient, group=mesh["data"].get_group())
+        dist.all_reduce(local(parameter.grad), group=mesh["data"].get_group())
     optimizer.step()
     loss = sum(losses, torch.zeros((), device=device)).detach()
     dist.all_reduce(loss, group=mesh["data"].get_group())
@@ -1836,8 +1535,6 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 # * A. Grattafiori et al., *The Llama 3 Herd of Models*, 2024, [arXiv
 #   2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.2 and table 4, four dimensions and
 #   their order.
-# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023,
-#   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2.2 hybrid sharding.
 # * PyTorch: [process groups](https://docs.pytorch.org/docs/stable/distributed.html),
 #   [DeviceMesh](https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html),
 #   [pipelining](https://docs.pytorch.org/docs/stable/distributed.pipelining.html), [tensor

@@ -11,49 +11,23 @@
 # disturbed, and every sample was used exactly once per epoch. Training that goes on with the
 # machines that are there is called **elastic**.
 #
+# What goes beyond that (why a worker died, a loader that runs ahead, a foreman who listens, orphans,
+# what torchrun's options cost, and how others do it) is in `09_elastic_further`.
+#
 # The chapter kills processes with signals and needs Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
-import errno
-import hashlib
-import io
-import json
-import math
-import os
-import random
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import uuid
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
-
-import cloudpickle
 import matplotlib.pyplot as plt
-import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Sampler
 
-from course_utils import explore, hardware, mnist, plots
+from course_utils import hardware, mnist, plots
 from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
+from course_utils.figures import ch09
 from course_utils.launch import RankFailure, launch
 from course_utils.predictions import compare
-from course_utils.terminal import run_in_terminal, scratch
 
 torch.set_num_threads(1)  # so small a model loses time with more
 hardware.report()
@@ -77,29 +51,7 @@ hardware.report()
 # the last entry is lost, and done again.
 
 # %%
-figure, ax = plots.canvas(height=4.0)
-ink = plots.COLORS["ink"]
-ax.add_patch(plt.Rectangle((3.7, 3.55), 2.6, 1.15, facecolor="white", edgecolor=ink))
-ax.text(5.0, 4.48, "register", ha="center", va="center", weight="bold")
-ax.text(5.0, 3.95, "shift 3:  A is 0, B is 1\nat least 1, at most 2", ha="center", va="center")
-for x, name, shade in ((0.6, "building A", 0), (6.9, "building B", 1)):
-    plots.building(ax, x, 0.75, width=2.5, height=2.1, color=plots.RANK_COLORS[shade])
-    ax.text(x + 1.25, 0.6, name, ha="center", va="top")
-    ax.plot(x + 0.5, 1.75, marker="^", markersize=15, color=ink)
-    ax.text(x + 0.85, 1.75, "foreman", va="center", fontsize=10)
-    for worker in range(2):
-        ax.plot(x + 0.5 + 0.7 * worker, 1.2, marker="o", markersize=11, color="white", mec=ink)
-    ax.text(x + 1.5, 1.2, "workers", va="center", fontsize=10)
-    register = (3.65, 4.0) if shade == 0 else (6.35, 4.0)
-    plots.arrow(ax, (x + 1.25, 2.95), register, bend=0.2 if shade == 0 else -0.2)
-    safe = (4.15, 0.95) if shade == 0 else (5.85, 0.95)
-    side = x + 2.55 if shade == 0 else x - 0.05
-    plots.arrow(ax, (side, 0.95), safe, color=plots.COLORS["update"])
-ax.text(1.6, 3.75, "signs in", ha="center")
-ax.text(8.4, 3.75, "signs in", ha="center")
-ax.add_patch(plt.Rectangle((4.2, 0.4), 1.6, 1.3, facecolor="#E8E8E8", edgecolor=ink, lw=2))
-ax.add_patch(plt.Circle((5.0, 1.2), 0.26, facecolor="white", edgecolor=ink))
-ax.text(5.0, 0.6, "safe", ha="center", va="center", weight="bold")
+figure = ch09.two_buildings()
 plt.show()
 
 # %% [markdown]
@@ -125,6 +77,11 @@ plt.show()
 # anything. Rank 0 waits for it, as in a collective.
 
 # %%
+import sys
+from pathlib import Path
+
+from course_utils.terminal import run_in_terminal, scratch
+
 script = scratch() / "two_lives.py"
 script.unlink(missing_ok=True)
 
@@ -193,6 +150,10 @@ predicted = {
 
 
 # %%
+import os
+import signal
+
+
 def count_steps(rank, folder, every, dies_after):
     """Counts to `steps`, and goes on where the last checkpoint was; notes every step it does."""
     saved = folder / "saved"
@@ -207,6 +168,10 @@ def count_steps(rank, folder, every, dies_after):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+# %%
+import shutil
+
+
 def steps_done_twice(every):
     folder = Path("scratch/count")
     shutil.rmtree(folder, ignore_errors=True)
@@ -219,16 +184,13 @@ def steps_done_twice(every):
     return len((folder / "all steps").read_text().split()) - steps
 
 
+# %%
+intervals = {"every 1": 1, "every 4": 4, "every 6": 6, "no checkpoint": 0}
 compare(
     predicted,
-    {name: steps_done_twice(int(name.split()[-1]) if name[0] == "e" else 0) for name in predicted},
+    {name: steps_done_twice(every) for name, every in intervals.items()},
     {
-        "What was still to come: those steps are done once.": {
-            "every 1": 9,
-            "every 4": 9,
-            "every 6": 9,
-            "no checkpoint": 9,
-        },
+        "What was still to come: those steps are done once.": dict.fromkeys(intervals, 9),
         "Half of the interval is the average over many deaths; this one came at step 11.": {
             "every 4": 2
         },
@@ -260,6 +222,8 @@ compare(
 # in $M = m/n$. Now Llama's numbers.
 
 # %%
+import math
+
 gpus, days, failures = 16_384, 54, 419  # Llama 3 paper, section 3.3.4
 M = days * 24 * 60 / failures
 print(f"the job: one failure in {M / 60:.1f} hours")
@@ -276,65 +240,50 @@ for save_minutes in (0.1, 1, 10):
 # than twice a year makes a cluster that fails every three hours, and a save of ten minutes would
 # cost a third of the work's time on top of it. That is why so much work goes into making saves short.
 #
-# **Measured**, in a simulation: failures come at random, with the same probability at every moment, in
-# work as in saving and recovering. The points are simulated, the line is the formula.
+# The next figure draws the formula, for a save of one minute and a recovery of three.
 
 
 # %%
-def simulated_loss(interval, save, recovery, mtbf, intervals=20_000):
-    """Time lost for each minute of lasting work, with random failures; all in minutes."""
-    dice = random.Random(0)
-    clock, next_failure = 0.0, dice.expovariate(1 / mtbf)
-    for _ in range(intervals):
-        while clock + interval + save > next_failure:  # this interval never reached the disk
-            clock = next_failure + recovery
-            next_failure = clock + dice.expovariate(1 / mtbf)
-        clock += interval + save
-    return clock / (intervals * interval) - 1
-
-
-save, recovery, mtbf = 1.0, 3.0, M
-taus = np.geomspace(3, 200, 60)
-formula = save / taus + (taus / 2 + recovery) / mtbf
-tried = [3, 6, 12, 19, 30, 60, 120, 200]
-simulated = [simulated_loss(tau, save, recovery, mtbf) for tau in tried]
-
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
-ax.plot(taus, 100 * formula, color=plots.COLORS["ink"], label="formula", lw=2.2)
-ax.plot(taus, 100 * save / taus, color=plots.COLORS["update"], ls="--", label="saving")
-ax.plot(taus, 100 * taus / 2 / mtbf, color=plots.COLORS["wrong"], ls=":", lw=2.2, label="lost work")
-ax.plot(
-    tried,
-    [100 * share for share in simulated],
-    "o",
-    color=plots.COLORS["forward"],
-    mec=plots.COLORS["ink"],
-    label="simulated",
-)
-best = math.sqrt(2 * save * mtbf)
-ax.axvline(best, color="#8C8C8C", lw=1)
-ax.text(best * 1.05, 96, f"$\\tau^*$ = {best:.0f} min", va="top")
-ax.set_xscale("log")
-ax.set_xticks([3, 10, 30, 100, 200], ["3", "10", "30", "100", "200"])
-ax.minorticks_off()
-ax.set(xlabel="interval between checkpoints (minutes)", ylabel="time lost (% of the work)")
-ax.set_ylim(0, 100)
-ax.set_title("Too often costs saving, too rarely costs work")
-ax.legend(loc="upper left", bbox_to_anchor=(0.06, 1.0))
+figure = ch09.time_lost(save=1.0, recovery=3.0, mtbf=M)
 plt.show()
-lowest = min(zip(simulated, tried))[1]
-print(
-    f"of the intervals tried, the simulation is best at {lowest} minutes, the formula at {best:.0f}"
-)
-print(
-    f"there the formula says {save / best + (best / 2 + recovery) / mtbf:.1%},",
-    f"the simulation {simulated_loss(best, save, recovery, mtbf):.1%}",
-)
 
 # %% [markdown]
 # *The curve falls like saving and rises like lost work. Around its lowest point it is flat: twice or
-# half the best interval costs little more. Far to the right the simulation lies above the formula:
-# there failures also hit work that is being repeated, which the first order leaves out.*
+# half the best interval costs little more.* `09_elastic_further` holds it against failures that come by
+# dice.
+#
+# **Predict**, and say first what you feel. The cluster grows to four times as many GPUs of the same
+# kind; a save takes one minute, as before. By which factor does the best interval change? And by which
+# the share of time that saves and lost work take together?
+
+# %% tags=["prediction"]
+predicted = {"best interval": 1 / 2, "saves and lost work": 2.0}
+
+
+# %%
+def lowest_point(mtbf, save=1.0):
+    """Looks along the curve: the best interval in minutes, and the share that it loses."""
+    intervals = [tenths / 10 for tenths in range(1, 2000)]
+    return min((save / tau + tau / 2 / mtbf, tau) for tau in intervals)[::-1]
+
+
+before, after = lowest_point(M), lowest_point(M / 4)
+compare(
+    predicted,
+    dict(zip(predicted, (round(b / a, 1) for a, b in zip(before, after)))),
+    {
+        "As if it followed the time between failures: that stands under a root.": {
+            "best interval": 1 / 4
+        },
+        "As if each failure lost as much as before: the interval is half as long.": {
+            "saves and lost work": 4.0
+        },
+    },
+)
+
+# %% [markdown]
+# Four times the failures, and each loses half as much work: twice the loss. Saves come twice as often, which
+# doubles their share too. Only the recoveries, $R/M$, become four times as many.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: an agent, a checkpoint, a run that cannot be stopped
@@ -343,26 +292,38 @@ print(
 #
 # An agent is a loop: start the workers, look at them now and then, and if one has died, end all and
 # start again. All, because the others wait for the dead one in a collective, and because a process
-# group cannot lose a member or take in a new one. `patience` is for section 5.
+# group cannot lose a member or take in a new one.
 
 
 # %%
-def supervise(program, workers, max_restarts, patience=None):
-    """Runs `workers` copies of a program until all end well. Returns what happened, in words.
+import subprocess
 
-    patience: seconds after which a worker that no longer touches its file counts as hung.
-    """
+
+def start_workers(program, workers, life):
+    """Starts them; each learns from its environment who it is."""
+    own = [os.environ | {"RANK": str(rank), "LIFE": str(life)} for rank in range(workers)]
+    return [subprocess.Popen([sys.executable, program], env=variables) for variables in own]
+
+
+def who_died(group):
+    """A sentence about the first that ended badly, or None."""
+    for number, worker in enumerate(group):
+        if worker.poll() not in (None, 0):
+            return f"worker {number} ended with {signal.Signals(-worker.returncode).name}"
+    return None
+
+
+# %%
+import time
+
+
+def supervise(program, workers, max_restarts):
+    """Runs `workers` copies of a program until all end well. Returns what happened, in words."""
     story = []
     for life in range(max_restarts + 1):
-        beats = [Path(f"scratch/beat-{number}") for number in range(workers)]
-        group = []
+        group = start_workers(program, workers, life)
         try:
-            for beat in beats:
-                beat.unlink(missing_ok=True)
-            for number, beat in enumerate(beats):
-                own = {"RANK": str(number), "LIFE": str(life), "BEAT": str(beat)}
-                group.append(subprocess.Popen([sys.executable, program], env=os.environ | own))
-            while not (gone := what_is_wrong(group, beats, patience)):
+            while not (gone := who_died(group)):
                 if all(worker.poll() == 0 for worker in group):
                     return [*story, f"life {life}: all workers ended well"]
                 time.sleep(0.02)  # the monitor interval
@@ -374,48 +335,23 @@ def supervise(program, workers, max_restarts, patience=None):
     return [*story, "no restarts left"]
 
 
-def what_is_wrong(group, beats, patience):
-    heard = []  # (when, from whom): of the workers that live
-    for number, (worker, beat) in enumerate(zip(group, beats)):
-        if worker.poll() not in (None, 0):
-            return f"worker {number} ended with {signal.Signals(-worker.returncode).name}"
-        if worker.poll() is None and beat.exists():
-            heard.append((beat.stat().st_mtime, number))
-    if patience and heard and time.time() - min(heard)[0] > patience:
-        return f"worker {min(heard)[1]} lives, but was silent for more than {patience} s"
-    return None
-
-
 # %%
 program = Path("scratch/mortal.py")
 program.unlink(missing_ok=True)
 
 # %%
 # %%writefile scratch/mortal.py
-"""A worker that, in its first life, dies or hangs."""
+"""A worker of which, in its first life, number 1 dies."""
 
 import os
 import signal
-import sys
-import time
-from pathlib import Path
 
-first_life, number = os.environ["LIFE"] == "0", os.environ["RANK"]
-while first_life and number != "1" and not Path("scratch/beat-1").exists():
-    time.sleep(0.02)  # worker 1 gives the first sign, so that it is the one silent for longest
-Path(os.environ["BEAT"]).touch()
-if first_life and number == "1":
-    if Path("scratch/hang").exists():
-        time.sleep(1000)
-    os.kill(os.getpid(), signal.SIGKILL)
-if first_life:
-    while True:  # the others wait, and are well
-        Path(os.environ["BEAT"]).touch()
-        time.sleep(0.1)
-sys.exit(0)
+if os.environ["LIFE"] == "0":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()  # the others wait, and are well
 
 # %%
-Path("scratch/hang").unlink(missing_ok=True)
 for line in supervise(program, workers=3, max_restarts=2):
     print(line)
 
@@ -430,6 +366,8 @@ for line in supervise(program, workers=3, max_restarts=2):
 # 6 six times, and each time but the first one part is left out.
 
 # %%
+from torch.nn.functional import cross_entropy
+
 images, labels = mnist.tensors(train=True, limit=480)
 images = images.flatten(1)
 
@@ -456,6 +394,9 @@ def train_steps(run, position, count):
     return losses
 
 
+# %%
+import io
+
 undisturbed = new_run()
 undisturbed_losses = train_steps(undisturbed, 0, 6)
 whole = {name: part.state_dict() for name, part in undisturbed.items()}
@@ -465,6 +406,7 @@ torch.save(whole, buffer)
 undisturbed_losses += train_steps(undisturbed, 6, 6)
 
 
+# %%
 def resumed_without(*left_out):
     """Six more steps from the checkpoint, a part of which is not used."""
     run = new_run()
@@ -501,8 +443,7 @@ for left_out in ([], *([name] for name in whole)):
 #   takes the rows of its share. On a large model one would derive a seed from step and sample.
 # * **The learning rate** belongs to the step. The global batch stays as it is, so it need not change.
 #
-# The next cell writes these rules, and the checkpoints, into a file that the notebook and the
-# workers import. It keeps the step of SGD with momentum in plain sight, which also saves the workers
+# The next cell writes these rules into a file that the notebook and the workers import. It keeps the step of SGD with momentum in plain sight, which also saves the workers
 # the import of `torch.optim`: a new worker's start is part of every recovery. `used` counts how often
 # each row went into the parameters. It is part of the state, so a step that is lost is taken off the
 # count as well.
@@ -515,11 +456,6 @@ Path("scratch/elastic_parts.py").unlink(missing_ok=True)
 """What the elastic training is made of. The notebook and every worker import this file."""
 
 import math
-import os
-import tempfile
-import zlib
-from io import BytesIO
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -583,33 +519,13 @@ def train_step(state, images, labels, rank=0, ranks=1):
     state["step"] = step + 1
 
 
-def write_checkpoint(folder, state):
-    """Writes step-0007-1a2b3c4d.pt, the step and a checksum. The name appears when all is there."""
-    memory = BytesIO()
-    torch.save(state, memory)
-    name = f"step-{state['step']:04}-{zlib.crc32(memory.getbuffer()):08x}.pt"
-    number, unfinished = tempfile.mkstemp(dir=folder)
-    with open(number, "wb") as file:
-        file.write(memory.getbuffer())
-        file.flush()
-        os.fsync(number)  # on the disk, not only in the kernel's memory
-    Path(unfinished).rename(Path(folder, name))
-
-
-def newest_checkpoint(folder):
-    """Returns the newest state whose checksum agrees with its name, or None."""
-    for path in sorted(Path(folder).glob("step-*.pt"), reverse=True):
-        content = path.read_bytes()
-        if path.stem.endswith(f"{zlib.crc32(content):08x}"):
-            return torch.load(BytesIO(content), weights_only=True)
-    return None
-
-
 # %% [markdown]
 # Does the number of ranks change anything? Train the 20 steps with one process, then with 2, 3 and 5
 # ranks; 48 samples do not divide by 5.
 
 # %%
+import cloudpickle
+
 if "scratch" not in sys.path:
     sys.path.insert(0, "scratch")
 sys.modules.pop("elastic_parts", None)  # you may have changed the file
@@ -640,7 +556,8 @@ for ranks in (2, 3, 5):
 # %% [markdown]
 # ### A checkpoint that is whole, or not there
 #
-# `write_checkpoint` is careful in three ways.
+# A checkpoint is useful only if it is there after any failure, so `write_checkpoint` is careful in three
+# ways.
 #
 # * **Atomic.** It writes under another name and renames at the end. A rename within a file system happens
 #   at once: whoever looks finds the finished file or none. A process that dies while it writes
@@ -650,7 +567,46 @@ for ranks in (2, 3, 5):
 # * **Verified.** The name carries a checksum of the content. `newest_checkpoint` goes back from the
 #   newest to the first that agrees with its own name. That also finds what a disk or a copy has damaged
 #   later, which no rename can prevent.
-#
+
+# %%
+Path("scratch/elastic_files.py").unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/elastic_files.py
+"""Checkpoints that are whole, or not there. The notebook and every worker import this file."""
+
+import os
+import tempfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import torch
+
+
+def write_checkpoint(folder, state):
+    """Writes step-0007-1a2b3c4d.pt, the step and a checksum. The name appears when all is there."""
+    memory = BytesIO()
+    torch.save(state, memory)
+    name = f"step-{state['step']:04}-{zlib.crc32(memory.getbuffer()):08x}.pt"
+    number, unfinished = tempfile.mkstemp(dir=folder)
+    with open(number, "wb") as file:
+        file.write(memory.getbuffer())
+        file.flush()
+        os.fsync(number)  # on the disk, not only in the kernel's memory
+    Path(unfinished).rename(Path(folder, name))
+
+
+def newest_checkpoint(folder):
+    """Returns the newest state whose checksum agrees with its name, or None."""
+    for path in sorted(Path(folder).glob("step-*.pt"), reverse=True):
+        content = path.read_bytes()
+        if path.stem.endswith(f"{zlib.crc32(content):08x}"):
+            return torch.load(BytesIO(content), weights_only=True)
+    return None
+
+
+# %% [markdown]
 # **Predict** the bytes of its tensors: the weights, as many for the momentum, 8 bytes for each counter,
 # and a generator's state. Then damage the newest of three files by a single bit.
 
@@ -670,6 +626,14 @@ def tensor_bytes(value):
     return sum(tensor.nbytes for tensor in tensors)
 
 
+compare(predicted, {name: tensor_bytes(alone[name]) for name in predicted})
+
+
+# %%
+sys.modules.pop("elastic_files", None)  # you may have changed the file
+import elastic_files as files
+
+
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -682,11 +646,10 @@ folder.mkdir()
 state = parts.new_state()
 for _ in range(3):
     parts.train_step(state, images, labels)
-    parts.write_checkpoint(folder, state)
-compare(predicted, {name: tensor_bytes(state[name]) for name in predicted})
-print("newest checkpoint: step", parts.newest_checkpoint(folder)["step"])
+    files.write_checkpoint(folder, state)
+print("newest checkpoint: step", files.newest_checkpoint(folder)["step"])
 flip_a_bit(max(folder.glob("step-*.pt")))
-print("newest good checkpoint after the damage: step", parts.newest_checkpoint(folder)["step"])
+print("newest good checkpoint after the damage: step", files.newest_checkpoint(folder)["step"])
 
 # %% [markdown]
 # ### With PyTorch: torchrun on two nodes
@@ -709,24 +672,9 @@ print("newest good checkpoint after the damage: step", parts.newest_checkpoint(f
 #    somebody comes or goes, there is a new round and a new group.
 #
 # Where the store lives matters: if its machine dies, so does the job. Here the notebook holds it, as a
-# head node would, and no agent's death touches it. The workers have a store too, in which
-# `init_process_group` finds the others. `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` gives every worker group a new
-# one. The default, one store that an agent keeps for all of its groups, has not always survived a change
-# of members ([issue 135712](https://github.com/pytorch/pytorch/issues/135712),
-# [pull request 167302](https://github.com/pytorch/pytorch/pull/167302)).
-#
-# What each option costs when something fails:
-#
-# | option | default | what it decides |
-# |---|---|---|
-# | `--monitor-interval` | 0.1 s | how soon an agent sees that its own worker died |
-# | `keep_alive_interval` x `keep_alive_max_attempt` | 5 s x 3 | how long a silent node still counts as a member |
-# | `last_call_timeout` | 30 s | how long a round waits for more than the minimum |
-# | `join_timeout` | 600 s | how long to wait for the minimum before giving up |
-# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; a node that joins does not count, a lost one does, because the other workers fail |
-#
-# (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The notebook sets
-# 1 s x 8, so that a busy machine is not taken for a dead node, and a last call of 2 s.
+# head node would, and no agent's death touches it. How long each of these steps waits is decided by
+# options; `09_elastic_further` says what each costs, and what the variable in front of the command is
+# for.
 
 # %%
 Path("scratch/elastic_train.py").unlink(missing_ok=True)
@@ -735,57 +683,32 @@ Path("scratch/elastic_train.py").unlink(missing_ok=True)
 # %%writefile scratch/elastic_train.py
 """A worker. Whoever is there goes on where the newest good checkpoint ends."""
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
 born = time.time()  # before the imports that take long
 
+import elastic_files as files
 import elastic_parts as parts
 import torch
 import torch.distributed as dist
 
-folder, node = Path(sys.argv[1]), os.environ["NODE"]
-rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-diary = open(Path(folder, "events", f"{node}-{os.getpid()}.jsonl"), "w")  # noqa: SIM115
+from course_utils.nodes import Worker
 
-
-def note(event, at=None):
-    line = {"event": event, "time": at or time.time(), "node": node, "pid": os.getpid()}
-    line |= {"group": group, "rank": rank, "ranks": ranks, "step": state["step"]}
-    line["restarts"] = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    print(json.dumps(line), file=diary, flush=True)
-
-
-def wait_at_gate():
-    """The notebook holds the run at chosen steps, so that it can kill at a known one."""
-    noted = False
-    while True:
-        opened_for, until = Path(folder, "gate").read_text().split()
-        if opened_for == group and state["step"] < int(until):
-            return
-        if not noted:
-            note("held")
-            noted = True
-        time.sleep(0.05)
-
-
+folder = Path(sys.argv[1])
 images, labels = torch.load(folder / "data.pt", weights_only=True)
 dist.init_process_group("gloo")  # also where there are GPUs: here two nodes are one machine
-name = torch.tensor(time.time_ns())
-dist.broadcast(name, 0)  # rank 0 names the worker group
-group = str(name.item())
-state = parts.newest_checkpoint(folder) or parts.new_state()  # nobody writes until all have read
-note("born", at=born)
+worker = Worker(folder)  # keeps a diary, and waits where the notebook wants it to
+state = files.newest_checkpoint(folder) or parts.new_state()  # nobody writes until all have read
+worker.note("born", state["step"], at=born)
 while state["step"] < parts.STEPS:
-    wait_at_gate()
-    parts.train_step(state, images, labels, rank, ranks)
+    worker.wait_at_gate(state["step"])
+    parts.train_step(state, images, labels, worker.rank, worker.ranks)
     time.sleep(0.05)  # so that the picture below shows something of so small a step
-    note("step")
-    if rank == 0 and (state["step"] % parts.EVERY == 0 or state["step"] == parts.STEPS):
-        parts.write_checkpoint(folder, state)
+    worker.note("step", state["step"])
+    if worker.rank == 0 and (state["step"] % parts.EVERY == 0 or state["step"] == parts.STEPS):
+        files.write_checkpoint(folder, state)
 dist.destroy_process_group()
 
 
@@ -793,147 +716,11 @@ dist.destroy_process_group()
 # Without the gate and the diary it is a script as you would write it: read the checkpoint, train, write
 # checkpoints. It does not know whether this is its first life.
 #
-# The next two cells are the notebook's side. Whatever happens in a `with` block of this kind, nothing
-# that carries the job's name in its environment survives it.
-
-
-# %%
-def processes_of(job):
-    """The processes, of any parent, that carry the name `job` in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("COURSE_JOB") == job:
-                found.append(process)
-        except psutil.Error:  # gone in the meantime, or not ours to look at
-            pass
-    return found
-
-
-@contextmanager
-def no_survivors():
-    """Gives a name for a job; ends, by their ids, all processes that carry it."""
-    job = f"job-{uuid.uuid4()}"
-    try:
-        yield job
-    finally:
-        while left := processes_of(job):
-            for process in left:
-                process.kill()
-            psutil.wait_procs(left, timeout=1)
-
-
-# %%
-def store_on(port):
-    """A store that only this machine can reach; port 0: a free one. OSError if it is taken."""
-    listening = socket.create_server(("127.0.0.1", port))  # TCPStore would take all interfaces
-    port, listening = listening.getsockname()[1], listening.detach()
-    own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening}
-    return dist.TCPStore("127.0.0.1", port, **own)
-
-
-class Nodes:
-    """Agents on this machine that play nodes, and the gate at which their workers wait."""
-
-    def __init__(self, job, folder):
-        self.job, self.folder, self.agents = job, folder, {}
-        self.groups, self.happened = [], []
-        self.store = store_on(0)
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "events").mkdir(parents=True)
-        torch.save((images, labels), folder / "data.pt")
-        self.open_gate("nobody", 0)
-        print("members   restarts   steps")
-
-    def start(self, node):
-        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        own = {"COURSE_JOB": self.job, "NODE": node, "GLOO_SOCKET_IFNAME": loopback}
-        own |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        timing = "keep_alive_interval=1,keep_alive_max_attempt=8,last_call_timeout=2"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2"]
-        command += ["--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", "127.0.0.1"]
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.store.port}"]
-        command += ["--rdzv-conf", f"is_host=0,{timing}", "--rdzv-id", self.job]
-        command += ["scratch/elastic_train.py", str(self.folder)]
-        with (self.folder / f"{node}.log").open("a") as log:
-            self.agents[node] = subprocess.Popen(
-                command, env=os.environ | own, stdout=log, stderr=log
-            )
-        self.note("start", node, "its agent starts")
-
-    def note(self, kind, node, what):
-        self.happened.append((time.time(), kind, node))
-        print(f"{'':22}node {node}: {what}", flush=True)
-
-    def open_gate(self, group, until):
-        new = self.folder / "gate.new"
-        new.write_text(f"{group} {until}")
-        new.rename(self.folder / "gate")
-
-    def events(self):
-        diaries = [path.read_text() for path in (self.folder / "events").iterdir()]
-        lines = [line for diary in diaries for line in diary.split("\n")[:-1]]  # finished ones
-        return sorted(map(json.loads, lines), key=lambda event: event["time"])
-
-    def wait_for(self, condition, what):
-        deadline = time.monotonic() + 250
-        while time.monotonic() < deadline:
-            if found := condition():
-                return found
-            time.sleep(0.1)
-        raise TimeoutError(f"{what}; see {self.folder}/*.log")
-
-    def group_held(self, ranks, step):
-        """A new worker group of which all `ranks` workers are held at `step`."""
-        held = [
-            e for e in self.events() if (e["event"], e["ranks"], e["step"]) == ("held", ranks, step)
-        ]
-        counts = Counter(e["group"] for e in held if e["group"] not in self.groups)
-        return next((group for group, count in counts.items() if count == ranks), None)
-
-    def train(self, ranks, first, until):
-        """Waits for a group of `ranks` workers that goes on at step `first`, lets it go to `until`."""
-        wanted = f"{ranks} workers at step {first}"
-        group = self.wait_for(lambda: self.group_held(ranks, first), wanted)
-        members = sorted({e["node"] for e in self.events() if e["group"] == group})
-        print(f"{' '.join(members):10}{len(self.groups):<11}", end="", flush=True)
-        self.open_gate(group, until)
-        shown = first
-
-        def over():
-            nonlocal shown
-            if until < parts.STEPS:
-                ended = self.group_held(ranks, until)
-            else:
-                ended = all(agent.poll() is not None for agent in self.agents.values())
-            done = [e["step"] for e in self.events() if e["group"] == group]
-            print(*(f" {step}" for step in range(shown, max(done))), sep="", end="", flush=True)
-            shown = max(done)
-            return ended
-
-        self.wait_for(over, f"{ranks} workers at step {until}")
-        print(flush=True)
-        self.groups.append(group)
-
-    def restarts_counted(self, node):
-        return max(e["restarts"] for e in self.events() if e["node"] == node)
-
-    def kill_worker(self, node):
-        of_node = [e["pid"] for e in self.events() if e["node"] == node]
-        self.note("kill", node, "kill -9, its worker")
-        psutil.Process(of_node[-1]).kill()
-
-    def kill_node(self, node):
-        agent = self.agents.pop(node)
-        self.note("kill", node, "kill -9, its agent and its worker")
-        for process in [*psutil.Process(agent.pid).children(recursive=True), agent]:
-            process.kill()
-        agent.wait()
-        step = max(e["step"] for e in self.events() if e["group"] == self.groups[-1])
-        self.open_gate(self.groups[-1], step + 1)  # the others go on, into an all-reduce
-
-
-# %% [markdown]
+# `Nodes`, from `course_utils/nodes.py`, is the notebook's side: it starts agents with the command above, holds
+# the workers at chosen steps, so that it can kill at a known one, and kills. Whatever happens in its
+# block, nothing that carries the job's name in its environment survives it. It lets an agent wait 8 s
+# for a silent node, so that a busy machine is not taken for a dead one, and 2 s for a last call.
+#
 # The plan: two nodes; the worker of B is killed after 5 steps; then the newest checkpoint is damaged
 # and the whole of B is killed after 11; A goes on alone; B comes back, and both train to the end.
 #
@@ -951,9 +738,11 @@ predicted = {
 }
 
 # %%
+from course_utils.nodes import Nodes, processes_of
+
 folder = Path("scratch/night_shift").resolve()
-with no_survivors() as job:
-    nodes = Nodes(job, folder)
+with Nodes(folder, "scratch/elastic_train.py") as nodes:
+    torch.save((images, labels), folder / "data.pt")
     nodes.start("A")
     nodes.start("B")
     nodes.train(ranks=2, first=0, until=5)
@@ -964,10 +753,11 @@ with no_survivors() as job:
     nodes.kill_node("B")
     nodes.train(ranks=1, first=6, until=14)
     nodes.start("B")
-    nodes.train(ranks=2, first=12, until=20)
-    left = processes_of(job)
+    nodes.train(ranks=2, first=12)
+    left = processes_of(nodes.id)
 
-final = parts.newest_checkpoint(folder)
+# %%
+final = files.newest_checkpoint(folder)
 print("parameters as undisturbed:", equal(parameters_alone, [flat(final["weights"].values())]))
 print("processes left over:", len(left))
 restarts, counted = len(nodes.groups) - 1, nodes.restarts_counted("A")
@@ -989,60 +779,8 @@ compare(
 #
 # Here is the same story against the clock.
 
-
 # %%
-def draw_night(nodes):
-    """Who was there, and how far the training was, against the clock."""
-    events, start = nodes.events(), nodes.happened[0][0]
-    figure, (above, below) = plt.subplots(
-        2, 1, sharex=True, figsize=(plots.WIDTH, 4.6), height_ratios=[1, 1.5]
-    )
-    grey, red = "#8C8C8C", plots.COLORS["wrong"]
-    previous = None
-    for group in nodes.groups:
-        members = [e for e in events if e["group"] == group]
-        for row, node in enumerate("BA"):
-            own = [e for e in members if e["node"] == node]
-            if not own:
-                continue
-            born, ready, end = (own[i]["time"] - start for i in (0, 1, -1))
-            starting = {"color": "white", "hatch": "////", "edgecolor": grey}
-            above.barh(row, ready - born, left=born, height=0.45, **starting)
-            color = plots.RANK_COLORS[own[0]["rank"]]
-            training = {"color": color, "edgecolor": plots.COLORS["ink"]}
-            above.barh(row, end - ready, left=ready, height=0.45, **training)
-            label = f"rank {own[0]['rank']} of {own[0]['ranks']}"
-            above.text(born, row + 0.28, label, va="bottom", fontsize=9)
-        own = [e for e in members if e["rank"] == 0 and e["event"] != "born"]
-        curve = [(e["time"] - start, e["step"]) for e in own]
-        if previous:
-            below.plot(*zip(previous, curve[0]), color=grey, ls="--", lw=1.2)
-        below.plot(*zip(*curve), color=plots.COLORS["backward"], marker=".", lw=2)
-        below.annotate(
-            f"from step {curve[0][1]}",
-            (curve[-1][0], curve[0][1]),
-            (4, 0),
-            va="center",
-            textcoords="offset points",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-        )
-        previous = curve[-1]
-    for when, kind, node in nodes.happened:
-        if kind == "kill":
-            above.plot(when - start, "BA".index(node), "X", ms=12, color=red, mec="white", zorder=5)
-            below.axvline(when - start, color=red, lw=1.2)
-    above.set_yticks([0, 1], ["node B", "node A"])
-    above.set_ylim(-0.4, 1.7)
-    above.set_title("Who was there (hatched: Python and torch start; X: killed)")
-    below.set(xlabel="time (s), measured", ylabel="steps done", ylim=(-1, 21))
-    below.set_xlim(0, 1.2 * (events[-1]["time"] - start))
-    below.set_yticks([0, 5, 10, 15, 20])
-    below.set_title("How far the training was: a new group starts at a checkpoint")
-    below.grid(axis="y", color="#E5E5E5")
-    return figure
-
-
-draw_night(nodes)
+figure = ch09.night(nodes)
 plt.show()
 
 # %% [markdown]
@@ -1068,44 +806,11 @@ plt.show()
 at_least = {"here": (8 - 1) * 1 + 2, "with the defaults": (3 - 1) * 5 + 30}
 print("seconds at least, until new workers start:", at_least)
 
-
 # %%
-def recoveries(nodes):
-    """(until a new worker is born, until it waits to train), in seconds, for every event."""
-    causes = [when for when, _, _ in nodes.happened[2:]]  # the first two start the run
-    for when, group in zip(causes, nodes.groups[1:]):
-        own = [e for e in nodes.events() if e["group"] == group]
-        born = min(e["time"] for e in own if e["event"] == "born")
-        ready = max(e["time"] for e in own if e["event"] == "held" and e["step"] == own[0]["step"])
-        yield born - when, ready - born
-
-
-measured = list(recoveries(nodes))
+measured = nodes.recoveries()
 print("the lost node took at least that long:", sum(measured[1]) >= at_least["here"])
-
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.5))
 names = ["a worker was killed", "a node was killed", "a node came back"]
-noticed, started = zip(*measured)
-ax.barh(
-    names,
-    noticed,
-    color=plots.COLORS["waiting"],
-    edgecolor=plots.COLORS["ink"],
-    label="notice, stop, rendezvous",
-)
-ax.barh(
-    names,
-    started,
-    left=noticed,
-    color="white",
-    hatch="////",
-    edgecolor=plots.COLORS["ink"],
-    label="start Python and torch, load",
-)
-ax.invert_yaxis()
-ax.set(xlabel="seconds until the new group is ready to train, measured")
-ax.set_title("What a recovery is made of", pad=26)
-ax.legend(loc="lower center", bbox_to_anchor=(0.5, 0.98), ncols=2)
+figure = ch09.recoveries(dict(zip(names, measured)))
 plt.show()
 
 # %% [markdown]
@@ -1114,34 +819,9 @@ plt.show()
 # first. A second or two go to the rendezvous in any case: an agent that waits looks at the store once
 # a second.*
 #
-# Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
-# moment; one of 10 s makes everybody wait for a node that is really gone. A last call of 2 s starts
-# without a node that would have come a second later, and then everybody restarts for it.
-#
 # One more thing. `TORCHELASTIC_RESTART_COUNT` is not the number of restarts, as the run printed. Agent A
 # started its worker four times. What counts against `--max-restarts` is a failure of its *own* worker:
 # here the one with the broken connection, when node B was lost.
-#
-# ### How others do it
-#
-# * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations
-#   run short tests of each GPU and each link before a node may join, and after a failure, and keep
-#   healthy nodes in reserve: ByteDance's MegaScale stops, tests, evicts and replaces by itself
-#   ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail far more often than others;
-#   these "lemon nodes" are found by their history and taken out ([Kokolis et al.
-#   2024](https://arxiv.org/abs/2410.21680)). In torchrun, a node more than the maximum waits as a spare, and
-#   joins when one is lost.
-# * **Saves that hardly stop the training.** Copy the state to the CPU's memory, go on, and write in the
-#   background: `torch.distributed.checkpoint.async_save`
-#   ([recipe](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html)).
-#   Gemini keeps the copies in other machines' memory and reads the disk only if several fail at once
-#   ([Wang et al. 2023](https://doi.org/10.1145/3600006.3613145)).
-# * **No restart at all.** [torchft](https://github.com/meta-pytorch/torchft) decides before every
-#   step who takes part. Replicas of the model that are well go on; one that
-#   comes back gets the parameters from a living one, not from a disk. The price: the global batch
-#   changes while a replica is missing.
-# * **Fast diagnosis.** On 16,384 GPUs one rank that waits looks like all the others. Meta records each rank's
-#   collectives to find the first that is missing (Llama 3 paper, section 3.3.4), as `launch` does here.
 
 # %% [markdown]
 # ## 5. Break it
@@ -1191,6 +871,7 @@ class DiesHalfway:
         return len(data)
 
 
+# %%
 def killed_while_writing(rank, path, atomic):
     content = io.BytesIO()
     torch.save({"weights": torch.ones(100_000)}, content)
@@ -1208,6 +889,7 @@ def state_on_disk(path):
         return f"torn: {str(error).splitlines()[0].split(':')[0]}"
 
 
+# %%
 folder = Path("scratch/torn").resolve()
 for atomic in (False, True):
     shutil.rmtree(folder, ignore_errors=True)
@@ -1216,11 +898,8 @@ for atomic in (False, True):
     try:
         launch(killed_while_writing, 1, folder / "last.pt", atomic)
     except RankFailure as failure:
-        print(
-            f"{'atomic' if atomic else 'in place':9} killed by a {failure.kind};",
-            "checkpoint:",
-            state_on_disk(folder / "last.pt"),
-        )
+        how, found = "atomic" if atomic else "in place", state_on_disk(folder / "last.pt")
+        print(f"{how:9} killed by a {failure.kind}; checkpoint: {found}")
 
 # %% [markdown]
 # In place, the new one is torn and the old one is gone too: the run has lost everything. With the rename,
@@ -1253,17 +932,11 @@ resumed = {
     "from zero": place[: (budget - died) * batch],
     "own count kept": place[died * batch // 2 :][: (budget - died) * batch],
 }
-figure, panels = plt.subplots(1, 3, sharey=True, figsize=(plots.WIDTH, 2.6))
-for ax, (name, after) in zip(panels, resumed.items()):
-    uses = times_used(before, after)
-    ax.fill_between(place, uses, step="mid", color=plots.COLORS["forward"])
-    ax.fill_between(place, uses, 1, where=uses > 1, step="mid", color=plots.COLORS["wrong"])
-    ax.set(title=name, xlabel="sample, in the epoch's order", ylim=(0, 2.4), yticks=[0, 1, 2])
-    print(
-        f"{name:15} seen once {(uses == 1).sum():3}, twice {(uses == 2).sum():3},",
-        f"never {(uses == 0).sum():3}",
-    )
-panels[0].set_ylabel("times used")
+counts = {name: times_used(before, after) for name, after in resumed.items()}
+for name, uses in counts.items():
+    once, twice, never = ((uses == times).sum() for times in (1, 2, 0))
+    print(f"{name:15} seen once {once:3}, twice {twice:3}, never {never:3}")
+figure = ch09.uses(counts)
 plt.show()
 
 # %% [markdown]
@@ -1274,71 +947,17 @@ plt.show()
 # Nothing fails, and the loss even looks better on samples that were seen already. The position must be
 # that of the *global* order.
 #
-# ### An orphan holds the port
-#
-# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: such a
-# process is an **orphan**. (People also say zombie, which is the system's word for the opposite: a process
-# that has ended, and whose parent has not asked for its exit code.) It keeps its memory, its GPU and its port, and the next start of a script with a fixed port fails.
-
-# %%
-launcher = Path("scratch/launcher.py")
-launcher.unlink(missing_ok=True)
-
-# %%
-# %%writefile scratch/launcher.py
-"""Starts a worker that listens on a port, as rank 0 does, and waits for it."""
-
-import subprocess
-import sys
-
-WORKER = """
-import socket, time
-with socket.create_server(("127.0.0.1", 0)) as listening:
-    print(listening.getsockname()[1], flush=True)
-    time.sleep(1000)
-"""
-subprocess.run([sys.executable, "-c", WORKER], check=True)
-
-
-# %%
-def listen_on(port):
-    """As rank 0 of a new run would, on a fixed port."""
-    try:
-        store_on(port)
-        return "ok"
-    except OSError as error:
-        return errno.errorcode[error.errno]
-
-
-with no_survivors() as job:
-    own = os.environ | {"COURSE_JOB": job}
-    command = [sys.executable, launcher]
-    with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as parent:
-        port = int(parent.stdout.readline())  # a free one, instead of everybody's 12355
-        print("the worker is listening")
-        parent.kill()
-        parent.stdout.close()
-    print("the launcher is dead; a new run on the same port:", listen_on(port))
-    for process in processes_of(job):
-        theirs = [c.laddr.port for c in process.net_connections() if c.status == "LISTEN"]
-        print("a process without its parent holds the port:", theirs == [port])
-        process.kill()
-        process.wait()
-    print("after it was ended, by its id:", listen_on(port))
-
-# %% [markdown]
-# On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. The repair is to
-# have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous chooses a
-# free one. End an orphan by its id. `pkill python` ends other people's work as well.
-#
 # ### A rank that hangs instead of dying
 #
 # An agent watches for processes that *end*. One that waits for ever, for a disk, for a lock, in an endless
 # loop, is alive as far as the agent can see, and the others wait for it in a collective. What ends this
-# is a time limit. First the one of the collective: here rank 0 waits one second and no longer.
+# is the time limit of the collective: here rank 0 waits one second and no longer.
 
 
 # %%
+from datetime import timedelta
+
+
 def rank_1_hangs(rank, done):
     if rank == 1:
         while not done.exists():  # "hangs" until rank 0 has seen enough
@@ -1363,14 +982,8 @@ print(launch(rank_1_hangs, 2, done))
 # ([`init_process_group`](https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group)).
 # Set it to a few times your longest step: `init_process_group(timeout=timedelta(minutes=2))`.
 #
-# The second is a **heartbeat**: workers give a sign after every step, and the agent acts when it stays away.
-# It also says *which* rank hangs. The agent of section 4 does it when it has a `patience`.
-
-# %%
-Path("scratch/hang").touch()
-for line in supervise(program, workers=3, max_restarts=2, patience=5):
-    print(line)
-Path("scratch/hang").unlink()
+# That limit does not say *which* rank hangs. An agent that listens to its workers does; you find it in
+# `09_elastic_further`.
 
 # %% [markdown]
 # ### Bug hunt: a snapshot from a tutorial
@@ -1414,10 +1027,22 @@ print("parameters as undisturbed:", equal(expected, [flat(run["model"].parameter
 # %% [markdown]
 # ## 6. Exercises: lose nothing that was done
 #
-# Five parts of a run that survives its machines: a file that is whole or absent, an order of samples
-# that no world size changes, a state that is complete, and two choices that are made before the run
-# starts. Nothing here starts torchrun: the checks kill, damage and resume on their own, at moments that
+# Four parts of a run that survives its machines: a file that is whole or absent, an order of samples
+# that no world size changes, a state that is complete, and a choice that is made before the run
+# starts. (9.5, the choice of minimum, maximum and restarts, is in `09_elastic_further`.) Nothing here starts torchrun: the checks kill, damage and resume on their own, at moments that
 # are the same in every run.
+
+# %%
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Sampler
 
 # %% [markdown]
 # ### 9.1 Checkpoints that are whole or not there (2 points)
@@ -1505,7 +1130,8 @@ check("9.1", Checkpoints)
 # What you write is a **batch sampler**: it yields lists of indices, as a `DataLoader` takes them for its
 # argument `batch_sampler`. A list counts as used as soon as it is handed out, so the state that is saved
 # at the end of a step includes this step. (With `num_workers` above 0 a loader asks for lists ahead of the
-# training. Then the training loop has to count, and this sampler is not enough.)
+# training. Then the training loop has to count, and this sampler is not enough:
+# `09_elastic_further`, section 3.)
 
 
 # %% nbgrader={"grade_id": "9.2", "solution": true}
@@ -1671,50 +1297,6 @@ def best_interval(
 check("9.4", best_interval)
 
 # %% [markdown]
-# ### 9.5 Minimum, maximum and restarts for four situations (1 point)
-#
-# `torchrun --nnodes=MIN:MAX --max-restarts=N` has to be told three numbers. Here are four runs:
-#
-# | run | nodes that you may get | fewest that hold the model | most that have work | nodes or workers lost | nodes that join |
-# |---|---|---|---|---|---|
-# | new code, tried for the first time | 16 | 2 | 16 | unknown | unknown |
-# | sharded over everything that you have | 16 | 16 | 64 | 9 | 9 |
-# | two spare nodes beside eight | 10 | 4 | 8 | 6 | 2 |
-# | cheap nodes that come and go | 32 | 4 | 64 | 120 | 110 |
-#
-# A node has work if the global batch has a sample for each of its ranks. What has to be known about
-# torchrun: it starts with `MIN` nodes if no more come in time, and goes on with as few. A node beyond
-# `MAX` waits, and takes the place of one that is lost. A failure of its own workers costs an agent one of
-# its restarts, and where a worker or a node is lost, the workers that are left fail in their next
-# collective: one restart everywhere. A node that joins restarts the workers too, but that is not counted.
-#
-# The aim is the same each time: never stop while the run could go on, never start where it cannot, and
-# allow no more restarts than you expect to need. New code is the exception. Its first failures are
-# bugs: a restart only repeats them, and each node more is one more log to read.
-
-
-# %% nbgrader={"grade_id": "9.5", "solution": true}
-def elastic_limits(
-    available: int, fits: int, useful: int, losses: int, joins: int, new_code: bool
-) -> tuple[int, int, int]:
-    """Returns the minimum and maximum of `--nnodes`, and `--max-restarts`.
-
-    Of `available` nodes that the run may get, at least `fits` are needed to hold the model, and at
-    most `useful` have work; `fits` is the smallest of the three. `losses` nodes or workers are
-    expected to fail in the course of the run, and `joins` nodes to come back or to be added.
-    `new_code` runs on as few nodes as hold it, and stops at its first failure.
-    """
-    ### BEGIN SOLUTION
-    if new_code:
-        return fits, fits, 0
-    return fits, min(available, useful), losses
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "9.5-check", "grade": true, "points": 1, "locked": true}
-check("9.5", elastic_limits)
-
-# %% [markdown]
 # ## 7. See it: how often to save
 #
 # Choose how many nodes a job has, how often one of them fails, and how long a save takes. On the left the
@@ -1726,67 +1308,12 @@ check("9.5", elastic_limits)
 # * The fewest nodes with the shortest save: the loss can hardly be seen, and elastic training is hardly
 #   worth the trouble.
 
-
 # %%
-RECOVERY = 0.1  # hours
-
-
-def one_day(interval, save, mtbf):
-    """24 hours as (kind, from, to), in hours: work that counts, saving, lost work, recovery."""
-    dice, spans, clock = random.Random(3), [], 0.0
-    failure = dice.expovariate(1 / mtbf)
-    while clock < 24:
-        saved = clock + interval + save
-        if saved <= failure:
-            spans += [("work", clock, clock + interval), ("saving", clock + interval, saved)]
-            clock = saved
-        else:
-            spans += [("lost work", clock, failure), ("recovery", failure, failure + RECOVERY)]
-            clock = failure + RECOVERY
-            failure = clock + dice.expovariate(1 / mtbf)
-    return spans
-
-
-KIND_COLORS = {
-    "work": plots.COLORS["forward"],
-    "saving": plots.COLORS["update"],
-    "lost work": plots.COLORS["wrong"],
-    "recovery": plots.COLORS["waiting"],
-}
+from course_utils import explore
 
 
 def draw_saving(nodes, node_mtbf_days, save_minutes):
-    mtbf, save = 24 * node_mtbf_days / nodes, save_minutes / 60
-    intervals = np.geomspace(0.02, 24, 400)
-    saving, lost = save / intervals, intervals / (2 * mtbf)
-    total = saving + lost + RECOVERY / mtbf
-    best = intervals[total.argmin()]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.9), width_ratios=[1, 1.15])
-    left.plot(intervals, 100 * total, color=plots.COLORS["ink"], lw=2.2, label="time lost")
-    left.plot(intervals, 100 * saving, "--", color=KIND_COLORS["saving"], label="saving")
-    left.plot(intervals, 100 * lost, ":", color=KIND_COLORS["lost work"], lw=2.2, label="lost work")
-    left.plot(best, 100 * total.min(), "o", color=plots.COLORS["ink"])
-    left.set_xscale("log")
-    left.set_xticks([0.05, 0.25, 1, 4, 24], ["3 min", "15 min", "1 h", "4 h", "24 h"])
-    left.minorticks_off()
-    left.set(xlabel="interval between checkpoints", ylabel="time lost (% of the work)")
-    left.set_ylim(0, 60)
-    title = f"Save every {60 * best:.0f} min: {total.min():.1%} of the work is lost time"
-    figure.suptitle(title, weight="bold")
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": 9}
-    above |= {"handletextpad": 0.4, "columnspacing": 0.8}
-    left.legend(ncols=3, handlelength=1.4, **above)
-    for kind, begin, end in one_day(best, save, mtbf):
-        for hour in range(int(begin // 4), 6):  # six rows of four hours
-            a, b = max(begin, 4 * hour), min(end, 4 * hour + 4)
-            if a < b:
-                right.barh(hour, b - a, left=a - 4 * hour, color=KIND_COLORS[kind], height=0.7)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in KIND_COLORS.values()]
-    right.legend(handles, KIND_COLORS, ncols=4, handlelength=0.8, **above)
-    right.set_yticks(range(6), [f"{4 * row} h" for row in range(6)])
-    right.set_ylim(5.6, -0.6)
-    right.set(xlabel="hours of the row (simulated)", ylabel="a day, from", xlim=(0, 4))
-    return figure
+    return ch09.how_often(24 * node_mtbf_days / nodes, save_minutes / 60, recovery=0.1)
 
 
 explore.Explorer(
@@ -1857,9 +1384,3 @@ explore.Explorer(
 # * J. W. Young, *A first order approximation to the optimum checkpoint interval*, Communications of
 #   the ACM 17(9), 1974. J. T. Daly, *A higher order estimate of the optimum checkpoint interval for
 #   restart dumps*, Future Generation Computer Systems 22(3), 2006.
-# * Z. Jiang et al., *MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs*, NSDI
-#   2024, [arXiv 2402.15627](https://arxiv.org/abs/2402.15627): section 4 fault tolerance.
-# * A. Kokolis et al., *Revisiting Reliability in Large-Scale Machine Learning Research Clusters*, HPCA 2025,
-#   [arXiv 2410.21680](https://arxiv.org/abs/2410.21680).
-# * Z. Wang et al., *Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints*,
-#   SOSP 2023, [doi 10.1145/3600006.3613145](https://doi.org/10.1145/3600006.3613145).

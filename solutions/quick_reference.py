@@ -56,8 +56,8 @@ plt.show()
 # | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *What travels* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
 # | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | [Thakur, Rabenseifner, Gropp 2005](https://doi.org/10.1177/1094342005051521) |
 # | all-reduce through a head office: rank 0 | `S * (n - 1)` | 03: 3, *What travels* | counted there |
-# | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07: 3, *Two kinds of links* | counted there |
-# | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07: 3, *Two kinds of links* | counted there |
+# | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07 further: 3, *two kinds of links* | counted there |
+# | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07 further: 3, *two kinds of links* | counted there |
 # | `nn.DataParallel`: parameters out, gradients back | `2 * P * b * (n - 1)` | 02: 3, *Predict* | counted there |
 # | DDP, handed over in a step | `P * b` | 03: 3, *What DDP moves* | counted there |
 # | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
@@ -206,7 +206,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *is invalid for input of size* | heads that do not divide by the ranks | 06: 5 |
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
-# | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09: 5 |
+# | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09 further: 5 |
 # | *does not have a sharding strategy registered* | `context_parallel` on the CPU: its attention has no rule for a cut sequence | 10: 4 |
 
 # %% [markdown]
@@ -290,10 +290,12 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
 # | embedding | the table with a row for each word | [06](06_tensor_parallel.ipynb) |
 # | epoch | one pass through all the data | [02](02_data_parallel.ipynb) |
+# | error file | where a worker under torchrun leaves its exception, for its agent: `@record` | [09](09_elastic_further.ipynb) |
 # | expert | one of several MLPs beside each other, of which a token goes through a few only | [11](11_experts.ipynb) |
 # | expert parallelism | a mixture of experts with its experts on different ranks | [11](11_experts.ipynb) |
 # | exposed | of communication: what is not hidden behind computing | [03](03_ddp.ipynb) |
 # | flat | with all parameters of a unit laid end to end in one vector | [08](08_fsdp.ipynb) |
+# | flight recorder | PyTorch's record of the last collectives of each rank, written when a time limit runs out | [09](09_elastic_further.ipynb) |
 # | frozen | of a parameter: not trained | [03](03_ddp.ipynb) |
 # | fully sharded data parallelism | data parallelism in which each rank holds a piece of everything; FSDP, ZeRO-3 | [08](08_fsdp.ipynb) |
 # | fused kernel | one GPU program that computes attention tile by tile and never writes its scores to memory | [10](10_long_context.ipynb) |
@@ -309,11 +311,11 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
 # | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
 # | heads | independent attentions beside each other, each on a part of the width | [04](04_manual_split.ipynb) |
-# | heartbeat | a sign of life after every step | [09](09_elastic.ipynb) |
-# | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid.ipynb) |
+# | heartbeat | a sign of life after every step | [09](09_elastic_further.ipynb) |
+# | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid_further.ipynb) |
 # | hook | a function that a module calls by itself | [02](02_data_parallel.ipynb) |
 # | hop latency | the time from the end of a pass until its result has reached the next rank | [05](05_pipeline.ipynb) |
-# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid.ipynb) |
+# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid_further.ipynb) |
 # | idle share | the part of all ranks' time in which they do not compute | [01](01_factory.ipynb) |
 # | in flight | of a micro-batch: after its forward and before its backward, so that its activations are kept | [05](05_pipeline.ipynb) |
 # | keep-alive | the sign by which an agent stays on the list | [09](09_elastic.ipynb) |
@@ -343,7 +345,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | node | a machine, or what torchrun takes for one | [09](09_elastic.ipynb) |
 # | op | one pass of one micro-batch through a stage: F3, B3 | [05](05_pipeline.ipynb) |
 # | optimizer state | what the optimizer keeps for each parameter, such as Adam's two averages | [08](08_fsdp.ipynb) |
-# | orphan | a worker that outlives its launcher and holds its port | [09](09_elastic.ipynb) |
+# | orphan | a worker that outlives its launcher and holds its port | [09](09_elastic_further.ipynb) |
 # | overlaps | of communication: it goes on while the rank computes | [03](03_ddp.ipynb) |
 # | owner | the rank that keeps a parameter's state and computes its update | [08](08_fsdp.ipynb) |
 # | padding | what is added so that all get equally much: rows that come twice, zeros at the end | [03](03_ddp.ipynb) |

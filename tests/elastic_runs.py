@@ -9,55 +9,41 @@
         run.wait_until_done()
     check_samples(folder, samples=100, batch=16, epochs=2)
 
-Leaving the block kills what still runs and raises if a process of the run is then left. All of its
-processes carry the run's id in their environment, also those whose parent has died.
-
-The rendezvous store lives in this process, as on a cluster it lives on a host that does not train:
-an agent that hosts it takes it along when it is killed.
+Leaving the block kills what still runs. What starts and ends agents and their processes is in
+course_utils/nodes.py, of which chapter 09 makes its nodes too.
 """
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import psutil
 import torch
-from torch.distributed import TCPStore
+
+from course_utils.nodes import (
+    PATIENCE,
+    Agents,
+    end_job,
+    environment,
+    gone_within,
+    kill,
+    loopback,
+    processes_of,
+    rendezvous,
+    store_on,
+    torchrun,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = ROOT / "cluster" / "train.py"
 GATED = ROOT / "tests" / "gated_train.py"
-PATIENCE = 600  # seconds for one thing to happen on a machine that is very busy
-ID = "ELASTIC_RUN_OF_TEST"  # environment variable of each process of a run
-EVERY_STEP = 10**9
 DO_NOT_START_AGAIN = (2, 78)  # exit codes of agent.py
-
-
-class Gate:
-    """A file with the number of steps that the ranks may do; see gated_train.py."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.open_to(0)
-
-    def open_to(self, steps: int) -> None:
-        self.steps = steps
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(str(steps))
-        partial.rename(self.path)
-
-    def open(self) -> None:
-        self.open_to(EVERY_STEP)
 
 
 @dataclass
@@ -65,12 +51,12 @@ class Host:
     """Where an agent runs: on this machine, unless `prefix` is a command that enters another host."""
 
     address: str = "127.0.0.1"
-    interface: str = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    interface: str = loopback()
     prefix: tuple[str, ...] = ()
     has_store: bool = False  # its agent hosts the rendezvous store; otherwise this process does
 
 
-class ElasticRun:
+class ElasticRun(Agents):
     """The agents of one run, by name; `options` are those of train.py, without --checkpoints."""
 
     def __init__(
@@ -89,10 +75,7 @@ class ElasticRun:
         torchrun survives the death of an agent, but not at every moment: if one dies just after the
         agents have met, the others wait for its ranks in vain, give up, and close the rendezvous.
         """
-        self.folder, self.id = folder, uuid.uuid4().hex
-        folder.mkdir(parents=True, exist_ok=True)
-        self.gate = Gate(folder / "gate")
-        self.agents: dict[str, psutil.Popen] = {}
+        super().__init__(folder, GATED)
         self.timeout = timeout  # seconds after which a rank gives up on the others
         self._hosts, self._supervised = hosts or {}, supervised
         self.given_up = 0  # agents that failed and had to be started again
@@ -102,10 +85,8 @@ class ElasticRun:
         self._store = None
         self._endpoint = self._find_store()
         self._torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", nodes, "--nproc-per-node", str(workers)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint),
-            *("--max-restarts", "1000", "--monitor-interval", str(monitor_interval)),
+            *torchrun(nodes, workers, max_restarts=1000, endpoint=self._endpoint),
+            *("--monitor-interval", str(monitor_interval)),
         ]
         self._script = [
             *(str(GATED), "--checkpoints", str(folder), *options),
@@ -116,25 +97,14 @@ class ElasticRun:
         for host in self._hosts.values():
             if host.has_store:
                 return f"{host.address}:29400"
-        listening = socket.create_server(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        # the store closes the descriptor itself
-        self._store = TCPStore(
-            "127.0.0.1", port, is_master=True, master_listen_fd=listening.detach()
-        )
-        return f"127.0.0.1:{port}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error) -> None:
-        kill_run(self.id)
+        self._store = store_on(0)
+        return f"127.0.0.1:{self._store.port}"
 
     # --- doing ---
 
     def start_agent(self, name: str) -> None:
         host = self._hosts.get(name, Host())
-        rendezvous = {
+        timing = {
             "is_host": int(host.has_store),
             "read_timeout": 20,
             "join_timeout": PATIENCE,
@@ -143,9 +113,8 @@ class ElasticRun:
             "keep_alive_max_attempt": 10,  # a busy machine must not look like a dead one
         }
         command = [
-            *(*host.prefix, *self._torchrun, "--local-addr", host.address),
-            *("--rdzv-id", f"{self.id}-{self.job_restarts}"),
-            *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in rendezvous.items())),
+            *(*host.prefix, *self._torchrun),
+            *rendezvous(f"{self.id}-{self.job_restarts}", timing, host.address),
             *self._script,
         ]
         self._start(name, command, environment(self.id, host.interface))
@@ -153,18 +122,7 @@ class ElasticRun:
     def _start(self, name: str, command: list[str], variables: dict[str, str]) -> None:
         self._disturbed = time.time_ns()
         variables |= {"GATE": str(self.gate.path), "LEAVE_AT_GATE": "yes"}
-        with (self.folder / f"agent-{name}.log").open("ab") as log:
-            self.agents[name] = psutil.Popen(
-                command, env=variables, stdout=log, stderr=log, cwd=ROOT
-            )
-
-    def workers(self, name: str) -> list[psutil.Process]:
-        """The worker processes below an agent; none while it has just ended them."""
-        try:
-            children = self.agents[name].children()
-        except psutil.NoSuchProcess:
-            return []
-        return [child for child in children if str(GATED) in command_of(child)]
+        self.launch_agent(name, command, variables, cwd=ROOT)
 
     def kill_worker(self, name: str, number: int = 0) -> None:
         """kill -9 to a worker of the agent, which may be about to start one."""
@@ -176,20 +134,8 @@ class ElasticRun:
         self.wait(killed, f"a worker of {name}")
 
     def kill_agent(self, name: str) -> None:
-        """kill -9 to the agent alone; its workers are told by Linux, or find out."""
         self._disturbed = time.time_ns()
-        agent = self.agents.pop(name)
-        kill(agent)
-        agent.wait()
-
-    def kill_node(self, name: str) -> None:
-        """kill -9 to the agent and its workers, as when a host loses its power."""
-        with suppress(psutil.NoSuchProcess):
-            self.agents[name].suspend()  # it must not start a worker between the two kills
-        workers = self.workers(name)
-        self.kill_agent(name)
-        for worker in workers:
-            kill(worker)
+        super().kill_agent(name)
 
     def freeze(self, processes: list[psutil.Process], seconds: float) -> None:
         """SIGSTOP, and SIGCONT after some time; some of them may have ended by then."""
@@ -229,7 +175,7 @@ class ElasticRun:
             # again, under another id.
             self.job_restarts += 1
             failed = list(self.agents)
-            kill_run(self.id)
+            end_job(self.id)
             for name in failed:
                 self.agents.pop(name).poll()
         elif self._is_over():
@@ -411,64 +357,7 @@ def difference(one: Path, other: Path) -> float:
     return max((first[name] - second[name]).abs().max().item() for name in first)
 
 
-# --- processes ----------------------------------------------------------------------------------
-
-
-def environment(id: str, interface: str) -> dict[str, str]:
-    """For small models: one thread a rank; gloo on one network interface. The agents play hosts, and
-    would all take the same GPUs."""
-    return os.environ | {
-        ID: id,
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": interface,
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the store of the workers dies with them
-    }
-
-
-def processes_of(id: str) -> list[psutil.Process]:
-    """The living processes that carry a run's id, whoever their parent is now."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(ID) == id and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:  # has just ended, or is another user's
-            continue
-    return found
-
-
 def free_port() -> int:
     """A port of this machine that nobody uses now."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return listening.getsockname()[1]
-
-
-def kill_run(id: str) -> None:
-    """kill -9 to all processes of a run, also to those that one of them is just starting."""
-    deadline = time.monotonic() + PATIENCE
-    while left := processes_of(id):
-        assert time.monotonic() < deadline, f"processes left: {left}"
-        for process in left:
-            kill(process)
-        gone_within(left, 10)
-
-
-def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Waits for processes to end; returns those that did not."""
-    return psutil.wait_procs(processes, timeout=seconds)[1]
-
-
-def kill(process: psutil.Process) -> bool:
-    try:
-        process.send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        return False
-    return True
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

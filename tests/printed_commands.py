@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elastic_runs import GATED, ROOT, ElasticRun, Host, environment, free_port
+from elastic_runs import GATED, ROOT, ElasticRun, Host, free_port
+
+from course_utils.nodes import environment
 
 PRINT_WORDS = r'printf "%s\n" "$@"'  # what stands for srun prints its words, each on a line
 

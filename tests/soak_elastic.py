@@ -30,10 +30,11 @@ from elastic_runs import (
     check_samples,
     difference,
     formed,
-    processes_of,
     undisturbed,
 )
 from printed_commands import PrintedRun, commands, slurm_command
+
+from course_utils.nodes import processes_of
 
 SAMPLES, BATCH, STEPS_PER_EPOCH, SAVE_EVERY = 100, 16, 7, 2
 MORE = 5  # most steps from one kill to the next

@@ -15,8 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from elastic_runs import GATED, ROOT, TRAIN, EventLog, Gate, Host, environment
+from elastic_runs import GATED, ROOT, TRAIN, EventLog, Host
 from torch.distributed import run as torchrun
+
+from course_utils.nodes import Gate, environment
 
 sys.path.insert(0, str(TRAIN.parent))
 import agent

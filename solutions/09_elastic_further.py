@@ -1,0 +1,473 @@
+# %% [markdown]
+# # 9. Elastic training, further: who died and why, who hangs, and what waiting costs
+#
+# In the lesson a run goes on when workers and nodes are killed. This notebook is about what remains
+# open there: why a worker died, why a position in the data can be wrong though somebody keeps it, how
+# an agent finds a rank that hangs, what torchrun's options cost, and what a killed launcher leaves behind.
+# At its end you choose the limits of four runs.
+#
+# Each part runs without the others. None needs an answer of the lesson. The notebook kills processes
+# with signals and needs Linux or macOS.
+
+# %% tags=["nbval-ignore-output"]
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from course_utils import hardware
+from course_utils.checks import check, hint
+from course_utils.predictions import compare
+
+hardware.report()
+
+# %% [markdown]
+# ## 1. The factory: what a foreman does not see
+#
+# The lesson's foreman stands at the door and counts who goes home. He does not see why somebody left, nor
+# that somebody stands before his machine and does not move. If the foreman is carried off himself, his workers
+# stand at their machines all night. And the list of the orders that were handed out is not the list of
+# those that were done.
+#
+# | in the factory | in PyTorch | what it is |
+# |---|---|---|
+# | a note left at the door | the **error file** | why a worker died, for its agent |
+# | a bell after every piece | **heartbeat** | says that a worker does something |
+# | workers without a foreman | **orphans** | processes that outlive their launcher |
+# | orders handed out ahead | `prefetch_factor` | batches that a loader asks for before they are needed |
+#
+# ## 2. The smallest real run: a note at the door
+#
+# Worker 1 of two fails, worker 0 waits for it. All that an agent sees of a process that has ended is its exit
+# code. With the decorator `record` a worker leaves more: it writes its exception into an error file, whose
+# name the agent gave it ([error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html)).
+
+# %%
+from course_utils.terminal import scratch, torchrun
+
+script = scratch() / "reported.py"
+script.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/reported.py
+"""Worker 1 fails. Started with the word "recorded", it says why."""
+
+import os
+import signal
+import sys
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+
+def main():
+    if os.environ["RANK"] == "1":
+        raise FileNotFoundError("shard-0017.tar is not there")
+    signal.pause()  # as a rank that waits for another one
+
+
+if "recorded" in sys.argv:
+    main = record(main)
+main()
+
+
+# %%
+def root_cause(*arguments):
+    """Of the agent's report: what it says of the first worker that failed."""
+    report = torchrun(2, script, *arguments).split("Root Cause")[1]
+    told = ("rank", "exitcode", "traceback", "FileNotFoundError")
+    lines = [line.strip() for line in report.splitlines()]
+    return [line.split(" (")[0] for line in lines if line.startswith(told)]
+
+
+for arguments in ([], ["recorded"]):
+    print(*root_cause(*arguments), sep="\n", end="\n\n")
+
+# %% [markdown]
+# Without it, a link to the manual. With it, the exception and its lines. On one machine the worker's own
+# traceback is in the terminal anyway; on a hundred nodes it is in one of a hundred logs, and the agent's report
+# is what you read first. It costs one line: `@record` above `main`.
+#
+# ## 3. Predict, then measure: the loader runs ahead
+#
+# A checkpoint holds the position in the data. Who knows it? A sampler that counts what it hands out seems to
+# know, as that of exercise 9.2. But a `DataLoader` with worker processes asks for batches before they are
+# needed: `prefetch_factor` of them, 2 if nothing is said, for each worker process.
+#
+# **Predict** for no worker process, for one, and for one with `prefetch_factor=4`: how many batches has the
+# sampler handed out when the loop has trained on 3?
+
+# %% tags=["prediction"]
+predicted = {"no worker": 3, "one": 3 + 2, "one, prefetch_factor=4": 3 + 4}
+
+# %%
+from torch.utils.data import DataLoader, Sampler
+
+
+class CountingSampler(Sampler):
+    """Hands out lists of 4 rows, and counts the lists."""
+
+    def __init__(self):
+        self.handed_out = 0
+
+    def __iter__(self):
+        for start in range(0, 480, 4):
+            self.handed_out += 1
+            yield list(range(start, start + 4))
+
+
+def handed_out(trained=3, **options):
+    sampler = CountingSampler()
+    batches = iter(DataLoader(range(480), batch_sampler=sampler, **options))
+    for _ in range(trained):
+        next(batches)
+    return sampler.handed_out
+
+
+# %%
+options = [{}, {"num_workers": 1}, {"num_workers": 1, "prefetch_factor": 4}]
+compare(
+    predicted,
+    {name: handed_out(**each) for name, each in zip(predicted, options)},
+    {
+        "As if the loader asked when the loop does.": dict.fromkeys(predicted, 3),
+        "What is under way; the 3 that were trained on come on top.": {
+            "one": 2,
+            "one, prefetch_factor=4": 4,
+        },
+    },
+)
+
+# %% [markdown]
+# A checkpoint with the sampler's own count loses the difference: 2 batches that nobody trains on, at each
+# restart; with 8 worker processes it would be 16. Nothing fails, and no loss shows it.
+#
+# Two repairs. The training loop counts: position = steps done x global batch, and the sampler is *told*
+# where to begin. Or the loader counts: `StatefulDataLoader` of torchdata takes the place of `DataLoader`,
+# and its `state_dict` goes by the batches that it has given to the loop, whoever fetched ahead
+# ([documentation](https://docs.pytorch.org/data/0.8/_sources/torchdata.stateful_dataloader.rst.txt)). It
+# knows its own rank only; the global order of section 4 of the lesson remains your task.
+#
+# ## 4. By hand, then with PyTorch: an agent that listens, and what waiting costs
+#
+# ### An agent that listens
+#
+# The lesson's agent watches for processes that end. One that hangs is alive. The remedy is a
+# **heartbeat**: a worker gives a sign after every step, here by touching its file, and the agent acts
+# when it stays away for longer than its `patience`.
+
+
+# %%
+def start_workers(program, workers, life):
+    """Starts them; each learns from its environment who it is, and which file to touch."""
+    beats = [Path(f"scratch/beat-{rank}") for rank in range(workers)]
+    group = []
+    for rank, beat in enumerate(beats):
+        beat.unlink(missing_ok=True)
+        own = {"RANK": str(rank), "LIFE": str(life), "BEAT": str(beat)}
+        group.append(subprocess.Popen([sys.executable, program], env=os.environ | own))
+    return group, beats
+
+
+# %%
+def what_is_wrong(group, beats, patience):
+    """A sentence about a worker that ended badly, or was silent for too long, or None."""
+    heard = []  # (when, from whom): of the workers that live
+    for rank, (worker, beat) in enumerate(zip(group, beats)):
+        if worker.poll() not in (None, 0):
+            return f"worker {rank} ended with code {worker.returncode}"
+        if worker.poll() is None and beat.exists():
+            heard.append((beat.stat().st_mtime, rank))
+    if heard and time.time() - min(heard)[0] > patience:
+        return f"worker {min(heard)[1]} lives, but was silent for more than {patience} s"
+    return None
+
+
+# %%
+def supervise(program, workers, max_restarts, patience):
+    """The lesson's agent, with ears. Returns what happened, in words."""
+    story = []
+    for life in range(max_restarts + 1):
+        group, beats = start_workers(program, workers, life)
+        try:
+            while not (wrong := what_is_wrong(group, beats, patience)):
+                if all(worker.poll() == 0 for worker in group):
+                    return [*story, f"life {life}: all workers ended well"]
+                time.sleep(0.02)  # the monitor interval
+            story.append(f"life {life}: {wrong}")
+        finally:
+            for worker in group:
+                worker.kill()
+                worker.wait()
+    return [*story, "no restarts left"]
+
+
+# %%
+program = Path("scratch/silent.py")
+program.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/silent.py
+"""A worker of which, in its first life, number 1 hangs."""
+
+import os
+import time
+from pathlib import Path
+
+first_life, number = os.environ["LIFE"] == "0", os.environ["RANK"]
+while first_life and number != "1" and not Path("scratch/beat-1").exists():
+    time.sleep(0.02)  # worker 1 gives the first sign, so that it is the one silent for longest
+Path(os.environ["BEAT"]).touch()
+if first_life and number == "1":
+    time.sleep(1000)
+while first_life:  # the others wait, and are well
+    Path(os.environ["BEAT"]).touch()
+    time.sleep(0.1)
+
+# %%
+for line in supervise(program, workers=3, max_restarts=2, patience=5):
+    print(line)
+
+# %% [markdown]
+# The collective's time limit (lesson, section 5) says that somebody hangs. The heartbeat says who.
+#
+# ### With PyTorch: what each option of torchrun costs
+#
+# Each of these is a time that everybody waits, or a chance that is lost, when something fails:
+#
+# | option | default | what it decides |
+# |---|---|---|
+# | `--monitor-interval` | 0.1 s | how soon an agent sees that its own worker died |
+# | `keep_alive_interval` x `keep_alive_max_attempt` | 5 s x 3 | how long a silent node still counts as a member |
+# | `last_call_timeout` | 30 s | how long a round waits for more than the minimum |
+# | `join_timeout` | 600 s | how long to wait for the minimum before giving up |
+# | `--max-restarts` | 0 | how many failures of its own workers an agent forgives; a node that joins does not count, a lost one does, because the other workers fail |
+#
+# (Defaults of PyTorch 2.14; those with underscores go into `--rdzv-conf`.) The lesson's
+# nodes have 1 s x 8, so that a busy machine is not taken for a dead node, and a last call of 2 s.
+#
+# And the variable in front of the lesson's command. The agents' rendezvous has a store; the workers have one
+# too, in which `init_process_group` finds the others. `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` gives every
+# worker group a new one. The default, one store that an agent keeps for all of its groups, has not always
+# survived a change of members ([issue 135712](https://github.com/pytorch/pytorch/issues/135712),
+# [pull request 167302](https://github.com/pytorch/pytorch/pull/167302)).
+#
+# Shorter times are not simply better. A keep-alive of 3 s declares a node dead that swapped for a
+# moment; one of 10 s makes everybody wait for a node that is really gone. A last call of 2 s starts
+# without a node that would have come a second later, and then everybody restarts for it.
+#
+# ### How others do it
+#
+# * **Spare nodes and health checks.** A restart on a broken machine fails again. Large installations
+#   run short tests of each GPU and each link before a node may join, and after a failure, and keep
+#   healthy nodes in reserve: ByteDance's MegaScale stops, tests, evicts and replaces by itself
+#   ([Jiang et al. 2024](https://arxiv.org/abs/2402.15627), section 4). Some nodes fail far more often than others;
+#   these "lemon nodes" are found by their history and taken out ([Kokolis et al.
+#   2024](https://arxiv.org/abs/2410.21680)). In torchrun, a node more than the maximum waits as a spare, and
+#   joins when one is lost.
+# * **Saves that hardly stop the training.** Copy the state to the CPU's memory, go on, and write in the
+#   background: `torch.distributed.checkpoint.async_save`
+#   ([recipe](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html)).
+#   Gemini keeps the copies in other machines' memory and reads the disk only if several fail at once
+#   ([Wang et al. 2023](https://doi.org/10.1145/3600006.3613145)).
+# * **No restart at all.** [torchft](https://github.com/meta-pytorch/torchft) decides before every
+#   step who takes part. Replicas of the model that are well go on; one that
+#   comes back gets the parameters from a living one, not from a disk. The price: the global batch
+#   changes while a replica is missing.
+# * **Fast diagnosis.** On 16,384 GPUs one rank that waits looks like all the others. Meta records each rank's
+#   collectives to find the first that is missing (Llama 3 paper, section 3.3.4), as `launch` does here.
+#   PyTorch's **flight recorder** is of the same kind: the last collectives of each rank, written to files
+#   when NCCL's time limit has run out (tutorial
+#   [*Flight Recorder for Debugging Stuck Jobs*](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
+#
+# ## 5. Break it: what a killed launcher leaves behind
+#
+# ### An orphan holds the port
+#
+# A launcher that is killed with `kill -9` cannot end its workers. They live on without a parent: such a
+# process is an **orphan**. (People also say zombie, which is the system's word for the opposite: a process
+# that has ended, and whose parent has not asked for its exit code.) It keeps its memory, its GPU and its
+# port, and the next start of a script with a fixed port fails.
+
+# %%
+import errno
+
+from course_utils.nodes import JOB, no_survivors, processes_of, store_on
+
+launcher = Path("scratch/launcher.py")
+launcher.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/launcher.py
+"""Starts a worker that listens on a port, as rank 0 does, and waits for it."""
+
+import subprocess
+import sys
+
+WORKER = """
+import socket, time
+with socket.create_server(("127.0.0.1", 0)) as listening:
+    print(listening.getsockname()[1], flush=True)
+    time.sleep(1000)
+"""
+subprocess.run([sys.executable, "-c", WORKER], check=True)
+
+
+# %%
+def listen_on(port):
+    """As rank 0 of a new run would, on a fixed port."""
+    try:
+        store_on(port)
+        return "ok"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+# %%
+with no_survivors() as job:  # ends all processes that carry its name in their environment
+    own = os.environ | {JOB: job}
+    command = [sys.executable, launcher]
+    with subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) as parent:
+        port = int(parent.stdout.readline())  # a free one, instead of everybody's 12355
+        print("the worker is listening")
+        parent.kill()
+        parent.stdout.close()
+    print("the launcher is dead; a new run on the same port:", listen_on(port))
+    for process in processes_of(job):
+        theirs = [c.laddr.port for c in process.net_connections() if c.status == "LISTEN"]
+        print("a process without its parent holds the port:", theirs == [port])
+        process.kill()
+        process.wait()
+    print("after it was ended, by its id:", listen_on(port))
+
+# %% [markdown]
+# On a terminal, `ss -ltnp` or `lsof -i :12355` names the process that holds a port. The repair is to
+# have no fixed port: port 0 lets the system choose, and torchrun with the c10d rendezvous chooses a
+# free one. End an orphan by its id. `pkill python` ends other people's work as well.
+#
+# ## 6. Exercise: the limits of a run
+#
+# ### 9.5 Minimum, maximum and restarts for four situations (1 point)
+#
+# `torchrun --nnodes=MIN:MAX --max-restarts=N` has to be told three numbers. Here are four runs:
+#
+# | run | nodes that you may get | fewest that hold the model | most that have work | nodes or workers lost | nodes that join |
+# |---|---|---|---|---|---|
+# | new code, tried for the first time | 16 | 2 | 16 | unknown | unknown |
+# | sharded over everything that you have | 16 | 16 | 64 | 9 | 9 |
+# | two spare nodes beside eight | 10 | 4 | 8 | 6 | 2 |
+# | cheap nodes that come and go | 32 | 4 | 64 | 120 | 110 |
+#
+# A node has work if the global batch has a sample for each of its ranks. What has to be known about
+# torchrun: it starts with `MIN` nodes if no more come in time, and goes on with as few. A node beyond
+# `MAX` waits, and takes the place of one that is lost. A failure of its own workers costs an agent one of
+# its restarts, and where a worker or a node is lost, the workers that are left fail in their next
+# collective: one restart everywhere. A node that joins restarts the workers too, but that is not counted.
+#
+# The aim is the same each time: never stop while the run could go on, never start where it cannot, and
+# allow no more restarts than you expect to need. New code is the exception. Its first failures are
+# bugs: a restart only repeats them, and each node more is one more log to read.
+
+
+# %% nbgrader={"grade_id": "9.5", "solution": true}
+def elastic_limits(
+    available: int, fits: int, useful: int, losses: int, joins: int, new_code: bool
+) -> tuple[int, int, int]:
+    """Returns the minimum and maximum of `--nnodes`, and `--max-restarts`.
+
+    Of `available` nodes that the run may get, at least `fits` are needed to hold the model, and at
+    most `useful` have work; `fits` is the smallest of the three. `losses` nodes or workers are
+    expected to fail in the course of the run, and `joins` nodes to come back or to be added.
+    `new_code` runs on as few nodes as hold it, and stops at its first failure.
+    """
+    ### BEGIN SOLUTION
+    if new_code:
+        return fits, fits, 0
+    return fits, min(available, useful), losses
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "9.5-check", "grade": true, "points": 1, "locked": true}
+check("9.5", elastic_limits)
+
+# %% [markdown]
+# ## 7. See it: failures by dice
+#
+# The lesson's share of lost time is a formula, to first order. Here failures come at random, with the same
+# probability at every moment, in work as in saving and recovering. The points are simulated, the line is the
+# formula.
+
+# %%
+import math
+import random
+
+import matplotlib.pyplot as plt
+
+
+def simulated_loss(interval, save, recovery, mtbf, intervals=20_000):
+    """Time lost for each minute of lasting work, with random failures; all in minutes."""
+    dice = random.Random(0)
+    clock, next_failure = 0.0, dice.expovariate(1 / mtbf)
+    for _ in range(intervals):
+        while clock + interval + save > next_failure:  # this interval never reached the disk
+            clock = next_failure + recovery
+            next_failure = clock + dice.expovariate(1 / mtbf)
+        clock += interval + save
+    return clock / (intervals * interval) - 1
+
+
+# %%
+from course_utils.figures import ch09
+
+M = 54 * 24 * 60 / 419  # minutes; Llama 3 paper, section 3.3.4
+save, recovery = 1.0, 3.0
+simulated = {
+    tau: simulated_loss(tau, save, recovery, M) for tau in (3, 6, 12, 19, 30, 60, 120, 200)
+}
+figure = ch09.time_lost(save, recovery, M, simulated)
+plt.show()
+
+best = math.sqrt(2 * save * M)
+lowest = min(simulated, key=simulated.get)
+print(f"of the intervals tried, the dice are best at {lowest} minutes, the formula at {best:.0f}")
+for tau in (best, 200):
+    formula = save / tau + (tau / 2 + recovery) / M
+    dice = simulated_loss(tau, save, recovery, M)
+    print(f"an interval of {tau:3.0f} minutes: formula {formula:.1%}, dice {dice:.1%}")
+
+# %% [markdown]
+# *The points follow the line where it matters, around its lowest point. Far to the right they lie above it:
+# there failures also hit work that is being repeated, which the first order leaves out.*
+#
+# ## 8. On a cluster
+#
+# * **Keep what workers print.** `torchrun --log-dir DIR --redirects 3` writes each worker's output into files,
+#   a folder for each restart. Without it, a hundred ranks share one terminal.
+# * **Orphans** are the scheduler's business, if it is set up for it: SLURM with
+#   [`proctrack/cgroup`](https://slurm.schedmd.com/cgroups.html) ends all processes of a step, whoever their parent is. In a
+#   container they end with the container. On a machine that you log in to, they are yours.
+# * **`cluster/agent.py`** of the course is an agent that ends with what went wrong: its exit code says
+#   whether another start makes sense.
+#
+# ## 9. Remember
+#
+# 1. `@record` costs a line, and the agent's report says why a worker died, and which was the first.
+# 2. What a sampler has handed out is not what was trained on. The loop counts, or a loader that knows.
+# 3. A heartbeat says who hangs; a time limit only that somebody does.
+# 4. Every option of the rendezvous trades a restart too many against a wait too long.
+# 5. A launcher that is killed leaves orphans. End them by their id, and have no fixed port.
+#
+# **Sources**
+#
+# * PyTorch: [error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html),
+#   [rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html),
+#   [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html),
+#   [`DataLoader`](https://docs.pytorch.org/docs/stable/data.html): `prefetch_factor`.
+# * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section 3.3.4.
+# * Z. Jiang et al., *MegaScale: Scaling Large Language Model Training to More Than 10,000 GPUs*, NSDI
+#   2024, [arXiv 2402.15627](https://arxiv.org/abs/2402.15627): section 4 fault tolerance.
+# * A. Kokolis et al., *Revisiting Reliability in Large-Scale Machine Learning Research Clusters*, HPCA 2025,
+#   [arXiv 2410.21680](https://arxiv.org/abs/2410.21680).
+# * Z. Wang et al., *Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints*,
+#   SOSP 2023, [doi 10.1145/3600006.3613145](https://doi.org/10.1145/3600006.3613145).
