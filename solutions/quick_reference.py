@@ -17,8 +17,8 @@ decision_guide()
 plt.show()
 
 # %% [markdown]
-# *Ask from top to bottom. Pink is what a rank holds of the model: all of it, a piece of every layer, a part of
-# every layer's columns, or some layers.*
+# *Ask from top to bottom; the two questions between the lines stand beside the others. Pink is what a rank holds of
+# the model: all of it, a piece of every layer, a part of every layer's columns, some layers, or all but some experts.*
 #
 # | what | a rank holds, of the model states | a rank sends in a step | what it cannot do | in numbers | chapter |
 # |---|---|---|---|---|---|
