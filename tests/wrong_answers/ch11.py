@@ -286,9 +286,11 @@ def stays_away_without_tokens(choices, capacity):
 
 @wrong("11.2", names="shared-capacity")
 def shares_the_capacity_out(choices, capacity):
-    share, enough = capacity // dist.get_world_size(), torch.full_like(capacity, 10_000)
-    own = _places(choices, enough, lambda counts, rank: torch.zeros_like(counts[0]))
-    return _places(choices, enough, _earlier).where(own < share[choices], -1)
+    share, chosen = capacity // dist.get_world_size(), choices.flatten()
+    marks = one_hot(chosen, len(capacity))
+    own = (marks.cumsum(0) - marks).gather(1, chosen[:, None]).view_as(choices)
+    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
+    return places.where(own < share[choices], -1)
 
 
 @wrong("11.2", names="shared-capacity")
