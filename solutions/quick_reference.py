@@ -285,7 +285,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | dispatch | the way of tokens to the ranks of their experts, by all-to-all | [11](11_experts.ipynb) |
 # | distributed data parallel | data parallelism with one process for each GPU and no head office; DDP | [03](03_ddp.ipynb) |
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
-# | dropped | of a token: without a place in the queue of its expert, it passes the layer unchanged | [11](11_experts.ipynb) |
+# | dropped | of a piece: without a place in the queue of its expert, which then adds nothing to the token | [11](11_experts.ipynb) |
 # | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |
 # | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
 # | embedding | the table with a row for each word | [06](06_tensor_parallel.ipynb) |

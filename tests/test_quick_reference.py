@@ -530,7 +530,7 @@ NOT_WORDS = {
         "the safe must outlive the node",
     },
     "11": {
-        *("specialists", "dispatcher", "queue", "not an expert", "the host waits"),
+        *("specialists", "dispatcher", "pieces", "queue", "not an expert", "the host waits"),
         "add up over the copies, divide by all ranks",
     },
 }
