@@ -1317,21 +1317,23 @@ def does_not_name_the_sizes(x):
 
 @wrong("10.5", names="pieces-mixed")
 def exchanges_memory_as_it_lies(x):
-    """`all_to_all_single` cuts the first dimension, which is the batch."""
+    """With the tokens in front of the heads: each rank gets some tokens, and takes them for heads."""
     _must_share(x)
     n, (N, H, t, D) = dist.get_world_size(), x.shape
 
     class Exchanged(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
-            dist.all_to_all_single(arrived.view(-1), x.contiguous().view(-1))
+            leaving = x.transpose(1, 2).contiguous().view(-1)
+            arrived = torch.empty_like(leaving)
+            dist.all_to_all_single(arrived, leaving)
             return arrived.view(N, H // n, n * t, D)
 
         @staticmethod
         def backward(ctx, gradient):
-            arrived = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-            dist.all_to_all_single(arrived.view(-1), gradient.contiguous().view(-1))
-            return arrived.view(N, H, t, D)
+            leaving = gradient.contiguous().view(-1)
+            arrived = torch.empty_like(leaving)
+            dist.all_to_all_single(arrived, leaving)
+            return arrived.view(N, t, H, D).transpose(1, 2)
 
     return Exchanged.apply(x)
