@@ -47,6 +47,18 @@ STEPS = [
         [[(0, 0.5, 1, 0.5)], [(0, 0, 1, 0.5)]],
     ),
 ]
+BESIDE = [  # asked whatever the answers above are
+    Step(
+        "Are sequences so long that their\nactivations do not fit? Cut them.",
+        "context parallel (chapter 10)\nkeys and values travel",
+        [_WHOLE, _WHOLE],
+    ),
+    Step(
+        "Does a token meet few of the experts?\nThen place them on different ranks.",
+        "expert parallel (chapter 11)\ntokens travel to their experts",
+        [[(0, 0.6, 1, 0.4), (x, 0, 0.42, 0.42)] for x in (0, 0.58)],
+    ),
+]
 ALWAYS = (
     "One is not enough? Combine them (chapter 7): tensor inside a machine, pipeline between machines,\n"
     "data parallel or FSDP around both. The run outlives a node? Elastic training (chapter 9)."
@@ -56,9 +68,10 @@ _ROW, _FOOT = 1.3, 0.85  # heights of a step and of the sentence below
 
 def decision_guide() -> Figure:
     """Draws the questions from top to bottom, and beside each what a "yes" leads to."""
-    height = _ROW * len(STEPS) + _FOOT
+    steps = STEPS + BESIDE
+    height = _ROW * len(steps) + _FOOT
     figure, ax = plots.canvas(height=height * plots.WIDTH / 10)
-    for row, step in enumerate(STEPS):
+    for row, step in enumerate(steps):
         y = height - _ROW * (row + 0.5)
         ax.text(0.05, y, step.question, va="center", fontsize=10)
         plots.arrow(ax, (3.75, y), (4.35, y), label="yes")
@@ -67,7 +80,8 @@ def decision_guide() -> Figure:
         if row + 1 < len(STEPS):
             plots.arrow(ax, (0.6, y - 0.33), (0.6, y - _ROW + 0.33))
             ax.text(0.75, y - _ROW / 2, "no", va="center", fontsize=9)
-    ax.plot([0.05, 9.95], [_FOOT] * 2, color=plots.COLORS["waiting"], linewidth=1)
+    for y in (_FOOT, _FOOT + _ROW * len(BESIDE)):
+        ax.plot([0.05, 9.95], [y] * 2, color=plots.COLORS["waiting"], linewidth=1)
     ax.text(0.05, _FOOT / 2 - 0.05, ALWAYS, va="center", fontsize=10)
     return figure
 

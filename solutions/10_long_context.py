@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10. Long context: one document, several desks
 #
-# Every chapter so far has cut a batch or a model. A single row of the batch, one document, always lay on
-# one rank. That ends when the document becomes long: each token looks at all tokens before it, so twice the
+# Every chapter so far has cut a batch or a model. Where the tokens of one document meet, in attention, they were
+# always on one rank. That ends when the document becomes long: each token looks at all tokens before it, so twice the
 # length means twice the activations and four times the work of attention. This chapter cuts the document
 # itself. Each rank has some of the tokens, of every layer. That is **context parallelism**.
 #
@@ -223,7 +223,9 @@ plt.show()
 
 # %% [markdown]
 # *Cut from front to back, the last rank computes seven times as much as the first, and all wait for it. The
-# zig-zag gives every rank the same.* In every hop, too: after the first, a rank has exactly two pairs.
+# zig-zag gives every rank the same.* In every hop, too, a rank has two pairs: with its own pages one whole and two
+# halves, with all others two whole ones. ([Brandon et al. 2023](https://arxiv.org/abs/2311.09431) deal out single tokens,
+# every $n$-th to a rank: *striped attention*, almost as fair.)
 #
 # ### Ring attention, forward
 #
@@ -387,19 +389,22 @@ def own_part(rank, ranks=n, layout=zigzag, grad=False):
     return [part.to(hardware.device()).requires_grad_(grad) for part in whole[:, :, :, mine]], mine
 
 
-def bytes_in_forward(rank, attention):
+def bytes_in_forward(rank, ways):
     (q, k, v), _ = own_part(rank)
-    with Trace() as trace:
-        attention(q, k, v, zigzag)
-    return leaving(trace.record())
+    sent = {}
+    for name, attention in ways.items():
+        with Trace() as trace:
+            attention(q, k, v, zigzag)
+        sent[name] = leaving(trace.record())
+    return sent
 
 
 # %%
 ways = {"ring": ring_forward, "all-gather": gathered, "by heads": by_heads}
-sent = {name: launch(bytes_in_forward, n, attention) for name, attention in ways.items()}
+sent = launch(bytes_in_forward, n, ways)
 compare(
     predicted,
-    {name: ranks[0] for name, ranks in sent.items()},
+    sent[0],
     likely={
         "A ring saves memory, not bytes: every page passes every rank there, too.": {"ring": 2 * S},
         "Only keys and values: queries have to go too, and outputs back.": {
@@ -407,11 +412,12 @@ compare(
         },
     },
 )
-print("the same on all ranks:", all(len(set(ranks)) == 1 for ranks in sent.values()))
+print("the same on all ranks:", all(each == sent[0] for each in sent))
 
 # %% [markdown]
 # Did you expect the ring to send less than the all-gather? It sends the same, in pieces. What it saves is
-# memory, and what it gains is time: the next pages can travel while the rank computes. Only the way by heads
+# memory, and what it can gain is time: the next pages may travel while the rank computes. (Ours waits first, which is
+# easier to read. To hide a hop, start it before `attend` and wait after it.) Only the way by heads
 # gets cheaper with more ranks: $S$ is the $n$-th part of the whole sequence's keys, and its factor stays below 4.
 #
 # ### The scores that are never made
@@ -432,15 +438,17 @@ predicted = {
 from course_utils.trace import largest_tensor
 
 
-def scores_of(rank, attention):
+def scores_of(rank, ways):
     (q, k, v), _ = own_part(rank, dist.get_world_size())
-    with largest_tensor() as largest:
-        attention(q, k, v, zigzag)
-    return largest.bytes
+    scores = {}
+    for name, attention in ways.items():
+        with largest_tensor() as largest:
+            attention(q, k, v, zigzag)
+        scores[name] = largest.bytes
+    return scores
 
 
-measured = {name: launch(scores_of, n, attention)[0] for name, attention in ways.items()}
-measured["one process"] = launch(scores_of, 1, gathered)[0]
+measured = launch(scores_of, n, ways)[0] | launch(scores_of, 1, {"one process": gathered})[0]
 compare(
     predicted,
     measured,
@@ -557,27 +565,30 @@ predicted = {
 
 
 # %%
-def equality_and_bytes(rank, attention, layout):
-    ranks = dist.get_world_size()
-    parts, mine = own_part(rank, ranks, layout, grad=True)
+def equality_and_bytes(rank, ways):
+    ranks, results = dist.get_world_size(), {}
     whole, everywhere = own_part(0, 1, blocks, grad=True)
     slope = whole[0].detach().cos()  # any gradient of the output, the same on every rank
     expected, _ = attend(*whole, mask_for(everywhere, blocks, 1, tokens))
     expected.backward(slope)
-    out = attention(*parts, layout)
-    with Trace() as trace:
-        out.backward(slope[:, :, mine])
-    pairs = zip((expected, *(x.grad for x in whole)), (out, *(x.grad for x in parts)))
-    return [equal(a[:, :, mine], [b]) for a, b in pairs], leaving(trace.record())
+    for name, attention in ways.items():
+        parts, mine = own_part(rank, ranks, zigzag, grad=True)
+        out = attention(*parts, zigzag)
+        with Trace() as trace:
+            out.backward(slope[:, :, mine])
+        pairs = zip((expected, *(x.grad for x in whole)), (out, *(x.grad for x in parts)))
+        right = all(equal(a[:, :, mine], [b]) for a, b in pairs)
+        results[name] = right, leaving(trace.record())
+    return results
 
 
+# %%
 ways = {"ring": ring, "all-gather": gathered, "by heads": by_heads}
-measured = {}
-for name, attention in ways.items():
-    runs = [launch(equality_and_bytes, ranks, attention, zigzag) for ranks in (1, 2, n)]
-    right = all(all(claims) for run in runs for claims, _ in run)
-    measured[name] = runs[-1][0][1]
+runs = [launch(equality_and_bytes, ranks, ways) for ranks in (1, 2, n)]
+for name in ways:
+    right = all(results[name][0] for run in runs for results in run)
     print(f"{name:10} on 1, 2 and {n} ranks: output, dQ, dK and dV as in one process: {right}")
+measured = {name: sent for name, (_, sent) in runs[-1][0].items()}
 compare(predicted, measured, likely={"The pages go round again.": {"ring": 2 * S * (n - 1)}})
 
 # %% [markdown]
@@ -670,25 +681,30 @@ from torch.distributed.device_mesh import init_device_mesh
 from course_utils.equality import flat
 
 
-def train_cut(rank, data, context, attention):
+def train_cut(rank, data, context, ways):
+    """The parameters after training with each way, on a mesh of data x context ranks."""
     mesh = init_device_mesh(
         hardware.device().type, (data, context), mesh_dim_names=("data", "context")
     )
     row, place, group = *mesh.get_coordinate(), mesh.get_group("context")
     mine = positions(zigzag, place, context, CONTEXT)
-    mix = partial(attention, layout=zigzag, group=group)
-    model = for_part(new_model(), mine, mix)
-    loss = train(model, lambda x: x.chunk(data)[row][:, mine])
-    return loss, flat(model.parameters())
+    trained = {}
+    for name, attention in ways.items():
+        model = for_part(new_model(), mine, partial(attention, layout=zigzag, group=group))
+        train(model, lambda x: x.chunk(data)[row][:, mine])
+        trained[name] = flat(model.parameters())
+    return trained
 
 
+# %%
 alone = new_model()
 loss_alone = train(alone, lambda x: x)
 print(f"one process: the loss after {STEPS} steps is {loss_alone:.3f}")
-for data, context, name in ((1, 2, "ring"), (1, 4, "ring"), *((2, 2, name) for name in ways)):
-    results = launch(train_cut, data * context, data, context, ways[name])
-    same = equal(flat(alone.parameters()), [parameters for _, parameters in results])
-    print(f"data {data} x context {context}, {name:10}: as one process: {same}")
+for data, context, chosen in ((1, 2, {"ring": ring}), (1, 4, {"ring": ring}), (2, 2, ways)):
+    results = launch(train_cut, data * context, data, context, chosen)
+    for name in chosen:
+        same = equal(flat(alone.parameters()), [trained[name] for trained in results])
+        print(f"data {data} x context {context}, {name:10}: as one process: {same}")
 
 # %% [markdown]
 # ### With PyTorch: `context_parallel`
@@ -728,10 +744,11 @@ launch(
 # them, is our zig-zag: the course's tests hold the two against each other.
 
 # %% [markdown]
-# ## 5. Break it: five mistakes that run to the end
+# ## 5. Break it: six mistakes that run to the end
 #
-# None of the following raises an error. What shows them is the comparison with one process. In the first three
-# one function of the ring is written in another way.
+# None of the following raises an error. What shows them is the comparison with one process: the first three
+# print it, and the course's tests make it for the others, after training. In the first three one function of the ring is
+# written in another way.
 
 
 # %%
@@ -808,9 +825,9 @@ def late_backward(q, k, v, out, lse, d_out, layout, group=None):
 show_difference(ring_backward=late_backward)
 
 # %% [markdown]
-# The output and $dQ$ are right, so a test of the output alone passes. Megatron-LM had an issue of this
-# kind, wrong $dQ$, $dK$ and $dV$ with context parallelism
-# ([Megatron-LM 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)). Compare all four.
+# The output and $dQ$ are right, so a test of the output alone passes. For Megatron-LM somebody reported wrong $dQ$, $dK$
+# and $dV$ as soon as context parallelism was on ([issue 1464](https://github.com/NVIDIA/Megatron-LM/issues/1464)): it was
+# a comparison of gradients that told. Compare all four.
 #
 # ### Bug hunt: positions and labels
 #
@@ -1101,7 +1118,8 @@ plt.show()
 # ## 8. On a cluster: the same model under torchrun
 #
 # The script trains the model of section 4 on a mesh of data x context, in Llama 3's way: with an all-gather, which
-# takes the fewest lines. It imports nothing from this notebook.
+# takes the fewest lines. It imports nothing from this notebook. SGD with momentum is written out: `torch.optim` loads
+# PyTorch's compiler at its first step, which on a CPU costs each rank as much as starting does.
 
 # %%
 from course_utils.terminal import scratch, torchrun
@@ -1167,17 +1185,19 @@ model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=2, conte
 model.position.register_forward_pre_hook(lambda module, inputs: (mine,))
 for block in model.blocks:
     block.attention.forward = partial(attention, block.attention)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+momenta = [torch.zeros_like(parameter) for parameter in model.parameters()]
 for step in range(5):
     pair = text.windows(CONTEXT, WINDOWS, seed=step)
     tokens, targets = (x.chunk(ranks // context)[row].to(device)[:, mine] for x in pair)
-    optimizer.zero_grad()
+    model.zero_grad()
     loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     loss.backward()
     for tensor in (loss.data, *(p.grad for p in model.parameters())):
         dist.all_reduce(tensor)
         tensor /= ranks
-    optimizer.step()
+    with torch.no_grad():
+        for parameter, momentum in zip(model.parameters(), momenta):
+            parameter -= 0.1 * momentum.mul_(0.9).add_(parameter.grad)
 if dist.get_rank() == 0:
     print(f"loss after 5 steps: {loss.item():.3f}")
 dist.destroy_process_group()
@@ -1214,7 +1234,8 @@ print("as one process:", printed == f"loss after {STEPS} steps: {loss_alone:.3f}
 #
 # * H. Liu, M. Zaharia, P. Abbeel, *Ring Attention with Blockwise Transformers for Near-Infinite Context*, 2023,
 #   [arXiv 2310.01889](https://arxiv.org/abs/2310.01889): section 3 the ring and when it hides.
-# * S. A. Jacobs et al., *DeepSpeed Ulysses*, 2023, [arXiv 2309.14509](https://arxiv.org/abs/2309.14509): section 3
+# * S. A. Jacobs et al., *DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence
+#   Transformer Models*, 2023, [arXiv 2309.14509](https://arxiv.org/abs/2309.14509): section 3
 #   the all-to-all and its bytes.
 # * Llama Team, *The Llama 3 Herd of Models*, 2024, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783): section
 #   3.3.2 the all-gather, and chunks from both ends.
@@ -1222,6 +1243,8 @@ print("as one process:", printed == f"loss after {STEPS} steps: {loss_alone:.3f}
 #   [arXiv 1805.02867](https://arxiv.org/abs/1805.02867): section 3 the merge.
 # * T. Dao et al., *FlashAttention*, 2022, [arXiv 2205.14135](https://arxiv.org/abs/2205.14135): section 3.1 tiles,
 #   appendix B.2 backward.
+# * W. Brandon et al., *Striped Attention: Faster Ring Attention for Causal Transformers*, 2023, [arXiv
+#   2311.09431](https://arxiv.org/abs/2311.09431).
 # * Z. Zhu, [ring-flash-attention](https://github.com/zhuzilin/ring-flash-attention), 2024: the zig-zag.
 # * PyTorch: [context parallel
 #   tutorial](https://docs.pytorch.org/tutorials/unstable/context_parallel.html).

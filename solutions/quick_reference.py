@@ -17,8 +17,8 @@ decision_guide()
 plt.show()
 
 # %% [markdown]
-# *Ask from top to bottom. Pink is what a rank holds of the model: all of it, a piece of every layer, a part of
-# every layer's columns, or some layers.*
+# *Ask from top to bottom; the two questions between the lines stand beside the others. Pink is what a rank holds of
+# the model: all of it, a piece of every layer, a part of every layer's columns, some layers, or all but some experts.*
 #
 # | what | a rank holds, of the model states | a rank sends in a step | what it cannot do | in numbers | chapter |
 # |---|---|---|---|---|---|
@@ -285,7 +285,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | dispatch | the way of tokens to the ranks of their experts, by all-to-all | [11](11_experts.ipynb) |
 # | distributed data parallel | data parallelism with one process for each GPU and no head office; DDP | [03](03_ddp.ipynb) |
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
-# | dropped | of a token: without a place in the queue of its expert, it passes the layer unchanged | [11](11_experts.ipynb) |
+# | dropped | of a piece: without a place in the queue of its expert, which then adds nothing to the token | [11](11_experts.ipynb) |
 # | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |
 # | elastic | able to go on when ranks are lost or added | [09](09_elastic.ipynb) |
 # | embedding | the table with a row for each word | [06](06_tensor_parallel.ipynb) |

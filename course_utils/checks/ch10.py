@@ -72,13 +72,19 @@ merging = Exercise(
         "sum": "You add the two outputs. Each is a mean of values already: weigh them, with weights that add "
         "up to 1.",
         "undivided": "You multiply each output by e to its logsumexp, and do not divide by the sum of both.",
+        "not-normalised": "You subtract the larger logsumexp, and do not divide by the sum of both weights: they have "
+        "to add up to 1.",
         "swapped": "Each output gets the other's weight.",
+        "one-weight": "All queries of a head get the same weight. Each query has found something else: its weight "
+        "follows from its own two logsumexps.",
         "linear-weights": "You weigh by the logsumexps themselves. They are logarithms: the weights are their "
         "exponentials.",
         "larger-only": "You take the output of the one with the larger logsumexp. The other has found "
         "something, too.",
         "lse-largest": "The logsumexp that you return is the larger of the two. It is the logarithm of the "
         "sum of both exponentials.",
+        "largest-not-added-back": "You subtract the larger logsumexp before the exponentials, and do not add it to the "
+        "logarithm of their sum.",
         "lse-added": "You add the logsumexps. Their exponentials are added: log(e^a + e^b).",
         "lse-mean": "You return the mean of the logsumexps. Over all keys the sum of exponentials is larger "
         "than either: log(e^a + e^b).",
@@ -90,8 +96,8 @@ merging = Exercise(
         "nothing-seen": "Where one side has seen no key, its logsumexp is minus infinity and its output does "
         "not count, whatever it is: the result is the other side's. 0 times NaN is NaN, so choose with "
         "`torch.where`.",
-        "both-empty": "Where neither side has seen a key, the output is 0 and the logsumexp minus infinity. "
-        "Minus infinity minus itself is NaN.",
+        "both-empty": "Where neither side has seen a key, the output is 0 and the logsumexp minus infinity, whatever the "
+        "two outputs are. Minus infinity minus itself is NaN.",
         "arguments-changed": "An argument has changed. Make new tensors: the partial results may be needed again.",
     },
     failures={"must match the size": "rows-mixed"},
@@ -129,24 +135,35 @@ def _check_merge(answer, given: list[Tensor], expected: list[Tensor], **more) ->
         raise Wrong(expected="an output and a logsumexp", got=f"{len(got)} values")
     out_a, lse_a, out_b, lse_b = given
     a, b, lse = (x.unsqueeze(-1) for x in (lse_a, lse_b, expected[1]))
+    largest = torch.maximum(a, b)
     of_outputs = {
         **more,
         "mean": (out_a + out_b) / 2,
         "sum": out_a + out_b,
         "undivided": a.exp() * out_a + b.exp() * out_b,
+        "not-normalised": (a - largest).exp() * out_a + (b - largest).exp() * out_b,
         "swapped": (b - lse).exp() * out_a + (a - lse).exp() * out_b,
         "linear-weights": (a * out_a + b * out_b) / (a + b),
         "larger-only": torch.where(a > b, out_a, out_b),
+        "one-weight": lambda got: _is_one_weight(got, out_a, out_b),
     }
     of_sums = {
         **more,
         "lse-largest": torch.maximum(lse_a, lse_b),
+        "largest-not-added-back": expected[1] - torch.maximum(lse_a, lse_b),
         "lse-added": lse_a + lse_b,
         "lse-mean": (lse_a + lse_b) / 2,
         "not-logarithm": expected[1].exp(),
     }
     expect(got[0], expected[0], what="the output", likely=of_outputs)
     expect(got[1], expected[1], what="the logsumexp", likely=of_sums)
+
+
+def _is_one_weight(got: Tensor, out_a: Tensor, out_b: Tensor) -> bool:
+    """Whether the output is w * out_a + (1 - w) * out_b, with one w for all queries of a head."""
+    difference = out_a - out_b
+    w = ((got - out_b) * difference).sum((-2, -1)) / difference.square().sum((-2, -1))
+    return same(got, out_b + w[..., None, None] * difference)
 
 
 @merging.requires("two parts of the keys give output and logsumexp over all keys")
@@ -160,18 +177,23 @@ def _(answer, draw):
     _check_merge(answer, [*halves[2:], *halves[:2]], [out, lse])
 
 
-@merging.requires("scores in the thousands, of either sign")
+@merging.requires(
+    "scores in the thousands, of either sign, on both sides or on one", needs_earlier=True
+)
 def _(answer, draw):
-    for sign in (1, -1):
+    far = draw.number(2e3, 5e3)
+    for shifts in ((far, far), (-far, -far), (far, 0), (0, far)):
         given, (out, lse) = _two_parts(draw)
-        shift = sign * draw.number(2e3, 5e3)
-        given = [given[0], given[1] + shift, given[2], given[3] + shift]
+        given = [given[0], given[1] + shifts[0], given[2], given[3] + shifts[1]]
+        larger = 0 if shifts[0] > shifts[1] else 2  # beside it the other counts for nothing
+        whole = (out, lse + far) if shifts[0] > 0 else (out, lse - far)
+        if shifts[0] != shifts[1]:
+            whole = given[larger], given[larger + 1]
         # the sums are rounded to about 3e-4 there, and so are the weights
         got = answer(*given)
         expect_type(got, (tuple, list), likely="no-logsumexp")
-        likely = {"overflow": lambda got: not got.isfinite().all() or not got.any()}
-        expect(got[0], out, what="the output", likely=likely, tolerance=5e-3)
-        expect(got[1], lse + shift, what="the logsumexp", likely=likely)
+        expect(got[0], whole[0], what="the output", likely={"overflow": True}, tolerance=5e-3)
+        expect(got[1], whole[1], what="the logsumexp", likely={"overflow": True})
 
 
 @merging.requires("a query that has seen none of one part's keys", needs_earlier=True)
@@ -189,10 +211,11 @@ def _(answer, draw):
 
 @merging.requires("a query that has seen no key at all", needs_earlier=True)
 def _(answer, draw):
-    given, whole = _two_parts(draw)
-    for out, lse in (given[:2], given[2:], whole):
-        out[:, :, -1], lse[:, :, -1] = 0.0, -torch.inf
-    _check_merge(answer, given, whole, **{"both-empty": True})
+    for junk in (0.0, float("nan")):
+        given, whole = _two_parts(draw)
+        for (out, lse), value in ((given[:2], junk), (given[2:], junk), (whole, 0.0)):
+            out[:, :, -1], lse[:, :, -1] = value, -torch.inf
+        _check_merge(answer, given, whole, **{"both-empty": True})
 
 
 def _merged(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +259,9 @@ layout = Exercise(
         "no-tensor": "Asked is a tensor of places: `torch.tensor` makes one of a list.",
         "blocks": "These are two neighbouring chunks, as one cuts from front to back. Under a causal mask the "
         "last rank would have most of the work.",
-        "strided": "You deal the places out one by one, every n-th to a rank. A zig-zag deals out chunks.",
+        "strided": "You deal single places out, one after the other. A zig-zag deals out chunks.",
+        "chunk-numbers": "These are the numbers of the two chunks. Asked are the places of the tokens in them.",
+        "not-joined": "The chunks are the rows of a table. Asked is one row of places: join them.",
         "head-only": "The chunk from the back is missing.",
         "tail-only": "The chunk from the front is missing.",
         "too-few-chunks": "You cut into as many chunks as there are ranks. Each rank gets two, so cut into twice as "
@@ -272,10 +297,16 @@ def _check_places(answer, length: int, ranks: int, rank: int) -> None:
     chunks, own = every.chunk(2 * ranks), _zigzag(length, ranks, rank)
     head, tail = own[:size], own[size:]
     wide = every.chunk(ranks)
+    dealt = every.view(-1, 2 * ranks)  # there and back, one place at a time
     likely = {
+        "not-joined": lambda got: got.ndim > 1 and same(got.flatten(), own),
+        "chunk-numbers": size > 1 and torch.tensor([rank, 2 * ranks - 1 - rank]),
         "wrong-dtype": lambda got: got.dtype != torch.int64 and same(got.long(), own),
         "blocks": torch.cat(chunks[2 * rank : 2 * rank + 2]),
-        "strided": every[rank::ranks],
+        "strided": lambda got: any(
+            same(got, each)
+            for each in (every[rank::ranks], dealt[:, [rank, 2 * ranks - 1 - rank]].flatten())
+        ),
         "head-only": head,
         "tail-only": tail,
         "too-few-chunks": lambda got: same(
@@ -346,11 +377,10 @@ def _check_refused(call: Callable, numbers: tuple[set[str], ...]) -> None:
 class _Slip:
     """One thing that a rank gets wrong."""
 
-    mask: str = (
-        "tokens"  # or "none", "chunks", "own only", "as blocks", "cases swapped", "other way"
-    )
+    mask: str = "tokens"  # or another kind of _Ring._mask
     hops: int | None = None  # fewer than n - 1
     scale: bool = True
+    stays: str = ""  # "k" or "v", which the rank does not pass on
 
 
 @dataclass(frozen=True)
@@ -387,10 +417,20 @@ class _Ring:
         theirs = torch.cat([self.places(sender) for sender in senders])
         masks = [self._mask(rank, sender, slip.mask) for sender in senders]
         q = self.q[:, :, mine] * (1 if slip.scale else self.q.shape[-1] ** 0.5)
-        return _partial(q, self.k[:, :, theirs], self.v[:, :, theirs], torch.cat(masks, dim=1))[0]
+        own = mine.repeat(len(senders))
+        k, v = (
+            whole[:, :, own if slip.stays == name else theirs]
+            for name, whole in (("k", self.k), ("v", self.v))
+        )
+        return _partial(q, k, v, torch.cat(masks, dim=1))[0]
 
     def _mask(self, rank: int, sender: int, kind: str) -> Tensor:
         """What the queries of `rank` may see of the keys of `sender`, as somebody believes it."""
+        if (
+            kind == "rank 0 after" and sender == 0 < rank
+        ):  # takes its pages for those of a later rank
+            second = torch.arange(self.length // self.ranks) >= self.length // (2 * self.ranks)
+            return second.unsqueeze(1).expand(-1, len(second))
         if kind == "as blocks":
             size = self.length // self.ranks
             mine, theirs = (torch.arange(size) + r * size for r in (rank, sender))
@@ -407,22 +447,26 @@ class _Ring:
             size = self.length // (2 * self.ranks)
             mine, theirs = mine // size, theirs // size
         seen = mine.unsqueeze(1) >= theirs
-        free = kind == "none" or (kind == "own only" and sender != rank)
+        free = {"none": True, "own only": sender != rank, "own free": sender == rank}.get(kind)
         return torch.ones_like(seen) if free else seen
 
-    def running_means(self) -> list[Tensor]:
-        """Partial results averaged as they come, as if each counted as much as all before it."""
+    def running(self, combine: Callable) -> list[Tensor]:
+        """Outputs where `combine(result, part)` takes the place of the merge, for rows that see a part."""
         outs = []
         for rank in range(self.ranks):
-            out = None
+            q, result = self.q[:, :, self.places(rank)], None
             for hop in range(self.ranks):
                 sender = (rank - hop) % self.ranks
-                mask = self._mask(rank, sender, "tokens")
-                q, theirs = self.q[:, :, self.places(rank)], self.places(sender)
-                part, _ = _partial(q, self.k[:, :, theirs], self.v[:, :, theirs], mask)
-                seen = mask.any(dim=1)[:, None]
-                out = part if out is None else torch.where(seen, (out + part) / 2, out)
-            outs.append(out)
+                mask, theirs = self._mask(rank, sender, "tokens"), self.places(sender)
+                part = _partial(q, self.k[:, :, theirs], self.v[:, :, theirs], mask)
+                if result is not None:
+                    seen, new = mask.any(dim=1), combine(result, part)
+                    part = (
+                        torch.where(seen[:, None], new[0], result[0]),
+                        torch.where(seen, new[1], result[1]),
+                    )
+                result = part
+            outs.append(result[0])
         return outs
 
 
@@ -438,13 +482,23 @@ def _wrong_outputs(task: _Ring) -> dict[str, object]:
         "own-pages-only": task.outputs(_Slip(hops=0)),
         "a-hop-missing": ranks > 2 and task.outputs(_Slip(hops=ranks - 2)),
         "no-mask": task.outputs(_Slip(mask="none")),
+        "own-pages-unmasked": task.outputs(_Slip(mask="own free")),
         "own-mask-only": task.outputs(_Slip(mask="own only")),
         "mask-by-chunk": task.outputs(_Slip(mask="chunks")),
         "mask-as-blocks": task.outputs(_Slip(mask="as blocks")),
         "cases-swapped": task.outputs(_Slip(mask="cases swapped")),
+        "rank-0-after": task.outputs(_Slip(mask="rank 0 after")),
         "other-way-round": task.outputs(_Slip(mask="other way")),
+        "keys-and-values-parted": lambda got: any(
+            same(got, task.outputs(_Slip(stays=name))) for name in "kv"
+        ),
         "not-scaled": task.outputs(_Slip(scale=False)),
-        "merged-by-mean": task.running_means(),
+        "merged-by-mean": task.running(lambda one, other: ((one[0] + other[0]) / 2, other[1])),
+        "added-up": task.running(lambda one, other: (one[0] + other[0], other[1])),
+        "last-pages-only": task.running(lambda one, other: other),
+        "first-logsumexp-only": task.running(
+            lambda one, other: (_merged(*one, *other)[0], one[1]),
+        ),
         "not-a-number": lambda got: any(out.isnan().any() for out in got),
     }
 
@@ -453,6 +507,8 @@ RING = {
     "own-pages-only": "Each rank attends to its own tokens only: no pages have come, or they were not used.",
     "a-hop-missing": "One hop is missing: the pages of the last rank never come by. There are n - 1 hops.",
     "no-mask": "Queries see all keys, later ones too: the causal mask is missing.",
+    "own-pages-unmasked": "A rank's own pages are seen whole. There it needs a triangle of tokens: a query does not see the "
+    "tokens that come after it.",
     "own-mask-only": "Your mask holds for the rank's own tokens, and all other pages are seen whole. In a zig-zag "
     "one of every two chunks of another rank comes later.",
     "mask-by-chunk": "You mask by chunk: within its own chunk a token sees those that come after it. Use a triangle "
@@ -461,10 +517,18 @@ RING = {
     "one chunk from the front and one from the back.",
     "cases-swapped": "The two cases are swapped: from a rank before you both of your chunks see the first chunk of "
     "its pages; of a rank after you only your second one sees something, and it sees both.",
+    "rank-0-after": "The pages of rank 0 are taken for those of a rank after you. After h hops you have the pages of rank - h, "
+    "which stands before you as long as h <= rank.",
+    "keys-and-values-parted": "Of keys and values only one travels: after a hop a rank weighs the values of one rank by the keys "
+    "of another. Pass both on.",
     "other-way-round": "You take the pages for those of rank + hop. They come from the rank before you, so after h "
     "hops you have those of rank - h.",
     "not-scaled": "Scores are divided by the root of the head's width: q.shape[-1] ** 0.5.",
     "merged-by-mean": "You average partial results. Merge them by their logsumexps, with `merged`.",
+    "added-up": "You add partial results up. Each is a mean of values already: merge them by their logsumexps, with `merged`.",
+    "last-pages-only": "What the last pages gave takes the place of all that was found before. Merge it with that.",
+    "first-logsumexp-only": "Every merge uses the logsumexp of the first pages. A merge returns two things: keep the new "
+    "logsumexp, too.",
     "not-a-number": "There is NaN in the output. A query that sees none of some pages has a logsumexp of minus "
     "infinity: begin with your own pages, and leave such pages out.",
     "not-waited": "A message is used, or left, before anybody has waited for it. Call `wait()` on all that "
@@ -478,7 +542,7 @@ RING = {
     "computes-masked-pairs": "You compute pairs of chunks that the mask leaves out, and throw them away. In a zig-zag "
     "two of four pairs remain in each hop: choose the slices, then attend.",
     "arguments-changed": "q, k or v has changed: the layer before needs it for its own backward.",
-    "two-ranks": TWO_RANKS,
+    "two-ranks": TWO_RANKS + " A rank that is alone makes no hop.",
     "not-every-rank": NOT_EVERY_RANK,
 }
 
@@ -564,7 +628,7 @@ def _(answer, draw):
     _check_forward(answer, _ring_task(draw, draw.choice([3, 4])))
 
 
-@ring.requires("two ranks, and one", needs_earlier=True)
+@ring.requires("two ranks, and one", needs_earlier=True, failures={"exception": "two-ranks"})
 def _(answer, draw):
     with _only_so_many():
         for ranks in (2, 1):
@@ -635,6 +699,11 @@ with_backward = Exercise(
         "no-backward": "Backward is not written yet, or gives no gradient for one of q, k and v. Return three.",
         "local-key-gradients": "The gradients of k and v have the parts of this rank's own queries only. Every later "
         "query has used these pages: the parts of the other ranks have to come home.",
+        "never-sent": "The gradients of all pages that came by are added up on this rank. Those of each set of pages belong to "
+        "their owner: pass them on behind the pages.",
+        "last-part-only": "The parts of the ranks on the way are lost: what has come has to be added to before it is passed on.",
+        "k-and-v-swapped": "The gradients of k and v are in each other's place: return those of q, k and v.",
+        "averaged": "The gradients of k and v are divided by the number of ranks. They are sums over all queries, as in one process.",
         "own-part-missing": "The gradients of k and v lack the part of this rank's own queries: add it at home.",
         "own-part-twice": "The part of this rank's own queries is counted twice.",
         "not-home": "The gradients of k and v have stopped one desk before home: what a rank returns are those of the next "
@@ -643,10 +712,15 @@ with_backward = Exercise(
         "local-query-gradient": "The gradient of q comes from the rank's own pages only. Pages have to go round in backward, too.",
         "delta-missing": "The term delta is missing: softmax's backward subtracts the sum of gradient * output from every "
         "row.",
+        "delta-wrong": "delta is not what it should be: of gradient * output, both of this rank's queries, the *sum* over the width.",
+        "first-logsumexp": "Backward uses the logsumexp of the first pages. Save the one at the end of forward, over all keys.",
         "partial-logsumexp": "In backward you use weights of one set of pages alone. They have to be those over all keys: "
         "compute them with the logsumexp at the end of forward.",
         "mask-lost": "The causal mask is missing in backward, on the rank's own pages.",
+        "cases-swapped-back": "In backward the two cases are swapped. They are those of forward, hop by hop.",
         "gradient-not-scaled": "The gradients of q and k lack the division by the root of the head's width.",
+        "scaled-twice": "The gradients of q and k are divided by the root of the head's width once too often: `attend_backward` "
+        "does it already.",
         "keeps-pages": "Forward keeps the pages of other ranks for backward. Keep your own: they come round again.",
         "sends-too-much-back": "Backward sends more than 4 (n - 1) times the bytes of k. Pages and their gradients make n - 1 "
         "hops each; gradients that start at hop 0 need one more.",
@@ -697,28 +771,37 @@ def _run_both(answer, task: _Ring) -> list[_Both]:
 class _Gradients:
     """dQ, dK and dV of a task, by the rank whose queries gave them and the rank of the pages."""
 
-    def __init__(self, task: _Ring, mask="tokens", delta=True, partial=False, scaled=True) -> None:
+    def __init__(self, task: _Ring, **slip) -> None:
+        """`slip`: the mistake, as `_pair` takes it."""
         self.task = task
         n = range(task.ranks)
-        self.tables = [[self._pair(r, s, mask, delta, partial, scaled) for s in n] for r in n]
+        self.tables = [[self._pair(r, s, **slip) for s in n] for r in n]
 
-    def _pair(self, rank, sender, mask, delta, partial, scaled) -> list[Tensor]:
+    def _pair(self, rank, sender, mask="tokens", delta="right", lse="all", scalings=1):
         """What the queries of `rank` and the pages of `sender` give to q, k and v."""
         task = self.task
         mine, theirs = task.places(rank), task.places(sender)
         q, slope = task.q[:, :, mine], task.slope[:, :, mine]
         k, v = task.k[:, :, theirs], task.v[:, :, theirs]
-        allowed = task._mask(rank, sender, "tokens")
-        every = torch.arange(task.length)
-        out, lse = _partial(q, task.k, task.v, mine.unsqueeze(1) >= every)
-        if partial:
-            out, lse = (x.nan_to_num(0) for x in _partial(q, k, v, allowed))
-        believed = torch.ones_like(allowed) if mask == "none" and sender == rank else allowed
+        out, total = _partial(q, task.k, task.v, mine.unsqueeze(1) >= torch.arange(task.length))
+        if lse == "own":
+            own = task.k[:, :, mine], task.v[:, :, mine], task._mask(rank, rank, "tokens")
+            total = _partial(q, *own)[1]
+        elif lse == "each":
+            out, total = (
+                x.nan_to_num(0) for x in _partial(q, k, v, task._mask(rank, sender, mask))
+            )
         scale = q.shape[-1] ** -0.5
-        weights = ((q @ k.mT) * scale - lse.unsqueeze(-1)).exp() * believed
+        weights = ((q @ k.mT) * scale - total.unsqueeze(-1)).exp() * task._mask(rank, sender, mask)
         weights = weights.nan_to_num(0, posinf=0)
-        inner = slope @ v.mT - ((slope * out).sum(-1, keepdim=True) if delta else 0)
-        d_scores = weights * inner * (scale if scaled else 1)
+        deltas = {
+            "right": (slope * out).sum(-1),
+            "none": torch.zeros_like(total),
+            "mean": (slope * out).mean(-1),
+            "gradient": slope.sum(-1),
+            "values": (slope * task.v[:, :, mine]).sum(-1),
+        }
+        d_scores = weights * (slope @ v.mT - deltas[delta].unsqueeze(-1)) * scale**scalings
         return [d_scores @ k, d_scores.mT @ q, weights.mT @ slope]
 
     def of_queries(self) -> list[Tensor]:
@@ -736,23 +819,29 @@ def _check_both(answer, task: _Ring) -> list[_Both]:
     expect(outs, task.outputs(), each="rank", what="the output", likely=_wrong_outputs(task))
     right = _Gradients(task)
     slips = {
-        "delta-missing": _Gradients(task, delta=False),
-        "partial-logsumexp": _Gradients(task, partial=True),
-        "mask-lost": _Gradients(task, mask="none"),
-        "gradient-not-scaled": _Gradients(task, scaled=False),
+        "delta-missing": _Gradients(task, delta="none"),
+        "first-logsumexp": _Gradients(task, lse="own"),
+        "partial-logsumexp": _Gradients(task, lse="each"),
+        "mask-lost": _Gradients(task, mask="own free"),
+        "cases-swapped-back": _Gradients(task, mask="cases swapped"),
+        "gradient-not-scaled": _Gradients(task, scalings=0),
+        "scaled-twice": _Gradients(task, scalings=2),
     }
+    of_delta = [_Gradients(task, delta=kind) for kind in ("mean", "gradient", "values")]
     got = [report.gradients[0] for report in reports]
     own_only = [right.tables[r][r][0] for r in range(n)]
     likely = {
         "no-backward": lambda got: any(g is None for g in got),
         "local-query-gradient": n > 1 and own_only,
         **{slug: slip.of_queries() for slug, slip in slips.items()},
+        "delta-wrong": lambda got: any(same(got, slip.of_queries()) for slip in of_delta),
     }
     expect(got, right.of_queries(), each="rank", what="the gradient of q", likely=likely)
     for which, name in ((1, "k"), (2, "v")):
         got = [report.gradients[which] for report in reports]
         likely = {
             "no-backward": lambda got: any(g is None for g in got),
+            "k-and-v-swapped": right.of_pages(3 - which, lambda r, owner: 1),
             **(_wrong_page_gradients(right, which) if n > 1 else {}),
             **{slug: slip.of_pages(which, lambda r, owner: 1) for slug, slip in slips.items()},
         }
@@ -770,11 +859,16 @@ def _wrong_page_gradients(right: _Gradients, which: int) -> dict[str, object]:
     moved = [others[(r + 1) % n] for r in range(n)]
     back = [others[(r - 1) % n] for r in range(n)]
     last = right.of_pages(which, lambda r, owner: (r - owner) % n != n - 1)
+    ends = right.of_pages(which, lambda r, owner: (r - owner) % n in (0, n - 1))
+    here = [sum(right.tables[r][owner][which] for owner in range(n)) for r in range(n)]
     return {
         "local-key-gradients": own,
         "own-part-missing": others,
         "own-part-twice": [a + b for a, b in zip(own, whole, strict=True)],
         "last-part-missing": n > 2 and last,
+        "last-part-only": n > 2 and ends,
+        "never-sent": here,
+        "averaged": [each / n for each in whole],
         "not-home": lambda got: any(
             same(got, [a + b for a, b in zip(own, wrong, strict=True)]) or same(got, wrong)
             for wrong in (moved, back, [whole[(r + 1) % n] for r in range(n)])
@@ -787,7 +881,9 @@ def _(answer, draw):
     _check_both(answer, _ring_task(draw, draw.choice([3, 4])))
 
 
-@with_backward.requires("two ranks and one", needs_earlier=True)
+@with_backward.requires(
+    "two ranks and one", needs_earlier=True, failures={"exception": "two-ranks"}
+)
 def _(answer, draw):
     with _only_so_many():
         for ranks in (2, 1):
@@ -848,6 +944,8 @@ swapping = Exercise(
         "them along dimension 2.",
         "tokens-interleaved": "The tokens are in another order: first the first token of each rank, or a view that mixes "
         "dimensions. The stretch of rank 0 comes first, then that of rank 1.",
+        "pieces-mixed": "The right numbers on wrong ranks: `all_to_all_single` cuts a tensor along its *first* dimension, as it lies "
+        "in memory. Stack the groups of heads along a first dimension of n.",
         "stretches-backwards": "The stretches of the sequence are in another order than the ranks.",
         "heads-strided": "Rank r has every n-th head. Asked is the r-th group of heads that lie together.",
         "other-heads": "These are another rank's heads.",
@@ -948,6 +1046,9 @@ def _check_swap(answer, draw, ranks: int) -> None:
         "tokens-interleaved": lambda got: all(
             g.shape == e.shape and same(g.flatten().sort().values, e.flatten().sort().values)
             for g, e in zip(got, groups, strict=True)
+        ),
+        "pieces-mixed": lambda got: same(
+            torch.cat([g.flatten() for g in got]).sort().values, x.flatten().sort().values
         ),
     }
     got = [report.out for report in reports]

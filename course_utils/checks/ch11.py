@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import one_hot
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run
-from course_utils.checks.ranks import come_late, following
+from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
+from course_utils.checks.ranks import Sent, come_late, following
 from course_utils.hardware import device
 from course_utils.trace import Trace
 
@@ -26,33 +26,33 @@ NOT_WAITED = (
 )
 
 
-@dataclass(frozen=True)
-class _Heard:
-    """What a rank handed over and what it left running, while its answer was called."""
-
-    numbers: int
-    unwaited: list[str]
-
-
 @contextmanager
-def _hearing() -> Iterator[list[_Heard]]:
-    """The list has one entry when the block has ended."""
-    heard: list[_Heard] = []
+def _hearing() -> Iterator[Sent]:
+    """Follows the calls of an answer, on ranks that come one after the other."""
+    come_late(dist.get_rank())
+    with following() as sent:
+        yield sent
+
+
+def _told(call: Callable) -> int:
+    """How many numbers a rank hands over in `call`. A Trace asks after each Work, which `following` would take
+    for a wait, so the two do not listen to the same call."""
     with Trace() as trace:
-        come_late(dist.get_rank())
-        with following() as sent:
-            yield heard
-    calls = [call for call in trace.record().calls if call.sends]
-    heard.append(_Heard(sum(call.elements for call in calls), sent.unwaited))
+        call()
+    return sum(each.elements for each in trace.record().calls if each.sends)
 
 
-def _check_heard(heard: list[_Heard], at_most: int | None = None) -> None:
-    for rank, each in enumerate(heard):
-        if each.unwaited:
-            got = f"rank {rank} does not wait for its {each.unwaited[0]}"
+def _check_waited(unwaited: list[list[str]]) -> None:
+    for rank, calls in enumerate(unwaited):
+        if calls:
+            got = f"rank {rank} does not wait for its {calls[0]}"
             raise Wrong("not-waited", expected="a wait() for every call", got=got)
-        if at_most is not None and each.numbers > at_most:
-            got = f"rank {rank} hands over {each.numbers}"
+
+
+def _check_told(told: list[int], at_most: int) -> None:
+    for rank, numbers in enumerate(told):
+        if numbers > at_most:
+            got = f"rank {rank} hands over {numbers}"
             raise Wrong("too-many-numbers", expected=f"at most {at_most} numbers", got=got)
 
 
@@ -96,9 +96,16 @@ routing = Exercise(
         "other-dimension": "You choose k *tokens* for each expert. The experts are the second dimension of "
         "`logits`.",
         "smallest": "These are the experts with the smallest logits.",
+        "smallest-first": "The right experts, the smallest logit first. Asked is the largest first.",
+        "column-for-each-expert": "For each token you return a number for every expert. Asked are k columns: the numbers "
+        "of the chosen experts, and a weight for each of these.",
         "by-number": "The right experts, sorted by their numbers: asked is the largest logit first.",
         "softmax-over-all": "These are the probabilities among all E experts: the weights of a token do not "
         "add up to 1. The softmax runs over the chosen logits only.",
+        "softmax-twice": "The softmax of probabilities: they lie between 0 and 1, so the weights are nearly alike. Take "
+        "it once, over the chosen logits.",
+        "sigmoid": "You divide sigmoids by their sum, as DeepSeek-V3 does. Asked is the softmax over the chosen logits.",
+        "other-order": "The weights stand in another order than the experts that they belong to.",
         "raw-logits": "These are the logits themselves: they can be negative, and add up to anything. The "
         "weights are their softmax.",
         "divided-by-the-sum": "The chosen logits divided by their sum. A sum of logits may be zero or negative; "
@@ -128,12 +135,15 @@ def _check_route(answer, logits: Tensor, k: int) -> None:
         raise Wrong("swapped", expected="the choices first", got="the weights first")
     likely = {
         "smallest": logits.topk(k, largest=False).indices,
+        "smallest-first": k > 1 and right.indices.flip(1),
         "by-number": right.indices.sort().values,
+        "column-for-each-expert": lambda got: got.shape == logits.shape != right.indices.shape,
         "other-dimension": lambda got: got.shape == (k, logits.shape[1]) != right.indices.shape,
     }
     expect(choices, right.indices, what="the choices", likely=likely)
     probabilities = logits.softmax(1)
     only = torch.zeros_like(logits).scatter(1, right.indices, right.values)
+    sigmoids = right.values.sigmoid()
     mistakes = {
         "softmax-over-all": probabilities.gather(1, right.indices),
         "raw-logits": right.values,
@@ -141,6 +151,10 @@ def _check_route(answer, logits: Tensor, k: int) -> None:
         "softmax-over-tokens": right.values.softmax(0),
         "masked-with-zero": only.softmax(1).gather(1, right.indices),
         "all-alike": torch.full_like(right.values, 1 / k),
+        "softmax-twice": probabilities.gather(1, right.indices).softmax(1),
+        "sigmoid": sigmoids / sigmoids.sum(1, keepdim=True),
+        "column-for-each-expert": lambda got: got.shape == logits.shape != right.indices.shape,
+        "other-order": lambda got: same(got.sort(1).values, right.values.softmax(1).sort(1).values),
     }
     expect(weights, right.values.softmax(1), what="the weights", likely=mistakes)
 
@@ -204,6 +218,11 @@ queueing = Exercise(
         "ranks stand before yours.",
         "local-capacity": "The places are right, and what is dropped is decided by the place among the rank's "
         "own pieces. Compare the place in the whole queue with the capacity.",
+        "shared-capacity": "You give each rank a share of the capacity. The queue is one for all ranks: a piece is dropped "
+        "by its place in it.",
+        "along-the-experts": "The running count goes along the experts. Count down the pieces: `cumsum(0)`.",
+        "other-shape": "The right places in another shape. Asked is one for each piece, (T, k) as `choices`.",
+        "not-minus-one": "A piece that finds no place has -1, and nothing else: no other number tells that it was dropped.",
         "inclusive": "Your own pieces are counted twice: only ranks *before* yours stand before you.",
         "later-ranks": "The pieces of later ranks stand before yours. It is the other way round.",
         "all-experts": "You count the pieces of earlier ranks for all experts together. Each expert has a queue "
@@ -233,6 +252,7 @@ def _queue(
     order: Callable[[Tensor], Tensor] = lambda marks: marks.cumsum(0) - marks,
     limit: int = 0,
     by_own: bool = False,
+    share: int = 1,
 ) -> list[Tensor]:
     """The places on all ranks. `starts(counts, rank)` tells how many stand before a rank's first pieces,
     `order` how its own marks (T k, E) count up; both as they should, where they are not given."""
@@ -245,9 +265,16 @@ def _queue(
         own = order(marks[rank]).gather(1, chosen).flatten()
         place = own + starts(counts, rank).expand(len(capacity))[chosen.flatten()]
         judged = own if by_own else place
-        place = place.where(judged < (capacity + limit)[chosen.flatten()], -1)
+        place = place.where(judged < (capacity // share + limit)[chosen.flatten()], -1)
         found.append(place.view_as(part))
     return found
+
+
+def _first_choices_of(marks: Tensor, k: int) -> Tensor:
+    """How a rank's marks (T k, E) count up, where its own first choices stand before its second ones."""
+    by_choice = marks.view(-1, k, marks.shape[1]).transpose(0, 1).flatten(0, 1)
+    ahead = by_choice.cumsum(0) - by_choice
+    return ahead.view(k, -1, marks.shape[1]).transpose(0, 1).flatten(0, 1)
 
 
 def _first_choices_first(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
@@ -260,15 +287,17 @@ def _first_choices_first(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
 
 
 def _placed(rank, answer, choices: Tensor, capacity: Tensor):
-    with _hearing() as heard:
-        got = answer(choices.to(device()), capacity.to(device()))
-    return got, heard[0]
+    choices, capacity = choices.to(device()), capacity.to(device())
+    with _hearing() as sent:
+        got = answer(choices, capacity)
+    return got, sent.unwaited, _told(lambda: answer(choices, capacity))
 
 
 def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     reports = run(_placed, len(parts), answer, OwnPart(parts), capacity)
-    got = [places for places, _ in reports]
-    _check_heard([heard for _, heard in reports if heard.unwaited] or [])
+    got = [places for places, *_ in reports]
+    _check_waited([unwaited for _, unwaited, _ in reports])
+    right, ranks = _queue(parts, capacity), len(parts)
     wide = torch.full_like(capacity, 10_000)
 
     def shifted(by: int) -> list[Tensor]:
@@ -276,6 +305,9 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
 
     def none_before(counts: Tensor, rank: int) -> Tensor:
         return torch.zeros_like(counts[0])
+
+    def kept_before(counts: Tensor, rank: int) -> Tensor:
+        return counts[:rank].minimum(capacity // ranks).sum(0)
 
     likely = {
         "own-queue": _queue(parts, capacity, starts=none_before),
@@ -287,15 +319,33 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
         "one-too-many": _queue(parts, capacity, limit=1),
         "not-dropped": _queue(parts, wide),
         "local-capacity": _queue(parts, capacity, by_own=True),
-        "first-choices-first": _first_choices_first(parts, capacity),
+        "shared-capacity": lambda got: any(
+            _equal_lists(got, each)
+            for each in (
+                _queue(parts, capacity, share=ranks, by_own=True),
+                _queue(parts, capacity, starts=kept_before),
+            )
+        ),
+        "first-choices-first": lambda got: any(
+            _equal_lists(got, each)
+            for each in (
+                _first_choices_first(parts, capacity),
+                _queue(parts, capacity, order=lambda m: _first_choices_of(m, parts[0].shape[1])),
+            )
+        ),
+        "along-the-experts": _queue(parts, capacity, order=lambda m: m.cumsum(1) - m),
         "backwards": _queue(parts, capacity, order=lambda m: m.flip(0).cumsum(0).flip(0) - m),
         "one-capacity": lambda got: any(
             _equal_lists(got, _queue(parts, capacity[[e]].expand_as(capacity)))
             for e in range(len(capacity))
         ),
+        "other-shape": lambda got: _equal_lists([g.view_as(r) for g, r in zip(got, right)], right),
+        "not-minus-one": lambda got: all(
+            bool(((g == r) | ((r < 0) & (g >= 0))).all()) for g, r in zip(got, right, strict=True)
+        ),
     }
-    expect(got, _queue(parts, capacity), each="rank", likely=likely)
-    _check_heard([heard for _, heard in reports], at_most=len(capacity))
+    expect(got, right, each="rank", likely=likely)
+    _check_told([told for *_, told in reports], at_most=len(capacity))
 
 
 def _equal_lists(got: list, expected: list[Tensor]) -> bool:
@@ -375,6 +425,12 @@ sending = Exercise(
         "send to them.",
         "load-by-rank": "`load` tells how many pieces come from each rank. Asked is how many come to each expert.",
         "by-rank": "The pieces lie in the order in which they arrive, by rank. Sort them by expert.",
+        "load-not-by-expert": "`load` has another shape. Asked is one number for each of this rank's experts: the sum over the "
+        "ranks that send.",
+        "not-by-expert": "The right pieces, in another order than that of the experts. Indexing with an argsort sorts; "
+        "indexing with the argsort of it undoes that.",
+        "nothing-to-do": "It fails where a rank sends nothing or gets nothing. Its splits are zeros and its tensors have no "
+        "rows, and it makes every call all the same.",
         "unstable": "The right pieces for each expert, in another order. Within an expert they lie by the rank "
         "that they come from: sort stably.",
         "dealt-out": "Expert e is sent to rank e % n. Rank r has the experts from r * E / n on, one after the other.",
@@ -396,6 +452,7 @@ sending = Exercise(
         "Split sizes": "splits",
         "doesn't match total": "splits",
         "timeout": "stays-away",
+        "mismatch": "splits",
         "signal": "splits",
         "does not require grad": "no-gradient",
         "AttributeError": "no-load",
@@ -417,7 +474,7 @@ def _delivered(rank, answer, counts: Tensor, pieces: Tensor, factors: Tensor):
     """Every expert doubles, and adds its number; the loss weighs each result with a factor."""
     counts, pieces, factors = (t.to(device()) for t in (counts, pieces, factors))
     pieces.requires_grad_()
-    with _hearing() as heard:
+    with _hearing() as sent:
         sender = answer(counts)
         arrived = sender.dispatch(pieces)
         load = getattr(sender, "load", None)
@@ -425,7 +482,7 @@ def _delivered(rank, answer, counts: Tensor, pieces: Tensor, factors: Tensor):
     if isinstance(back, Tensor) and back.requires_grad and back.shape == factors.shape:
         (back * factors).sum().backward()
     found = [t.detach() if isinstance(t, Tensor) else t for t in (load, arrived, back)]
-    return _Delivered(*found, pieces.grad), heard[0]
+    return _Delivered(*found, pieces.grad), sent.unwaited
 
 
 def _tables(draw, ranks: int, experts: int) -> Tensor:
@@ -440,7 +497,7 @@ def _check_delivery(answer, table: Tensor, draw) -> None:
     factors = [draw.tensor(*each.shape) for each in pieces]
     args = OwnPart(list(table)), OwnPart(pieces), OwnPart(factors)
     reports = run(_delivered, ranks, answer, *args)
-    _check_heard([heard for _, heard in reports])
+    _check_waited([unwaited for _, unwaited in reports])
     got = [delivered for delivered, _ in reports]
     _check_load([each.load for each in got], table)
     parts = [each.split(row.tolist()) for each, row in zip(pieces, table, strict=True)]
@@ -453,11 +510,16 @@ def _check_delivery(answer, table: Tensor, draw) -> None:
 
     mine = [list(range(r * own, r * own + own)) for r in range(ranks)]
     right = [of(r, mine[r]) for r in range(ranks)]
+    loads = [table[:, numbers].sum(0).tolist() for numbers in mine]
     dealt = [list(range(r, experts, ranks)) for r in range(ranks)]
     likely = {
         "by-rank": [of(r, mine[r], by_rank=True) for r in range(ranks)],
         "dealt-out": lambda got: _alike_sorted(got, [of(r, dealt[r]) for r in range(ranks)]),
-        "unstable": lambda got: _alike_sorted(got, right),
+        "unstable": lambda got: all(
+            _alike_sorted(list(g.split(load)), list(r.split(load)))
+            for g, r, load in zip(got, right, loads, strict=True)
+        ),
+        "not-by-expert": lambda got: _alike_sorted(got, right),
         "other-pieces": True,
     }
     expect([d.arrived for d in got], right, each="rank", what="what arrives", likely=likely)
@@ -498,6 +560,7 @@ def _check_load(loads: list, table: Tensor) -> None:
     likely = {
         "load-sent": [by_rank[r, r] for r in range(ranks)],
         "load-by-rank": [by_rank[:, r].sum(1) for r in range(ranks)],
+        "load-not-by-expert": lambda got: any(load.shape != by_rank[0, 0].shape for load in got),
     }
     expect(
         loads,
@@ -520,7 +583,11 @@ def _(answer, draw):
     _check_delivery(answer, _tables(draw, 4 - ranks, 4 - ranks), draw)
 
 
-@sending.requires("a rank that sends nothing, and one that gets nothing")
+@sending.requires(
+    "a rank that sends nothing, and one that gets nothing",
+    failures={name: "nothing-to-do" for name in ("exception", "mismatch")},
+    needs_earlier=True,
+)
 def _(answer, draw):
     table = _tables(draw, 3, 6) + 1
     table[draw.integer(0, 2)] = 0
@@ -563,6 +630,11 @@ balancing = Exercise(
         "rank divides by their number.",
         "without-e": "The factor E is missing: spread evenly, the loss is 1 for any number of experts.",
         "k-times": "The shares f add up to k and not to 1: divide by the number of pieces, T k over all ranks.",
+        "divided-by-pieces": "Divided by the number of pieces. p is a mean over the tokens: of these there are T, and not T k.",
+        "softmax-over-tokens": "The softmax runs over the tokens. The probabilities of one token, over the experts, add up to 1.",
+        "soft-shares": "Both factors are mean probabilities. f counts: it is the share of the pieces that *chose* an expert.",
+        "first-choices": "You count first choices only. f is the share of all pieces, with every choice of a token.",
+        "not-a-scalar": "Asked is a scalar, without dimensions: the sum over the experts.",
         "divided-by-ranks": "Divided by the number of ranks once more. Parts add up; nothing is averaged.",
         "logits": "The second factor is a mean of *probabilities*: the softmax over the experts is missing.",
         "no-gradient": "The result has no gradient. The probabilities have to stay in the graph.",
@@ -578,12 +650,14 @@ balancing = Exercise(
 
 def _balanced(rank, answer, logits: Tensor, choices: Tensor):
     logits = logits.to(device()).requires_grad_()
-    with _hearing() as heard:
-        got = answer(logits, choices.to(device()))
+    choices = choices.to(device())
+    with _hearing() as sent:
+        got = answer(logits, choices)
     gradient = None
     if isinstance(got, Tensor) and got.requires_grad and got.numel() == 1:
         [gradient] = torch.autograd.grad(got, logits, allow_unused=True)
-    return got.detach() if isinstance(got, Tensor) else got, gradient, heard[0]
+    got = got.detach() if isinstance(got, Tensor) else got
+    return got, gradient, sent.unwaited, _told(lambda: answer(logits, choices))
 
 
 @dataclass(frozen=True)
@@ -599,10 +673,15 @@ class _Batch:
         counts = choices.flatten().bincount(minlength=self.logits[0].shape[1])
         return counts / (choices.numel() if per == "pieces" else len(choices))
 
-    def part(self, rank: int, f: Tensor, divisor: float | None = None, raw: bool = False) -> Tensor:
+    def part(
+        self,
+        rank: int,
+        f: Tensor,
+        divisor: float | None = None,
+        probabilities: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(1),
+    ) -> Tensor:
         """sum(f * p) times E over this rank's tokens, divided by all tokens or by `divisor`."""
-        logits = self.logits[rank]
-        sums = (logits if raw else logits.softmax(1)).sum(0)
+        sums = probabilities(self.logits[rank]).sum(0)
         tokens = divisor or sum(map(len, self.logits))
         return len(f) * (f * sums).sum() / tokens
 
@@ -620,7 +699,7 @@ def _batch(draw, sizes: list[int]) -> _Batch:
 def _check_balance(answer, batch: _Batch) -> None:
     ranks, experts = len(batch.logits), batch.logits[0].shape[1]
     reports = run(_balanced, ranks, answer, OwnPart(batch.logits), OwnPart(batch.choices))
-    _check_heard([heard for *_, heard in reports])
+    _check_waited([unwaited for _, _, unwaited, _ in reports])
     got = [value for value, *_ in reports]
     for value in got:
         expect_type(value, Tensor)
@@ -645,10 +724,20 @@ def _check_balance(answer, batch: _Batch) -> None:
         "without-e": [each / experts for each in right],
         "k-times": [batch.part(r, batch.shares(per="tokens")) for r in range(ranks)],
         "divided-by-ranks": [each / ranks for each in right],
-        "logits": batch.all_parts(raw=True),
+        "divided-by-pieces": [each / batch.choices[0].shape[1] for each in right],
+        "logits": batch.all_parts(probabilities=lambda logits: logits),
+        "softmax-over-tokens": batch.all_parts(probabilities=lambda logits: logits.softmax(0)),
+        "soft-shares": [
+            batch.part(r, torch.cat(batch.logits).softmax(1).mean(0)) for r in range(ranks)
+        ],
+        "first-choices": [
+            batch.part(r, one_hot(torch.cat(batch.choices)[:, 0], experts).float().mean(0))
+            for r in range(ranks)
+        ],
+        "not-a-scalar": lambda got: any(value.ndim > 0 for value in got),
     }
     expect(got, right, each="rank", likely=likely)
-    gradients = [gradient for _, gradient, _ in reports]
+    gradients = [gradient for _, gradient, *_ in reports]
     expect(
         gradients,
         [_gradient(batch, r) for r in range(ranks)],
@@ -659,7 +748,7 @@ def _check_balance(answer, batch: _Batch) -> None:
             "other-gradient": True,
         },
     )
-    _check_heard([heard for *_, heard in reports], at_most=experts + 1)
+    _check_told([told for *_, told in reports], at_most=experts + 1)
 
 
 def _near(got: list, expected: list[Tensor]) -> bool:
@@ -731,12 +820,20 @@ averaging = Exercise(
         "number of all ranks: each gradient is a mean of all ranks' means.",
         "not-divided": "Sums and no means: the gradients are not divided by the number of ranks.",
         "experts-over-everybody": "The experts' gradients are added up over all ranks. The ranks of an experts' "
-        "group have *different* experts under other names: only the copies, the ranks of `data`, have the same.",
+        "group have *different* experts under other names: only the copies, the ranks of `data`, have the same. (`experts` may be the "
+        "first part of a name, with no dot before it.)",
         "experts-over-their-group": "The experts' gradients are added up over the group of their own dimension. Its "
         "ranks have different experts; the copies are in the group of `data`.",
         "experts-left-alone": "The experts' gradients have not been added up over their copies: these drift apart.",
         "others-over-data": "What is no expert is added up over `data` only. Every rank has tokens of its own, also in "
         "an experts' group.",
+        "others-over-experts": "What is no expert is added up over the experts' group only. Every rank has tokens of its own, "
+        "also the other copies of the group.",
+        "divided-twice": "The experts' gradients are divided by the experts' group once more. One division by the number of all "
+        "ranks makes the mean.",
+        "not-a-sum": "The gradients of the ranks are not added up: the operation of the call is another one. A mean begins with "
+        "a sum.",
+        "as-before": "The gradients are as they were. Work on `.grad` itself, or put the result there.",
         "experts-only": "Only the experts' gradients are averaged; the rest belongs to it.",
         "by-name": "A parameter is taken for an expert's that is none, or the other way round: `experts` has to be one "
         "of the parts of its name, between the dots.",
@@ -792,8 +889,9 @@ class _Grid:
         fixed = 1 - dimension
         return [r for r in range(self.ranks) if self.place(r)[fixed] == self.place(rank)[fixed]]
 
-    def summed(self, rank: int, name: str, over: list[int]) -> Tensor | None:
-        """By the parameter's position, as a call meets it: experts have other names elsewhere."""
+    def summed(self, rank: int, name: str, over: list[int], how=torch.sum) -> Tensor | None:
+        """By the parameter's position, as a call meets it: experts have other names elsewhere. `how`: of the
+        stacked gradients (ranks, ...), along the first dimension."""
         if name in self.frozen:
             return None
         position = list(self.gradients[rank]).index(name)
@@ -802,7 +900,7 @@ class _Grid:
         terms = (
             [torch.zeros(shape) if t is None else t for t in terms] if shape else [torch.zeros(1)]
         )
-        return sum(terms)
+        return how(torch.stack(terms), 0)
 
 
 def _grid(draw, sizes: tuple[int, int], order=NAMES, missing: bool = False, frozen=()) -> _Grid:
@@ -831,15 +929,15 @@ def _averaged(rank, answer, grid: _Grid):
         gradient = grid.gradients[rank][name]
         parameter.requires_grad_(name not in grid.frozen)
         parameter.grad = None if gradient is None else gradient.to(device())
-    with _hearing() as heard:
+    with _hearing() as sent:
         answer(model, mesh)
     got = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    return got, heard[0]
+    return got, sent.unwaited
 
 
 def _check_averages(answer, grid: _Grid) -> None:
     reports = run(_averaged, grid.ranks, answer, grid)
-    _check_heard([heard for _, heard in reports])
+    _check_waited([unwaited for _, unwaited in reports])
     got = [gradients for gradients, _ in reports]
     for rank, gradients in enumerate(got):
         for name, value in gradients.items():
@@ -850,14 +948,16 @@ def _check_averages(answer, grid: _Grid) -> None:
                 raise Wrong("missing-stays", expected="a gradient", got=f"None ({where})")
     everybody = list(range(grid.ranks))
 
-    def held(expert, other, is_expert=lambda name: name.startswith("experts.")) -> list[dict]:
+    def held(
+        expert, other, is_expert=lambda name: name.startswith("experts."), how=torch.sum
+    ) -> list[dict]:
         """All ranks' gradients, by two functions that give (ranks to add up, divisor)."""
         found = []
         for rank in everybody:
             own = {}
             for name in grid.gradients[rank]:
                 over, divisor = (expert if is_expert(name) else other)(rank)
-                total = grid.summed(rank, name, over)
+                total = grid.summed(rank, name, over, how)
                 own[name] = None if total is None else total / divisor
             found.append(own)
         return found
@@ -899,6 +999,17 @@ def _check_averages(answer, grid: _Grid) -> None:
             for d in (data, n)
             for e in (data, n)
         ),
+        "others-over-experts": lambda got: any(
+            _alike(got, held(lambda r: (copies(r), n), lambda r, d=d: (neighbours(r), d)))
+            for d in (experts, n)
+        ),
+        "divided-twice": held(lambda r: (copies(r), n * experts), mean),
+        "not-a-sum": lambda got: any(
+            _alike(got, held(lambda r, d=d: (copies(r), d), lambda r, d=d: (everybody, d), how=how))
+            for d in (1, n)
+            for how in (torch.amax, torch.amin)
+        ),
+        "as-before": held(alone(1), alone(1)),
         "experts-only": held(lambda r: (copies(r), n), alone(1)),
         "by-name": held(lambda r: (copies(r), n), mean, is_expert=lambda name: "experts" in name),
     }

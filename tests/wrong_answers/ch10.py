@@ -146,6 +146,48 @@ def merges_in_place(out_a, lse_a, out_b, lse_b):
     return out_a, lse_a
 
 
+@wrong("10.1", names="both-empty")
+def takes_the_other_side(out_a, lse_a, out_b, lse_b):
+    """Right but for a query that neither side has answered: it gets whatever stands in `out_b`."""
+    empty_a, empty_b = (lse.isneginf().unsqueeze(-1) for lse in (lse_a, lse_b))
+    lse = torch.logaddexp(lse_a, lse_b)
+    a, b = (lse_a - lse).exp(), (lse_b - lse).exp()
+    out = torch.where(empty_b, out_a, _weighted(out_a, a, out_b, b))
+    return torch.where(empty_a, out_b, out), lse
+
+
+@wrong("10.1", names="overflow")
+def limits_the_exponents(out_a, lse_a, out_b, lse_b):
+    a, b = (lse.clamp(max=80).exp().unsqueeze(-1) for lse in (lse_a, lse_b))
+    return (a * out_a + b * out_b) / (a + b), (a + b).log().squeeze(-1)
+
+
+@wrong("10.1", names="overflow")
+def subtracts_the_first(out_a, lse_a, out_b, lse_b):
+    b = (lse_b - lse_a).exp()
+    out = (out_a + b.unsqueeze(-1) * out_b) / (1 + b).unsqueeze(-1)
+    return out, lse_a + b.log1p()
+
+
+@wrong("10.1", names="not-normalised")
+def forgets_to_divide_by_both(out_a, lse_a, out_b, lse_b):
+    larger = torch.maximum(lse_a, lse_b)
+    out = _weighted(out_a, (lse_a - larger).exp(), out_b, (lse_b - larger).exp())
+    return out, torch.logaddexp(lse_a, lse_b)
+
+
+@wrong("10.1", names="largest-not-added-back")
+def forgets_to_add_the_larger(out_a, lse_a, out_b, lse_b):
+    out, lse = subtracts_the_larger(out_a, lse_a, out_b, lse_b)
+    return out, lse - torch.maximum(lse_a, lse_b)
+
+
+@wrong("10.1", names="one-weight")
+def weighs_whole_heads(out_a, lse_a, out_b, lse_b):
+    a = torch.sigmoid(lse_a - lse_b).mean(dim=-1, keepdim=True)
+    return _weighted(out_a, a, out_b, 1 - a), torch.logaddexp(lse_a, lse_b)
+
+
 # ---- 10.2 zigzag_indices -------------------------------------------------------------------------
 
 
@@ -268,6 +310,24 @@ def refuses_too_much(length, ranks, rank):
     if length % (2 * ranks * ranks):
         raise ValueError(f"{length} does not divide by {2 * ranks * ranks}")
     return counts_from_both_ends(length, ranks, rank)
+
+
+@wrong("10.2", names="strided")
+def deals_places_there_and_back(length, ranks, rank):
+    _must_divide(length, ranks)
+    return torch.arange(length).view(-1, 2 * ranks)[:, [rank, 2 * ranks - 1 - rank]].flatten()
+
+
+@wrong("10.2", names="chunk-numbers")
+def returns_chunk_numbers(length, ranks, rank):
+    _must_divide(length, ranks)
+    return torch.tensor([rank, 2 * ranks - 1 - rank])
+
+
+@wrong("10.2", names="not-joined")
+def leaves_a_table(length, ranks, rank):
+    _must_divide(length, ranks)
+    return torch.arange(length).view(2 * ranks, -1)[[rank, 2 * ranks - 1 - rank]]
 
 
 # ---- 10.3 ring_attention -------------------------------------------------------------------------
@@ -566,6 +626,58 @@ def receives_first(q, k, v):
     return result[0]
 
 
+@_wrong_ring("rank-0-after")
+class TakesRankZeroForLater(_RingOf):
+    def earlier(self, rank, hop):
+        return hop < rank
+
+
+@_wrong_ring("own-pages-unmasked")
+class MasksOtherPagesOnly(_RingOf):
+    def own(self, q, k, v):
+        return attend(q, k, v)
+
+
+@_wrong_ring("keys-and-values-parted")
+class PassesKeysOnly(_RingOf):
+    def turn(self, k, v):
+        return pass_on(k)[0], v
+
+
+@_wrong_ring("keys-and-values-parted")
+class PassesValuesOnly(_RingOf):
+    def turn(self, k, v):
+        return k, pass_on(v)[0]
+
+
+@_wrong_ring("added-up")
+class AddsParts(_RingOf):
+    def merge(self, one, other):
+        return one[0] + other[0], torch.logaddexp(one[1], other[1])
+
+
+@_wrong_ring("last-pages-only")
+class KeepsTheLastPart(_RingOf):
+    def merge(self, one, other):
+        return other
+
+
+@_wrong_ring("first-logsumexp-only")
+class KeepsTheFirstLogsumexp(_RingOf):
+    def merge(self, one, other):
+        return merged(one, other)[0], one[1]
+
+
+@_wrong_ring("two-ranks")
+class SendsToItself(_RingOf):
+    """The last hop, which nobody needs, is one too many where a rank is alone."""
+
+    def __call__(self, q, k, v):
+        out = super().__call__(q, k, v)
+        pass_on(k, v)
+        return out
+
+
 # ---- 10.4 RingAttention --------------------------------------------------------------------------
 
 
@@ -854,6 +966,121 @@ class TurnsThePagesHome(_Right):
         return _backward(ctx, gradient, once_more=True)
 
 
+@wrong("10.4", names="never-sent")
+class AddsUpWhatComesBy(_Right):
+    @staticmethod
+    def backward(ctx, gradient):
+        found = []
+
+        def part(*args):
+            found.append(_parts(*args))
+            return found[-1]
+
+        d_q, *_ = _backward(ctx, gradient, part)
+        return d_q, *(sum(each[which] for each in found) for which in (1, 2))
+
+
+@wrong("10.4", names="last-part-only")
+class PassesItsOwnPartOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return _forward(ctx, q, k, v)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rank, ranks = _place()
+        saved, pages = ctx.saved_tensors, ctx.saved_tensors[1:3]
+        hops = _cases(rank, ranks, saved[0].shape[2] // 2)
+        d_q, *own = _parts(saved, pages, gradient, *hops[0], _triangle(saved[0]))
+        home = [torch.zeros_like(x) for x in own]
+        for rows, columns in hops[1:]:
+            pages = pass_on(*pages)
+            of_q, *found = _parts(saved, pages, gradient, rows, columns, None)
+            d_q, home = d_q + of_q, pass_on(*found)  # what has come is not in it
+        return d_q, *_added(own, home)
+
+
+@wrong("10.4", names="k-and-v-swapped")
+class SwapsKeysAndValues(_Right):
+    @staticmethod
+    def backward(ctx, gradient):
+        d_q, d_k, d_v = _backward(ctx, gradient)
+        return d_q, d_v, d_k
+
+
+@wrong("10.4", names="averaged")
+class AveragesOverTheRanks(_Right):
+    @staticmethod
+    def backward(ctx, gradient):
+        d_q, d_k, d_v = _backward(ctx, gradient)
+        return d_q, d_k / dist.get_world_size(), d_v / dist.get_world_size()
+
+
+class _WithDelta(_Right):
+    """`delta` (N, H, t) of this rank's queries is another number."""
+
+    @classmethod
+    def backward(cls, ctx, gradient):
+        delta = cls.delta(gradient, *ctx.saved_tensors)
+        return _backward(ctx, gradient, lambda *args: _parts(*args, delta=delta))
+
+
+@wrong("10.4", names="delta-wrong")
+class TakesTheMeanForDelta(_WithDelta):
+    @staticmethod
+    def delta(gradient, q, k, v, out, lse):
+        return (gradient * out).mean(dim=-1)
+
+
+@wrong("10.4", names="delta-wrong")
+class ForgetsTheOutputInDelta(_WithDelta):
+    @staticmethod
+    def delta(gradient, q, k, v, out, lse):
+        return gradient.sum(dim=-1)
+
+
+@wrong("10.4", names="delta-wrong")
+class TakesValuesForTheOutput(_WithDelta):
+    @staticmethod
+    def delta(gradient, q, k, v, out, lse):
+        return (gradient * v).sum(dim=-1)
+
+
+@wrong("10.4", names="first-logsumexp")
+class SavesTheFirstLogsumexp(_Right):
+    @staticmethod
+    def backward(ctx, gradient):
+        def part(saved, *rest):
+            first = _RingOf().own(*saved[:3])[1]
+            return _parts((*saved[:4], first), *rest)
+
+        return _backward(ctx, gradient, part)
+
+
+@wrong("10.4", names="scaled-twice")
+class ScalesOnceMore(_Right):
+    @staticmethod
+    def backward(ctx, gradient):
+        d_q, d_k, d_v = _backward(ctx, gradient)
+        root = d_q.shape[-1] ** 0.5
+        return d_q / root, d_k / root, d_v
+
+
+@wrong("10.4", names="cases-swapped-back")
+class SwapsTheCasesInBackward(_Right):
+    @staticmethod
+    def backward(ctx, gradient):
+        half = ctx.saved_tensors[0].shape[2] // 2
+        front, back, both = slice(half), slice(half, None), slice(None)
+
+        def part(saved, pages, gradient, rows, columns, mask):
+            if mask is None:
+                rows, columns = (back, both) if rows == both else (both, front)
+            return _parts(saved, pages, gradient, rows, columns, mask)
+
+        return _backward(ctx, gradient, part)
+
+
 # ---- 10.5 heads_for_sequence ---------------------------------------------------------------------
 
 
@@ -1086,3 +1313,27 @@ def does_not_name_the_sizes(x):
     if x.shape[1] % dist.get_world_size():
         raise ValueError("the heads do not divide")
     return _Differentiable.apply(x, _there, _back)
+
+
+@wrong("10.5", names="pieces-mixed")
+def exchanges_memory_as_it_lies(x):
+    """With the tokens in front of the heads: each rank gets some tokens, and takes them for heads."""
+    _must_share(x)
+    n, (N, H, t, D) = dist.get_world_size(), x.shape
+
+    class Exchanged(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            leaving = x.transpose(1, 2).contiguous().view(-1)
+            arrived = torch.empty_like(leaving)
+            dist.all_to_all_single(arrived, leaving)
+            return arrived.view(N, H // n, n * t, D)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            leaving = gradient.contiguous().view(-1)
+            arrived = torch.empty_like(leaving)
+            dist.all_to_all_single(arrived, leaving)
+            return arrived.view(N, t, H, D).transpose(1, 2)
+
+    return Exchanged.apply(x)

@@ -104,6 +104,44 @@ def stacks_tokens(logits, k):
     return torch.stack([b.indices for b in best]), torch.stack([b.values.softmax(0) for b in best])
 
 
+@wrong("11.1", names="other-order")
+def weighs_in_order_of_number(logits, k):
+    choices = logits.topk(k).indices
+    return choices, logits.gather(1, choices.sort().values).softmax(1)
+
+
+@wrong("11.1", names="softmax-twice")
+def softmax_of_probabilities(logits, k):
+    best = logits.softmax(1).topk(k)
+    return best.indices, best.values.softmax(1)
+
+
+@wrong("11.1", names="sigmoid")
+def normalises_sigmoids(logits, k):
+    best = logits.topk(k)
+    gates = best.values.sigmoid()
+    return best.indices, gates / gates.sum(1, keepdim=True)
+
+
+@wrong("11.1", names="column-for-each-expert")
+def weighs_every_expert(logits, k):
+    choices = logits.topk(k).indices
+    masked = torch.full_like(logits, float("-inf")).scatter(1, choices, logits.gather(1, choices))
+    return choices, masked.softmax(1)
+
+
+@wrong("11.1", names="column-for-each-expert")
+def marks_the_chosen(logits, k):
+    best = logits.topk(k)
+    return one_hot(best.indices, logits.shape[1]).sum(1), best.values.softmax(1)
+
+
+@wrong("11.1", names="smallest-first")
+def takes_the_end_of_an_argsort(logits, k):
+    choices = logits.argsort(1)[:, logits.shape[1] - k :]
+    return choices, logits.gather(1, choices).softmax(1)
+
+
 # ---- 11.2 places ---------------------------------------------------------------------------------
 
 
@@ -244,6 +282,61 @@ def gathers_all_choices(choices, capacity):
 @wrong("11.2", names="empty-rank")
 def stays_away_without_tokens(choices, capacity):
     return _places(choices, capacity, _earlier) if len(choices) else choices
+
+
+@wrong("11.2", names="shared-capacity")
+def shares_the_capacity_out(choices, capacity):
+    share, chosen = capacity // dist.get_world_size(), choices.flatten()
+    marks = one_hot(chosen, len(capacity))
+    own = (marks.cumsum(0) - marks).gather(1, chosen[:, None]).view_as(choices)
+    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
+    return places.where(own < share[choices], -1)
+
+
+@wrong("11.2", names="shared-capacity")
+def counts_what_ranks_keep_of_a_share(choices, capacity):
+    share = capacity // dist.get_world_size()
+    return _places(choices, capacity, lambda counts, rank: counts[:rank].minimum(share).sum(0))
+
+
+@wrong("11.2", names="other-shape")
+def leaves_them_flat(choices, capacity):
+    return _places(choices, capacity, _earlier).flatten()
+
+
+@wrong("11.2", names="not-minus-one")
+def puts_the_dropped_last(choices, capacity):
+    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
+    return places.minimum(capacity[choices] - 1)
+
+
+@wrong("11.2", names="not-minus-one")
+def marks_the_dropped_with_the_capacity(choices, capacity):
+    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
+    return places.minimum(capacity[choices])
+
+
+@wrong("11.2", names="first-choices-first")
+def serves_own_first_choices_first(choices, capacity):
+    """Rank by rank as it should be, and within a rank all first choices in front."""
+    columns = _places(choices.T.contiguous(), capacity, _earlier)
+    return columns.T
+
+
+@wrong("11.2", names="along-the-experts")
+def counts_along_the_experts(choices, capacity):
+    return _places(choices, capacity, _earlier, own=lambda marks: marks.cumsum(1) - marks)
+
+
+@wrong("11.2", names="not-waited")
+def does_not_wait_for_the_counts(choices, capacity):
+    chosen = choices.flatten()
+    marks = one_hot(chosen, len(capacity))
+    counts = [torch.zeros_like(capacity) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, marks.sum(0), async_op=True)
+    start = torch.stack(counts)[: dist.get_rank()].sum(0)
+    place = (start + marks.cumsum(0) - marks).gather(1, chosen[:, None]).flatten()
+    return place.where(place < capacity[chosen], -1).view_as(choices)
 
 
 # ---- 11.3 Dispatcher -----------------------------------------------------------------------------
@@ -388,6 +481,68 @@ class StaysAway(_Sender):
         return super().combine(results) if len(results) else results
 
 
+@wrong("11.3", names="load-not-by-expert")
+class LoadOfAllExperts(_Sender):
+    def __init__(self, counts):
+        super().__init__(counts)
+        self.load = self.table.sum()
+
+
+@wrong("11.3", names="load-not-by-expert")
+class LoadByRankAndExpert(_Sender):
+    def __init__(self, counts):
+        super().__init__(counts)
+        self.load = self.coming
+
+
+@wrong("11.3", names="not-by-expert")
+class LastExpertFirst(_Sender):
+    def sorting(self):
+        return self.numbers().argsort(stable=True, descending=True)
+
+
+@wrong("11.3", names="not-by-expert")
+class IndexesWithTheInverse(_Sender):
+    def sorting(self):
+        return self.numbers().argsort(stable=True).argsort()
+
+
+@wrong("11.3", names="splits")
+class ReadsTheTableByColumns(_Sender):
+    """The counts that come are taken for a table with a row for each expert."""
+
+    def __init__(self, counts):
+        super().__init__(counts)
+        self.receive = self.coming.view(-1, self.ranks).sum(0).tolist()
+
+
+class _NotWaited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, send, receive):
+        ctx.way_back = receive, send, None
+        arrived = rows.new_zeros(sum(receive), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), receive, send, async_op=True)
+        return arrived
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchange.apply(gradient, *ctx.way_back), None, None
+
+
+@wrong("11.3", names="not-waited")
+class DoesNotWaitForThePieces(_Sender):
+    def dispatch(self, pieces):
+        return _NotWaited.apply(pieces, self.send, self.receive)[self.order]
+
+
+@wrong("11.3", names="nothing-to-do")
+class HasNothingToSend(_Sender):
+    """A rank without pieces leaves dispatch before the exchange, and takes part in combine."""
+
+    def dispatch(self, pieces):
+        return super().dispatch(pieces) if len(pieces) else pieces
+
+
 # ---- 11.4 balance_loss ---------------------------------------------------------------------------
 
 
@@ -502,6 +657,59 @@ def tells_every_probability(logits, choices):
 
 def _marks(choices, experts):
     return one_hot(choices.flatten(), experts).sum(0)[None].float()
+
+
+@wrong("11.4", names="divided-by-pieces")
+def divides_by_pieces(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)).sum() / pieces
+
+
+@wrong("11.4", names="softmax-over-tokens")
+def softmax_of_each_expert(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    tokens = pieces / choices.shape[1]
+    return logits.shape[1] * (counts / pieces * logits.softmax(0).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="soft-shares")
+def multiplies_probabilities(logits, choices):
+    _, pieces = _f(choices, logits.shape[1])
+    tokens, own = pieces / choices.shape[1], logits.softmax(1).sum(0)
+    everyone = own.detach().clone()
+    dist.all_reduce(everyone)
+    return logits.shape[1] * (everyone / tokens * own).sum() / tokens
+
+
+@wrong("11.4", names="first-choices")
+def counts_first_choices(logits, choices):
+    counts, tokens = _f(choices[:, 0], logits.shape[1])
+    return logits.shape[1] * (counts / tokens * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="not-a-scalar")
+def leaves_the_experts_apart(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    tokens = pieces / choices.shape[1]
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)) / tokens
+
+
+@wrong("11.4", names="unequal")
+def averages_the_ranks_shares(logits, choices):
+    f = one_hot(choices.flatten(), logits.shape[1]).float().mean(0)
+    tokens = f.new_full((), len(logits))
+    dist.all_reduce(f)
+    dist.all_reduce(tokens)
+    f = f / dist.get_world_size()
+    return logits.shape[1] * (f * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="not-waited")
+def does_not_wait_for_the_sum(logits, choices):
+    counts = choices.flatten().bincount(minlength=logits.shape[1])
+    dist.all_reduce(counts, async_op=True)
+    tokens = counts.sum() / choices.shape[1]
+    return logits.shape[1] * (counts / counts.sum() * logits.softmax(1).sum(0)).sum() / tokens
 
 
 # ---- 11.5 average_expert_gradients ---------------------------------------------------------------
@@ -628,3 +836,50 @@ def fills_the_frozen(model, mesh):
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         dist.all_reduce(p.grad, group=mesh.get_group("data") if _is_expert(name) else None)
         p.grad /= mesh.size()
+
+
+@wrong("11.5", names="others-over-experts")
+def the_rest_over_the_experts(model, mesh):
+    ranks = mesh.size()
+    _average(model, mesh, (mesh.get_group("data"), ranks), (mesh.get_group("experts"), ranks))
+
+
+@wrong("11.5", names="divided-twice")
+def divides_by_both(model, mesh):
+    divisor = mesh.size() * mesh["experts"].size()
+    _average(model, mesh, (mesh.get_group("data"), divisor))
+
+
+@wrong("11.5", names="as-before")
+def averages_copies_of_the_gradients(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            dist.all_reduce(gradient, group=mesh.get_group("data") if _is_expert(name) else None)
+            gradient /= mesh.size()
+
+
+@wrong("11.5", names="not-a-sum")
+def takes_the_largest(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            group = mesh.get_group("data") if _is_expert(name) else None
+            dist.all_reduce(p.grad, op=dist.ReduceOp.MAX, group=group)
+
+
+@wrong("11.5", names="experts-over-everybody")
+def wants_a_dot_in_front(model, mesh):
+    """As the chapter's `is_expert`: of a name that begins with experts it takes no notice."""
+    ranks = mesh.size()
+    _average(model, mesh, (mesh.get_group("data"), ranks), is_expert=lambda n: ".experts." in n)
+
+
+@wrong("11.5", names="not-waited")
+def does_not_wait_for_the_sums(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            group = mesh.get_group("data") if _is_expert(name) else None
+            dist.all_reduce(p.grad, group=group, async_op=True)
+            p.grad /= mesh.size()
