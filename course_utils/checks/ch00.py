@@ -37,6 +37,14 @@ average = Exercise(
         "divided-by-rank": "You divide by the number that a rank has, and rank 0 has 0. Divide by how "
         "many ranks there are: the world size.",
         "rounded-down": "`//` drops what is behind the point: divide with `/`.",
+        "middle-not-mean": "You take the middle: of the sorted values, or between the smallest and the "
+        "largest. The mean is the sum over all ranks, divided by their number.",
+        "shape-lost": "The values are right and their shape is gone: return a tensor of the shape of "
+        "`value`.",
+        "another-dtype": "On the way your values have another dtype. The result is float32 as `value` is, "
+        "and as exact.",
+        "from-before": "The second call returns what the first one had found. Compute anew in every "
+        "call: a loop calls with other values each time.",
         "mean-of-values": "You make one number of all values. The mean is over the ranks, for each "
         "place of the tensor by itself, so the shape stays.",
         "number-not-tensor": "Return a tensor of the same shape. `.item()` and `float()` make a plain "
@@ -90,6 +98,9 @@ def _check_average(answer, values):
         )
     total = sum(values)
     mean = total / ranks
+    middles = torch.stack(values).quantile(0.5, dim=0), torch.stack(values).median(dim=0).values
+    halfway = (torch.stack(values).amax(dim=0) + torch.stack(values).amin(dim=0)) / 2
+    one_number = torch.full_like(mean, mean.mean())
     expect(
         results,
         [mean] * ranks,
@@ -101,10 +112,17 @@ def _check_average(answer, values):
             "fixed-number": lambda got: any(same(got, [total / n] * ranks) for n in (2, 3)),
             "divided-by-rank": [total / rank for rank in range(ranks)],
             "rounded-down": [total // ranks] * ranks,
-            "mean-of-values": lambda got: all(result.dim() == 0 for result in got),
+            "mean-of-values": lambda got: (
+                all(result.dim() == 0 for result in got) or same(got, [one_number] * ranks)
+            ),
+            "shape-lost": lambda got: same([g.flatten() for g in got], [mean.flatten()] * ranks),
+            "another-dtype": lambda got: same([g.float() for g in got], [mean] * ranks, 0.01),
             "broadcast": lambda got: any(same(got, [values[0] / n] * ranks) for n in (1, ranks)),
             "one-buffer": [values[-1]] * ranks,
             "rank-0-only": [mean, *results[1:]],
+            "middle-not-mean": lambda got: any(
+                same(got, [middle] * ranks) for middle in (*middles, halfway)
+            ),
         },
     )
 
@@ -127,6 +145,16 @@ def _(answer, draw):
     values = [draw.tensor(length) for _ in range(2)]
     if not all(untouched for _, untouched, _ in run(_averages, 2, answer, OwnPart(values))):
         raise Wrong("input-changed", expected="the same values as before", got="other values")
+    steps = [[draw.tensor(length) for _ in range(2)] for _ in range(2)]  # the values of both ranks
+    again = run(_averages_twice, 2, answer, OwnPart([*zip(*steps)]))
+    means = [sum(values) / 2 for values in steps]
+    likely = {"from-before": [means[0]] * 2}
+    expect(again, [means[1]] * 2, each="rank", what="the second call", likely=likely)
+
+
+def _averages_twice(rank, answer, own):
+    """What the second of two calls gives, with another value each."""
+    return [answer(value.to(device())) for value in own][-1]
 
 
 size = Exercise(
@@ -168,12 +196,18 @@ size = Exercise(
         "`element_size`.",
         "floats-only": "`torch.finfo` knows floating point dtypes only. The tensor knows what a value "
         "takes, whatever the dtype: `element_size`.",
-        "dtype-table": "Your table does not have every dtype. The tensor knows what a value takes: "
+        "dtype-table": "Your rule does not fit every dtype. The tensor knows what a value takes: "
         "`element_size`.",
         "numpy-lacks-dtypes": "numpy does not have all of PyTorch's dtypes, bfloat16 for one. Ask the "
         "tensor itself.",
         "whole-storage": "You count the memory behind the tensor. A view sends only its own "
         "values, not those of the tensor that it looks into.",
+        "half-a-complex": "A complex number is two real ones, and `torch.finfo` tells about one of "
+        "them. The tensor knows what a value takes: `element_size`.",
+        "bool-as-a-bit": "A bool takes a whole byte in memory, not a bit of one.",
+        "no-dimensions-no-value": "A tensor without dimensions holds one value: the product of no "
+        "sizes is 1, not 0.",
+        "empty-holds-none": "A tensor with a size of 0 holds no values, so it takes 0 bytes.",
     },
     failures={
         "'builtin_function_or_method'": "not-called",
@@ -194,8 +228,10 @@ def _(answer, draw):
 
 @size.requires("dtypes of 1, 2 and 8 bytes")
 def _(answer, draw):
-    for dtype in (torch.uint8, torch.bfloat16, torch.float64):
-        _check_size(answer, torch.zeros(draw.integer(2, 6), 5, dtype=dtype))
+    ordinary = torch.uint8, torch.bfloat16, torch.float64
+    for dtype in (*ordinary, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        otherwise = None if dtype in ordinary else "dtype-table"
+        _check_size(answer, torch.zeros(draw.integer(2, 6), 5, dtype=dtype), otherwise)
 
 
 @size.requires("a view of a larger tensor")
@@ -209,9 +245,14 @@ def _(answer, draw):
     _check_size(answer, torch.zeros(0, 4))
 
 
-def _check_size(answer, tensor):
+def _check_size(answer, tensor, otherwise=None):
+    """Compares the answer with the bytes of the tensor; `otherwise` is the mistake to name where
+    none fits."""
     values, each = tensor.numel(), tensor.element_size()
     rows, added = len(tensor) if tensor.dim() else 1, sum(tensor.shape)
+    # from the first value to the last one, what lies between them counted as well
+    span = 1 + sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape))
+    memory = tensor.untyped_storage().nbytes(), span * each
     got = answer(tensor)
     if isinstance(got, tuple):
         raise Wrong("shape-not-number", expected="a whole number", got=got)
@@ -220,6 +261,13 @@ def _check_size(answer, tensor):
         values * each,
         what=f"the size of {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}",
         likely={
+            "no-dimensions-no-value": 0 if tensor.dim() == 0 else False,
+            "empty-holds-none": lambda got: values == 0 and got > 0,
+            "half-a-complex": values * each // 2 if tensor.is_complex() else False,
+            "bool-as-a-bit": lambda got: (
+                tensor.dtype == torch.bool
+                and got in (values // 8, math.ceil(values / 8), values / 8)
+            ),
             "divided-by-eight": values > 8
             and (lambda got: got in (values * each // 8, values // 8, values * (each // 8))),
             "values-not-bytes": values,
@@ -230,11 +278,12 @@ def _check_size(answer, tensor):
             "dimensions-added": lambda got: got in (added, added * each),
             "bits-not-bytes": 8 * values * each,
             "four-bytes": 4 * values,
-            "whole-storage": tensor.untyped_storage().nbytes(),
+            "whole-storage": lambda got: got in memory,
             "not-in-bytes": lambda got: any(
                 same(got, values * each / unit) for unit in (1000, 1024, 10**6, 2**20)
             ),
             "python-object": sys.getsizeof(tensor),
+            **({otherwise: True} if otherwise else {}),
         },
     )
     if not isinstance(got, int):
@@ -272,6 +321,11 @@ pass_on = Exercise(
         "broadcast": "Every rank has rank 0's value. Each sends on its own, not what came in.",
         "recv-returns-a-rank": "`recv` returns the number of the sender. What was sent stands in the "
         "tensor that you gave it.",
+        "pairs-only": "You exchange tensors within pairs of ranks. On the ring each rank sends to the next "
+        "one, and receives from the one before it.",
+        "not-as-it-is": "What travels is not the tensor as it is: another dtype loses digits, and a "
+        "pickled object is a copy more on both sides. Send the tensor, and receive into one of its "
+        "shape and dtype.",
         "another-shape": "What arrives needs a tensor of the shape and dtype of what is sent: "
         "`torch.empty_like(value)`.",
         "not-waited": "`isend` and `irecv` come back at once. Call `wait()` on what they return, or "
@@ -299,6 +353,7 @@ class _Passed:
     copied: bool
     unwaited: list[str]
     collectives: list[str]
+    dtypes: set[torch.dtype]  # of what was sent
 
 
 def _passed(rank, answer, own):
@@ -308,9 +363,10 @@ def _passed(rank, answer, own):
     with following() as sent:
         result = answer(value)
     collectives = {kind for kind, _ in sent.dtypes} - {"send", "recv"}
+    dtypes = {dtype for kind, dtype in sent.dtypes if kind == "send"}
     memory = result.untyped_storage().data_ptr() if torch.is_tensor(result) else None
     unchanged, copied = torch.equal(value, untouched), memory != value.untyped_storage().data_ptr()
-    return _Passed(result, unchanged, copied, sent.unwaited, sorted(collectives))
+    return _Passed(result, unchanged, copied, sent.unwaited, sorted(collectives), dtypes)
 
 
 def _check_pass(answer, values):
@@ -333,12 +389,17 @@ def _check_pass(answer, values):
             "broadcast": [values[0]] * ranks,
             "no-wrap": [values[0], *values[:-1]],
             "wrong-direction": [values[(rank + 1) % ranks] for rank in range(ranks)],
+            "pairs-only": [values[rank ^ 1 if rank ^ 1 < ranks else rank] for rank in range(ranks)],
+            "another-shape": lambda got: [g.shape for g in got] != [v.shape for v in values],
         },
     )
     for report in reports:
         if report.collectives:
             got = f"a call that is a collective: {report.collectives[0]}"
             raise Wrong("collective", expected="messages from rank to rank", got=got)
+        if report.dtypes - {values[0].dtype}:
+            got = ", ".join(map(str, report.dtypes))
+            raise Wrong("not-as-it-is", expected=f"messages of {values[0].dtype}", got=got)
 
 
 @pass_on.requires("three ranks: each gets its predecessor's tensor")

@@ -11,6 +11,8 @@ LISTS = {
     "make one number of it.",
     "past-the-end": "You reach for a building that does not exist: the last one has the index "
     "`len(minutes) - 1`.",
+    "list-changed": "Your function changes the list that it was handed, and the caller goes on with "
+    "it. Work on a copy: `sorted(minutes)`, `list(minutes)`.",
 }
 LIST_FAILURES = {"'list'": "list-is-no-number", "IndexError": "past-the-end"}
 
@@ -68,8 +70,17 @@ deliveries = Exercise(
 )
 
 
+def _of(answer, minutes, *others):
+    """What the answer gives for a list of minutes, which it must leave as it is."""
+    given = list(minutes)
+    got = answer(given, *others)
+    if given != list(minutes):
+        raise Wrong("list-changed", expected=list(minutes), got=given)
+    return got
+
+
 def _both(answer, minutes, truck, factories):
-    got = answer(list(minutes), truck, factories)
+    got = _of(answer, minutes, truck, factories)
     expect_type(got, (tuple, list), likely="not-a-pair" if got is not None else None)
     if len(got) != 2:
         raise Wrong("not-a-pair", expected="throughput and delivery time", got=got)
@@ -140,7 +151,9 @@ def _longer(draw, minutes):
     return round(max(minutes) + draw.integer(1, 200) / 10, 1)
 
 
-@deliveries.requires("one line of 3, 6, 2 and 4 minutes, free trucks: an order every 6 minutes")
+@deliveries.requires(
+    "one line of 3, 6, 2 and 4 minutes, free trucks: an order every 6 minutes", at_home=True
+)
 def _(answer, draw):
     _both(answer, [3.0, 6.0, 2.0, 4.0], 0.0, 1)
 
@@ -215,6 +228,8 @@ idle = Exercise(
         "roads-forgotten": "Your orders do not need time between two buildings.",
         "road-too-many": "You count a road for every building. The last building sends nothing on.",
         "slow-trucks": "Your orders queue for a truck. There are always enough of them.",
+        "trucks-as-work": "You count the way to the next building as work. While its truck is under "
+        "way, a building works on, or it does nothing.",
         **LISTS,
     },
     failures=LIST_FAILURES,
@@ -233,7 +248,9 @@ def _idle(answer, minutes, truck, orders):
         for b in range(len(minutes))
     ]
     starts = [sum(minutes[:b]) + truck * b for b in range(len(minutes))]
-    got = answer(list(minutes), truck, orders)
+    cut_off = [math.floor(work) for work in minutes]
+    cut_off_end = sum(cut_off) + math.floor(truck) * (len(minutes) - 1) + others * max(cut_off)
+    got = _of(answer, minutes, truck, orders)
     expect_type(got, (list, tuple), likely="not-each" if got is not None else None)
     expect(
         list(got),
@@ -268,8 +285,12 @@ def _idle(answer, minutes, truck, orders):
                 until((orders + len(minutes) - 1) * (max(minutes) + truck)),
             ),
             "own-day": [last - orders * work for last, work in zip(leaves, minutes, strict=True)],
-            "first-sets-pace": until(way + roads + others * minutes[0]),
-            "last-sets-pace": until(way + roads + others * minutes[-1]),
+            "first-sets-pace": lambda value: _from_zero(
+                value, until(way + roads + others * minutes[0])
+            ),
+            "last-sets-pace": lambda value: _from_zero(
+                value, until(way + roads + others * minutes[-1])
+            ),
             "roads-forgotten": until(way + others * max(minutes)),
             "road-too-many": until(end + truck),
             "slow-trucks": lambda value: _any(
@@ -277,11 +298,24 @@ def _idle(answer, minutes, truck, orders):
                 *(until(way + roads + others * max(*minutes, trip)) for trip in (truck, 2 * truck)),
                 *(until(way + r + others * (max(minutes) + truck)) for r in (roads, 0)),
             ),
+            "trucks-as-work": lambda value: _from_zero(
+                value, [end - orders * (work + truck) for work in minutes]
+            ),
             "rounded": lambda value: (
-                len(value) == len(minutes) and all(map(_rounds, value, until(end)))
+                (len(value) == len(minutes) and all(map(_rounds, value, until(end))))
+                or _any(
+                    value,
+                    until(cut_off_end),
+                    [cut_off_end - orders * work for work in cut_off],
+                )
             ),
         },
     )
+
+
+def _from_zero(value, candidate):
+    """Whether it is the candidate, or that with 0 for what is negative."""
+    return _any(value, candidate, [max(0, minutes) for minutes in candidate])
 
 
 def _any(value, *candidates):
@@ -291,7 +325,7 @@ def _any(value, *candidates):
     )
 
 
-@idle.requires("one order: while one building works, the others do nothing")
+@idle.requires("one order: while one building works, the others do nothing", at_home=True)
 def _(answer, draw):
     _idle(answer, [2.0, 6.0, 3.0], 0.0, 1)
 

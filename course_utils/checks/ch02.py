@@ -90,6 +90,13 @@ scatter = Exercise(
         "cut-from-the-graph": "The chunks are cut off from the batch: no gradient flows back. "
         "`.to` and slices keep the connection, `.detach` and `.data` do not.",
         "not-a-list": "Return a list with one tensor per chunk.",
+        "reshaped": "A row has lost its shape. Cut between the rows, and leave each as it is.",
+        "other-dtype": "The chunks have another dtype than the batch. Labels must stay whole numbers: "
+        "cut and move, nothing else.",
+        "devices-merged": "A device may stand in the list several times. Each time it is a worker of "
+        "its own, with a chunk of its own.",
+        "devices-changed": "Your function changes the list of devices that it was handed, and the "
+        "caller goes on with it.",
         "asked-for-gpus": ASKED_FOR_GPUS,
         "torchs-own": "PyTorch's own scatter knows GPUs only, and it divides as `torch.chunk` "
         "does. Here you write it, for any devices.",
@@ -109,7 +116,10 @@ def _even(rows: int, workers: int) -> list[int]:
 
 
 def _chunks(answer, batch, devices):
-    chunks = answer(batch, devices)
+    given = list(devices)
+    chunks = answer(batch, given)
+    if given != devices:
+        raise Wrong("devices-changed", expected=str(devices), got=str(given))
     expect_type(chunks, (list, tuple), likely="not-a-list" if chunks is not None else None)
     for chunk in chunks:
         expect_type(chunk, torch.Tensor, likely="not-a-list")
@@ -134,6 +144,7 @@ def _check_scatter(answer, batch, workers):
             "one-by-one": len(chunks) == rows > count,
             "columns": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
             "everyone-gets-all": _sizes([batch] * workers),
+            "devices-merged": _sizes(chunks) == _sizes([batch]),
             "size-for-count": any(
                 _sizes(chunks) == _sizes(batch.split(workers)[:count]) for count in (workers, rows)
             ),
@@ -149,7 +160,11 @@ def _check_scatter(answer, batch, workers):
         chunks,
         expected,
         each="chunk",
-        likely={"rows-dealt-like-cards": [batch[i::workers] for i in range(count)]},
+        likely={
+            "rows-dealt-like-cards": [batch[i::workers] for i in range(count)],
+            "reshaped": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
+            "other-dtype": any(chunk.dtype != batch.dtype for chunk in chunks),
+        },
     )
 
 
@@ -270,6 +285,10 @@ replicate = Exercise(
         "other's tensors. Give every replica a frame of its own: `copy.deepcopy(model)`.",
         "one-at-a-time": "The replicas wait for each other, so two threads cannot run at once.",
         "frozen-thawed": "A frozen parameter got a gradient.",
+        "gradients-again": "The gradients of an earlier backward pass come a second time. A copy that "
+        "is a leaf keeps its own `.grad`: hand it on and clear it, or copy so that the history stays.",
+        "helpers-share": "Two helpers on one device change the same buffers. Every replica has copies "
+        "of its own.",
     },
     at_home=True,
 )
@@ -434,17 +453,26 @@ def _(answer, draw):
     batches = [draw.tensor(rows, model.width) for rows in draw.sample(range(1, 6), workers)]
     expected = _summed(model, batches)
     only_first = _summed(model, batches[:1])
-    _run_backward(_replicas(answer, model, [CPU] * workers), batches)
+    replicas = _replicas(answer, model, [CPU] * workers)
+    _run_backward(replicas, batches)
     averaged = {name: gradient / workers for name, gradient in expected.items()}
+    helpers = {
+        name: only_first[name] + (gradient - only_first[name]) / workers
+        for name, gradient in expected.items()
+    }
     expect(
         _gradients(model),
         expected,
         what="the gradient",
         likely={
             "gradients-lost": lambda got: not got or same(got, only_first),
-            "gradients-averaged": averaged,
+            "gradients-averaged": lambda got: same(got, averaged) or same(got, helpers),
         },
     )
+    model.zero_grad()
+    _run_backward(replicas, batches)
+    what, likely = "the gradient of a second backward pass", {"gradients-again": True}
+    expect(_gradients(model), expected, what=what, likely=likely)
 
 
 def _runs_on(replica, batch) -> bool:
@@ -565,11 +593,15 @@ def _first_users(output: torch.Tensor, parameter: nn.Parameter) -> int:
 def _(answer, draw):
     model = _make(_Counting, draw)
     first, second = draw.tensor(draw.integer(2, 5), model.width), draw.tensor(3, model.width) + 5
-    replicas = _replicas(answer, model, [CPU] * draw.integer(2, 4))
+    replicas = _replicas(answer, model, [CPU] * draw.integer(3, 4))
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(first)
     replicas[-1](second)
     expect(
         model.rows.item(), 0.0, what="rows after the helper", likely={"buffers-shared": lambda g: g}
     )
+    what, likely = "another helper after the first one", {"helpers-share": True}
+    expect(replicas[1](first).detach(), expected, what=what, likely=likely)
     replicas[0](first)
     expect(
         model.rows.item(),
@@ -658,6 +690,13 @@ gather = Exercise(
         "structure-lost": "The result must have the structure of one output: a dict stays a dict, "
         "a tuple a tuple, a list a list.",
         "scalars-fail": "Tensors without dimensions cannot be concatenated. Make a vector of them.",
+        "scalars-lost": "Numbers of some workers are missing in the vector: one for each of them.",
+        "one-worker": "One worker is no special case: its number becomes a vector of one number.",
+        "rows-lost": "Rows are missing. The workers may have different numbers of rows: keep all.",
+        "other-dtype": "The result has another dtype than the outputs. Classes and positions must stay "
+        "whole numbers.",
+        "outputs-changed": "Your function changes the list of outputs that it was handed. Make a new "
+        "one.",
         "scalars-averaged": "You made one number of the workers' numbers. Return all of them as a "
         "vector: chunks may have different sizes, and a mean of means is not the mean.",
     },
@@ -665,7 +704,10 @@ gather = Exercise(
 
 
 def _gathered(answer, outputs, expected, **likely):
-    got = answer(outputs, CPU)
+    given = list(outputs)
+    got = answer(given, CPU)
+    if any(now is not before for now, before in zip(given, outputs)):
+        raise Wrong("outputs-changed", expected="the list as it was", got="other entries")
     likely = {slug.replace("_", "-"): value for slug, value in likely.items()}
     expect(got, expected, likely=likely)
     return got
@@ -706,7 +748,11 @@ def _(answer, draw):
     size, width = draw.integer(2, 5), draw.integer(2, 4)
     for sizes in ((size, size, size, draw.integer(1, size - 1)), (size + 1,), (1, size)):
         parts = [draw.tensor(rows, 2, width) for rows in sizes]
-        _gathered(answer, parts, torch.cat(parts))
+        fewer = lambda got, sizes=sizes: len(got) < sum(sizes)
+        _gathered(answer, parts, torch.cat(parts), rows_lost=fewer)
+    classes = [draw.integers(rows) for rows in (size, size + 1)]
+    other = lambda got: got.dtype != torch.int64
+    _gathered(answer, classes, torch.cat(classes), other_dtype=other)
 
 
 @gather.requires(
@@ -742,14 +788,16 @@ def _(answer, draw):
     failures={"RuntimeError": "scalars-fail", "ValueError": "scalars-fail"},
 )
 def _(answer, draw):
-    losses = list(draw.tensor(draw.integer(2, 5)))
+    losses = list(draw.tensor(draw.integer(3, 5)))
     _gathered(
         answer,
         losses,
         torch.stack(losses),
         scalars_averaged=lambda got: got.numel() == 1,
         scalars_fail=lambda got: got.dim() != 1,
+        scalars_lost=lambda got: got.numel() < len(losses),
     )
+    _gathered(answer, losses[:1], torch.stack(losses[:1]), one_worker=lambda got: got.dim() == 0)
 
 
 @gather.requires(
@@ -796,12 +844,13 @@ def _(answer, draw):
     (got * weights).sum().backward()
     expect([part.grad for part in parts], list(weights.split(sizes)), each="worker")
     losses = [draw.tensor(1)[0].requires_grad_() for _ in sizes]
-    got, weights = answer(losses, CPU), draw.tensor(len(sizes))
+    got, weights = _gathered(answer, losses, torch.stack(losses)), draw.tensor(len(sizes))
     if not got.requires_grad:
         expected = "a vector with a history, of tensors without dimensions"
         raise Wrong("cut-from-the-graph", expected=expected, got="one without")
     (got * weights).sum().backward()
-    expect([loss.grad for loss in losses], list(weights), each="worker")
+    likely = {"cut-from-the-graph": all(loss.grad is None for loss in losses)}
+    expect([loss.grad for loss in losses], list(weights), each="worker", likely=likely)
 
 
 # ---- 2.4 the whole step --------------------------------------------------------------------------
@@ -867,6 +916,8 @@ step = Exercise(
         "parameters and its buffers belong on the device of its worker.",
         "not-brought-back": "The outputs stay on their workers' devices. The loss wants them on "
         "devices[0], where the labels are.",
+        "torchs-own": "You let nn.DataParallel do it. Here you write the step: chunks, copies, one loss, "
+        "backward, update.",
         "own-loss": "The loss is not the one of `loss_fn`: call what you were handed.",
         "asked-for-gpus": ASKED_FOR_GPUS,
         "wrong-loss": "The number returned must be the mean loss over all rows, before the update.",
@@ -876,7 +927,7 @@ step = Exercise(
         "awkward": "A tied, frozen or unused parameter is treated wrongly. One without a gradient "
         "has `grad` None.",
     },
-    failures={"ValueError": "tied-twice"},
+    failures={"ValueError": "tied-twice", "device type could not be determined": "torchs-own"},
     at_home=True,
 )
 
@@ -940,7 +991,10 @@ def _check_step(answer, draw, kind, rows, workers, old_gradients=False, loss_fn=
     start = {name: p.detach().clone() for name, p in watched.named_parameters()}
     optimizer = torch.optim.SGD(watched.parameters(), lr=rate)
     _Watched.calls.clear()
-    got = answer(watched, optimizer, loss_fn, images, labels, [CPU] * workers)
+    with called(nn.DataParallel.__init__, nn.parallel.data_parallel) as forbidden:
+        got = answer(watched, optimizer, loss_fn, images, labels, [CPU] * workers)
+    if forbidden:
+        raise Wrong("torchs-own", expected="a step of your own", got=forbidden[0])
     calls = sorted(_Watched.calls)
     if calls == [rows] and workers > 1:
         raise Wrong(
@@ -967,13 +1021,15 @@ def _likely(model, images, labels, workers, rate, loss_fn):
     floor = max(len(images) // workers, 1) * workers
     means = lambda m: torch.stack([loss_fn(m(x), y) for x, y in chunks])
 
-    def last_of_many_steps(m):
+    def last_of_many_steps(m, weighted=False):
         optimizer = torch.optim.SGD(m.parameters(), lr=rate)
-        for x, y in chunks[:-1]:
-            loss_fn(m(x), y).backward()
+        for x, y in chunks:
+            loss = loss_fn(m(x), y) * (len(x) / len(images) if weighted else 1)
+            if y is chunks[-1][1]:
+                return loss
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        return loss_fn(m(chunks[-1][0]), chunks[-1][1])
 
     def helpers_detached(m):
         with torch.no_grad():
@@ -994,6 +1050,9 @@ def _likely(model, images, labels, workers, rate, loss_fn):
     if loss_fn is F.cross_entropy:
         del calls["own-loss"]
     gradients = {slug: _gradient_of(model, loss_of) for slug, loss_of in calls.items()}
+    last = gradients["step-per-chunk"]
+    weighted = _gradient_of(model, partial(last_of_many_steps, weighted=True))
+    gradients["step-per-chunk"] = lambda got: same(got, last) or same(got, weighted)
     ones = [_gradient_of(model, lambda m, x=x, y=y: loss_fn(m(x), y)) for x, y in chunks]
     gradients["one-chunk-only"] = lambda got: any(same(got, one) for one in ones)
     return gradients
@@ -1230,17 +1289,17 @@ def _(answer, draw):
 @diagnosis.requires("a variable that names a GPU that does not exist")
 def _(answer, draw):
     for gpus in (2, draw.integer(3, 8)):
-        entries = [*range(gpus - 1), gpus + draw.integer(0, 3), gpus - 1]
-        machine = Machine(driver_gpus=gpus, visible=_list(entries))
-        _check_case(answer, machine, _good(draw, gpus - 1), "visible-wrong", reads_on=True)
+        for absent in (gpus, gpus + draw.integer(1, 3)):  # the numbers end at gpus - 1
+            machine = Machine(driver_gpus=gpus, visible=_list([*range(gpus - 1), absent, gpus - 1]))
+            _check_case(answer, machine, _good(draw, gpus - 1), "visible-wrong", reads_on=True)
 
 
 @diagnosis.requires("a variable that was changed after CUDA had started")
 def _(answer, draw):
     gpus = draw.integer(3, 8)
     everything = _list(range(gpus))
-    for visible in (everything, None):
-        started = draw.integer(1, gpus - 1)
+    for visible in (everything, None, "0"):  # more than at the start, and fewer
+        started = draw.integer(1 if visible != "0" else 2, gpus - 1)
         machine = Machine(driver_gpus=gpus, visible=visible, started_gpus=started)
         setup = _good(draw, started)
         _check_case(answer, machine, setup, "visible-late", trusts_the_variable=True)
@@ -1287,10 +1346,11 @@ def _(answer, draw):
         unset_hides=lambda got: got.startswith("visible"),
         batch_unseen=True,
     )
-    uneven = _good(draw, gpus, batch_size=gpus + 1)
-    _check_case(
-        answer, Machine(driver_gpus=gpus), uneven, "batch-too-small", larger_is_enough="healthy"
-    )
+    for batch_size in (gpus + 1, 2 * (gpus - 1)):  # the latter leaves one GPU without a chunk
+        uneven = _good(draw, gpus, batch_size=batch_size)
+        _check_case(
+            answer, Machine(driver_gpus=gpus), uneven, "batch-too-small", larger_is_enough="healthy"
+        )
 
 
 @diagnosis.requires("healthy set-ups, with and without the variable")

@@ -29,6 +29,7 @@ from course_utils.hardware import device
 from course_utils.trace import Call, Trace
 
 Gradients = dict[str, Tensor | None]
+NEARLY = 0.01  # how far half precision may take a number away, as a part of it
 
 # ---- models --------------------------------------------------------------------------------------
 
@@ -48,6 +49,14 @@ class _Frozen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.frozen(self.first(x)).tanh())
+
+
+class _FrozenFirst(_Frozen):
+    """The first layer is frozen too, as in a model that is fine-tuned."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.first.requires_grad_(False)
 
 
 class _Unused(nn.Module):
@@ -240,6 +249,9 @@ averaging = Exercise(
         "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
         "none-gradient": "A frozen or unused parameter has no gradient: its `.grad` is None. Skip "
         "it, on every rank alike.",
+        "first-decides": "Your function ends where the first parameter has no gradient. First layers are "
+        "often frozen: skip such a parameter and go on.",
+        "rounded": "Your means are only nearly right: on the way the gradients have a smaller dtype.",
         "zeros-for-none": "A parameter without a gradient has received one. A `.grad` of zeros is "
         "not the same as None: weight decay and momentum would move the parameter.",
         "tied-twice": "A tied parameter, one tensor in two layers, was averaged once per layer. "
@@ -258,11 +270,9 @@ class _Averaged:
     local: Gradients
     got: Gradients
     moved: bool  # have the parameters changed?
-    sent: int  # numbers handed over, in all calls together
-
-    @property
-    def silent(self) -> bool:
-        return self.sent == 0
+    silent: bool  # was nothing sent?
+    sent: int  # numbers handed over, in all calls of Python together
+    unwaited: list[str]  # calls that nobody waited for
 
 
 def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
@@ -270,12 +280,23 @@ def _averaged(rank, answer, make, plan: _Plan) -> _Averaged:
     torch.manual_seed(plan.seed + 1 + rank)
     model(plan.batch()).square().sum().backward()
     local, before = _gradients(model), _state(model)
-    with Trace() as trace:
+    with following() as followed:
         come_late(rank)
         answer(model)
         got = _gradients(model)
+        payloads = [t for c in followed.calls if c.kind != "recv" for t in c.payload]
+        sent = sum(tensor.numel() for tensor in payloads)
     moved = any(not torch.equal(tensor, before[k]) for k, tensor in model.state_dict().items())
-    return _Averaged(local, got, moved, sum(c.elements for c in trace.record().calls if c.sends))
+    return _Averaged(local, got, moved, not followed.dtypes, sent, followed.unwaited)
+
+
+def _must_have_waited(unwaited: list[list[str]]) -> None:
+    """Raises Wrong where a rank has not waited for one of its calls, whether or not the result had
+    arrived by chance."""
+    for rank, kinds in enumerate(unwaited):
+        if kinds:
+            got = f"on rank {rank} nobody waits for {len(kinds)} of them"
+            raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
 def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_Averaged]:
@@ -283,6 +304,7 @@ def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_A
     `likely` maps a misconception to what it makes of the local gradients: a function of
     (local, got)."""
     reports = run(_averaged, ranks, answer, make, plan or _plan(draw))
+    _must_have_waited([r.unwaited for r in reports])
     local, got = [r.local for r in reports], [r.got for r in reports]
     mean = _mean(local)
     mistakes = {
@@ -302,6 +324,7 @@ def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_A
         "one-tensor-listed": [local[-1]] * ranks,
         "one-rank-only": lambda got: any(same(g, mean) for g in got),
         "left-out": lambda got: _some_local(got, local, mean),
+        "rounded": lambda got: same(got, [mean] * ranks, NEARLY),
     }
     expect(got, [mean] * ranks, each="rank", likely=mistakes)
     if mistakes["parameters-averaged"]:
@@ -331,8 +354,11 @@ def _(answer, draw):
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
 def _(answer, draw):
-    for make in (_Frozen, _Unused):
-        likely = {"zeros-for-none": lambda local, got: _zeros_for_none(got, local)}
+    for make in (_Frozen, _Unused, _FrozenFirst):
+        likely = {
+            "zeros-for-none": lambda local, got: _zeros_for_none(got, local),
+            "first-decides": lambda local, got, make=make: make is _FrozenFirst and local,
+        }
         _check_average(answer, draw, make, draw.integer(2, 4), likely)
 
 
@@ -346,7 +372,7 @@ def _(answer, draw):
     tied = _check_average(answer, draw, _Tied, ranks, {"tied-twice": twice}, plan)
     # a mean averaged again is the same mean: only what was sent tells
     untied = _check_average(answer, draw, _Untied, ranks, plan=plan)
-    if sum(report.sent for report in tied) >= sum(report.sent for report in untied):
+    if 0 < sum(report.sent for report in untied) <= sum(report.sent for report in tied):
         got = "as many numbers sent as if the two layers had a weight each"
         raise Wrong("tied-twice", expected="the shared weight's gradient sent once", got=got)
 
@@ -424,6 +450,8 @@ ring = Exercise(
         "On a ring each rank sends equally much.",
         "built-in-collective": "You called one of PyTorch's collectives. Build it from send and "
         "receive.",
+        "not-a-ring": "A rank sends to several others. On the ring each talks to its neighbours only: it "
+        "sends to one of them and receives from the other.",
         "sent-too-little": "You send less than 2(n-1)/n of the tensor: with so few bytes not every "
         "rank can have the whole sum.",
         "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
@@ -621,6 +649,10 @@ def _check_traffic(calls: list[list[Call]], length: int) -> None:
     steps, size = 2 * (ranks - 1), 4
     low, high = steps * (length // ranks) * size, steps * math.ceil(length / ranks) * size
     if all(low <= bytes <= high for bytes in sent):
+        receivers = [{call.ranks[1] for call in own if call.sends} for own in calls]
+        if max(map(len, receivers)) > 1:
+            expected = "messages to one neighbour"
+            raise Wrong("not-a-ring", expected=expected, got=f"messages to {receivers}")
         return
     mistakes = {
         "whole-tensor": all(bytes >= (ranks - 1) * length * size for bytes in sent),
@@ -726,6 +758,7 @@ def _sharding_mistakes(length: int, ranks: int, epoch: int, seed: int) -> dict:
     plain = list(range(length)) + list(range(missing))
     parts = [sorted(part) for part in _dealt(plain, ranks)]
     return {
+        "asks-the-group": ranks > 1 and [order[rank:] for rank in range(ranks)],
         "not-padded": missing and _dealt(order, ranks),
         "dropped": missing and _dealt(order[: length - length % ranks], ranks),
         "padded-needlessly": not missing and (lambda got: len(got[0]) > share),
@@ -860,6 +893,7 @@ overlapping = Exercise(
         "`__init__`: averaging gradients keeps equal models equal, but never makes them equal.",
         "buffers-forgotten": "The parameters agree and the buffers do not, for instance BatchNorm's "
         "running mean. Broadcast `module.buffers()` too.",
+        "another-rank": "The ranks start from another rank's parameters; rank 0's were wanted.",
         "averaged-at-start": "The ranks start from the mean of their parameters; rank 0's were "
         "wanted.",
         "not-waited": "A rank has used gradients before the other ranks' had arrived: wait for "
@@ -897,6 +931,9 @@ overlapping = Exercise(
         "`finish_gradient_synchronization`. Switch them on again when the `with` block ends.",
         "silent-after-error": "After an exception inside `no_sync()` the hooks stay silent. Switch them "
         "on again however the block ends: `try: yield`, and then `finally:`.",
+        "error-swallowed": "An exception inside `no_sync()` does not come out again, so the training goes "
+        "on as if nothing had happened. Clean up in `finally:`, and catch nothing.",
+        "rounded": "Your means are only nearly right: on the way the gradients have a smaller dtype.",
         "accumulated-lost": "Only the last micro-batch's gradient was averaged, and the sum from "
         "`no_sync()` is gone. Average `parameter.grad`, in which backward has added everything up.",
         "accumulated-local": "What was added up inside `no_sync()` stays this rank's own: only the "
@@ -941,10 +978,16 @@ def _initial(rank, answer, plan: _Plan, frozen=False) -> tuple[dict, dict, bool]
     module = nn.Sequential(*layers).to(device())
     module[0].requires_grad_(not frozen)
     module[1](plan.batch())  # moves BatchNorm's buffers
-    before = _state(module)
+    module[2].register_buffer("unsaved", torch.randn(3, device=device()), persistent=False)
+    before = _whole_state(module)
     with called(DistributedDataParallel.__init__) as forbidden:
         model = answer(module)
-    return before, {} if forbidden else _state(model.module), bool(forbidden)
+    return before, {} if forbidden else _whole_state(model.module), bool(forbidden)
+
+
+def _whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and all buffers, also those that `state_dict` leaves out."""
+    return _state(module) | {name: tensor.clone() for name, tensor in module.named_buffers()}
 
 
 def _must_be_own(forbidden: bool) -> None:
@@ -959,14 +1002,19 @@ def _check_start(answer, draw, frozen=False) -> None:
     _must_be_own(any(forbidden))
     weight = sum(state["2.weight"] for state in before) / ranks
 
-    def own(part: str) -> list[dict]:
-        """Rank 0's state everywhere, but for the names with `part` in them."""
-        return [before[0] | {k: v for k, v in state.items() if part in k} for state in before]
+    def own(*parts: str) -> list[dict]:
+        """Rank 0's state everywhere, but for the names with one of `parts` in them."""
+        return [
+            before[0] | {k: v for k, v in state.items() if any(part in k for part in parts)}
+            for state in before
+        ]
 
+    unlike = ("running", "unsaved"), ("running",), ("unsaved",)
     likely = {
         "no-broadcast": list(before),
-        "buffers-forgotten": own("running"),
+        "buffers-forgotten": lambda got: any(same(got, own(*parts)) for parts in unlike),
         "frozen-not-broadcast": own("0."),
+        "another-rank": [before[-1]] * ranks,
         "averaged-at-start": lambda got: same(got[0]["2.weight"], weight),
     }
     expect(list(got), [before[0]] * ranks, each="rank", likely=likely)
@@ -987,6 +1035,7 @@ class _Steps:
     local: list[list[Gradients]]
     got: list[Gradients]
     forbidden: bool  # was DistributedDataParallel constructed meanwhile?
+    unwaited: list[str]  # calls that nobody waited for
 
 
 def _steps(rank, answer, make, plan: _Plan, bucket_bytes, micro_batches, keep_zeros) -> _Steps:
@@ -994,7 +1043,7 @@ def _steps(rank, answer, make, plan: _Plan, bucket_bytes, micro_batches, keep_ze
     module = plan.build(make)
     twin = copy.deepcopy(module)
     local, got = [], []
-    with called(DistributedDataParallel.__init__) as forbidden:
+    with called(DistributedDataParallel.__init__) as forbidden, following() as sent:
         model = answer(module, bucket_bytes=bucket_bytes)
         torch.manual_seed(plan.seed + 1 + rank)
         for _ in range(3):
@@ -1009,7 +1058,7 @@ def _steps(rank, answer, make, plan: _Plan, bucket_bytes, micro_batches, keep_ze
             got.append(_gradients(module))
             local.append([_gradient_of(twin, batch) for batch in batches])
             module.zero_grad(set_to_none=not keep_zeros)
-    return _Steps(local, got, bool(forbidden))
+    return _Steps(local, got, bool(forbidden), sent.unwaited)
 
 
 def _gradient_of(twin: nn.Module, batch: Tensor) -> Gradients:
@@ -1037,6 +1086,7 @@ def _check_steps(
     how = (bucket_bytes, micro_batches, keep_zeros)
     reports = run(_steps, ranks, answer, make, _plan(draw), *how)
     _must_be_own(any(report.forbidden for report in reports))
+    _must_have_waited([report.unwaited for report in reports])
     for step in range(3):
         local = [_sum(report.local[step]) for report in reports]
         last = [report.local[step][-1] for report in reports]
@@ -1056,6 +1106,7 @@ def _check_steps(
                 for own, end in zip(local, last, strict=True)
             ],
         }
+        mistakes["rounded"] = lambda got, mean=mean: same(got, [mean] * ranks, NEARLY)
         if otherwise:
             mistakes[otherwise] = True
         expect(got, [mean] * ranks, each="rank", what=f"step {step + 1}", likely=mistakes)
@@ -1079,6 +1130,7 @@ class _Backward:
     started_early: int  # all-reduces that had started when backward reached the first layer
     sizes: list[int]  # bytes of each all-reduce that carries gradients
     partner_got_through: bool  # rank 1: did rank 0 reach its first layer alone?
+    error_came: bool  # did the exception that ended a block come out of it?
 
 
 class _Interrupted(Exception):
@@ -1090,7 +1142,7 @@ def _tower_backward(
     answer,
     plan: _Plan,
     layers: int,
-    bucket_layers: int,
+    bucket_layers: float,
     mark: Path | None = None,
     after_no_sync: bool = False,
     interrupted: bool = False,
@@ -1100,16 +1152,20 @@ def _tower_backward(
     first layer, which makes the file; or after a while. The step may follow a backward pass under
     no_sync, one that an exception may have ended."""
     module = plan.build(partial(_Tower, layers=layers))
-    model = answer(module, bucket_bytes=bucket_layers * _layer_bytes(plan))
+    model = answer(module, bucket_bytes=int(bucket_layers * _layer_bytes(plan)))
     inputs = plan.batch()
     model(inputs).sum().backward()
     model.finish_gradient_synchronization()
     module.zero_grad()
+    error_came = False
     if after_no_sync:
-        with contextlib.suppress(_Interrupted), model.no_sync():
-            model(inputs).sum().backward()
-            if interrupted:
-                raise _Interrupted
+        try:
+            with model.no_sync():
+                model(inputs).sum().backward()
+                if interrupted:
+                    raise _Interrupted
+        except _Interrupted:
+            error_came = True
     waits, signals = mark is not None and rank == 1, mark is not None and rank == 0
     with Trace() as trace, contextlib.ExitStack() as rest:
 
@@ -1129,7 +1185,7 @@ def _tower_backward(
     reached = min(span.start for span in record.spans if span.name == "first layer")
     early = [s for s in record.spans if s.kind == "communication" and s.start < reached]
     sizes = [call.bytes for call in record.calls if call.bytes >= _layer_bytes(plan) // 2]
-    return _Backward(len(early), sizes, came)
+    return _Backward(len(early), sizes, came, error_came)
 
 
 def _layer_bytes(plan: _Plan) -> int:
@@ -1177,8 +1233,8 @@ def _(answer, draw):
 @overlapping.requires("gradients travel in buckets of bucket_bytes")
 def _(answer, draw):
     plan, layers = _tower(draw)
-    for bucket in (2, 3):
-        sizes = run(_tower_backward, 2, answer, plan, layers, bucket)[0].sizes
+    for limit in (2, 3, 2.75):
+        sizes, bucket = run(_tower_backward, 2, answer, plan, layers, limit)[0].sizes, int(limit)
         likely = {
             "one-per-parameter": len(sizes) >= layers,
             "one-for-all": len(sizes) == 1,
@@ -1227,6 +1283,8 @@ def _(answer, draw):
         if not all(report.started_early for report in reports):
             expected = "all-reduces that start while backward runs, as before no_sync()"
             raise Wrong(slug, expected=expected, got="none starts before backward ends")
+        if interrupted and not all(report.error_came for report in reports):
+            raise Wrong("error-swallowed", expected="the exception of the block", got="none")
 
 
 @overlapping.requires(
@@ -1390,24 +1448,25 @@ class _Evaluated:
     modes: set[bool]
     recorded: set[bool]
     mode_after: bool
-    parts_after: set[bool]  # the modes of the model's parts
+    parts_after: list[bool]  # the modes of the model's parts
 
     def seen(self) -> list[int]:
         return [image for batch in self.batches for image in batch]
 
 
-def _evaluated(rank, answer, images, labels, batch_size, training, parts) -> _Evaluated:
+def _evaluated(rank, answer, images, labels, batch_size, training, *parts) -> _Evaluated:
     model = _Scores().train(training)
-    model.part.train(parts)
+    for module, mode in zip(model.part.modules(), parts, strict=True):
+        module.training = mode
     come_late(rank)
     value = answer(model, images.to(device()), labels.to(device()), batch_size)
-    after = {module.training for module in model.part.modules()}
+    after = [module.training for module in model.part.modules()]
     return _Evaluated(value, model.batches, model.modes, model.recorded, model.training, after)
 
 
-def _evaluate(answer, draw, count, ranks, batch_size, training=True, parts=True):
-    """Returns the ranks' reports, and for each image whether the model is right about it. The model
-    comes in training mode or not, and so do its parts."""
+def _evaluate(answer, draw, count, ranks, batch_size, modes=(True, True, True)):
+    """Returns the ranks' reports, and for each image whether the model is right about it. `modes`
+    says whether the model, its part, and the part in it come in training mode."""
     classes = draw.choice([5, 7, 9])
     scores = draw.tensor(count, classes)
     numbers = torch.arange(count, dtype=torch.float32).unsqueeze(1)
@@ -1416,7 +1475,6 @@ def _evaluate(answer, draw, count, ranks, batch_size, training=True, parts=True)
     correct = draw.integer(count // 2 + 1, count - 1) if count > 2 else 1
     right = torch.tensor(draw.sample([i < correct for i in range(count)], count))
     labels = torch.where(right, scores.argmax(dim=1), scores.argmin(dim=1))
-    modes = training, parts
     return run(_evaluated, ranks, answer, images, labels, batch_size, *modes), right.tolist()
 
 
@@ -1496,6 +1554,8 @@ def _(answer, draw):
     ranks = 7 - ranks
     _check_evaluation(answer, draw, ranks * draw.integer(3, 6) - 1, ranks, 3)
     _check_evaluation(answer, draw, draw.integer(5, 9), 1, 4)
+    # more images than a count in half precision can tell apart
+    _check_evaluation(answer, draw, 2 * draw.integer(2100, 2400) + 1, 1, 500)
 
 
 @evaluation.requires(
@@ -1517,8 +1577,9 @@ def _(answer, draw):
 
 @evaluation.requires("evaluation mode meanwhile, then the mode it had; no gradients")
 def _(answer, draw):
-    for training, parts in ((True, True), (False, False), (True, False), (False, True)):
-        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, training, parts)
+    alike = (True, True, True), (False, False, False), (True, False, False), (False, True, True)
+    for training, *parts in (*alike, (True, True, False)):
+        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, (training, *parts))
         if True in report.modes:
             raise Wrong("train-mode", expected="model.training is False", got="True")
         expect(
@@ -1529,7 +1590,7 @@ def _(answer, draw):
         )
         expect(
             report.parts_after,
-            {parts},
+            parts,
             what="the training of the model's parts afterwards",
             likely={"parts-mode-lost": True},
         )

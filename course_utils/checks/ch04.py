@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.compare import TOLERANCE
+from course_utils.checks.compare import TOLERANCE, show
 from course_utils.checks.ranks import following
 from course_utils.hardware import device
 from course_utils.trace import kept_for_backward
@@ -112,6 +112,14 @@ buildings = Exercise(
         "three is shared out, one layer more for a part.",
         "devices-mixed-up": "The parts are not on the devices in their order: part i belongs on "
         "`devices[i]`.",
+        "device-unused": "Two parts are on the device of one, so one of the three stays empty. Part i "
+        "belongs on `devices[i]`, for all three.",
+        "mode-changed": "A layer is in another mode than it came in, training or evaluation. Leave it "
+        "as it is: cutting a model changes nothing of what its layers are.",
+        "dtype-changed": "On the way your activations get another dtype than the layers have. Move the "
+        "tensor to the device, and nothing else.",
+        "list-changed": "Your constructor changes the list of layers that it was handed. The caller goes "
+        "on with it: take slices.",
         "buffers-left": "A layer's parameters have moved and its buffers have not. Move the module, "
         "`layer.to(device)`: it takes both along.",
         "input-not-moved": "The inputs may come from any device: move them before the first part "
@@ -127,6 +135,7 @@ buildings = Exercise(
         "'list' object": "list-not-module",
         "list is not a Module subclass": "list-not-module",
         'missing the required "forward"': "container-called",
+        "same dtype": "dtype-changed",
     },
     at_home=True,
 )
@@ -169,10 +178,15 @@ def _found(model: nn.Module, count: int) -> list[_Station]:
     return [stations[number] for number in range(count)]
 
 
-def _check_values(answer, draw, count: int) -> None:
+def _check_values(answer, draw, count: int, double: bool = False) -> None:
     layers, diary, inputs = _stations(draw, count)
     frozen = draw.integer(1, count - 1)
-    layers[frozen].requires_grad_(False)
+    layers[frozen].requires_grad_(False).eval()
+    given = list(layers)
+    if double:
+        inputs = inputs.double()
+        for layer in layers:
+            layer.double()
     weights = [layer.weight.detach().clone() for layer in layers]
     expected = nn.Sequential(*layers)(inputs)
     expected.square().sum().backward()
@@ -182,9 +196,11 @@ def _check_values(answer, draw, count: int) -> None:
     endings = [nn.Sequential(*layers[i:])(inputs) for i in range(1, count + 1)]
     diary.clear()
 
-    model = answer(layers, [CPU] * 3)
+    model = answer(given, [CPU] * 3)
     output = model(inputs)
     expect_type(output, Tensor)
+    if len(given) < count:
+        raise Wrong("list-changed", expected=f"{count} layers in the list", got=f"{len(given)}")
     mistakes = {
         "layers-lost": len(set(diary)) < count,
         "layers-repeated": len(diary) > count,
@@ -198,6 +214,8 @@ def _check_values(answer, draw, count: int) -> None:
     expected = [number != frozen for number in range(count)]
     likely = {"frozen-thawed": True}
     expect(learns, expected, each="layer", what="requires_grad", likely=likely)
+    modes, likely = [s.training for s in stations], {"mode-changed": True}
+    expect(modes, expected, each="layer", what="training", likely=likely)
     if not output.requires_grad:
         raise Wrong("gradient-lost", expected="an output with a graph", got="none")
     output.square().sum().backward()
@@ -210,6 +228,7 @@ def _check_values(answer, draw, count: int) -> None:
 def _(answer, draw):
     for count in (3, 3 * draw.integer(2, 4)):
         _check_values(answer, draw, count)
+    _check_values(answer, draw, 3, double=True)
 
 
 @buildings.requires("numbers of layers that do not divide by three")
@@ -244,6 +263,8 @@ def _(answer, draw):
                 "devices-mixed-up", expected="consecutive parts on devices 0, 1, 2", got=first
             )
         sizes = [borders[0], borders[1] - borders[0], count - borders[1]]
+        if borders[0] == borders[1]:
+            raise Wrong("device-unused", expected="layers on three devices", got="on two")
         if max(sizes) - min(sizes) > 1:
             expected = f"{count} layers in parts that differ by one at most"
             raise Wrong("uneven", expected=expected, got=f"parts of {sizes}")
@@ -332,6 +353,15 @@ crossing = Exercise(
         "forward-twice": "A stage runs its forward pass more than once in a step. Keep the tensors, with "
         "their graph, until the gradients come back.",
         "loss-not-a-float": "Return the loss as a number of Python's: `loss.item()`.",
+        "rank-0-returns": "Rank 0 has no loss: the function returns None there.",
+        "divided": "Your gradients are too small by the number of tensors that cross. The loss has a "
+        "gradient for each of them: begin backward with the loss itself.",
+        "order-turned": "Both your ranks go through the list in another order, and so they agree with each "
+        "other and with nobody else. Send in the order of the list, there and back.",
+        "not-as-asked": "What is sent is not what the rules say: each tensor of the list as it is, then "
+        "for each floating-point one its gradient, of the same shape and dtype.",
+        "mode-changed": "A stage is in another mode than it came in, training or evaluation. Leave it as "
+        "it is.",
         "integer-leaf": "An integer tensor has no gradient: require one of floating-point tensors "
         "only, hand nothing back for the others, and leave them out of rank 0's backward.",
         "unused-tensor": "The loss has not used this tensor, so its `.grad` is None. Rank 0 waits "
@@ -440,6 +470,8 @@ class _Crossed:
     gradients: dict[str, Tensor | None]
     unwaited: list[str]  # messages that nobody waited for
     calls: int  # forward passes of the rank's stage
+    sent: list[Tensor]  # the messages of the first step
+    modes: list[bool]  # whether the parts of the stage are in training afterwards
 
 
 def _gradients(stage: nn.Module) -> dict[str, Tensor | None]:
@@ -454,13 +486,18 @@ def _crossed(rank, answer, cut: _Cut, steps: int) -> _Crossed:
     with torch.no_grad():
         shapes = first(inputs)
     stage, data = (first, inputs) if rank == 0 else (last, targets)
-    stage.calls, returned, unwaited = 0, None, []
+    stage.calls, returned, unwaited, messages = 0, None, [], []
+    next(iter(stage.children())).eval()  # a part that is frozen, say
     room = [torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in shapes]
     for _ in range(steps):  # with the same room, as a training loop has it
         with following() as sent:
             returned = answer(stage, data, room)
+            if not messages:
+                payloads = [call.payload[0] for call in sent.calls if call.kind == "send"]
+                messages = [payload.detach().cpu().clone() for payload in payloads]
         unwaited += sent.unwaited
-    return _Crossed(returned, _gradients(stage), unwaited, stage.calls)
+    modes = [part.training for part in stage.children()]
+    return _Crossed(returned, _gradients(stage), unwaited, stage.calls, messages, modes)
 
 
 def _whole(cut: _Cut, begin=None) -> tuple[float, dict, dict]:
@@ -479,6 +516,24 @@ def _whole(cut: _Cut, begin=None) -> tuple[float, dict, dict]:
     ]
     torch.autograd.backward(*zip(*pairs))
     return loss.item(), _gradients(first), _gradients(last)
+
+
+def _messages(cut: _Cut) -> tuple[list[Tensor], list[Tensor]]:
+    """What rank 0 sends, and what rank 1 sends back."""
+    first, last, inputs, targets = cut.make()
+    leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in first(inputs)]
+    last(*leaves, targets).backward()
+    floating = [leaf for leaf in leaves if leaf.is_floating_point()]
+    back = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in floating]
+    return [leaf.detach().cpu() for leaf in leaves], [gradient.cpu() for gradient in back]
+
+
+def _check_messages(zero: _Crossed, one: _Crossed, cut: _Cut, tolerance: float) -> None:
+    """What crossed must be what the rules say, also where the ranks agree on something else."""
+    for rank, (report, expected) in enumerate(zip((zero, one), _messages(cut))):
+        likely = {"order-turned": expected[::-1], "not-as-asked": True}
+        what = f"what rank {rank} sends"
+        expect(report.sent, expected, each="message", what=what, likely=likely, tolerance=tolerance)
 
 
 def _scaled(gradients: dict, factor: float) -> dict:
@@ -520,6 +575,9 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
             "float32-only": lambda got: double and same(got, times(last)),
             "last-stage-left": not floating,
             "gradients-replaced": steps > 1 and last,
+            "divided": lambda got: (
+                len(one.sent) > 1 and same(got, _scaled(last, 1 / len(one.sent)))
+            ),
             "one-tensor-only": kind == "two",
         },
     )
@@ -546,9 +604,13 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
     )
     expect(one.returned, loss, what="rank 1's loss", likely={"loss-not-returned": True})
     expect_type(one.returned, float, likely="loss-not-a-float")
+    expect(zero.returned, None, what="what rank 0 returns", likely={"rank-0-returns": True})
     for rank, report in enumerate((zero, one)):
         what = f"forward passes of rank {rank}'s stage"
         expect(report.calls, steps, what=what, likely={"forward-twice": True})
+        modes, likely = [False] + [True] * (len(report.modes) - 1), {"mode-changed": True}
+        expect(report.modes, modes, what=f"training, on rank {rank}", likely=likely)
+    _check_messages(zero, one, cut, tolerance)
 
 
 @crossing.requires(
@@ -672,6 +734,8 @@ cutting = Exercise(
         "the sums that occur.",
         "costs-changed": "Your function changes the caller's list.",
         "too-slow": "This tries too many cuts. Solve each smaller problem once and remember it.",
+        "refuses-too-much": "You refuse what can be done: as many stages as layers, or a single one, are "
+        "allowed.",
         "not-refused": "More stages than layers, or fewer than one: raise ValueError.",
         "other-error": "Asked is a ValueError with a message, raised on purpose.",
         "accident": "This ValueError comes from deep inside by accident, and its message tells the "
@@ -861,7 +925,10 @@ def _(answer, draw):
         _must_be_best(cuts, costs, stages, likely)
 
 
-@cutting.requires("one stage; as many stages as layers; layers that cost nothing")
+@cutting.requires(
+    "one stage; as many stages as layers; layers that cost nothing",
+    failures={"ValueError": "refuses-too-much", "AssertionError": "refuses-too-much"},
+)
 def _(answer, draw):
     count = draw.integer(3, 7)
     costs = [draw.integer(1, 20) for _ in range(count)]
@@ -964,6 +1031,12 @@ repairing = Exercise(
         "that is built before finds nothing to hold. Compute the number of inputs.",
         "layer-changed": "The layers are not those of the model above: their number, their order "
         "or their shapes differ.",
+        "pooling-changed": "Pooling leaves another number of values than that of the model above: look "
+        "at its kernel, stride and padding, and at those of the convolution.",
+        "gradient-lost": "Backward does not reach the first part: `detach`, `.data` and `torch.no_grad` "
+        "cut the graph, and `.to` does not.",
+        "batch-dropped": "One image is a batch as well: its logits have the shape (1, 10). `squeeze` "
+        "drops the dimension.",
         "softmax-added": "You return probabilities. Asked are logits, as in the model above: "
         "cross_entropy has the softmax inside.",
         "nothing-placed": "The parts are where they were made: move each to its device.",
@@ -1037,11 +1110,23 @@ def _check_logits(answer, draw, image_size) -> None:
     shapes, expected = [tuple(p.shape) for p in model.parameters()], _shapes(image_size)
     fixed = shapes[:2] + shapes[3:] == expected[:2] + expected[3:] and shapes[2] != expected[2]
     if shapes != expected:
-        slug = "adaptive-pool" if fixed else "layer-changed"
+        slug = "layer-changed"
+        if fixed:  # by the image's size, or always the same?
+            larger = _repaired(answer, draw, tuple(16 + pixels for pixels in image_size), [CPU] * 2)
+            other = list(larger.parameters())[2].shape
+            slug = "adaptive-pool" if tuple(other) == shapes[2] else "pooling-changed"
         raise Wrong(slug, expected=f"parameters of shapes {expected}", got=shapes)
     wanted = _logits(list(model.parameters()), images)
     likely = {"softmax-added": same(logits.sum(1), torch.ones(len(images))), "layer-changed": True}
     expect(logits, wanted, what="the logits", likely=likely)
+    if not logits.requires_grad:
+        raise Wrong("gradient-lost", expected="logits with a graph", got="none")
+    logits.sum().backward()
+    if any(parameter.grad is None for parameter in model.parameters()):
+        expected = "a gradient for every parameter"
+        raise Wrong("gradient-lost", expected=expected, got="none for some")
+    single, likely = tuple(model(images[:1]).shape), {"batch-dropped": True}
+    expect(single, (1, 10), what="the shape for one image", likely=likely)
 
 
 @repairing.requires(
@@ -1079,11 +1164,12 @@ def _(answer, draw):
     failures={**LOST_BATCH, "x4 and ": "no-flatten", "mat1 and mat2": "in-features-wrong"},
 )
 def _(answer, draw):
+    moved = {p.device for p in _repaired(answer, draw, (16, 16), [META, META]).parameters()}
     for devices in ([CPU, META], [META, META]):
         model = _repaired(answer, draw, (16, 16), devices)
         places = [p.device for p in model.parameters()]
         if places != [devices[0]] * 4 + [devices[1]] * 4:
-            slug = "nothing-placed" if set(places) == {CPU} else "wrong-part"
+            slug = "nothing-placed" if moved == {CPU} else "wrong-part"
             raise Wrong(slug, expected=f"4 tensors on {devices[0]}, 4 on {devices[1]}", got=places)
         with _watched_moves():
             logits = model(draw.tensor(draw.integer(2, 4), 3, 16, 16))
@@ -1140,6 +1226,11 @@ comparing = Exercise(
         "bytes-otherwise": "Look at one stage alone: bytes of its parameters, of their gradients, of "
         "its buffers, and what it keeps for backward of the batch that arrives there.",
         "same-cuts": "Another strategy's cuts stand in this row.",
+        "bytes-not-numbers": "You hand `cut` the bytes of the layers. Asked is by the number of "
+        "parameters, `numel()`, whatever their dtype.",
+        "rounded": "You round. Return the number as it is.",
+        "training-mode": "You measure, or leave the layers, in training mode. A frozen BatchNorm is in "
+        "evaluation mode and keeps less: leave each layer in its mode.",
         "trainable-only": "You count the parameters that learn. A frozen one is held and computed "
         "with like any other: count it too.",
         "sum-not-slowest": "The slowest stage is the largest sum, not the sum of all.",
@@ -1187,6 +1278,7 @@ comparing = Exercise(
         "mat1 and mat2": "inputs-not-handed-on",
         "'Kept'": "report-not-bytes",
     },
+    at_home=True,
 )
 
 STRATEGIES = ("equal layers", "equal parameters", "profiled time")
@@ -1213,9 +1305,17 @@ class _Case:
         return [self.layers[a:b] for a, b in pairwise([0, *cuts, len(self.layers)])]
 
     def table(self, answer) -> dict[str, dict]:
-        """The answer's table; Wrong where its form is not the one that is asked for."""
-        table = answer(self.layers, self.inputs, list(self.seconds), self.stages, best_cuts)
+        """The answer's table; Wrong where its form is not the one that is asked for, or where a
+        strategy's cuts do not come from `cut`."""
+        asked: list[list[float]] = []
+
+        def cut(costs: list[float], stages: int) -> Cuts:
+            asked.append(list(costs))
+            return best_cuts(costs, stages)
+
+        table = answer(self.layers, self.inputs, list(self.seconds), self.stages, cut)
         expect_type(table, dict)
+        self._must_have_asked(asked)
         likely = {"rows-missing": True}
         expect(set(table), set(STRATEGIES), what="the rows", likely=likely)
         for name, row in table.items():
@@ -1223,6 +1323,21 @@ class _Case:
             keys = {"cuts", "memory", "slowest", "idle"}
             expect(set(row), keys, what=f"the entries of {name!r}", likely=likely)
         return table
+
+    def _must_have_asked(self, asked: list[list[float]]) -> None:
+        numbers, learning, bytes_ = (
+            [_numbers(layer, **how) for layer in self.layers]
+            for how in ({}, {"trainable": True}, {"unit": "bytes"})
+        )
+        if numbers not in asked:
+            mistakes = {"trainable-only": learning, "bytes-not-numbers": bytes_}
+            slugs = [slug for slug, costs in mistakes.items() if costs in asked]
+            got = "not among what it was asked"
+            slug = slugs[0] if slugs else "not-what-cut-returns"
+            raise Wrong(slug, expected=f"cut({show(numbers)}, ...)", got=got)
+        if not any(same(costs, list(self.seconds)) for costs in asked):
+            expected = "cut(seconds, ...)"
+            raise Wrong("not-what-cut-returns", expected=expected, got="not asked")
 
 
 def _numbers(layer: nn.Module, trainable: bool = False, unit: str = "numel") -> int:
@@ -1257,15 +1372,15 @@ def _kept_by_layer(parts: list[nn.Sequential], inputs: Tensor) -> list[int]:
     return result
 
 
-def _evaluating(case: _Case, measure: Callable[[], list[int]]) -> list[int]:
-    """What is measured while the layers are in evaluation mode."""
+def _in_mode(case: _Case, training: bool, measure: Callable[[], list[int]]) -> list[int]:
+    """What is measured while all layers are in training or in evaluation mode."""
     modes = {module: module.training for module in case.layers.modules()}
-    case.layers.eval()
+    case.layers.train(training)
     try:
         return measure()
     finally:
-        for module, training in modes.items():
-            module.training = training
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _returned(parts: list[nn.Sequential], inputs: Tensor) -> list[int]:
@@ -1365,22 +1480,27 @@ def _check_times(answer, case: _Case) -> None:
             "busy-not-idle": busy,
             "idle-of-one-stage": 1 - min(loads) / slowest,
             "idle-not-share": _any_of(free, free / case.stages, 100 * (1 - busy)),
+            "rounded": _any_of(*(round(1 - busy, digits) for digits in range(1, 5))),
             "idle-otherwise": True,
         }
         expect(table[name]["idle"], 1 - busy, what=f"idle of {name!r}", likely=likely)
 
 
 def _check_memory(answer, case: _Case) -> None:
-    modes = [module.training for module in case.layers.modules()]
+    modes = {module: module.training for module in case.layers.modules()}
     table = _checked_cuts(answer, case)
-    likely = {"evaluation-mode": True}
-    expect([m.training for m in case.layers.modules()], modes, what="training", likely=likely)
+    now = [module.training for module in modes]
+    for module, mode in modes.items():
+        module.training = mode
     for name, cuts in case.cuts().items():
         parts = case.parts(cuts)
         held, kept = [_held(part) for part in parts], _kept(parts, case.inputs)
         full = [sum(kinds.values()) + keeps for kinds, keeps in zip(held, kept)]
         likely = _memory_mistakes(case, parts, full, kept)
         expect(table[name]["memory"], full, each="stage", what=f"memory of {name!r}", likely=likely)
+    before = list(modes.values())
+    likely = {"evaluation-mode": sum(now) < sum(before), "training-mode": True}
+    expect(now, before, what="training", likely=likely)
 
 
 def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str, object]:
@@ -1425,7 +1545,8 @@ def _memory_mistakes(case, parts, full: list[int], kept: list[int]) -> dict[str,
         "frozen-gradient": everywhere,
         "buffers-forgotten": without("buffers"),
         "tied-twice": one_by_one,
-        "evaluation-mode": _evaluating(case, instead),
+        "evaluation-mode": _in_mode(case, False, instead),
+        "training-mode": _in_mode(case, True, instead),
         "bytes-otherwise": True,
     }
     return {slug: value for slug, value in mistakes.items() if value != full}
@@ -1496,7 +1617,7 @@ def _(answer, draw):
         _frozen_case(draw),
         *(_case(draw, draw.integer(6, 8), 2) for _ in range(2)),
     )
-    _lengthen(with_buffers, lambda width: [nn.BatchNorm1d(width)])
+    _lengthen(with_buffers, lambda width: [nn.BatchNorm1d(width), nn.BatchNorm1d(width).eval()])
     _lengthen(with_tied, lambda width: [_layer(width, width)] * 2)
     with_frozen_prefix, with_relu = _case(draw, draw.integer(6, 8), 2), _relu_case(draw)
     for layer in with_frozen_prefix.layers[: max(c for [c] in with_frozen_prefix.cuts().values())]:

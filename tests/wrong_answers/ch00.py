@@ -1,5 +1,6 @@
 """Plausible wrong answers, and other right ones, to the exercises of chapter 00."""
 
+import math
 import sys
 
 import torch
@@ -151,6 +152,70 @@ def gathers_and_averages(value):
     return torch.stack(values).mean(dim=0)
 
 
+@wrong("0.1", names="middle-not-mean")
+def between_smallest_and_largest(value):
+    smallest, largest = value.clone(), value.clone()
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return (smallest + largest) / 2
+
+
+@wrong("0.1", names="middle-not-mean")
+def takes_the_median(value):
+    values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(values, value)
+    return torch.stack(values).median(dim=0).values
+
+
+@wrong("0.1", names="shape-lost")
+def averages_a_vector(value):
+    total = value.flatten().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@wrong("0.1", names="mean-of-values")
+def fills_with_one_number(value):
+    mean = value.mean()
+    dist.all_reduce(mean)
+    return torch.full_like(value, mean.item() / dist.get_world_size())
+
+
+@wrong("0.1", names="another-dtype")
+def averages_in_double_precision(value):
+    total = value.double()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@wrong("0.1", names="another-dtype")
+def sends_half_precision(value):
+    total = value.half()
+    dist.all_reduce(total)
+    return total.float() / dist.get_world_size()
+
+
+found_before = {}
+
+
+@wrong("0.1", names="from-before")
+def remembers_what_it_found(value):
+    if value.shape not in found_before:
+        total = value.clone()
+        dist.all_reduce(total)
+        found_before[value.shape] = total / dist.get_world_size()
+    return found_before[value.shape]
+
+
+@right("0.1")
+def through_rank_0(value):
+    total = value.clone()
+    dist.reduce(total, dst=0)
+    total /= dist.get_world_size()
+    dist.broadcast(total, src=0)
+    return total
+
+
 @wrong("0.2", names="values-not-bytes")
 def counts_values(tensor):
     return tensor.numel()
@@ -264,6 +329,47 @@ def prints_it(tensor):
 @right("0.2")
 def asks_the_tensor(tensor):
     return tensor.nbytes
+
+
+@wrong("0.2", names="half-a-complex")
+def asks_finfo_for_complex_numbers_too(tensor):
+    if tensor.dtype == torch.bool:
+        return tensor.numel()
+    floating = tensor.is_floating_point() or tensor.is_complex()
+    info = torch.finfo(tensor.dtype) if floating else torch.iinfo(tensor.dtype)
+    return tensor.numel() * info.bits // 8
+
+
+@wrong("0.2", names="bool-as-a-bit")
+def packs_bools(tensor):
+    return math.ceil(tensor.numel() / 8) if tensor.dtype == torch.bool else tensor.nbytes
+
+
+@wrong("0.2", names="dtype-table")
+def reads_the_digits_of_the_name(tensor):
+    digits = "".join(c for c in str(tensor.dtype) if c.isdigit()) or "8"
+    return tensor.numel() * int(digits) // 8
+
+
+@wrong("0.2", names="whole-storage")
+def from_the_first_value_to_the_last(tensor):
+    steps = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape))
+    return (steps + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+@wrong("0.2", names="no-dimensions-no-value")
+def goes_through_the_rows(tensor):
+    return sum(row.nbytes for row in tensor) if tensor.dim() else 0
+
+
+@wrong("0.2", names="empty-holds-none")
+def counts_one_value_at_least(tensor):
+    return max(tensor.numel(), 1) * tensor.element_size()
+
+
+@right("0.2")
+def multiplies_sizes_and_itemsize(tensor):
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 @wrong("0.3", names="all-begin-alike")
@@ -499,3 +605,65 @@ def posts_both_at_once(value):
         for work in dist.batch_isend_irecv([send, receive]):  # NCCL's queue knows one at a time
             work.wait()
     return received
+
+
+@wrong("0.3", names="pairs-only")
+def swaps_with_a_partner(value):
+    partner = dist.get_rank() ^ 1
+    received = value.clone()
+    if partner >= dist.get_world_size():
+        return received
+    if partner > dist.get_rank():
+        dist.send(value, partner)
+        dist.recv(received, partner)
+    else:
+        dist.recv(received, partner)
+        dist.send(value, partner)
+    return received
+
+
+def _passed(value, received):
+    """Passes a message on; one rank after the other sends, and rank 0 begins."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        dist.send(value, 1)
+        dist.recv(received, ranks - 1)
+    else:
+        dist.recv(received, rank - 1)
+        dist.send(value, (rank + 1) % ranks)
+    return received
+
+
+@wrong("0.3", names="not-as-it-is")
+def passes_float32_whatever_comes(value):
+    if dist.get_world_size() == 1:
+        return value.clone()
+    return _passed(value.float(), torch.empty(value.shape)).to(value.dtype)
+
+
+@wrong("0.3", names="not-as-it-is")
+def passes_objects(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return value.clone()
+    received = [None]
+    if rank == 0:
+        dist.send_object_list([value], 1)
+        dist.recv_object_list(received, ranks - 1)
+    else:
+        dist.recv_object_list(received, rank - 1)
+        dist.send_object_list([value], (rank + 1) % ranks)
+    return received[0]
+
+
+@wrong("0.3", names="another-shape")
+def passes_a_vector(value):
+    flat = value.flatten()
+    return _passed(flat, torch.empty_like(flat)) if dist.get_world_size() > 1 else value.clone()
+
+
+@right("0.3")
+def one_after_the_other(value):
+    if dist.get_world_size() == 1:
+        return value.clone()
+    return _passed(value, torch.empty_like(value))

@@ -155,6 +155,12 @@ def from_two_orders_in_a_row(minutes, truck, factories):
     return [factories / (leaves(12) - leaves(11)), leaves(1)]
 
 
+@wrong("1.1", names="list-changed")
+def sorts_the_buildings(minutes, truck, factories):
+    minutes.sort()
+    return factories / minutes[-1], sum(minutes) + truck * (len(minutes) - 1)
+
+
 @wrong("1.2", names="one-at-a-time")
 def waits_for_the_line_to_be_empty(minutes, truck, orders):
     end = orders * (sum(minutes) + truck * (len(minutes) - 1))
@@ -331,6 +337,34 @@ def by_counting_the_waiting(minutes, truck, orders):
             free[b] = finished[order] = max(arrival, free[b]) + work
         idle.append(waited)
     return tuple(waited + free[-1] - free[b] for b, waited in enumerate(idle))
+
+
+@wrong("1.2", names="list-changed")
+def takes_the_buildings_away(minutes, truck, orders):
+    end = sum(minutes) + truck * (len(minutes) - 1) + (orders - 1) * max(minutes)
+    idle = []
+    while minutes:
+        idle.append(end - orders * minutes.pop(0))
+    return idle
+
+
+@wrong("1.2", names="trucks-as-work")
+def counts_the_trucks_as_work(minutes, truck, orders):
+    end = sum(minutes) + truck * (len(minutes) - 1) + (orders - 1) * max(minutes)
+    return [end - orders * (work + truck) for work in minutes]
+
+
+@wrong("1.2", names="first-sets-pace")
+def lets_the_first_set_the_pace_and_stops_at_zero(minutes, truck, orders):
+    end = sum(minutes) + truck * (len(minutes) - 1) + (orders - 1) * minutes[0]
+    return [max(0.0, end - orders * work) for work in minutes]
+
+
+@wrong("1.2", names="rounded")
+def drops_the_fractions_first(minutes, truck, orders):
+    whole = [int(work) for work in minutes]
+    end = sum(whole) + int(truck) * (len(whole) - 1) + (orders - 1) * max(whole)
+    return [end - orders * work for work in minutes]
 
 
 def needed(job):

@@ -164,6 +164,33 @@ def counts_by_hand(batch, devices):
     return chunks
 
 
+def _even_chunks(batch, workers):
+    return torch.tensor_split(batch, min(len(batch), workers))
+
+
+@wrong("2.1", names="reshaped")
+def makes_vectors_of_the_rows(batch, devices):
+    rows = batch.reshape(len(batch), -1)
+    return [chunk.to(device) for chunk, device in zip(_even_chunks(rows, len(devices)), devices)]
+
+
+@wrong("2.1", names="other-dtype")
+def makes_floats_of_labels(batch, devices):
+    chunks = _even_chunks(batch.float(), len(devices))
+    return [chunk.to(device) for chunk, device in zip(chunks, devices)]
+
+
+@wrong("2.1", names="devices-merged")
+def counts_each_device_once(batch, devices):
+    devices = list(dict.fromkeys(devices))
+    return [chunk.to(device) for chunk, device in zip(_even_chunks(batch, len(devices)), devices)]
+
+
+@wrong("2.1", names="devices-changed")
+def takes_the_devices_away(batch, devices):
+    return [chunk.to(devices.pop(0)) for chunk in _even_chunks(batch, len(devices))]
+
+
 # ---- 2.2 replicate -------------------------------------------------------------------------------
 
 
@@ -420,6 +447,54 @@ def modules_with_tensors_as_attributes(model, devices):
     return replicas
 
 
+def _leaf_replica(model, device, hand_on):
+    """A deep copy whose gradients a hook hands on to the model's parameters."""
+    replica = copy.deepcopy(model).to(device)
+    for parameter, copied in zip(model.parameters(), replica.parameters()):
+        copied.grad = None
+        if parameter.requires_grad:
+            copied.register_post_accumulate_grad_hook(partial(hand_on, parameter))
+    return replica
+
+
+def _add(parameter, copied):
+    gradient = copied.grad.to(parameter.device)
+    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+
+@wrong("2.2", names="gradients-again")
+def hands_on_what_has_added_up(model, devices):
+    return [model] + [_leaf_replica(model, device, _add) for device in devices[1:]]
+
+
+@right("2.2")
+def leaves_that_hand_their_gradients_on(model, devices):
+    def add_and_clear(parameter, copied):
+        _add(parameter, copied)
+        copied.grad = None
+
+    return [model] + [_leaf_replica(model, device, add_and_clear) for device in devices[1:]]
+
+
+@wrong("2.2", names="helpers-share")
+def copies_once_for_each_kind_of_device(model, devices):
+    copies = {device: _copies(model, device) for device in set(devices[1:])}
+    frames = [copy.deepcopy(model) for _ in devices[1:]]
+    return [model] + [partial(functional_call, f, copies[d]) for f, d in zip(frames, devices[1:])]
+
+
+@wrong("2.2", names="gradients-averaged")
+def divides_the_helpers_gradients(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        tensors = _copies(model, device)
+        for tensor in tensors.values():
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: gradient / len(devices))
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
 # ---- 2.3 gather ----------------------------------------------------------------------------------
 
 
@@ -560,6 +635,52 @@ def fills_an_empty_tensor(outputs, device):
         return whole
 
     return _map(join, outputs)
+
+
+def _joined(outputs, device, join=_join):
+    return _map(lambda parts: join([part.to(device) for part in parts]), outputs)
+
+
+@wrong("2.3", names="rows-lost")
+def keeps_as_many_rows_as_everybody_has(outputs, device):
+    def join(parts):
+        if parts[0].dim() == 0:
+            return torch.stack(parts)
+        rows = min(map(len, parts))
+        return torch.cat([part[:rows] for part in parts])
+
+    return _joined(outputs, device, join)
+
+
+@wrong("2.3", names="scalars-lost")
+def leaves_out_the_last_number(outputs, device):
+    return _joined(outputs, device, lambda p: _join(p) if p[0].dim() else torch.stack(p[:-1] or p))
+
+
+@wrong("2.3", names="one-worker")
+def hands_a_single_output_on(outputs, device):
+    return outputs[0] if len(outputs) == 1 else _joined(outputs, device)
+
+
+@wrong("2.3", names="other-dtype")
+def makes_floats_of_everything(outputs, device):
+    return _joined(outputs, device, lambda parts: _join([part.float() for part in parts]))
+
+
+@wrong("2.3", names="outputs-changed")
+def makes_vectors_in_place(outputs, device):
+    for i, output in enumerate(outputs):
+        outputs[i] = output.reshape(1) if torch.is_tensor(output) and not output.dim() else output
+    return _joined(outputs, device)
+
+
+@wrong("2.3", names="cut-from-the-graph")
+def makes_new_leaves_of_losses(outputs, device):
+    def join(parts):
+        numbers = [float(part) for part in parts] if parts[0].dim() == 0 else None
+        return torch.cat(parts) if numbers is None else torch.tensor(numbers, requires_grad=True)
+
+    return _joined(outputs, device, join)
 
 
 # ---- 2.4 the whole step --------------------------------------------------------------------------
@@ -792,7 +913,7 @@ def fills_in_missing_gradients(model, optimizer, loss_fn, images, labels, device
     return loss.item()
 
 
-@wrong("2.4", names="one-device")
+@wrong("2.4", names="torchs-own")
 def wraps_in_data_parallel(model, optimizer, loss_fn, images, labels, devices):
     return _update(optimizer, loss_fn(nn.DataParallel(model)(images), labels))
 
@@ -856,6 +977,20 @@ def with_a_thread_for_each_worker(model, optimizer, loss_fn, images, labels, dev
     with ThreadPoolExecutor(len(devices)) as threads:
         outputs = threads.map(run, [model, *helpers], chunks, devices)
         return _update(optimizer, loss_fn(torch.cat(list(outputs)), labels))
+
+
+@wrong("2.4", names="torchs-own")
+def calls_data_parallel(model, optimizer, loss_fn, images, labels, devices):
+    outputs = nn.parallel.data_parallel(model, images, None)
+    return _update(optimizer, loss_fn(outputs, labels))
+
+
+@wrong("2.4", names="step-per-chunk")
+def updates_after_every_weighted_chunk(model, optimizer, loss_fn, images, labels, devices):
+    count = len(devices)
+    parts = zip(images.chunk(count), labels.chunk(count))
+    shares = [(rows, own, len(rows) / len(images)) for rows, own in parts]
+    return sum(_update(optimizer, loss_fn(model(rows), own) * w) for rows, own, w in shares)
 
 
 # ---- 2.5 diagnose --------------------------------------------------------------------------------
@@ -994,3 +1129,25 @@ def does_not_look_at_the_inputs(machine, setup):
 @right("2.5")
 def by_counting_chunks(machine, setup):
     return _right_order(machine, setup)
+
+
+@wrong("2.5", names="reads-on")
+def lets_the_number_of_gpus_pass(machine, setup):
+    if machine.visible is not None and machine.started_gpus is None:
+        numbers = [int(entry) for entry in machine.visible.split(",")]
+        if max(numbers) == machine.driver_gpus:
+            return "visible-partial"
+    return _right_order(machine, setup)
+
+
+@wrong("2.5", names="trusts-the-variable")
+def sees_only_what_became_more(machine, setup):
+    late = (machine.started_gpus or 0) < len(machine.selected())
+    return _right_order(machine, setup, late=late)
+
+
+@wrong("2.5", names="larger-is-enough")
+def forgives_one_idle_gpu(machine, setup):
+    few = lambda rows, gpus: math.ceil(rows / math.ceil(rows / gpus)) < min(rows, gpus - 1)
+    small = lambda rows, gpus: rows < gpus or few(rows, gpus)
+    return _right_order(machine, setup, batch=small)

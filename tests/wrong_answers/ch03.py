@@ -241,6 +241,50 @@ def gathers_and_averages(model):
             parameter.grad = torch.stack(everyones).mean(dim=0)
 
 
+@wrong("3.1", names="first-decides")
+def looks_at_the_first_parameter(model):
+    parameters = list(model.parameters())
+    if parameters[0].grad is None:
+        return
+    averages_in_sorted_order(model)
+
+
+def averages_in_sorted_order(model):
+    for _, parameter in sorted(model.named_parameters()):
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@wrong("3.1", names="not-waited")
+def waits_for_the_last_one(model):
+    work = None
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+            work = dist.all_reduce(parameter.grad, async_op=True)
+    if work is not None:
+        work.wait()
+
+
+@wrong("3.1", names="rounded")
+def averages_in_half_precision(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad.bfloat16()
+            dist.all_reduce(gradient)
+            parameter.grad.copy_(gradient.float() / dist.get_world_size())
+
+
+@right("3.1")
+def starts_all_then_waits(model):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        work.wait()
+    for gradient in gradients:
+        gradient.mul_(1 / dist.get_world_size())
+
+
 # ---- 3.2 ring_all_reduce -------------------------------------------------------------------------
 
 
@@ -585,6 +629,26 @@ def refuses_empty_chunks(tensor):
     tensor.copy_(flat.view_as(tensor))
 
 
+@wrong("3.2", names="not-a-ring")
+def everybody_writes_to_everybody(tensor):
+    """As many bytes as on a ring, and a message to each of the others."""
+    rank, n, *_ = _neighbours()
+    flat = tensor.flatten().clone()
+    chunks = list(flat.tensor_split(n))
+    others = [other for other in range(n) if other != rank]
+    works = [dist.isend(chunks[other].clone(), other) for other in others]
+    for other in others:
+        room = torch.empty_like(chunks[rank])
+        dist.recv(room, other)
+        chunks[rank] += room
+    works += [dist.isend(chunks[rank], other) for other in others]
+    for other in others:
+        dist.recv(chunks[other], other)
+    for work in works:
+        work.wait()
+    tensor.copy_(flat.view_as(tensor))
+
+
 # ---- 3.3 shard_indices ---------------------------------------------------------------------------
 
 
@@ -737,6 +801,12 @@ def takes_the_remainder(length, rank, world_size, epoch, seed):
     order = _shuffled(length, seed + epoch)
     share = max(1, math.ceil(length / world_size))
     return [order[(rank + i * world_size) % length] for i in range(share)]
+
+
+@wrong("3.3", names="asks-the-group")
+def asks_a_group_that_may_be_there(length, rank, world_size, epoch, seed):
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    return _padded(_shuffled(length, seed + epoch), world_size)[rank::world_size]
 
 
 # ---- 3.4 OverlappedDDP ---------------------------------------------------------------------------
@@ -1194,6 +1264,61 @@ class BroadcastsOnRank0(Bucketed):
             super().share_start()
 
 
+@wrong("3.4", names="buffers-forgotten")
+class BroadcastsWhatIsSaved(Bucketed):
+    """A state dict leaves out buffers that are not persistent."""
+
+    def share_start(self):
+        for tensor in self.module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+@wrong("3.4", names="another-rank")
+class StartsFromTheLastRank(Bucketed):
+    def share_start(self):
+        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+            dist.broadcast(tensor.data, src=dist.get_world_size() - 1)
+
+
+@wrong("3.4", names="not-waited")
+class WaitsForAllButTheLast(Bucketed):
+    def finish_gradient_synchronization(self):
+        self.start_the_rest()
+        for index, (flat, work) in self.running.items():
+            if index < len(self.buckets) - 1:
+                work.wait()
+            self.unpack(self.buckets[index], flat)
+        self.reset()
+
+
+@wrong("3.4", names="rounded")
+class AveragesInHalfPrecision(Bucketed):
+    def all_reduce(self, flat):
+        narrow = flat.bfloat16()
+        return narrow, dist.all_reduce(narrow, async_op=True)
+
+    def write(self, parameter, mean, users):
+        parameter.grad = mean.to(parameter.dtype)
+
+
+@wrong("3.4", names="bucket-size")
+class FillsUntilItOverflows(Bucketed):
+    def fill_buckets(self, bucket_bytes):
+        return super().fill_buckets(bucket_bytes + max(p.nbytes for p in self.trainable()) // 2)
+
+
+@wrong("3.4", names="error-swallowed")
+class CatchesEverything(Bucketed):
+    @contextmanager
+    def no_sync(self):
+        self.silent = True
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the mistake
+            print(error)
+        self.silent = False
+
+
 # ---- 3.5 evaluate --------------------------------------------------------------------------------
 
 
@@ -1481,5 +1606,26 @@ def goes_one_batch_too_far(model, images, labels, batch_size):
             batch = slice(i * batch_size, (i + 1) * batch_size)
             correct += (model(mine[batch]).argmax(dim=1) == own[batch]).sum()
     model.train(training)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="miscounted")
+def counts_in_half_precision(model, images, labels, batch_size):
+    correct = torch.zeros(1, dtype=torch.bfloat16, device=images.device)
+    with torch.no_grad(), _evaluating(model):
+        for x, y in _batches(_mine(images), _mine(labels), batch_size):
+            correct += (model(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="parts-mode-lost")
+def remembers_the_children_alone(model, images, labels, batch_size):
+    own, modes = model.training, {child: child.training for child in model.children()}
+    correct = _count(model.eval(), _mine(images), _mine(labels), batch_size)
+    model.train(own)
+    for child, training in modes.items():
+        child.train(training)
     dist.all_reduce(correct)
     return correct.item() / len(images)

@@ -234,6 +234,31 @@ class MakesACudaNameOfIt(_Line):
         part.to(f"cuda:{device}")
 
 
+@wrong("4.1", names="device-unused")
+class UsesTwoOfThree(_Line):
+    def __init__(self, layers, devices):
+        super().__init__(layers, [devices[0], devices[0], devices[2]])
+
+
+@wrong("4.1", names="mode-changed")
+class EndsInEvaluationMode(_Line):
+    def __init__(self, layers, devices):
+        super().__init__(layers, devices)
+        self.eval()
+
+
+@wrong("4.1", names="dtype-changed")
+class MakesFloat32OfItsInputs(_Line):
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+@wrong("4.1", names="list-changed")
+class TakesTheLayersAway(_Line):
+    def cut(self, layers):
+        return [[layers.pop(0) for _ in part] for part in _thirds(layers)]
+
+
 # ---- 4.2 hand_over -------------------------------------------------------------------------------
 
 
@@ -402,7 +427,7 @@ def runs_the_last_stage_again(stage, data, room):
     _back_from(_gradients(_send_forward(stage, data), room))
 
 
-@right("4.2")
+@wrong("4.2", names="order-turned")
 def hands_back_in_reverse_order_on_both_sides(stage, data, room):
     if dist.get_rank() == 1:
         leaves = _receive(room)
@@ -722,6 +747,64 @@ def runs_the_stage_first_on_both_ranks(stage, data, room):
     products = stage(data)
     if dist.get_rank() == 0:
         dist.send(products[0].detach(), 1)
+
+
+@wrong("4.2", names="rank-0-returns")
+def returns_a_loss_on_both_ranks(stage, data, room):
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
+    return 0.0
+
+
+@wrong("4.2", names="divided")
+def divides_by_the_tensors(stage, data, room):
+    if dist.get_rank() == 1:
+        shared = lambda *tensors: stage(*tensors) / len(room)
+        return len(room) * _loss_and_back(shared, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
+
+
+@wrong("4.2", names="order-turned")
+def hands_over_in_reverse_order_on_both_sides(stage, data, room):
+    if dist.get_rank() == 1:
+        turned = lambda *arguments: stage(*arguments[-2::-1], arguments[-1])
+        leaves = _receive(room[::-1])
+        loss = turned(*leaves, data)
+        loss.backward()
+        for leaf in reversed(leaves):
+            if leaf.is_floating_point():
+                dist.send(_gradient(leaf), 0)
+        return loss.item()
+    tensors = stage(data)
+    for tensor in reversed(tensors):
+        dist.send(tensor.detach().contiguous(), 1)
+    _back_from(_gradients(tensors, room))
+
+
+@wrong("4.2", names="not-as-asked")
+def hands_over_objects(stage, data, room):
+    parcel = [None]
+    if dist.get_rank() == 1:
+        dist.recv_object_list(parcel, 0)
+        leaves = [t.requires_grad_(t.is_floating_point()) for t in parcel[0]]
+        loss = stage(*leaves, data)
+        loss.backward()
+        dist.send_object_list([[leaf.grad for leaf in leaves]], 0)
+        return loss.item()
+    tensors = stage(data)
+    dist.send_object_list([[tensor.detach() for tensor in tensors]], 1)
+    dist.recv_object_list(parcel, 1)
+    pairs = zip(tensors, parcel[0])
+    _back_from([(t, g) for t, g in pairs if t.requires_grad and g is not None])
+
+
+@wrong("4.2", names="mode-changed")
+def trains_every_part(stage, data, room):
+    stage.train()
+    if dist.get_rank() == 1:
+        return _loss_and_back(stage, data, room)
+    _back_from(_gradients(_send_forward(stage, data), room))
 
 
 # ---- 4.3 balanced_cuts ---------------------------------------------------------------------------
@@ -1046,6 +1129,29 @@ def refuses_with_an_assert(costs, stages):
     return remembers_what_it_solved(costs, stages)
 
 
+@wrong("4.3", names="refuses-too-much")
+def wants_more_layers_than_stages(costs, stages):
+    if not 1 <= stages < len(costs):
+        raise ValueError(f"{stages} stages for {len(costs)} layers")
+    return cuts_at_the_best_last_stage(costs, stages)
+
+
+@right("4.3")
+def cuts_at_the_best_last_stage(costs, stages):
+    _refuse(costs, stages)
+    total = [0, *accumulate(costs)]
+
+    @cache
+    def best(end, left):
+        """The least slowest stage of the first `end` layers in `left` stages, and its cuts."""
+        if left == 1:
+            return total[end], ()
+        choices = ((c, best(c, left - 1)) for c in range(left - 1, end))
+        return min((max(s, total[end] - total[c]), (*cuts, c)) for c, (s, cuts) in choices)
+
+    return list(best(len(costs), stages)[1])
+
+
 # ---- 4.4 RepairedConvNet -------------------------------------------------------------------------
 
 
@@ -1285,6 +1391,36 @@ class RoundsAtTheEndOnly(_ConvNet):
 class ReturnsTheClass(_ConvNet):
     def forward(self, x):
         return super().forward(x).argmax(1)
+
+
+@wrong("4.4", names="pooling-changed")
+class PoolsWithoutPadding(_ConvNet):
+    def first(self, image_size):
+        eyes = nn.Sequential(*_eyes()[:2], nn.MaxPool2d(kernel_size=3, stride=2))
+        features = eyes(torch.zeros(1, 3, *image_size)).numel()
+        return nn.Sequential(*eyes, nn.Flatten(), nn.Linear(features, 512))
+
+
+@wrong("4.4", names="gradient-lost")
+class DetachesBetween(_ConvNet):
+    def forward(self, x):
+        x = self.part1(x.to(self.devices[0])).detach()
+        return self.part2(x.to(self.devices[1]))
+
+
+@wrong("4.4", names="batch-dropped")
+class Squeezes(_ConvNet):
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
+@wrong("4.4", names="wrong-part")
+class PutsBothOnTheFirst(_ConvNet):
+    def place(self, devices):
+        self.to(devices[0])
+
+    def forward(self, x):
+        return self.part2(self.part1(x.to(self.devices[0]))).to(self.devices[1])
 
 
 # ---- 4.5 compare_cuts ----------------------------------------------------------------------------
@@ -1641,4 +1777,38 @@ class AddsTheOutputs(_Comparison):
             self.inputs = self.over_the_cut(part(self.inputs))
             result.append(held + self.bytes(self.inputs))
         self.inputs = arriving
+        return result
+
+
+@_wrong("bytes-not-numbers")
+class BalancesBytes(_Comparison):
+    def size(self, layer):
+        return sum(p.nbytes for p in layer.parameters())
+
+
+@_wrong("not-what-cut-returns")
+class CountsTensors(_Comparison):
+    def size(self, layer):
+        return len(list(layer.parameters()))
+
+
+@_wrong("not-what-cut-returns")
+class CutsByItself(_Comparison):
+    def __call__(self, layers, inputs, seconds, stages, cut):
+        return super().__call__(layers, inputs, seconds, stages, cuts_at_the_best_last_stage)
+
+
+@_wrong("rounded")
+class RoundsTheIdleShare(_Comparison):
+    def idle(self, times):
+        return round(super().idle(times), 2)
+
+
+@_wrong("training-mode")
+class MeasuresInTrainingMode(_Comparison):
+    def memory(self, parts):
+        modes = {module: module.training for module in self.layers.modules()}
+        result = super().memory([part.train() for part in parts])
+        for module, training in modes.items():
+            module.training = training
         return result
