@@ -7,6 +7,7 @@ schedule itself, such as from the number of forward passes before the first back
 
 import contextlib
 import copy
+import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from course_utils import schedules
 from course_utils.checks import (
@@ -74,6 +76,8 @@ bubble = Exercise(
         "otherwise": "Draw the smallest cases. One stage is never idle: 0. With 2 stages and 1 "
         "micro-batch each rank is idle half of the time: 1/2; with 2 micro-batches it is 1/3.",
         "percent": "You return percent: asked is a share, from 0 to 1.",
+        "few-micro-batches": "With fewer micro-batches than stages something else comes out. It is the "
+        "same count there: stages - 1 idle passes, and one pass of work for each micro-batch.",
         "rounded-down": "The share is rounded down to a whole number: `//` drops the fraction.",
         "no-chunks": "`chunks` is the third parameter, and 1 where nobody gives it: "
         "`bubble_share(stages, micro_batches, chunks=1)`.",
@@ -125,6 +129,8 @@ def _(answer, draw):
             "no-overlap": lambda p, m: (p - 1) / p,
         },
     )
+    few = [(p, draw.integer(2, p - 1)) for p in draw.sample(range(3, 9), 3)]
+    _check_bubble(answer, few, {"few-micro-batches": lambda p, m, v=1: answer(p, m)})
 
 
 @bubble.requires("one stage, and one micro-batch")
@@ -151,13 +157,11 @@ def _(answer, draw):
 # ---- 5.2 to 5.4: what the three schedules' exercises share ---------------------------------------
 
 FORWARD, BACKWARD = 1, 2  # units of time of one op
-BUILT_IN = (
-    schedules.gpipe,
-    schedules.one_forward_one_backward,
-    schedules.interleaved,
-    schedules.zb_h1,
-    schedules.zb_h2,
-)
+BUILT_IN = [
+    function
+    for _, function in inspect.getmembers(schedules, inspect.isfunction)
+    if function.__module__ == schedules.__name__
+]
 
 Budget = Callable[["_Case", int], int]  # how many activations rank r may hold
 Suspect = Callable[[Schedule, "_Case"], bool]
@@ -181,8 +185,8 @@ FORM = {
     "cannot-run": "The schedule cannot run: no rank can do this op before what it needs is there. "
     "F needs the F of the piece of the model before it. B needs the B of the piece after it, and its "
     "own F. A rank does not skip an op that has to wait.",
-    "built-in-schedule": "You call a schedule of `course_utils.schedules`, and this exercise is to "
-    "write one. Build the lists of ops yourself; look at the built-in one by plotting it.",
+    "built-in-schedule": "You call a function of `course_utils.schedules`, and this exercise is to "
+    "write a schedule. Build the lists of ops yourself; look at the built-in one by plotting it.",
     "slow": "The schedule can run, and some rank waits longer than it must: ranks after it get their "
     "forward passes too late, or ranks before it their gradients.",
 }
@@ -515,8 +519,8 @@ alternating = Exercise(
         "nearer to the end, the sooner the first gradient comes.",
         "one-too-many": "The warm-up is one forward pass too long. Count the forward pass of the "
         "first pair too: it comes before the first backward pass.",
-        "warm-up-not-capped": "With fewer micro-batches than stages, the warm-up is longer than all "
-        "the forward passes. It ends where the micro-batches end.",
+        "warm-up-not-capped": "With fewer micro-batches than stages, something is done that is not there, or "
+        "left out. The warm-up ends where the micro-batches end; no pair follows, and then come all B.",
     },
 )
 _1f1b = _Judge(
@@ -1088,7 +1092,8 @@ def _(answer, draw):
         raise Wrong("whole-batch", expected=f"at most {batch.size} samples", got=max(batch.seen))
     sizes = [len(x) for x, _ in batch.parts()]
     if batch.seen != sizes:
-        raise Wrong("other-sizes", expected=f"micro-batches of {sizes} samples", got=batch.seen)
+        slug = "other-order" if sorted(batch.seen) == sorted(sizes) else "other-sizes"
+        raise Wrong(slug, expected=f"micro-batches of {sizes} samples", got=batch.seen)
     if not same(batch.fed, [x for x, _ in batch.parts()]):
         raise Wrong("other-order", expected="the samples in their order", got="another order")
     if batch.most_open > 1:
@@ -1159,6 +1164,8 @@ exchanging = Exercise(
         "shapes-assumed": "The room for what comes in has the wrong size. Activations from the "
         "previous rank look like the gradients that go back to it, and gradients from the next rank "
         "like the activations that went there.",
+        "room-kept": "The room for what comes in is the same in every call, and so what an earlier call has "
+        "returned changes under the hands of whoever keeps it. Make a new one in each call.",
         "dtype-lost": "The room for what comes in has the wrong dtype: `torch.empty` makes float32. "
         "`torch.empty_like` takes the tensor's own.",
         "needs-contiguous": "`send` and `recv` need contiguous memory. Send `tensor.contiguous()`, "
@@ -1184,17 +1191,26 @@ class _Exchanged:
     changed: bool = False  # have the tensors changed that were handed in?
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # name and peer
     reused: bool = False  # was something received into a tensor that was handed in?
+    returned_before: bool = False  # has an earlier call returned this very memory?
     unwaited: list[str] = field(default_factory=list)  # messages that nobody waited for
 
 
 def _exchanged(rank, answer, own: list[Handed], prepare) -> list[_Exchanged]:
     """Runs the answer on this rank's tensors of each case; `prepare` gives them their layout."""
-    return [_one_exchange(answer, handed, prepare) for handed in own]
+    reports, returned = [], set()
+    for handed in own:
+        report = _one_exchange(answer, handed, prepare)
+        tensors = filter(torch.is_tensor, tree_leaves(report.received))
+        came = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        report.returned_before = bool(came & returned)
+        returned |= came
+        reports.append(report)
+    return reports
 
 
 def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
     handed = [None if t is None else prepare(t.to(device())) for t in own]
-    before = [None if t is None else t.detach().clone() for t in handed]
+    before = [None if t is None else (t.detach().clone(), t.stride()) for t in handed]
     report = _Exchanged(None)
     memory = {t.untyped_storage().data_ptr() for t in handed if t is not None}
     messages: list[tuple[str, dist.Work]] = []
@@ -1215,7 +1231,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
     for _, work in unwaited:
         work.wait()  # so that what comes next is the same in every run
     report.changed = not same(
-        [t for t in handed if t is not None], [b for b in before if b is not None]
+        [(t, t.stride()) for t in handed if t is not None], [b for b in before if b is not None]
     )
     return report
 
@@ -1243,9 +1259,13 @@ def _line(ranks: int, make: Callable[[int], Tensor]) -> list[Handed]:
 def _check_exchange(answer, cases: list[list[Handed]], prepare=_as_it_is) -> None:
     ranks = len(cases[0])
     reports = run(_exchanged, ranks, answer, OwnPart([*zip(*cases, strict=True)]), prepare)
+    for seen in zip(*reports, strict=True):
+        _check_messages(seen)
+    if any(each.returned_before for report in reports for each in report):
+        got = "the memory of what an earlier call has returned"
+        raise Wrong("room-kept", expected="new tensors from each call", got=got)
     for i, case in enumerate(cases):
         seen = [report[i] for report in reports]
-        _check_messages(seen)
         to_next = [None if t is None else prepare(t) for t, _ in case]
         to_previous = [None if t is None else prepare(t) for _, t in case]
         expected = list(zip([None, *to_next[:-1]], [*to_previous[1:], None], strict=True))
@@ -1255,7 +1275,7 @@ def _check_exchange(answer, cases: list[list[Handed]], prepare=_as_it_is) -> Non
             raise Wrong("handed-in-changed", expected="the tensors as they were", got="others")
 
 
-def _check_messages(seen: list[_Exchanged]) -> None:
+def _check_messages(seen: Sequence[_Exchanged]) -> None:
     """Raises Wrong unless every rank sent and received point to point, with its neighbours, and
     waited for all of it. What this finds might still give the right tensors, by chance."""
     for rank, report in enumerate(seen):

@@ -8,7 +8,7 @@ whom it sends, is judged when it does it: such a mistake would otherwise end in 
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -195,6 +195,8 @@ coordinates = Exercise(
         "fractions": "Coordinates are whole numbers, and `/` gives fractions: `//` is the quotient "
         "without them.",
         "remainder-missing": "A coordinate is larger than its size: it lacks the remainder.",
+        "another-grid": "These are the coordinates of another grid, which was asked before or made since. "
+        "What a grid knows belongs to `self`, not to the class or the module.",
         "wrong-stride": "The coordinates are wrong where the sizes differ. A data step is pp * tp "
         "ranks, a pipeline step tp.",
         "back-is-wrong": "`rank` does not undo `coordinates`. The rank is (d * pp + p) * tp + t.",
@@ -214,15 +216,23 @@ def _all_coordinates(sizes: Sizes, slowest_first: Sizes = (0, 1, 2)) -> list[tup
     return [tuple(place[slowest_first.index(dim)] for dim in range(3)) for place in places]
 
 
-def _check_coordinates(answer, sizes: Sizes) -> None:
-    grid, right = answer(*sizes), _all_coordinates(sizes)
+def _check_coordinates(grid, sizes: Sizes, beside: Sequence[Sizes] = ()) -> None:
+    """Asks a grid for all its coordinates; `beside` are the sizes of other grids that there are."""
+    right = _all_coordinates(sizes)
     got = [grid.coordinates(rank) for rank in range(math.prod(sizes))]
     others = [_all_coordinates(sizes, order) for order in itertools.permutations(range(3))][1:]
+
+    def another_grids(got: list[tuple]) -> bool:
+        return any(
+            all(same(g, w) for g, w in zip(got, _all_coordinates(other), strict=False))
+            for other in beside
+        )
 
     def too_large(got: list[tuple]) -> bool:
         return any(c >= s for place in got for c, s in zip(place, sizes, strict=True))
 
     likely = {
+        "another-grid": another_grids,
         "fractions": lambda got: any(c != int(c) for place in got for c in place),
         "reversed": [place[::-1] for place in right],
         "other-order": lambda got: any(same(got, other) for other in others),
@@ -255,13 +265,16 @@ INSIDE = {"ValueError": "refuses-what-is-inside"}
 
 @coordinates.requires("the coordinates of every rank of 2 x 3 x 4", failures=INSIDE)
 def _(answer, draw):
-    _check_coordinates(answer, (2, 3, 4))
+    _check_coordinates(answer(2, 3, 4), (2, 3, 4))
 
 
 @coordinates.requires("other sizes, and sizes of 1", failures=INSIDE)
 def _(answer, draw):
-    for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (1, draw.integer(2, 6), 1)):
-        _check_coordinates(answer, sizes)
+    larger = tuple(draw.sample([2, 3, 4, 5, 6], 3))
+    lines = (1, draw.integer(2, 6), 1), larger  # the larger is made last: it has all ranks of both
+    grids = [answer(*sizes) for sizes in lines]
+    for grid, sizes in zip(grids, lines, strict=True):
+        _check_coordinates(grid, sizes, beside=[(2, 3, 4), *(s for s in lines if s != sizes)])
 
 
 @coordinates.requires("back to the rank", failures=INSIDE)
@@ -314,7 +327,8 @@ class _Task:
     frozen: tuple[str, ...] = ()
     stale: float = 0.0  # what stands in every .grad before
     order: tuple[str, ...] = NAMES  # of the mesh's dimensions; those that are not named have size 1
-    adam: bool = False  # else plain SGD
+    adam: bool = False  # else SGD
+    decay: float = 0.0  # of SGD's weights
 
     @property
     def ranks(self) -> int:
@@ -330,13 +344,18 @@ class _Task:
     def optimizer(self, part: nn.Module) -> torch.optim.Optimizer:
         if self.adam:
             return torch.optim.Adam(part.parameters(), lr=self.lr, eps=ADAM_EPS)
-        return torch.optim.SGD(part.parameters(), lr=self.lr)
+        return torch.optim.SGD(part.parameters(), lr=self.lr, weight_decay=self.decay)
 
     def updates(self, gradients: list[Values]) -> list[Values]:
         """What the optimizer's first step subtracts with these gradients, by the learning rate."""
-        if not self.adam:
-            return gradients
-        return [{n: g / (g.abs() + ADAM_EPS) for n, g in own.items()} for own in gradients]
+        if self.adam:
+            return [{n: g / (g.abs() + ADAM_EPS) for n, g in own.items()} for own in gradients]
+        decays = [
+            {n: 0.0 if n in self.frozen else self.decay * value for n, value in part.items()}
+            for part in map(self.part, range(self.ranks))
+        ]
+        pairs = zip(gradients, decays, strict=True)
+        return [{n: g + decay[n] for n, g in own.items()} for own, decay in pairs]
 
     def mesh_shape(self) -> tuple[int, ...]:
         return tuple(self.size(name) for name in self.order)
@@ -602,7 +621,7 @@ def _stepped(rank, answer, task: _Task, three: bool) -> _Report:
     part = _Part(task.part(rank)).to(device())
     for name, parameter in part.named_parameters():
         parameter.requires_grad_(name not in task.frozen)
-        if task.stale and name not in task.frozen:
+        if task.stale:
             parameter.grad = torch.full_like(parameter, task.stale)
     optimizer = task.optimizer(part)
     reader = _Reader(task, task.place(rank), strict=three)
@@ -687,6 +706,11 @@ def _on_some_rank(task: _Task, slip: _Slip) -> Callable[[list[Values]], bool]:
         return any(same(own, slipped) for own, slipped in zip(got, made, strict=True))
 
     return found
+
+
+def _as_it_may_be(draw) -> dict[str, float]:
+    """With old gradients and a weight decay: what moves a frozen parameter that is given a gradient."""
+    return {"stale": draw.number(1, 2), "decay": draw.number(0.1, 0.3)}
 
 
 def _check_readers(reports: list[_Report], task: _Task) -> None:
@@ -802,7 +826,8 @@ STEP = {
     "replicated-not-averaged": "Only the cut parameters are averaged. The replicated ones see other "
     "rows on each rank of a data group as well.",
     "old-gradients": "What stood in `.grad` before is part of the update. Clear it first.",
-    "frozen": "A frozen parameter has no gradient: its `.grad` is None. Skip it, on every rank.",
+    "frozen": "A frozen parameter gets no gradient: its `.grad` is None, or has to be, if an old one stands "
+    "there. Skip it, on every rank: with a gradient, even of zeros, the optimizer would let it decay.",
     "loss-local": "You return the loss of the rank's own rows. Asked is that of the global batch: "
     "average over the data group.",
     "loss-not-mean": "The loss is too large or too small by the size of a group: average it over the "
@@ -957,7 +982,8 @@ def _(answer, draw):
 def _(answer, draw):
     frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
     with _blaming("frozen"):
-        _check_2d(answer, _task(draw, _two(draw.choice([2, 3]), 1), order=TWO, frozen=frozen))
+        sizes, extra = _two(draw.choice([2, 3]), 1), _as_it_may_be(draw)
+        _check_2d(answer, _task(draw, sizes, order=TWO, frozen=frozen, **extra))
 
 
 @two_dimensions.requires(
@@ -1117,7 +1143,8 @@ def _(answer, draw):
 def _(answer, draw):
     frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
     with _blaming("frozen"):
-        _check_3d(answer, _task(draw, draw.choice([(1, 2, 1), (1, 2, 2)]), frozen=frozen))
+        sizes, extra = draw.choice([(1, 2, 1), (1, 2, 2)]), _as_it_may_be(draw)
+        _check_3d(answer, _task(draw, sizes, frozen=frozen, **extra))
 
 
 @three_dimensions.requires(

@@ -672,11 +672,16 @@ layout = Exercise(
         "vector later must be in the tensors.",
         "flatten-aliases": "`flatten` returns a vector in the memory of a tensor that was handed in. Asked "
         "is a new one.",
-        "input-changed": "`flatten` has changed the tensors that were handed in. `a.copy_(b)` writes into `a`.",
+        "buffer-kept": "Two calls of `flatten` return the same memory: the second overwrites what the first has "
+        "returned. Make a new vector in each.",
+        "input-changed": "`flatten` has changed what was handed in: the tensors, as `a.copy_(b)` writes into "
+        "`a`, or the list of them.",
         "dtype-lost": "The vector has another dtype than the tensors.",
         "not-contiguous": "A tensor that is not contiguous, such as a transposed one, has no flat view. "
         "Row-major order is that of its indices: `flatten()` and `copy_` know it.",
         "scalars": "A tensor without dimensions has the shape () and one element.",
+        "dimensions-left-out": "A shape may have any number of dimensions: its elements are the product of all "
+        "of them, which is `shape.numel()`.",
     },
 )
 
@@ -699,10 +704,13 @@ def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
     sizes = _sizes(shapes)
     size = _shard_size(sum(sizes), ranks)
     made = _laid_out(answer, shapes, ranks)
-    _check_shard_size(made.shard_size, sizes, ranks)
+    _check_shard_size(made.shard_size, shapes, ranks)
     joined = torch.cat([tensor.flatten() for tensor in tensors])
     flat = made.flatten(tensors)
     expect_type(flat, Tensor)
+    if len(tensors) != len(shapes):
+        got = f"{len(tensors)} tensors in it"
+        raise Wrong("input-changed", expected=f"the list of {len(shapes)} tensors", got=got)
     if not same(torch.cat([tensor.flatten() for tensor in tensors]), joined):
         raise Wrong(
             "input-changed", expected="the tensors as they were", got="other values in them"
@@ -710,12 +718,14 @@ def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
     padding = joined.new_zeros(ranks * size - len(joined))
     likely = {
         "dtype-lost": lambda got: got.dtype != joined.dtype,
+        "tensors-copied": lambda got: len(got) == ranks * size and not got.any(),
         "not-padded": lambda got: len(padding) > 0 and same(got, joined),
         "padded-in-front": torch.cat([padding, joined]),
         "padding-not-zero": lambda got: (
             len(got) == ranks * size and same(got[: len(joined)], joined)
         ),
         "padded-too-much": lambda got: len(got) > ranks * size,
+        "not-contiguous": any(not tensor.is_contiguous() for tensor in tensors),
     }
     expect(flat, torch.cat([joined, padding]), what="the vector", likely=likely)
     shards = made.shards(flat)
@@ -730,12 +740,14 @@ def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
     expect(list(back), tensors, each="tensor", what="unflatten")
 
 
-def _check_shard_size(got, sizes: list[int], ranks: int) -> None:
+def _check_shard_size(got, shapes: list[tuple[int, ...]], ranks: int) -> None:
+    sizes = _sizes(shapes)
     total = sum(sizes)
     likely = {
         "rounded-down": total % ranks > 0 and total // ranks,
         "padded-each": sum(_shard_size(size, ranks) for size in sizes),
         "padded-too-much": lambda got: got > _shard_size(total, ranks),
+        "dimensions-left-out": any(len(shape) > 2 for shape in shapes),
     }
     expect(got, _shard_size(total, ranks), what="shard_size", likely=likely)
 
@@ -743,7 +755,7 @@ def _check_shard_size(got, sizes: list[int], ranks: int) -> None:
 @layout.requires("tensors that divide evenly come back, and nothing is padded")
 def _(answer, draw):
     ranks = draw.integer(2, 4)
-    _check_layout(answer, _tensors(draw, [(ranks, 3), (2, ranks), (ranks,)]), ranks)
+    _check_layout(answer, _tensors(draw, [(ranks, 3), (2, 2, ranks), (ranks,)]), ranks)
 
 
 @layout.requires("tensors that do not divide are padded once, with zeros, at the end")
@@ -766,6 +778,8 @@ def _(answer, draw):
     places = made.unflatten(flat)
     if any(t.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr() for t in places):
         raise Wrong("tensors-copied", expected="views into the vector", got="memory of their own")
+    if made.flatten(tensors).untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
+        raise Wrong("buffer-kept", expected="a new vector", got="that of the call before")
     for shard in made.shards(flat):
         shard.fill_(7.0)
     if not bool((flat == 7.0).all()):
@@ -1724,6 +1738,8 @@ resharding = Exercise(
         "a-view": "A new tensor is a view into the whole, or shares its memory with another part: a rank "
         "that saves it, saves the whole. `clone()` what you cut.",
         "input-changed": "The parts that were handed in have changed.",
+        "dtype-lost": "A new part has another dtype than the old ones: a double that goes through `float()` or "
+        "`torch.zeros` does not come back as it was.",
     },
 )
 
@@ -1800,7 +1816,11 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
         return not same(*steps)
 
     vectors = set(shapes) - set(matrices)
+    dtypes = {name: value.dtype for name, value in old[0]["parameters"].items()}
     return {
+        "dtype-lost": lambda got: any(
+            p["parameters"][name].dtype != dtypes[name] for p in got for name in shapes
+        ),
         "list-order": matrices_are(
             lambda shards, shape: _shards(
                 torch.cat([shards[rank] for rank in listed])[: shape.numel()], ranks
@@ -1836,9 +1856,18 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
 
 
 def _check_reshard(
-    answer, draw, before: int, after: int, shapes=None, stateless=(), shuffled=False, number=False
+    answer,
+    draw,
+    before: int,
+    after: int,
+    shapes=None,
+    stateless=(),
+    shuffled=False,
+    number=False,
+    dtype=torch.float32,
 ) -> list[dict]:
     parameters, states = _wholes(draw, shapes, stateless)
+    parameters = {name: whole.to(dtype) for name, whole in parameters.items()}
     if number:
         for state in states.values():
             state["step"] = int(state["step"])
@@ -1888,6 +1917,7 @@ def _(answer, draw):
     many = draw.integer(16, 19)  # more than elements of the smaller matrix
     for before, after in ((draw.integer(3, 5), 1), (1, draw.choice((3, 6))), (2, many), (many, 2)):
         _check_reshard(answer, draw, before, after)
+    _check_reshard(answer, draw, 2, 3, dtype=torch.float64)
 
 
 @resharding.requires(

@@ -640,7 +640,8 @@ sampler = Exercise(
         "out of every step.",
         "batches-differ": "The samples of a step depend on the number of ranks. Cut the order into "
         "steps first, then each step between the ranks.",
-        "uneven": "One rank gets the whole remainder: lengths differ by more than one.",
+        "uneven": "Lengths differ by more than one: a share rounded down leaves one rank the whole "
+        "remainder, a share rounded up leaves the last ranks little or nothing.",
         "steps-differ": "The ranks do not make the same number of steps, and a collective of one "
         "would wait for ever. A rank with nothing to do yields an empty list.",
         "same-order": "Every epoch has the same order. `set_epoch` has to reach the random numbers.",
@@ -664,11 +665,15 @@ sampler = Exercise(
         "set-epoch-resets": "A resumed loop calls `set_epoch` with the epoch that it has just loaded, "
         "and your position is gone. In the epoch under way it changes nothing.",
         "position-kept": "A new epoch begins in the middle: `set_epoch` has to go back to the start.",
+        "never-goes-back": "`set_epoch` does nothing for an epoch before the one under way. A run that makes an "
+        "epoch again goes to its beginning, too.",
         "position-per-rank": "The position counts the samples of one rank. It means another place as "
         "soon as there are more ranks or fewer: count those of all ranks together.",
         "restores-rank": "After loading, ranks have the same rank, or the old world size: the state "
         "brings them along. They belong to the process, not to the run.",
         "states-differ": "The ranks' states differ, so it matters which of them is saved.",
+        "state-moves": "A state that was handed out or loaded changes as the sampler goes on: it is the "
+        "very dict in which the sampler counts. Hand out a copy, and take in the numbers.",
     },
     at_home=True,
 )
@@ -775,12 +780,28 @@ def _(answer, draw):
     likely = {"position-kept": lambda got: len(got) < len(whole)}
     following = _whole_epoch(answer, order, draw, epoch + 1)
     expect(got, following, each="step", what="the next epoch", likely=likely)
+    resumed[0].set_epoch(epoch)
+    got = _together(_steps(resumed, draw)[0])
+    likely = {"never-goes-back": True}
+    expect(got, whole, each="step", what=f"after set_epoch({epoch}), once more", likely=likely)
     _, [state] = _steps(_samplers(answer, order, 1, epoch), draw)
     resumed = _loaded_into(_samplers(answer, order, 1), state)
     got = _together(_steps(resumed, draw)[0])
     if got == whole:
         expected = "no step that was made before"
         raise Wrong("end-forgotten", expected=expected, got=f"all of epoch {epoch} once more")
+    _check_states_stay(answer, order, draw)
+
+
+def _check_states_stay(answer, order: _Order, draw) -> None:
+    """Raises Wrong where a state changes as the sampler that gave it, or took it, goes on."""
+    gave, took = _samplers(answer, order, 1), _samplers(answer, order, 1)
+    _, [state] = _steps(gave, draw, 1)
+    saved = _through_file(state)
+    _steps(gave, draw, 1)
+    took[0].load_state_dict(state)
+    _steps(took, draw, 1)
+    expect(state, saved, what="the state, two steps later", likely={"state-moves": True})
 
 
 @sampler.requires("resumed on other numbers of ranks, every sample comes once", needs_earlier=True)
@@ -900,6 +921,16 @@ def _random_numbers() -> dict[str, list[float]]:
     return numbers
 
 
+def _numbers_ahead() -> dict[str, list[float]]:
+    """The next numbers of each generator, which are still the next ones afterwards."""
+    python, numpys = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        numbers = _random_numbers()
+    random.setstate(python)
+    np.random.set_state(numpys)
+    return numbers
+
+
 def _copied(state: Any) -> Any:
     """A copy that shares no memory with what the training goes on to change."""
     file = io.BytesIO()
@@ -915,7 +946,8 @@ class _Resumed:
 
     second: _Job
     states: list[dict]  # of model, optimizer, scheduler and sampler when they were saved
-    numbers: dict  # that the first run would have drawn next
+    numbers: dict  # that the first run would have drawn next, had nobody saved it
+    numbers_saved: dict  # that it draws next
     numbers_early: dict  # that it would have drawn when the answer was made
     numbers_loaded: dict
     rng_evolved: list[float]  # PyTorch's, if loading had used some of them after they were restored
@@ -935,10 +967,11 @@ def _resumed(answer, draw) -> _Resumed:
     if first.sampler.position % 2:
         random.gauss(0, 1)
     random.gauss(0, 1)
+    numbers = _numbers_ahead()
     saved = _through_file(made.state_dict())
     states = [_copied(part.state_dict()) for part in first.parts()]
     rng = torch.get_rng_state()
-    numbers = _random_numbers()
+    numbers_saved = _random_numbers()
     torch.set_rng_state(rng)
     torch.randperm(5)
     evolved = torch.rand(3).tolist()
@@ -946,7 +979,8 @@ def _resumed(answer, draw) -> _Resumed:
     for _ in range(2):
         second.step()
     answer(*second.parts()).load_state_dict(saved)
-    return _Resumed(second, states, numbers, numbers_early, _random_numbers(), evolved)
+    loaded = _random_numbers()
+    return _Resumed(second, states, numbers, numbers_saved, numbers_early, loaded, evolved)
 
 
 training_state = Exercise(
@@ -992,6 +1026,8 @@ training_state = Exercise(
         "in the state. Save all that `get_state` returns.",
         "taken-early": "The random states are those of the moment when `TrainingState` was made. It is "
         "made once and saved often: ask the generators in `state_dict`.",
+        "save-draws": "A save changes the random numbers of the run that goes on: it seeds a generator or "
+        "draws from one. `state_dict` only reads their states.",
         "random-first": "PyTorch's random state is restored too early: what is loaded after it draws "
         "numbers. Restore the generators last.",
         "not-strict": "The state of another model is loaded without a word, and the weights stay as "
@@ -999,6 +1035,8 @@ training_state = Exercise(
         "module-prefix": "A state that was saved under DistributedDataParallel does not fit the plain "
         "model, or the other way round: the wrapper puts `module.` in front of every name.",
         "wrapped-only": "You take `.module` of every model, and a plain one has none.",
+        "own-module": "A model may have a part of its own that is called `module`. What is to be taken off is "
+        "DistributedDataParallel alone: ask `isinstance(model, DistributedDataParallel)`.",
     },
     failures={"no attribute 'module'": "wrapped-only"},
     at_home=True,
@@ -1050,6 +1088,9 @@ def _(answer, draw):
         "PyTorch": "torch-lost",
         "PyTorch on the GPU": "gpu-lost",
     }
+    for name, numbers in resumed.numbers.items():
+        what, likely = f"{name} numbers after a save", {"save-draws": True}
+        expect(resumed.numbers_saved[name], numbers, what=what, likely=likely)
     for name, numbers in resumed.numbers.items():
         mistakes = {
             "taken-early": resumed.numbers_early[name],
@@ -1133,6 +1174,28 @@ def _(answer, draw):
     raise Wrong("not-strict", expected="an exception: the names do not fit", got="none")
 
 
+class _WithAModule(nn.Module):
+    """A model of which a part has the name that DDP's wrapper has for the whole."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.module, self.head = part, nn.Linear(3, 2)
+
+
+def _check_own_module(answer, draw) -> None:
+    data = _data(draw)
+    jobs = [_job(draw.seed(), data) for _ in range(2)]
+    models = [_WithAModule(job.model) for job in jobs]
+    states = [answer(m, *job.parts()[1:]) for m, job in zip(models, jobs, strict=True)]
+    try:
+        states[1].load_state_dict(_through_file(states[0].state_dict()))
+    except RuntimeError as error:
+        got = f"RuntimeError: {error}"
+        raise Wrong("own-module", expected="a state that fits", got=got) from None
+    got, expected = (dict(model.state_dict()) for model in reversed(models))
+    expect(got, expected, likely={"own-module": True})
+
+
 def _across_a_wrapper(rank, answer, seeds, data) -> list:
     """The model's names and values after a state went from DDP to a plain model and back, and what
     they should be."""
@@ -1162,6 +1225,7 @@ def _(answer, draw):
             raise Wrong("module-prefix", expected=f"a state that fits, {what}", got=report)
         saved, loaded = report
         expect(loaded, saved, what=what, likely={"module-prefix": True})
+    _check_own_module(answer, draw)
 
 
 # ---- 9.4 best_interval ---------------------------------------------------------------------------
@@ -1293,8 +1357,11 @@ interval = Exercise(
         "not-whole": "A checkpoint comes after a whole number of steps: return an integer.",
         "zero-steps": "Where a single step takes longer than the ideal interval, a checkpoint after "
         "each step is the best that can be had: 1, not 0.",
-        "rounded": "You round to the nearest whole number, or always in the same direction. Compare "
-        "the shares that the two neighbours lose.",
+        "rounded": "Of the two whole numbers beside the ideal you take the one that loses more, because "
+        "you round, or because you compare other shares than those of L.",
+        "search-ends": "Your interval is far too short where the best one has very many steps: do you search "
+        "among the first so many? The ideal interval has a formula.",
+        "never-one": "One step between two checkpoints is allowed, and here the best.",
         "swapped": "First the steps, then the share.",
         "interval-in-steps": "The interval in L is a time. Your share takes the number of steps for it.",
         "share-of-one-node": "Your share counts the failures of one node, not those of the job.",
@@ -1326,6 +1393,9 @@ def _(answer, draw):
         cluster = _cluster(draw, nodes)
         steps, _ = _answered(answer, cluster)
         _expect_steps(steps, cluster)
+    cluster = _with_ideal(draw, draw.number(150_000, 200_000))
+    steps, _ = _answered(answer, cluster)
+    expect(steps, cluster.steps, what="steps", likely={"search-ends": steps < 0.9 * cluster.steps})
 
 
 @interval.requires("the share that this interval loses", needs_earlier=True)
@@ -1357,7 +1427,8 @@ def _(answer, draw):
 def _(answer, draw):
     cluster = _with_ideal(draw, draw.number(0.2, 0.4))
     steps, _ = _answered(answer, cluster)
-    expect(steps, 1, what="steps", likely={"zero-steps": lambda got: got == 0})
+    likely = {"zero-steps": lambda got: got == 0, "never-one": lambda got: got > 1}
+    expect(steps, 1, what="steps", likely=likely)
 
 
 @interval.requires("of two whole numbers the better one", needs_earlier=True)
@@ -1405,6 +1476,8 @@ limits = Exercise(
         "maximum-too-low": "The run leaves nodes unused that it may have, and that have work.",
         "joins-counted": "Joins are counted as restarts. torchrun restarts the workers for them "
         "without counting.",
+        "joins-subtracted": "Nodes that join make up for no restart: each loss costs one, whoever comes "
+        "later.",
         "no-restarts": "Without restarts the first loss ends the run.",
         "one-restart-more": "One restart too many: the first start is none, so that as many losses need as "
         "many restarts.",
@@ -1432,6 +1505,7 @@ def _check_limits(answer, available: int, fits: int, useful: int, losses: int, j
         "maximum-not-there": differs(1, lambda most: most > available),
         "maximum-too-low": differs(1, lambda most: most < maximum),
         "joins-counted": differs(2, lambda restarts: joins and restarts == losses + joins),
+        "joins-subtracted": differs(2, lambda n: joins and n == max(0, losses - joins)),
         "no-restarts": differs(2, lambda restarts: restarts == 0),
         "one-restart-more": differs(2, lambda restarts: restarts == losses + 1),
         "restarts-fixed": True,
@@ -1450,8 +1524,9 @@ def _(answer, draw):
 def _(answer, draw):
     fits = draw.integer(2, 4)
     useful = fits + draw.integer(2, 4)
-    losses, joins = draw.integer(5, 9), draw.integer(1, 3)
-    _check_limits(answer, useful + draw.integer(1, 3), fits, useful, losses, joins)
+    for losses in (draw.integer(5, 9), 1, 0):
+        joins = draw.integer(1, 3)
+        _check_limits(answer, useful + draw.integer(1, 3), fits, useful, losses, joins)
 
 
 @limits.requires("nodes that come and go")

@@ -94,6 +94,13 @@ def takes_two_numbers(stages, micro_batches):
     return (stages - 1) / (micro_batches + stages - 1)
 
 
+@wrong("5.1", names="few-micro-batches")
+def lets_the_stages_without_work_stand(stages, micro_batches, chunks=1):
+    if micro_batches < stages:
+        return 1 - micro_batches / stages
+    return (stages - 1) / (chunks * micro_batches + stages - 1)
+
+
 @wrong("5.1", names="chunks-as-stages")
 def makes_stages_of_chunks(stages, micro_batches, chunks=1):
     return (stages * chunks - 1) / (micro_batches + stages * chunks - 1)
@@ -254,6 +261,12 @@ def starts_later_on_later_ranks(stages, micro_batches):
 @wrong("5.2", names="built-in-schedule")
 def calls_the_built_in_gpipe(stages, micro_batches):
     return schedules.gpipe(stages, micro_batches)
+
+
+@wrong("5.2", names="built-in-schedule")
+def uses_what_the_built_in_ones_use(stages, micro_batches):
+    ops = schedules._ops(micro_batches, "FB")
+    return [ops["F"] + ops["B"] for _ in range(stages)]
 
 
 # ---- 5.3 one_forward_one_backward ----------------------------------------------------------------
@@ -979,6 +992,17 @@ def keeps_every_graph(model, loss_function, inputs, targets, size):
     return mean
 
 
+@wrong("5.5", names="other-order")
+def begins_with_the_last(model, loss_function, inputs, targets, size):
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in reversed([*_cut(inputs, targets, size)]):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean += share.item()
+    return mean
+
+
 @right("5.5")
 def keeps_a_graph_and_drops_it(model, loss_function, inputs, targets, size):
     """What is kept for a second backward pass goes with the last name of the loss."""
@@ -1347,6 +1371,33 @@ def waits_for_no_batch(activations, gradients):
     if messages:
         dist.batch_isend_irecv(messages)
     return arrived
+
+
+_rooms = {}
+
+
+@wrong("5.6", names="room-kept")
+def keeps_its_rooms(activations, gradients):
+    def room(tensor):
+        if tensor is None:
+            return None
+        return _rooms.setdefault((tensor.shape, tensor.dtype), _room(tensor))
+
+    rank = dist.get_rank()
+    from_previous, from_next = room(gradients), _room(activations)
+    handles = _started(gradients, from_previous, rank - 1)
+    handles += _started(activations, from_next, rank + 1)
+    for handle in handles:
+        handle.wait()
+    return from_previous, from_next
+
+
+@wrong("5.6", names="handed-in-changed")
+def lays_what_it_is_handed_out_anew(activations, gradients):
+    for tensor in (activations, gradients):
+        if tensor is not None:
+            tensor.data = tensor.data.contiguous()
+    return starts_everything_then_waits(activations, gradients)
 
 
 @wrong("5.6", names="alone")

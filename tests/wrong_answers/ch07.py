@@ -218,6 +218,21 @@ class ForgetsARemainder(_Grid):
         return rank // (self.pp * self.tp), rank // self.tp, rank % self.tp
 
 
+@wrong("7.2", names="another-grid")
+class KeepsSizesInTheClass(_Grid):
+    def __init__(self, dp, pp, tp):
+        KeepsSizesInTheClass.dp, KeepsSizesInTheClass.pp, KeepsSizesInTheClass.tp = dp, pp, tp
+
+
+_known = {}
+
+
+@wrong("7.2", names="another-grid")
+class RemembersForAllGrids(_Grid):
+    def split(self, rank):
+        return _known.setdefault(rank, super().split(rank))
+
+
 @wrong("7.2", names="wrong-stride")
 class DividesByThePipeline(_Grid):
     def split(self, rank):
@@ -760,6 +775,26 @@ def never_clears_gradients(part, read_inputs, read_targets, mesh, optimizer):
 @wrong("7.3", names="frozen")
 def expects_gradients_everywhere(*given):
     return _train_2d(*given, average=_averaging(("data",)))
+
+
+def _with_zeros_for_none(part, mesh):
+    for parameter in part.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    _average_all(part, mesh)
+
+
+@wrong("7.3", names="frozen")
+def makes_up_zeros(*given):
+    return _train_2d(*given, average=_with_zeros_for_none)
+
+
+@wrong("7.3", names="frozen")
+def clears_what_learns(part, read_inputs, read_targets, mesh, optimizer):
+    for parameter in part.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+    return never_clears_gradients(part, read_inputs, read_targets, mesh, optimizer)
 
 
 @wrong("7.3", names="by-arithmetic")
@@ -1333,6 +1368,11 @@ def adds_to_old_gradients(part, read_inputs, read_targets, shape, mesh, optimize
 @wrong("7.4", names="frozen")
 def expects_every_gradient(*given):
     return _train_3d(*given, average=_averaging(("data",)))
+
+
+@wrong("7.4", names="frozen")
+def makes_up_zeros_in_every_stage(*given):
+    return _train_3d(*given, average=_with_zeros_for_none)
 
 
 @wrong("7.4", names="by-arithmetic")

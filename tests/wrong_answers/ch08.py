@@ -693,6 +693,43 @@ class CopiesTheOtherWay(JoinsAndPads):
         return flat
 
 
+@wrong("8.3", names="input-changed")
+class AppendsThePadding(JoinsAndPads):
+    def flatten(self, tensors):
+        tensors.append(tensors[0].new_zeros(self.n * self.shard_size - self.total))
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+@wrong("8.3", names="tensors-copied")
+class WritesIntoCopies(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = tensors[0].new_zeros(self.n * self.shard_size)
+        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
+            place.copy_(tensor)
+        return flat
+
+    def unflatten(self, flat):
+        return [tensor.clone() for tensor in super().unflatten(flat)]
+
+
+@wrong("8.3", names="buffer-kept")
+class KeepsItsVector(JoinsAndPads):
+    vector = None
+
+    def flatten(self, tensors):
+        if self.vector is None:
+            self.vector = tensors[0].new_zeros(self.n * self.shard_size)
+        return self.vector.copy_(super().flatten(tensors))
+
+
+@wrong("8.3", names="dimensions-left-out")
+class KnowsMatricesAndVectors(JoinsAndPads):
+    def __init__(self, shapes, world_size):
+        super().__init__(shapes, world_size)
+        sizes = [s[0] * s[-1] if len(s) > 1 else math.prod(s) for s in self.shapes]
+        self.shard_size = math.ceil(sum(sizes) / world_size)
+
+
 @wrong("8.3", names="dtype-lost")
 class FillsAFloat32Vector(JoinsAndPads):
     def flatten(self, tensors):
@@ -707,6 +744,12 @@ class ViewsTheTensors(JoinsAndPads):
     def flatten(self, tensors):
         padding = tensors[0].new_zeros(self.n * self.shard_size - self.total)
         return torch.cat([*(tensor.view(-1) for tensor in tensors), padding])
+
+
+@wrong("8.3", names="not-contiguous")
+class TakesTheOrderOfMemory(JoinsAndPads):
+    def flatten(self, tensors):
+        return super().flatten([t.as_strided((t.numel(),), (1,)) for t in tensors])
 
 
 @wrong("8.3", names="scalars")
@@ -1022,6 +1065,14 @@ def saves_the_whole(checkpoints, world_size):
             return list(padded.view(n, size))
 
     return Viewing()(checkpoints, world_size)
+
+
+@wrong("8.5", names="dtype-lost")
+def goes_through_single_precision(checkpoints, world_size):
+    made = _Resharding()(checkpoints, world_size)
+    for part in made:
+        part["parameters"] = {name: value.float() for name, value in part["parameters"].items()}
+    return made
 
 
 @wrong("8.5", names="input-changed")

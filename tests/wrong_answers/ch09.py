@@ -835,6 +835,43 @@ class SavesItsRank(_Sampler):
         return {**super().state_dict(), "rank": self.rank}
 
 
+@wrong("9.2", names="state-moves")
+class HandsOutItsOwnDict(_Sampler):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.state = {}
+
+    def state_dict(self):
+        self.state |= super().state_dict()
+        return self.state
+
+
+@wrong("9.2", names="state-moves")
+class CountsInTheDictThatItLoads(_Sampler):
+    def __iter__(self):
+        for share in super().__iter__():
+            vars(self).get("state", {}).update(self.state_dict())
+            yield share
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.state = state
+
+
+@wrong("9.2", names="never-goes-back")
+class GoesForwardOnly(_Sampler):
+    def set_epoch(self, epoch):
+        if epoch > self.epoch:
+            super().set_epoch(epoch)
+
+
+@wrong("9.2", names="uneven")
+class RoundsSharesUp(_Sampler):
+    def share(self, batch):
+        size = -(-len(batch) // self.world_size)
+        return batch[self.rank * size : (self.rank + 1) * size]
+
+
 @wrong("9.2", names="end-forgotten")
 class StartsOverAtTheEnd(_Sampler):
     """Ready for the next epoch, as it seems."""
@@ -921,14 +958,16 @@ class StripsThePrefix(_State):
     def unwrapped(self, model):
         return model
 
+    def prefix(self):
+        return "module." if isinstance(self.model, DistributedDataParallel) else ""
+
     def state_dict(self):
         state = super().state_dict()
-        state["model"] = {k.removeprefix("module."): v for k, v in state["model"].items()}
+        state["model"] = {k.removeprefix(self.prefix()): v for k, v in state["model"].items()}
         return state
 
     def load_parts(self, state):
-        wrapped = isinstance(self.model, DistributedDataParallel)
-        prefix = "module." if wrapped else ""
+        prefix = self.prefix()
         model = {prefix + name: value for name, value in state["model"].items()}
         super().load_parts({**state, "model": model})
 
@@ -1077,6 +1116,42 @@ class KeepsTheWrapper(_State):
 class AlwaysUnwraps(_State):
     def unwrapped(self, model):
         return model.module
+
+
+@wrong("9.3", names="own-module")
+class UnwrapsWhatHasAModule(_State):
+    def unwrapped(self, model):
+        return getattr(model, "module", model)
+
+
+@wrong("9.3", names="own-module")
+class StripsEveryPrefix(_State):
+    def state_dict(self):
+        state = super().state_dict()
+        state["model"] = {k.removeprefix("module."): v for k, v in state["model"].items()}
+        return state
+
+
+@wrong("9.3", names="save-draws")
+class SeedsAnewAtASave(_State):
+    """The seed comes back, and with it the numbers after the save."""
+
+    def state_dict(self):
+        seed = random.getrandbits(31)
+        self.load_generators({"seed": seed})
+        return {part: getattr(self, part).state_dict() for part in self.saved} | {"seed": seed}
+
+    def load_generators(self, state):
+        random.seed(state["seed"])
+        np.random.seed(state["seed"])
+        torch.manual_seed(state["seed"])
+
+
+@wrong("9.3", names="save-draws")
+class NumbersItsSaves(_State):
+    def state_dict(self):
+        number = torch.randint(1_000_000, ()).item()
+        return super().state_dict() | {"number": number}
 
 
 @wrong("9.3", names="taken-early")
@@ -1236,6 +1311,28 @@ def rounds_by_the_nearest(nodes, node_mtbf_hours, save, recovery, step):
     return steps, _lost(steps, mtbf, save, recovery, step)
 
 
+@wrong("9.4", names="rounded")
+def compares_whole_intervals(nodes, node_mtbf_hours, save, recovery, step):
+    mtbf = _mtbf(nodes, node_mtbf_hours)
+    lower = max(1, int(math.sqrt(2 * save * mtbf) / step))
+    steps = min(lower, lower + 1, key=lambda n: save / (n * step) + n * step / mtbf)
+    return steps, _lost(steps, mtbf, save, recovery, step)
+
+
+@wrong("9.4", names="search-ends")
+def tries_the_first_ten_thousand(nodes, node_mtbf_hours, save, recovery, step):
+    mtbf = _mtbf(nodes, node_mtbf_hours)
+    steps = min(range(1, 10_001), key=lambda n: _lost(n, mtbf, save, recovery, step))
+    return steps, _lost(steps, mtbf, save, recovery, step)
+
+
+@wrong("9.4", names="never-one")
+def saves_after_two_steps_at_the_earliest(nodes, node_mtbf_hours, save, recovery, step):
+    mtbf = _mtbf(nodes, node_mtbf_hours)
+    steps = max(2, _right_interval(nodes, node_mtbf_hours, save, recovery, step)[0])
+    return steps, _lost(steps, mtbf, save, recovery, step)
+
+
 def _right_interval(nodes, hours, save, recovery, step):
     mtbf = _mtbf(nodes, hours)
     return _better(math.sqrt(2 * save * mtbf) / step, mtbf, save, recovery, step)
@@ -1320,6 +1417,18 @@ def never_shrinks(available, fits, useful, losses, joins, new_code):
     return (fits, fits, 0) if new_code else (most, most, losses)
 
 
+@wrong("9.5", names="minimum-too-high")
+def allows_for_the_expected_losses(available, fits, useful, losses, joins, new_code):
+    most = min(available, useful)
+    return (fits, fits, 0) if new_code else (max(fits, most - losses), most, losses)
+
+
+@wrong("9.5", names="minimum-too-high")
+def stays_fixed_where_nothing_is_lost(available, fits, useful, losses, joins, new_code):
+    most = min(available, useful)
+    return (fits, fits, 0) if new_code else (most if losses == 0 else fits, most, losses)
+
+
 @wrong("9.5", names="maximum-without-work")
 def takes_all_that_it_gets(available, fits, useful, losses, joins, new_code):
     return (fits, fits, 0) if new_code else (fits, available, losses)
@@ -1343,6 +1452,12 @@ def counts_every_change(available, fits, useful, losses, joins, new_code):
 @wrong("9.5", names="no-restarts")
 def leaves_the_default(available, fits, useful, losses, joins, new_code):
     return (fits, fits, 0) if new_code else (fits, min(available, useful), 0)
+
+
+@wrong("9.5", names="joins-subtracted")
+def lets_joins_make_up_for_losses(available, fits, useful, losses, joins, new_code):
+    most = min(available, useful)
+    return (fits, fits, 0) if new_code else (fits, most, max(0, losses - joins))
 
 
 @wrong("9.5", names="one-restart-more")
