@@ -94,6 +94,7 @@ class ElasticRun:
         self.gate = Gate(folder / "gate")
         self.agents: dict[str, psutil.Popen] = {}
         self.timeout = timeout  # seconds after which a rank gives up on the others
+        self.patience = PATIENCE
         self._hosts, self._supervised = hosts or {}, supervised
         self.given_up = 0  # agents that failed and had to be started again
         self.job_restarts = 0  # that the supervision had to do
@@ -210,7 +211,7 @@ class ElasticRun:
 
     def wait(self, condition, what: str):
         """Returns the first true value of `condition()`; raises if an agent has failed."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while not (value := condition()):
             failed = [name for name, agent in self.agents.items() if agent.poll()]
             final = [name for name in failed if self.agents[name].poll() in DO_NOT_START_AGAIN]
