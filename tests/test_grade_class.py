@@ -425,6 +425,12 @@ def test_a_page_is_short_and_loads_nothing(tmp_path):
     assert path.parent == tmp_path
 
 
+def test_no_character_turns_a_line_of_a_page_round(tmp_path):
+    evil = "0.3 pass_on\n  no  \u202edessap\u2066\x1b[2K"
+    [path] = pages.write([grade("a", mark(feedback=evil))], ["b\u202e.ipynb"], tmp_path)
+    assert not {"\u202e", "\u2066", "\x1b"} & set(path.read_text())
+
+
 LONG = """
 def f(tensor, n):
     total = 0
