@@ -77,6 +77,7 @@ class ElasticRun(Agents):
         """
         super().__init__(folder, GATED)
         self.timeout = timeout  # seconds after which a rank gives up on the others
+        self.patience = PATIENCE
         self._hosts, self._supervised = hosts or {}, supervised
         self.given_up = 0  # agents that failed and had to be started again
         self.job_restarts = 0  # that the supervision had to do
@@ -156,7 +157,7 @@ class ElasticRun(Agents):
 
     def wait(self, condition, what: str):
         """Returns the first true value of `condition()`; raises if an agent has failed."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while not (value := condition()):
             failed = [name for name, agent in self.agents.items() if agent.poll()]
             final = [name for name in failed if self.agents[name].poll() in DO_NOT_START_AGAIN]

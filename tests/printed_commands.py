@@ -14,6 +14,7 @@ from elastic_runs import GATED, ROOT, ElasticRun, Host, free_port
 
 from course_utils.nodes import environment
 
+TIMEOUT = 600  # seconds; train.py's own, which the printed commands do not change
 PRINT_WORDS = r'printf "%s\n" "$@"'  # what stands for srun prints its words, each on a line
 
 
@@ -99,6 +100,8 @@ class PrintedRun(ElasticRun):
         supervised: bool = False,
     ) -> None:
         super().__init__(folder, options, nodes="1", supervised=supervised)
+        # who waits for a rank that died before they were connected does so until the time is up
+        self.patience += TIMEOUT
         start = next(number for number, word in enumerate(command) if "=" not in word)
         script = next(number for number, word in enumerate(command) if word.endswith("/train.py"))
         agent, training = command[start:script], command[script + 1 :]

@@ -296,6 +296,25 @@ class TestCommand:
         assert "1 of 3 files were graded" in shown  # the picture needs no server
         assert len(list(csv.DictReader(table.open()))) == 1
 
+    def test_inputs_of_their_own_for_students(self, tmp_path, capsys):
+        """Two who hand in the same are asked for other numbers; a complaint can be tried again."""
+        for name in ("first", "second"):
+            hand_in(tmp_path / "in" / name, ["counts_one_byte_more"])
+        rows = "name,email,file,id\nFirst,f@x.org,first,7\nSecond,s@x.org,second,8\n"
+        (tmp_path / "roster.csv").write_text(rows)
+        own = ("--roster", tmp_path / "roster.csv", "--own-inputs", "--variant", "spring")
+
+        def feedback(*arguments):
+            data = tmp_path / "marks.json"
+            assert self.run(*arguments, "--json", data) == 0
+            files = json.loads(data.read_text())["files"]
+            return [file["exercises"][1]["feedback"] for file in files]
+
+        first, second = feedback(tmp_path / "in", *own)
+        assert first != second
+        assert feedback(tmp_path / "in" / "second", "--variant", "spring/8") == [second]
+        assert "needs --roster" in self.run("x.ipynb", "--own-inputs")
+
     def test_no_variant_at_all(self, capsys):
         assert self.run("x.ipynb", "--variant", "") == 2
         assert "any word will do" in capsys.readouterr().err

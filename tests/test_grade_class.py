@@ -148,11 +148,37 @@ def test_what_unpacks_to_a_full_disk_is_left_packed(tmp_path, monkeypatch):
     assert all("hand in only yours" in found.reason for found in others)
 
 
-def test_nothing_in_an_archive_is_late(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+def test_a_students_archive_is_as_late_as_it_is_and_a_class_in_one_says_nothing(tmp_path):
+    """Whoever packed a notebook was never late."""
+    path = tmp_path / "in" / "late" / "x.zip"
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("1.ipynb", "{}")
-    [found] = gathering.notebooks([str(tmp_path / "x.zip")], tmp_path)
-    assert roster.days_late(found.path, datetime.datetime(2026, 3, 1)) == 0
+    due = datetime.datetime(2026, 3, 1)
+    os.utime(path, (0, due.timestamp() + 3 * 86400))
+    [packed] = gathering.notebooks([str(tmp_path / "in")], tmp_path / "a")
+    [of_a_class] = gathering.notebooks([str(path)], tmp_path / "b")
+    assert [roster.days_late(one.path, due) for one in (packed, of_a_class)] == [3, 0]
+
+
+def test_an_archive_that_becomes_much_more_than_it_is_stays_packed(tmp_path):
+    """3 MB became 2 GB in the instructor's temporary folder, for each student who handed that in."""
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb.ipynb", " " * (30 << 20))
+        archive.writestr("many_lines.ipynb", " " * (1 << 20))
+    bomb, small = gathering.notebooks([str(tmp_path / "x.zip")], tmp_path / "out")
+    assert "as no notebook does" in bomb.reason
+    assert not small.reason
+    assert len(list((tmp_path / "out").rglob("*.ipynb"))) == 1
+
+
+def test_an_archive_inside_of_an_archive_is_not_passed_over_in_silence(tmp_path):
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        archive.writestr("first/03.ipynb", "{}")
+        archive.writestr("second/WORK.ZIP", b"PK")
+    first, second = gathering.notebooks([str(tmp_path / "class.zip")], tmp_path)
+    assert not first.reason
+    assert "second/WORK.ZIP is an archive inside of an archive" in second.reason
 
 
 def test_a_files_name_begins_no_line_about_somebody_else():
@@ -283,6 +309,17 @@ def test_totals_with_late_days(students):
     assert nobodys == ["in/third.ipynb"]
 
 
+def test_nobody_hands_in_for_somebody_else():
+    """The name of a file, and all that is in an archive, is the student's own choice."""
+    bob = roster.Student("Bob", "b@x.org", "bob_7", "7")
+    weak = roster.Student("Weak", "w@x.org", "weak_1816", "1816")
+    for path in ("in/bob_7/work.zip/weak_1816/03.ipynb", "in/bob_7_900_weak_1816_03.ipynb"):
+        assert roster.owner(path, [weak, bob]) is bob
+    longer = roster.Student("Bobby", "bb@x.org", "bob_77", "77")
+    assert roster.owner("in/bob_77/03.ipynb", [bob, longer]) is longer
+    assert roster.owner("in/03.ipynb", [bob, longer]) is None
+
+
 def test_what_is_exported_is_what_is_left_after_days_late(tmp_path):
     students = [roster.Student("First", "first@x.org", "first", "7")]
     late = roster.Deadline(None, 1, 0.1)
@@ -311,6 +348,7 @@ def test_days_late_count_when_they_have_begun(tmp_path):
     [
         ("name,email\nA,b\n", "columns name, email, file"),
         ("name,email,file\nA,b,\n", "A has no file"),
+        ("name,email,file\nA,b\n", "A has no file"),
     ],
 )
 def test_a_roster_that_cannot_be_used_says_why(text, says, tmp_path):
@@ -387,6 +425,12 @@ def test_a_page_is_short_and_loads_nothing(tmp_path):
     assert path.parent == tmp_path
 
 
+def test_no_character_turns_a_line_of_a_page_round(tmp_path):
+    evil = "0.3 pass_on\n  no  \u202edessap\u2066\x1b[2K"
+    [path] = pages.write([grade("a", mark(feedback=evil))], ["b\u202e.ipynb"], tmp_path)
+    assert not {"\u202e", "\u2066", "\x1b"} & set(path.read_text())
+
+
 LONG = """
 def f(tensor, n):
     total = 0
@@ -411,6 +455,14 @@ def test_equal_answers_are_found_after_renaming_and_formatting():
     assert [alike.files for alike in copies.alike([("3.1", *form) for form in forms])] == [
         ["a", "b"]
     ]
+
+
+@pytest.mark.parametrize(
+    "expression", ["1" + " + 1" * 900, "x" + ".a" * 500, "1" + " + 1" * 1_000_000]
+)
+def test_an_answer_too_deep_or_too_long_to_compare_ends_nobodys_list(expression):
+    """The first two ended the grader with a RecursionError; the last took 4 GB in it."""
+    assert copies.form_of(f"{LONG}    return {expression}\n", "f") is None
 
 
 def test_short_and_common_answers_are_no_signal():

@@ -30,16 +30,16 @@ _TRIES = 3  # where it failed: without namespaces, another submission may have k
 
 @dataclass(frozen=True)
 class Task:
-    """An exercise of a submission."""
+    """An exercise of a submission, and what chooses the inputs of its check."""
 
     submission: Submission
     exercise: Exercise
+    variant: str
 
 
 def check_all(
     tasks: Sequence[Task],
     jobs: int,
-    variant: str,
     limits: Limits,
     isolated: bool | None,
     unprotected: Callable[[], None],
@@ -59,7 +59,7 @@ def check_all(
                     number, attempt = waiting.popleft()
                     job = _Job(tasks[number], number, attempt, limits, folder)
                     running.append(job)
-                    job.begin(server, variant)
+                    job.begin(server)
                 wait([job.connection for job in running], timeout=1.0)
                 for job in [job for job in running if job.over()]:
                     running.remove(job)
@@ -95,7 +95,7 @@ class _Job:
         self._report: dict | None = None
         self._until = time.monotonic() + _TO_BEGIN
 
-    def begin(self, server: Server, variant: str) -> None:
+    def begin(self, server: Server) -> None:
         """Hands the job to a keeper."""
         self.connection = server.begin(
             {
@@ -106,7 +106,7 @@ class _Job:
                 "limits": dataclasses.asdict(self._limits),
                 "folder": self._folder,
             },
-            variant,
+            self._task.variant,
         )
 
     def _asked(self):

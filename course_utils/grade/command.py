@@ -56,6 +56,11 @@ def add_to(commands: argparse._SubParsersAction) -> None:
         metavar="P",
         help="share of the points a late day costs",
     )
+    add(
+        "--own-inputs",
+        action="store_true",
+        help="draw inputs for each student of the roster: the variant is NAME/ID",
+    )
     for kind in export.KINDS:
         add(f"--{kind}", type=Path, metavar="FILE", help=f"write the totals for {kind.title()}")
     add(
@@ -111,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
             sys.exit(str(error))
         for target in _files_of(options):
             _try_to_write(target)
-        grades = list(_graded(found, options, shares))
+        grades = list(_graded(found, students, options, shares))
         _write(grades, found, students, options)
         if options.copies:
             print(_about_copies(grades, found), end="")
@@ -126,6 +131,8 @@ def _must_be_complete(options):
         options.chapter = int(number)
     if any(getattr(options, kind) for kind in export.KINDS) and not options.roster:
         raise ValueError("An export needs --roster: it says whose the files are.")
+    if options.own_inputs and not options.roster:
+        raise ValueError("--own-inputs needs --roster: it says whose the files are.")
 
 
 def _files_of(options):
@@ -135,7 +142,7 @@ def _files_of(options):
     return filter(None, own)
 
 
-def _graded(found: list[gathering.Found], options, shares) -> Iterator[Grade]:
+def _graded(found: list[gathering.Found], students, options, shares) -> Iterator[Grade]:
     """The grades, in the order of the files, printed as they come."""
     done = 0
     isolated = None if options.unprotected else True
@@ -153,6 +160,7 @@ def _graded(found: list[gathering.Found], options, shares) -> Iterator[Grade]:
                 isolated=isolated,
                 progress=progress,
                 reasons={i: one.reason for i, one in enumerate(found) if one.reason},
+                variants=_variants(found, students, options.variant) if options.own_inputs else {},
                 chapter=options.chapter,
                 unprotected=lambda: bar.write(_UNPROTECTED, file=sys.stdout),
             )
@@ -165,6 +173,11 @@ def _graded(found: list[gathering.Found], options, shares) -> Iterator[Grade]:
             bar.write(f"Interrupted: {done} of {len(found)} files were graded.")
         except RuntimeError as error:
             bar.write(f"{error}\n{done} of {len(found)} files were graded.")
+
+
+def _variants(found, students, variant):
+    owners = ((i, roster.owner(one.name, students)) for i, one in enumerate(found))
+    return {i: f"{variant}/{student.id}" for i, student in owners if student}
 
 
 def _write(grades, found, students, options):

@@ -1,7 +1,8 @@
 """Answers that are equal after renaming and formatting: a signal for a person to read, never a verdict.
 
 Short answers are alike by themselves: only those with enough structure are compared, and not those
-that equal the stub. What most of a class has is no signal either.
+that equal the stub. What most of a class has is no signal either. Nor is a cell that is longer than any
+answer: the tree of a million operators takes gigabytes, and this is the grader's own process.
 """
 
 import ast
@@ -9,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 _FEWEST_NODES = 40
+_MOST_CHARACTERS = 20_000  # of a cell; the longest answer of the course has some 3,000
 _COMMON = 0.2  # a form that so large a part of a class has, and four at least, is common
 
 
@@ -22,15 +24,16 @@ class Alike:
 
 def form_of(source: str, name: str) -> str | None:
     """The shape of the last definition of a name: without names, comments, docstrings and layout.
-    None where it is none, or too short to say anything."""
+    None where it is none, or too short, too long or too deep to say anything."""
+    if len(source) > _MOST_CHARACTERS:
+        return None
     try:
-        tree = ast.parse(source)
+        found = [n for n in ast.parse(source).body if getattr(n, "name", None) == name]
+        if not found or sum(1 for _ in ast.walk(found[-1])) < _FEWEST_NODES:
+            return None
+        return ast.dump(_Plain().visit(found[-1]))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = [n for n in tree.body if getattr(n, "name", None) == name]
-    if not found or sum(1 for _ in ast.walk(found[-1])) < _FEWEST_NODES:
-        return None
-    return ast.dump(_Plain().visit(found[-1]))
 
 
 class _Plain(ast.NodeTransformer):

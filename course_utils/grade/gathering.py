@@ -1,7 +1,9 @@
 """From what an instructor has, folders and archives as they come out of an LMS, to notebooks.
 
 An archive is unpacked member by member into a temporary folder: what would land outside, or is no
-notebook, is left out, so that one strange archive touches nobody else's work.
+notebook, is left out, so that one strange archive touches nobody else's work. What was in an archive
+that lies in a folder was handed in when the archive was; one that the instructor names holds a class,
+and does not say when.
 """
 
 import os
@@ -14,6 +16,10 @@ from pathlib import Path, PurePosixPath
 _MOST_BYTES = 50 << 20  # of a member of an archive
 _MOST_BYTES_OF_ALL = 2 << 30  # of the notebooks in one archive, unpacked
 _MOST_MEMBERS = 10_000
+_MOST_TIMES = 100  # as large as packed; a notebook of a few MB becomes some ten times smaller
+_FROM = 1 << 20  # bytes
+_UNKNOWN = 0.0  # when something was handed in
+_NESTED = "{} is an archive inside of an archive; unpack the outer one, and grade its folder."
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ def notebooks(names: list[str], folder: Path) -> Iterator[Found]:
         if path.is_dir():
             found = list(_in_folder(path, folder))
         elif path.suffix.lower() == ".zip":
-            found = list(_in_archive(path, str(path), folder))
+            found = list(_in_archive(path, str(path), folder, _UNKNOWN))
         else:
             found = [Found(path, str(path))]
         if not found:
@@ -48,8 +54,8 @@ def _in_folder(path: Path, folder: Path) -> Iterator[Found]:
             continue
         if file.suffix == ".ipynb":
             yield Found(file, str(file))
-        elif file.suffix == ".zip" and file.is_file():
-            yield from _in_archive(file, str(file), folder)
+        elif file.suffix.lower() == ".zip" and file.is_file():
+            yield from _in_archive(file, str(file), folder, file.stat().st_mtime)
 
 
 def _is_wanted(path: PurePosixPath) -> bool:
@@ -58,16 +64,23 @@ def _is_wanted(path: PurePosixPath) -> bool:
     return not left & set(path.parts) and not path.name.startswith("._")
 
 
-def _in_archive(path: Path, name: str, folder: Path) -> Iterator[Found]:
+def _in_archive(path: Path, name: str, folder: Path, changed: float) -> Iterator[Found]:
     left = _MOST_BYTES_OF_ALL
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()[:_MOST_MEMBERS]
             for number, member in enumerate(members):
                 inside = PurePosixPath(member.filename.replace("\\", "/"))
-                if inside.suffix == ".ipynb" and not member.is_dir() and _is_wanted(inside):
+                if member.is_dir() or not _is_wanted(inside):
+                    continue
+                if inside.suffix.lower() == ".zip":
+                    yield Found(path, f"{name}/{inside}", _NESTED.format(inside))
+                elif inside.suffix == ".ipynb":
                     left -= member.file_size
-                    yield _unpacked(archive, member, inside, name, folder, number, left)
+                    found = _unpacked(archive, member, inside, name, folder, number, left)
+                    if not found.reason:
+                        os.utime(found.path, (changed, changed))
+                    yield found
     except Exception as error:  # noqa: BLE001 - zipfile raises of all kinds for what is damaged
         yield Found(path, name, f"{path.name} is no archive that can be read: {error}.")
 
@@ -82,6 +95,9 @@ def _unpacked(archive, member, inside, name, folder, number, left):
         return Found(folder, known, f"{inside} is a link; hand in the notebook itself.")
     if member.file_size > _MOST_BYTES:
         return Found(folder, known, f"{inside} is too large: {member.file_size / 1e6:.0f} MB.")
+    if member.file_size > max(_FROM, _MOST_TIMES * member.compress_size):
+        size = f"{member.file_size / 1e6:.0f} MB of {member.compress_size / 1e3:.0f} kB"
+        return Found(folder, known, f"{inside} would become {size}, as no notebook does.")
     if left < 0:
         return Found(
             folder,
@@ -97,5 +113,4 @@ def _unpacked(archive, member, inside, name, folder, number, left):
     except Exception as error:  # noqa: BLE001 - as above; and a name may be too long for a file
         said = getattr(error, "strerror", None) or error
         return Found(folder, known, f"{inside} cannot be unpacked: {said}.")
-    os.utime(place, (0, 0))  # an archive does not say when it was handed in
     return Found(place, known)

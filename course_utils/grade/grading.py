@@ -34,6 +34,7 @@ def grade_files(
     isolated: bool | None = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
     reasons: Mapping[int, str] = MappingProxyType({}),
+    variants: Mapping[int, str] = MappingProxyType({}),
     chapter: int | None = None,
     unprotected: Callable[[], None] = lambda: None,
 ) -> Iterator[Grade]:
@@ -44,6 +45,7 @@ def grade_files(
         does without.
     progress: called with the number of exercises that are graded, and of all.
     reasons: why files, by their place, cannot be graded. chapter: the only one that is graded.
+    variants: what takes the place of `variant` for files, by their place.
     unprotected: called where there are no namespaces.
     Raises RuntimeError where nothing can be graded here.
     """
@@ -51,12 +53,16 @@ def grade_files(
         NotGradable(reasons[i]) if i in reasons else _read(Path(path), limits, chapter)
         for i, path in enumerate(paths)
     ]
-    sound = [s for s in handed_in if isinstance(s, Submission)]
-    tasks = [Task(s, exercise) for s in sound for exercise in s.exercises]
+    tasks = [
+        Task(one, exercise, variants.get(i, variant))
+        for i, one in enumerate(handed_in)
+        if isinstance(one, Submission)
+        for exercise in one.exercises
+    ]
     progress(0, len(tasks))
     known: dict[int, Mark | NotGradable] = {}
     graded = 0
-    coming_marks = check_all(tasks, jobs, variant, limits, isolated, unprotected)
+    coming_marks = check_all(tasks, jobs, limits, isolated, unprotected)
     with contextlib.closing(coming_marks) as coming:
         for path, read in zip(paths, handed_in, strict=True):
             if isinstance(read, NotGradable):

@@ -42,6 +42,19 @@ def changed(before: _Snapshot) -> list[str]:
     return sorted(name for name in before if now.get(name) != before[name])
 
 
+def names_of(function: types.FunctionType) -> dict[str, tuple[object, object]]:
+    """The functions and classes that a function finds by their names: it came here by itself, with a
+    copy of its module's names."""
+    named = function.__globals__.items()
+    return {key: (value, _inside(value)) for key, value in named if callable(value)}
+
+
+def replaced(function: types.FunctionType, before: dict[str, tuple[object, object]]) -> list[str]:
+    """Those of the names that mean something else now."""
+    now = names_of(function)
+    return sorted(key for key in before if now.get(key) != before[key])
+
+
 def _note(found, holder, members):
     for key, value in list(members.items()):
         if callable(value):

@@ -11,6 +11,8 @@ import json
 import math
 import operator
 import os
+import re
+import secrets
 import sys
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -107,7 +109,8 @@ def _lines(value):
 
 
 def _text(value: object) -> str:
-    return str(value)[:_LONGEST_TEXT]
+    """Without places in memory, which are others in each run: two gradings are to be alike."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value)[: 2 * _LONGEST_TEXT])[:_LONGEST_TEXT]
 
 
 class _Changed(Ended):
@@ -273,10 +276,13 @@ class _Answer(_Handle, Absent):
     def at_home(self, requirement: Any, draw: Draw) -> None:
         # A patch that is there as the requirement arrives could be gone after it.
         self._line.ask("sound")
-        wrong = self._line.ask("at home", requirement, draw)
-        if wrong is not None:
-            slug, expected, got = wrong
-            raise Wrong(slug, expected=_said(expected), got=_said(got))
+        token = secrets.token_hex(16)  # no answer that was made up beforehand has it
+        match self._line.ask("at home", requirement, draw, token):
+            case (said, None) if said == token:
+                return
+            case (said, (slug, expected, got)) if said == token:
+                raise Wrong(slug, expected=_said(expected), got=_said(got))
+        raise Forged
 
 
 def _said(value):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from course_utils.grade.marks import Grade, Mark
+from course_utils.grade.report import one_line, printable
 
 _STYLE = """
 body { font: 16px/1.45 system-ui, sans-serif; max-width: 56rem; margin: 2rem auto; padding: 0 1rem; }
@@ -40,8 +41,8 @@ def write(grades: Sequence[Grade], names: Sequence[str], folder: Path) -> list[P
 
 def page(grade: Grade, name: str) -> str:
     """The page of a submission."""
-    title = html.escape(f"{name}: {grade.earned:g} of {grade.points:g} points")
-    body = f"<p>{html.escape(grade.reason)}</p>" if grade.reason else ""
+    title = html.escape(f"{one_line(name)}: {grade.earned:g} of {grade.points:g} points")
+    body = f"<p>{html.escape(one_line(grade.reason))}</p>" if grade.reason else ""
     body += "".join(_section(mark) for mark in grade.exercises)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -62,8 +63,9 @@ def _section(mark: Mark) -> str:
 
 
 def _body(mark):
-    """What the check says, line by line: one that is too long goes on below its own beginning."""
-    lines = mark.feedback[:_MOST].splitlines()
+    """What the check says, line by line: one that is too long goes on below its own beginning. Without
+    the characters that turn the direction of a line round, or delete it."""
+    lines = printable(mark.feedback[:_MOST]).splitlines()
     if lines and lines[0].startswith(f"{mark.exercise} {mark.name}  "):
         lines = lines[1:]  # the title again
     return "".join(

@@ -3,6 +3,10 @@
 roster.csv has a row for each student, with the columns `name`, `email` and `file`; `file` is a path, or
 a part of one, that only this student's submissions have ("first", "first_1815"). `id` is optional and
 goes into the exports; without it the e-mail address does.
+
+A path begins with what the instructor or the LMS has called it, and ends with what the student has:
+the name of the file, and all that is in an archive. So the place that comes first says whose it is,
+and nobody hands in for somebody else by a name that is further behind.
 """
 
 import csv
@@ -55,21 +59,24 @@ def read(path: Path) -> list[Student]:
     missing = [c for c in _COLUMNS if rows and c not in rows[0]]
     if not rows or missing:
         raise ValueError(f"{path} needs a row for each student and the columns name, email, file.")
-    students = [
-        Student(*(row[c].strip() for c in _COLUMNS), (row.get("id") or row["email"]).strip())
-        for row in rows
-    ]
+    students = [_student({key: text or "" for key, text in row.items()}) for row in rows]
     empty = [student.name for student in students if not student.file]
     if empty:
         raise ValueError(f"{path}: {empty[0]} has no file; write what only their paths hold.")
     return students
 
 
+def _student(row):
+    return Student(*(row[c].strip() for c in _COLUMNS), (row.get("id") or row["email"]).strip())
+
+
 def owner(path: str, students: list[Student]) -> Student | None:
-    """The student whose `file` is in the path; the longest, where several are. None where nobody's
-    is, or two are as long."""
-    fitting = sorted((s for s in students if s.file in path), key=lambda s: -len(s.file))
-    if len(fitting) > 1 and len(fitting[0].file) == len(fitting[1].file):
+    """The student whose `file` is in the path: that which begins first, and of these the longest.
+    None where nobody's is, or two are the same."""
+    fitting = sorted(
+        (s for s in students if s.file in path), key=lambda s: (path.index(s.file), -len(s.file))
+    )
+    if len(fitting) > 1 and fitting[0].file == fitting[1].file:
         return None
     return fitting[0] if fitting else None
 

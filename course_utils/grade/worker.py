@@ -110,11 +110,18 @@ def _message(about: dict, *values: Any, keep: Callable = lambda value: 0) -> byt
 class _Service:
     """Answers what the judge asks, one request after the other."""
 
-    __slots__ = ("_before", "_held", "_judge", "_printed")  # no method can be put over its own
+    __slots__ = (
+        "_before",
+        "_held",
+        "_judge",
+        "_printed",
+        "_replaced",
+    )  # no method can be put over its own
 
     def __init__(self, held: _Held, before: Any, judge: Connection):
         self._held, self._before, self._judge = held, before, judge
         self._printed = Printed()
+        self._replaced: list[str] = []  # of the names that a requirement looks up
 
     def serve(self) -> None:
         """Until the judge has left."""
@@ -134,8 +141,9 @@ class _Service:
         about["spent"] = float(seconds - deadline.left)
         if kind in ("call", "set", "item"):
             changed = list(arguments)
-        if kind in ("sound", "at home") and (different := integrity.changed(self._before)):
-            about["changed"] = different[0]
+        different = integrity.changed(self._before) if kind in ("sound", "at home") else []
+        if different or self._replaced:
+            about["changed"] = [*different, *self._replaced][0]
         elif sys.gettrace() or sys.getprofile():
             about["changed"] = "sys.settrace or sys.setprofile"
         try:
@@ -187,12 +195,15 @@ class _Service:
         sys.settrace(None)
         sys.setprofile(None)
 
-    def _at_home(self, requirement, draw, _):
+    def _at_home(self, requirement, draw, token, _):
+        names, wrong = integrity.names_of(requirement), None
         try:
             requirement(self._held.objects[0], draw)
-        except Wrong as wrong:
-            return wrong.misconception, wrong.expected, wrong.got
-        return None
+        except Wrong as error:
+            wrong = error.misconception, error.expected, error.got
+        finally:
+            self._replaced += integrity.replaced(requirement, names)
+        return token, wrong
 
 
 class _Iterator:

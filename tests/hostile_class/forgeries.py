@@ -209,12 +209,12 @@ def hands_in_what_cannot_be_looked_at():
     return with_code(code, "4-1")
 
 
-def _at_home(name, code):
+def _at_home(name, code, because="changes what the check is made of"):
     def make():
         return with_code(code + NO_MODEL, "4-1")
 
     make.__name__ = name
-    becomes, because = ["stopped", *["missing"] * 4], "changes what the check is made of"
+    becomes = ["stopped", *["missing"] * 4]
     member(*becomes, because=because, file="04_manual_split.ipynb")(make)
 
 
@@ -265,4 +265,34 @@ import sys
 def meanwhile():
     sys.settrace(lambda frame, event, arg: None)
 """,
+)
+_at_home(
+    "replaces_the_names_of_the_requirement",  # three of seven requirements of 2.2 were met by it
+    """
+import sys
+
+def meanwhile():
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        for name in {"expect", "expect_type"} & set(frame.f_globals):
+            frame.f_globals[name] = lambda *args, **more: None
+""",
+)
+_at_home(
+    "plays_its_worker_to_the_end",  # full points for 2.2
+    """
+import json
+import sys
+
+def meanwhile():
+    frame = sys._getframe()
+    while "self" not in frame.f_locals or type(frame.f_locals["self"]).__name__ != "_Service":
+        frame = frame.f_back
+    line = frame.f_locals["self"]._judge
+    head = json.dumps([[["dict", 0, [["spent", 0.01]]], None, None], []]).encode()
+    while True:
+        line.send_bytes(len(head).to_bytes(8, "little") + head)
+        line.recv_bytes()
+""",
+    because="has changed what its process says to the check",
 )

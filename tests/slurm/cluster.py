@@ -171,9 +171,13 @@ class Cluster:
         steps = {p for process in found for p in parents(process) if "slurmstepd" in title(p)}
         # those that would report the end of the others come first; the batch script, which has
         # "slurm" in its title too, is one of the others: a step's daemon tells how it has ended
-        for process in sorted({*found, *steps}, key=is_daemon, reverse=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        ordered = sorted({*found, *steps}, key=is_daemon, reverse=True)
+        # all are stopped before the first dies: srun has a companion that cancels its step when it is
+        # gone, and on a busy machine had the time to (seen: the step that puts the job back)
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for process in ordered:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(process)
 
     def wait(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE
