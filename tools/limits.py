@@ -16,7 +16,6 @@ UNCUT = {
     "01_factory",
     "02_data_parallel",
     "04_manual_split",
-    "05_pipeline",
     "07_hybrid",
     "09_elastic",
 }
