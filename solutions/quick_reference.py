@@ -307,7 +307,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | GPipe | a schedule: all forward passes, then all backward passes | [05](05_pipeline.ipynb) |
 # | gradient accumulation | several backward passes before one update | [03](03_ddp_further.ipynb) |
 # | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel_further.ipynb) |
-# | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline.ipynb) |
+# | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline_further.ipynb) |
 # | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
 # | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
 # | heads | independent attentions beside each other, each on a part of the width | [04](04_manual_split.ipynb) |
@@ -359,7 +359,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | queries | what the tokens ask for: each is compared with the keys of the tokens that it may see | [10](10_long_context.ipynb) |
 # | query | what a token looks for in the others | [04](04_manual_split.ipynb) |
 # | rank | one process with its own memory and, where there is one, its own GPU; also its number | [00](00_start_here.ipynb) |
-# | recomputation | computing activations a second time in place of keeping them | [05](05_pipeline.ipynb) |
+# | recomputation | computing activations a second time in place of keeping them | [05](05_pipeline_further.ipynb) |
 # | recv | to receive a message: waits until it arrives | [01](01_factory.ipynb) |
 # | reduce-scatter | a collective: the sum of all, of which every rank gets one piece | [03](03_ddp.ipynb) |
 # | rendezvous | where processes find each other before they form a group | [03](03_ddp.ipynb) |
@@ -389,7 +389,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | star | every rank sends to rank 0, which sends back | [00](00_start_here.ipynb) |
 # | strides | every n-th row, not one block of rows | [03](03_ddp.ipynb) |
 # | style | an entry of a plan | [06](06_tensor_parallel.ipynb) |
-# | tag | a number on a message, by which gloo tells messages apart | [05](05_pipeline.ipynb) |
+# | tag | a number on a message, by which gloo tells messages apart | [05](05_pipeline_further.ipynb) |
 # | temporary buffers | what exists for a moment, such as a gathered unit | [08](08_fsdp.ipynb) |
 # | tensor parallelism | every layer cut, each rank with a part of its matrices | [06](06_tensor_parallel.ipynb) |
 # | tensor-parallel group | the ranks that share one copy of each layer | [06](06_tensor_parallel.ipynb) |

@@ -107,7 +107,7 @@ def test_every_schedule_has_the_whole_batchs_gradients_and_the_predicted_peak(ra
 
 
 def test_in_the_first_half_of_the_backward_pass_no_weight_gets_a_gradient():
-    stage = load_code(5, "Stage")(line(3))
+    stage = load_code(5, "SplitStage")(line(3))
     inputs, gradient = batch(4)
     stage.forward(0, inputs.requires_grad_())
     assert stage.backward_to_input(0, gradient).shape == inputs.shape

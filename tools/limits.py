@@ -14,7 +14,6 @@ LINES, SCRIPT, LONG, LONG_CELLS = 20, 60, 30, 2
 UNCUT = {
     "00_start_here",
     "04_manual_split",
-    "05_pipeline",
 }
 
 

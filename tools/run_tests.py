@@ -30,7 +30,13 @@ PYTHON = [sys.executable]
 PYTEST = [*PYTHON, "-m", "pytest", "-n2", "-o", "faulthandler_timeout=300"]
 NOTEBOOKS = ["notebooks", "solutions"]
 UNDER_RULES = ["env", "COURSE_RULES=nccl", *PYTEST, "--dist", "loadfile"]
-CHAPTERS_UNDER_RULES = ["00_start_here", "01_factory", "02_data_parallel", "05_pipeline"]
+CHAPTERS_UNDER_RULES = [
+    "00_start_here",
+    "01_factory",
+    "02_data_parallel",
+    "05_pipeline",
+    "05_pipeline_further",
+]
 RANKS_OF_TESTS = [  # right answers, those that forget to wait, and the techniques
     "-k",
     "solution_passes or right_answer or not-waited or a_technique or interrupted or contract_sees",
