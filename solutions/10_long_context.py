@@ -1179,9 +1179,8 @@ def attention(module, x):
 
 
 torch.manual_seed(0)
-model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=2, context=CONTEXT).to(
-    device
-)
+model = LanguageModel(len(text.vocabulary()), width=32, heads=4, layers=2, context=CONTEXT)
+model.to(device)
 model.position.register_forward_pre_hook(lambda module, inputs: (mine,))
 for block in model.blocks:
     block.attention.forward = partial(attention, block.attention)
@@ -1195,9 +1194,8 @@ for step in range(5):
     for tensor in (loss.data, *(p.grad for p in model.parameters())):
         dist.all_reduce(tensor)
         tensor /= ranks
-    with torch.no_grad():
-        for parameter, momentum in zip(model.parameters(), momenta):
-            parameter -= 0.1 * momentum.mul_(0.9).add_(parameter.grad)
+    for parameter, momentum in zip(model.parameters(), momenta):
+        parameter.data -= 0.1 * momentum.mul_(0.9).add_(parameter.grad)
 if dist.get_rank() == 0:
     print(f"loss after 5 steps: {loss.item():.3f}")
 dist.destroy_process_group()
