@@ -13,18 +13,22 @@ import functools
 import torch
 from torch.autograd import graph
 
+_KIND = torch._C._autograd.DeviceType.PrivateUse1
+_raise_what_waits = ctypes.pythonapi.PyErr_Occurred  # as ctypes looks for an error after each call
 _taken: list[BaseException] = []
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """PyTorch asks for the kind of the device wherever it changes the stream."""
+    """PyTorch asks for the kind of the device wherever it changes the stream. Whatever Python does before
+    it takes a waiting error may lose it: so no lookup, and no method, which would be made anew."""
 
-    def type_(self):
+    @staticmethod
+    def type_():
         try:
-            ctypes.pythonapi.PyErr_Occurred()  # raises the error that waits, if one does
+            _raise_what_waits()
         except BaseException as error:  # noqa: BLE001 - it is somebody else's, and goes on
             _taken.append(error.with_traceback(error.__traceback__.tb_next))
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return _KIND
 
 
 def install() -> None:
