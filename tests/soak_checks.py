@@ -35,7 +35,7 @@ def soak(exercise, seeds):
                 rejected += line is not None
             elif line is None:
                 accepted += 1
-            elif line.misconception != answer.names:
+            elif line.misconception != answer.named_here:
                 misnamed += 1
                 print(f"  seed {seed}: {answer.answer.__name__} is called {line.misconception}")
     print(

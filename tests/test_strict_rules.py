@@ -12,6 +12,7 @@ from needing_rules import needs_rules
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import hardware, intercept, versions
 from course_utils.hardware import device
@@ -229,6 +230,63 @@ def test_what_breaks_a_rule_is_refused_in_pytorchs_words(name, wrong):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_near_the_rule_and_right_goes_on(name, right):
     assert [said[name] for said in right] == [None] * RANKS
+
+
+# ---- refused within backward ---------------------------------------------------------------------
+
+
+class Watches(TorchDispatchMode):
+    """Kernels run in a function of Python, as in the checks of chapter 7."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return operator(*args, **(kwargs or {}))
+
+
+def backward_with(hook, place: str, gradient: Tensor | None = None) -> None:
+    weight = ones(2).requires_grad_()
+    output = weight * 2
+    getattr(weight, place)(hook)
+    output.backward(ones(2) if gradient is None else gradient)
+
+
+def refused_in_a_hook(place: str) -> None:
+    backward_with(lambda _: all_reduce_of(ones(2, dtype=torch.int16)), place)
+
+
+def refused_in_a_mode(_) -> None:
+    gradient = ones(2)
+    work = dist.all_reduce(gradient, async_op=True)
+    with Watches():
+        backward_with(lambda _: None, "register_hook", gradient)
+    work.wait()
+
+
+def survives(rank: int, refused, place: str) -> tuple[str, list]:
+    """What backward raised, and that the rank goes on, with autograd too."""
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        refused(place)
+    weight = ones(2).requires_grad_()
+    (weight * 3).sum().backward()
+    return str(caught.value), weight.grad.tolist()
+
+
+@pytest.mark.parametrize(
+    ("refused", "place", "words"),
+    [
+        (refused_in_a_hook, "register_hook", "Input tensor data type is not supported"),
+        (
+            refused_in_a_hook,
+            "register_post_accumulate_grad_hook",
+            "Input tensor data type is not supported",
+        ),
+        (refused_in_a_mode, "", IN_FLIGHT),
+    ],
+    ids=["in a tensor's hook", "in a hook after the gradient", "in a dispatch mode"],
+)
+def test_what_is_refused_within_backward_ends_in_a_sentence(refused, place, words):
+    for said, gradient in launch(survives, RANKS, refused, place, rules="nccl"):
+        assert words in said
+        assert gradient == [3.0, 3.0]
 
 
 # ---- never ends under NCCL -----------------------------------------------------------------------

@@ -58,7 +58,8 @@ def class_of(exercise):
             assert len(exercise.hints) == HINTS
             assert rights, "another right way to write it"
             assert len({a.names for a in wrongs}) >= FEWEST_WRONG, "each with its own mistake"
-            assert all(exercise.misconceptions[a.names] for a in wrongs), "each with its sentence"
+            named = {name for a in wrongs for name in (a.names, a.on_nccl) if name}
+            assert all(exercise.misconceptions[name] for name in named), "each with its sentence"
 
         def test_the_notebook_has_the_same_name_and_points(self):
             id = f"{exercise.id}-check"
@@ -91,7 +92,7 @@ def class_of(exercise):
                 record_property("generic", exercise.id)
             first = next((line for line in failed if line.misconception), None)
             assert first, "no mistake was named"
-            assert first.misconception == wrong.names, first
+            assert first.misconception == wrong.named_here, first
 
     return TestExercise
 

@@ -395,7 +395,7 @@ ring = Exercise(
         (
             "In step s rank r sends chunk (r - s) mod n and receives chunk (r - s - 1) mod n. During "
             "the first n - 1 steps it adds what arrives, afterwards it overwrites. `tensor_split` gives "
-            "exactly n chunks, empty ones too; `isend` starts a send and lets you receive meanwhile."
+            "exactly n chunks, empty ones too; `batch_isend_irecv` starts a send and a receive together."
         ),
         (
             "Split `tensor.contiguous().view(-1)` with `tensor_split(n)`; the chunks are views. For "
@@ -404,8 +404,9 @@ ring = Exercise(
         ),
     ],
     misconceptions={
-        "everyone-sends-first": "Every rank waits in `send`, and so nobody receives. Start the send "
-        "with `isend`, then receive, then wait for the send; or let one rank receive first.",
+        "everyone-sends-first": "Every rank begins with a send, and so nobody receives. Start both together "
+        "with `batch_isend_irecv`, or let one rank receive first. An `isend` ahead of the `recv` helps with "
+        "gloo; NCCL's queue holds the `recv` back until the send has ended.",
         "unanswered": "A rank waits for a chunk that nobody sends to it. Send to rank + 1 and receive "
         "from rank - 1, both modulo n, as often on every rank.",
         "unchanged": "The tensor is as it was. The result must stand in the tensor that was handed "

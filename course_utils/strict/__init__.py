@@ -6,6 +6,7 @@ refuse what a GPU with NCCL does. The rooms:
     memory    the device's tensors: the same bytes under two devices
     device    its kernels; storages: what C++ would ask an allocator for
     module    what torch.<device> has to offer
+    guard     what autograd asks of it, also beside an error
     group     the process groups: NCCL by name, gloo by transport
     queues    one queue a communicator; who has waited for what
     rules     what is refused, in whose words

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from course_utils.strict import memory, module, queues, rules, storages
+from course_utils.strict import guard, memory, module, queues, rules, storages
 from course_utils.strict.memory import CPU, moved_to_device, seen_from_cpu
 
 aten = torch.ops.aten
@@ -45,7 +45,10 @@ def install() -> None:
     """Gives this process the device; for good, as PyTorch has one device of this kind."""
     if _libraries:
         return
-    _setup_privateuseone_for_python_backend(memory.NAME, backend_module=module.Module())
+    _setup_privateuseone_for_python_backend(
+        memory.NAME, backend_module=module.Module(), device_guard=guard.DeviceGuard()
+    )
+    guard.install()
     storages.install()
     _keep_parameters_when_moved()
     everything = torch.library.Library("_", "IMPL")

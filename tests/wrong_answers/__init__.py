@@ -12,28 +12,39 @@ check rejects every wrong one with the hint that fits it, and accepts every righ
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
+from course_utils import hardware
+
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to try; `names` is the misconception it has, None where it is right."""
+    """An answer to try; `names` is the misconception it has, None where it is right. `on_nccl` is what
+    it has there, if NCCL lets it end in another way than gloo."""
 
     exercise: str
     answer: Any
     names: str | None
+    on_nccl: str | None = None
+
+    @property
+    def named_here(self) -> str | None:
+        """The misconception that its check has to name where this process launches ranks."""
+        return self.on_nccl if self.on_nccl and _ranks_have_nccl() else self.names
 
 
 _answers: list[Answer] = []
 
 
-def wrong(exercise_id: str, *, names: str) -> Callable:
-    """Decorator: a wrong answer, and the misconception that its check must name first."""
-    return _adding(exercise_id, names)
+def wrong(exercise_id: str, *, names: str, on_nccl: str | None = None) -> Callable:
+    """Decorator: a wrong answer, and the misconception that its check must name first. With NCCL, or
+    under its rules, that is `on_nccl`, if given: say beside it why."""
+    return _adding(exercise_id, names, on_nccl)
 
 
 def right(exercise_id: str) -> Callable:
@@ -52,9 +63,13 @@ def collect(chapter: int) -> list[Answer]:
     return [a for a in _answers if a.exercise.split(".")[0] == str(chapter)]
 
 
-def _adding(exercise_id: str, names: str | None) -> Callable:
+def _ranks_have_nccl() -> bool:
+    return os.environ.get("COURSE_RULES") == "nccl" or hardware.placement(2).backend == "nccl"
+
+
+def _adding(exercise_id: str, names: str | None, on_nccl: str | None = None) -> Callable:
     def add(answer: Any) -> Any:
-        _answers.append(Answer(exercise_id, answer, names))
+        _answers.append(Answer(exercise_id, answer, names, on_nccl))
         return answer
 
     return add
