@@ -486,7 +486,7 @@ def watch(folder, rank):
                 faulthandler.dump_traceback(file)
 
 
-def evaluate(model, images, labels):
+def test_loss(model, images, labels):
     with torch.no_grad():
         loss = cross_entropy(model(images), labels)
     dist.all_reduce(loss)
@@ -510,7 +510,7 @@ def main(folder, limit, rank_0_only):
             optimizer.step()
     if rank == 0 or not rank_0_only:
         share = [part[rank::world_size] for part in mnist.tensors(train=False)]
-        print(f"rank {rank}: test loss {evaluate(model, *share):.2f}")
+        print(f"rank {rank}: test loss {test_loss(model, *share):.2f}")
     dist.barrier()  # nobody leaves before all are done
     dist.destroy_process_group()
 
@@ -569,7 +569,7 @@ for rank in range(2):
     print(f"rank {rank}, in {function}: {script.read_text().splitlines()[int(number) - 1].strip()}")
 
 # %% [markdown]
-# Rank 0 is in `evaluate`, and rank 1 never will be: it stands in the barrier behind it. Three more tools
+# Rank 0 is in `test_loss`, and rank 1 never will be: it stands in the barrier behind it. Three more tools
 # are worth knowing before you need them.
 #
 # | set before the run | what you get |

@@ -1095,15 +1095,13 @@ for step in range(3):
     batch = text.windows(CONTEXT, ROWS, seed=step)
     tokens, targets = (part.chunk(mesh.size())[dist.get_rank()].to(device) for part in batch)
     model.zero_grad()
-    loss = nn.functional.cross_entropy(
-        model(tokens).flatten(0, 1), targets.flatten(), reduction="sum"
-    )
+    scores = model(tokens).flatten(0, 1)
+    loss = nn.functional.cross_entropy(scores, targets.flatten(), reduction="sum")
     (loss / (ROWS * CONTEXT)).backward()
     for name, parameter in model.named_parameters():
         dist.all_reduce(parameter.grad, group=data if ".experts." in name else None)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= parameter.grad  # SGD with a learning rate of 1
+    for parameter in model.parameters():
+        parameter.data -= parameter.grad  # SGD with a learning rate of 1
     dist.all_reduce(total := loss.detach())
     if dist.get_rank() == 0:
         print(f"step {step}: loss {total.item() / (ROWS * CONTEXT):.3f}")
