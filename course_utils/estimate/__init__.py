@@ -1,0 +1,34 @@
+"""What a training run will need, before anybody rents the GPUs: the arithmetic, in one place.
+
+    descriptions   Model, Layout and Hardware: what is trained, how it is split, and on what
+    counting       parameters and FLOPs
+    memory         bytes that a rank holds: model states, activations, what is held for a moment
+    collectives    what a ring sends, and how long that takes
+    pipelining     the bubble of a pipeline
+    traffic        the collectives and messages of one rank in one step
+
+Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s; nothing here is in GB
+or GiB. Each function names the paper and the equation it follows, and what it leaves out.
+"""
+
+from course_utils.estimate.collectives import collective_time
+from course_utils.estimate.counting import flops, parameters
+from course_utils.estimate.descriptions import Hardware, Layout, Model
+from course_utils.estimate.memory import activations_per_layer, memory, model_states
+from course_utils.estimate.pipelining import bubble
+from course_utils.estimate.traffic import Call, traffic
+
+__all__ = [
+    "Call",
+    "Hardware",
+    "Layout",
+    "Model",
+    "activations_per_layer",
+    "bubble",
+    "collective_time",
+    "flops",
+    "memory",
+    "model_states",
+    "parameters",
+    "traffic",
+]
