@@ -649,10 +649,6 @@ compare(
 # no multiple of the ranks.
 
 # %% [markdown]
-# Three schedules, the same gradients as yours. `make bench` compares the time of a step with that of
-# the hand-written engine. PyTorch also has zero-bubble schedules, `ScheduleInterleavedZeroBubble` and
-# `ScheduleZBVZeroBubble`.
-#
 # ### Let PyTorch cut the model
 #
 # So far you cut the model yourself. `pipeline()` does it for you: it traces the model with an example
