@@ -345,12 +345,6 @@ def packs_bools(tensor):
     return math.ceil(tensor.numel() / 8) if tensor.dtype == torch.bool else tensor.nbytes
 
 
-@wrong("0.2", names="dtype-table")
-def reads_the_digits_of_the_name(tensor):
-    digits = "".join(c for c in str(tensor.dtype) if c.isdigit()) or "8"
-    return tensor.numel() * int(digits) // 8
-
-
 @wrong("0.2", names="whole-storage")
 def from_the_first_value_to_the_last(tensor):
     steps = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape))
