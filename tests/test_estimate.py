@@ -1,4 +1,4 @@
-"""The estimates against the tables that papers print, to the last printed digit, and against counts.
+"""The estimates against printed tables, to the last printed digit, and against counts.
 
 data/published holds the tables; each file says which paper it was transcribed from.
 """
@@ -200,7 +200,7 @@ def test_korthikanti_the_first_stage(row):
 
 @pytest.mark.parametrize("row", rows("03_korthikanti.json", "table5"))
 def test_korthikanti_utilisation(row):
-    """The paper's times are rounded, so its utilisations follow within what rounding leaves open."""
+    """The paper's times are rounded; its utilisations follow within what that leaves open."""
     model, tokens = gpt(row), row["global_batch"] * row["seq"]
     for name, convention in (("mfu_pct", "korthikanti"), ("hfu_pct", "selective")):
         flops = estimate.flops(model, row["seq"], tokens, convention)
@@ -226,7 +226,7 @@ def test_zero_bubble_table_5(row):
 
 
 def test_gpipe():
-    """1811.06965, section 2.3: (K - 1) / (M + K - 1), and its speedups are below what that allows."""
+    """1811.06965, section 2.3: (K - 1) / (M + K - 1), and the speedups that this leaves."""
     for k, m in product((1, 2, 4, 8), (1, 4, 32)):
         assert estimate.bubble("gpipe", k, m) == pytest.approx((k - 1) / (m + k - 1), abs=1e-15)
     notes = {(2, 1): 1, (2, 4): 1.6, (2, 32): 1.94, (4, 4): 2.29, (4, 32): 3.66, (8, 32): 6.56}
@@ -379,7 +379,7 @@ def test_stages_together_hold_the_model(tp, pp):
 
 
 def test_more_stages_hold_as_many_activations():
-    """2205.05198, section 4.2.3: 1F1B's first stage keeps as much, however many stages there are."""
+    """2205.05198, section 4.2.3: 1F1B's first stage keeps as much, whatever p is."""
     model = Model(8, 64, 8, 256)
     held = {
         pp: estimate.memory(model, Layout(pp=pp, micro_batches=8), 32)["activations"]

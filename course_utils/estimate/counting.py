@@ -8,8 +8,8 @@ CONVENTIONS = ("6n+attention", "causal", "torchtitan", "sc21", "korthikanti", "s
 def parameters(model: Model) -> int:
     """The parameters of `model`, counted: what `sum(p.numel() ...)` of such a module gives.
 
-    Megatron-LM (2104.04473, eq. 2) with biases and learned positions, 12 l h^2 + 13 l h + (V + s) h,
-    and the 2 h of the last LayerNorm, which the paper leaves out. Every expert counts.
+    With biases and learned positions Megatron-LM's 12 l h^2 + 13 l h + (V + s) h (2104.04473,
+    eq. 2), and the 2 h of the last LayerNorm, which the paper leaves out. Every expert counts.
     """
     ends = (model.vocab * (1 if model.tied else 2) + model.positions) * model.width
     return model.layers * layer_parameters(model) + norm(model) + ends
@@ -64,11 +64,13 @@ def flops(model: Model, seq: int, tokens: int, convention: str = "6n+attention")
         "6n+attention"  6 N + 12 l h s a token (PaLM, 2204.02311, appendix B); N counts every
                         parameter, embedding included; with experts, those that a token visits
         "causal"        the same with half of the attention: 6 N + 6 l h s
-        "torchtitan"    6 (N - V h) + 12 l h s: without the input embedding, which multiplies nothing
-                        (torchtitan and NeMo, since 12/2024); as "6n+attention" if the two are tied
+        "torchtitan"    6 (N - V h) + 12 l h s: without the input embedding, which multiplies
+                        nothing (torchtitan and NeMo, since 12/2024); with a tied one as
+                        "6n+attention"
         "sc21"          with every layer's forward pass computed again: Megatron-LM, 2104.04473,
                         eq. 3, 96 B s l h^2 (1 + s / 6h + V / 16 l h)
-        "korthikanti"   nothing computed again: 2205.05198, eq. 7, 72 B s l h^2 (1 + s / 6h + V / 12 l h)
+        "korthikanti"   nothing computed again: 2205.05198, eq. 7,
+                        72 B s l h^2 (1 + s / 6h + V / 12 l h)
         "selective"     the hardware's, with attention's core computed again: 2205.05198, eq. 8,
                         72 B s l h^2 (1 + s / 3h + V / 12 l h), as printed
 

@@ -163,7 +163,7 @@ def _rough_parameters(model: Model, layout: Layout, stage: int) -> float:
 
 
 def _layer(model: Model, layout: Layout, seq: int, recompute: str) -> float:
-    """The activations of one layer of one micro-batch on a rank: context ranks share the sequence."""
+    """The activations of one layer and micro-batch on a rank; context ranks share the sequence."""
     arguments = (seq, layout.micro_batch, model.width, model.heads)
     return (
         activations_per_layer(*arguments, layout.tp, layout.sequence_parallel, recompute)

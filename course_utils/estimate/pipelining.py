@@ -16,10 +16,11 @@ def bubble(
 ) -> float:
     """The idle share of the WHOLE step, between 0 and 1: extra / (m T + extra).
 
-    A step is the longest time from a rank's first op to its last (zero bubble's "cost"). Of the ideal time m T it is bubble / (1 - bubble), which Megatron-LM prints ((p - 1) / m). T is
+    A step is the longest time from a rank's first op to its last (zero bubble's "cost"). Of the
+    ideal time m T the bubble is bubble / (1 - bubble), which Megatron-LM prints: (p - 1) / m. T is
     forward + backward + weights: the times of a micro-batch in one stage, with all its chunks;
     backward is the gradient of the inputs, weights that of the weights, and 1F1B does both
-    together. hop: the time from the end of an op to the start of the next stage's, in the same unit.
+    together. hop: the time from an op's end to the start of the next stage's, in the same unit.
 
     extra: GPipe (1811.06965, section 2.3), Megatron-LM (2104.04473, section 2.2), zero bubble
     (2401.10241, table 2), plus the hops on the longest way through the schedule; zero bubble prints
@@ -61,8 +62,8 @@ def _extra(schedule, p, m, chunks, forward, backward, weights, hop) -> float:
 def _hops(schedule: str, p: int, m: int, chunks: int, usual: bool) -> float | None:
     """How many hops the longest way has; None where that has no form.
 
-    They reproduce zero bubble's table 5. Interleaving: with messages that wait for no order of their
-    own, as Megatron-LM sends them; the course's simulation has p more.
+    They reproduce zero bubble's table 5. For interleaving the course's simulation, whose messages
+    keep to the order of `schedules.interleaved`, has p more.
     """
     zero_bubble = usual and m > p
     forms = {

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from course_utils import schedules
 from course_utils.estimate import counting
 from course_utils.estimate.collectives import bus_factor
-from course_utils.estimate.descriptions import Layout, Model, one_of
+from course_utils.estimate.descriptions import SCHEDULES, Layout, Model, one_of
 from course_utils.estimate.memory import stage_parameters, vocabulary
 
 BYTES = 2  # of an activation, a parameter, a gradient: bfloat16
@@ -35,11 +36,12 @@ def traffic(model: Model, layout: Layout, seq: int, stage: int = 0) -> list[Call
     layer forward and two backward, or as many pairs of reduce-scatter and all-gather (2205.05198,
     section 4.2.2). Stages: s b h a boundary, and 1 / t of it with sequence parallelism. Context
     ranks gather keys and values (Llama 3, 2407.21783, section 3.3.2). Experts: tokens go out and
-    come back (GShard, 2006.16668, section 2.2). Data ranks: ZeRO (1910.02054, section 7), gradients once a
-    step; the ring's (n - 1) / n, which the paper takes for 1, is counted.
+    come back (GShard, 2006.16668, section 2.2). Data ranks: ZeRO (1910.02054, section 7), gradients
+    once a step, parameters as FSDP2 gathers them (`gatherings`); the ring's (n - 1) / n, which the
+    paper takes for 1, is counted.
 
-    Not counted: the loss's and the gradient norm's few numbers, padding, and the second gathering
-    of a layer's input with which Megatron-LM saves memory.
+    Not counted: the few numbers of the loss and of the norms' gradients, padding, and the second
+    gathering of a layer's input with which Megatron-LM saves memory.
     """
     layout.check(model, seq)
     one_of("stage", stage, range(layout.pp))
@@ -59,7 +61,10 @@ def _hidden(model: Model, layout: Layout, seq: int) -> int:
 
 
 def _passes(layout: Layout) -> dict[str, int]:
-    """How often a layer's forward pass, and its backward pass, runs in a step."""
+    """How often a layer's forward pass, and its backward pass, runs in a step.
+
+    The forward pass that is computed again is counted as forward too.
+    """
     again = 2 if layout.recompute == "full" else 1
     return {"forward": again * layout.micro_batches, "backward": layout.micro_batches}
 
@@ -67,8 +72,8 @@ def _passes(layout: Layout) -> dict[str, int]:
 def _tensor(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
     """Two pairs a layer and pass; the embedding and the output layer have half a pair each.
 
-    The embedding ends forward in a sum, the output layer backward; there, the sequence is shared out
-    again, and gathered on the other way.
+    The embedding ends forward in a sum, the output layer backward; there, the sequence is shared
+    out again, and gathered on the other way.
     """
     layers, size = layout.stage_layers(model.layers)[stage], _hidden(model, layout, seq)
     first, last = stage == 0, stage == layout.pp - 1
@@ -127,17 +132,40 @@ def _data(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
     dense, experts = (BYTES * count for count in stage_parameters(model, layout, stage))
     inside = BYTES * counting.layer_parameters(model, layout.tp, layout.ep) - experts // layers
     root = dense - layers * inside
-    yield from _shared(layout, "dp", layout.shards, [(layers, inside), (1, root)])
+    yield from _shared(layout, stage, "dp", layout.shards, [(layers, inside), (1, root)])
     if experts:
         ranks = max(layout.shards // layout.ep, 1)
-        yield from _shared(layout, "edp", ranks, [(layers, experts // layers), (1, 0)])
+        yield from _shared(layout, stage, "edp", ranks, [(layers, experts // layers), (1, 0)])
     if model.tied and layout.pp > 1 and stage in (0, layout.pp - 1):
         table = BYTES * vocabulary(model, layout.tp)
         yield _collective("ends", "all_reduce", 2, 1, table, "step")
 
 
+def gatherings(layout: Layout, stage: int) -> dict[str, int]:
+    """How many passes of a stage's chunks, in a step, must gather their layers' parameters first.
+
+    FSDP2 gives them up after a forward pass (with reshard) and after a backward pass; a stage of
+    torch.distributed.pipelining keeps them after a backward pass, until the next forward pass ends.
+    """
+    if layout.pp == 1:
+        return {
+            "forward": layout.micro_batches,
+            "backward": layout.micro_batches * layout.reshard,
+        }
+    sizes = (layout.pp, layout.micro_batches)
+    sizes += (layout.chunks,) if layout.schedule == "interleaved" else ()
+    held, counts = set(), {"forward": 0, "backward": 0}
+    for op in getattr(schedules, SCHEDULES[layout.schedule])(*sizes)[stage]:
+        if op.chunk not in held and op.kind != "W":
+            counts["forward" if op.kind == "F" else "backward"] += 1
+            held.add(op.chunk)
+        if op.kind == "F" and layout.reshard:
+            held.remove(op.chunk)
+    return counts
+
+
 def _shared(
-    layout: Layout, group: str, ranks: int, pieces: list[tuple[int, int]]
+    layout: Layout, stage: int, group: str, ranks: int, pieces: list[tuple[int, int]]
 ) -> Iterator[Call]:
     """All-reduce; with ZeRO reduce-scatter and all-gather; with stage 3, piece by piece.
 
@@ -151,10 +179,10 @@ def _shared(
         yield _collective(group, "all_gather", ranks, 1, size, "step")
     else:
         (layers, layer), (_, root) = pieces
-        runs = layout.micro_batches if layout.reshard else 1
-        yield _collective(group, "all_gather", ranks, layers * runs, layer, "forward")
+        for when, passes in gatherings(layout, stage).items():
+            calls = layers * passes // layout.chunks
+            yield _collective(group, "all_gather", ranks, calls, layer, when)
+        runs = layout.micro_batches if layout.pp == 1 else 1
         yield _collective(group, "all_gather", ranks, runs, root, "forward")
-        again = layers * runs if layout.reshard else 0
-        yield _collective(group, "all_gather", ranks, again, layer, "backward")
         yield _collective(group, "reduce_scatter", ranks, layers, layer, "backward")
         yield _collective(group, "reduce_scatter", ranks, 1, root, "backward")
