@@ -1067,14 +1067,6 @@ def saves_the_whole(checkpoints, world_size):
     return Viewing()(checkpoints, world_size)
 
 
-@wrong("8.5", names="dtype-lost")
-def goes_through_single_precision(checkpoints, world_size):
-    made = _Resharding()(checkpoints, world_size)
-    for part in made:
-        part["parameters"] = {name: value.float() for name, value in part["parameters"].items()}
-    return made
-
-
 @wrong("8.5", names="input-changed")
 def empties_the_parts(checkpoints, world_size):
     made = _Resharding()(checkpoints, world_size)
