@@ -440,8 +440,8 @@ print("half of rank 1's gradient on both ranks:", equal(own_gradient() / 2, aver
 # ### Without `launch`: a hang, read with what everybody has
 #
 # `launch` names the rank and the line because it keeps a record of every call. On a cluster nobody does
-# that for you. Here is a whole script as people write it, with the commonest hang of all: **rank 0
-# alone evaluates, and the evaluation calls a collective**. One of its functions is there for the day on
+# that for you. Here is a whole script as people write it, with the commonest hang of all: rank 0
+# alone evaluates, and the evaluation calls a collective. One of its functions is there for the day on
 # which it hangs. Find it before you read on.
 
 # %%
@@ -529,12 +529,12 @@ print(*sorted(torchrun(2, script, scratch(), "1800").splitlines()), sep="\n")
 print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
 
 # %% [markdown]
-# **What everybody reads first says least.** One rank waited longer than the limit and raised. The
+# What everybody reads first says least. One rank waited longer than the limit and raised. The
 # other found its connection closed a moment later, or was ended by torchrun. *Root Cause (first observed
 # failure)* is only the rank whose patience ended first, and that may be the innocent one. What you want
-# is the same moment on **all** ranks.
+# is the same moment on all ranks.
 #
-# **The record of calls.** PyTorch keeps the last collectives of a process in memory, in its **flight
+# *The record of calls.* PyTorch keeps the last collectives of a process in memory, in its **flight
 # recorder**. The function `watch` writes them to a file whenever nothing new has begun for a second.
 # (Its name begins with an underscore: for gloo there is no public one. With NCCL the files come by
 # themselves, see below.) Read it by hand: lay the ranks side by side, and look for the first call that
@@ -557,7 +557,7 @@ for rank in range(2):
 # Rank 0 has begun an all-reduce, rank 1 a barrier, each as its call number 38, and both wait for somebody
 # to join. That is the proof. It names the ranks and the calls; the line it does not know.
 #
-# **The stacks.** `faulthandler`, from Python's own library, writes where every thread is, even while it
+# *The stacks.* `faulthandler`, from Python's own library, writes where every thread is, even while it
 # is stuck in C++. A process that you have not prepared is read from outside: `py-spy dump --pid PID`
 # (`pip install py-spy`; in a container it needs the right to trace).
 

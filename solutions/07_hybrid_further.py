@@ -409,12 +409,12 @@ check("7.5", cheapest_placement)
 # %% [markdown]
 # ## 8. On a cluster
 #
-# * **Which ranks share a machine** is what the launcher decides: torchrun numbers them machine by machine.
+# * *Which ranks share a machine* is what the launcher decides: torchrun numbers them machine by machine.
 #   Print `mesh` and the host name on each rank once, before you trust a grid.
 # * **`NCCL_DEBUG=INFO`** says which way NCCL has chosen for each group, rings or trees, and over which adapter.
-# * **An odd machine** (7 GPUs because one is broken) makes groups that cross its border. Leave the whole
+# * *An odd machine* (7 GPUs because one is broken) makes groups that cross its border. Leave the whole
 #   machine out.
-# * **A change of the grid** needs another checkpoint, or one that any grid can read: chapter 8.
+# * *A change of the grid* needs another checkpoint, or one that any grid can read: chapter 8.
 #
 # ## 9. Remember
 #
