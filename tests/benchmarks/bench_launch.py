@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from course_utils.launch import launch
+from course_utils.terminal import loopback
 from tests.benchmarks.apart import Apart, serve
 from tests.benchmarks.measuring import Spread, met, print_table, ratios, side_by_side
 
@@ -91,13 +92,9 @@ def _cold_launch(n):
 
 
 def _group(rank, n, store):
-    os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=n)
     dist.barrier()
-
-
-def _loopback():
-    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
 def _spawn(n):
@@ -131,7 +128,7 @@ def _accelerate(n):
 
 
 def _group_from_environment():
-    os.environ["GLOO_SOCKET_IFNAME"] = _loopback()
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     dist.init_process_group("gloo")
     dist.barrier()
 
