@@ -510,7 +510,8 @@ def main(folder, limit, rank_0_only):
             optimizer.step()
     if rank == 0 or not rank_0_only:
         share = [part[rank::world_size] for part in mnist.tensors(train=False)]
-        print(f"rank {rank}: test loss {test_loss(model, *share):.2f}")
+        line = f"rank {rank}: test loss {test_loss(model, *share):.2f}\n"
+        sys.stdout.write(line)  # in one piece: print would write its line's end apart
     dist.barrier()  # nobody leaves before all are done
     dist.destroy_process_group()
 

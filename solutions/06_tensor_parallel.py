@@ -1552,8 +1552,9 @@ for step in range(3):
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    whole_loss = loss.full_tensor().item()  # on every rank: it may be a collective
     if dist.get_rank() == 0:
-        print(f"step {step}: loss {loss.full_tensor().item():.3f}")
+        print(f"step {step}: loss {whole_loss:.3f}")
 dist.destroy_process_group()
 
 # %%
