@@ -80,25 +80,22 @@ def until(ended: Callable[[], bool]) -> None:
     while not ended():
         nap = next(naps, _NAPS[-1])
         if nap == _NAPS[-1] and _say_what_is_pending():
-            behind_a_collective(nap)
+            behind_a_collective(lambda: ended() or not _say_what_is_pending())
         else:
-            behind_a_kernel(nap)
+            time.sleep(nap)
     _say({})
 
 
 def until_all_have(ended: Callable[[], bool]) -> None:
     """Returns when ended() is true, which the other ranks' hosts bring about."""
-    while not ended():
-        behind_a_collective(_NAPS[-1])
+    behind_a_collective(ended)
 
 
-# A stack that ends in one of these says what its rank waits for.
-def behind_a_collective(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-def behind_a_kernel(seconds: float) -> None:
-    time.sleep(seconds)
+def behind_a_collective(goes_on: Callable[[], bool]) -> None:
+    """Returns when goes_on() is true. A stack that has this in it says what its rank waits for, also
+    while the rank looks whether it goes on."""
+    while not goes_on():
+        time.sleep(_NAPS[-1])
 
 
 def all_awaited() -> None:

@@ -76,10 +76,18 @@ def batches_without_partner(rank: int) -> None:
         work.wait()
 
 
+def looks_slowly(rank: int) -> None:
+    """As on a busy machine: between two looks whether it goes on, its stack is another one."""
+    look = host_waits._say_what_is_pending
+    host_waits._say_what_is_pending = lambda: time.sleep(0.05) or look()
+    both_send_first(rank)
+
+
 HANGS = {
     reads_ten_lines_later: ("finished without calling it", "rank 1 waits in all_reduce"),
     never_reads: ("finished without calling it", "rank 1 waits in all_reduce"),
     both_send_first: ("rank 0 waits in send to rank 1", "rank 1 waits in send to rank 0"),
+    looks_slowly: ("rank 0 waits in send to rank 1", "rank 1 waits in send to rank 0"),
     groups_crosswise: ("ranks 0 and 1 wait in all_reduce",),
     batches_without_partner: ("rank 0 waits in recv from rank 1", "Every send needs a recv"),
 }

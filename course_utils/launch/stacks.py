@@ -12,6 +12,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from multiprocessing import connection
 
 from course_utils.launch.frames import Frame, is_compiled, is_own, own
@@ -58,6 +59,8 @@ class Stacks:
                 frames = self.threads[thread[1]] = []
             elif frame := _FRAME.match(line):
                 frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+                if _polls(frames[-1]):  # where in its loop a host is, is chance
+                    frames[:] = [replace(frames[-1], line=0)]
         self.main = self.threads.get(main, [])
 
     @property
@@ -87,7 +90,7 @@ def collective(frames: list[Frame]) -> str | None:
         return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
     if inner.file.endswith(_DDP) and _REBUILD in inner.source:
         return _REBUILD  # at the second forward, ranks agree on them
-    on_device = inner.file.endswith(_HOST) and inner.function == "behind_a_collective"
+    on_device = _polls(inner)
     if not (on_device or _TORCH_DISTRIBUTED in inner.file or _WAIT in inner.file):
         return None
     name = "wait" if on_device else inner.function
@@ -97,6 +100,10 @@ def collective(frames: list[Frame]) -> str | None:
         if _TORCH_DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
             name = frame.function
     return name
+
+
+def _polls(frame):
+    return frame.file.endswith(_HOST) and frame.function == "behind_a_collective"
 
 
 def called(frames: list[Frame]) -> str | None:
