@@ -13,7 +13,7 @@ from torch import nn
 
 from course_utils import gpu_sharing, hardware
 from course_utils.hardware import CAUSES, Machine, Setup, doctor
-from course_utils.launch import launch, packing, parent
+from course_utils.launch import job, launch
 
 FOUR = Machine(driver_gpus=4)
 GOOD = {"model_device": "cuda:0", "batch_device": "cuda:0", "batch_size": 64}
@@ -210,13 +210,12 @@ def test_figures_say_where_their_times_come_from(monkeypatch, case, words):
     assert hardware.placement(case[2]).timing == words
 
 
-def test_ranks_that_share_a_gpu_tell_nccl_and_share_its_memory(monkeypatch):
+def test_ranks_that_share_a_gpu_tell_nccl_and_share_its_memory():
     sharing = hardware.Placement("nccl", [torch.device("cuda", 0)] * 4)
-    monkeypatch.setattr(hardware, "placement", lambda nprocs: sharing)
-    parts = parent._job(4, "folder", "place", 60.0, rules=None, backend=None)
-    job = packing.unpack([bytes(part) for part in parts])
-    assert job["sharing"] == 4
-    assert job["environment"].items() >= gpu_sharing.ENVIRONMENT.items()
+    call = job.Call(4, 60.0, rules=None, backend=None)
+    told = job.on_this_host(call, sharing, "folder", "place")
+    assert told["sharing"] == 4
+    assert told["environment"].items() >= gpu_sharing.ENVIRONMENT.items()
 
 
 def test_a_kernel_with_a_gpu_uses_the_first(monkeypatch):

@@ -6,9 +6,10 @@ from course_utils.launch import calls, compare
 from course_utils.launch.calls import POINT_TO_POINT, Call
 from course_utils.launch.failure import RankFailure
 from course_utils.launch.frames import Frame
-from course_utils.launch.process import START, Rank
 from course_utils.launch.states import State, grouped, names, signal_name
 from course_utils.launch.states import states as states_of
+from course_utils.launch.view import START, Rank
+from course_utils.launch.view import records as records_of
 
 _SAME_CALLS = (
     "Every rank of a group has to make the same collective calls, in the same order,\nwith "
@@ -47,7 +48,7 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
     they are."""
     if reason == "orphaned":
         return RankFailure(_ORPHANED, kind="signal")
-    records = calls.read([rank.record for rank in ranks])
+    records = records_of(ranks)
     mismatch = compare.first_mismatch(records)
     if reason == "finished" and not mismatch:
         return None
@@ -116,7 +117,7 @@ def _failed(ranks, states, records):
     if states[first.number].consequence and (left := _left(ranks, records)):
         return _destroyed(*left, states)
     report = first.report or {}
-    kind = report.get("kind") or ("exit" if first.code >= 0 else "signal")
+    kind = report.get("kind") or _kind_of_end(first)
     own = states[first.number]
     lines = [f"rank {first.number} {_headline(first, own)}", *_quotes(own.path)]
     lines += _others(states, first.number)
@@ -142,7 +143,15 @@ def _destroyed(number, where, states):
     return _failure(lines, number, "mismatch", where, states)
 
 
+def _kind_of_end(rank):
+    if rank.lost:
+        return "lost"
+    return "exit" if rank.code >= 0 else "signal"
+
+
 def _headline(rank, own):
+    if rank.lost:
+        return f"{own.words}."
     if rank.report is None and rank.code >= 0:
         return f"{own.words} before it returned."
     if rank.report is None:

@@ -5,7 +5,7 @@ class RankFailure(RuntimeError):
     """A rank failed. `str(failure)` is a message for a learner.
 
     rank:   the rank that failed first; None if the call never reached the ranks
-    kind:   'exception', 'exit', 'signal', 'timeout', 'mismatch' or 'pickle'
+    kind:   'exception', 'exit', 'signal', 'timeout', 'mismatch', 'pickle' or 'lost'
     line:   line number in the learner's cell or file, None where there is none
     error:  name of the exception's type ("ZeroDivisionError"), None for the other kinds
     ranks:  a state in words for each rank, by rank

@@ -21,7 +21,7 @@ def _folder(package):
     return os.path.dirname(spec.origin) if spec and spec.origin else os.devnull
 
 
-_LIBRARIES = tuple(
+LIBRARIES = tuple(
     os.path.join(os.path.realpath(path), "")
     for path in {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -29,6 +29,14 @@ _LIBRARIES = tuple(
         os.path.dirname(os.path.dirname(os.path.abspath(__file__))),  # course_utils itself
     }
 )
+_elsewhere = ()
+
+
+def know_libraries(folders: tuple[str, ...]) -> None:
+    """In the kernel: libraries lie in these folders on other hosts."""
+    global _elsewhere
+    _elsewhere = tuple({*_elsewhere, *folders})
+    is_own.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,9 @@ def is_own(file: str) -> bool:
         return False  # "<frozen runpy>", "<string>"
     real = os.path.realpath(file)
     return not (
-        real.startswith(_LIBRARIES) or any(name in real for name in _INSTALLED) or is_compiled(real)
+        real.startswith(LIBRARIES + _elsewhere)
+        or any(name in real for name in _INSTALLED)
+        or is_compiled(real)
     )
 
 

@@ -5,11 +5,13 @@ writes, what a rank writes just before it dies, half a line. Rank 0's lines appe
 the others' follow in rank order when the call ends.
 """
 
+import contextlib
 import ctypes
 import io
 import os
 import re
 import sys
+from collections.abc import Iterator
 
 from course_utils.launch import figures
 
@@ -43,6 +45,19 @@ def redirect(pipe) -> None:
             libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, 2, 0)  # 2: unbuffered
         except ValueError:
             pass  # the other system's name
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """In a rank: what C++ writes to file descriptor 2 in this block is lost."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _stream(fd):

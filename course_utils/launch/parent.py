@@ -1,30 +1,21 @@
 """The call itself: check, start, watch, explain, clean up."""
 
-import multiprocessing
-import os
-import shutil
 import signal
-import socket
-import sys
-import tempfile
 import threading
 from contextlib import contextmanager
 
-from course_utils import gpu_sharing, hardware
 from course_utils.launch import (
     arguments,
-    calls,
     diagnosis,
-    figures,
-    frames,
+    hosts,
+    job,
     packing,
     rank,
     server,
     sockets,
     unpicklable,
 )
-from course_utils.launch.janitor import janitor
-from course_utils.launch.process import Rank
+from course_utils.launch.process import Process
 from course_utils.launch.supervise import Supervision
 
 
@@ -65,22 +56,10 @@ def launch(
     nprocs = arguments.check(fn, nprocs, args, timeout)
     arguments.check_backend(backend, rules)
     rules = None if backend else arguments.check_rules(rules)
+    call = job.Call(nprocs, timeout, rules, backend)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
-    with (
-        _temporary_folder(nprocs) as (folder, records),
-        sockets.near(folder) as place,
-        server.in_use(),
-    ):
-        ranks = []
-        try:
-            job = _job(nprocs, folder, place, timeout, rules, backend)
-            for record, call in zip(records, packed):
-                _start(ranks, record)
-                ranks[-1].give(job)  # it begins while the next one starts
-                ranks[-1].give(call)
-            return _run(ranks, timeout)
-        finally:
-            _end(ranks)
+    with (hosts.start if hosts.chosen() else _start_here)(call, packed) as ranks:
+        return _run(ranks, timeout)
 
 
 def _packed(fn, args_of_ranks):
@@ -97,31 +76,29 @@ def _packed(fn, args_of_ranks):
 
 
 @contextmanager
-def _temporary_folder(nprocs):
-    """A private folder for the rendezvous and each rank's record of calls."""
-    folder = None
-    try:
+def _start_here(call, packed):
+    """The ranks of a call on this machine, as long as the block goes on."""
+    with (
+        job.temporary_folder(range(call.nprocs)) as (folder, records),
+        sockets.near(folder) as place,
+        server.in_use(),
+    ):
+        ranks = []
         try:
-            folder = tempfile.mkdtemp(prefix="course-launch-")
-            janitor.keep("folder", folder)
-            records = [os.path.join(folder, f"calls-{number}") for number in range(nprocs)]
-            for record in records:
-                calls.prepare(record)
-        except OSError as error:
-            raise OSError(
-                f"launch cannot write to the temporary folder ({error.strerror or error}): free "
-                "some space there, or set TMPDIR to another folder and restart the kernel."
-            ) from None
-        yield folder, records
-    finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-            janitor.forget("folder", folder)
+            placement = call.placement(call.nprocs)
+            told = packing.pack(call.for_ranks() | job.on_this_host(call, placement, folder, place))
+            for record, own in zip(records, packed, strict=True):
+                _start(ranks, record)
+                ranks[-1].give(told)  # it begins while the next one starts
+                ranks[-1].give(own)
+            yield ranks
+        finally:
+            _end(ranks)
 
 
 def _start(ranks, record):
     with _uninterrupted():  # a rank that was started but is not in the list would stay
-        ranks.append(Rank(len(ranks), record))
+        ranks.append(Process(len(ranks), record))
 
 
 def _end(ranks):
@@ -137,7 +114,7 @@ def _run(ranks, timeout):
     with Supervision(ranks, timeout) as supervision:
         try:
             reason = supervision.watch()
-            if reason == "failed" and server.died():
+            if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
                 reason = "orphaned"
             failure = diagnosis.explain(reason, ranks, timeout)
         finally:
@@ -147,38 +124,6 @@ def _run(ranks, timeout):
     if failure:
         raise failure
     return [r.report["result"] for r in ranks]
-
-
-def _job(nprocs, folder, place, timeout, rules, backend):
-    """What each rank needs to know, packed."""
-    placement = hardware.on_cpu(nprocs) if backend else hardware.placement(nprocs)
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    return packing.pack(
-        {
-            "nprocs": nprocs,
-            "folder": folder,
-            "sockets": place,
-            "backend": placement.backend,
-            "devices": placement.devices,
-            "sharing": placement.sharing,
-            "rules": rules if placement.backend == "gloo" else None,  # NCCL has its own
-            # Nothing listens beyond this machine.
-            "environment": dict(os.environ)
-            | {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback, **hardware.QUIET}
-            | (gpu_sharing.ENVIRONMENT if placement.sharing > 1 else {})
-            | figures.environment(folder),
-            "directory": os.getcwd(),
-            "path": server.import_path(),
-            "argv": sys.argv,
-            "start_method": multiprocessing.get_start_method(allow_none=True),
-            "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
-            "threads": max(1, hardware.cores() // nprocs),
-            # launch's own limit comes first: it explains, where the group's would only end. And it is
-            # longer by the time in which the kernel was stopped, which may be a night.
-            "patience": timeout + 86_400,
-            "limit": timeout,
-        }
-    )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A rank as the kernel sees it: its process, its three channels, its end."""
+"""A rank on this machine: its process, its three channels, its end."""
 
 import contextlib
 import os
@@ -6,15 +6,15 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from course_utils.launch import family, packing, rank, server, stacks
 from course_utils.launch.janitor import janitor
-from course_utils.launch.output import Output
-
-START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
+from course_utils.launch.view import Rank
 
 # What handles signals in every rank: faulthandler, the request for stacks, and the C library with
 # the two real-time signals below those that it offers. A bit for each, as in /proc.
@@ -26,21 +26,30 @@ _OWN_HANDLERS = sum(
 )  # fmt: skip
 
 
-class Rank:
-    """The process of one rank.
+class Here:
+    """This machine, as a host of ranks."""
 
-    report:  what the rank has delivered (a dict with the key "kind"), None before
-    code:    its exit code once it is dead (negative: the number of a signal), None before
-    """
+    name = None
+    tick = 0.05
+
+    def stacks(self, ranks: list["Process"]) -> list[str]:
+        return stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in ranks])
+
+    def refresh_records(self) -> None:
+        """They are where the ranks write them."""
+
+    def orphaned(self) -> bool:
+        return server.died()
+
+
+_here = Here()
+
+
+class Process(Rank):
+    """The process of one rank."""
 
     def __init__(self, number: int, record: str):
-        self.number = number
-        self.report = None
-        self.code = None
-        self.main_thread = None  # known when the rank is ready to be asked for its stacks
-        self.joined = False  # true when it is connected to all others, and waits to begin
-        self.record = record
-        self.output = Output(number, os.path.dirname(record), live=number == 0)
+        super().__init__(number, _here, record, os.path.dirname(record))
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
             self.printed, printing = map(opened.enter_context, server.context.Pipe(duplex=False))
@@ -60,13 +69,16 @@ class Rank:
         with contextlib.suppress(ConnectionError):
             packing.send(self.channel, parts)
 
-    def listen(self) -> None:
-        """After all has been given: messages of the rank are read piece by piece."""
-        self.channel.setblocking(False)
+    def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
+        self.channel.setblocking(False)  # messages of the rank are read piece by piece
         self._inbox = packing.Inbox(self.channel)
+        return (
+            (self.channel, self.read_message),
+            (self.printed, self.read_output),
+            (self.process.sentinel, self.read_end),
+        )
 
     def begin(self) -> None:
-        """Lets the rank call the learner's function: all ranks are connected."""
         with contextlib.suppress(OSError):
             self.channel.send(b"b")
 
@@ -74,13 +86,7 @@ class Rank:
         """Takes what has arrived from the rank; False when nothing more can come."""
         try:
             while self._inbox.read():
-                message = self._unpacked(self._inbox.parts)
-                if message["kind"] == "ready":
-                    self.main_thread = message["main_thread"]
-                elif message["kind"] == "joined":
-                    self.joined = True
-                else:
-                    self.report = message
+                self.take(self._inbox.parts)
                 self._inbox = packing.Inbox(self.channel)
         except BlockingIOError:
             return True
@@ -88,14 +94,7 @@ class Rank:
             return False
         return True
 
-    def _unpacked(self, parts):
-        try:
-            return packing.unpack(parts)
-        except Exception as error:  # noqa: BLE001 - what a rank could send may not be rebuilt
-            return {"kind": "pickle", "what": "receive", "text": f"{type(error).__name__}: {error}"}
-
     def read_output(self) -> bool:
-        """Takes what the rank has printed; False when nothing more can come."""
         try:
             data = os.read(self.printed.fileno(), 1 << 18)
         except BlockingIOError:
@@ -118,21 +117,7 @@ class Rank:
         except (BlockingIOError, ConnectionError):
             return False
 
-    @property
-    def finished(self) -> bool:
-        return self.report is not None and self.report["kind"] == "result"
-
-    @property
-    def failed(self) -> bool:
-        return not self.finished and (self.report is not None or self.code is not None)
-
-    @property
-    def living(self) -> bool:
-        """Neither finished nor failed."""
-        return self.report is None and self.code is None
-
     def activity(self) -> tuple[float, bool]:
-        """Processor time used so far in seconds, and whether the rank sleeps now."""
         if self._activity is None:
             return 0.0, True
         try:
@@ -144,7 +129,6 @@ class Rank:
             return 0.0, True
 
     def handles_signals(self) -> bool:
-        """Whether the rank may have a handler for a signal that is not there in every rank."""
         try:
             status = Path(f"/proc/{self.process.pid}/status").read_text()
         except OSError:
@@ -153,7 +137,6 @@ class Rank:
         return bool(caught & ~_OWN_HANDLERS)
 
     def calls_made(self) -> int:
-        """A number that changes with each collective call of the rank."""
         return os.stat(self.record).st_mtime_ns
 
     def send_signal(self, number: int) -> None:
@@ -161,7 +144,6 @@ class Rank:
         self._handle.send(number)
 
     def last_words(self) -> stacks.Stacks:
-        """The stack that a rank wrote when it crashed."""
         return stacks.Stacks(stacks.drain(self.stacks), self.main_thread)
 
     def kill(self) -> None:
@@ -184,13 +166,3 @@ class Rank:
 def _activity(pid):
     with contextlib.suppress(psutil.Error):  # it has ended already
         return psutil.Process(pid)
-
-
-def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
-    """Asks the ranks where they are, all at once; None for one that cannot answer."""
-    able = [each for each in ranks if each.main_thread is not None and each.code is None]
-    texts = stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in able])
-    found = dict.fromkeys(ranks)
-    for each, text in zip(able, texts):
-        found[each] = stacks.Stacks(text, each.main_thread) if text else None
-    return found

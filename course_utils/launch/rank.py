@@ -73,9 +73,9 @@ def _adopt(job, rank):
     os.environ.update(job["environment"])
     for name, value in (
         ("RANK", rank),
-        ("LOCAL_RANK", rank),
+        ("LOCAL_RANK", rank - job["first"]),
         ("WORLD_SIZE", job["nprocs"]),
-        ("LOCAL_WORLD_SIZE", job["nprocs"]),
+        ("LOCAL_WORLD_SIZE", len(job["devices"])),
     ):
         os.environ[name] = str(value)
     os.chdir(job["directory"])
@@ -190,7 +190,7 @@ def _end_of_a_fork():
 
 
 def _join_group(job, rank):
-    backend, device = job["backend"], job["devices"][rank]
+    backend, device = job["backend"], job["devices"][rank - job["first"]]
     gpu = device if device.type == "cuda" else None
     if gpu:
         torch.cuda.set_device(gpu)
@@ -208,13 +208,21 @@ def _join_group(job, rank):
         _wait_in_python()
     dist.init_process_group(
         backend,
-        store=dist.FileStore(os.path.join(job["folder"], "store"), job["nprocs"]),
+        store=_store(job),
         rank=rank,
         world_size=job["nprocs"],
         timeout=timedelta(seconds=job["patience"]),
         device_id=gpu,
     )
     recorder.begin()
+
+
+def _store(job):
+    """Where the ranks meet: a file on their host, or a port of one of their hosts."""
+    if isinstance(job["store"], str):
+        return dist.FileStore(job["store"], job["nprocs"])
+    with output.silent():  # it warns of each host that no name is known of
+        return dist.TCPStore(*job["store"], is_master=False)
 
 
 def _wait_in_python():

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from course_utils.launch import frames, threads
 from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call, read_pending
 from course_utils.launch.frames import Frame
-from course_utils.launch.process import Rank, where
 from course_utils.launch.stacks import collective
+from course_utils.launch.view import Rank, where
 
 _LOST_CONNECTION = re.compile(
     r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Ss]ocket closed|remote process exited"
@@ -55,6 +55,8 @@ def _state(rank, record, stacks):
         return State("finished")
     if rank.report:
         return _reported(rank.report, record)
+    if rank.lost:
+        return State(f"was on host {rank.host.name}, which does not answer any more")
     if rank.code is not None:
         return _dead(rank)
     return _living(rank, record, stacks)

@@ -4,7 +4,7 @@ import selectors
 import time
 
 from course_utils.launch import calls, compare, stacks, threads
-from course_utils.launch.process import START, Rank, where
+from course_utils.launch.view import START, Rank, records, where
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
 _BRIEFLY = 0.5  # seconds without any movement after which the ranks' calls are compared
@@ -23,12 +23,7 @@ class Supervision:
 
     def __enter__(self):
         for rank in self._ranks:
-            rank.listen()
-            for source, read in (
-                (rank.channel, rank.read_message),
-                (rank.printed, rank.read_output),
-                (rank.process.sentinel, rank.read_end),
-            ):
+            for source, read in rank.listen():
                 self._selector.register(source, selectors.EVENT_READ, read)
         return self
 
@@ -74,9 +69,9 @@ class Supervision:
         """After a failure: what the others do now belongs to its story, and must not depend on
         which of them was a little faster."""
         end = time.monotonic() + _SETTLE
-        before, quiet = None, 0
+        before, quiet, tick = None, 0, max(rank.host.tick for rank in self._ranks)
         while time.monotonic() < end and quiet < 3:
-            time.sleep(0.05)
+            time.sleep(tick)
             self._read(0)
             if not any(rank.living for rank in self._ranks):
                 return
@@ -132,9 +127,9 @@ class Stillness:
         elif now - self._since >= _BRIEFLY and not self._compared:
             self._compared = True
             # Groups that do not fit may still let the ranks come to an end, and what they print.
-            records = calls.read([rank.record for rank in self._ranks])
-            mismatch = compare.first_mismatch(records, groups=False)
-            return mismatch is not None or self._proven(records)
+            made = records(self._ranks)
+            mismatch = compare.first_mismatch(made, groups=False)
+            return mismatch is not None or self._proven(made)
         elif now - self._since >= _STILL:
             return self._stuck()
         return False
@@ -168,8 +163,8 @@ class Stillness:
         self._restart()  # answering has cost the ranks some processor time
         if self._stacks is None or self._stacks != before:
             return False
-        records = calls.read([rank.record for rank in self._ranks])
-        return not self._limited(records) and compare.none_can_end(records, self._pending())
+        made = records(self._ranks)
+        return not self._limited(made) and compare.none_can_end(made, self._pending())
 
     def _proven(self, records):
         made = {rank: calls_made for rank, (_, calls_made) in self._start.items()}

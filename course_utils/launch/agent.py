@@ -1,0 +1,282 @@
+"""A host's side of a launch over several hosts: one agent a host, in the process of an engine.
+
+The engine (ipyparallel's, say) carries calls of `serve` and nothing else. The ranks are not the engine's:
+they are forked here, as on one machine, and everything that they need lies here. What they print and
+deliver is handed on as bytes when the kernel asks for it.
+
+An agent has a lease: from whom it has heard nothing for long, for them it ends its ranks. So none is
+left when the kernel, the engine's controller or the cable is gone.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import selectors
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from course_utils.launch import frames, job, packing, server, sockets, stacks
+from course_utils.launch.process import Process
+
+LEASE = 12.0  # seconds without a word from the kernel after which ranks are ended
+_LOOK = 1.0  # seconds between two looks at the lease
+_MOST = 1 << 25  # bytes of a rank that one answer carries
+
+
+class _Launch:
+    """The ranks on this host of the launch that goes on.
+
+    interface: through which the hosts see each other; address: this host's there.
+    """
+
+    def __init__(self, call: job.Call, first: int, ranks: int, toward: str):
+        self._call = call
+        self.first, self.ranks = first, []
+        self.address, self._interface = _own_end(toward)
+        self._opened = contextlib.ExitStack()
+        numbers = range(first, first + ranks)
+        self._folder, self.records = self._opened.enter_context(job.temporary_folder(numbers))
+        self._sockets = self._opened.enter_context(sockets.near(self._folder))
+        self._opened.enter_context(server.in_use())
+        self.placement = call.placement(ranks)
+        self._figures = set()
+        self._selector = self._opened.enter_context(selectors.DefaultSelector())
+        self._store = None
+
+    def open_store(self) -> int:
+        """Makes the store in which all ranks of the launch meet; returns its port."""
+        listening = socket.create_server((self.address, 0))  # TCPStore would take all interfaces
+        port, listening = listening.getsockname()[1], listening.detach()  # the store closes it
+        own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening}
+        self._store = dist.TCPStore(self.address, port, **own)
+        return port
+
+    def start(self, told: dict, calls: list[list], which: list[int], store: tuple[str, int]):
+        here = job.on_this_host(self._call, self.placement, self._folder, self._sockets)
+        here |= {"first": self.first, "store": store}
+        here["environment"] |= told.pop("variables")
+        # Where hosts share their files, the kernel's folder and its modules are here too.
+        if not os.path.isdir(told["directory"]):
+            del told["directory"]
+        shared = [entry for entry in told.pop("path") if os.path.exists(entry)]
+        here["path"] = [*(entry for entry in shared if entry not in here["path"]), *here["path"]]
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            here["environment"][name] = self._interface
+        packed = packing.pack(here | told)
+        for number, (record, own) in enumerate(zip(self.records, which, strict=True), self.first):
+            rank = Process(number, record)
+            self.ranks.append(rank)
+            rank.give(packed)
+            rank.give(calls[own])
+        for rank in self.ranks:
+            rank.channel.setblocking(False)
+            for source, kind in (
+                (rank.channel, "message"),
+                (rank.printed, "output"),
+                (rank.process.sentinel, "end"),
+            ):
+                self._selector.register(source, selectors.EVENT_READ, (rank, kind))
+
+    def poll(self, patience: float) -> list[tuple]:
+        """What has happened: ("figure", name, bytes), ("message" or "output", rank, bytes), and ("end",
+        rank, exit code). Waits until something has, for `patience` seconds at most."""
+        ready = [key for key, _ in self._selector.select(patience)]
+        happened = []
+        # What a rank has printed before a message, or before its end, goes before it.
+        for kind in ("output", "message", "end"):
+            for key in ready:
+                if key.data[1] == kind:
+                    happened += self._read(key)
+        return [*self._new_figures(), *happened]
+
+    def _read(self, key):
+        rank, kind = key.data
+        if kind == "end":
+            self._selector.unregister(key.fileobj)
+            rank.process.join()
+            rest = [*self._bytes(rank, "output"), *self._bytes(rank, "message")]
+            rank.code = rank.process.exitcode
+            return [*rest, ("end", rank.number, rank.code)]
+        found = self._bytes(rank, kind)
+        if not found:
+            self._selector.unregister(key.fileobj)
+        return found
+
+    def _bytes(self, rank, kind):
+        source = rank.channel if kind == "message" else rank.printed
+        data = bytearray()
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while len(data) < _MOST and (piece := os.read(source.fileno(), 1 << 20)):
+                data += piece
+        return [(kind, rank.number, bytes(data))] if data else []
+
+    def _new_figures(self):
+        new = {path for path in Path(self._folder).glob("*.png")} - self._figures
+        self._figures |= new
+        return [("figure", path.name, path.read_bytes()) for path in sorted(new)]
+
+    def state(self) -> dict[int, tuple]:
+        """Of each rank that lives: its activity, whether it handles signals, and its calls so far."""
+        return {
+            rank.number: (rank.activity(), rank.handles_signals(), rank.calls_made())
+            for rank in self.ranks
+            if rank.code is None
+        }
+
+    def end(self) -> None:
+        """Ends all ranks, and leaves nothing."""
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.close()
+        server.end_strays()
+        self._store = None
+        self._opened.close()
+
+
+_launch: _Launch | None = None
+_lock = threading.RLock()
+_heard = time.monotonic()
+
+
+def serve(method: str, *args: Any) -> Any:
+    """What the engine calls."""
+    global _heard
+    with _lock:
+        _heard = time.monotonic()
+        try:
+            return _METHODS[method](*args)
+        finally:
+            _heard = time.monotonic()
+
+
+def _about():
+    """What has to be the same on all hosts, and what the kernel has to know of this one."""
+    return {
+        "versions": versions(),
+        "name": socket.gethostname(),
+        "network": _network(),
+        "libraries": frames.LIBRARIES,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions that have to be the same where ranks of one launch are."""
+    texts = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return {
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "PyTorch": torch.__version__,
+        "the course": hashlib.sha256(texts).hexdigest()[:8],
+    }
+
+
+def _network():
+    """A name for what this process sees of the network: two containers of a host have two."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/net")
+    return ""
+
+
+def _prepare(call, first, ranks, toward):
+    global _launch
+    _end()
+    _launch = _Launch(call, first, ranks, toward)
+    _watch()
+    return {"backend": _launch.placement.backend, "address": _launch.address}
+
+
+def _open_store():
+    return _launch.open_store()
+
+
+def _start(told, calls, which, store):
+    _launch.start(told, calls, which, store)
+
+
+def _begin():
+    for rank in _launch.ranks:
+        rank.begin()
+
+
+def _poll(patience):
+    if _launch is None:
+        raise LookupError("the lease has run out")
+    return _launch.poll(patience), _launch.state()
+
+
+def _stacks(numbers):
+    ranks = [rank for rank in _launch.ranks if rank.number in numbers]
+    for rank in ranks:
+        rank.main_thread = numbers[rank.number]
+    found = ranks[0].host.stacks(ranks)
+    return dict(zip([rank.number for rank in ranks], found, strict=True)), _launch.state()
+
+
+def _records():
+    return [Path(record).read_bytes() for record in _launch.records]
+
+
+def _last_words(number):
+    rank = _launch.ranks[number - _launch.first]
+    return stacks.drain(rank.stacks)
+
+
+def _orphaned():
+    return server.died()
+
+
+def _end():
+    global _launch
+    if _launch is not None:
+        ended, _launch = _launch, None
+        ended.end()
+
+
+_METHODS = {
+    "about": _about,
+    "prepare": _prepare,
+    "open_store": _open_store,
+    "start": _start,
+    "begin": _begin,
+    "poll": _poll,
+    "stacks": _stacks,
+    "records": _records,
+    "last_words": _last_words,
+    "orphaned": _orphaned,
+    "end": _end,
+}
+
+
+def _watch():
+    threading.Thread(target=_end_when_unheard, args=(_launch,), name="lease", daemon=True).start()
+
+
+def _end_when_unheard(launch):
+    while _launch is launch:
+        time.sleep(_LOOK)
+        # A call that goes on is a word from the kernel.
+        if time.monotonic() - _heard > LEASE and _lock.acquire(blocking=False):
+            try:
+                if _launch is launch and time.monotonic() - _heard > LEASE:
+                    _end()
+            finally:
+                _lock.release()
+
+
+def _own_end(toward):
+    """The address from which this host reaches that one, and the interface that has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((toward, 9))  # nothing is sent
+        address = probe.getsockname()[0]
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return address, interface
+    raise OSError(f"no interface of {socket.gethostname()} has the address {address}")
