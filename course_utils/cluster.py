@@ -12,7 +12,9 @@ The engines carry calls to one agent a host (`launch.agent`); ranks are forked t
 is explained as on one machine. Needs ipyparallel: pip install "course-utils[cluster]".
 """
 
+import itertools
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,8 +32,10 @@ except ImportError as missing:
     ) from missing
 
 from course_utils.launch import agent, frames, hosts
+from course_utils.launch.janitor import janitor
 
 _START = 120.0  # seconds for an engine to import the course
+_SLICE = 0.5  # seconds
 _ENCRYPTED = "--IPController.enable_curve=True"
 
 
@@ -49,8 +53,12 @@ class Engines:
         return self._client.direct_view(host).apply_async(agent.serve, method, *args)
 
     def answer(self, question: Any, patience: float) -> Any:
+        # In slices: time in which this very process was stopped is no silence of the host's.
+        slices = itertools.repeat(_SLICE, math.ceil(patience / _SLICE))
+        if not any(map(question.wait, slices)):
+            raise NoAnswer(f"not within {patience:g} seconds")
         try:
-            return question.get(timeout=patience)
+            return question.get()
         except RemoteError as error:
             if error.ename == EngineError.__name__:  # the controller's word for an engine's end
                 raise EngineError(error.evalue) from None
@@ -86,11 +94,23 @@ def cluster(client: "ipyparallel.Client | int") -> Iterator[list[str]]:
         yield [host.name for host in found]
 
 
-def on_this_machine(engines: int) -> ipyparallel.Cluster:
-    """So many engines here, which end with the block, and whose controller listens here alone."""
-    return ipyparallel.Cluster(
+@contextmanager
+def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
+    """So many engines here, behind a controller that listens here alone. They end with the block, and
+    with this process, however it ends."""
+    started = ipyparallel.Cluster(
         n=engines, controller_ip="127.0.0.1", controller_args=[_ENCRYPTED], log_level=logging.ERROR
     )
+    with started as client:
+        launchers = [e for group in started.engines.values() for e in group.launchers.values()]
+        processes = [each.pid for each in (started.controller, *launchers)]
+        for process in processes:
+            janitor.keep("rank", process)
+        try:
+            yield client
+        finally:
+            for process in processes:
+                janitor.forget("rank", process)
 
 
 def _hosts(client):

@@ -3,9 +3,11 @@
 With hosts that have a network of their own: tests/two_hosts.
 """
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -182,20 +184,37 @@ def _kill_engine_of_rank_2(folder):
     engine.send_signal(signal.SIGKILL)
 
 
-def test_ranks_end_when_the_kernel_is_gone(tmp_path):
-    """Stopped, as a kernel behind a cable that was pulled: nobody tells the agents."""
+@pytest.fixture
+def kernel(tmp_path):
+    """A process that has launched two ranks over two engines of its own, and waits for them."""
     program = tmp_path / "kernel.py"
     program.write_text(_KERNEL)
     here = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    kernel = psutil.Popen([sys.executable, program, str(tmp_path)], env=here)
-    try:
-        processes = [process for process, _ in started(tmp_path, 2)]
-        kernel.suspend()
-        assert gone(processes, 20)
-    finally:
-        kernel.resume()
-        kernel.send_signal(signal.SIGINT)
-        kernel.wait(60)
+    command = [sys.executable, program, str(tmp_path)]
+    process = psutil.Popen(command, env=here, stderr=subprocess.PIPE, text=True)
+    yield process
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+    process.wait(60)
+
+
+def test_ranks_end_when_nothing_is_heard_of_the_kernel(tmp_path, kernel):
+    """It is stopped, as if behind a cable that was pulled: nobody tells the agents. And told so when
+    it goes on."""
+    processes = [process for process, _ in started(tmp_path, 2)]
+    kernel.suspend()
+    assert gone(processes, 20)
+    kernel.resume()
+    _, said = kernel.communicate(timeout=60)
+    assert "which has ended it: it had heard nothing from here for 12 seconds" in said
+
+
+def test_nothing_is_left_when_the_kernel_is_killed(tmp_path, kernel):
+    started(tmp_path, 2)
+    processes = [process.pid for process in kernel.children(recursive=True)]
+    assert len(processes) > 8  # controller, engines, their fork servers, ranks
+    kernel.kill()
+    assert gone(processes, 20)
 
 
 _KERNEL = """

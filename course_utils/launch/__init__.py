@@ -3,6 +3,7 @@
 The rooms, in the order in which a call passes through them:
 
     parent       the call itself: check, start, watch, explain, clean up
+    job          what a rank needs to know: of its call, and of the host that it is on
     arguments    what launch accepts, and one sentence for everything else
     packing      functions, arguments and results as bytes; tensors beside the pickle stream
     unpicklable  which argument, or which variable of the function, cannot be sent
@@ -10,7 +11,9 @@ The rooms, in the order in which a call passes through them:
     sockets      where the fork server's sockets lie, however long the temporary folder's name
     family       processes below others: handles that mean no other process, and orphans
     guardian     what the fork server does for all below it, also when the kernel is gone
-    process      a rank as the kernel sees it: start, read, end
+    view         a rank as the kernel sees it, wherever it is
+    process      a rank on this machine: start, read, end
+    hosts        ranks on other hosts, and how the kernel hears of them; agent: a host's own side
     rank         a rank as it sees itself: join the group, run the function, report
     peers        no message to a rank that is not there
     calls        each rank's record of its collective calls; compare: do they match?

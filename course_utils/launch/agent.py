@@ -208,11 +208,14 @@ def _begin():
 
 def _poll(patience):
     if _launch is None:
-        raise LookupError("the lease has run out")
+        why = f"which has ended it: it had heard nothing from here for {LEASE:g} seconds"
+        return [("lost", None, why)], {}
     return _launch.poll(patience), _launch.state()
 
 
 def _stacks(numbers):
+    if _launch is None:  # ended since, as _poll says
+        return dict.fromkeys(numbers, ""), {}
     ranks = [rank for rank in _launch.ranks if rank.number in numbers]
     for rank in ranks:
         rank.main_thread = numbers[rank.number]
@@ -221,10 +224,12 @@ def _stacks(numbers):
 
 
 def _records():
-    return [Path(record).read_bytes() for record in _launch.records]
+    return [Path(record).read_bytes() for record in _launch.records] if _launch else []
 
 
 def _last_words(number):
+    if _launch is None:
+        return ""
     rank = _launch.ranks[number - _launch.first]
     return stacks.drain(rank.stacks)
 

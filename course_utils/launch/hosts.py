@@ -50,6 +50,7 @@ class FarHost:
         self.name = name
         self.lost = False
         self.ranks: list[FarRank] = []
+        self._ear = None
         self._state = {}
 
     def call(self, method: str, *args: Any, patience: float = PATIENCE) -> Any:
@@ -84,20 +85,19 @@ class FarHost:
 
     def listen(self) -> socket.socket:
         """Begins to hear; what it returns can be read when something has happened."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        self._bell, theirs = socket.socketpair()
+        self._bell.setblocking(False)
         self._ear = _Ear(self, theirs)
-        return ours
+        return self._bell
 
     def lay_down(self, happened: list[tuple], state: dict) -> None:
         self._happened.put((happened, state))
 
-    def take(self, ringing: socket.socket | None = None) -> bool:
+    def take(self) -> bool:
         """Tells the ranks what has happened."""
-        if ringing is not None:
-            with suppress(BlockingIOError):
-                while ringing.recv(4096):
-                    pass
+        with suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
         with suppress(queue.Empty):
             while True:
                 happened, state = self._happened.get_nowait()
@@ -111,7 +111,7 @@ class FarHost:
             Path(self._folder, which).write_bytes(what)
         elif kind == "lost":
             for rank in self.ranks:
-                rank.lose()
+                rank.lose(what)
         else:
             self.ranks[which - self.ranks[0].number].hear(kind, what)
 
@@ -124,6 +124,7 @@ class FarHost:
         its lease runs out."""
         if self._ear is not None:
             self._ear.stop()
+            self._bell.close()
         with suppress(HostLost):
             question = self.ask("end")
             return lambda: self._ended(question)
@@ -144,7 +145,7 @@ class FarHost:
 
     def refresh_records(self) -> None:
         with suppress(HostLost):
-            for rank, record in zip(self.ranks, self.call("records"), strict=True):
+            for rank, record in zip(self.ranks, self.call("records")):  # none, if it has ended them
                 Path(rank.record).write_bytes(record)
 
     def orphaned(self) -> bool:
@@ -155,7 +156,7 @@ class FarHost:
     def drain(self) -> None:
         """Takes all that the ranks have printed and delivered until now."""
         if self._ear is None:
-            return
+            return  # it has not begun
         self._ear.stop()
         with suppress(HostLost):
             self.take()
@@ -189,7 +190,10 @@ class _Ear:
             try:
                 happened, state = self._host.call("poll", patience)
             except HostLost:
-                happened, state = [("lost", None, None)], {}
+                happened, state = [("lost", None, "which does not answer any more")], {}
+            except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+                happened, state = [("lost", None, f"whose agent failed with {error}")], {}
+            if any(kind == "lost" for kind, *_ in happened):
                 self._stopped.set()
             self._host.lay_down(happened, state)
             self._ring()
@@ -236,7 +240,7 @@ class FarRank(Rank):
         if self is not self.host.ranks[0]:
             return ()
         bell = self.host.listen()
-        return ((bell, lambda: self.host.take(bell)),)
+        return ((bell, self.host.take),)
 
     def begin(self) -> None:
         if self is self.host.ranks[0]:
@@ -257,10 +261,10 @@ class FarRank(Rank):
                         self.take(self._inbox.parts)
                         self._inbox = packing.Inbox(self._letters)
 
-    def lose(self) -> None:
+    def lose(self, why: str) -> None:
         """Nobody knows of it any more."""
         if self.living:
-            self.lost, self.code = True, _LOST
+            self.lost, self.code = why, _LOST
 
     def read_output(self) -> bool:
         if self is self.host.ranks[0]:

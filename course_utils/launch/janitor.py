@@ -33,7 +33,8 @@ class Janitor:
     def keep(self, what: str, which: int | str) -> None:
         """From now on, `which` goes when this process dies.
 
-        what: "rank" or "server" with a process id, "folder" or "socket" with a folder's path.
+        what: "rank", or what else leads a group of processes, or "server" with a process id, "folder" or
+        "socket" with a folder's path.
         """
         with self._lock:
             if (what, which) not in self._held:

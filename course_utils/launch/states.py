@@ -56,7 +56,7 @@ def _state(rank, record, stacks):
     if rank.report:
         return _reported(rank.report, record)
     if rank.lost:
-        return State(f"was on host {rank.host.name}, which does not answer any more")
+        return State(f"was on host {rank.host.name}, {rank.lost}")
     if rank.code is not None:
         return _dead(rank)
     return _living(rank, record, stacks)

@@ -32,7 +32,7 @@ class Rank:
     record:  the file with its record of calls, as the kernel has it
     report:  what the rank has delivered (a dict with the key "kind"), None before
     code:    its exit code once it is dead (negative: the number of a signal), None before
-    lost:    its host does not answer any more, so that nobody knows of it
+    lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
     """
 
     def __init__(self, number: int, host: Host, record: str, folder: str):
@@ -41,7 +41,7 @@ class Rank:
         self.record = record
         self.report = None
         self.code = None
-        self.lost = False
+        self.lost = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
         self.joined = False  # true when it is connected to all others, and waits to begin
         self.output = Output(number, folder, live=number == 0)

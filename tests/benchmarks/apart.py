@@ -43,7 +43,10 @@ class Apart:
         raise Hung(self.reason)
 
     def close(self) -> None:
-        """Ends the process with all that it has started in its group."""
+        """Ends the process, which may tidy up for a moment, with all that it has started in its group."""
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.stdin.close()
+            self._process.wait(10)
         _end(self._process)
 
 
@@ -63,7 +66,7 @@ def run(program: str, limit: float) -> str | None:
 def _end(process):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.wait()
 
 
 def serve(candidate: Callable[[], float | None]) -> None:
