@@ -289,6 +289,7 @@ class FarRank(Rank):
 
 
 _chosen: list[FarHost] = []
+_one_call = threading.Lock()
 
 
 def chosen() -> list[FarHost]:
@@ -314,7 +315,8 @@ def start(call: job.Call, packed: list[list]) -> Iterator[list[Rank]]:
     for host in _chosen:
         if host.lost:
             raise HostLost(host)
-    with job.temporary_folder(range(call.nprocs)) as (folder, _):
+    # An agent has the ranks of one call: what another thread launches waits.
+    with _one_call, job.temporary_folder(range(call.nprocs)) as (folder, _):
         places = _divided(call.nprocs, len(_chosen))
         hosts = _chosen[: len(places)]
         try:
