@@ -231,10 +231,14 @@ def _pipeline(passes, works, layout: Layout, hardware: Hardware, known: Calibrat
 
 @lru_cache(maxsize=20_000)
 def _hops(schedule: str, p: int, m: int, chunks: int) -> float:
-    """How many messages lie on the longest way, by `bubble`, where they are short."""
-    hop = 1e-3
-    without, idle = (bubble(schedule, p, m, hop=time, chunks=chunks) for time in (0.0, hop))
-    return (idle / (1 - idle) - without / (1 - without)) * 3 * m / hop
+    """How many messages lie on the longest way, by `bubble`, where they are short.
+
+    With more micro-batches than stages they are counted for whole rounds of p, which has a form.
+    """
+    hop, whole = 1e-3, -(-m // p) * p if m > p else m
+    idle = [bubble(schedule, p, whole, hop=time, chunks=chunks) for time in (0.0, hop)]
+    without, extra = (3 * whole * share / (1 - share) for share in idle)
+    return (extra - without) / hop * m / whole
 
 
 def _data(works, one: Pass, layout: Layout, hardware: Hardware, known: Calibration) -> dict:
