@@ -159,7 +159,7 @@ def _schedules(
     yield "zb-h1", 1
     for chunks in CHUNKS:
         short = -model.layers % (pp * chunks)
-        if model.layers < pp * chunks or short not in (0, 2):
+        if short not in (0, 2):
             rejected["layers"] += 1
         elif micro_batches % pp:
             rejected["interleaving"] += 1
