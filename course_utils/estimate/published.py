@@ -49,8 +49,8 @@ def _table(name: str) -> dict:
     return json.loads((FOLDER / name).read_text())
 
 
-def _gpt(layers: int, width: int, heads: int, seq: int = 2048) -> Model:
-    return Model(layers, width, heads, 51200, positions=seq)
+def _gpt(layers: int, width: int, heads: int, seq: int = 2048, vocab: int = 51200) -> Model:
+    return Model(layers, width, heads, vocab, positions=seq)
 
 
 def _megatron() -> Iterator[Row]:
@@ -130,13 +130,16 @@ SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-1p": "zb-h1", "ZB-2p":
 
 
 def _zero_bubble() -> Iterator[Row]:
-    """2401.10241, tables 4 and 7: pipelines without tensor or data ranks, nothing recomputed."""
+    """2401.10241, tables 4 and 7: pipelines without tensor or data ranks, nothing recomputed.
+
+    The vocabulary is not printed; 32,000 is assumed.
+    """
     tables = _table("05_zero_bubble.json")
     shapes = tables["table3"]
 
     def row(name, gpus, m, micro_batch, schedule, rate, ident) -> Row:
         shape = shapes[name]
-        model = _gpt(shape["layers"], shape["hidden"], shape["heads"], shape["seq"])
+        model = _gpt(shape["layers"], shape["hidden"], shape["heads"], shape["seq"], 32000)
         chunks = shape["v_interleave"] if schedule == "interleaved" else 1
         layout = Layout(
             pp=gpus, micro_batch=micro_batch, micro_batches=m, schedule=schedule, chunks=chunks
