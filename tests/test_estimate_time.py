@@ -8,6 +8,7 @@ import pytest
 
 from course_utils import estimate
 from course_utils.estimate import Hardware, Layout, Model, published
+from tests.benchmarks import bench_plans
 
 MODEL = Model(8, 1024, 16, 32000, ffn=4096)
 SEQ = 2048
@@ -134,6 +135,14 @@ def test_every_published_row_is_a_legal_layout(paper):
             row.model, row.layout, row.seq, row.hardware or published.HARDWARE[paper]
         )
         assert row.seconds > 0 and math.isfinite(time.seconds)
+
+
+@pytest.mark.parametrize("paper", ["Megatron SC21", "Korthikanti", "zero bubble", "torchtitan"])
+def test_rows_left_out_are_predicted_within_the_bound_and_better_than_by_one_rate(paper):
+    judged = bench_plans.judge(paper)
+    error = judged.error(judged.left_out)
+    assert error <= bench_plans.BOUNDS[paper]
+    assert error < judged.error(judged.null) / 2
 
 
 # The search, against every layout there is.
