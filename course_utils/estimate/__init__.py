@@ -6,6 +6,7 @@
     collectives    what a ring sends, and how long that takes
     pipelining     the bubble of a pipeline
     traffic        the collectives and messages of one rank in one step
+    fake           the same of a real program, run as one rank of thousands
 
 Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s; nothing here is in GB
 or GiB. Each function names the paper and the equation it follows, and what it leaves out.
@@ -14,6 +15,7 @@ or GiB. Each function names the paper and the equation it follows, and what it l
 from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.counting import flops, parameters
 from course_utils.estimate.descriptions import Hardware, Layout, Model
+from course_utils.estimate.fake import Trace, mesh_of, trace
 from course_utils.estimate.memory import activations_per_layer, memory, model_states
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.traffic import Call, traffic
@@ -23,12 +25,15 @@ __all__ = [
     "Hardware",
     "Layout",
     "Model",
+    "Trace",
     "activations_per_layer",
     "bubble",
     "collective_time",
     "flops",
     "memory",
+    "mesh_of",
     "model_states",
     "parameters",
+    "trace",
     "traffic",
 ]
