@@ -6,29 +6,44 @@
     collectives    what a ring sends, and how long that takes
     pipelining     the bubble of a pipeline
     traffic        the collectives and messages of one rank in one step
+    networks       where the ranks of a group lie, and how quickly they reach each other
+    timing         how long a step takes, and where the time goes
+    calibrating    timing's constants, fitted to measured steps
+    searching      the quickest layouts of a model on a cluster
 
 Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s; nothing here is in GB
 or GiB. Each function names the paper and the equation it follows, and what it leaves out.
 """
 
+from course_utils.estimate.calibrating import Row, calibrate
 from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.counting import flops, parameters
 from course_utils.estimate.descriptions import Hardware, Layout, Model
 from course_utils.estimate.memory import activations_per_layer, memory, model_states
 from course_utils.estimate.pipelining import bubble
+from course_utils.estimate.searching import REASONS, Plan, search
+from course_utils.estimate.timing import Calibration, StepTime, step_time
 from course_utils.estimate.traffic import Call, traffic
 
 __all__ = [
+    "REASONS",
+    "Calibration",
     "Call",
     "Hardware",
     "Layout",
     "Model",
+    "Plan",
+    "Row",
+    "StepTime",
     "activations_per_layer",
     "bubble",
+    "calibrate",
     "collective_time",
     "flops",
     "memory",
     "model_states",
     "parameters",
+    "search",
+    "step_time",
     "traffic",
 ]
