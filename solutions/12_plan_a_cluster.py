@@ -195,4 +195,3 @@ def search(
 
 # %% nbgrader={"grade_id": "12.4-check", "grade": true, "points": 4, "locked": true}
 check("12.4", search)
-
