@@ -255,22 +255,27 @@ def _check_held(got, model: Model, layout: Layout, seq: int, stage: int) -> None
 
 
 def _layout(draw, **more) -> Layout:
-    """More micro-batches than stages, and sizes that no two mistakes confuse."""
-    tp, pp = draw.choice([2, 4]), draw.choice([3, 5])
-    sizes = {"tp": tp, "pp": pp, "dp": draw.choice([7, 11]), "micro_batch": draw.choice([2, 3])}
-    return Layout(**{**sizes, "micro_batches": draw.integer(12, 17), **more})
+    """More micro-batches than stages, and sizes whose quotients tell two mistakes apart."""
+    sizes = {"tp": [4, 8], "pp": [6, 7], "dp": [11, 13], "micro_batch": [5, 9]}
+    drawn = {name: draw.choice(options) for name, options in sizes.items()}
+    return Layout(**{**drawn, "micro_batches": draw.choice([17, 19, 23]), **more})
 
 
 def _case(draw, tied: bool = True, **more) -> tuple[Model, Layout, int]:
     layout = _layout(draw, **more)
-    model = _model(draw, layout.pp * draw.integer(2, 4), 4 * draw.integer(3, 5), tied=tied)
+    model = _model(draw, layout.pp * draw.choice([7, 10]), 8 * draw.integer(2, 3), tied=tied)
     return model, layout, 512 * draw.integer(3, 7)
+
+
+def _inner_stage(draw, layout: Layout) -> int:
+    """One that keeps another number of micro-batches than its mirror image."""
+    return draw.choice([1, layout.pp - 2])
 
 
 @holding.requires("a stage in the middle, nothing sharded", at_home=True)
 def _(answer, draw):
     model, layout, seq = _case(draw)
-    stage = draw.integer(1, layout.pp - 2)
+    stage = _inner_stage(draw, layout)
     _check_held(_own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
@@ -307,8 +312,8 @@ def _(answer, draw):
 
 @holding.requires("fewer micro-batches than stages")
 def _(answer, draw):
-    model, layout, seq = _case(draw, pp=5, micro_batches=draw.integer(2, 3))
-    for stage in (0, 4):
+    model, layout, seq = _case(draw, pp=6, micro_batches=draw.integer(2, 3))
+    for stage in (0, 3):
         _check_held(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
@@ -354,9 +359,8 @@ sending = Exercise(
         "one-micro-batch": "You count one micro-batch. A step has m of them.",
         "one-layer": "You count one layer. The stage has layers / pp.",
         "whole-model": "You count the layers of the whole model. A stage has layers / pp of them.",
-        "forward-only": "You count the forward pass. Backward sends as much again.",
-        "half-the-collectives": "A layer has two pairs of collectives in each pass: one around attention, one around the MLP, each "
-        "an all-gather and a reduce-scatter.",
+        "half": "Half of what is sent, and three mistakes give that: the backward pass sends as much as the forward pass; a "
+        "layer has two pairs of an all-gather and a reduce-scatter, around attention and around the MLP; and a number has 2 bytes.",
         "no-recomputation": "Full recomputation runs the forward pass a second time, with its collectives: 3 passes, not 2.",
         "recomputed-always": "Without full recomputation the forward pass runs once: selective recomputation repeats no "
         "collective.",
@@ -406,7 +410,6 @@ def _data_bytes(model, layout, passes=None, layers=None, tp=None, ring=None) -> 
 
 def _slips_of_tensor(model: Model, layout: Layout, seq: int) -> dict:
     right, t = _tensor_bytes(model, layout, seq), layout.tp
-    other = {"m": 1, "b": 1}
     return {
         **_in_other_units(right),
         "nothing-to-send": t == 1,
@@ -414,16 +417,14 @@ def _slips_of_tensor(model: Model, layout: Layout, seq: int) -> dict:
         and _tensor_bytes(model, layout, seq, passes=2),
         "recomputed-always": layout.recompute != "full"
         and _tensor_bytes(model, layout, seq, passes=3),
-        "forward-only": _tensor_bytes(model, layout, seq, passes=1),
         "whole-payload": _tensor_bytes(model, layout, seq, ring=1),
         "group-total": right * t,
         "one-micro-batch": _tensor_bytes(model, layout, seq, m=1),
         "one-layer": _tensor_bytes(model, layout, seq, layers=1),
         "whole-model": layout.pp > 1 and _tensor_bytes(model, layout, seq, layers=model.layers),
-        "micro-batch-size": _tensor_bytes(model, layout, seq, b=other["b"]),
+        "micro-batch-size": _tensor_bytes(model, layout, seq, b=1),
         "payload-cut": right / t,
-        "half-the-collectives": right / 2,
-        "elements": right / 2,
+        "half": right / 2,
     }
 
 
@@ -486,7 +487,7 @@ def _check_sent(got, model: Model, layout: Layout, seq: int, stage: int) -> None
 @sending.requires("a stage in the middle", at_home=True)
 def _(answer, draw):
     model, layout, seq = _case(draw)
-    stage = draw.integer(1, layout.pp - 2)
+    stage = _inner_stage(draw, layout)
     _check_sent(_own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
@@ -698,17 +699,17 @@ def _slips_of_time(step: _Step) -> dict:
         "send-on-a-ring": lambda got: any(
             same(got, step.seconds(send=send)) for send in _ring_messages(step.layout.pp)
         ),
-        "inside-always": step.seconds(inside=lambda *_: True),
-        "between-always": step.seconds(inside=lambda *_: False),
-        "size-only": step.seconds(inside=apart),
-        "order-reversed": step.seconds(
-            inside=lambda layout, group, node: _inside(layout, group, node, layout.order[::-1])
-        ),
         "order-ignored": step.seconds(
             inside=lambda layout, group, node: _inside(
                 layout, group, node, ("tp", "cp", "dp", "pp")
             )
         ),
+        "order-reversed": step.seconds(
+            inside=lambda layout, group, node: _inside(layout, group, node, layout.order[::-1])
+        ),
+        "size-only": step.seconds(inside=apart),
+        "inside-always": step.seconds(inside=lambda *_: True),
+        "between-always": step.seconds(inside=lambda *_: False),
     }
 
 
@@ -764,7 +765,9 @@ def _step(draw, groups: tuple[str, ...], large: float = 1.0, bubble: float = 0.0
 @timing.requires("kernels alone: each has a limit of its own", at_home=True)
 def _(answer, draw):
     step = _step(draw, ())
-    _check_time(_own(answer, *step.arguments()), step)
+    moving = replace(step, kernels=[(f / 100, moved) for f, moved in step.kernels])
+    for each in (moving, step):
+        _check_time(_own(answer, *each.arguments()), each)
 
 
 @timing.requires("tensor ranks inside a node")
@@ -775,6 +778,9 @@ def _(answer, draw):
 
 @timing.requires("groups that leave the node")
 def _(answer, draw):
+    step = _step(draw, ("tp", "cp", "pp"), tp=4, cp=2, pp=draw.choice([16, 32]))
+    step = replace(step, hardware=replace(step.hardware, node=4))
+    _check_time(answer(*step.arguments()), step)
     step = _step(draw, ("tp", "cp"), tp=draw.choice([2, 4]), cp=8)
     _check_time(answer(*step.arguments()), step)
 
@@ -1124,7 +1130,7 @@ def _several_ways(order: _Order, fitting: list[tuple]) -> bool:
 
 @searching.requires("a model with room to spare: legal, and fast")
 def _(answer, draw):
-    suspects = "always-full", "always-zero-3", "least-memory", "slowest"
+    suspects = "slowest", "least-memory", "always-full", "always-zero-3"
     order = _order_where(draw, _hurting(*suspects), memory=[80], heads=[8, 12, 16])
     _check_choice(lambda *given: _own(answer, *given), order, *suspects)
 

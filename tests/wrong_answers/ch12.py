@@ -269,10 +269,7 @@ def keeps_p_on_every_stage(model, layout, seq, stage):
 
 @wrong("12.1", names="stages-reversed")
 def keeps_most_at_the_end(model, layout, seq, stage):
-    flight = min(layout.micro_batches, stage + 1)
-    if layout.pp - stage == stage + 1:  # in the very middle both are alike
-        flight = min(layout.micro_batches, stage + 2)
-    return _memory(model, layout, seq, stage, flight=flight)
+    return _memory(model, layout, seq, stage, flight=min(layout.micro_batches, stage + 1))
 
 
 @wrong("12.1", names="more-than-there-are")
@@ -403,7 +400,7 @@ def three_numbers(model, layout, seq, stage):
     return tuple(_traffic(model, layout, seq, stage).values())
 
 
-@wrong("12.2", names="half-the-collectives")
+@wrong("12.2", names="half")
 def one_pair_a_layer(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, tp=0.5)
 
@@ -448,7 +445,7 @@ def sends_all_gradients(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, dp=layout.pp)
 
 
-@wrong("12.2", names="forward-only")
+@wrong("12.2", names="half")
 def counts_forward(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, passes=1)
 
@@ -544,13 +541,13 @@ def _reach(layout, group):
     return math.prod(getattr(layout, g) for g in layout.order[: layout.order.index(group) + 1])
 
 
-def _call(call, layout, hardware, reach=_reach, rounds=None, piece=None, calls=None):
+def _call(call, layout, hardware, reach=_reach, rounds=None, piece=None, count=None):
     """Seconds of a call; `rounds` and `piece` are functions of its size and passes."""
     near = reach(layout, call.group) <= hardware.node
     alpha = hardware.intra_latency if near else hardware.inter_latency
     rate = hardware.intra_bandwidth if near else hardware.inter_bandwidth
     n, passes = getattr(layout, call.group), 2 if call.op == "all_reduce" else 1
-    calls = call.calls if calls is None else calls
+    calls = call.calls if count is None else count
     if call.op == "send":
         return calls * (alpha + call.payload / rate)
     latencies = (rounds or (lambda n, k: k * (n - 1)))(n, passes)
@@ -679,7 +676,7 @@ def takes_an_all_reduce_for_one_pass(kernels, calls, layout, bubble, hardware):
 
 @wrong("12.3", names="one-call")
 def counts_each_call_once(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, calls=1)
+    return _time(kernels, calls, layout, bubble, hardware, count=1)
 
 
 @wrong("12.3", names="send-on-a-ring")
