@@ -19,16 +19,19 @@ REACH = {
     "size": 1.0,
     "attention": 0.5,
     "memory": 0.5,
-    "launch": 1.0,
+    "launch": 2.0,
+    "crossing": 2.0,
     "intra": 0.3,
     "inter": 0.5,
+    "ring": 0.5,
     "slowdown": 0.7,
     "overlap": 0.5,
 }
 OVERHEAD = 0.1
 ERROR = 0.05
 OUTLIER = 3 * ERROR  # beyond it a row pulls with its sign alone (Huber 1964)
-ROUNDS = 12
+ROUNDS = 25
+LAUNCHES = (3e-4, 1.5e-3)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def calibrate(rows: Iterable[Row], hardware: Hardware) -> Calibration:
 
     def made(steps: np.ndarray) -> Calibration:
         factors = np.exp(steps)
-        constants = {n: getattr(start, n) * f for n, f in zip(names, factors)}
+        constants = {n: getattr(start, n) * float(f) for n, f in zip(names, factors)}
         overheads = dict(zip(schedules, factors[len(names) :].tolist()))
         return replace(start, **constants, overheads=overheads)
 
@@ -71,12 +74,29 @@ def calibrate(rows: Iterable[Row], hardware: Hardware) -> Calibration:
         ]
         return np.log(predicted) - measured
 
-    steps = np.zeros(len(reach))
-    for _ in range(ROUNDS):
-        steps = steps + _step(missed, steps, reach)
+    starts = np.zeros((len(LAUNCHES), len(reach)))
+    starts[:, names.index("launch")] = np.log(np.array(LAUNCHES) / start.launch)
+    found = [_descend(missed, begin, reach) for begin in starts]
+    steps = min(found, key=lambda steps: _cost(missed(steps), steps, reach))
     left = missed(steps)
     spread = max(float(np.median(np.abs(left))) * 1.4826, ERROR)
     return replace(made(steps), spread=spread)
+
+
+def _descend(missed, steps: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    for _ in range(ROUNDS):
+        change = _step(missed, steps, reach)
+        steps = steps + change
+        if np.abs(change).max() < 1e-3:
+            break
+    return steps
+
+
+def _cost(left: np.ndarray, steps: np.ndarray, reach: np.ndarray) -> float:
+    """Half the squares, from OUTLIER on straight lines; and the pull."""
+    size = np.abs(left)
+    rows = np.where(size < OUTLIER, size**2, 2 * OUTLIER * size - OUTLIER**2) / ERROR**2
+    return float(rows.sum() + ((steps / reach) ** 2).sum()) / 2
 
 
 def _step(missed, steps: np.ndarray, reach: np.ndarray) -> np.ndarray:

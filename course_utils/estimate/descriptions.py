@@ -171,11 +171,13 @@ class Layout:
         """How many of `layers` each stage holds.
 
         Where they do not divide, the ends hold fewer, the last stage first: the embedding and the
-        output layer are there (Llama 3, 2407.21783, section 3.3.2: 126 layers as 128 less 2).
+        output layer are there (Llama 3, 2407.21783, section 3.3.2: 126 layers as 128 less 2). With
+        chunks they may be all that the very first and the very last piece has.
         """
         pieces = self.pp * self.chunks
         require(
-            layers >= pieces, f"{layers} layers cannot fill {self.pp} stages of {self.chunks} each."
+            layers >= pieces - (2 if self.chunks > 1 else 0),
+            f"{layers} layers cannot fill {self.pp} stages of {self.chunks} each.",
         )
         counts = [-(-layers // pieces) * self.chunks] * self.pp
         ends = [stage for pair in zip(reversed(range(self.pp)), range(self.pp)) for stage in pair]

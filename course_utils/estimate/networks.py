@@ -52,19 +52,6 @@ def _inside(kind: str, layout: Layout, node: int) -> int:
     return max(min(node // stride, getattr(layout, kind)), 1)
 
 
-def bandwidth_of(place: Place, hardware: Hardware, intra: float, inter: float, g: float) -> float:
-    """B/s of a ring through a group, as nccl-tests' busbw.
-
-    intra and inter: what is reached of the hardware's two. A ring that leaves the node uses the
-    network of all its GPUs there, and slows down as nodes^-g.
-    """
-    within = intra * hardware.intra_bandwidth
-    if place.nodes == 1:
-        return within
-    network = place.beside * inter * hardware.inter_bandwidth * place.nodes**-g
-    return min(within, network)
-
-
 def latency_of(place: Place, hardware: Hardware) -> float:
     """Seconds of one round: of a ring, all wait for the slowest hop."""
     return hardware.intra_latency if place.nodes == 1 else hardware.inter_latency

@@ -114,7 +114,7 @@ def _runs(model: Model, split: Layout, batch: int, rejected: Counter[str]) -> It
             micro_batches = batch // micro_batch
             for schedule, chunks in _schedules(model, split.pp, micro_batches, rejected):
                 for zero, reshard in _shardings(split):
-                    for recompute in ("none", "selective", "full"):
+                    for recompute in ("selective", "full"):
                         yield Layout(
                             dp=split.dp,
                             tp=split.tp,
@@ -159,7 +159,7 @@ def _schedules(
     yield "zb-h1", 1
     for chunks in CHUNKS:
         short = -model.layers % (pp * chunks)
-        if model.layers < pp * chunks or short not in (0, 2):
+        if short not in (0, 2):
             rejected["layers"] += 1
         elif micro_batches % pp:
             rejected["interleaving"] += 1
@@ -168,7 +168,10 @@ def _schedules(
 
 
 def _shardings(split: Layout) -> list[tuple[int, bool]]:
-    """ZeRO's stage, and whether parameters are given up after a forward pass."""
+    """ZeRO's stage, and whether parameters are given up after a forward pass.
+
+    Behind a pipeline they are not: each micro-batch would gather them again.
+    """
     if split.shards == 1:
         return [(0, True)]
-    return [(1, True), (3, True), (3, False)]
+    return [(1, True), (3, False)] + [(3, True)] * (split.pp == 1)

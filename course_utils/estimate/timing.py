@@ -13,12 +13,14 @@ from course_utils.estimate import counting
 from course_utils.estimate.collectives import PASSES, collective_time
 from course_utils.estimate.descriptions import Hardware, Layout, Model
 from course_utils.estimate.memory import activations_per_layer, stage_parameters
-from course_utils.estimate.networks import bandwidth_of, latency_of, place_of
+from course_utils.estimate.networks import Place, latency_of, place_of
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.traffic import Call, traffic
 
 OPTIMIZER_BYTES = 30  # Adam in mixed precision reads 16 bytes a parameter and writes 14
 NINE_TENTHS = 1.645  # standard deviations to either side of a normal distribution's middle
+INSIDE = {"tp": "tensor", "cp": "context", "ep": "experts"}  # groups that meet in each layer
+OUTSIDE = ("dp", "edp", "ends")  # and those that meet once a step, or beside the layers
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,13 @@ class Calibration:
 
     matrices: share of the peak that large matrix products reach. size: FLOPs of a layer's forward
     pass at which half of that is reached. attention: share of the peak in attention's core.
-    memory: how often a layer's activations cross the GPU's memory in a pass. launch: seconds in
-    which the CPU launches a layer's kernels, forward. intra, inter: shares of the two bandwidths.
-    slowdown: the network slows as nodes^-slowdown. overlap: share of a backward pass behind which
-    the data ranks' traffic hides. overheads: by schedule, the factor of all that is not modelled.
-    spread: the standard deviation of a prediction's logarithm.
+    memory: how often the bytes that a layer keeps cross the GPU's memory in a pass. launch:
+    seconds in which the CPU launches a layer's forward pass. crossing: by how much more of them,
+    for each tensor rank, where the pipeline's messages leave the node. intra, inter: shares of
+    the two bandwidths. ring: what all-gather and reduce-scatter reach between nodes, of an
+    all-reduce's rate. slowdown: the network slows as nodes^-slowdown. overlap: share of a backward
+    pass behind which the data ranks' traffic hides. overheads: by schedule, the factor of all that
+    is not modelled. spread: the standard deviation of a prediction's logarithm.
     """
 
     matrices: float = 0.7
@@ -39,8 +43,10 @@ class Calibration:
     attention: float = 0.35
     memory: float = 1.5
     launch: float = 3e-4
+    crossing: float = 0.05
     intra: float = 0.7
     inter: float = 0.7
+    ring: float = 0.7
     slowdown: float = 0.2
     overlap: float = 0.5
     overheads: Mapping[str, float] = field(default_factory=dict)
@@ -63,11 +69,12 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Work:
-    """What one stage does with one micro-batch: numbers that no calibration changes.
+    """What a rank does: numbers that no calibration changes.
 
-    FLOPs and bytes are of one layer's forward pass on a rank; head: FLOPs of the output layer.
-    again: forward passes that the backward pass repeats, 0 or 1; scores: how often attention's core
-    runs, counting backward as two; parameters: on this rank.
+    Of one layer's forward pass over one micro-batch: FLOPs of the matrices, FLOPs of attention's
+    core, bytes kept. Of the output layer: FLOPs, and bytes of the logits. parameters: of the
+    fullest stage. inside: calls in a layer, by group, of a whole step and stage of `layers` layers;
+    message: of a stage to the next; outside: calls beside the layers, of the fullest stage.
     """
 
     layers: int
@@ -76,15 +83,18 @@ class Work:
     activations: float
     head: float
     logits: float
-    again: int
-    scores: int
     parameters: float
-    calls: tuple[Call, ...]
+    inside: tuple[Call, ...]
+    message: Call | None
+    outside: tuple[Call, ...]
 
 
 @dataclass(frozen=True)
-class Pass:
-    """Seconds of a micro-batch's way through one stage: forward, backward, and by kind."""
+class Times:
+    """Seconds of one micro-batch in a layer, a stage or the output layer.
+
+    forward; backward, for the inputs; weights, for their gradients. parts: the sum, by kind.
+    """
 
     forward: float
     backward: float
@@ -93,7 +103,22 @@ class Pass:
 
     @property
     def seconds(self) -> float:
+        """Forward and backward together."""
         return self.forward + self.backward + self.weights
+
+    def plus(self, other: "Times", layers: float = 1.0) -> "Times":
+        """`layers` of this one, and the other."""
+        names = [*self.parts, *(name for name in other.parts if name not in self.parts)]
+        parts = {n: layers * self.parts.get(n, 0.0) + other.parts.get(n, 0.0) for n in names}
+        return Times(
+            layers * self.forward + other.forward,
+            layers * self.backward + other.backward,
+            layers * self.weights + other.weights,
+            parts,
+        )
+
+
+NOTHING = Times(0.0, 0.0, 0.0, {})
 
 
 def step_time(
@@ -105,152 +130,193 @@ def step_time(
 ) -> StepTime:
     """How long one training step takes, and where the time goes.
 
-    A layer's pass takes as long as its matrices, attention, memory traffic and tensor collectives
-    one after the other, or as long as the CPU needs to launch them (the larger). The slowest stage
-    sets the pace of the pipeline, and its bubble and hops come on top (`bubble`); so do the data
-    ranks' collectives as far as no backward pass hides them, and the optimizer.
+    A layer's pass takes as long as its matrices, attention, memory traffic and collectives one
+    after the other (a roofline for each, Williams et al. 2009; collectives as `collective_time`
+    has them), or as long as the CPU needs to launch them, whichever is longer. The slowest stage
+    sets the pace of the pipeline (`_stages`); its bubble, and the messages on the longest way
+    through the schedule, come on top (`bubble`), and so do the data ranks' collectives as far as
+    no backward pass hides them, and the optimizer's pass over the memory.
+
+    Not modelled: input and checkpoints, stragglers, clocks that fall under load, collectives that
+    slow the matrices beside them.
     """
     layout.check(model, seq)
     known = calibration or Calibration()
-    works = [_work(model, layout, seq, stage) for stage in _kinds_of_stages(layout)]
-    passes = [_pass(work, layout, hardware, known) for work in works]
-    slowest = max(range(len(passes)), key=lambda number: passes[number].seconds)
-    parts = {kind: layout.micro_batches * t for kind, t in passes[slowest].parts.items()}
-    parts |= _pipeline(passes, works, layout, hardware, known)
-    hidden = passes[slowest]
-    parts |= _data(works, hidden, layout, hardware, known)
-    factor = known.overheads.get(layout.schedule, 1.0)
-    parts["overhead"] = sum(parts.values()) * (factor - 1)
-    parts = {kind: time for kind, time in parts.items() if time}
-    seconds = sum(parts.values())
-    reach = math.exp(NINE_TENTHS * known.spread)
+    work = _work(model, layout, seq)
+    cluster = _Cluster(layout, hardware, known)
+    slowest, mean = _stages(model, layout, _layer(work, cluster), _head(work, cluster))
+    parts = {kind: layout.micro_batches * seconds for kind, seconds in slowest.parts.items()}
+    parts |= _pipeline(work, mean, cluster)
+    parts |= _once(work, slowest, cluster)
+    parts["overhead"] = sum(parts.values()) * (known.overheads.get(layout.schedule, 1.0) - 1)
+    parts = {kind: seconds for kind, seconds in parts.items() if seconds}
+    seconds, reach = sum(parts.values()), math.exp(NINE_TENTHS * known.spread)
     return StepTime(seconds, seconds / reach, seconds * reach, parts, max(parts, key=parts.get))
 
 
-def _kinds_of_stages(layout: Layout) -> list[int]:
-    """The first stage, one in the middle, the last: the others are like the middle one."""
-    return sorted({0, layout.pp // 2, layout.pp - 1})
-
-
 @lru_cache(maxsize=20_000)
-def _work(model: Model, layout: Layout, seq: int, stage: int) -> Work:
-    """Counts what a stage does, in the terms of `flops`, `activations_per_layer` and `traffic`."""
+def _work(model: Model, layout: Layout, seq: int) -> Work:
+    """Counts what a rank does, in the terms of `flops`, `activations_per_layer` and `traffic`."""
     tokens = seq * layout.micro_batch / layout.cp
     weights = counting.attention_matrices(model, layout.tp)
     weights += max(model.top_k, 1) * counting.mlp_matrices(model) / layout.tp
-    last = stage == layout.pp - 1
     shape = (seq, layout.micro_batch, model.width, model.heads, layout.tp)
     kept = activations_per_layer(*shape, layout.sequence_parallel, "selective") / layout.cp
+    counts = layout.stage_layers(model.layers)
+    middle = layout.pp // 2
+    held = {stage: sum(stage_parameters(model, layout, stage)) for stage in (0, layout.pp - 1)}
+    fullest = max(held, key=held.get)
+    calls = traffic(model, layout, seq, middle)
+    messages = [call for call in calls if call.group == "pp"]
     return Work(
-        layers=layout.stage_layers(model.layers)[stage],
+        layers=counts[middle],
         matrices=2 * tokens * weights,
         attention=4 * tokens * seq * model.width / layout.tp,
         activations=kept,
-        head=2 * tokens * model.vocab * model.width / layout.tp * last,
-        logits=4 * tokens * model.vocab / layout.tp * last,
-        scores=3 if layout.recompute == "none" else 4,
-        again=int(layout.recompute == "full"),
-        parameters=sum(stage_parameters(model, layout, stage)),
-        calls=tuple(traffic(model, layout, seq, stage)),
+        head=2 * tokens * model.vocab * model.width / layout.tp,
+        logits=4 * tokens * model.vocab / layout.tp,
+        parameters=held[fullest],
+        inside=tuple(call for call in calls if call.group in INSIDE),
+        message=messages[0] if messages else None,
+        outside=tuple(c for c in traffic(model, layout, seq, fullest) if c.group in OUTSIDE),
     )
 
 
-def _pass(work: Work, layout: Layout, hardware: Hardware, known: Calibration) -> Pass:
-    """The seconds of one micro-batch in one stage.
+@dataclass(frozen=True)
+class _Cluster:
+    """Where a layout's groups meet, and how quickly."""
 
-    Backward, matrices take twice as long, for the inputs and for the weights; attention computes
-    its scores again. What is recomputed is computed at the start of the backward pass.
+    layout: Layout
+    hardware: Hardware
+    known: Calibration
+
+    def flops(self) -> float:
+        """FLOP/s of large matrices."""
+        return self.hardware.peak * self.known.matrices
+
+    def crosses(self) -> bool:
+        """Whether a stage and the next are on different nodes."""
+        return self.layout.pp > 1 and self.place("pp").nodes > 1
+
+    def place(self, group: str) -> Place:
+        return place_of(group, self.layout, self.hardware.node)
+
+    def seconds(self, call: Call) -> float:
+        """Of all collectives, or messages, of one kind.
+
+        A ring that leaves the node uses the network of all its GPUs there.
+        """
+        place, hardware, known = self.place(call.group), self.hardware, self.known
+        latency = latency_of(place, hardware)
+        rate = known.intra * hardware.intra_bandwidth
+        if place.nodes > 1:
+            network = known.inter * hardware.inter_bandwidth * place.nodes**-known.slowdown
+            share = known.ring if call.op in ("all_gather", "reduce_scatter") else 1.0
+            rate = min(rate, place.beside * network * share)
+        if call.op not in PASSES:
+            return call.calls * (latency + call.payload / rate)
+        return call.calls * collective_time(call.op, place.ranks, call.payload, rate, latency)
+
+
+def _layer(work: Work, cluster: _Cluster) -> Times:
+    """Seconds of one layer.
+
+    Backward, matrices take twice as long, for the inputs and for the weights. Attention's core
+    takes twice as long too, and its forward pass again if something is recomputed.
     """
-    flops = hardware.peak * known.matrices
-    matrices = (work.matrices + known.size) / flops if work.matrices else 0.0
+    layout, hardware, known = cluster.layout, cluster.hardware, cluster.known
+    again = layout.recompute == "full"
+    scores = 3 if layout.recompute == "none" else 4
+    matrices = (work.matrices + known.size) / cluster.flops()
     attention = work.attention / (hardware.peak * known.attention)
     memory = known.memory * work.activations / hardware.hbm_bandwidth
-    comms = {kind: _per_pass(kind, work, layout, hardware, known) for kind in ("tp", "cp", "ep")}
-    communication = sum(comms.values()) / work.layers  # of a layer, forward
-    gpu = matrices + attention + memory + communication
-    launch = max(known.launch - gpu, 0.0)
-    head = work.head / flops + known.memory * work.logits / hardware.hbm_bandwidth
-    times = 3 + work.again
+    comms = dict.fromkeys(INSIDE.values(), 0.0)
+    for call in work.inside:
+        comms[INSIDE[call.group]] += cluster.seconds(call) / layout.micro_batches / work.layers
+    sent = sum(comms.values())
+    one_way = matrices + attention + memory + sent / (2 + again)
+    whole = (3 + again) * (matrices + memory) + scores * attention + sent
+    factor = 1 + known.crossing * layout.tp * cluster.crosses()
+    launch = max((3 + again) * known.launch * factor - whole, 0.0)
+    forward = one_way + launch / (3 + again)
+    weights = matrices + launch / (3 + again)
     parts = {
-        "matrices": work.layers * times * matrices + 3 * work.head / flops,
-        "attention": work.layers * work.scores * attention,
-        "memory": work.layers * times * memory
-        + 3 * known.memory * work.logits / hardware.hbm_bandwidth,
-        "launch": work.layers * times * launch,
-        "tensor": comms["tp"] * (2 + work.again),
-        "context": comms["cp"] * (2 + work.again),
-        "experts": comms["ep"] * (2 + work.again),
+        "matrices": (3 + again) * matrices,
+        "attention": scores * attention,
+        "memory": (3 + again) * memory,
+        **comms,
+        "launch": launch,
     }
-    forward = work.layers * (gpu + launch) + head
-    weights = work.layers * (matrices + launch) + head
-    whole = sum(parts.values())
-    return Pass(forward, max(whole - forward - weights, 0.0), weights, parts)
+    return Times(forward, whole + launch - forward - weights, weights, parts)
 
 
-def _per_pass(kind, work: Work, layout: Layout, hardware: Hardware, known: Calibration) -> float:
-    """Seconds of the collectives of one group, of one micro-batch's forward pass."""
-    calls = [call for call in work.calls if call.group == kind]
-    total = sum(_seconds(call, layout, hardware, known) for call in calls)
-    return total / layout.micro_batches / (2 + work.again)
+def _head(work: Work, cluster: _Cluster) -> Times:
+    """Seconds of the output layer and the loss, for a micro-batch."""
+    matrices = work.head / cluster.flops()
+    memory = cluster.known.memory * work.logits / cluster.hardware.hbm_bandwidth
+    parts = {"matrices": 3 * matrices, "memory": 3 * memory}
+    return Times(matrices + memory, matrices + 2 * memory, matrices, parts)
 
 
-def _seconds(call: Call, layout: Layout, hardware: Hardware, known: Calibration) -> float:
-    """Seconds of all collectives, or messages, of one kind."""
-    place = place_of(call.group, layout, hardware.node)
-    rate = bandwidth_of(place, hardware, known.intra, known.inter, known.slowdown)
-    latency = latency_of(place, hardware)
-    if call.op not in PASSES:
-        return call.calls * (latency + call.payload / rate)
-    return call.calls * collective_time(call.op, place.ranks, call.payload, rate, latency)
+def _stages(model: Model, layout: Layout, layer: Times, head: Times) -> tuple[Times, Times]:
+    """A micro-batch's time in the slowest stage, and in the mean one.
+
+    The last stage holds the output layer, and as many layers fewer as make the slowest stage
+    quickest; with chunks, the layers lie as `Layout.stage_layers` has them.
+    """
+    pp, layers = layout.pp, model.layers
+    mean = layer.plus(head, layers)
+    if pp == 1:
+        return mean, mean
+    counts = layout.stage_layers(layers)
+    choices = [(max(counts), counts[-1])]
+    if layout.chunks == 1:
+        choices = [(-(-(layers - last) // (pp - 1)), last) for last in range(max(counts) + 1)]
+    ends = [(layer.plus(NOTHING, most), layer.plus(head, last)) for most, last in choices]
+    slowest = min((max(pair, key=_seconds) for pair in ends), key=_seconds)
+    return slowest, mean.plus(NOTHING, 1 / pp)
 
 
-def _pipeline(passes, works, layout: Layout, hardware: Hardware, known: Calibration) -> dict:
-    """The bubble of the mean stage, and the hops on the longest way through the schedule."""
-    if layout.pp == 1:
+def _seconds(times: Times) -> float:
+    return times.seconds
+
+
+def _pipeline(work: Work, mean: Times, cluster: _Cluster) -> dict[str, float]:
+    """The bubble, and the messages on the longest way through the schedule."""
+    layout = cluster.layout
+    if work.message is None:
         return {}
-    middle = layout.pp - 2
-    shares = [1, middle, 1] if len(passes) == 3 else [1, 1]
-    mean = [
-        sum(share * getattr(one, name) for share, one in zip(shares, passes)) / layout.pp
-        for name in ("forward", "backward", "weights")
-    ]
     shape = (layout.schedule, layout.pp, layout.micro_batches)
-    idle = bubble(*shape, *mean, chunks=layout.chunks)
-    message = max(
-        (_seconds(call, layout, hardware, known) / call.calls, call.group)
-        for work in works
-        for call in work.calls
-        if call.group == "pp"
-    )[0]
-    ideal = layout.micro_batches * sum(mean)
+    idle = bubble(*shape, mean.forward, mean.backward, mean.weights, chunks=layout.chunks)
+    message = cluster.seconds(work.message) / work.message.calls
     return {
-        "bubble": ideal * idle / (1 - idle),
+        "bubble": layout.micro_batches * mean.seconds * idle / (1 - idle),
         "messages": message * _hops(*shape, layout.chunks),
     }
 
 
 @lru_cache(maxsize=20_000)
 def _hops(schedule: str, p: int, m: int, chunks: int) -> float:
-    """How many messages lie on the longest way, by `bubble`, where they are short."""
-    hop = 1e-3
-    without, idle = (bubble(schedule, p, m, hop=time, chunks=chunks) for time in (0.0, hop))
-    return (idle / (1 - idle) - without / (1 - without)) * 3 * m / hop
+    """How many messages lie on the longest way, by `bubble`, where they are short.
+
+    With more micro-batches than stages they are counted for whole rounds of p, which has a form.
+    """
+    hop, whole = 1e-3, -(-m // p) * p if m > p else m
+    idle = [bubble(schedule, p, whole, hop=time, chunks=chunks) for time in (0.0, hop)]
+    without, extra = (3 * whole * share / (1 - share) for share in idle)
+    return (extra - without) / hop * m / whole
 
 
-def _data(works, one: Pass, layout: Layout, hardware: Hardware, known: Calibration) -> dict:
-    """What the data ranks' collectives add, and the optimizer, on the stage with most of both."""
-    worst = max(works, key=lambda work: work.parameters)
-    times = {"forward": 0.0, "backward": 0.0, "step": 0.0}
-    for call in worst.calls:
-        if call.group in ("dp", "edp", "ends"):
-            times[call.when] += _seconds(call, layout, hardware, known)
-    backward = one.backward + one.weights
+def _once(work: Work, slowest: Times, cluster: _Cluster) -> dict[str, float]:
+    """What comes once a step: the data ranks' collectives, and the optimizer.
+
+    Gradients hide behind the last backward pass, what FSDP gathers behind every pass.
+    """
+    layout, known = cluster.layout, cluster.known
+    window = slowest.backward + slowest.weights
     if layout.zero == 3:
-        window = layout.micro_batches * one.seconds
-    else:
-        window = backward
-    total = sum(times.values())
-    exposed = max(total - known.overlap * window, 0.0)
-    shards = layout.shards if layout.zero else 1
-    update = OPTIMIZER_BYTES * worst.parameters / shards / hardware.hbm_bandwidth
-    return {"data": exposed, "optimizer": update}
+        window = layout.micro_batches * slowest.seconds
+    data = sum(cluster.seconds(call) for call in work.outside) - known.overlap * window
+    held = work.parameters / (layout.shards if layout.zero else 1)
+    update = OPTIMIZER_BYTES * held / cluster.hardware.hbm_bandwidth
+    return {"data": max(data, 0.0), "optimizer": update}

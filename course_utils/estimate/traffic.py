@@ -152,6 +152,8 @@ def gatherings(layout: Layout, stage: int) -> dict[str, int]:
             "forward": layout.micro_batches,
             "backward": layout.micro_batches * layout.reshard,
         }
+    if not layout.reshard:
+        return {"forward": layout.chunks, "backward": 0}
     sizes = (layout.pp, layout.micro_batches)
     sizes += (layout.chunks,) if layout.schedule == "interleaved" else ()
     held, counts = set(), {"forward": 0, "backward": 0}
@@ -159,7 +161,7 @@ def gatherings(layout: Layout, stage: int) -> dict[str, int]:
         if op.chunk not in held and op.kind != "W":
             counts["forward" if op.kind == "F" else "backward"] += 1
             held.add(op.chunk)
-        if op.kind == "F" and layout.reshard:
+        if op.kind == "F":
             held.remove(op.chunk)
     return counts
 
