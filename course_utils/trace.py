@@ -466,10 +466,11 @@ class _Recorder:
         _Recorder._installed = None
 
     def _hear(self, name: str, arguments: dict):
-        if name not in _OPS:
+        call = describe(name, arguments)
+        if call is None:
             return None
         blocking = arguments.get("async_op") is False
-        entry = _Entry(_describe(name, arguments), self.trace._clock.mark(), blocking)
+        entry = _Entry(call, self.trace._clock.mark(), blocking)
         self.trace._entries.append(entry)
         self._note_backward(entry)
 
@@ -521,7 +522,10 @@ class _Recorder:
         return wait
 
 
-def _describe(name: str, arguments: dict) -> Call:
+def describe(name: str, arguments: dict) -> Call | None:
+    """The call that the operator `name` of c10d makes with these arguments; None if it makes none."""
+    if name not in _OPS:
+        return None
     op, payload, received = _OPS[name]
     ranks, root, sends = (), None, payload is not None
     group = dist.ProcessGroup.unbox(arguments["process_group"])

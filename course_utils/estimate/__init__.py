@@ -10,6 +10,7 @@
     timing         how long a step takes, and where the time goes
     calibrating    timing's constants, fitted to measured steps
     searching      the quickest layouts of a model on a cluster
+    fake           the same of a real program, run as one rank of thousands
 
 Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s; nothing here is in GB
 or GiB. Each function names the paper and the equation it follows, and what it leaves out.
@@ -19,6 +20,7 @@ from course_utils.estimate.calibrating import Row, calibrate
 from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.counting import flops, parameters
 from course_utils.estimate.descriptions import Hardware, Layout, Model
+from course_utils.estimate.fake import Trace, mesh_of, trace
 from course_utils.estimate.memory import activations_per_layer, memory, model_states
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.searching import REASONS, Plan, search
@@ -35,15 +37,18 @@ __all__ = [
     "Plan",
     "Row",
     "StepTime",
+    "Trace",
     "activations_per_layer",
     "bubble",
     "calibrate",
     "collective_time",
     "flops",
     "memory",
+    "mesh_of",
     "model_states",
     "parameters",
     "search",
     "step_time",
+    "trace",
     "traffic",
 ]
