@@ -62,6 +62,7 @@ plt.show()
 # | DDP, handed over in a step | `P * b` | 03: 3, *What DDP moves* | counted there |
 # | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
 # | ZeRO-3, on a ring | `3 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | the same |
+# | gathers of a layer by ZeRO-3 in a stage under 1F1B, in number | `m + 1` | 12: 3, *How often does a stage gather* | traced there |
 # | a cut, h values a row: each direction | `N * h * b` | 04: 3, *What crosses the yard* | counted there |
 # | tensor parallel: a block, on a ring | `8 * T * W * b * (t - 1) / t` | 06: 4, *A whole block* | [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), 3.2 |
 # | hybrid: tensor group | `8 * (L / p) * (T / d) * W * b * (t - 1) / t` | 07: 3, *What each dimension sends* | the same |
@@ -88,6 +89,7 @@ plt.show()
 # | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04: 4, *The planned model* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
+# | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
 # | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
 # | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
 # | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
@@ -107,8 +109,10 @@ plt.show()
 # | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
 # | one all-reduce on a ring, start-up a | `a + 2 * (n - 1) / n * S / speed` | 03: 7, *See it* | a model |
+# | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 6, *Exercises* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
 # | exposed of k buckets, each r, backward takes E | `r + (k - 1) * max(0, r - E / k)` | 03: 7, *See it* | a model |
 # | operations of a training step | `6 * P * T` | 01: 6, *Exercises* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
+# | the same of one token, with attention | `6 * P + 12 * L * s * W` | 12: 5, *Break it* | [Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B |
 # | operations of a block, forward | `24 * T * W**2 + 4 * T * s * W` | 06: 7, *See it* | Narayanan et al. 2021, appendix |
 #
 # ### Places, losses and failures
@@ -415,3 +419,12 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline.ipynb) |
 # | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline.ipynb) |
 # | zig-zag | a fair cut under a causal mask: each rank has one chunk from the front and its mirror image from the back | [10](10_long_context.ipynb) |
+# | alpha-beta | the model of a message's time: a latency, and its bytes over a bandwidth | [12](12_plan_a_cluster.ipynb) |
+# | fake process group | a backend in which a process is one rank of as many as it likes, and every collective is over at once | [12](12_plan_a_cluster.ipynb) |
+# | fake tensor | a tensor with a shape and a type, and no numbers or memory | [12](12_plan_a_cluster.ipynb) |
+# | MFU | model FLOPs utilisation: the share of the peak that a run reaches, of the operations that the model needs | [12](12_plan_a_cluster.ipynb) |
+# | regret | the share by which the step of a chosen plan is longer than with the best one | [12](12_plan_a_cluster.ipynb) |
+# | roofline | the model of a kernel's time: its FLOPs or its bytes, whichever take longer | [12](12_plan_a_cluster.ipynb) |
+# | trace | a run of the real program as one rank, with fake tensors among fake ranks, that notes calls, FLOPs and bytes | [12](12_plan_a_cluster.ipynb) |
+# | full | of recomputation: a layer keeps its input, and backward computes the rest again | [12](12_plan_a_cluster.ipynb) |
+# | selective | of recomputation: attention's scores are computed again, and all else is kept | [12](12_plan_a_cluster.ipynb) |

@@ -37,10 +37,10 @@ CONTEXTS = {"8k": 8192, "32k": 32_768, "128k": 131_072}
 
 def factory() -> Figure:
     """A site: two lines of three buildings, halls with a conveyor in each, trucks and a head office."""
-    figure, ax = plots.canvas(height=4.3)
+    figure, ax = plots.canvas(height=3.6)
     for line, y in enumerate((2.9, 0.75)):
         for stage in range(3):
-            x = 1.55 + 2.75 * stage
+            x = 1.4 + 2.95 * stage
             ground = {"facecolor": "#F2F2F2", "edgecolor": "#8C8C8C", "linewidth": 0.8}
             ax.add_patch(Rectangle((x - 0.1, y - 0.25), 1.9, 1.3, **ground))
             for hall in range(2):
@@ -48,16 +48,16 @@ def factory() -> Figure:
                 plots.building(ax, left, y, 0.78, 0.9, f"hall {hall}", color=color)
             plots.arrow(ax, (x + 0.4, y - 0.12), (x + 1.3, y - 0.12))
             if stage < 2:
-                plots.truck(ax, x + 1.83, y + 0.1)
+                plots.truck(ax, x + 1.86, y + 0.1)
         ax.text(0.1, y + 0.4, f"line {line}", fontsize=11, va="center")
-    ax.text(2.35, 4.02, "a building", fontsize=9, ha="center")
-    ax.text(2.35, 0.2, "conveyor inside a building", fontsize=9, ha="center")
-    ax.text(5.0, 0.2, "road between buildings", fontsize=9, ha="center")
+    ax.text(2.25, 4.02, "a building", fontsize=9, ha="center")
+    ax.text(2.25, 0.2, "conveyor inside a building", fontsize=9, ha="center")
+    ax.text(5.2, 0.2, "road between buildings", fontsize=9, ha="center")
     for stage in range(3):
-        x = 2.35 + 2.75 * stage
+        x = 2.25 + 2.95 * stage
         plots.arrow(ax, (x, 2.55), (x, 1.95), color=plots.COLORS["communication"])
         plots.arrow(ax, (x + 0.12, 1.95), (x + 0.12, 2.55), color=plots.COLORS["communication"])
-    ax.text(2.75, 2.25, "what was learned, once a day", fontsize=9, va="center")
+    ax.text(2.6, 2.25, "what was learned, once a day", fontsize=9, va="center")
     return figure
 
 
@@ -91,7 +91,9 @@ def _stacked(ax: Axes, rows: Mapping, looks: Mapping, unit: float, name: str) ->
             color, hatch = looks[kind]
             ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec="white", hatch=hatch)
             left += amount / unit
-        ax.text(left + 0.012 * longest, place, f"{left:.3g} {name}", va="center", fontsize=10)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        end = left + 0.012 * longest
+        ax.text(end, place, f"{left:.3g} {name}", va="center", fontsize=10, bbox=box, zorder=3)
     ax.set_yticks(range(len(rows)), rows)
     ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.17 * longest))
 
@@ -130,10 +132,10 @@ def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
     (best,) = found
     figure, axes = plt.subplots(2, figsize=(plots.WIDTH, 4.6))
     kinds = {kind: (plots.COLORS[color], "") for kind, color in KINDS.items()}
-    _stacked(axes[0], {"memory": best.memory}, kinds, 1e9, "GB")
+    _stacked(axes[0], {"": best.memory}, kinds, 1e9, "GB")
     axes[0].axvline(hardware.hbm_bytes / 1e9, color=plots.COLORS["ink"], linestyle="--")
     axes[0].set(xlabel="bytes of the fullest rank, in GB; dashed: what a GPU has", xlim=(0, 92))
-    _stacked(axes[1], {"time": best.time.parts}, PARTS, 1.0, "s")
+    _stacked(axes[1], {"": best.time.parts}, PARTS, 1.0, "s")
     axes[1].set_xlabel(f"seconds of a step of {batch} sequences; most of it: {best.limit}")
     for ax, row, looks in ((axes[0], best.memory, kinds), (axes[1], best.time.parts, PARTS)):
         shown = _shown(row, looks)
