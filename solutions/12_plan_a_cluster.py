@@ -459,7 +459,9 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
     plans[name], refused = estimate.search(*question, keep=10**6)
     faster = sum(plan.time.seconds < 0.999 * own for plan in plans[name])
     more = own / plans[name][0].time.seconds - 1
-    print(f"{name}: {faster} of {len(plans[name])} plans are quicker, the best by {max(more, 0):.0%}")
+    print(
+        f"{name}: {faster} of {len(plans[name])} plans are quicker, the best by {max(more, 0):.0%}"
+    )
 
 # %%
 for name, found in plans.items():

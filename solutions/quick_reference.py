@@ -254,6 +254,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | all-gather | a collective: every rank hands in a piece, and every rank gets all pieces | [03](03_ddp.ipynb) |
 # | all-reduce | a collective: every rank hands in a tensor, and every rank gets the sum of all of them | [00](00_start_here.ipynb) |
 # | all-to-all | a collective: every rank sends a piece to each rank, and gets one from each | [10](10_long_context.ipynb) |
+# | alpha-beta | the model of a message's time: a latency, and its bytes over a bandwidth | [12](12_plan_a_cluster.ipynb) |
 # | attention | a layer in which every token looks at others: a weighted mean of their values, by query and key | [04](04_manual_split.ipynb) |
 # | autograd function | an operation with a forward and a backward of your own | [02](02_data_parallel.ipynb) |
 # | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
@@ -298,9 +299,12 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | expert | one of several MLPs beside each other, of which a token goes through a few only | [11](11_experts.ipynb) |
 # | expert parallelism | a mixture of experts with its experts on different ranks | [11](11_experts.ipynb) |
 # | exposed | of communication: what is not hidden behind computing | [03](03_ddp.ipynb) |
+# | fake process group | a backend in which a process is one rank of as many as it likes, and every collective is over at once | [12](12_plan_a_cluster.ipynb) |
+# | fake tensor | a tensor with a shape and a type, and no numbers or memory | [12](12_plan_a_cluster.ipynb) |
 # | flat | with all parameters of a unit laid end to end in one vector | [08](08_fsdp.ipynb) |
 # | flight recorder | PyTorch's record of the last collectives of each rank, written when a time limit runs out | [09](09_elastic_further.ipynb) |
 # | frozen | of a parameter: not trained | [03](03_ddp.ipynb) |
+# | full | of recomputation: a layer keeps its input, and backward computes the rest again | [12](12_plan_a_cluster.ipynb) |
 # | fully sharded data parallelism | data parallelism in which each rank holds a piece of everything; FSDP, ZeRO-3 | [08](08_fsdp.ipynb) |
 # | fused kernel | one GPU program that computes attention tile by tile and never writes its scores to memory | [10](10_long_context.ipynb) |
 # | Gantt chart | a picture with a lane for each rank and a box for each piece of work | [05](05_pipeline.ipynb) |
@@ -338,6 +342,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | mesh | the grid of devices on which a DTensor lies | [06](06_tensor_parallel.ipynb) |
 # | message | bytes that travel from one rank to another | [00](00_start_here.ipynb) |
 # | meta device | a device on which tensors have a shape and no memory | [04](04_manual_split.ipynb) |
+# | MFU | model FLOPs utilisation: the share of the peak that a run reaches, of the operations that the model needs | [12](12_plan_a_cluster.ipynb) |
 # | micro-batch | a part of the batch that goes through a pipeline by itself | [01](01_factory.ipynb) |
 # | minimum | the fewest nodes that a run starts or goes on with | [09](09_elastic.ipynb) |
 # | mixed precision | computing in 16 bits, with a master copy in 32 | [08](08_fsdp.ipynb) |
@@ -366,6 +371,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | recomputation | computing activations a second time in place of keeping them | [05](05_pipeline_further.ipynb) |
 # | recv | to receive a message: waits until it arrives | [01](01_factory.ipynb) |
 # | reduce-scatter | a collective: the sum of all, of which every rank gets one piece | [03](03_ddp.ipynb) |
+# | regret | the share by which the step of a chosen plan is longer than with the best one | [12](12_plan_a_cluster.ipynb) |
 # | rendezvous | where processes find each other before they form a group | [03](03_ddp.ipynb) |
 # | replica | a copy of the model for one step | [02](02_data_parallel.ipynb) |
 # | replicate | to copy the model to all devices | [02](02_data_parallel.ipynb) |
@@ -374,12 +380,14 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | resharding | loading a checkpoint on another number of ranks | [08](08_fsdp.ipynb) |
 # | ring | every rank sends to the next only | [00](00_start_here.ipynb) |
 # | ring attention | attention in which queries stay and keys and values go round all ranks, one hop at a time | [10](10_long_context.ipynb) |
+# | roofline | the model of a kernel's time: its FLOPs or its bytes, whichever take longer | [12](12_plan_a_cluster.ipynb) |
 # | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
 # | router | the linear layer that scores all experts for each token | [11](11_experts.ipynb) |
 # | row cut | each rank has some rows of the matrix, needs some columns of the input and gets a partial sum | [06](06_tensor_parallel.ipynb) |
 # | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
 # | scores | products of a query with the keys, before the softmax | [10](10_long_context.ipynb) |
+# | selective | of recomputation: attention's scores are computed again, and all else is kept | [12](12_plan_a_cluster.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
 # | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel_further.ipynb) |
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
@@ -403,6 +411,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | tied embedding | one matrix as embedding and as head | [04](04_manual_split.ipynb) |
 # | top-k | the choice of the k experts with the largest logits | [11](11_experts.ipynb) |
 # | torchrun | PyTorch's launcher: it starts a script as many ranks | [03](03_ddp.ipynb) |
+# | trace | a run of the real program as one rank, with fake tensors among fake ranks, that notes calls, FLOPs and bytes | [12](12_plan_a_cluster.ipynb) |
 # | training step | forward, backward, update | [01](01_factory.ipynb) |
 # | Ulysses | context parallelism by all-to-all: for attention, each rank has all tokens of some heads | [10](10_long_context.ipynb) |
 # | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |
@@ -419,12 +428,3 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline.ipynb) |
 # | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline.ipynb) |
 # | zig-zag | a fair cut under a causal mask: each rank has one chunk from the front and its mirror image from the back | [10](10_long_context.ipynb) |
-# | alpha-beta | the model of a message's time: a latency, and its bytes over a bandwidth | [12](12_plan_a_cluster.ipynb) |
-# | fake process group | a backend in which a process is one rank of as many as it likes, and every collective is over at once | [12](12_plan_a_cluster.ipynb) |
-# | fake tensor | a tensor with a shape and a type, and no numbers or memory | [12](12_plan_a_cluster.ipynb) |
-# | MFU | model FLOPs utilisation: the share of the peak that a run reaches, of the operations that the model needs | [12](12_plan_a_cluster.ipynb) |
-# | regret | the share by which the step of a chosen plan is longer than with the best one | [12](12_plan_a_cluster.ipynb) |
-# | roofline | the model of a kernel's time: its FLOPs or its bytes, whichever take longer | [12](12_plan_a_cluster.ipynb) |
-# | trace | a run of the real program as one rank, with fake tensors among fake ranks, that notes calls, FLOPs and bytes | [12](12_plan_a_cluster.ipynb) |
-# | full | of recomputation: a layer keeps its input, and backward computes the rest again | [12](12_plan_a_cluster.ipynb) |
-# | selective | of recomputation: attention's scores are computed again, and all else is kept | [12](12_plan_a_cluster.ipynb) |

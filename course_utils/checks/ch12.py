@@ -744,11 +744,12 @@ def _kernels(draw) -> list[tuple[float, float]]:
 
 
 def _calls(draw, groups: tuple[str, ...], large: float = 1.0) -> list[Call]:
-    """A call or two of each group; `large` scales those of dp."""
+    """Calls of each group; `large` scales those of dp."""
     ops = {"tp": ["all_gather", "reduce_scatter"], "cp": ["all_gather"], "pp": ["send"]}
+    ops["dp"] = ["all_gather", "all_reduce"]
     found = []
     for group in groups:
-        for op in ops.get(group, ["all_reduce"]):
+        for op in ops[group]:
             calls, payload = draw.integer(6, 20), draw.integer(2, 9) * 10**6
             if group == "dp":
                 calls, payload = draw.integer(2, 4), int(payload * large)
@@ -857,6 +858,10 @@ searching = Exercise(
         "no-data": "You never copy the model. Tensor ranks and stages alone talk more than they need.",
         "no-zero": "You never shard the model states. ZeRO 1 sends no byte more than an all-reduce.",
         "zero-up-to-2": "You try ZeRO up to stage 2. Stage 3 shards the parameters too.",
+        "always-copies": "You always have two copies at least. dp = 1 is legal: all GPUs share one model.",
+        "never-all-in-one": "One tensor group of all GPUs is legal too. Does a range of yours end one too early?",
+        "no-zero-2-in-stages": "Behind stages only ZeRO 3 is excluded. With ZeRO 2 more would fit.",
+        "at-most": "A layout that needs exactly what a GPU has does fit: at most.",
         "always-zero-3": "You always shard everything. What need not be gathered costs nothing.",
         "one-node": "You keep all groups but dp within a node.",
         "slow": "A legal layout that fits, and another one is more than 10 % faster.",
@@ -962,6 +967,9 @@ RESTRICTED: dict[str, Callable[[Layout], bool]] = {
     "no-data": lambda layout: layout.dp == 1,
     "one-sequence": lambda layout: layout.micro_batch == 1,
     "powers-of-two": _powers,
+    "always-copies": lambda layout: layout.dp > 1,
+    "never-all-in-one": lambda layout: layout.tp < layout.gpus,
+    "no-zero-2-in-stages": lambda layout: layout.zero < 2 or layout.pp == 1,
 }
 LEFT_OUT = (
     "no-zero",
@@ -1101,6 +1109,11 @@ def _hurting(*slugs: str, only: bool = True) -> Callable[[_Order, list[tuple]], 
     return holds
 
 
+def _needing(slug: str) -> Callable[[_Order, list[tuple]], bool]:
+    """Where this mistake costs more than may be regretted, or finds nothing."""
+    return lambda order, fitting: _regret(fitting, slug) > 1.3 * REGRET
+
+
 def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
     """Where a search that forgets one rule of what is legal finds something faster."""
     return lambda order, fitting: _fastest_without(order, rule) < fitting[0][1]
@@ -1113,11 +1126,11 @@ def _fastest_without(order: _Order, rule: str) -> float:
         if order.gpus % (tp * pp) or order.batch % dp:
             continue
         layout = Layout(dp=dp, tp=tp, pp=pp, micro_batches=order.batch // dp)
-        if _illegal(order, layout) != rule:
-            continue
-        for zero, recompute in itertools.product(range(4 if pp == 1 else 3), RECOMPUTE):
-            held, seconds = order.judge(replace(layout, zero=zero, recompute=recompute))
-            if held <= order.hardware.hbm_bytes:
+        stages = range(4) if pp == 1 else [3] if rule == "zero-3-in-stages" else range(3)
+        for zero, recompute in itertools.product(stages, RECOMPUTE):
+            tried = replace(layout, zero=zero, recompute=recompute)
+            held, seconds = order.judge(tried)
+            if _illegal(order, tried) == rule and held <= order.hardware.hbm_bytes:
                 best = min(best, seconds)
     return best
 
@@ -1184,6 +1197,36 @@ def _(answer, draw):
     odd |= {"memory": [8], "between": [2, 5], "seq": [256, 512]}
     order = _order_where(draw, _hurting("one-sequence", only=False), **odd)
     _check_choice(answer, order, "one-sequence")
+
+
+@searching.requires(
+    "all GPUs for one copy of the model", failures={"ValueError": "never-all-in-one"}
+)
+def _(answer, draw):
+    one = {"batch": [1], "heads": [24, 32, 40]}
+    slow = one | {"gpus": [8], "node": [2], "between": [2, 5]}
+    order = _order_where(draw, _hurting("always-copies", only=False), **slow)
+    _check_choice(answer, order, "always-copies")
+    odd = one | {"gpus": [4], "node": [4], "layers": [11, 13], "memory": [16, 24]}
+    order = _order_where(draw, _needing("never-all-in-one"), **odd, seq=[4096, 8192])
+    _check_choice(answer, order, "never-all-in-one")
+
+
+@searching.requires(
+    "stages with ZeRO 2, and not with ZeRO 3", failures={"ValueError": "no-zero-2-in-stages"}
+)
+def _(answer, draw):
+    tight = {"gpus": [16], "batch": [4], "heads": [40], "between": [2, 5], "memory": [8]}
+    slug = "no-zero-2-in-stages"
+    _check_choice(answer, _order_where(draw, _needing(slug), **tight), slug)
+    _check_choice(answer, _order_where(draw, _without("zero-3-in-stages"), **tight))
+
+
+@searching.requires("the last byte of a GPU", failures={"ValueError": "at-most"})
+def _(answer, draw):
+    order = _order_where(draw, lambda order, fitting: min(held for held, *_ in fitting) % 1 == 0)
+    least = int(min(held for held, *_ in order.fitting()))
+    _check_choice(answer, replace(order, hardware=replace(order.hardware, hbm_bytes=least)))
 
 
 @searching.requires(

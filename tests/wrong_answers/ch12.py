@@ -962,6 +962,37 @@ def tries_powers_of_two(model, gpus, batch, seq, hardware, judge):
     return _restricted(even)(model, gpus, batch, seq, hardware, judge)
 
 
+@wrong("12.4", names="never-all-in-one")
+def ends_the_range_too_early(model, gpus, batch, seq, hardware, judge):
+    search = _restricted(lambda layout: layout.tp in range(1, gpus))
+    return search(model, gpus, batch, seq, hardware, judge)
+
+
+@wrong("12.4", names="always-copies")
+def keeps_two_copies(model, gpus, batch, seq, hardware, judge):
+    return _restricted(lambda layout: layout.dp > 1)(model, gpus, batch, seq, hardware, judge)
+
+
+@wrong("12.4", names="no-zero-2-in-stages")
+def shards_the_optimizer_alone_in_stages(model, gpus, batch, seq, hardware, judge):
+    search = _restricted(lambda layout: layout.pp == 1 or layout.zero < 2)
+    return search(model, gpus, batch, seq, hardware, judge)
+
+
+@wrong("12.4", names="zero-3-in-stages")
+def shards_parameters_in_stages(model, gpus, batch, seq, hardware, judge):
+    rules = ("heads", "seq", "layers")
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=rules))
+
+
+@wrong("12.4", names="at-most")
+def leaves_a_byte_free(model, gpus, batch, seq, hardware, judge):
+    def less(layout):
+        return judge(layout)[0] < hardware.hbm_bytes
+
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, less))
+
+
 @wrong("12.4", names="no-error")
 def returns_what_needs_least(model, gpus, batch, seq, hardware, judge):
     fitting = _fitting(model, gpus, batch, seq, hardware, judge)
