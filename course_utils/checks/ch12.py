@@ -737,9 +737,9 @@ def _hardware(draw, node: int) -> Hardware:
 
 
 def _kernels(draw) -> list[tuple[float, float]]:
-    """Some that compute, and some that move."""
-    many = [(draw.integer(200, 900) * 1e9, draw.integer(10, 90) * 1e6) for _ in range(4)]
-    few = [(draw.integer(1, 9) * 1e9, draw.integer(200, 900) * 1e6) for _ in range(3)]
+    """Some that compute, and some that move; long enough for `expect`, which allows 1e-5 s."""
+    many = [(draw.integer(200, 900) * 1e11, draw.integer(10, 90) * 1e8) for _ in range(4)]
+    few = [(draw.integer(1, 9) * 1e11, draw.integer(200, 900) * 1e8) for _ in range(3)]
     return draw.sample(many + few, 7)
 
 
@@ -750,9 +750,9 @@ def _calls(draw, groups: tuple[str, ...], large: float = 1.0) -> list[Call]:
     found = []
     for group in groups:
         for op in ops[group]:
-            calls, payload = draw.integer(6, 20), draw.integer(2, 9) * 10**6
+            calls, payload = draw.integer(600, 2000), draw.integer(2, 9) * 10**6
             if group == "dp":
-                calls, payload = draw.integer(2, 4), int(payload * large)
+                calls, payload = draw.integer(200, 400), int(payload * large)
             found.append(Call(group, op, calls, payload, 0, "step"))
     return found
 
