@@ -335,7 +335,7 @@ for name, stage in (("first stage", 0), ("last stage", 3)):
     gathers = [c for c in rehearsal.calls if (c.group, c.op) == ("dp", "all_gather")]
     of_layers = max(c.payload for c in gathers)
     measured[name] = sum(c.calls for c in gathers if c.payload == of_layers) // 2  # two layers
-each_pass = dict.fromkeys(measured, 2 * 8)
+each_pass = {name: 2 * 8 for name in measured}
 compare(predicted, measured, {"One for every pass: not all of them find them gone.": each_pass})
 
 # %% [markdown]
