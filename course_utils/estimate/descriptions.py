@@ -22,15 +22,14 @@ def require(condition: bool, sentence: str) -> None:
 def whole(least: int = 1, **numbers: int) -> None:
     """Raises ValueError where one of `numbers` is no whole number, or less than `least`."""
     for name, number in numbers.items():
-        require(
-            isinstance(number, int) and not isinstance(number, bool) and number >= least,
-            f"{name} is a whole number of at least {least}, not {number!r}.",
-        )
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise ValueError(f"{name} is a whole number of at least {least}, not {number!r}.")
 
 
 def one_of(name: str, value: object, allowed) -> None:
     """Raises ValueError where `value` is not among `allowed`."""
-    require(value in allowed, f"{name} is one of {', '.join(map(str, allowed))}, not {value!r}.")
+    if value not in allowed:
+        raise ValueError(f"{name} is one of {', '.join(map(str, allowed))}, not {value!r}.")
 
 
 def rate(name: str, number: float, unit: str) -> None:
@@ -175,10 +174,8 @@ class Layout:
         chunks they may be all that the very first and the very last piece has.
         """
         pieces = self.pp * self.chunks
-        require(
-            layers >= pieces - (2 if self.chunks > 1 else 0),
-            f"{layers} layers cannot fill {self.pp} stages of {self.chunks} each.",
-        )
+        if layers < pieces - (2 if self.chunks > 1 else 0):
+            raise ValueError(f"{layers} layers cannot fill {self.pp} stages of {self.chunks} each.")
         counts = [-(-layers // pieces) * self.chunks] * self.pp
         ends = [stage for pair in zip(reversed(range(self.pp)), range(self.pp)) for stage in pair]
         for index in range(sum(counts) - layers):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from course_utils.estimate.descriptions import Hardware, Layout, Model, whole
+from course_utils.estimate.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
 from course_utils.estimate.memory import memory
 from course_utils.estimate.timing import Calibration, StepTime, step_time
 
@@ -114,7 +114,7 @@ def _runs(model: Model, split: Layout, batch: int, rejected: Counter[str]) -> It
             micro_batches = batch // micro_batch
             for schedule, chunks in _schedules(model, split.pp, micro_batches, rejected):
                 for zero, reshard in _shardings(split):
-                    for recompute in ("selective", "full"):
+                    for recompute in RECOMPUTE:
                         yield Layout(
                             dp=split.dp,
                             tp=split.tp,

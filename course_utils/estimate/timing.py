@@ -272,13 +272,10 @@ def _stages(model: Model, layout: Layout, layer: Times, head: Times) -> tuple[Ti
     choices = [(max(counts), counts[-1])]
     if layout.chunks == 1:
         choices = [(-(-(layers - last) // (pp - 1)), last) for last in range(max(counts) + 1)]
-    ends = [(layer.plus(NOTHING, most), layer.plus(head, last)) for most, last in choices]
-    slowest = min((max(pair, key=_seconds) for pair in ends), key=_seconds)
+    more = head.seconds / layer.seconds  # the output layer, in layers
+    most, last = min(choices, key=lambda choice: max(choice[0], choice[1] + more))
+    slowest = layer.plus(head, last) if last + more > most else layer.plus(NOTHING, most)
     return slowest, mean.plus(NOTHING, 1 / pp)
-
-
-def _seconds(times: Times) -> float:
-    return times.seconds
 
 
 def _pipeline(work: Work, mean: Times, cluster: _Cluster) -> dict[str, float]:

@@ -1,0 +1,213 @@
+"""How long a step takes, and the search: sums, limits, sentences of errors, regret."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from course_utils import estimate
+from course_utils.estimate import Hardware, Layout, Model, published
+from tests.benchmarks import bench_plans
+
+MODEL = Model(8, 1024, 16, 32000, ffn=4096)
+SEQ = 2048
+SMALL = Hardware(100e12, 16 * 10**9, 1e12, 4, 100e9, 5e-6, 10e9, 1e-5)
+QUICK = replace(SMALL, intra_bandwidth=1e18, inter_bandwidth=1e18, hbm_bandwidth=1e18)
+PIPELINES = [
+    Layout(dp=2, tp=2, pp=2, micro_batches=4, schedule=schedule, chunks=chunks, zero=zero)
+    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1))
+    for zero in (0, 3)
+]
+
+
+def seconds(layout: Layout, hardware: Hardware = SMALL, model: Model = MODEL) -> float:
+    return estimate.step_time(model, layout, SEQ, hardware).seconds
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=4, zero=3, cp=2), *PIPELINES])
+def test_the_parts_of_a_step_add_up_and_the_largest_limits(layout):
+    time = estimate.step_time(MODEL, layout, SEQ, SMALL)
+    assert sum(time.parts.values()) == pytest.approx(time.seconds, rel=1e-12)
+    assert min(time.parts.values()) > 0
+    assert time.parts[time.limit] == max(time.parts.values())
+    assert time.low < time.seconds < time.high
+
+
+def test_a_step_takes_no_less_than_its_flops_at_the_peak():
+    for layout in (Layout(), *PIPELINES):
+        tokens = layout.sequences() * SEQ
+        flops = estimate.flops(MODEL, SEQ, tokens)
+        assert seconds(layout) > flops / layout.gpus / SMALL.peak
+
+
+def test_twice_the_peak_halves_the_matrices_alone():
+    layout = Layout(dp=2, tp=2, pp=2, micro_batches=4)
+    once = estimate.step_time(MODEL, layout, SEQ, SMALL).parts
+    twice = estimate.step_time(MODEL, layout, SEQ, replace(SMALL, peak=2 * SMALL.peak)).parts
+    assert twice["matrices"] == pytest.approx(once["matrices"] / 2)
+    assert twice["tensor"] == pytest.approx(once["tensor"])
+    assert twice["messages"] == pytest.approx(once["messages"])
+
+
+@pytest.mark.parametrize(
+    ("layout", "hardware", "limit"),
+    [
+        (Layout(micro_batch=8), replace(QUICK, hbm_bandwidth=1e13), "matrices"),
+        (Layout(micro_batch=8), replace(SMALL, peak=1e18, hbm_bandwidth=1e10), "memory"),
+        (Layout(tp=8, micro_batch=8), replace(SMALL, inter_bandwidth=1e8), "tensor"),
+        (Layout(dp=8), replace(SMALL, inter_bandwidth=1e8), "data"),
+        (Layout(pp=8, micro_batches=8), replace(SMALL, inter_bandwidth=1e7), "messages"),
+        (Layout(pp=8, micro_batches=1), QUICK, "bubble"),
+        (Layout(), replace(QUICK, peak=1e18), "launch"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_limits_is_what_is_slow(layout, hardware, limit):
+    assert estimate.step_time(MODEL, layout, SEQ, hardware).limit == limit
+
+
+def test_more_micro_batches_shrink_the_bubble_and_zero_bubble_is_below_1f1b():
+    def share(**more) -> float:
+        layout = Layout(pp=4, **more)
+        time = estimate.step_time(MODEL, layout, SEQ, QUICK)
+        return time.parts["bubble"] / time.seconds
+
+    assert share(micro_batches=32) < share(micro_batches=8) < share(micro_batches=4)
+    assert share(micro_batches=8, schedule="zb-h1") < share(micro_batches=8)
+
+
+def test_a_tensor_group_that_leaves_its_node_is_slower():
+    assert seconds(Layout(tp=8), SMALL) > seconds(Layout(tp=8), replace(SMALL, node=8))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"peak": 312.0}, r"peak is in FLOP/s, and 312\.0 is too little"),
+        ({"hbm_bytes": 80}, r"hbm_bytes is in B, and 80 is too little"),
+        ({"inter_bandwidth": 25.0}, r"inter_bandwidth is in B/s, and 25\.0 is too little"),
+        ({"inter_latency": 5.0}, r"inter_latency is in seconds, and 5\.0 is none of a network"),
+        ({"node": 0}, r"node is a whole number of at least 1, not 0"),
+    ],
+)
+def test_a_wrong_unit_is_named(change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(SMALL, **change)
+
+
+def test_a_layout_that_the_model_does_not_allow_is_named():
+    with pytest.raises(ValueError, match="16 heads cannot be split among 3 tensor ranks"):
+        estimate.step_time(MODEL, Layout(tp=3), SEQ, SMALL)
+    with pytest.raises(ValueError, match="8 layers cannot fill 16 stages"):
+        estimate.step_time(MODEL, Layout(pp=16), SEQ, SMALL)
+
+
+def test_calibrating_with_nothing_is_refused():
+    with pytest.raises(ValueError, match="There is no row to calibrate with"):
+        estimate.calibrate([], SMALL)
+
+
+def test_calibrating_comes_near_to_rows_that_the_model_itself_made():
+    made = estimate.Calibration(matrices=0.5, intra=0.5)
+    layouts = [
+        Layout(tp=tp, dp=dp, micro_batch=size)
+        for tp, dp, size in itertools.product((1, 2, 4), (1, 2), (1, 8))
+    ]
+    rows = [
+        estimate.Row(MODEL, at, SEQ, estimate.step_time(MODEL, at, SEQ, SMALL, made).seconds)
+        for at in layouts
+    ]
+    found = estimate.calibrate(rows, SMALL)
+    assert found == estimate.calibrate(rows, SMALL)
+    for row in rows:
+        again = estimate.step_time(MODEL, row.layout, SEQ, SMALL, found).seconds
+        assert again == pytest.approx(row.seconds, rel=0.03)
+        assert seconds(row.layout) < 0.9 * row.seconds  # the defaults are far off
+
+
+@pytest.mark.parametrize("paper", published.HARDWARE)
+def test_every_published_row_is_a_legal_layout(paper):
+    rows = published.rows(paper)
+    assert rows and len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        time = estimate.step_time(
+            row.model, row.layout, row.seq, row.hardware or published.HARDWARE[paper]
+        )
+        assert row.seconds > 0 and math.isfinite(time.seconds)
+
+
+@pytest.mark.parametrize("paper", ["Megatron SC21", "Korthikanti", "zero bubble", "torchtitan"])
+def test_rows_left_out_are_predicted_within_the_bound_and_better_than_by_one_rate(paper):
+    judged = bench_plans.judge(paper)
+    error = judged.error(judged.left_out)
+    assert error <= bench_plans.BOUNDS[paper]
+    assert error < judged.error(judged.null) / 2
+
+
+# The search, against every layout there is.
+
+
+def test_search_gives_legal_plans_that_fit_from_the_quickest():
+    plans, rejected = estimate.search(MODEL, 8, 32, SEQ, SMALL, keep=20)
+    assert len(plans) == 20
+    times = [plan.time.seconds for plan in plans]
+    assert times == sorted(times)
+    for plan in plans:
+        plan.layout.check(MODEL, SEQ)
+        assert plan.layout.gpus == 8 and plan.layout.sequences() == 32
+        assert plan.memory["total"] <= 0.9 * SMALL.hbm_bytes
+        assert plan.limit == plan.time.limit
+    assert set(rejected) <= set(estimate.REASONS) and min(rejected.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("heads", {"model": replace(MODEL, heads=4, kv_heads=4)}),
+        ("layers", {"model": replace(MODEL, layers=5)}),
+        ("sequence", {"seq": 2044, "model": MODEL}),
+        ("batch", {"global_batch": 12}),
+        ("interleaving", {"global_batch": 12}),
+        ("memory", {"hardware": replace(SMALL, hbm_bytes=10**9)}),
+        ("experts", {"model": replace(MODEL, experts=6, top_k=2)}),
+    ],
+)
+def test_search_says_why_it_rejected(reason, change):
+    asked = {"model": MODEL, "gpus": 8, "global_batch": 32, "seq": SEQ, "hardware": SMALL}
+    usual = estimate.search(**asked)[1][reason]
+    assert estimate.search(**asked | change)[1][reason] > usual
+
+
+def every_layout(gpus: int, batch: int):
+    """Every layout of `gpus` with `batch` sequences, without the search's own enumeration."""
+    sizes = [1, 2, 4, 8]
+    for dp, tp, pp, micro_batch, zero, (schedule, chunks), recompute in itertools.product(
+        sizes,
+        sizes,
+        sizes,
+        sizes,
+        (0, 1, 3),
+        (("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("interleaved", 2), ("interleaved", 4)),
+        ("none", "selective", "full"),
+    ):
+        if dp * tp * pp != gpus or batch % (dp * micro_batch):
+            continue
+        m = batch // dp // micro_batch
+        if schedule == "interleaved" and (m % pp or 8 % (pp * chunks)):
+            continue
+        shape = {"dp": dp, "tp": tp, "pp": pp, "micro_batch": micro_batch, "micro_batches": m}
+        yield Layout(**shape, zero=zero, schedule=schedule, chunks=chunks, recompute=recompute)
+
+
+@pytest.mark.parametrize("room", [2, 4, 16])
+def test_search_finds_nearly_the_best_of_all_layouts(room):
+    hardware = replace(SMALL, hbm_bytes=room * 10**9)
+    best = math.inf
+    for layout in every_layout(8, 32):
+        stages = {0, layout.pp - 1}
+        held = max(estimate.memory(MODEL, layout, SEQ, stage)["total"] for stage in stages)
+        if held <= 0.9 * hardware.hbm_bytes:
+            best = min(best, seconds(layout, hardware))
+    plans, _ = estimate.search(MODEL, 8, 32, SEQ, hardware)
+    assert plans[0].time.seconds <= 1.02 * best
