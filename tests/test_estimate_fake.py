@@ -8,20 +8,22 @@ import torch
 
 from course_utils import estimate
 from course_utils.estimate import Layout, Model
+from course_utils.launch import launch
 from tests.traced_programs import decoder
+from tests.traced_ranks import real
 
-SEQ = 32
-DENSE = Model(4, 64, 8, 256, kv_heads=4, ffn=128, gated=True, tied=False, bias=False)
+SEQ = 128
+DENSE = Model(4, 128, 8, 512, kv_heads=4, ffn=384, gated=True, tied=False, bias=False)
 MIXTURE = replace(DENSE, experts=4, top_k=2)
 LAYOUTS = {
-    "data": (DENSE, Layout(dp=4, zero=3, micro_batch=2, micro_batches=2)),
-    "data x tensor": (DENSE, Layout(dp=2, tp=2, zero=3, micro_batch=2)),
-    "data x context": (DENSE, Layout(dp=2, cp=2, zero=3, micro_batch=2)),
-    "data x experts": (MIXTURE, Layout(dp=4, ep=2, zero=3, micro_batch=2)),
+    "data": (DENSE, Layout(dp=4, zero=3, micro_batch=4, micro_batches=2)),
+    "data x tensor": (DENSE, Layout(dp=2, tp=2, zero=3, micro_batch=4)),
+    "data x context": (DENSE, Layout(dp=2, cp=2, zero=3, micro_batch=4)),
+    "data x experts": (MIXTURE, Layout(dp=4, ep=2, zero=3, micro_batch=4)),
     "data x tensor x interleaved stages": (
         DENSE,
         Layout(
-            dp=2, tp=2, pp=2, zero=3, micro_batches=4, chunks=2, schedule="interleaved"
+            dp=2, tp=2, pp=2, zero=3, micro_batch=2, micro_batches=4, chunks=2, schedule="interleaved"
         ),
     ),
 }  # fmt: skip
@@ -47,3 +49,32 @@ def test_a_rank_sends_what_the_arithmetic_says(model, layout):
     for stage, rank in enumerate(ranks_of_all_stages(layout)):
         got = counted(traced(model, layout, rank).calls)
         assert got == set(estimate.traffic(model, layout, SEQ, stage))
+
+
+@ALL
+def test_a_fake_rank_does_what_a_real_one_does(model, layout):
+    program = partial(decoder, model=model, seq=SEQ)
+    steps = launch(real, layout.gpus, program, layout, timeout=300)
+    for rank in {0, layout.gpus - 1}:
+        fake = traced(model, layout, rank, torch.float32)
+        assert fake.record.calls == [call for call in steps[rank].calls if call.op != "barrier"]
+        assert fake.flops == steps[rank].flops
+        if layout.pp == 1:  # a real first stage holds more, and where it does is not known yet
+            assert fake.peak == pytest.approx(steps[rank].peak, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["data", "data x tensor", "data x context"])
+def test_all_ranks_together_multiply_what_the_arithmetic_says(name):
+    model, layout = LAYOUTS[name]
+    tokens = SEQ * layout.micro_batch * layout.micro_batches * layout.dp
+    flops = layout.gpus * traced(model, layout).flops
+    # the CPU's attention computes query by key again in its backward pass: 5 products, not 4
+    again = tokens * model.layers * 2 * SEQ * model.width
+    assert flops == estimate.flops(model, SEQ, tokens, "korthikanti") + again
+
+
+@pytest.mark.parametrize("name", ["data", "data x context"])
+def test_a_rank_holds_its_share_of_the_parameters(name):
+    model, layout = LAYOUTS[name]
+    held = traced(model, layout).held["parameters"]
+    assert held * layout.gpus == 2 * estimate.parameters(model)  # in bfloat16
