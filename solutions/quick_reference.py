@@ -62,6 +62,7 @@ plt.show()
 # | DDP, handed over in a step | `P * b` | 03: 3, *What DDP moves* | counted there |
 # | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
 # | ZeRO-3, on a ring | `3 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | the same |
+# | gathers of a layer by ZeRO-3 in a stage under 1F1B, in number | `m + 1` | 12: 3, *How often does a stage gather* | traced there |
 # | a cut, h values a row: each direction | `N * h * b` | 04: 3, *What crosses the yard* | counted there |
 # | tensor parallel: a block, on a ring | `8 * T * W * b * (t - 1) / t` | 06: 4, *A whole block* | [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), 3.2 |
 # | hybrid: tensor group | `8 * (L / p) * (T / d) * W * b * (t - 1) / t` | 07: 3, *What each dimension sends* | the same |
@@ -88,6 +89,7 @@ plt.show()
 # | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04: 4, *The planned model* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
+# | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
 # | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
 # | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
 # | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
@@ -107,8 +109,10 @@ plt.show()
 # | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
 # | one all-reduce on a ring, start-up a | `a + 2 * (n - 1) / n * S / speed` | 03: 7, *See it* | a model |
+# | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 6, *Exercises* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
 # | exposed of k buckets, each r, backward takes E | `r + (k - 1) * max(0, r - E / k)` | 03: 7, *See it* | a model |
 # | operations of a training step | `6 * P * T` | 01: 6, *Exercises* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
+# | the same of one token, with attention | `6 * P + 12 * L * s * W` | 12: 5, *Break it* | [Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B |
 # | operations of a block, forward | `24 * T * W**2 + 4 * T * s * W` | 06: 7, *See it* | Narayanan et al. 2021, appendix |
 #
 # ### Places, losses and failures
@@ -250,6 +254,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | all-gather | a collective: every rank hands in a piece, and every rank gets all pieces | [03](03_ddp.ipynb) |
 # | all-reduce | a collective: every rank hands in a tensor, and every rank gets the sum of all of them | [00](00_start_here.ipynb) |
 # | all-to-all | a collective: every rank sends a piece to each rank, and gets one from each | [10](10_long_context.ipynb) |
+# | alpha-beta | the model of a message's time: a latency, and its bytes over a bandwidth | [12](12_plan_a_cluster.ipynb) |
 # | attention | a layer in which every token looks at others: a weighted mean of their values, by query and key | [04](04_manual_split.ipynb) |
 # | autograd function | an operation with a forward and a backward of your own | [02](02_data_parallel.ipynb) |
 # | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
@@ -294,9 +299,12 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | expert | one of several MLPs beside each other, of which a token goes through a few only | [11](11_experts.ipynb) |
 # | expert parallelism | a mixture of experts with its experts on different ranks | [11](11_experts.ipynb) |
 # | exposed | of communication: what is not hidden behind computing | [03](03_ddp.ipynb) |
+# | fake process group | a backend in which a process is one rank of as many as it likes, and every collective is over at once | [12](12_plan_a_cluster.ipynb) |
+# | fake tensor | a tensor with a shape and a type, and no numbers or memory | [12](12_plan_a_cluster.ipynb) |
 # | flat | with all parameters of a unit laid end to end in one vector | [08](08_fsdp.ipynb) |
 # | flight recorder | PyTorch's record of the last collectives of each rank, written when a time limit runs out | [09](09_elastic_further.ipynb) |
 # | frozen | of a parameter: not trained | [03](03_ddp.ipynb) |
+# | full | of recomputation: a layer keeps its input, and backward computes the rest again | [12](12_plan_a_cluster.ipynb) |
 # | fully sharded data parallelism | data parallelism in which each rank holds a piece of everything; FSDP, ZeRO-3 | [08](08_fsdp.ipynb) |
 # | fused kernel | one GPU program that computes attention tile by tile and never writes its scores to memory | [10](10_long_context.ipynb) |
 # | Gantt chart | a picture with a lane for each rank and a box for each piece of work | [05](05_pipeline.ipynb) |
@@ -334,6 +342,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | mesh | the grid of devices on which a DTensor lies | [06](06_tensor_parallel.ipynb) |
 # | message | bytes that travel from one rank to another | [00](00_start_here.ipynb) |
 # | meta device | a device on which tensors have a shape and no memory | [04](04_manual_split.ipynb) |
+# | MFU | model FLOPs utilisation: the share of the peak that a run reaches, of the operations that the model needs | [12](12_plan_a_cluster.ipynb) |
 # | micro-batch | a part of the batch that goes through a pipeline by itself | [01](01_factory.ipynb) |
 # | minimum | the fewest nodes that a run starts or goes on with | [09](09_elastic.ipynb) |
 # | mixed precision | computing in 16 bits, with a master copy in 32 | [08](08_fsdp.ipynb) |
@@ -362,6 +371,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | recomputation | computing activations a second time in place of keeping them | [05](05_pipeline_further.ipynb) |
 # | recv | to receive a message: waits until it arrives | [01](01_factory.ipynb) |
 # | reduce-scatter | a collective: the sum of all, of which every rank gets one piece | [03](03_ddp.ipynb) |
+# | regret | the share by which the step of a chosen plan is longer than with the best one | [12](12_plan_a_cluster.ipynb) |
 # | rendezvous | where processes find each other before they form a group | [03](03_ddp.ipynb) |
 # | replica | a copy of the model for one step | [02](02_data_parallel.ipynb) |
 # | replicate | to copy the model to all devices | [02](02_data_parallel.ipynb) |
@@ -370,12 +380,14 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | resharding | loading a checkpoint on another number of ranks | [08](08_fsdp.ipynb) |
 # | ring | every rank sends to the next only | [00](00_start_here.ipynb) |
 # | ring attention | attention in which queries stay and keys and values go round all ranks, one hop at a time | [10](10_long_context.ipynb) |
+# | roofline | the model of a kernel's time: its FLOPs or its bytes, whichever take longer | [12](12_plan_a_cluster.ipynb) |
 # | root | the rank at the centre of a collective | [03](03_ddp.ipynb) |
 # | router | the linear layer that scores all experts for each token | [11](11_experts.ipynb) |
 # | row cut | each rank has some rows of the matrix, needs some columns of the input and gets a partial sum | [06](06_tensor_parallel.ipynb) |
 # | scatter | to share out: each gets one piece | [02](02_data_parallel.ipynb) |
 # | schedule | who works on what, in which order | [04](04_manual_split.ipynb) |
 # | scores | products of a query with the keys, before the softmax | [10](10_long_context.ipynb) |
+# | selective | of recomputation: attention's scores are computed again, and all else is kept | [12](12_plan_a_cluster.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
 # | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel_further.ipynb) |
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
@@ -399,6 +411,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | tied embedding | one matrix as embedding and as head | [04](04_manual_split.ipynb) |
 # | top-k | the choice of the k experts with the largest logits | [11](11_experts.ipynb) |
 # | torchrun | PyTorch's launcher: it starts a script as many ranks | [03](03_ddp.ipynb) |
+# | trace | a run of the real program as one rank, with fake tensors among fake ranks, that notes calls, FLOPs and bytes | [12](12_plan_a_cluster.ipynb) |
 # | training step | forward, backward, update | [01](01_factory.ipynb) |
 # | Ulysses | context parallelism by all-to-all: for attention, each rank has all tokens of some heads | [10](10_long_context.ipynb) |
 # | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |

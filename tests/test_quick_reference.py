@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from course_utils import chapters, decision, models, schedules
+from course_utils import chapters, decision, estimate, models, schedules
 from course_utils.checks import load_answer, load_code
 from course_utils.checks.catalogue import root
+from course_utils.estimate import Hardware, Layout, Model
 from course_utils.launch import launch
 from course_utils.trace import Call, ring_bytes
 from tests.reference_page import (
@@ -145,6 +146,15 @@ def _(v):
     v.P = count(load_code(3, "MnistNet")())
     _, steps = measured(3, "bytes_of_ddp", 2)[0]
     return steps / 3
+
+
+@row("gathers of a layer by ZeRO-3 in a stage under 1F1B, in number")
+def _(v):
+    layout = Layout(dp=2, pp=v.p, zero=3, micro_batches=v.m)
+    calls = estimate.traffic(Model(3 * v.p, v.W, 1, 1), layout, v.s, stage=v.p // 2)
+    gathers = [call.calls for call in calls if (call.group, call.op) == ("dp", "all_gather")]
+    root = v.p // 2 == v.p - 1  # the last stage gathers its output layer too
+    return (sum(gathers) - root) / 3
 
 
 @row("ZeRO-1 and ZeRO-2, on a ring")
@@ -282,6 +292,13 @@ def _(v):
     return load_code(1, "transformer")(v.P, 1, v.W, v.H, v.s, 1, 8, 80, 300).sample_bytes
 
 
+@row("the same on t ranks, scores computed again, sequence shared out")
+def _(v):
+    v.W = v.t * v.W
+    model, layout = Model(1, v.W, 1, 1), Layout(tp=v.t, recompute="selective")
+    return load_answer("12.1")(model, layout, v.T, 0)["activations"]
+
+
 @row("micro-batches in flight, GPipe")
 def _(v):
     peaks = schedules.simulate(schedules.gpipe(v.p, v.m)).peak_in_flight
@@ -377,6 +394,15 @@ def _(v):
     return v.a + ring(v.n, ("all_reduce", v.S)) / v.speed
 
 
+@row("one all-gather on a ring, start-up a in each round")
+def _(v):
+    links = {"intra_bandwidth": v.speed * 1e9, "inter_bandwidth": v.speed * 1e9}
+    v.speed, v.a = v.speed * 1e9, v.a * 1e-6
+    hardware = Hardware(1e12, 10**9, 1e12, v.n, intra_latency=v.a, inter_latency=0.0, **links)
+    call = estimate.Call("tp", "all_gather", 1, v.S, 0, "step")
+    return load_answer("12.3")([], [call], Layout(tp=v.n), 0.0, hardware)
+
+
 @row("exposed of k buckets, each r, backward takes E")
 def _(v):
     return load_code(3, "schedule")(v.k, v.E, v.r)[-1][1] - v.E
@@ -386,6 +412,13 @@ def _(v):
 def _(v):
     v.T = v.s * 3
     return 140e12 * load_code(1, "transformer")(v.P, 1, v.W, 1, v.s, 3, 8, 80, 300).compute_seconds
+
+
+@row("the same of one token, with attention")
+def _(v):
+    model = Model(v.L, v.W, 1, 4096)
+    v.P = estimate.parameters(model)
+    return estimate.flops(model, v.s, 1)
 
 
 @row("operations of a block, forward")
@@ -534,6 +567,7 @@ NOT_WORDS = {
         *("specialists", "dispatcher", "pieces", "queue", "not an expert", "the host waits"),
         "add up over the copies, divide by all ranks",
     },
+    "12": {"planner", "judge", "what it sends"},
 }
 
 

@@ -47,6 +47,10 @@ WORKERS = {
     "9.4": lambda given: given["nodes"],
     "9.5": lambda given: (given["available"], given["fits"], given["useful"]),
     "10.2": lambda given: given["ranks"],
+    "12.1": lambda given: given["layout"].gpus,
+    "12.2": lambda given: given["layout"].gpus,
+    "12.3": lambda given: given["layout"].gpus,
+    "12.4": lambda given: given["gpus"],
 }
 NO_WORLD_SIZE = {
     "0.2": "a tensor has no ranks",

@@ -296,4 +296,38 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "f = pieces_of / pieces_of.sum()",
         ): "A quotient of integers is float32, as the check's logits are.",
     },
+    "12.1": {
+        (
+            "layers, last = model.layers // layout.pp, layout.pp - 1",
+            "layers, last = model.layers / layout.pp, layout.pp - 1",
+        ): "Stages have equally many layers, so nothing is left to round.",
+    },
+    "12.2": {
+        (
+            "layers = model.layers // layout.pp",
+            "layers = model.layers / layout.pp",
+        ): "Stages have equally many layers, so nothing is left to round.",
+    },
+    "12.4": {
+        (
+            "for tp in range(1, gpus + 1):",
+            "for tp in range(1, gpus + 2):",
+        ): "With more tensor ranks than GPUs the range of pp is empty.",
+        (
+            "for pp in range(1, gpus // tp + 1):",
+            "for pp in range(1, gpus // tp + 2):",
+        ): "One stage more than there are GPUs for leaves all of them over.",
+        (
+            "for micro_batch in range(1, batch // dp + 1):",
+            "for micro_batch in range(1, batch // dp + 1 + 1):",
+        ): "A micro-batch of more sequences than there are leaves all of them over.",
+        (
+            "for micro_batch in range(1, batch // dp + 1):",
+            "for micro_batch in range(1, batch // dp + 2):",
+        ): "A micro-batch of more sequences than there are leaves all of them over.",
+        (
+            "if held <= hardware.hbm_bytes and seconds < fastest:",
+            "if held <= hardware.hbm_bytes and seconds <= fastest:",
+        ): "Of several that are equally fast any one is right.",
+    },
 }
