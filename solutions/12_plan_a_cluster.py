@@ -421,7 +421,7 @@ figures.where_time_goes({"1 T, estimated": time.parts}, "Megatron's trillion on 
 plt.show()
 
 # %% [markdown]
-# *Most of it are matrices. Then come the bubble and the tensor ranks' messages. What the data ranks send hardly
+# *Most of it is matrices. Then come the bubble and the tensor ranks' messages. What the data ranks send hardly
 # shows.*
 #
 # The peak alone gives half of what was measured. Without measured rows the defaults are used, and the interval is honest about it: it
