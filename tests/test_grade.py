@@ -172,14 +172,15 @@ def test_without_namespaces_who_is_hit_is_said_and_the_rest_is_graded(tmp_path):
     handed_in = hand_in(tmp_path, ["kills_its_parent", "kills_its_ancestors", "all_right"])
     with nothing_left():
         grades = grade_all(handed_in, isolated=False)
-    for name in ("kills_its_parent", "kills_its_ancestors"):
+    started, watched = (
+        f"the code killed the process that {did}" for did in ("had started it", "watched over it")
+    )
+    # the second one kills both: which of the two is missed first is the system's choice
+    for name, hit in (("kills_its_parent", [started]), ("kills_its_ancestors", [started, watched])):
         mark = grades[name].exercises[1]
-        assert mark.status in (
-            "passed",
-            "stopped",
-        )  # the answer is right, and the verdict may be out
-        if mark.status == "stopped":
-            assert "the code killed the process that had started it" in mark.feedback
+        # the answer is right, and the verdict may be out
+        assert mark.status in ("passed", "stopped")
+        assert mark.status == "passed" or any(sentence in mark.feedback for sentence in hit)
     assert grades["all_right"].earned == 4
 
 

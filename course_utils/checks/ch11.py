@@ -486,8 +486,10 @@ def _delivered(rank, answer, counts: Tensor, pieces: Tensor, factors: Tensor):
 
 
 def _tables(draw, ranks: int, experts: int) -> Tensor:
-    """(rank, expert): how many pieces go from each rank to each expert, never alike in two places."""
-    return draw.integers(ranks, experts, low=0, high=4) + torch.arange(experts) % 3
+    """(rank, expert): how many pieces go from each rank to each expert; to one expert, never as many
+    from two ranks."""
+    further = torch.arange(experts) % 3 + 5 * torch.arange(ranks)[:, None]
+    return draw.integers(ranks, experts, low=0, high=4) + further
 
 
 def _check_delivery(answer, table: Tensor, draw) -> None:
