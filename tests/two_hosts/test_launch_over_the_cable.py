@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.two_hosts.hosts import two_hosts, why_not
+from course_utils.network_hosts import two_hosts, why_not
 
 pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=f"two hosts: {reason}")
