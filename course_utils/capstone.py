@@ -16,12 +16,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from course_utils import network_hosts
-from course_utils.checks.statements import Cell, closure, statements_of
+from course_utils.checks.statements import Cell, Statement, closure, statements_of
 from course_utils.hardware import device
 from course_utils.network_hosts import CABLE, NetworkHost
 from course_utils.nodes import TIMING, Nodes, Worker, environment, rendezvous, torchrun
@@ -59,8 +60,17 @@ def _sources(answers: list[Any]) -> str:
     own = {answer.__name__: _functions(answer)[0].__code__.co_filename for answer in answers}
     cells = [Cell(text, "", name, 0) for name, text in _cells(list(own.values()))]
     statements = [s for cell in cells for s in statements_of(cell)]
-    needed = closure(statements, set(), frozenset(own))
-    return "\n\n".join(ast.unparse(statements[i].node) for i in sorted(needed)) + "\n"
+    needed = [statements[i] for i in sorted(closure(statements, set(), frozenset(own)))]
+    imports = [_text(s) for s in needed if isinstance(s.node, (ast.Import, ast.ImportFrom))]
+    others = [_text(s) for s in needed if not isinstance(s.node, (ast.Import, ast.ImportFrom))]
+    return "\n\n\n".join(["\n".join(imports), *others]) + "\n"
+
+
+def _text(statement: Statement) -> str:
+    """A statement as it is written, with its comments and decorators."""
+    node = statement.node
+    first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+    return "\n".join(statement.cell.source.splitlines()[first - 1 : node.end_lineno])
 
 
 def _cells(last: list[str]) -> Iterator[tuple[str, str]]:
@@ -87,6 +97,8 @@ class Watched:
         self.training, self.images, self.folder = training, images, folder
         self.done, self.used = 0, torch.zeros(len(images), dtype=torch.int64)
         self.worker = Worker(folder) if "NODE" in os.environ else None
+        if self.worker:
+            self.worker.note("born", 0, at=psutil.Process().create_time())
 
     def step(self, numbers: Tensor, labels: Tensor) -> float:
         if self.worker:

@@ -38,11 +38,11 @@ plt.show()
 #
 # | the guild measures | in PyTorch | you know it from |
 # |---|---|---|
-# | as good as by one master | parameters, momentum and loss of **one process** | chapters 2 and 3 |
-# | material handed out | the **peak** of a rank's memory, and the bytes that it sends | chapters 6 and 8 |
-# | a helper falls ill | a **killed node**; checkpoints, the order of samples | chapter 9 |
-# | a second workshop | another host, and another **number of ranks** | chapters 3 and 9 |
-# | the offer for the large order | **layout**, seconds and interval for 1,024 GPUs | chapters 9 and 12 |
+# | as good as by one master | parameters, momentum and loss of one process | chapters 2 and 3 |
+# | material handed out | the peak of a rank's memory, and the bytes that it sends | chapters 6 and 8 |
+# | a helper falls ill | a killed node; checkpoints, the order of samples | chapter 9 |
+# | a second workshop | another host, and another number of ranks | chapters 3 and 9 |
+# | the offer for the large order | layout, seconds and interval for 1,024 GPUs | chapters 9 and 12 |
 
 # %% [markdown]
 # ## 2. The smallest real run: the order, and a first try
@@ -114,8 +114,8 @@ for ranks in (2, 4):
 #
 # The **budget**, on four ranks, for a model whose parameters have P bytes:
 #
-# * **memory**: at no moment of a step more than 2 P bytes of tensors, activations and all;
-# * **bytes**: in a step at most 3.2 (n - 1) / n P sent on a ring. Plain FSDP sends 3 (chapter 8), an
+# * memory: at no moment of a step more than 2 P bytes of tensors, activations and all;
+# * bytes: in a step at most 3.2 (n - 1) / n P sent on a ring. Plain FSDP sends 3 (chapter 8), an
 #   all-reduce 2.
 #
 # The momentum of SGD has as many numbers as the model. **Predict** what a rank of four holds with `Copies`, in whole P: parameters,
@@ -191,9 +191,9 @@ compare(predicted, measured, {"As if buckets were the gradients.": {"DDP: held, 
 # Both send little enough, and both hold too much. The budget rules out every copy of the parameters that stays beside a copy of the
 # gradients. ZeRO 1 holds 2 P before it has its share of the momentum, so it is out too. What is left?
 #
-# * **ZeRO 3** (chapter 8): everything in shards, a block whole only while it computes.
-# * **Tensor parallelism** (chapter 6): nothing is ever whole, and activations travel instead.
-# * **Both, on a grid** (chapter 7), or pairs of ranks that share out a copy.
+# * ZeRO 3 (chapter 8): everything in shards, a block whole only while it computes.
+# * Tensor parallelism (chapter 6): nothing is ever whole, and activations travel instead.
+# * Both, on a grid (chapter 7), or pairs of ranks that share out a copy.
 
 # %% [markdown]
 # ## 5. Break it
@@ -544,7 +544,7 @@ def judge(folder):
 
 
 # %% [markdown]
-# **`torchrun`**, on three ranks of this machine.
+# `torchrun`, on three ranks of this machine.
 
 # %%
 from course_utils import terminal
@@ -598,9 +598,9 @@ if capstone.written({"13.3": plan}):
 #
 # * **The file keeps its form.** `torchrun` with the options of chapter 9 in place of the notebook, a dataset in place of `data.pt`, NCCL
 #   in place of gloo.
-# * **A state that is whole on a rank** does not fit any more. `torch.distributed.checkpoint` writes it in
+# * **Checkpoints.** A state that is whole on a rank does not fit any more. `torch.distributed.checkpoint` writes it in
 #   parts (chapter 8).
-# * **The folder `cluster/`** has such a file, with all that a cluster adds. Read it now: you know each line.
+# * **More to read.** The folder `cluster/` has such a file, with all that a cluster adds. Read it now: you know each line.
 # * **The plan is a beginning.** Measure the links, calibrate with a few steps, and search again (chapter 12).
 
 # %% [markdown]

@@ -51,6 +51,7 @@ WORKERS = {
     "12.2": lambda given: given["layout"].gpus,
     "12.3": lambda given: given["layout"].gpus,
     "12.4": lambda given: given["gpus"],
+    "13.3": lambda given: given["gpus"],
 }
 NO_WORLD_SIZE = {
     "0.2": "a tensor has no ranks",

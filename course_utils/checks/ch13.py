@@ -820,7 +820,7 @@ def _drawn(draw) -> _Order:
     links |= {"inter_bandwidth": draw.integer(8, 14) * 1e9, "inter_latency": 15e-6}
     hardware = Hardware(draw.integer(300, 500) * 1e12, 40 * 10**9, 2e12, 8, **links)
     more = {"node_days": float(draw.integer(40, 90)), "disk": draw.integer(2, 5) * 1e9}
-    return _Order(model, gpus, gpus, 2048, hardware, **more)
+    return _Order(model, gpus, 4 * gpus, 2048, hardware, **more)
 
 
 def _check_layout(order: _Order, got) -> None:

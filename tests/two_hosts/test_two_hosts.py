@@ -2,6 +2,7 @@
 
 import pytest
 from elastic_runs import ElasticRun, EventLog, Host, check_samples, difference, undisturbed
+
 from course_utils.network_hosts import CABLE, NetworkHost, two_hosts, why_not
 
 SAMPLES, BATCH, EPOCHS = 100, 16, 3
