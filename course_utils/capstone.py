@@ -126,7 +126,8 @@ class Watched:
 
 def run_as_program(make: Callable, train: Callable, steps: int, batch: int, every: int) -> None:
     """What the file does under torchrun: trains `make()` on the samples in the folder that it is
-    called with."""
+    called with. On the CPU, also where there are GPUs: here two hosts are one machine."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     folder = Path(sys.argv[1])
     images, labels = torch.load(folder / "data.pt", weights_only=True)
     dist.init_process_group("gloo")
