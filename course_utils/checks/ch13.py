@@ -228,8 +228,8 @@ def _slips(task: _Task, ranks: int, loaded: dict | None = None) -> dict:
     }
     means = [_alone(task, _of_means(way, ranks), loaded=loaded)[1] for way in range(3)]
     rests = [_alone(task, _without_the_rest(ranks, all), loaded=loaded)[1] for all in (True, False)]
-    slips["mean-of-means"] = lambda got: any(same(got["model"], s["model"]) for s in means)
-    slips["rows-left-out"] = lambda got: any(same(got["model"], s["model"]) for s in rests)
+    slips["mean-of-means"] = lambda got: any(same(got, s) for s in means)
+    slips["rows-left-out"] = lambda got: any(same(got, s) for s in rests)
     return slips
 
 
@@ -594,16 +594,15 @@ def _judge_resumed(life: _Life, whole: list[list[int]], start: int) -> None:
     expected = f"to go on at step {start}"
     if got != whole[start:]:
         begins = next((n for n, rows in enumerate(whole) if got and got[0] == rows), None)
-        if begins == 0 and len(got) == len(whole):
+        as_before = begins is not None and got == whole[begins : begins + len(got)]
+        if len(got) == len(whole):
             slug = "from-zero"
-        elif begins == 0:
+        elif as_before and begins == 0:
             slug = "position-lost"
-        elif begins is not None and abs(begins - start) == 1:
+        elif as_before and abs(begins - start) == 1:
             slug = "one-step-off"
-        elif begins is not None and begins < start:
+        elif as_before and got == whole[begins:]:
             slug = "older-checkpoint"
-        elif len(got) == len(whole):
-            slug = "from-zero"
         else:
             slug = "another-order"
         raise Wrong(slug, expected=expected, got=f"{len(got)} steps, the first with {got[:1]}")
