@@ -383,6 +383,7 @@ loop = Exercise(
     points=4,
     minutes=40,
     kind="core",
+    at_home=True,  # its folder is the answer's own
     parameters=("training", "images", "labels", "folder", "steps", "batch", "every"),
     hints=[
         (
