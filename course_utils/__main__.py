@@ -21,12 +21,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
     doctor = commands.add_parser("doctor", help="what this machine has, and why a GPU may be idle")
+    doctor.add_argument(
+        "--cluster",
+        metavar="WHAT",
+        help="look at every host of a cluster; what COURSE_CLUSTER may be",
+    )
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> None:
+    if options.cluster is not None:
+        _cluster_doctor(options.cluster)
+        return
     hardware.report()
     print(hardware.doctor())
+
+
+def _cluster_doctor(cluster: str) -> None:
+    try:
+        from course_utils import cluster_doctor  # needs ipyparallel, which not everybody has
+
+        sys.exit(not cluster_doctor.report(cluster))
+    except (ImportError, ValueError, RuntimeError) as error:
+        sys.exit(str(error))
 
 
 def _add_progress(commands: argparse._SubParsersAction) -> None:

@@ -147,9 +147,16 @@ def asked_for(value: str) -> list[hosts.FarHost]:
     with _asking:
         if not _asked_for:
             with contextlib.ExitStack() as opened:
-                _asked_for.extend(_hosts(_encrypted(opened.enter_context(_client(value)))))
+                _asked_for.extend(_hosts(opened.enter_context(client_for(value))))
                 atexit.register(opened.pop_all().close)  # before the janitor's own end
         return _asked_for
+
+
+@contextmanager
+def client_for(value: str) -> Iterator[ipyparallel.Client]:
+    """The client that COURSE_CLUSTER=value asks for, in this block. Raises as `asked_for` does."""
+    with _client(value) as client:
+        yield _encrypted(client)
 
 
 def _client(value):
@@ -195,21 +202,27 @@ def _keep(opened, what, which):
 
 
 def _hosts(client):
+    found = look(client)
+    for told in found.values():
+        _refuse_other_versions(told)
+        frames.know_libraries(told["libraries"])
+    return list(found)
+
+
+def look(client: ipyparallel.Client) -> dict[hosts.FarHost, dict]:
+    """The hosts of a client's engines, in the order of their engines, with what their agents tell."""
     engines = Engines(client)
     questions = {engine: engines.ask(engine, "about") for engine in client.ids}
     about = {engine: engines.answer(q, _START) for engine, q in questions.items()}
-    for told in about.values():
-        _refuse_other_versions(told)
-        frames.know_libraries(told["libraries"])
     places = {engine: (told["name"], told["network"]) for engine, told in about.items()}
     alone = len(set(places.values())) == 1
     chosen = list(about) if alone else [_first(places, place) for place in set(places.values())]
     toward = _address(client)
     names = Counter(about[engine]["name"] for engine in chosen)
-    return [
-        hosts.FarHost(engines, engine, _name(engine, about[engine]["name"], names), toward)
-        for engine in sorted(chosen)
-    ]
+    return {
+        hosts.FarHost(engines, n, _name(n, about[n]["name"], names), toward): about[n]
+        for n in sorted(chosen)
+    }
 
 
 def _first(places, place):

@@ -21,7 +21,9 @@ from fault_table import FAULTS
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
+from course_utils import __main__ as command
 from course_utils import cluster as cluster_module
+from course_utils import cluster_doctor
 from course_utils.cluster import cluster
 from course_utils.launch import RankFailure, hosts, launch
 
@@ -221,6 +223,62 @@ def test_a_cluster_without_engines_and_one_that_is_gone(environment, tmp_path):
             launch(tells, 1, torch.ones(1))
     with pytest.raises(RuntimeError, match="does not answer within 3 seconds"):
         launch(tells, 1, torch.ones(1))
+
+
+# ---- the doctor ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def examine(client, monkeypatch, capsys):
+    """What the doctor says of the two engines, as lines, and whether all is well."""
+    monkeypatch.setattr(cluster_module, "client_for", lambda _: contextlib.nullcontext(client))
+
+    def examine():
+        well = cluster_doctor.report("2")
+        return capsys.readouterr().out.splitlines(), well
+
+    return examine
+
+
+def test_a_cluster_that_is_well(examine):
+    lines, well = examine()
+    assert well
+    assert [line[:5] for line in lines] == ["ok   "] * 9
+    told = ("as here.", "GB of memory", "within 1 s", "two ranks start there") * 2
+    assert all(words in line for words, line in zip(told, lines))
+    assert "all-reduce of 4 MB between them gives the right sum" in lines[-1]
+
+
+def test_a_host_with_another_version_gets_no_ranks(examine, monkeypatch):
+    here = cluster_module.agent.versions()
+    monkeypatch.setattr(cluster_module.agent, "versions", lambda: here | {"PyTorch": "1.0"})
+    lines, well = examine()
+    assert not well
+    assert len(lines) == 6
+    assert re.search(rf"PyTorch {re.escape(here['PyTorch'])}.*, but PyTorch 1.0 here", lines[0])
+
+
+def test_a_clock_that_is_wrong(examine, monkeypatch):
+    wrong = type("clock", (), {"time": lambda: time.time() + 100, "monotonic": time.monotonic})
+    monkeypatch.setattr(cluster_doctor, "time", wrong)
+    lines, well = examine()
+    assert not well
+    assert "its clock is 100 s behind this machine's" in lines[2]
+
+
+def test_ranks_that_do_not_start(examine, monkeypatch):
+    monkeypatch.setattr(cluster_doctor, "_nothing", os._exit)
+    lines, well = examine()
+    assert not well
+    assert "two ranks do not start there" in lines[3]
+
+
+def test_the_command(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cluster_doctor, "report", asked.append)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["doctor", "--cluster", "2"])
+    assert (asked, ended.value.code) == (["2"], True)
 
 
 # ---- what is lost -------------------------------------------------------------------------------
