@@ -46,7 +46,7 @@ _START = 120.0  # seconds for an engine to import the course
 _ANSWER = 30.0  # seconds for a controller that is there, and for its first engine
 _SLICE = 0.5  # seconds
 _MOST = 16  # engines that COURSE_CLUSTER starts here: each holds PyTorch
-_ENCRYPTED = "--IPController.enable_curve=True"
+ENCRYPTED = "--IPController.enable_curve=True"
 
 
 class Engines:
@@ -103,7 +103,7 @@ def _encrypted(client):
     if not client.curve_serverkey:
         raise RuntimeError(
             "the controller of these engines listens without CurveZMQ: whoever reaches its ports could "
-            f"run programs on all hosts. Start it with `ipcontroller {_ENCRYPTED}`."
+            f"run programs on all hosts. Start it with `ipcontroller {ENCRYPTED}`."
         )
     return client
 
@@ -119,7 +119,7 @@ def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
             n=engines,
             profile_dir=folder,
             controller_ip="127.0.0.1",
-            controller_args=[_ENCRYPTED],
+            controller_args=[ENCRYPTED],
             shutdown_atexit=False,  # it would say so
             log_level=logging.ERROR,
         )

@@ -1,7 +1,7 @@
 """The notebooks of the lessons over two hosts, which two of ipyparallel's engines play, with their
 stored outputs.
 
-    python tests/cluster_notebooks.py          chapters 00 to 08, learner's and solved: about 20 minutes
+    python tests/cluster_notebooks.py          chapters 00 to 08, learner's and solved
     python tests/cluster_notebooks.py 03 05    some of them
 
 No notebook knows of it: COURSE_CLUSTER=2 in the environment is all. The exit code is 1 if a cell printed
