@@ -293,7 +293,7 @@ def waits(rank: int, folder: str) -> None:
 
 def started(folder: Path, ranks: int) -> list[list[int]]:
     """The processes of all ranks, and the fork servers above them, when all have begun."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300  # a busy machine's fork servers take a minute
     while time.monotonic() < end:
         texts = [path.read_text() for path in sorted(folder.glob("rank-*"))]
         if len(texts) == ranks and all(texts):

@@ -24,7 +24,7 @@ from course_utils.launch import job, packing, server, stacks
 from course_utils.launch.view import Rank
 
 PATIENCE = 10.0  # seconds without an answer after which a host is lost
-_START = 60.0  # seconds that an agent may take for what it does once, such as its first fork server
+_START = 150.0  # seconds that an agent may take for what it does once: its fork server has 120
 _TICK = 0.25  # seconds that an agent waits for something to happen; at first, and at the end, less:
 _FIRST, _GROWS = 0.02, 0.1  # a question that the kernel has meanwhile waits for so long
 _LOST = 255
