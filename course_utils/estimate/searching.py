@@ -1,7 +1,7 @@
 """The layouts of a model on a cluster, from the quickest."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -46,17 +46,20 @@ def search(
     hardware: Hardware,
     calibration: Calibration | None = None,
     keep: int = 10,
+    progress: Callable[[], object] = lambda: None,
 ) -> tuple[list[Plan], Counter[str]]:
     """The `keep` quickest layouts, and how many were rejected for which of REASONS.
 
     global_batch: sequences in a step. Tried are all sizes of groups that multiply to `gpus`,
     micro-batches of powers of two, ZeRO 1 and 3, every schedule that a framework has, and every
     recomputation. Tensor groups may leave the node: the network's time speaks against it.
+    `progress` is called for each layout that is legal.
     """
     whole(gpus=gpus, global_batch=global_batch, seq=seq, keep=keep)
     rejected: Counter[str] = Counter()
     plans = []
     for layout in _layouts(model, gpus, global_batch, seq, rejected):
+        progress()
         fullest = _fullest(model, layout, seq)
         if fullest["total"] > MARGIN * hardware.hbm_bytes:
             rejected["memory"] += 1
