@@ -211,3 +211,17 @@ def test_search_finds_nearly_the_best_of_all_layouts(room):
             best = min(best, seconds(layout, hardware))
     plans, _ = estimate.search(MODEL, 8, 32, SEQ, hardware)
     assert plans[0].time.seconds <= 1.02 * best
+
+
+@pytest.mark.parametrize("layers", [8, 14, 13])
+def test_no_stage_of_a_plan_needs_more_than_the_plan_says(layers):
+    """14 layers on 8 stages are one at each end and two between, so that the second is fullest."""
+    model = replace(MODEL, layers=layers)
+    plans, _ = estimate.search(model, 8, 32, SEQ, SMALL, keep=10**6)
+    inside = 0
+    for plan in plans:
+        stages = range(plan.layout.pp)
+        held = [estimate.memory(model, plan.layout, SEQ, stage)["total"] for stage in stages]
+        assert plan.memory["total"] == max(held)
+        inside += max(held) > max(held[0], held[-1])
+    assert (inside > 0) == (layers != 8)
