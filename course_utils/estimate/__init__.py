@@ -9,6 +9,7 @@
     networks       where the ranks of a group lie, and how quickly they reach each other
     timing         how long a step takes, and where the time goes
     calibrating    timing's constants, fitted to measured steps
+    here           this machine as such hardware, measured by real ranks: imported by itself
     searching      the quickest layouts of a model on a cluster
     fake           the same of a real program, run as one rank of thousands
     traced         how long such a step takes
