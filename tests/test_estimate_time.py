@@ -265,6 +265,7 @@ def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
     [
         (MODEL, 8, 32, SEQ),
         (replace(MODEL, layers=6), 4, 4, 8192),
+        (MODEL, 4, 4, 8194),
         (replace(MODEL, layers=7, experts=4, top_k=2), 4, 6, 8192),
         (replace(MODEL, heads=8, kv_heads=2, ffn=4100), 8, 16, 1028),
     ],
@@ -294,6 +295,7 @@ def test_what_is_rejected_is_counted():
     assert rejected == {"batch": 1, "layers": 1}
     full, rejected = estimate.search(tiny, 2, 1, SEQ, replace(SMALL, hbm_bytes=10**6))
     assert full == [] and rejected == {"batch": 1, "layers": 1, "memory": len(plans)}
+    assert estimate.search(tiny, 1, 3, SEQ, SMALL)[1] == {"batch": 1}  # micro-batches of two
 
 
 def test_calibrating_begins_where_it_is_told():

@@ -201,6 +201,7 @@ class _Watching(TorchDispatchMode):
     def __init__(self, mesh: DeviceMesh, progress: Callable[[str], object]) -> None:
         super().__init__()
         self.phase, self.progress = "building", progress
+        self.work: dist.Work | None = None  # of the last operation, if that was a call
         self.storages = _Storages()
         self.names = _group_names(mesh)
         self.calls: list[_Noted] = []
@@ -231,12 +232,14 @@ class _Watching(TorchDispatchMode):
             with _private().unset_fake_temporarily():
                 return func(*args, **kwargs)
         self.progress(self.phase)
+        self.work = None
         result = func(*args, **kwargs)
         formula = self.formulas.get(func.overloadpacket)
         if formula is not None:
             self._note_product(formula(*args, **kwargs, out_val=result))
         elif (heard := _HEARD.get(func.namespace)) is not None:
             self._note(heard(func, args, kwargs))
+            self._keep_with_its_work(result, args)
         for leaf in tree_leaves(result):
             if isinstance(leaf, self.fake) and leaf.device.type != "meta":
                 self.storages.add(leaf.untyped_storage())
@@ -271,6 +274,16 @@ class _Watching(TorchDispatchMode):
             noted.when = "step"
             self.gathers.append(noted)
         self.calls.append(noted)
+
+    def _keep_with_its_work(self, result: object, args: tuple) -> None:
+        """A real Work holds the tensors of its call until the program lets go of it, and a fake one
+        none: a stage's message would be gone before it is waited for. Python has one object for a
+        Work, which is kept here until the program has it, at the next operation.
+        """
+        boxed = result[-1] if isinstance(result, tuple | list) and result else result
+        if isinstance(boxed, torch.ScriptObject):
+            self.work = dist.Work.unbox(boxed)
+            weakref.finalize(self.work, lambda _: None, tree_leaves(args))
 
     def _name(self, call: Call, group: dist.ProcessGroup) -> str:
         """The name that `estimate.traffic` has for a group, or else the one in the program."""
