@@ -473,12 +473,13 @@ for name, found in plans.items():
     print(f"    found      {estimate.described(found[0].layout)}")
 
 # %% [markdown]
-# At 8k only a handful of some thousand is quicker, by no more than the estimate's own error; all of them keep t = 8. For 8B
-# on 8 GPUs it is FSDP without anything else.
+# At 8k only a handful of some thousand is quicker, by no more than the estimate's own error; all of them keep t = 8. With long
+# context none is quicker. For 8B on 8 GPUs it is FSDP without anything else.
 #
-# Long context: no plan is quicker than the published layout, and the search refuses that one. By the formula its second
-# stage, with a layer more than the first, needs more than a GPU has. It did run: the paper's section 3.3.2 tells
-# how its authors changed the schedule and freed each stage's inputs and outputs early, to save just that memory. A formula knows nothing of it.
+# But three of the four fill more than a GPU, by the formula, so the search itself refuses them; and they ran. The fullest
+# stage of Llama's pipelines is the second: it has a layer more than the first. The paper's section 3.3.2 tells how its
+# authors changed the schedule and freed each stage's inputs and outputs early, to save just that memory. The formula is for a
+# GPT's layer, and knows nothing of it.
 #
 # And the trillion? Hundreds of plans are quicker, by far. They use what came later: selective recomputation with
 # sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). So ask again with what there was in 2021.

@@ -136,6 +136,7 @@ def test_what_is_typed_is_what_is_meant():
     layout = options.layout_of("tp=2, pp=4,reshard=false,order=tp/dp/cp/pp,micro_batches=8", 64)
     order = ("tp", "dp", "cp", "pp")
     assert layout == Layout(dp=8, tp=2, pp=4, reshard=False, order=order, micro_batches=8)
+    assert options.layout_of("tp=2,cp=4", 64) == Layout(dp=8, tp=2, cp=4)
     model = options.model_of("8B,vocab=32000,kv_heads=4")
     assert model == estimate.Model(
         32, 4096, 32, 32000, 4, 14336, gated=True, tied=False, bias=False
