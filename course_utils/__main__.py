@@ -1,10 +1,11 @@
-"""The course's command line: python -m course_utils doctor | progress | grade."""
+"""The course's command line: python -m course_utils doctor | progress | grade | trace | plan."""
 
 import argparse
 import sys
 
 from course_utils import hardware
 from course_utils.checks import progress
+from course_utils.estimate import commands as estimate
 from course_utils.grade import command as grade
 
 
@@ -15,6 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     _add_doctor(commands)
     _add_progress(commands)
     grade.add_to(commands)
+    estimate.add_to(commands)
     options = parser.parse_args(arguments)
     options.run(options)
 

@@ -33,6 +33,9 @@ plt.show()
 # | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | sizes of Mixtral 8x7B: 34.4 GB of tokens a step, 11.3 GB of experts' gradients | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
+# For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last (chapter 12), and
+# `python -m course_utils trace --help` runs your program as one rank of thousands.
+#
 # Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
 # 1 - 1/p of the time. The `nn.DataParallel` of chapter 2 is here for old code only.
 
