@@ -445,12 +445,12 @@ for tau in (best, 200):
 # ### The same cells on a cluster
 #
 # `launch` starts its ranks on one machine. With several hosts one usually leaves the notebook and writes a
-# script for torchrun. One need not: on each host an **engine** can stand, a process that runs calls for
+# script for torchrun. One need not: on each host an *engine* can stand, a process that runs calls for
 # somebody elsewhere, such as those of [ipyparallel](https://ipyparallel.readthedocs.io), which is Jupyter's own.
-# A **controller** carries the calls between a notebook and its engines. `launch` uses one engine a host, and only
-# for calls: an **agent** in the engine starts the ranks there as they are started here.
+# A *controller* carries the calls between a notebook and its engines. `launch` uses one engine a host, and only
+# for calls: an *agent* in the engine starts the ranks there as they are started here.
 #
-# To try it you need a second host. The next cell makes one where it may (Linux, as root): a **network namespace**,
+# To try it you need a second host. The next cell makes one where it may (Linux, as root): a *network namespace*,
 # which has interfaces and addresses of its own, and a virtual cable to this machine. Elsewhere two engines on this
 # machine play the hosts. All prints are the same. It needs ipyparallel, which the course does not install by
 # itself; without it the launches of this section stay on this machine.
@@ -603,7 +603,7 @@ if two:
 
 # %% [markdown]
 # A host that has not answered for ten seconds is given up and named. What ran on it ends by itself: an agent has a
-# **lease**, and when it has heard nothing from the notebook for twelve seconds, it ends its ranks. Nobody could
+# *lease*, and when it has heard nothing from the notebook for twelve seconds, it ends its ranks. Nobody could
 # tell it to. When the host is back, a new block goes on.
 
 # %%
@@ -630,9 +630,9 @@ if two:
 #
 # | where | what starts an engine on each host |
 # |---|---|
-# | **SSH** | `scp` the engine's file to the host if it has another home, then `ssh HOST ipengine --file=ipcontroller-engine.json` |
-# | **SLURM** | `sbatch cluster/engines.sbatch`, one task a node |
-# | **Kubernetes** | a pod a host with the command `ipengine --file=/keys/ipcontroller-engine.json`; the file is a Secret |
+# | SSH | `scp` the engine's file to the host if it has another home, then `ssh HOST ipengine --file=ipcontroller-engine.json` |
+# | SLURM | `sbatch cluster/engines.sbatch`, one task a node |
+# | Kubernetes | a pod a host with the command `ipengine --file=/keys/ipcontroller-engine.json`; the file is a Secret |
 #
 # In the notebook: `with cluster(ipyparallel.Client()):` around the cells. Or leave the notebook as it is and set
 # `COURSE_CLUSTER` to the client's file before you start Jupyter. `python -m course_utils doctor --cluster FILE` looks at
