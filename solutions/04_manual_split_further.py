@@ -478,7 +478,7 @@ print("with a flatten:", tuple(nn.Linear(16 * 16 * 16, 512)(features).shape))
 # %% [markdown]
 # ### Bug hunt: a language model that cannot read
 #
-# The article from which you took the sizes in section 4 builds its layers as
+# The article from which you took the sizes in section 3 builds its layers as
 # `nn.TransformerEncoderLayer(d_model=..., nhead=...)` and feeds them tokens of shape (4 texts, 512
 # tokens). It runs, and the output has the right shape. Below is the article's model in small. Which
 # tokens does a score depend on?
