@@ -204,7 +204,7 @@ at_the_top_level(
 )
 
 
-@member("failed", *["missing"] * 4, because="issubclass", file="04_manual_split.ipynb")
+@member("failed", *["missing"] * 2, because="issubclass", file="04_manual_split.ipynb")
 def hands_in_what_cannot_be_looked_at():
     """The grader said that it could not check the exercise here, three times."""
     code = "class Odd:\n    __getattribute__ = lambda self, name: self\n\nThreeBuildings = Odd()\n"
@@ -216,7 +216,7 @@ def _at_home(name, code, because="changes what the check is made of"):
         return with_code(code + NO_MODEL, "4-1")
 
     make.__name__ = name
-    becomes = ["stopped", *["missing"] * 4]
+    becomes = ["stopped", *["missing"] * 2]
     member(*becomes, because=because, file="04_manual_split.ipynb")(make)
 
 
