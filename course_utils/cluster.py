@@ -23,8 +23,9 @@ import math
 import os
 import tempfile
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,6 +45,7 @@ from course_utils.launch.janitor import janitor
 
 _START = 120.0  # seconds for an engine to import the course
 _ANSWER = 30.0  # seconds for a controller that is there, and for its first engine
+_AGAIN = 10.0  # seconds after which a client that waits for engines is replaced
 _SLICE = 0.5  # seconds
 _MOST = 16  # engines that COURSE_CLUSTER starts here: each holds PyTorch
 ENCRYPTED = "--IPController.enable_curve=True"
@@ -128,9 +130,31 @@ def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
         launchers = [e for group in started.engines.values() for e in group.launchers.values()]
         for each in (started.controller, *launchers):
             _keep(opened, "rank", each.pid)
-        client = opened.enter_context(contextlib.closing(started.connect_client_sync()))
-        client.wait_for_engines(engines, timeout=_START, interactive=False)
-        yield client
+        yield opened.enter_context(with_engines(started.connect_client_sync, engines, _START))
+
+
+@contextmanager
+def with_engines(
+    connect: Callable[[], ipyparallel.Client], engines: int, patience: float
+) -> Iterator[ipyparallel.Client]:
+    """A client, in this block, that knows of so many engines. Raises TimeoutError where they are not
+    there within `patience` seconds.
+
+    An engine that registers after a client has connected and before it hears the controller's
+    announcements stays unknown to it, which happens on a busy machine: another client is told of it.
+    """
+    end = time.monotonic() + patience
+    while True:
+        with contextlib.closing(connect()) as client:
+            left = end - time.monotonic()
+            try:
+                client.wait_for_engines(engines, timeout=min(_AGAIN, left), interactive=False)
+            except TimeoutError:
+                if left <= _AGAIN:
+                    raise
+                continue
+            yield client
+            return
 
 
 _asked_for: list[hosts.FarHost] = []
@@ -173,21 +197,23 @@ def _client(value):
 
 @contextmanager
 def _connected(file):
-    try:
-        client = ipyparallel.Client(file, timeout=_ANSWER)
-    except NoAnswer:
-        raise RuntimeError(
-            f"COURSE_CLUSTER={file}: the controller that this file names does not answer within "
-            f"{_ANSWER:g} seconds. Start `ipcontroller` and its engines, and launch again."
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(
-            f"COURSE_CLUSTER={file}: this is no connection file of a client ({error}). ipcontroller "
-            "writes one, .../security/ipcontroller-client.json."
-        ) from None
-    with contextlib.closing(client):
+    def connect():
         try:
-            client.wait_for_engines(1, timeout=_ANSWER, interactive=False)
+            return ipyparallel.Client(file, timeout=_ANSWER)
+        except NoAnswer:
+            raise RuntimeError(
+                f"COURSE_CLUSTER={file}: the controller that this file names does not answer within "
+                f"{_ANSWER:g} seconds. Start `ipcontroller` and its engines, and launch again."
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(
+                f"COURSE_CLUSTER={file}: this is no connection file of a client ({error}). "
+                "ipcontroller writes one, .../security/ipcontroller-client.json."
+            ) from None
+
+    with contextlib.ExitStack() as opened:
+        try:
+            client = opened.enter_context(with_engines(connect, 1, _ANSWER))
         except TimeoutError:
             raise RuntimeError(
                 f"COURSE_CLUSTER={file}: the controller answers, and no engine is there. Start "

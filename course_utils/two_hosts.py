@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -55,14 +55,16 @@ class TwoHosts:
             self.controller = self._start(begun, "controller", *_listening_at(address))
             files = Path(self._folder, "security")
             self.file = str(_written(files / "ipcontroller-client.json"))
-            self.client = begun.enter_context(
-                closing(ipyparallel.Client(self.file, timeout=_START))
-            )
             self.engines = []
             for each in ((), prefix):  # this machine's is the first
                 file = _written(files / "ipcontroller-engine.json")
-                self.engines.append(self._start(begun, "engine", f"--file={file}", prefix=each))
-                self.client.wait_for_engines(len(self.engines), timeout=_START, interactive=False)
+                number = f"--IPEngine.id={len(self.engines)}"
+                self.engines.append(
+                    self._start(begun, "engine", f"--file={file}", number, prefix=each)
+                )
+            self.client = begun.enter_context(
+                cluster.with_engines(self._connect, len(self.engines), _START)
+            )
             self._opened = begun.pop_all()
 
     def __enter__(self) -> Self:
@@ -104,6 +106,9 @@ class TwoHosts:
                 reason = f"`{' '.join(error.cmd)}` fails: {error.stderr.strip()}"
         self.about = f"Two engines on this machine play the hosts: {reason}."
         return None, "127.0.0.1", ()
+
+    def _connect(self):
+        return ipyparallel.Client(self.file, timeout=_START)
 
     def _start(self, begun, what, *arguments, prefix=()):
         command = (sys.executable, "-m", f"ipyparallel.{what}", *arguments)

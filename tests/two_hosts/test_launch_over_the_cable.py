@@ -20,7 +20,7 @@ import json, os, sys, time
 from pathlib import Path
 import ipyparallel, torch
 import torch.distributed as dist
-from course_utils.cluster import cluster
+from course_utils.cluster import cluster, with_engines
 from course_utils.launch import RankFailure, hosts, launch
 
 def adds(rank):
@@ -43,9 +43,10 @@ def tell(*args):
 
 if __name__ == "__main__":
     folder = sys.argv[1]
-    client = ipyparallel.Client(f"{folder}/security/ipcontroller-client.json")
-    client.wait_for_engines(2, timeout=120)
-    with cluster(client) as names:
+    def connect():
+        return ipyparallel.Client(f"{folder}/security/ipcontroller-client.json")
+
+    with with_engines(connect, 2, 120) as client, cluster(client) as names:
         tell(names)
         tell(launch(adds, 4))
         for fn, args in ((skips, ()), (waits, (folder,))):
