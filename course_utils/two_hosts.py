@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -172,6 +172,8 @@ def _end(process):
     except psutil.TimeoutExpired:
         process.kill()
         process.wait(_END)
+    with suppress(ProcessLookupError):  # a controller that was killed leaves its schedulers
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _keep(begun, what, which):
