@@ -18,6 +18,8 @@ import torch.distributed as dist
 zmq = pytest.importorskip("zmq")
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
+from ipyparallel.serialize import pack_apply_message
+
 from course_utils import cluster as cluster_module
 from course_utils.cluster import cluster
 from course_utils.launch import launch
@@ -48,14 +50,17 @@ def cluster_processes() -> set[int]:
 @contextlib.contextmanager
 def sent(client, port: int, mark: Path, **keys):
     """A request to each engine to make the folder `mark`, signed as the client signs, over a
-    connection with these keys."""
+    connection with these keys. Sent from this thread: the client's own would wait with it."""
+    session, packed = client.session.clone(), pack_apply_message(os.mkdir, [str(mark)], {})
     with zmq.Context.instance().socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
+        stranger.linger, stranger.sndtimeo = 0, 1000
         for name, key in keys.items():
             setattr(stranger, name, key)
         stranger.connect(f"tcp://127.0.0.1:{port}")
         for engine in client._engines.values():
-            client.send_apply_request(stranger, os.mkdir, args=[str(mark)], ident=engine.encode())
+            request = session.msg("apply_request")
+            with contextlib.suppress(zmq.Again):  # there is nobody who takes it
+                session.send(stranger, request, buffers=packed, ident=engine.encode())
         yield
 
 
