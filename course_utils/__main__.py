@@ -1,10 +1,11 @@
-"""The course's command line: python -m course_utils doctor | progress | grade."""
+"""The course's command line: python -m course_utils doctor | progress | grade | trace | plan."""
 
 import argparse
 import sys
 
 from course_utils import hardware
 from course_utils.checks import progress
+from course_utils.estimate import commands as estimate
 from course_utils.grade import command as grade
 
 
@@ -15,18 +16,36 @@ def main(arguments: list[str] | None = None) -> None:
     _add_doctor(commands)
     _add_progress(commands)
     grade.add_to(commands)
+    estimate.add_to(commands)
     options = parser.parse_args(arguments)
     options.run(options)
 
 
 def _add_doctor(commands: argparse._SubParsersAction) -> None:
     doctor = commands.add_parser("doctor", help="what this machine has, and why a GPU may be idle")
+    doctor.add_argument(
+        "--cluster",
+        metavar="WHAT",
+        help="look at every host of a cluster; what COURSE_CLUSTER may be",
+    )
     doctor.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> None:
+    if options.cluster is not None:
+        _cluster_doctor(options.cluster)
+        return
     hardware.report()
     print(hardware.doctor())
+
+
+def _cluster_doctor(cluster: str) -> None:
+    try:
+        from course_utils import cluster_doctor  # needs ipyparallel, which not everybody has
+
+        sys.exit(not cluster_doctor.report(cluster))
+    except (ImportError, ValueError, RuntimeError) as error:
+        sys.exit(str(error))
 
 
 def _add_progress(commands: argparse._SubParsersAction) -> None:

@@ -8,15 +8,24 @@
     with cluster(2):               # two engines on this machine, started and ended here
         launch(train, 4)
 
+or, for a whole notebook that knows nothing of it, the same two by the environment's COURSE_CLUSTER, which is
+the client's connection file or a number (`asked_for`).
+
 The engines carry calls to one agent a host (`launch.agent`); ranks are forked there, and what goes wrong
 is explained as on one machine. Needs ipyparallel: pip install "course-utils[cluster]".
 """
 
+import atexit
+import contextlib
 import itertools
 import logging
 import math
+import os
+import tempfile
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +36,7 @@ try:
     from ipyparallel.error import TimeoutError as NoAnswer
 except ImportError as missing:
     raise ImportError(
-        "course_utils.cluster needs ipyparallel, which is not installed here: "
+        "course_utils.cluster, and COURSE_CLUSTER, need ipyparallel, which is not installed here: "
         'pip install "ipyparallel>=9", and the same on each host.'
     ) from missing
 
@@ -35,8 +44,11 @@ from course_utils.launch import agent, frames, hosts
 from course_utils.launch.janitor import janitor
 
 _START = 120.0  # seconds for an engine to import the course
+_ANSWER = 30.0  # seconds for a controller that is there, and for its first engine
+_AGAIN = 10.0  # seconds after which a client that waits for engines is replaced
 _SLICE = 0.5  # seconds
-_ENCRYPTED = "--IPController.enable_curve=True"
+_MOST = 16  # engines that COURSE_CLUSTER starts here: each holds PyTorch
+ENCRYPTED = "--IPController.enable_curve=True"
 
 
 class Engines:
@@ -84,51 +96,159 @@ def cluster(client: "ipyparallel.Client | int") -> Iterator[list[str]]:
         ):
             yield names
         return
+    found = _hosts(_encrypted(client))
+    with hosts.choose(found):
+        yield [host.name for host in found]
+
+
+def _encrypted(client):
     if not client.curve_serverkey:
         raise RuntimeError(
             "the controller of these engines listens without CurveZMQ: whoever reaches its ports could "
-            f"run programs on all hosts. Start it with `ipcontroller {_ENCRYPTED}`."
+            f"run programs on all hosts. Start it with `ipcontroller {ENCRYPTED}`."
         )
-    found = _hosts(client)
-    with hosts.choose(found):
-        yield [host.name for host in found]
+    return client
 
 
 @contextmanager
 def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
     """So many engines here, behind a controller that listens here alone. They end with the block, and
     with this process, however it ends."""
-    started = ipyparallel.Cluster(
-        n=engines, controller_ip="127.0.0.1", controller_args=[_ENCRYPTED], log_level=logging.ERROR
-    )
-    with started as client:
+    with contextlib.ExitStack() as opened:
+        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="course-cluster-"))
+        _keep(opened, "folder", folder)  # it has the keys
+        started = ipyparallel.Cluster(
+            n=engines,
+            profile_dir=folder,
+            controller_ip="127.0.0.1",
+            controller_args=[ENCRYPTED],
+            shutdown_atexit=False,  # it would say so
+            log_level=logging.ERROR,
+        )
+        opened.callback(started.stop_cluster_sync)
+        started.start_cluster_sync()
         launchers = [e for group in started.engines.values() for e in group.launchers.values()]
-        processes = [each.pid for each in (started.controller, *launchers)]
-        for process in processes:
-            janitor.keep("rank", process)
-        try:
+        for each in (started.controller, *launchers):
+            _keep(opened, "rank", each.pid)
+        yield opened.enter_context(with_engines(started.connect_client_sync, engines, _START))
+
+
+@contextmanager
+def with_engines(
+    connect: Callable[[], ipyparallel.Client], engines: int, patience: float
+) -> Iterator[ipyparallel.Client]:
+    """A client, in this block, that knows of so many engines. Raises TimeoutError where they are not
+    there within `patience` seconds.
+
+    An engine that registers after a client has connected and before it hears the controller's
+    announcements stays unknown to it, which happens on a busy machine: another client is told of it.
+    """
+    end = time.monotonic() + patience
+    while True:
+        with contextlib.closing(connect()) as client:
+            left = end - time.monotonic()
+            try:
+                client.wait_for_engines(engines, timeout=min(_AGAIN, left), interactive=False)
+            except TimeoutError:
+                if left <= _AGAIN:
+                    raise
+                continue
             yield client
-        finally:
-            for process in processes:
-                janitor.forget("rank", process)
+            return
+
+
+_asked_for: list[hosts.FarHost] = []
+_asking = threading.Lock()
+
+
+def asked_for(value: str) -> list[hosts.FarHost]:
+    """The hosts that the environment's COURSE_CLUSTER asks for: a number of engines, which are started
+    on this machine, or the file with which a client connects. Found once, at the first launch; they end
+    with this process.
+
+    Raises ValueError for what is neither, RuntimeError where no engine answers, and what `cluster` does.
+    """
+    with _asking:
+        if not _asked_for:
+            with contextlib.ExitStack() as opened:
+                _asked_for.extend(_hosts(opened.enter_context(client_for(value))))
+                atexit.register(opened.pop_all().close)  # before the janitor's own end
+        return _asked_for
+
+
+@contextmanager
+def client_for(value: str) -> Iterator[ipyparallel.Client]:
+    """The client that COURSE_CLUSTER=value asks for, in this block. Raises as `asked_for` does."""
+    with _client(value) as client:
+        yield _encrypted(client)
+
+
+def _client(value):
+    if value.isdecimal() and 0 < int(value) <= _MOST:
+        return on_this_machine(int(value))
+    if os.path.isfile(value):
+        return _connected(value)
+    raise ValueError(
+        f"COURSE_CLUSTER={value}: it is how many engines to start on this machine, from 1 to {_MOST}, "
+        "or the connection file of a cluster that runs, as .../security/ipcontroller-client.json; "
+        "there is no such file. Unset it to launch on this machine."
+    )
+
+
+@contextmanager
+def _connected(file):
+    def connect():
+        try:
+            return ipyparallel.Client(file, timeout=_ANSWER)
+        except NoAnswer:
+            raise RuntimeError(
+                f"COURSE_CLUSTER={file}: the controller that this file names does not answer within "
+                f"{_ANSWER:g} seconds. Start `ipcontroller` and its engines, and launch again."
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError(
+                f"COURSE_CLUSTER={file}: this is no connection file of a client ({error}). "
+                "ipcontroller writes one, .../security/ipcontroller-client.json."
+            ) from None
+
+    with contextlib.ExitStack() as opened:
+        try:
+            client = opened.enter_context(with_engines(connect, 1, _ANSWER))
+        except TimeoutError:
+            raise RuntimeError(
+                f"COURSE_CLUSTER={file}: the controller answers, and no engine is there. Start "
+                "`ipengine` on each host, and launch again."
+            ) from None
+        yield client
+
+
+def _keep(opened, what, which):
+    janitor.keep(what, which)
+    opened.callback(janitor.forget, what, which)
 
 
 def _hosts(client):
+    found = look(client)
+    for told in found.values():
+        _refuse_other_versions(told)
+        frames.know_libraries(told["libraries"])
+    return list(found)
+
+
+def look(client: ipyparallel.Client) -> dict[hosts.FarHost, dict]:
+    """The hosts of a client's engines, in the order of their engines, with what their agents tell."""
     engines = Engines(client)
     questions = {engine: engines.ask(engine, "about") for engine in client.ids}
     about = {engine: engines.answer(q, _START) for engine, q in questions.items()}
-    for told in about.values():
-        _refuse_other_versions(told)
-        frames.know_libraries(told["libraries"])
     places = {engine: (told["name"], told["network"]) for engine, told in about.items()}
     alone = len(set(places.values())) == 1
     chosen = list(about) if alone else [_first(places, place) for place in set(places.values())]
     toward = _address(client)
     names = Counter(about[engine]["name"] for engine in chosen)
-    return [
-        hosts.FarHost(engines, engine, _name(engine, about[engine]["name"], names), toward)
-        for engine in sorted(chosen)
-    ]
+    return {
+        hosts.FarHost(engines, n, _name(n, about[n]["name"], names), toward): about[n]
+        for n in sorted(chosen)
+    }
 
 
 def _first(places, place):

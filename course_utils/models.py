@@ -49,6 +49,26 @@ class MnistConvNet(nn.Module):
         return self.layers(images)
 
 
+def uneven_line() -> nn.Sequential:
+    """Eight stations whose work is very uneven, from images (N, 1, 28, 28) to logits (N, 10), with
+    the same parameters in every call."""
+    torch.manual_seed(0)
+
+    def conv(channels: int, more: int, *after: nn.Module) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(channels, more, 3, padding=1), nn.ReLU(), *after)
+
+    return nn.Sequential(
+        conv(1, 64),
+        conv(64, 64, nn.MaxPool2d(2)),  # (N, 64, 14, 14)
+        conv(64, 64),
+        conv(64, 64, nn.MaxPool2d(2)),  # (N, 64, 7, 7)
+        nn.Sequential(nn.Flatten(), nn.Linear(3136, 256), nn.ReLU()),
+        nn.Sequential(nn.Linear(256, 256), nn.ReLU()),
+        nn.Sequential(nn.Linear(256, 256), nn.ReLU()),
+        nn.Linear(256, 10),
+    )
+
+
 class Attention(nn.Module):
     """Causal self-attention over several heads, 4 W² + 4 W parameters (Vaswani et al. 2017, 3.2).
 

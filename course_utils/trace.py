@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_utils import hardware, intercept
+from course_utils.rings import PASSES, bus_factor
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,19 @@ class Trace:
         return Record(self._rank, spans, [entry.call for entry in self._entries])
 
 
+def on_a_ring(call: Call) -> tuple[int, float]:
+    """The payload of a call as nccl-tests counts it, and the bytes that this rank sends for it.
+
+    A collective goes around a ring (`rings.bus_factor`); of an all-gather the payload is what a rank
+    holds afterwards, n times what it hands over. Any other call is sent as it is.
+    """
+    ranks = len(call.ranks)
+    payload = call.bytes * (ranks if call.op == "all_gather" else 1)
+    if call.op in PASSES:
+        return payload, payload * bus_factor(call.op, ranks)
+    return payload, call.bytes if call.sends else 0
+
+
 def ring_bytes(calls: Iterable[Call]) -> int:
     """Returns the bytes that rings would send from this rank for `calls`, collectives of `Call`.
 
@@ -172,13 +186,11 @@ def ring_bytes(calls: Iterable[Call]) -> int:
     """
     total = 0.0
     for call in calls:
-        n = len(call.ranks)
-        hops = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-        if call.op not in hops:
+        if call.op not in PASSES:
             raise ValueError(
-                f"The bytes of {call.op} on a ring are not known here; there are {', '.join(hops)}."
+                f"The bytes of {call.op} on a ring are not known here; there are {', '.join(PASSES)}."
             )
-        total += hops[call.op] * call.bytes
+        total += on_a_ring(call)[1]
     return round(total)
 
 

@@ -2,13 +2,11 @@
 # # 0. Start here
 #
 # This course teaches distributed training by doing it. Every chapter starts real processes, moves
-# real tensors between them, measures what was moved and compares it with what the arithmetic said.
-# You need no GPU. If you have one or several, the same notebooks use them.
+# real tensors between them, and compares what was measured with what the arithmetic said.
+# You need no GPU. If you have some, the same notebooks use them.
 #
-# In the next ten minutes you see what your machine has, start two processes from a cell, watch a
-# mistake being explained, and answer three short exercises.
-#
-# Run a cell with **Shift+Enter**. Run them from top to bottom.
+# In the next twenty minutes you start two processes, watch a mistake being explained, and answer three short
+# exercises. Run the cells from top to bottom, each with **Shift+Enter**.
 
 # %% tags=["nbval-ignore-output"]
 import os
@@ -17,10 +15,11 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware, plots
+from course_utils import hardware
 from course_utils.checks import check, hint, progress_text
 from course_utils.course_map import progress_map
 from course_utils.explore import Explorer
+from course_utils.figures import ch00 as figures
 from course_utils.launch import RankFailure, launch
 from course_utils.predictions import compare
 from course_utils.trace import Trace
@@ -29,28 +28,21 @@ hardware.report()
 print(hardware.doctor())
 
 # %% [markdown]
-# The cell above speaks about *your* machine. `report` says which device each process would get.
-# `doctor` looks for the reasons why a GPU might stay idle. No other output in this chapter depends
-# on the hardware: what you see below is what everybody sees.
+# This speaks about *your* machine: which device each process would get, and why a GPU might stay idle. All other
+# outputs of this chapter are the same everywhere.
 
 # %% [markdown]
 # ## 1. The factory: several workshops, one order
 #
-# Think of a training run as a factory order. One workshop can fill it alone, slowly. Several
-# workshops fill it faster, if they agree on who does what and exchange their parts at the right
-# moment. Most of this course is about that exchange.
+# Think of a training run as a factory order. Several workshops fill it faster than one, if they agree on who does what
+# and exchange their parts at the right moment.
 
 # %%
-_, axes = plots.canvas(height=1.7)
-for rank, x in enumerate([0.2, 4.2, 8.2]):
-    plots.building(axes, x, 0.3, label=f"workshop {rank}", color=plots.RANK_COLORS[rank])
-for x in (2.55, 6.55):
-    plots.truck(axes, x, 0.3)
-    plots.arrow(axes, (x - 0.5, 1.15), (x + 1.4, 1.15), plots.COLORS["communication"], "parts")
+figures.workshops()
 plt.show()
 
 # %% [markdown]
-# *Three workshops of the same kind stand in a row; trucks carry parts from one to the next.*
+# *Three workshops stand in a row; trucks carry parts from one to the next.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -58,11 +50,9 @@ plt.show()
 # | number of workshops | **world size** | how many ranks take part |
 # | truck | **message** | bytes that travel from one rank to another |
 # | a round of trucks that everybody joins | **collective** | one operation that all ranks call together, such as `all_reduce` |
-# | customer | the **kernel** | the process behind this notebook: it places the order and gets what the ranks return |
+# | customer | the **kernel** | the process behind this notebook, which places the order |
 #
-# The workshops of later chapters have names that say what they hold: a factory has the whole model, a
-# building some of its layers, a worker a part of each layer. [The quick reference](quick_reference.ipynb)
-# has all of them in one table.
+# Later chapters have more such names; [the quick reference](quick_reference.ipynb) has all of them.
 
 # %% [markdown]
 # ## 2. The smallest real run: two ranks say hello and add their numbers
@@ -78,18 +68,11 @@ def hello(rank):
 
 
 process_ids = launch(hello, 2)
-
-# %% [markdown]
-# These were processes of their own, not threads of this one. Each process has a number, and the
-# three numbers differ.
-
-# %%
 print("three different processes:", len({os.getpid(), *process_ids}) == 3)
 
 # %% [markdown]
-# Two processes share no memory. Rank 0 cannot read a variable of rank 1. To add their numbers they
-# have to communicate. **All-reduce** is the collective for it: every rank hands in a tensor, and
-# every rank gets the sum of all of them.
+# Two processes share no memory: rank 0 cannot read a variable of rank 1. To add their numbers they communicate.
+# **All-reduce** is the collective for it: every rank hands in a tensor, and every rank gets the sum.
 
 
 # %%
@@ -102,20 +85,14 @@ def add_numbers(rank):
 launch(add_numbers, 2)
 
 # %% [markdown]
-# Rank 0 handed in 10, rank 1 handed in 20, and both hold 30. `hardware.device()` is the GPU of the
-# rank where there is one for each rank, and the CPU elsewhere.
+# They handed in 10 and 20, and both hold 30. `hardware.device()` is the rank's GPU, or else the CPU.
 
 # %% [markdown]
 # ## 3. Predict, then measure: the sum and the bytes of four ranks
 #
-# Before you run something, say what will come out. A prediction that fails teaches more than a
-# result that you only looked at. Four ranks hand in 1000 numbers each; rank $r$ hands in the value
-# $r + 1$. The sum over $n$ ranks is
-#
-# $$1 + 2 + \dots + n = \frac{n (n + 1)}{2},$$
-#
-# and a float32 number takes 4 bytes. Write your two predictions in place of the dots. (If you leave
-# them open, the table below shows what was measured, and nothing else is lost.)
+# Before you run something, say what will come out. Four ranks hand in 1000 numbers each; rank $r$ hands in the value
+# $r + 1$. The sum over $n$ ranks is $1 + 2 + \dots + n = n (n + 1) / 2$, and a float32 number takes 4 bytes. Write your
+# two predictions in place of the dots. (If you leave them open, the table shows what was measured.)
 
 # %% tags=["prediction"]
 ranks, elements = 4, 1000
@@ -125,9 +102,9 @@ predicted = {
 }
 
 # %% [markdown]
-# `Trace` writes down every collective that a rank calls, and how many bytes it handed in. `compare`
-# puts the two beside each other. If you were wrong, it says by how much, and where it knows the mistake,
-# which one it looks like. (The table that is stored in the notebook is folded away until you run the cell.)
+# `Trace` writes down every collective that a rank calls, with its bytes. `compare` shows predicted and measured; to a
+# wrong prediction it says by how much, and which mistake it looks like. (Its stored table is
+# folded away until you run the cell.)
 
 
 # %%
@@ -143,9 +120,7 @@ compare(
     predicted,
     dict(zip(predicted, results[0])),
     likely={
-        "As if the last rank handed in 3: the ranks count from 0, the values from 1.": {
-            "each element becomes": 6
-        },
+        "The ranks count from 0, the values from 1.": {"each element becomes": 6},
         "The numbers, not their bytes.": {"bytes that a rank hands in": elements},
         "What all ranks hand in together.": {"bytes that a rank hands in": 4 * elements * ranks},
     },
@@ -156,13 +131,13 @@ print("the same on all ranks:", all(result == results[0] for result in results))
 # ## 4. By hand, then with PyTorch: one sum, two ways
 #
 # A collective is made of messages. Here is the sum of two ranks from a `send` and a `recv` each.
-# `send` waits until the other side takes the bytes, `recv` waits until they arrive. One rank sends
-# first while the other receives first. Chapter 5 shows what happens otherwise.
+# `send` waits until the other side takes the bytes, `recv` until they arrive. So one rank sends
+# first and the other receives first.
 
 
 # %%
-def add_by_hand(rank, seed):
-    torch.manual_seed(seed + rank)
+def add_by_hand(rank):
+    torch.manual_seed(rank)
     mine = torch.randn(1000, device=hardware.device())
     theirs = torch.empty_like(mine)
     if rank == 0:
@@ -176,20 +151,20 @@ def add_by_hand(rank, seed):
     return (by_hand - mine).abs().max().item()
 
 
-print("largest difference by rank:", launch(add_by_hand, 2, 0))
+print("largest difference by rank:", launch(add_by_hand, 2))
 
 # %% [markdown]
-# The two results are equal to the last bit. The course keeps this habit: every technique is written
-# by hand first, then with PyTorch's own interface, and both must end with the parameters that *one*
+# They are equal to the last bit. The course keeps this habit: every technique is written
+# by hand, then with PyTorch's own interface, and both must end with the parameters that *one*
 # process reaches on the whole batch.
 
 # %% [markdown]
 # ## 5. Break it: a rank that does not come, and a rank that fails
 #
-# The most common failure in distributed training is silence. One rank waits for another that never
-# comes, and nothing is printed. `launch` looks at ranks that wait, and says who waits where.
+# The most common failure in distributed training is silence: a rank waits for another that never
+# comes. `launch` says who waits where.
 #
-# **Bug hunt.** The author of the next cell wants the sum printed once. Read it, and decide what rank 0 will wait for.
+# **Bug hunt.** The author of the next cell wants the sum printed once. What will rank 0 wait for?
 
 
 # %%
@@ -207,9 +182,7 @@ except RankFailure as failure:
 
 # %% [markdown]
 # A collective is a meeting: it takes place when *all* ranks call it. The repair is to move the
-# `all_reduce` in front of the `if`, and to leave only the `print` inside.
-#
-# The second kind of failure is an error in one rank. It names the rank and the line of your cell.
+# `all_reduce` in front of the `if`. The second kind of failure is an error in one rank:
 
 
 # %%
@@ -224,8 +197,7 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Outside a `try`, the same text appears in place of a traceback. Whatever goes wrong, no process is
-# left behind, and the next cell works:
+# Outside a `try`, the same text appears in place of a traceback. No process is left behind, and the next cell works:
 
 # %%
 launch(add_numbers, 2)
@@ -327,60 +299,39 @@ check("0.3", pass_on)
 # %% [markdown]
 # ## 7. See it: how many trucks a sum needs
 #
-# There are many ways to form a sum over $n$ ranks. In a **star**, every rank sends its tensor to
-# rank 0, which adds and sends the sum back: $2(n - 1)$ messages, all of them through rank 0's door. In a
-# **ring**, each rank talks only to its neighbours. Move the slider and compare how many tensors the
-# busiest rank sends and receives in all. Chapter 3 derives the ring's formula, and you build it there.
-
+# In a **star**, every rank sends its tensor to rank 0, which adds and sends the sum back. In a **ring**, each rank talks only to its neighbours. Move the slider and compare how
+# many tensors the busiest rank sends and receives in all. You build the ring in chapter 3.
 
 # %%
-def draw_star_and_ring(ranks):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.8))
-    plots.star(left, ranks)
-    plots.ring(right, ranks)
-    left.set_title(f"star: rank 0 moves {2 * (ranks - 1)} tensors")
-    right.set_title(f"ring: every rank moves {4 * (ranks - 1) / ranks:.2f} tensors")
-    return figure
-
-
-Explorer(draw_star_and_ring, ranks=(2, 8, 4))
+Explorer(figures.star_and_ring, ranks=(2, 8, 4))
 
 # %% [markdown]
 # *Left, all arrows end at rank 0: its load grows with every rank. Right, each rank has two
-# neighbours, and its load stays below four tensors however many ranks there are.*
+# neighbours, and its load stays below four tensors.*
 #
-# The map of the course fills as your checks pass. Most chapters take about an hour to read, and their
-# exercises, of one to five points each, a second sitting. Run the cell again whenever you want to see
-# where you are.
+# The map of the course fills as your checks pass: run the cell again to see where you are. Most chapters take about an
+# hour to read, and their exercises a second sitting.
 
 # %%
 progress_map()
 plt.show()
 
 # %% [markdown]
-# *A building is a chapter, and a window is an exercise: green once its check has passed. A flag stands
-# on a chapter that is complete.* The same map in words:
+# *A building is a chapter, a window an exercise: green once its check has passed. A flag: the chapter is complete.*
+# The same in words:
 
 # %% tags=["nbval-ignore-output"]
 print(progress_text())
 
 # %% [markdown]
-# Your progress is one small file on this machine, and it goes nowhere. These calls are in
-# `course_utils.checks`, and `python -m course_utils progress --help` tells how to do the same in a
-# terminal. None of them touches your answers, and each keeps what was there before in a file.
-#
-# | call | what it does |
-# |---|---|
-# | `reset("3.1")`, `reset(3)`, `reset("all")` | forgets that you passed an exercise, a chapter, all |
-# | `export_progress("mine.json")` | writes your progress into one file, to take to another machine |
-# | `import_progress("mine.json")` | adds the progress in such a file to the one here |
+# Your progress is one small file on this machine, and it goes nowhere. How to forget it, or to take it to another
+# machine, is in [the quick reference](quick_reference.ipynb).
 
 # %% [markdown]
 # ## 8. On a cluster: the same variables, another launcher
 #
 # On a cluster you do not call `launch`. A launcher called `torchrun` starts your script on every
-# machine, and tells each process who it is through the environment. Ours sets the same variables,
-# so the code you write here runs there.
+# machine, and tells each process who it is through the environment. Ours sets the same variables.
 
 
 # %%
@@ -392,25 +343,19 @@ for variables in launch(who_am_i, 2):
     print(variables)
 
 # %% [markdown]
-# | variable | meaning |
-# |---|---|
-# | `RANK` | this process's number among all |
-# | `WORLD_SIZE` | how many processes there are in all |
-# | `LOCAL_RANK` | this process's number on its own machine: it chooses the GPU |
-#
-# Chapter 3 runs a whole training script under `torchrun`.
+# `RANK` is this process's number among all, `WORLD_SIZE` how many there are in all, and `LOCAL_RANK` its number on its
+# own machine, which chooses the GPU. Chapter 3 runs a whole training script under `torchrun`.
 
 # %% [markdown]
 # ## 9. Remember
 #
-# * A rank is a process with its own memory. Ranks share nothing but what they send.
+# * A rank is a process with its own memory.
 # * A collective is a meeting: all ranks call it, in the same order, with tensors that fit.
 # * `launch(fn, n)` runs `fn(rank)` on `n` real ranks and returns their results in rank order.
 # * Predict first, then measure. Bytes and sums must be equal; times are compared as ratios.
-# * A failure names the rank, the line and what the others were doing. Read it before you search.
+# * A failure names the rank, the line and what the others were doing.
 #
-# Keep [the quick reference](quick_reference.ipynb) at hand: which parallelism when, every formula, every word, and
-# what each message means.
+# Keep [the quick reference](quick_reference.ipynb) at hand: every formula, every word, every message.
 #
 # **Sources.** PyTorch documentation, *Distributed communication package* (torch.distributed):
 # sections "Point-to-point communication" and "Collective functions"; *torchrun (Elastic Launch)*:

@@ -8,42 +8,22 @@
 # You cut three models here, by hand: an image classifier, a transformer language model, and a
 # convolutional net whose layers are very uneven. You predict what crosses the border, what each
 # side stores and how long it idles, and measure all three. And you learn to find the best place for
-# a cut.
+# a cut. What goes beyond that (a model with 1.4 billion parameters planned to the byte, a stream of batches on the
+# clock, classes from the web that only look cut, and an experiment with three strategies) is in
+# `04_manual_split_further`.
 
 # %% tags=["nbval-ignore-output"]
-import math
-import random
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
-from itertools import combinations, pairwise
-from pathlib import Path
-from time import perf_counter
-
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
-from course_utils import hardware, mnist, plots, text
+from course_utils import hardware, mnist, plots
 from course_utils.checks import check, hint
 from course_utils.equality import equal, flat
-from course_utils.explore import Explorer
 from course_utils.launch import RankFailure, launch
-from course_utils.models import LanguageModel
 from course_utils.predictions import compare
-from course_utils.terminal import scratch, torchrun
-from course_utils.trace import (
-    Record,
-    Span,
-    Trace,
-    kept_for_backward,
-    memory_ledger,
-    separate_waiting,
-)
 
 hardware.report()
 
@@ -60,23 +40,9 @@ hardware.report()
 # drives both ways.
 
 # %%
-figure, ax = plots.canvas(height=3.1)
-road = plots.COLORS["communication"]
-for number, (x, stations) in enumerate(((0.9, "stations 1 to 4"), (6.3, "stations 5 to 8"))):
-    color = plots.RANK_COLORS[number]
-    plots.building(ax, x, 1.2, width=2.6, height=1.7, label=f"building {number}", color=color)
-    plots.blueprint(ax, x + 0.85, 3.05, part=(number / 2, (number + 1) / 2))
-    ax.text(x + 1.3, 1.38, stations, ha="center", fontsize=9)
-plots.arrow(ax, (0.1, 2.1), (0.85, 2.1))
-ax.text(0.42, 2.2, "items", ha="center", va="bottom", fontsize=9)
-plots.truck(ax, 4.45, 2.2)
-plots.arrow(ax, (3.6, 2.1), (6.2, 2.1), color=road)
-ax.text(4.9, 2.85, "products", ha="center", va="bottom", fontsize=9)
-plots.arrow(ax, (6.2, 1.5), (3.6, 1.5), color=road)
-ax.text(4.9, 1.4, "notes on the products", ha="center", va="top", fontsize=9)
-plots.arrow(ax, (9.0, 2.1), (9.75, 2.1))
-ax.text(9.4, 2.2, "loss", ha="center", va="bottom", fontsize=9)
-ax.text(4.9, 0.55, "each building improves its own half of the blueprint", ha="center", fontsize=9)
+from course_utils.figures import ch04 as figures
+
+figures.two_buildings()
 plt.show()
 
 # %% [markdown]
@@ -219,6 +185,32 @@ print(
 # gradient of the loss with respect to it, and multiplies from there on by the chain rule
 # ([`torch.Tensor.backward`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html)).
 # Building 1 computed just that: `products.grad`.
+#
+# ### When more than one tensor crosses
+#
+# In many networks several tensors go from one stage to the next: the products, and beside them a residual, a mask,
+# or token numbers. Two things are new then. Rank 0 has several gradients, and the products that they belong to may
+# share a part of the graph. One `backward` after the other goes through that part twice:
+
+# %%
+items = torch.ones(2, 3, requires_grad=True)
+shared = items.exp()
+products, residual = 2 * shared, shared + 1
+
+products.backward(torch.ones(2, 3))
+try:
+    residual.backward(torch.ones(2, 3))
+except RuntimeError as error:
+    print(str(error).split(" (")[0])
+
+# %% [markdown]
+# [`torch.autograd.backward`](https://docs.pytorch.org/docs/stable/generated/torch.autograd.backward.html) takes a list
+# of tensors and a list of their gradients, and goes back once, from all of them.
+#
+# And rank 1 may have received a tensor that the loss does not use, such as a mask. Then its `.grad` is None after
+# backward, and not a tensor of zeros. The other end does not know that, and waits. So both ends need a rule
+# for what is sent back. Exercise 4.2 has one. And `send` wants its tensor contiguous, with its numbers one behind the
+# other in memory, which a transposed one is not; `.contiguous()` makes it so.
 
 # %% [markdown]
 # ## 3. Predict, then measure: what crosses, who idles, what is stored
@@ -243,6 +235,9 @@ predicted = {
 
 
 # %%
+from course_utils.trace import Trace
+
+
 def bytes_at_the_door(stage, run):
     """The bytes that enter `stage` in forward and leave it in backward, while `run` runs."""
     crossed = []
@@ -270,7 +265,16 @@ def sent_by(rank):
 
 # %%
 amounts = [*bytes_at_the_door(model.second, one_step), *launch(sent_by, 2)]
-compare(predicted, dict(zip(predicted, amounts)))
+compare(
+    predicted,
+    dict(zip(predicted, amounts)),
+    {
+        "As if each number took one byte.": dict.fromkeys(predicted, 64 * 256),
+        "As if the images crossed: it is what the last layer of building 0 hands on.": dict.fromkeys(
+            predicted, 4 * 64 * 784
+        ),
+    },
+)
 
 # %% [markdown]
 # At the door the amount is the same on every machine: it is what goes through the cut. Whether it
@@ -294,6 +298,9 @@ compare(predicted, dict(zip(predicted, amounts)))
 
 
 # %%
+from contextlib import nullcontext
+
+
 def quiet(name):
     """A span that records nothing."""
     return nullcontext()
@@ -338,120 +345,138 @@ def train_last_stage(stage, optimizer, targets, shape, span=quiet):
 
 
 # %% [markdown]
-# For the clock you take a line of eight equal stations, so that you know the balanced cut: four in
-# each building. Each station is a linear layer of 512 x 512 and a ReLU. The cell runs three steps
-# after one to warm up, several times over, and keeps the run that other programs disturbed least.
+# Now take a line of eight equal stations, so that you know the balanced cut: four in each building. Each station is a
+# linear layer of 512 x 512 and a ReLU, and a batch has 256 items. Count the work in units of one product of a
+# 256 x 512 and a 512 x 512 matrix. Forward takes one for each station. Backward takes two, one for
+# the gradient of the weights and one for that of the input, except that the very first station does
+# not need the second: nobody asks how the items should have been different.
+#
+# **Predict** the units of each building in one training step, and how many pass from the beginning of a step to its
+# end. Do it for the balanced cut, and for a cut after two stations, where one building has three times as many stations
+# as the other. Which of the two steps takes longer?
+
+# %% tags=["prediction"]
+predicted = {
+    "4 | 4: building 0": 4 + 8 - 1,
+    "4 | 4: building 1": 3 * 4,
+    "4 | 4: from beginning to end": 23,
+    "2 | 6: building 0": 2 + 4 - 1,
+    "2 | 6: building 1": 3 * 6,
+    "2 | 6: from beginning to end": 23,
+}
+
+# %% [markdown]
+# `FlopCounterMode` counts the multiplications and additions of what runs under it, on every machine the same.
 
 
 # %%
-STATIONS = 8
+from torch.utils.flop_counter import FlopCounterMode
+
+STATIONS, ITEMS, SIZE = 8, 256, 512
 
 
 def equal_stations():
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(STATIONS)]
+    layers = [nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU()) for _ in range(STATIONS)]
     return nn.Sequential(*layers)
 
 
-def timed_steps(rank, cut, rounds=4):
-    torch.set_num_threads(1)
+def stage_of(rank, cut):
+    return (equal_stations()[:cut], equal_stations()[cut:])[rank].to(hardware.device())
+
+
+def train_stations(rank, stage, steps=1, span=quiet):
     device = hardware.device()
-    items, targets = torch.ones(256, 512, device=device), torch.zeros(256, device=device).long()
-    stage = (equal_stations()[:cut], equal_stations()[cut:])[rank].to(device)
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
-    records = []
-    for steps in [1] + [3] * rounds:
-        with Trace() as trace:
-            if rank == 0:
-                train_first_stage(stage, optimizer, [items] * steps, trace.span)
-            else:
-                train_last_stage(stage, optimizer, [targets] * steps, (512,), trace.span)
-        records.append(trace.record())
-    return records[1:]  # without the first step: it warms up
+    if rank == 0:
+        train_first_stage(stage, optimizer, [torch.ones(ITEMS, SIZE, device=device)] * steps, span)
+    else:
+        targets = [torch.zeros(ITEMS, device=device).long()] * steps
+        train_last_stage(stage, optimizer, targets, (SIZE,), span)
 
 
 # %%
+def units(rank, cut):
+    with FlopCounterMode(display=False) as counter:
+        train_stations(rank, stage_of(rank, cut))
+    return counter.get_total_flops() // (2 * ITEMS * SIZE * SIZE)
+
+
+measured, work_of_step = {}, {cut: launch(units, 2, cut) for cut in (4, 2)}
+for cut, of_buildings in work_of_step.items():
+    counts = [*of_buildings, sum(of_buildings)]  # they take turns, so a step is their sum
+    measured |= dict(zip(list(predicted)[len(measured) :], counts))
+
+# %%
+compare(
+    predicted,
+    measured,
+    {
+        "As if the two worked at the same time: each waits for the other's truck.": {
+            "4 | 4: from beginning to end": 12,
+            "2 | 6: from beginning to end": 18,
+        },
+        "Three for each station: the first one needs no gradient of the items.": {
+            "4 | 4: building 0": 12,
+            "2 | 6: building 0": 6,
+        },
+    },
+)
+
+# %%
+for cut, of_buildings in work_of_step.items():
+    idle = ", ".join(f"{1 - each / sum(of_buildings):.0%}" for each in of_buildings)
+    print(f"cut after {cut} stations: buildings 0 and 1 idle for {idle} of a step")
+
+# %% [markdown]
+# Both steps take 23 units. The order of sends and receives leaves no other way: forward of building 0, forward and
+# backward of building 1, backward of building 0, and never two of them at once. Whoever moves a station to the
+# other building moves its time to another place in the row, and the row stays as long.
+#
+# So that you see what separate devices would do, however many cores your machine has, the ranks keep a pace:
+# a unit takes one slot of 20 ms. The layers are really computed, which takes much less, and the rank sleeps for the rest
+# of its slot, like a process that waits for its device. Such figures say *emulated*.
+
+
+# %%
+from course_utils.pace import SLOT, paced
+
+
+def turns(rank, cut, steps=2):
+    """Training steps in which every unit of work takes one slot."""
+    stage = stage_of(rank, cut)
+    train_stations(rank, stage)  # the first step is slower than the rest
+    slots = {"forward": len(stage), "backward": 2 * len(stage) - (rank == 0), "update": 0}
+    with Trace() as trace:
+        train_stations(rank, stage, steps, lambda name: paced(trace, name, slots[name]))
+    return trace.record()
+
+
+panels = {
+    "balanced: 4 stations | 4 stations (emulated)": launch(turns, 2, 4),
+    "2 stations | 6 stations (emulated)": launch(turns, 2, 2),
+}
+figures.turns(panels, "slots", SLOT)
+plt.show()
+
+# %% [markdown]
+# *Two training steps with each cut. Wherever one building is blue, the other is grey: it waits.
+# With the balanced cut the two take turns of equal length. With the other cut building 0 waits for
+# most of the time, but the two steps take about as long.*
+
+
+# %% tags=["nbval-ignore-output"]
 def end_of(records):
     return max(span.end for record in records for span in record.spans)
 
 
-def fastest(results):
-    """The records of all ranks in the round that took the least time, without `isend`s."""
-    records = separate_waiting(min(zip(*results), key=end_of))
-    return [replace(r, spans=[s for s in r.spans if not s.background]) for r in records]
-
-
-balanced, uneven_cut = fastest(launch(timed_steps, 2, 4)), fastest(launch(timed_steps, 2, 2))
-panels = {"balanced: 4 stations | 4 stations": balanced, "2 stations | 6 stations": uneven_cut}
-plots.timelines(panels)
-plt.show()
-
-# %% [markdown]
-# *Three training steps with each cut. Wherever one building is blue, the other is grey: it waits.
-# With the balanced cut the two take turns of equal length. With the other cut building 0 waits for
-# most of the time, but the three steps take about as long.*
-#
-# What can you claim whatever the machine? By the order of sends and receives, the buildings never
-# compute forward or backward at the same time. So, together, they are idle for at least half of the
-# time. The clocks of two GPUs differ a little, so the cell leaves 5 % of room for both claims.
-
-
-# %%
-def work_of(record):
-    return [(s.start, s.end) for s in record.spans if s.name in ("forward", "backward")]
-
-
-def overlap(one, other):
-    """The seconds in which both ranks compute."""
-    pairs = ((a, b) for a in work_of(one) for b in work_of(other))
-    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
-
-
-def idle_shares(records):
-    total = end_of(records)
-    return [1 - sum(end - start for start, end in work_of(r)) / total for r in records]
-
-
-CLOCKS = 0.05  # two GPUs' clocks agree to within a few per cent of so short a run
-claims = (
-    f"both at work for {CLOCKS:.0%} of the time or less",
-    f"idle for {0.5 - CLOCKS:.0%} or more",
-)
-
 for name, records in panels.items():
-    together = sum(idle_shares(records)) / 2
-    print(
-        f"{name}: {claims[0]}: {overlap(*records) <= CLOCKS * end_of(records)}, "
-        f"{claims[1]}: {together >= 0.5 - CLOCKS}"
-    )
+    computing = [record.seconds("compute") for record in records]
+    idle = ", ".join(f"{1 - each / end_of(records):.0%}" for each in computing)
+    print(f"{name}: {end_of(records):.2f} s; buildings 0 and 1 idle for {idle}")
 
 # %% [markdown]
-# For each building alone, count the work in units of one product of a 256 x 512 and a 512 x 512
-# matrix. Forward takes one for each station. Backward takes two, one for the gradient of the
-# weights and one for that of the input, except that the very first station does not need the
-# second: nobody asks how the items should have been different. That makes 23 units in all.
-
-
-# %%
-def predicted_idle(cut):
-    first = cut + 2 * cut - 1
-    last = 3 * (STATIONS - cut)
-    return [1 - units / (first + last) for units in (first, last)]
-
-
-for cut in (4, 2):
-    shares = ", ".join(f"{share:.0%}" for share in predicted_idle(cut))
-    print(f"cut after {cut} stations: buildings 0 and 1 idle for {shares} of the time")
-
-# %% [markdown]
-# Now the clock. Taken together, the measured shares lie a little above the prediction, because
-# neither building computes while a truck drives, and the update counts as idle here. One building
-# alone may lie below. On a busy machine everything moves a few per cent.
-
-# %% tags=["nbval-ignore-output"]
-for cut, records in ((4, balanced), (2, uneven_cut)):
-    for rank, (share, predicted) in enumerate(zip(idle_shares(records), predicted_idle(cut))):
-        print(f"cut after {cut}, building {rank}: predicted {predicted:.0%}, measured {share:.0%}")
+# The shares lie a little above the predicted ones: a truck takes time too, and so does the update.
 
 # %% [markdown]
 # ### What an unbalanced cut costs
@@ -485,6 +510,9 @@ def stream(times, batches, truck=0):
     return spans
 
 
+# %%
+import random
+
 generator, agree = random.Random(0), []
 for _ in range(500):
     times = [generator.randint(1, 9) for _ in range(generator.randint(1, 6))]
@@ -498,39 +526,33 @@ for cut in (4, 2):
 
 # %% [markdown]
 # The balanced cut should take 44 units where one building takes 80, the cut after two stations 62.
-# Run it: ten batches of 256 items through two ranks, forward only.
+# Run it: ten batches of 256 items through two ranks, forward only, again in slots.
 
 
 # %%
-def evaluate_stream(rank, cut, batches=10, rounds=5):
-    torch.set_num_threads(1)
-    device, records = hardware.device(), []
-    stage = (equal_stations()[:cut], equal_stations()[cut:])[rank].to(device).requires_grad_(False)
-    items = torch.ones(256, 512, device=device)
-    for _ in range(1 + rounds):
-        on_the_way = []
-        with Trace() as trace:
-            for _ in range(batches):
-                if rank == 0:
-                    with trace.span("forward"):
-                        products = stage(items)
-                    on_the_way.append((products, dist.isend(products, dst=1)))
-                else:
-                    dist.recv(items, src=0)
-                    with trace.span("forward"):
-                        stage(items)
-            for _, work in on_the_way:
-                work.wait()
-        records.append(trace.record())
-    return records[1:]
+def evaluate_stream(rank, cut, batches=10):
+    device, on_the_way = hardware.device(), []
+    stage = stage_of(rank, cut).requires_grad_(False)
+    items = torch.ones(ITEMS, SIZE, device=device)
+    with Trace() as trace:
+        for _ in range(batches):
+            if rank == 1:
+                dist.recv(items, src=0)
+            with paced(trace, "forward", len(stage)):
+                products = stage(items)
+            if rank == 0:
+                on_the_way.append((products, dist.isend(products, dst=1)))
+        for _, work in on_the_way:
+            work.wait()
+    return trace.record()
 
 
 # %%
 streams = {
-    "balanced: 4 stations | 4 stations": fastest(launch(evaluate_stream, 2, 4)),
-    "2 stations | 6 stations": fastest(launch(evaluate_stream, 2, 2)),
+    "balanced: 4 stations | 4 stations (emulated)": launch(evaluate_stream, 2, 4),
+    "2 stations | 6 stations (emulated)": launch(evaluate_stream, 2, 2),
 }
-plots.timelines(streams)
+figures.turns(streams, "slots", SLOT)
 plt.show()
 
 # %% [markdown]
@@ -539,8 +561,7 @@ plt.show()
 # leaves.*
 #
 # `isend` makes this possible: building 0 hands its products over and goes on at once, without
-# waiting for the other end. The ratio below should be near 62/44 = 1.41. Two ranks on two busy
-# cores show less of it.
+# waiting for the other end. The ratio below should be near 62/44 = 1.41.
 
 # %% tags=["nbval-ignore-output"]
 ends = [end_of(records) for records in streams.values()]
@@ -591,6 +612,9 @@ predicted_memory = [
 
 
 # %%
+from course_utils.trace import kept_for_backward, memory_ledger
+
+
 def stored(rank):
     device = hardware.device()
     stage = (assembly_line()[:CUT], assembly_line()[CUT:])[rank].to(device)
@@ -661,6 +685,7 @@ def train_alone(model, optimizer, batches, targets):
     return losses
 
 
+# %%
 def outcome(losses, model):
     """What the contract compares, in three vectors."""
     return {
@@ -706,6 +731,9 @@ def train_in_two_buildings(rank):
 
 
 # %%
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+
 def train_with_pytorch(rank):
     torch.set_num_threads(1)
     device = hardware.device()
@@ -761,6 +789,10 @@ for name, result in ways.items():
 
 
 # %%
+from course_utils import text
+from course_utils.models import LanguageModel
+
+
 class FirstHalf(nn.Module):
     """The tables and the first blocks of a LanguageModel."""
 
@@ -775,6 +807,7 @@ class FirstHalf(nn.Module):
         return x
 
 
+# %%
 class SecondHalf(nn.Module):
     """The remaining blocks of a LanguageModel, its norm and its head."""
 
@@ -800,6 +833,7 @@ def small_model(**changes):
     return LanguageModel(**SMALL, **changes)
 
 
+# %%
 def train_language_model(rank, prepare=lambda stage, optimizer: None, **changes):
     """Trains a half on each of two ranks. `prepare` may change things before the first step."""
     torch.set_num_threads(1)
@@ -835,133 +869,11 @@ plt.show()
 
 # %% [markdown]
 # *The two curves lie on each other: the thin one of the two buildings inside the thick one of the
-# single process, the jump at step 6 included, which the large learning rate makes. Thirty steps are enough to learn which characters are frequent.*
-
-# %% [markdown]
-# ### The planned model: 24 layers of width 2,048
+# single process, the jump at step 6 included, which the large learning rate makes. Thirty steps are
+# enough to learn which characters are frequent.*
 #
-# The model above is a toy. How would it be with a real one? The web article *PyTorch Model Parallelism* cuts
-# a language model with 24 layers, width 2,048, 16 heads and a vocabulary of 50,000 over two GPUs,
-# for 4 texts of 512 tokens. You take these sizes for the `LanguageModel` from above. The article's
-# own model is smaller, as you will count: inside, its layers are not four times as wide, and it has
-# no positions and no last norm. You need no GPU to say what each device has to hold.
-#
-# For the parameters of a block of width $W$, add up the shapes: $4W^2 + 4W$ for the attention,
-# $8W^2 + 5W$ for the two linear layers, $4W$ for the two norms. The tables and the head have a row
-# for each token or position.
-#
-# For the activations of a block, walk through it. With $N$ texts of $T$ tokens, autograd keeps
-# tensors of $NTW$ numbers: the block's input, the norm's output, queries, keys and values (three),
-# what the heads return, the sum after the attention, the second norm's output, and both sides of
-# the activation function, four times as wide (eight). That is 16. Each norm keeps a mean and a
-# scale for each token, and the attention one number for each head and token. Together
-# $4NT\,(16W + 4 + \text{heads})$ bytes.
-
-
-# %%
-def stage_bytes(stage, vocabulary, width, heads, layers, context, texts):
-    """Predicts the bytes of stage 0 or 1 of a language model cut in the middle, with Adam."""
-    N_T, blocks = texts * context, layers // 2
-    numbers, tensors = blocks * (12 * width**2 + 13 * width), 12 * blocks
-    activations = blocks * 4 * N_T * (16 * width + 4 + heads)
-    if stage == 0:
-        numbers += (vocabulary + context) * width
-        tensors += 2
-        activations += 8 * N_T  # the token numbers, for the table's gradient
-    else:
-        numbers += 2 * width + vocabulary * width
-        tensors += 3
-        activations += 4 * N_T * (2 * width + 2) + 4 * N_T * vocabulary + 8 * N_T + 4  # norm, loss
-    return {
-        "parameters": 4 * numbers,
-        "gradients": 4 * numbers,
-        "optimizer": 8 * numbers + 4 * tensors,
-        "activations": activations,
-    }
-
-
-# %% [markdown]
-# First the test: is the formula right for the small model, to the byte? Both halves run in this
-# process, on the CPU, so that `kept_for_backward` counts what autograd really keeps. The `clone`
-# has a reason: a batch that is a slice keeps the memory of the whole tensor it was cut from.
-
-# %%
-halves = [half(small_model(), cut=2) for half in (FirstHalf, SecondHalf)]
-optimizers = [torch.optim.Adam(half.parameters()) for half in halves]
-
-with kept_for_backward(halves[0]) as kept_0:
-    products = halves[0](token_batches[0].clone())
-arrived = products.detach().requires_grad_()
-with kept_for_backward(halves[1]) as kept_1:
-    loss = cross_entropy(halves[1](arrived).flatten(0, 1), next_batches[0].clone().flatten())
-loss.backward()
-products.backward(arrived.grad)
-
-for stage, (half, optimizer, kept) in enumerate(zip(halves, optimizers, (kept_0, kept_1))):
-    optimizer.step()
-    ledger = memory_ledger(half, optimizer) | {"activations": kept.bytes}
-    print(f"small model, building {stage}")
-    compare(stage_bytes(stage, **SMALL, texts=SENTENCES), ledger)
-
-# %% [markdown]
-# Now the large one. On the device **meta** a tensor has a shape and a type, but no memory. So you
-# can build the whole model on any laptop, run a training step of each half, and count. (Only the
-# activations are the formula's: on meta no storage can be told from another.)
-
-# %%
-PLANNED = {"vocabulary": 50_000, "width": 2048, "heads": 16, "layers": 24, "context": 512}
-
-with torch.device("meta"):
-    planned = LanguageModel(**PLANNED)
-    inputs = torch.empty(4, 512, dtype=torch.int64), torch.empty(4, 512, 2048)
-
-planned_ledgers = []
-for stage, half in enumerate((FirstHalf(planned, 12), SecondHalf(planned, 12))):
-    optimizer = torch.optim.Adam(half.parameters())
-    half(inputs[stage]).sum().backward()
-    optimizer.step()
-    predicted = stage_bytes(stage, **PLANNED, texts=4)
-    ledger = memory_ledger(half, optimizer) | {"activations": predicted["activations"]}
-    planned_ledgers.append({kind: ledger[kind] for kind in predicted})
-    print(f"planned model, building {stage}: the rest as predicted:", ledger | predicted == ledger)
-print(f"{sum(p.numel() for p in planned.parameters()):,} parameters")
-
-# %% [markdown]
-# And the article's own model? Its blocks are `nn.TransformerEncoderLayer`, which PyTorch makes
-# 2,048 wide inside if nobody asks for more
-# ([`torch.nn.TransformerEncoderLayer`](https://docs.pytorch.org/docs/stable/generated/torch.nn.TransformerEncoderLayer.html)).
-
-# %%
-with torch.device("meta"):
-    blocks = [nn.TransformerEncoderLayer(2048, nhead=16) for _ in range(24)]
-    article = nn.Sequential(nn.Embedding(50_000, 2048), *blocks, nn.Linear(2048, 50_000))
-print(f"{sum(p.numel() for p in article.parameters()):,} parameters in the article's own model")
-
-
-# %%
-def added(ledgers):
-    return {kind: sum(ledger[kind] for ledger in ledgers) for kind in ledgers[0]}
-
-
-bars = [*planned_ledgers, added(planned_ledgers)]
-plots.memory(bars, ["building 0", "building 1", "both in one"], "The planned model (computed)")
-plt.show()
-for name, ledger in zip(("building 0", "building 1", "both in one"), bars):
-    print(f"{name}: {sum(ledger.values()):,} bytes")
-print(f"a step sends {4 * 4 * 512 * 2048:,} bytes there and as many back")
-
-# %% [markdown]
-# *The whole model needs 27.5 GiB and would not fit on a GPU with 24 GiB. Each half needs less than
-# 14 GiB and fits. Most of it is the optimizer's, the gradients' and the parameters' share.*
-#
-# Compare the last line with the bars: 16 MiB cross the yard in each direction, while data
-# parallelism would hand over the gradients of all 1.4 billion parameters, 5.3 GiB, in each step. That is
-# for 2,048 tokens. Activations grow with the tokens of a step, gradients do not: at some 690,000 tokens
-# the two are equal, and large runs have more.
-#
-# The bars add up all four kinds. In a step the activations go as the gradients come, so the two are
-# never there in full together. On the other hand, single operations need room in between, and on a
-# GPU the allocator and the libraries come on top.
+# What would the two buildings hold for a model that needs them, with 24 layers of width 2,048? That is the first thing
+# that the further notebook plans, to the byte and without a GPU.
 
 # %% [markdown]
 # ### Where to cut
@@ -972,29 +884,17 @@ print(f"a step sends {4 * 4 * 512 * 2048:,} bytes there and as many back")
 
 
 # %%
-def uneven_line():
-    """Eight stations from images (N, 1, 28, 28) to scores (N, 10)."""
-    torch.manual_seed(0)
+from course_utils.models import uneven_line
 
-    def conv(a, b, *more):
-        return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), *more)
-
-    return nn.Sequential(
-        *(conv(1, 64), conv(64, 64, nn.MaxPool2d(2)), conv(64, 64), conv(64, 64, nn.MaxPool2d(2))),
-        nn.Sequential(nn.Flatten(), nn.Linear(3136, 256), nn.ReLU()),
-        *(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2)),
-        nn.Linear(256, 10),
-    )
-
+print(uneven_line())
 
 # %% [markdown]
-# **Profile** first. Two ways: count the multiplications and additions of each station, which gives
-# the same on every machine, or take the time, which is what you want to balance in the end, but
-# wobbles.
+# **Profile** first. You could take the time of each station, which is what you want to balance in the end, but
+# which wobbles. Or you count multiplications and additions, which gives the same on every machine:
 
 
 # %%
-def flops_of(line, items):
+def operations_of(line, items):
     """Multiplications and additions of each station's forward, in millions."""
     counts = []
     for station in line:
@@ -1004,20 +904,7 @@ def flops_of(line, items):
     return counts
 
 
-def seconds_of(line, items, rounds=5):
-    """The fastest of a few forward passes of each station."""
-    times = []
-    for station in line:
-        clock = [perf_counter()]
-        for _ in range(rounds):
-            result = station(items)
-            clock.append(perf_counter())
-        times.append(min(b - a for a, b in pairwise(clock)))
-        items = result
-    return times
-
-
-work = flops_of(uneven_line(), all_images[:16])
+work = operations_of(uneven_line(), all_images[:16])
 for number, millions in enumerate(work):
     print(f"station {number}: {millions:8.1f} million operations, {millions / sum(work):6.1%}")
 
@@ -1028,6 +915,10 @@ for number, millions in enumerate(work):
 
 
 # %%
+import math
+from itertools import combinations, pairwise
+
+
 def stage_work(work, cuts):
     """The work of each stage; a cut is the number of stations before it."""
     edges = (0, *cuts, len(work))
@@ -1052,167 +943,37 @@ print(f"24 layers in 4 stages: {math.comb(23, 3):,} cuts to try; 96 in 8: {math.
 # and fast.
 
 # %%
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
-colors = [plots.RANK_COLORS[int(station >= best[0])] for station in range(len(work))]
-ax.bar(range(len(work)), work, color=colors, edgecolor=plots.COLORS["ink"], linewidth=0.8)
-for cut, name, style in ((4, "equal numbers of layers", ":"), (best[0], "best cut", "-")):
-    ax.axvline(cut - 0.5, color=plots.COLORS["wrong" if cut == 4 else "ink"], linestyle=style)
-    ax.text(cut - 0.45, 0.97 * max(work), name, va="top", fontsize=10)
-ax.set(xlabel="station", ylabel="million operations", title="Work of the stations (counted)")
+figures.stations(work, {"equal numbers of layers": 4, "best cut": best[0]})
 plt.show()
 
 # %% [markdown]
 # *Station 1 has almost two thirds of all work. The cut in the middle leaves almost nothing for building 1.
 # The best cut comes right after station 1.*
 #
-# Third, the test. A stream of eight batches through two ranks, as in section 3, with both cuts.
-# Predicted from the counted work: (sum + 7 x slowest) of each.
-
-
-# %%
-def stream_of_images(rank, cut, batches=8, rounds=4):
-    torch.set_num_threads(1)
-    device, records = hardware.device(), []
-    line = uneven_line().to(device).requires_grad_(False)
-    items = all_images[:16].to(device)
-    products = line[:cut](items)  # on rank 1 only for its shape
-    for _ in range(1 + rounds):
-        crates = []
-        with Trace() as trace:
-            for _ in range(batches):
-                if rank == 1:
-                    dist.recv(products, src=0)
-                with trace.span("forward"):
-                    done = line[:cut](items) if rank == 0 else line[cut:](products)
-                if rank == 0:
-                    crates.append((done, dist.isend(done, dst=1)))
-            for _, work in crates:
-                work.wait()
-        records.append(trace.record())
-    return records[1:]
-
-
-# %%
-streams = {
-    "equal numbers of layers": fastest(launch(stream_of_images, 2, equal_layers[0])),
-    "best cut": fastest(launch(stream_of_images, 2, best[0])),
-}
-plots.timelines(streams)
-plt.show()
-pace = [sum(work) + 7 * max(stage_work(work, cuts)) for cuts in (equal_layers, best)]
-print(f"predicted: the best cut takes {pace[1] / pace[0]:.2f} of the time of the equal one")
-
-# %% [markdown]
-# *Above, building 1 has next to nothing to do, and the stream takes as long as in one building.
-# Below, building 1 takes over a third of the work, and the stream ends earlier.*
-#
-# And what the clock says. The last line is the best cut for the measured times instead of the
-# counted work. On your machine it may be a different one: a convolution does more operations in a
-# microsecond than a ReLU or a pooling layer, which the count leaves out.
-
-# %% tags=["nbval-ignore-output"]
-ends = [end_of(records) for records in streams.values()]
-print(f"measured: the best cut takes {ends[1] / ends[0]:.2f} of the time of the equal one")
-times = seconds_of(uneven_line().requires_grad_(False), all_images[:16])
-print("shares of the time:", ", ".join(f"{share / sum(times):.0%}" for share in times))
-print("best cut by time: after station", try_all_cuts(times, 2)[0] - 1)
+# Does that cut hold on the clock? The further notebook sends a stream of batches through both, and takes the time. A
+# convolution does more operations in a microsecond than a ReLU or a pooling layer, so a count and a clock may
+# disagree.
 
 # %% [markdown]
 # ## 5. Break it: mistakes that people make with a cut model
 #
-# ### Bug hunt: a class from the web
-#
-# This class, shortened a little, comes from Run:ai's *PyTorch Multi GPU: 4 Techniques Explained*. It says that
-# it "defines where your subnetworks are placed and how both perform a forward pass". Find two
-# mistakes before you run it.
-
-
-# %%
-class ModelParallel(nn.Module):
-    def __init__(self):
-        self.sub_network1 = nn.Linear(20, 500)
-        self.sub_network2 = nn.Linear(500, 10)
-
-    def forward(x):
-        x = self.sub_network1(x)  # noqa: F821 - as the guide has it
-        x = self.sub_network2(x)  # noqa: F821
-        return x
-
-
-def error_of(action):
-    """What `action()` raises, as text."""
-    try:
-        action()
-    except (AttributeError, RuntimeError, TypeError) as error:
-        # newer versions of PyTorch put the name of the operation in front
-        return f"{type(error).__name__}: {str(error).removeprefix('addmm: ')}"
-    return "no error"
-
-
-print(error_of(ModelParallel))
-
-
-# %%
-class WithInit(ModelParallel):
-    def __init__(self):
-        nn.Module.__init__(self)
-        self.sub_network1 = nn.Linear(20, 500)
-        self.sub_network2 = nn.Linear(500, 10)
-
-
-print(error_of(lambda: WithInit()(torch.ones(2, 20))))
-
-# %% [markdown]
-# The first: without `super().__init__()` a module has no list in which it could register its parts.
-# The second: a method gets the object as its first argument. `forward(x)` has no name for it, so
-# `x` would be the model, and the batch is one argument too many. The error speaks of 2 arguments
-# where you gave one, which is what gives it away. The repair: `def forward(self, x)`.
-#
-# The same guide names "the `model_parallel` class" as if PyTorch had one. It has not. The class is
-# the author's own.
-
-# %% [markdown]
-# ### Bug hunt: the missing flatten
-#
-# Another article's model, again shortened. The first part is said to be for "cuda:0". Here it gets
-# images of 64 x 64. What comes out of the pooling layer, and what does the linear layer make of it?
-
-# %%
-part1 = nn.Sequential(
-    nn.Conv2d(3, 16, 7, stride=2, padding=3),
-    nn.ReLU(),
-    nn.MaxPool2d(3, stride=2, padding=1),
-    nn.Linear(1024, 512),
-)
-pictures = torch.randn(4, 3, 64, 64)
-print("out of the pooling layer:", tuple(part1[:3](pictures).shape))
-print(error_of(lambda: part1(pictures)))
-
-# %% [markdown]
-# A linear layer works on the *last* dimension and takes all others for a batch. It sees
-# 4 x 16 x 16 = 1,024 rows of 16 numbers. The two 1,024 in the message have nothing to do with each
-# other. If you follow the message and write `Linear(16, 512)`, you get something worse than an error:
-
-# %%
-part1[3] = nn.Linear(16, 512)
-print("no error, but the shape is", tuple(part1(pictures).shape))
-
-features = part1[:3](pictures).flatten(start_dim=1)
-print("with a flatten:", tuple(nn.Linear(16 * 16 * 16, 512)(features).shape))
-
-# %% [markdown]
-# Without the flatten, each row of each channel of each image gets 512 features of its own. The
-# repair is a flatten between the two kinds of layers, and an input size that counts channels x
-# height x width after the pooling. In exercise 4.4 you repair the whole model.
-
-# %% [markdown]
 # ### A target on the wrong device
 #
 # The output of a cut model is on the last device. The targets come out of the data loader on the
 # CPU. The loss wants both in one place. So that you can see this without a GPU, the model's output
 # is on the device meta here, which counts as another device on every machine.
 
+
 # %%
+def error_of(action):
+    """What `action()` raises, as text."""
+    try:
+        action()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 scores = nn.Linear(256, 10, device="meta")(torch.empty(64, 256, device="meta"))
 print(error_of(lambda: cross_entropy(scores, labels)))
 print(error_of(lambda: cross_entropy(scores, labels.to(scores.device))))
@@ -1322,28 +1083,7 @@ print(
 
 
 # %%
-def draw_tables(ax, left, title, tables, note):
-    """One panel: a building for each table, what goes in and out, and what becomes of gradients."""
-    for number, table in enumerate(tables):
-        x = left + 0.35 + 1.5 * number
-        plots.building(ax, x, 0.85, 1.1, 1.7, color=plots.RANK_COLORS[number])
-        plots.blueprint(ax, x + 0.1, 1.4)
-        ax.text(x + 0.55, 0.96, table, ha="center", va="bottom", fontsize=9)
-    plots.arrow(ax, (left, 1.45), (left + 0.3, 1.45))
-    plots.arrow(ax, (x + 1.15, 1.45), (x + 1.45, 1.45))
-    middle = (left + x + 1.45) / 2
-    ax.text(middle, 2.85, title, ha="center", weight="bold", fontsize=11)
-    ax.text(middle, 0.7, note, ha="center", va="top", fontsize=9)
-
-
-# %%
-figure, ax = plots.canvas(height=2.6)
-two = ["entrance", "exit"]
-draw_tables(ax, 0.1, "one process", ["one table"], "both gradients\nadd up in it")
-draw_tables(ax, 2.75, "silently untied", two, "each table gets the gradient\nof its own use only")
-draw_tables(ax, 6.6, "tied again", two, "both tables get the sum\nof both gradients")
-for start, end in ((8.0, 8.5), (8.5, 8.0)):
-    plots.arrow(ax, (start, 1.75), (end, 1.75), color=plots.COLORS["communication"])
+figures.tables()
 plt.show()
 
 # %% [markdown]
@@ -1354,11 +1094,7 @@ plt.show()
 # %%
 drift = [(a - b).abs().max().item() for a, b in zip(entrance, exit_)]
 kept = [(a - b).abs().max().item() for a, b in zip(entrance_tied, exit_tied)]
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.6))
-ax.plot(range(1, 31), drift, color=plots.COLORS["wrong"], label="silently untied")
-ax.plot(range(1, 31), kept, color=plots.COLORS["ink"], label="tied again")
-ax.set(xlabel="step", ylabel="largest difference", title="Between entrance and exit")
-ax.legend()
+figures.drift(drift, kept)
 plt.show()
 
 # %% [markdown]
@@ -1419,63 +1155,11 @@ print("built after the move: ", holds(torch.optim.SGD(stage.parameters(), lr=0.1
 # and its state is still on the old device.
 
 # %% [markdown]
-# ### Bug hunt: a language model that cannot read
-#
-# The article from which you took the sizes in section 4 builds its layers as
-# `nn.TransformerEncoderLayer(d_model=..., nhead=...)` and feeds them tokens of shape (4 texts, 512
-# tokens). It runs, and the output has the right shape. Below is the article's model in small. Which
-# tokens does a score depend on?
-
-
-# %%
-class ArticleModel(nn.Module):
-    def __init__(self, **options):
-        super().__init__()
-        torch.manual_seed(0)
-        self.token_embedding = nn.Embedding(50, 16)
-        layers = (nn.TransformerEncoderLayer(16, 2, dropout=0.0, **options) for _ in range(2))
-        self.layers = nn.ModuleList(layers)
-        self.output_layer = nn.Linear(16, 50)
-
-    def forward(self, x, **options):
-        x = self.token_embedding(x)
-        for layer in self.layers:
-            x = layer(x, **options)
-        return self.output_layer(x)
-
-
-def what_it_reads(model, **options):
-    """Changes token 3 of text 0, and says which scores that changes."""
-    texts = torch.arange(4 * 8).view(4, 8)
-    other = texts.clone()
-    other[0, 3] = 49
-    changed = ((model(texts, **options) - model(other, **options)).abs() > 1e-6).any(dim=-1)
-    print("  a later place of the same text:   ", changed[0, 4:].any().item())
-    print("  an earlier place of the same text:", changed[0, :3].any().item())
-    print("  another text:                     ", changed[1:].any().item())
-
-
-# %%
-print("as in the article, the changed token changes")
-what_it_reads(ArticleModel())
-
-mask = nn.Transformer.generate_square_subsequent_mask(8)
-print("with batch_first=True and a causal mask it changes")
-what_it_reads(ArticleModel(batch_first=True), src_mask=mask, is_causal=True)
-
-# %% [markdown]
-# By default the layer expects (tokens, texts). With (texts, tokens) it lets the texts of a batch
-# look at each other, place by place, and no place ever sees what was written before it. The repair
-# has two parts: `batch_first=True`, and a **causal mask**, without which a place would also see the
-# tokens that it has to predict. The positions are missing too. No cut is wrong here, and no cut
-# makes it right: test the model on one device first.
-
-# %% [markdown]
 # ## 6. Exercises: cut, hand over, balance
 #
-# Five exercises, from three buildings to an experiment of your own. `check` hands your code fresh
+# Three exercises, from three buildings to the best cut. `check` hands your code fresh
 # random layers and sizes and prints one line per requirement. `hint("4.1")` prints the next of
-# three hints.
+# three hints. 4.4 and 4.5 are in the further notebook: a model to repair, and an experiment.
 #
 # Where a machine has no GPU, a check needs a second device to see what you move where. It takes
 # PyTorch's **meta device**: a tensor there has shape, dtype and place, and no content.
@@ -1633,268 +1317,6 @@ def balanced_cuts(costs: list[float], stages: int) -> list[int]:
 check("4.3", balanced_cuts)
 
 # %% [markdown]
-# ### 4.4 Repair the convolutional model (2 points)
-#
-# This model is put together from articles about model parallelism. It does not run. Read it, count
-# its mistakes, then write a model of the same architecture that works. Six things are wrong or too
-# narrow.
-#
-# ```python
-# class ConvNet(nn.Module):
-#     def __init__(self):
-#         self.part1 = nn.Sequential(
-#             nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3),
-#             nn.ReLU(),
-#             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
-#             nn.Linear(1024, 512),
-#         ).to("cuda:0")
-#         self.part2 = nn.Sequential(
-#             nn.ReLU(),
-#             nn.Linear(512, 256),
-#             nn.ReLU(),
-#             nn.Linear(256, 10),
-#         ).to("cuda:1")
-#
-#     def forward(x):
-#         x = self.part1(x)
-#         x = x.to("cuda:1")
-#         return self.part2(x)
-# ```
-#
-# A convolution or pooling with kernel k, stride s and padding p turns a height of h into
-# floor((h + 2p - k) / s) + 1.
-
-
-# %% nbgrader={"grade_id": "4.4", "solution": true}
-class RepairedConvNet(nn.Module):
-    """The model above, for images of any size, in two parts on the two `devices`.
-
-    `image_size` is (height, width) in pixels. `part1` reaches up to the first linear layer and is
-    on `devices[0]`; the rest is `part2`, on `devices[1]`. The layers and their order are those of
-    the model above; the first linear layer takes all that pooling leaves of an image. All
-    parameters exist after construction, so that an optimizer can be built.
-
-    Called with images (N, 3, height, width) on any device, it returns the logits (N, 10) on
-    `devices[1]`.
-    """
-
-    def __init__(self, image_size: tuple[int, int], devices: list[torch.device]) -> None:
-        ### BEGIN SOLUTION
-        super().__init__()
-        self.devices = devices
-        see = nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten()
-        with torch.no_grad():
-            seen = nn.Sequential(*see)(torch.zeros(1, 3, *image_size))
-        self.part1 = nn.Sequential(*see, nn.Linear(seen.shape[1], 512)).to(devices[0])
-        classify = nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)
-        self.part2 = nn.Sequential(*classify).to(devices[1])
-        ### END SOLUTION
-
-    def forward(self, images: Tensor) -> Tensor:
-        ### BEGIN SOLUTION
-        first, second = self.devices
-        return self.part2(self.part1(images.to(first)).to(second))
-        ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "4.4-check", "grade": true, "points": 2, "locked": true}
-check("4.4", RepairedConvNet)
-
-# %% [markdown]
-# ### 4.5 An experiment: three strategies (3 points)
-#
-# Which cut is best? Some count layers, some count parameters, some measure time. Compare the
-# three. The first step is a table that can be trusted, and the check goes through it to the byte.
-#
-# The time of each layer comes in as a list, measured before. So the table depends on nothing but
-# its inputs. `cut(costs, stages)` returns the best cuts in the form of exercise 4.3: your
-# `balanced_cuts`, or `try_all_cuts` from section 4.
-#
-# To run a stage alone, feed it what arrives there: the output of the stage before it, detached.
-# It came over a cut, so it has to require a gradient, if it is floating point. Otherwise autograd
-# keeps less than it does in training. `kept_for_backward` counts what a
-# forward pass keeps:
-#
-# ```python
-# with kept_for_backward(stage) as kept:
-#     outputs = stage(arriving)
-# kept.bytes
-# ```
-
-
-# %% nbgrader={"grade_id": "4.5", "solution": true}
-def compare_cuts(
-    layers: nn.Sequential,
-    inputs: Tensor,
-    seconds: list[float],
-    stages: int,
-    cut: Callable[[list[float], int], list[int]],
-) -> dict[str, dict]:
-    """Returns a table of three ways to cut `layers` into `stages` consecutive stages.
-
-    `seconds` is each layer's time for forward and backward. `inputs` is the batch that enters the
-    first layer. The keys of the result are the strategies:
-
-        "equal layers"      as many layers each; where that does not divide, the first stages have
-                            one more (as `torch.tensor_split` does it)
-        "equal parameters"  what `cut` returns for the number of parameters of each layer, frozen
-                            ones included
-        "profiled time"     what `cut` returns for `seconds`
-
-    Each row is a dict:
-
-        "cuts"     the indices of the layers before which the chain is cut
-        "memory"   for each stage, the bytes of its parameters, buffers, gradients and of what it
-                   keeps for backward of this batch. A parameter that a stage uses twice counts
-                   once, and so does a tensor that two layers keep; a frozen one has no gradient.
-                   What comes over a cut requires a gradient. The layers stay in their mode. The
-                   optimizer is plain SGD and keeps nothing.
-        "slowest"  the seconds of the slowest stage
-        "idle"     the share of all stages' time that is idle when batches follow each other
-                   without a gap: a stage works its own seconds in every `slowest` seconds
-    """
-
-    ### BEGIN SOLUTION
-    def memory_of(parts: list[nn.Sequential]) -> list[int]:
-        result, goods = [], inputs
-        for part in parts:
-            with kept_for_backward(part) as kept:
-                outputs = part(goods)
-            held = [*part.parameters(), *part.buffers()]
-            gradients = [p for p in part.parameters() if p.requires_grad]
-            result.append(kept.bytes + sum(tensor.nbytes for tensor in held + gradients))
-            goods = outputs.detach().requires_grad_(outputs.is_floating_point())
-        return result
-
-    def row(cuts: list[int]) -> dict:
-        spans = [slice(*span) for span in pairwise([0, *cuts, len(layers)])]
-        times = [sum(seconds[span]) for span in spans]
-        return {
-            "cuts": cuts,
-            "memory": memory_of([layers[span] for span in spans]),
-            "slowest": max(times),
-            "idle": 1 - sum(times) / (stages * max(times)),
-        }
-
-    numbers = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-    size, longer = divmod(len(layers), stages)
-    return {
-        "equal layers": row([i * size + min(i, longer) for i in range(1, stages)]),
-        "equal parameters": row(cut(numbers, stages)),
-        "profiled time": row(cut(seconds, stages)),
-    }
-    ### END SOLUTION
-
-
-def conclusion() -> str:
-    """Returns what you conclude from the experiment that follows the check. Nothing checks it."""
-    ### BEGIN SOLUTION
-    return (
-        "The profile has the fastest slowest stage: with two stages 0.67 of the operations that\n"
-        "equal layers give it, and 0.66 of those that equal parameters give. Equal parameters are\n"
-        "worst in both respects: the layers with most parameters have little work and keep little\n"
-        "for backward, so with 2, 3 and 4 stages this cut also has the largest stage in memory.\n"
-        "Where memory is short I would take the profile for two stages, since its fuller stage is\n"
-        "the smallest there too, and equal layers for three or four. They cost a quarter more\n"
-        "time with three stages and nearly none with four, where station 1 alone sets the pace."
-    )
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "4.5-check", "grade": true, "points": 3, "locked": true}
-check("4.5", compare_cuts)
-
-# %% [markdown]
-# Now the experiment itself. It has no single right answer, so nothing checks it. As soon as your
-# `compare_cuts` is written, the next cells give it `uneven_line()` from section 4, for 2, 3 and 4
-# stages, and draw its tables. The counted operations stand for the seconds, so that you get the
-# same picture on every machine.
-#
-# 1. **Predict** first: which strategy has the fastest slowest stage, and which has the largest
-#    stage in memory?
-# 2. Run the cells. Then add your own: `seconds_of` instead of the count, or better a profile with
-#    backward, or a model of your own.
-# 3. Return your conclusion from `conclusion`, in a few sentences. Which strategy won, and by how
-#    much? Which would you take where memory is short, and why?
-
-
-# %%
-def if_written(answer, *inputs):
-    """What `answer` returns; None while it is not written, and where it does not work yet."""
-    try:
-        return answer(*inputs)
-    except NotImplementedError:
-        return None
-    except Exception as error:  # noqa: BLE001 - a half-written answer may raise anything
-        print(f"not yet ({type(error).__name__}: {error}): check your answer first")
-        return None
-
-
-def draw_cuts(tables):
-    """Bars of all stages: one column for each table, memory above and operations below."""
-    _, axes = plt.subplots(
-        2, len(tables), figsize=(plots.WIDTH, 4.6), sharey="row", layout="constrained"
-    )
-    for (above, below), (stages, table) in zip(axes.T, tables.items()):
-        style = {"width": 0.8 / stages, "color": plots.RANK_COLORS[:stages]}
-        for group, found in enumerate(table.values()):
-            places = [group - 0.4 + 0.8 * (stage + 0.5) / stages for stage in range(stages)]
-            above.bar(places, [count / 2**20 for count in found["memory"]], **style)
-            below.bar(places, stage_work(work, found["cuts"]), **style)
-        above.set(title=f"{stages} stages", xticks=[])
-        below.set_xticks(range(len(table)), [name.replace(" ", "\n") for name in table])
-    axes[0, 0].set_ylabel("memory (MiB)")
-    axes[1, 0].set_ylabel("million operations")
-
-
-# %%
-batch = all_images[:16].clone()  # a slice would keep all images
-
-
-def experiment():
-    """Prints your tables, draws them and returns them, by the number of stages."""
-    tables = {}
-    for stages in (2, 3, 4):
-        tables[stages] = compare_cuts(uneven_line(), batch, work, stages, try_all_cuts)
-        for strategy, found in tables[stages].items():
-            print(
-                f"{stages} stages, {strategy:16}  slowest {found['slowest'] / sum(work):4.0%} of work, "
-                f"idle {found['idle']:3.0%}, largest {max(found['memory']):>10,} bytes"
-            )
-    draw_cuts(tables)
-    plt.show()
-    return tables
-
-
-tables = if_written(experiment) or {}
-if not tables:
-    print("no tables yet: they come with a compare_cuts that passes its check")
-
-# %% [markdown]
-# *Once you have tables: a group of bars for each strategy, with a bar for each stage, the first on
-# the left. Above, the highest bar of a group says how much memory the fullest device needs. Below,
-# it sets the pace of the line.*
-#
-# And the clock: the stream of eight batches from section 4 goes through two ranks, with each
-# strategy's cut for two stages.
-
-
-# %% tags=["nbval-ignore-output"]
-def clock():
-    ends = {
-        strategy: end_of(fastest(launch(stream_of_images, 2, found["cuts"][0])))
-        for strategy, found in tables.get(2, {}).items()
-    }
-    for strategy, end in ends.items():
-        print(f"{strategy}: {end / ends['equal layers']:.2f} of the time of equal layers")
-
-
-if_written(clock)
-
-# %%
-print(if_written(conclusion) or "no conclusion yet: write it into the function `conclusion`")
-
-# %% [markdown]
 # ## 7. See it: one line, its cuts, and who waits
 #
 # The explorer simulates a line of eight stations. Seven of them take one minute for a batch, one is
@@ -1922,41 +1344,19 @@ def train_one_by_one(times, batches, truck):
     return spans
 
 
-def records_of(spans):
-    named = [[(*span, "forward")[:3] for span in stage] for stage in spans]
-    return [
-        Record(stage, [Span(name, "compute", start, end) for start, end, name in found])
-        for stage, found in enumerate(named)
-    ]
-
-
 # %%
+from course_utils.explore import Explorer
+
+
 def draw_split(heavy_station, heavy_minutes, buildings, truck_minutes, batches, cut, what):
     minutes = [1] * 8
     minutes[heavy_station - 1] = heavy_minutes
     equal_numbers = tuple(round(8 * i / buildings) for i in range(1, buildings))
     cuts = equal_numbers if cut == "equal numbers" else try_all_cuts(minutes, buildings)
-    times = stage_work(minutes, cuts)
-    if what == "evaluation":
-        records = records_of(stream(times, batches, truck_minutes))
-    else:
-        records = records_of(train_one_by_one(times, batches, truck_minutes))
-    end = end_of(records)
+    run = stream if what == "evaluation" else train_one_by_one
+    spans = run(stage_work(minutes, cuts), batches, truck_minutes)
     alone = sum(minutes) * batches * (1 if what == "evaluation" else 3)
-
-    figure, axes = plt.subplots(2, 1, figsize=(plots.WIDTH, 4.6), height_ratios=(1, 1.5))
-    homes = [sum(station >= c for c in cuts) for station in range(8)]
-    colors = [plots.RANK_COLORS[home] for home in homes]
-    axes[0].bar(range(1, 9), minutes, color=colors, edgecolor=plots.COLORS["ink"], linewidth=0.8)
-    for c in cuts:
-        axes[0].axvline(c + 0.5, color=plots.COLORS["ink"])
-    axes[0].set(xlabel="station", ylabel="minutes", ylim=(0, 12.5), xticks=range(1, 9))
-    axes[0].set_title(f"Buildings of {', '.join(map(str, times))} minutes (simulated)")
-    names = [f"building {i}" for i in range(buildings)]
-    plots.legend(figure, plots.lanes(axes[1], records, end, names, unit="minutes"))
-    idle = 1 - alone / (buildings * end)
-    axes[1].set_title(f"{end:g} minutes; one building: {alone}; idle: {idle:.0%}")
-    return figure
+    return figures.split(minutes, cuts, spans, alone)
 
 
 Explorer(
@@ -1976,49 +1376,8 @@ Explorer(
 # heavy station a building of its own.*
 
 # %% [markdown]
-# And the figure to remember: what more buildings buy, and what they cost. It shows the planned
-# model of section 4, with its 24 blocks shared out evenly over 1 to 24 stages.
-
-
-# %%
-def fullest_stage(stages):
-    """The ledger of the fullest stage of the planned model, which is the first or the last."""
-    both = [stage_bytes(stage, **PLANNED | {"layers": 48 // stages}, texts=4) for stage in (0, 1)]
-    return max(both, key=lambda ledger: sum(ledger.values()))
-
-
-counts = [2, 3, 4, 6, 8, 12, 24]
-fullest = [bars[-1], *map(fullest_stage, counts)]
-largest = [sum(ledger.values()) for ledger in fullest]
-idle = [1 - 1 / stages for stages in [1, *counts]]
-
-figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.0))
-places, ticks = range(len(largest)), [1, *counts]
-below = [0.0] * len(fullest)
-for kind in bars[-1]:
-    heights = [ledger[kind] / 2**30 for ledger in fullest]
-    left.bar(places, heights, bottom=below, color=plots.COLORS[kind], label=kind)
-    below = [a + b for a, b in zip(below, heights)]
-left.legend()
-left.set(xticks=places, xticklabels=ticks, xlabel="stages", ylabel="GiB")
-left.set_title("Memory of the fullest stage")
-right.bar(
-    places,
-    [100 * share for share in idle],
-    color=plots.COLORS["waiting"],
-    hatch="////",
-    edgecolor="white",
-)
-right.set(xticks=places, xticklabels=ticks, xlabel="stages", ylabel="per cent", ylim=(0, 100))
-right.set_title("Idle, one batch at a time")
-plt.show()
-for stages, count, share in zip(ticks, largest, idle):
-    print(f"stages {stages:2}: {plots.human_bytes(count):>9}, idle {share:.0%}")
-
-# %% [markdown]
-# *More stages need less memory each, at first almost in proportion; later the tables and the scores
-# of the vocabulary at the two ends stay. The price is on the right: with one batch at a time, all
-# but one stage are idle at any moment.* Chapter 5 brings this price down.
+# And the price of more buildings: with p of them and one batch at a time, all but one are idle at any moment. The
+# further notebook draws it beside the memory that they save. Chapter 5 brings it down.
 
 # %% [markdown]
 # ## 8. On a cluster: the same two stages under torchrun
@@ -2028,6 +1387,8 @@ for stages, count, share in zip(ticks, largest, idle):
 # chapter 3. What is new is only the beginning: who am I, and which device is mine.
 
 # %%
+from course_utils.terminal import scratch, torchrun
+
 script, result = scratch() / "two_buildings.py", scratch() / "two_buildings.pt"
 script.unlink(missing_ok=True)
 
@@ -2125,9 +1486,6 @@ print("as in one process:", equal(alone["parameters"], [flat(saved)]))
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
 #   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 2.2,
 #   pipeline stages.
-# * V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022,
-#   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4, what
-#   a block keeps for backward.
 # * O. Press and L. Wolf, *Using the Output Embedding to Improve Language Models*, 2017, [arXiv
 #   1608.05859](https://arxiv.org/abs/1608.05859): tied embeddings.
 # * PyTorch: [autograd mechanics](https://docs.pytorch.org/docs/stable/notes/autograd.html),

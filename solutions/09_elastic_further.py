@@ -4,7 +4,7 @@
 # In the lesson a run goes on when workers and nodes are killed. This notebook is about what remains
 # open there: why a worker died, why a position in the data can be wrong though somebody keeps it, how
 # an agent finds a rank that hangs, what torchrun's options cost, and what a killed launcher leaves behind.
-# At its end you choose the limits of four runs.
+# Then cells run over two hosts, and one of these falls silent. You also choose the limits of four runs.
 #
 # Each part runs without the others. None needs an answer of the lesson. The notebook kills processes
 # with signals and needs Linux or macOS.
@@ -271,8 +271,8 @@ for line in supervise(program, workers=3, max_restarts=2, patience=5):
 #   ([recipe](https://docs.pytorch.org/tutorials/recipes/distributed_async_checkpoint_recipe.html)).
 #   Gemini keeps the copies in other machines' memory and reads the disk only if several fail at once
 #   ([Wang et al. 2023](https://doi.org/10.1145/3600006.3613145)).
-# * **No restart at all.** [torchft](https://github.com/meta-pytorch/torchft) decides before every
-#   step who takes part. Replicas of the model that are well go on; one that
+# * **No restart at all.** [torchft](https://github.com/meta-pytorch/torchft) (`pip install torchft`, for Linux on
+#   x86-64) decides before every step who takes part. Replicas of the model that are well go on; one that
 #   comes back gets the parameters from a living one, not from a disk. The price: the global batch
 #   changes while a replica is missing.
 # * **Fast diagnosis.** On 16,384 GPUs one rank that waits looks like all the others. Meta records each rank's
@@ -442,6 +442,204 @@ for tau in (best, 200):
 #
 # ## 8. On a cluster
 #
+# ### The same cells on a cluster
+#
+# `launch` starts its ranks on one machine. With several hosts one usually leaves the notebook and writes a
+# script for torchrun. One need not: on each host an *engine* can stand, a process that runs calls for
+# somebody elsewhere, such as those of [ipyparallel](https://ipyparallel.readthedocs.io), which is Jupyter's own.
+# A *controller* carries the calls between a notebook and its engines. `launch` uses one engine a host, and only
+# for calls: an *agent* in the engine starts the ranks there as they are started here.
+#
+# To try it you need a second host. The next cell makes one where it may (Linux, as root): a *network namespace*,
+# which has interfaces and addresses of its own, and a virtual cable to this machine. Elsewhere two engines on this
+# machine play the hosts. All prints are the same. It needs ipyparallel, which the course does not install by
+# itself; without it the launches of this section stay on this machine.
+
+# %% tags=["nbval-ignore-output"]
+from contextlib import nullcontext
+
+try:
+    from course_utils.cluster import cluster, on_this_machine
+    from course_utils.two_hosts import TwoHosts
+
+    two = TwoHosts()  # ends with the kernel, or in the last cell of this section
+    print(two.about)
+except ImportError as missing:
+    two = None
+    print(missing)
+
+
+def over_both():
+    """A block in which launches go over both hosts."""
+    return cluster(two.client) if two else nullcontext()
+
+
+# %% [markdown]
+# First, chapter 3's averaging: four ranks, two on each host, a quarter of the batch each. Nothing in the function
+# says where its ranks are.
+
+# %%
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils.launch import launch
+
+
+def gradients_of(part):
+    """Of a quarter of the batch, or of all of it where `part` is None."""
+    torch.manual_seed(0)
+    model, inputs, targets = nn.Linear(20, 5), torch.randn(32, 20), torch.randn(32, 5)
+    rows = slice(None) if part is None else slice(8 * part, 8 * part + 8)
+    nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def averaged(rank):
+    mine = gradients_of(rank)
+    dist.all_reduce(mine)
+    return mine / dist.get_world_size()
+
+
+with over_both():
+    of_ranks = launch(averaged, 4)
+alone = gradients_of(None)
+print("ranks:", len(of_ranks))
+print("as one process, to 1e-6:", all((g - alone).abs().max() < 1e-6 for g in of_ranks))
+
+# %% [markdown]
+# What `launch` adds shows when something goes wrong. Rank 1 returns without calling the collective, first in two
+# engines without `launch`, which form their group themselves.
+
+# %%
+from course_utils.terminal import loopback
+
+
+def forgets(rank):
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+    return "done"
+
+
+def in_an_engine(rank, meeting, interface):
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    if rank == 0:
+        dist.all_reduce(torch.ones(1))
+    return "done"
+
+
+# %%
+if two:
+    store = (scratch() / "meeting").absolute()
+    store.unlink(missing_ok=True)
+    with on_this_machine(2) as engines:  # they end with the block, whatever they do
+        calls = [
+            engines[rank].apply_async(in_an_engine, rank, f"file://{store}", loopback())
+            for rank in (0, 1)
+        ]
+        print("rank 1:", calls[1].get())
+        print("rank 0:", calls[0].get() if calls[0].wait(5) else "no answer within 5 s")
+
+# %% [markdown]
+# Not a word, and none would come for half an hour, gloo's own limit. Each further call to that engine waits too. The
+# same over both hosts with `launch`:
+
+# %%
+from course_utils.launch import RankFailure
+
+try:
+    with over_both():
+        launch(forgets, 2)
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# And the failure that one machine does not have. Ranks 2 and 3 are on the second host; when all four have begun, its
+# cable is pulled (or, where an engine plays it, that engine is stopped). No connection is closed: there is
+# silence.
+
+# %%
+from threading import Thread
+
+from course_utils.launch.hosts import HostLost
+
+
+def waits(rank, folder):
+    Path(folder, f"rank-{rank}").touch()
+    if rank < 2:
+        dist.all_reduce(torch.ones(1))
+    time.sleep(1000)
+
+
+def silence_the_second(folder):
+    while len(list(folder.glob("rank-*"))) < 4:
+        time.sleep(0.1)
+    time.sleep(1)  # into the collective
+    two.fall_silent()
+
+
+# %%
+import tempfile
+
+if two:
+    with tempfile.TemporaryDirectory() as folder, over_both() as (_, second):
+        silence = Thread(target=silence_the_second, args=[Path(folder)])
+        silence.start()
+        try:
+            launch(waits, 4, folder)
+        except RankFailure as failure:
+            print(str(failure).replace(second, "B"))
+        try:
+            launch(averaged, 4)
+        except HostLost as lost:
+            print("\nThe next launch:", str(lost).replace(second, "B").split(".")[0])
+        silence.join()
+
+# %% [markdown]
+# A host that has not answered for ten seconds is given up and named. What ran on it ends by itself: an agent has a
+# *lease*, and when it has heard nothing from the notebook for twelve seconds, it ends its ranks. Nobody could
+# tell it to. When the host is back, a new block goes on.
+
+# %%
+if two:
+    two.come_back()
+    with over_both():
+        of_ranks = launch(averaged, 4)
+    print("as before:", all((g - alone).abs().max() < 1e-6 for g in of_ranks))
+    two.close()
+
+# %% [markdown]
+# ### What one types there
+#
+# The same Python, PyTorch and course on each host, in the same folders at best. Then, where your notebook runs, at an
+# address that the other hosts reach:
+#
+# ```console
+# ipcontroller --ip=ADDRESS --location=ADDRESS --IPController.enable_curve=True
+# ```
+#
+# It writes two files with keys, for engines and for clients, into `~/.ipython/profile_default/security`. Whoever has
+# one can run programs on all hosts; whoever has none and reaches every port can run nothing. `launch` refuses a
+# controller without these keys.
+#
+# | where | what starts an engine on each host |
+# |---|---|
+# | SSH | `scp` the engine's file to the host if it has another home, then `ssh HOST ipengine --file=ipcontroller-engine.json` |
+# | SLURM | `sbatch cluster/engines.sbatch`, one task a node |
+# | Kubernetes | a pod a host with the command `ipengine --file=/keys/ipcontroller-engine.json`; the file is a Secret |
+#
+# In the notebook: `with cluster(ipyparallel.Client()):` around the cells. Or leave the notebook as it is and set
+# `COURSE_CLUSTER` to the client's file before you start Jupyter. `python -m course_utils doctor --cluster FILE` looks at
+# every host first. Neither was tried on a cluster of real hosts here.
+#
+# ### Beside it
+#
 # * **Keep what workers print.** `torchrun --log-dir DIR --redirects 3` writes each worker's output into files,
 #   a folder for each restart. Without it, a hundred ranks share one terminal.
 # * **Orphans** are the scheduler's business, if it is set up for it: SLURM with
@@ -457,6 +655,7 @@ for tau in (best, 200):
 # 3. A heartbeat says who hangs; a time limit only that somebody does.
 # 4. Every option of the rendezvous trades a restart too many against a wait too long.
 # 5. A launcher that is killed leaves orphans. End them by their id, and have no fixed port.
+# 6. A cell can run over several hosts. A host that falls silent has to be given up by a clock, on both of its sides.
 #
 # **Sources**
 #

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from course_utils import estimate, hardware
+from course_utils import estimate, hardware, plots
 from course_utils.estimate import Call, Hardware, Layout, Model, published
 from course_utils.figures import ch12 as figures
 
@@ -417,7 +417,7 @@ print(
     f"estimated: {time.seconds:.0f} s, nine times in ten between {time.low:.0f} and {time.high:.0f} s"
 )
 print(f"published: {measured_seconds:.0f} s; inside: {time.low < measured_seconds < time.high}")
-figures.where_time_goes({"1 T, estimated": time.parts}, "Megatron's trillion on 3,072 A100")
+plots.where_time_goes({"1 T, estimated": time.parts}, "Megatron's trillion on 3,072 A100")
 plt.show()
 
 # %% [markdown]
@@ -465,12 +465,21 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
 
 # %%
 for name, found in plans.items():
-    print(f"{name}\n    published  {figures.described(chosen[name][1])}")
-    print(f"    found      {figures.described(found[0].layout)}")
+    model, layout, seq, gpus, _ = chosen[name]
+    held = [estimate.memory(model, layout, seq, stage)["total"] for stage in range(layout.pp)]
+    full = max(held) / gpus.hbm_bytes
+    print(f"{name}, published: stage {held.index(max(held))} fills {full:.0%} of a GPU")
+    print(f"    published  {estimate.described(layout)}")
+    print(f"    found      {estimate.described(found[0].layout)}")
 
 # %% [markdown]
-# Long context: the published layout is the search's own first choice. At 8k only a handful of some thousand is quicker, by
-# no more than the estimate's own error; all of them keep t = 8. For 8B on 8 GPUs it is FSDP without anything else.
+# At 8k only a handful of some thousand is quicker, by no more than the estimate's own error; all of them keep t = 8. With long
+# context none is quicker. For 8B on 8 GPUs it is FSDP without anything else.
+#
+# But three of the four fill more than a GPU, by the formula, so the search itself refuses them; and they ran. The fullest
+# stage of Llama's pipelines is the second: it has a layer more than the first. The paper's section 3.3.2 tells how its
+# authors changed the schedule and freed each stage's inputs and outputs early, to save just that memory. The formula is for a
+# GPT's layer, and knows nothing of it.
 #
 # And the trillion? Hundreds of plans are quicker, by far. They use what came later: selective recomputation with
 # sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). So ask again with what there was in 2021.
@@ -487,7 +496,7 @@ old = [
 own = time.seconds
 quicker = [plan for plan in old if plan.time.seconds < 0.999 * own]
 print(f"with the means of 2021: {len(quicker)} of {len(old)} plans are quicker")
-print(f"the best by {own / old[0].time.seconds - 1:.0%}: {figures.described(old[0].layout)}")
+print(f"the best by {own / old[0].time.seconds - 1:.0%}: {estimate.described(old[0].layout)}")
 
 # %% [markdown]
 # What is left is mostly interleaving, with its smaller bubble. Most of the gap between 2021 and now is one thing: not
@@ -568,7 +577,7 @@ fullest = max(range(16), key=lambda stage: stages[stage]["total"])
 first_in_flight = {"As if all stages had as many layers.": {"fullest stage": 0}}
 compare(predicted, {"fullest stage": fullest}, first_in_flight)
 bars = {f"stage {stage}": stages[stage] for stage in (0, 1, 7, 15)}
-figures.fit(bars, h100.hbm_bytes, "Llama 3 405B at 8k, stages of 7 and of 8 layers")
+plots.fit(bars, h100.hbm_bytes, "Llama 3 405B at 8k, stages of 7 and of 8 layers")
 plt.show()
 
 # %% [markdown]
@@ -603,7 +612,7 @@ for name, layout in {"8": llama, "16": on_sixteen, "8, far apart": turned}.items
     steps[f"tensor {name}"] = step.parts
     share = step.parts["tensor"] / step.seconds
     print(f"tensor ranks {name}: {step.seconds:.0f} s, of which their messages {share:.0%}")
-figures.where_time_goes(steps, "Llama 3 405B at 8k: where the tensor ranks sit")
+plots.where_time_goes(steps, "Llama 3 405B at 8k: where the tensor ranks sit")
 plt.show()
 
 # %% [markdown]
@@ -885,11 +894,20 @@ found, refused = estimate.search(mine, 128, 512, 4096, h100, keep=3)
 print(f"{estimate.parameters(mine) / 1e9:.1f} billion parameters on 128 GPUs")
 for plan in found:
     print(
-        f"{plan.time.seconds:.2f} s, {plan.memory['total'] / 1e9:.0f} GB, {plan.limit}: {figures.described(plan.layout)}"
+        f"{plan.time.seconds:.2f} s, {plan.memory['total'] / 1e9:.0f} GB, {plan.limit}: {estimate.described(plan.layout)}"
     )
 print("refused:", dict(refused.most_common(3)))
 
 # %% [markdown]
+# Both halves of this chapter are commands too. The first traces a file of yours that has a function `program(mesh, layout)`,
+# like the one above; the second searches. Each prints a table, draws with `--picture` and writes JSON with `--json`, and
+# `--help` says the rest.
+#
+# ```
+# python -m course_utils trace my_program.py --ranks 16384 --layout tp=8,pp=16,dp=128
+# python -m course_utils plan --model 70B --gpus 512 --seq 8192 --batch 512 --hardware H100
+# ```
+#
 # ## 8. On a cluster: measure little, then plan
 #
 # On a cluster you can replace the defaults by what *that* cluster does. In this order, each in minutes:

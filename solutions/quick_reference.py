@@ -33,6 +33,9 @@ plt.show()
 # | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | sizes of Mixtral 8x7B: 34.4 GB of tokens a step, 11.3 GB of experts' gradients | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
 #
+# For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last (chapter 12), and
+# `python -m course_utils trace --help` runs your program as one rank of thousands.
+#
 # Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
 # 1 - 1/p of the time. The `nn.DataParallel` of chapter 2 is here for old code only.
 
@@ -83,11 +86,11 @@ plt.show()
 # | ZeRO-3, in bytes | `16 * P / n` | 08: 3, *Five entries* | the same |
 # | ZeRO-3, most parameters at once, largest unit of U | `P / n + U` | 08: 4, *Bytes on the wire* | [Zhao et al. 2023](https://arxiv.org/abs/2304.11277) |
 # | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
-# | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04: 4, *The planned model* | counted there |
+# | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04 further: 3, *The planned model* | counted there |
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 3, *Two of many* | counted there |
 # | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
-# | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04: 4, *The planned model* | counted there |
+# | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *The planned model* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
 # | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
@@ -194,6 +197,16 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *holds no progress that can be read* | the file is not one that `export_progress` wrote |
 # | *another kernel holds* | two kernels write at once, or one died; run the cell again after ten seconds |
 #
+# Your progress is one small file on your machine. These calls are in `course_utils.checks`, and
+# `python -m course_utils progress --help` tells how to do the same in a terminal. None of them touches your answers,
+# and each keeps what was there before in a file.
+#
+# | call | what it does |
+# |---|---|
+# | `reset("3.1")`, `reset(3)`, `reset("all")` | forgets that you passed an exercise, a chapter, all |
+# | `export_progress("mine.json")` | writes your progress into one file, to take to another machine |
+# | `import_progress("mine.json")` | adds the progress in such a file to the one here |
+#
 # ### From PyTorch and Python
 #
 # | it says | why, in this course | where |
@@ -204,9 +217,9 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 2 |
 # | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 2 |
 # | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03 further: 5 |
-# | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04: 5 |
-# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04: 5, 06: 5 |
-# | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04: 5 |
+# | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04 further: 5 |
+# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04 further: 5, 06: 5 |
+# | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04 further: 5 |
 # | *is invalid for input of size* | heads that do not divide by the ranks | 06: 5 |
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
@@ -270,7 +283,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | buffers | tensors of a module that are not trained, such as a running mean | [02](02_data_parallel.ipynb) |
 # | capacity | how many pieces an expert takes in a step; who comes later is dropped | [11](11_experts.ipynb) |
 # | capacity factor | the capacity, as a multiple of what each expert gets if all are chosen alike | [11](11_experts.ipynb) |
-# | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split.ipynb) |
+# | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split_further.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
 # | chunk | a worker's share of the batch in `nn.DataParallel` | [02](02_data_parallel.ipynb) |
 # | chunks | the pieces of the model that one rank holds in an interleaved pipeline | [05](05_pipeline.ipynb) |

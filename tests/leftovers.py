@@ -45,6 +45,13 @@ def _processes():
     return found
 
 
+def living(process: psutil.Process) -> bool:
+    """Whether it has not ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _lasting(process):
     command = " ".join(process.cmdline())
     # A rank has the fork server's command line: it is a fork of it.

@@ -153,6 +153,41 @@ def test_the_options_for_sbatch_come_before_the_first_command():
     assert signals == ["#SBATCH --signal=USR1@180"]  # to the steps; B: would be the script alone
 
 
+def run_engines(folder: Path, **variables: str) -> subprocess.CompletedProcess:
+    """cluster/engines.sbatch, where srun prints what it is to run."""
+    environment = programs(folder, srun=PRINT_WORDS) | {"SLURM_CPUS_PER_TASK": "32"}
+    return subprocess.run(
+        ["bash", CLUSTER / "engines.sbatch"],
+        env=environment | {"HOME": str(folder)} | variables,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_engines_start_one_a_node():
+    lines = (CLUSTER / "engines.sbatch").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert lines.index("#SBATCH --ntasks-per-node=1") < first
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_engines_get_the_file_with_the_keys(tmp_path, own):
+    usual = tmp_path / ".ipython/profile_default/security/ipcontroller-engine.json"
+    file = tmp_path / "own.json" if own else usual
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    words = run_engines(tmp_path, **({"ENGINE_FILE": str(file)} if own else {})).stdout.splitlines()
+    assert words[-4:] == ["python", "-m", "ipyparallel.engine", f"--file={file}"]
+    assert "--cpus-per-task=32" in words
+
+
+def test_engines_without_keys_do_not_start(tmp_path):
+    ended = run_engines(tmp_path)
+    assert ended.returncode == 78
+    assert "ipcontroller-engine.json is not there: start ipcontroller first" in ended.stdout
+
+
 def test_the_pytorchjob_has_the_form_that_its_operator_reads(tmp_path):
     job = yaml.safe_load((CLUSTER / "pytorchjob.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")

@@ -1,7 +1,11 @@
 """One rank among fake ones, against real ranks and against the arithmetic."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ import torch
 from course_utils import estimate
 from course_utils.estimate import Layout, Model
 from course_utils.launch import launch
+from tests.benchmarks import bench_trace
 from tests.traced_programs import decoder
 from tests.traced_ranks import real
 
@@ -20,6 +25,12 @@ LAYOUTS = {
     "data x tensor": (DENSE, Layout(dp=2, tp=2, zero=3, micro_batch=4)),
     "data x context": (DENSE, Layout(dp=2, cp=2, zero=3, micro_batch=4)),
     "data x experts": (MIXTURE, Layout(dp=4, ep=2, zero=3, micro_batch=4)),
+    "data x interleaved stages": (
+        DENSE,
+        Layout(
+            dp=2, pp=2, zero=3, micro_batch=2, micro_batches=4, chunks=2, schedule="interleaved"
+        ),
+    ),
     "data x tensor x interleaved stages": (
         DENSE,
         Layout(
@@ -59,8 +70,11 @@ def test_a_fake_rank_does_what_a_real_one_does(model, layout):
         fake = traced(model, layout, rank, torch.float32)
         assert fake.record.calls == [call for call in steps[rank].calls if call.op != "barrier"]
         assert fake.flops == steps[rank].flops
-        if layout.pp == 1:  # a real first stage holds more, and where it does is not known yet
-            assert fake.peak == pytest.approx(steps[rank].peak, rel=0.05)
+        # Behind a stage's tensor-parallel norms a real rank keeps, for each micro-batch in flight,
+        # also the part of the sequence that the norm handed to its all-gather: a process with fake
+        # tensors lets go of it, and who holds the real one is not found. All else is the same.
+        loose = layout.pp > 1 and layout.tp > 1
+        assert fake.peak == pytest.approx(steps[rank].peak, rel=0.1 if loose else 0.02)
 
 
 @pytest.mark.parametrize("name", ["data", "data x tensor", "data x context"])
@@ -78,3 +92,27 @@ def test_a_rank_holds_its_share_of_the_parameters(name):
     model, layout = LAYOUTS[name]
     held = traced(model, layout).held["parameters"]
     assert held * layout.gpus == 2 * estimate.parameters(model)  # in bfloat16
+
+
+LARGE = """
+import json
+from dataclasses import replace
+from tests.benchmarks import bench_trace
+
+layout = replace(bench_trace.LAYOUT, micro_batches=1, schedule="gpipe")
+found = bench_trace.measure(layout, stage=layout.pp - 1)
+print(json.dumps([found.as_calculated(layout), found.bytes]))
+"""
+
+
+def test_16384_ranks_to_the_last_digit_in_one_and_a_half_gigabytes():
+    """A process of its own, whose memory counts; `make bench` has 16 micro-batches, of two stages."""
+    assert bench_trace.LAYOUT.gpus == 16_384
+    assert estimate.parameters(bench_trace.MODEL) > 405e9
+    program = [sys.executable, "-W", "ignore", "-c", LARGE]
+    root = Path(__file__).parents[1]
+    ran = subprocess.run(program, check=False, cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    exact, size = json.loads(ran.stdout)
+    assert exact
+    assert size <= bench_trace.BYTES

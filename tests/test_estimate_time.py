@@ -4,10 +4,11 @@ import itertools
 import math
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from course_utils import estimate
-from course_utils.estimate import Hardware, Layout, Model, published
+from course_utils.estimate import Hardware, Layout, Model, here, published
 from tests.benchmarks import bench_plans
 
 MODEL = Model(8, 1024, 16, 32000, ffn=4096)
@@ -165,6 +166,8 @@ def test_search_gives_legal_plans_that_fit_from_the_quickest():
     ("reason", "change"),
     [
         ("heads", {"model": replace(MODEL, heads=4, kv_heads=4)}),
+        ("heads", {"model": replace(MODEL, heads=24, kv_heads=3)}),
+        ("heads", {"model": replace(MODEL, ffn=4100)}),
         ("layers", {"model": replace(MODEL, layers=5)}),
         ("sequence", {"seq": 2044, "model": MODEL}),
         ("batch", {"global_batch": 12}),
@@ -211,3 +214,106 @@ def test_search_finds_nearly_the_best_of_all_layouts(room):
             best = min(best, seconds(layout, hardware))
     plans, _ = estimate.search(MODEL, 8, 32, SEQ, hardware)
     assert plans[0].time.seconds <= 1.02 * best
+
+
+@pytest.mark.parametrize("layers", [8, 14, 13])
+def test_no_stage_of_a_plan_needs_more_than_the_plan_says(layers):
+    """14 layers on 8 stages are one at each end and two between, so that the second is fullest."""
+    model = replace(MODEL, layers=layers)
+    plans, _ = estimate.search(model, 8, 32, SEQ, SMALL, keep=10**6)
+    inside = 0
+    for plan in plans:
+        stages = range(plan.layout.pp)
+        held = [estimate.memory(model, plan.layout, SEQ, stage)["total"] for stage in stages]
+        assert plan.memory["total"] == max(held)
+        inside += max(held) > max(held[0], held[-1])
+    assert (inside > 0) == (layers != 8)
+
+
+def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):
+    """What `search` says that it tries, by `Layout.check`."""
+    schedules = [("1f1b", 1), ("zb-h1", 1), *(("interleaved", c) for c in (2, 3, 4, 5, 6, 8))]
+    sizes = itertools.product(range(1, gpus + 1), repeat=5)
+    runs = list(itertools.product((1, 2, 4, 8, 16), schedules, ("none", "selective", "full")))
+    for (dp, tp, pp, cp, ep), (micro_batch, (schedule, chunks), recompute) in itertools.product(
+        [s for s in sizes if math.prod(s[:4]) == gpus and s[0] * s[3] % s[4] == 0], runs
+    ):
+        m, left = divmod(batch, dp * micro_batch)
+        pieces = pp * chunks
+        if left or (cp > 1 and seq // cp < 4096) or (ep > 1 and not model.experts):
+            continue
+        if schedule != "1f1b" and pp == 1:
+            continue
+        if schedule == "interleaved" and (m % pp or model.layers % pieces not in (0, pieces - 2)):
+            continue
+        ways = [(1, True), (3, False), (3, True)] if dp * cp > 1 else [(0, True)]
+        for zero, reshard in ways:
+            if zero == 3 and reshard and pp > 1:
+                continue
+            shape = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "chunks": chunks}
+            how = {"schedule": schedule, "recompute": recompute, "zero": zero, "reshard": reshard}
+            layout = Layout(**shape, **how, micro_batch=micro_batch, micro_batches=m)
+            try:
+                layout.check(model, seq)
+            except ValueError:
+                continue
+            yield layout
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch", "seq"),
+    [
+        (MODEL, 8, 32, SEQ),
+        (replace(MODEL, layers=6), 4, 4, 8192),
+        (MODEL, 4, 4, 8194),
+        (replace(MODEL, layers=7, experts=4, top_k=2), 4, 6, 8192),
+        (replace(MODEL, heads=8, kv_heads=2, ffn=4100), 8, 16, 1028),
+    ],
+)
+def test_search_tries_every_layout_that_it_names_and_no_other(model, gpus, batch, seq):
+    roomy = replace(SMALL, hbm_bytes=10**15)
+    plans, _ = estimate.search(model, gpus, batch, seq, roomy, keep=10**6)
+    tried = [plan.layout for plan in plans]
+    assert set(tried) == set(every_legal_layout(model, gpus, batch, seq))
+    assert len(tried) == len(set(tried))
+
+
+def test_a_plan_may_fill_nine_tenths_of_a_gpu():
+    roomy = replace(SMALL, hbm_bytes=10**15)
+    best = estimate.search(MODEL, 8, 32, SEQ, roomy, keep=1)[0][0]
+    for share, fits in ((0.895, True), (0.905, False)):
+        tight = replace(SMALL, hbm_bytes=int(best.memory["total"] / share))
+        found = estimate.search(MODEL, 8, 32, SEQ, tight, keep=10**6)[0]
+        assert (best.layout in [plan.layout for plan in found]) == fits
+
+
+def test_what_is_rejected_is_counted():
+    """One layer and one sequence on two GPUs: data ranks have too few sequences, stages no layer."""
+    tiny = replace(MODEL, layers=1)
+    plans, rejected = estimate.search(tiny, 2, 1, 2 * SEQ, SMALL, keep=10**6)
+    assert {plan.layout.tp for plan in plans} == {2}
+    assert rejected == {"batch": 1, "layers": 1}
+    full, rejected = estimate.search(tiny, 2, 1, SEQ, replace(SMALL, hbm_bytes=10**6))
+    assert full == [] and rejected == {"batch": 1, "layers": 1, "memory": len(plans)}
+    assert estimate.search(tiny, 1, 3, SEQ, SMALL)[1] == {"batch": 1}  # micro-batches of two
+
+
+def test_calibrating_begins_where_it_is_told():
+    """Rows that the start itself made leave all constants where they are."""
+    start = estimate.Calibration(matrices=0.3, size=1e7, launch=3e-4, intra=0.9)
+    layout = Layout(tp=2, micro_batch=4)
+    seconds = estimate.step_time(MODEL, layout, SEQ, SMALL, start).seconds
+    found = estimate.calibrate([estimate.Row(MODEL, layout, SEQ, seconds)], SMALL, start)
+    for name in ("matrices", "size", "launch", "intra", "slowdown"):
+        assert getattr(found, name) == pytest.approx(getattr(start, name), rel=1e-3)
+
+
+def test_this_machine_is_hardware_to_estimate_with():
+    """All measured, so that no number is known beforehand, but for who shares what."""
+    found = here.this_machine(2)
+    assert found.node == 2
+    assert 2 * found.hbm_bytes == pytest.approx(psutil.virtual_memory().total, abs=2)
+    assert found.inter_bandwidth == found.intra_bandwidth
+    assert found.inter_latency == found.intra_latency > 0
+    time = estimate.step_time(MODEL, Layout(tp=2), SEQ, found, here.CPU)
+    assert time.parts["tensor"] > 0

@@ -21,7 +21,9 @@ from fault_table import FAULTS
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
+from course_utils import __main__ as command
 from course_utils import cluster as cluster_module
+from course_utils import cluster_doctor
 from course_utils.cluster import cluster
 from course_utils.launch import RankFailure, hosts, launch
 
@@ -136,6 +138,149 @@ def test_engines_without_keys_are_refused():
         pass
 
 
+# ---- COURSE_CLUSTER -----------------------------------------------------------------------------
+
+TWICE = """
+import os
+from course_utils.launch import launch
+
+def server(rank):
+    return os.getppid()
+
+if __name__ == "__main__":
+    print(launch(server, 4), launch(server, 4))
+"""
+
+
+def test_a_program_that_knows_nothing_of_it_runs_over_a_cluster_and_leaves_nothing(tmp_path):
+    (program := tmp_path / "twice.py").write_text(TWICE)
+    (folder := tmp_path / "temporary").mkdir()
+    here = os.environ | {"COURSE_CLUSTER": "2", "TMPDIR": str(folder)}
+    process = psutil.Popen(
+        [sys.executable, program],
+        env=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    printed, said = process.communicate(timeout=300)
+    assert said == ""
+    first, second = re.findall(r"\[.*?\]", printed)
+    assert first == second  # it has not started them again
+    a, b, c, d = map(int, re.findall(r"\d+", first))
+    assert a == b != c == d
+    assert gone([a, c], 20)
+    assert not list(folder.glob("course-*"))
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """As in a kernel that has launched nothing yet."""
+    monkeypatch.setattr(cluster_module, "_asked_for", [])
+    monkeypatch.setattr(cluster_module, "_ANSWER", 3.0)
+    with contextlib.ExitStack() as kernel:
+        monkeypatch.setattr(cluster_module.atexit, "register", kernel.callback)
+        yield lambda value: monkeypatch.setenv("COURSE_CLUSTER", str(value))
+
+
+def connection_file(client):
+    return next(Path(client.cluster.profile_dir).glob("security/*client.json"))
+
+
+def test_a_connection_file(client, environment):
+    environment(connection_file(client))
+    told = launch(tells, 2, torch.ones(1))
+    assert told[0]["engine"] != told[1]["engine"]
+
+
+def test_a_block_goes_before_the_environment(names, environment):
+    environment("nonsense")
+    assert len(launch(tells, 1, torch.ones(1))) == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "17", "2.5", "two", "/there/is/none.json"])
+def test_what_course_cluster_cannot_be(environment, value):
+    environment(value)
+    with pytest.raises(ValueError, match=re.escape(f"COURSE_CLUSTER={value}: it is how many")):
+        launch(tells, 1, torch.ones(1))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"ssh": "", "location": 3}', "key"])
+def test_a_file_that_connects_nobody(environment, tmp_path, text):
+    (file := tmp_path / "some.json").write_text(text)
+    environment(file)
+    with pytest.raises(ValueError, match="this is no connection file of a client"):
+        launch(tells, 1, torch.ones(1))
+
+
+def test_a_cluster_without_engines_and_one_that_is_gone(environment, tmp_path):
+    with cluster_module.on_this_machine(1) as own:
+        file = tmp_path / "client.json"
+        file.write_text(connection_file(own).read_text())
+        own.shutdown(block=True)
+        environment(file)
+        with pytest.raises(RuntimeError, match="no engine is there"):
+            launch(tells, 1, torch.ones(1))
+    with pytest.raises(RuntimeError, match="does not answer within 3 seconds"):
+        launch(tells, 1, torch.ones(1))
+
+
+# ---- the doctor ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def examine(client, monkeypatch, capsys):
+    """What the doctor says of the two engines, as lines, and whether all is well."""
+    monkeypatch.setattr(cluster_module, "client_for", lambda _: contextlib.nullcontext(client))
+
+    def examine():
+        well = cluster_doctor.report("2")
+        return capsys.readouterr().out.splitlines(), well
+
+    return examine
+
+
+def test_a_cluster_that_is_well(examine):
+    lines, well = examine()
+    assert well
+    assert [line[:5] for line in lines] == ["ok   "] * 9
+    told = ("as here.", "GB of memory", "within 1 s", "two ranks start there") * 2
+    assert all(words in line for words, line in zip(told, lines))
+    assert "all-reduce of 4 MB between them gives the right sum" in lines[-1]
+
+
+def test_a_host_with_another_version_gets_no_ranks(examine, monkeypatch):
+    here = cluster_module.agent.versions()
+    monkeypatch.setattr(cluster_module.agent, "versions", lambda: here | {"PyTorch": "1.0"})
+    lines, well = examine()
+    assert not well
+    assert len(lines) == 6
+    assert re.search(rf"PyTorch {re.escape(here['PyTorch'])}.*, but PyTorch 1.0 here", lines[0])
+
+
+def test_a_clock_that_is_wrong(examine, monkeypatch):
+    wrong = type("clock", (), {"time": lambda: time.time() + 100, "monotonic": time.monotonic})
+    monkeypatch.setattr(cluster_doctor, "time", wrong)
+    lines, well = examine()
+    assert not well
+    assert "its clock is 100 s behind this machine's" in lines[2]
+
+
+def test_ranks_that_do_not_start(examine, monkeypatch):
+    monkeypatch.setattr(cluster_doctor, "_nothing", os._exit)
+    lines, well = examine()
+    assert not well
+    assert "two ranks do not start there" in lines[3]
+
+
+def test_the_command(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cluster_doctor, "report", asked.append)
+    with pytest.raises(SystemExit) as ended:
+        command.main(["doctor", "--cluster", "2"])
+    assert (asked, ended.value.code) == (["2"], True)
+
+
 # ---- what is lost -------------------------------------------------------------------------------
 
 
@@ -148,7 +293,7 @@ def waits(rank: int, folder: str) -> None:
 
 def started(folder: Path, ranks: int) -> list[list[int]]:
     """The processes of all ranks, and the fork servers above them, when all have begun."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300  # a busy machine's fork servers take a minute
     while time.monotonic() < end:
         texts = [path.read_text() for path in sorted(folder.glob("rank-*"))]
         if len(texts) == ranks and all(texts):

@@ -6,7 +6,7 @@ from pathlib import Path
 import limits
 import minutes
 import pytest
-from source import Cell, read_source
+from source import Cell
 
 from course_utils import chapters
 from course_utils.checks.catalogue import exercises
@@ -106,13 +106,3 @@ def lines(count: int, first: str = "x = 1") -> Cell:
 def test_what_is_too_much_is_refused(name, cells, time, problem) -> None:
     found = [sentence for _, sentence in limits.problems(name, cells, time)]
     assert not found if problem is None else problem in found[0] and len(found) == 1
-
-
-def test_only_chapters_that_exist_wait_to_be_cut() -> None:
-    names = {name for chapter in chapters.chapters() for name in chapter.notebooks}
-    assert limits.UNCUT <= names
-    for name in limits.UNCUT:
-        cells = read_source(ROOT / "solutions" / f"{name}.py")
-        assert any(limits.refused(name, cells, minutes.of(ROOT, name, cells))), (
-            f"{name} is within the limits: take it out of UNCUT"
-        )

@@ -10,21 +10,10 @@ from course_utils.chapters import is_further
 LESSON = 60  # minutes to read and run one
 FIRST = 20  # minutes for chapter 00, exercises and all
 LINES, SCRIPT, LONG, LONG_CELLS = 20, 60, 30, 2
-# Chapters that have not been cut yet; each leaves this list when it is
-UNCUT = {
-    "00_start_here",
-    "04_manual_split",
-}
 
 
 def problems(name: str, cells: list[Cell], minutes: Minutes) -> Iterator[Problem]:
     """What is too much in the source `name`: a line of it, and a sentence."""
-    if name not in UNCUT:
-        yield from refused(name, cells, minutes)
-
-
-def refused(name: str, cells: list[Cell], minutes: Minutes) -> Iterator[Problem]:
-    """The same, also of a chapter that has not been cut yet."""
     yield from _time(name, minutes)
     yield from _lines(cells)
 

@@ -9,8 +9,13 @@
     networks       where the ranks of a group lie, and how quickly they reach each other
     timing         how long a step takes, and where the time goes
     calibrating    timing's constants, fitted to measured steps
+    here           this machine as such hardware, measured by real ranks: imported by itself
     searching      the quickest layouts of a model on a cluster
     fake           the same of a real program, run as one rank of thousands
+    traced         how long such a step takes
+    options        Model, Layout and Hardware out of what somebody typed
+    commands       python -m course_utils trace, and plan
+    example        a program for the first of them
 
 Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s; nothing here is in GB
 or GiB. Each function names the paper and the equation it follows, and what it leaves out.
@@ -19,12 +24,13 @@ or GiB. Each function names the paper and the equation it follows, and what it l
 from course_utils.estimate.calibrating import Row, calibrate
 from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.counting import flops, parameters
-from course_utils.estimate.descriptions import Hardware, Layout, Model
+from course_utils.estimate.descriptions import Hardware, Layout, Model, described
 from course_utils.estimate.fake import Trace, mesh_of, trace
 from course_utils.estimate.memory import activations_per_layer, memory, model_states
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.searching import REASONS, Plan, search
 from course_utils.estimate.timing import Calibration, StepTime, step_time
+from course_utils.estimate.traced import traced_seconds
 from course_utils.estimate.traffic import Call, traffic
 
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "bubble",
     "calibrate",
     "collective_time",
+    "described",
     "flops",
     "memory",
     "mesh_of",
@@ -50,5 +57,6 @@ __all__ = [
     "search",
     "step_time",
     "trace",
+    "traced_seconds",
     "traffic",
 ]

@@ -46,16 +46,18 @@ class Row:
     name: str = ""
 
 
-def calibrate(rows: Iterable[Row], hardware: Hardware) -> Calibration:
+def calibrate(
+    rows: Iterable[Row], hardware: Hardware, start: Calibration | None = None
+) -> Calibration:
     """The constants with which `step_time` comes nearest to `rows`.
 
-    Gauss-Newton in the logarithms of the constants, from the defaults, always the same number of
-    rounds: the same rows give the same constants.
+    Gauss-Newton in the logarithms of the constants, from `start` or else the defaults, towards
+    which they are pulled. The same rows give the same constants.
     """
     rows = list(rows)
     require(bool(rows), "There is no row to calibrate with.")
     schedules = sorted({row.layout.schedule for row in rows})
-    start = Calibration()
+    start = start or Calibration()
     names = list(REACH)
     reach = np.array([REACH[name] for name in names] + [OVERHEAD] * len(schedules))
     measured = np.log([row.seconds for row in rows])

@@ -208,6 +208,19 @@ class Layout:
         self.stage_layers(model.layers)
 
 
+def sizes_of(layout: Layout) -> str:
+    """The sizes of a layout's groups, in words."""
+    return " x ".join(f"{name} {getattr(layout, name)}" for name in ("dp", "cp", "pp", "tp"))
+
+
+def described(layout: Layout) -> str:
+    """A layout in a line."""
+    order = f"{layout.schedule}, {layout.chunks} chunks" if layout.chunks > 1 else layout.schedule
+    runs = f"{layout.micro_batches} micro-batches of {layout.micro_batch}"
+    more = f"ZeRO {layout.zero}, recompute {layout.recompute}"
+    return f"{sizes_of(layout)}; {runs}; {order if layout.pp > 1 else 'no pipeline'}; {more}"
+
+
 @dataclass(frozen=True)
 class Hardware:
     """A cluster of nodes of equal GPUs, as far as the estimates see it.

@@ -35,11 +35,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_utils import versions
-from course_utils.estimate import collectives
-from course_utils.estimate.descriptions import GROUPS, Layout, one_of
+from course_utils.estimate.descriptions import GROUPS, Layout, require
 from course_utils.estimate.traffic import Call as Row
 from course_utils.meters import local
-from course_utils.trace import Call, Record, describe
+from course_utils.trace import Call, Record, describe, on_a_ring
 
 Program = Callable[[DeviceMesh, Layout], Callable[[], object]]
 
@@ -54,7 +53,7 @@ class Trace:
     a mask hides half of it. peak: the most bytes of tensors that it has at a time. seconds: what
     tracing took, and no estimate of the step. held: the peak by kind; "gathered" is what FSDP makes
     whole for a while, "activations" all that is nothing else. record: each call by itself, in order,
-    as `course_utils.trace` records a real rank's.
+    as `course_utils.trace` records a real rank's; groups: the name of each one's group.
     """
 
     calls: list[Row]
@@ -63,9 +62,15 @@ class Trace:
     seconds: float
     held: dict[str, int]
     record: Record = field(repr=False)
+    groups: list[str] = field(repr=False)
 
 
-def trace(program: Program, layout: Layout, rank: int = 0) -> Trace:
+def trace(
+    program: Program,
+    layout: Layout,
+    rank: int = 0,
+    progress: Callable[[str], object] = lambda phase: None,
+) -> Trace:
     """Runs two steps of `program` as `rank` of `layout.gpus` ranks and returns what the second does.
 
     `program(mesh, layout)` builds what a rank trains and returns its step, a function without
@@ -92,22 +97,26 @@ def trace(program: Program, layout: Layout, rank: int = 0) -> Trace:
     optimizer's state), so the second is the one to look at. Tensors have no values: a program that
     asks for one (`loss.item()`, a split whose sizes a router chooses) is refused, with its line. A
     PipelineStage needs `input_args` and `output_args` with requires_grad=True, since no other stage
-    is there to tell them.
+    is there to tell them. `progress` hears with each operation how far it is: "building", "first
+    step", "second step".
 
     Memory is that of the tensors, as on the CPU: not an allocator's fragments, a library's buffers,
     a kernel's own space, or what other operations a GPU would choose (foreach, fused attention).
     Raises RuntimeError where this process is a rank of real ones, and ImportError where PyTorch has
     no such parts.
     """
-    one_of("rank", rank, range(layout.gpus))
+    last = layout.gpus - 1
+    require(0 <= rank <= last, f"rank is a whole number from 0 to {last}, not {rank!r}.")
     _refuse_real_ranks()
     start = time.perf_counter()
     with _fake_ranks(layout.gpus, rank):
         mesh = mesh_of(layout)
-        watching = _Watching(mesh)
+        watching = _Watching(mesh, progress)
         with _private().FakeTensorMode(allow_non_fake_inputs=True), watching:
             step = _step_of(program, mesh, layout)
+            watching.phase = "first step"
             _with_sentence(step)
+            watching.phase = "second step"
             watching.start()
             _with_sentence(step)
         return watching.result(rank, time.perf_counter() - start)
@@ -189,8 +198,10 @@ class _Watching(TorchDispatchMode):
     does not exchange its parameters where these are fake and on "meta".
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, progress: Callable[[str], object]) -> None:
         super().__init__()
+        self.phase, self.progress = "building", progress
+        self.work: dist.Work | None = None  # of the last operation, if that was a call
         self.storages = _Storages()
         self.names = _group_names(mesh)
         self.calls: list[_Noted] = []
@@ -220,12 +231,15 @@ class _Watching(TorchDispatchMode):
         if not types and _is_real(args, kwargs):
             with _private().unset_fake_temporarily():
                 return func(*args, **kwargs)
+        self.progress(self.phase)
+        self.work = None
         result = func(*args, **kwargs)
         formula = self.formulas.get(func.overloadpacket)
         if formula is not None:
             self._note_product(formula(*args, **kwargs, out_val=result))
         elif (heard := _HEARD.get(func.namespace)) is not None:
             self._note(heard(func, args, kwargs))
+            self._keep_with_its_work(result, args)
         for leaf in tree_leaves(result):
             if isinstance(leaf, self.fake) and leaf.device.type != "meta":
                 self.storages.add(leaf.untyped_storage())
@@ -240,8 +254,8 @@ class _Watching(TorchDispatchMode):
     def result(self, rank: int, seconds: float) -> Trace:
         held = self.storages.at_peak()
         record = Record(rank, [], [noted.call for noted in self.calls])
-        peak = sum(held.values())
-        return Trace(self._rows(), self.flops, peak, seconds, held, record)
+        groups = [noted.group for noted in self.calls]
+        return Trace(self._rows(), self.flops, sum(held.values()), seconds, held, record, groups)
 
     def _note_product(self, flops: int) -> None:
         self.flops += flops
@@ -261,6 +275,16 @@ class _Watching(TorchDispatchMode):
             self.gathers.append(noted)
         self.calls.append(noted)
 
+    def _keep_with_its_work(self, result: object, args: tuple) -> None:
+        """A real Work holds the tensors of its call until the program lets go of it, and a fake one
+        none: a stage's message would be gone before it is waited for. Python has one object for a
+        Work, which is kept here until the program has it, at the next operation.
+        """
+        boxed = result[-1] if isinstance(result, tuple | list) and result else result
+        if isinstance(boxed, torch.ScriptObject):
+            self.work = dist.Work.unbox(boxed)
+            weakref.finalize(self.work, lambda _: None, tree_leaves(args))
+
     def _name(self, call: Call, group: dist.ProcessGroup) -> str:
         """The name that `estimate.traffic` has for a group, or else the one in the program."""
         told = group.group_desc.removeprefix("mesh_")
@@ -273,9 +297,9 @@ class _Watching(TorchDispatchMode):
         """Equal calls together, in the order in which the first of each came."""
         rows: dict[tuple, list[float]] = {}
         for noted in self.calls:
-            if noted.call.op in _RECEIVED:
+            if noted.call.op in RECEIVED:
                 continue
-            payload, sent = _on_a_ring(noted.call)
+            payload, sent = on_a_ring(noted.call)
             row = rows.setdefault((noted.group, noted.call.op, payload, noted.when), [0, 0.0])
             row[0] += 1
             row[1] += sent
@@ -303,16 +327,7 @@ class _Noted:
     when: str
 
 
-_RECEIVED = ("recv", "barrier")  # hand nothing over
-
-
-def _on_a_ring(call: Call) -> tuple[int, float]:
-    """nccl-tests' payload of a call, and the bytes that this rank sends for it."""
-    ranks = len(call.ranks)
-    payload = call.bytes * (ranks if call.op == "all_gather" else 1)
-    if call.op in collectives.PASSES:
-        return payload, payload * collectives.bus_factor(call.op, ranks)
-    return payload, call.bytes if call.sends else 0
+RECEIVED = ("recv", "barrier")  # hand nothing over
 
 
 def _in_backward() -> bool:

@@ -1,5 +1,7 @@
 """Where the ranks of a group lie, and how quickly they reach each other."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from course_utils.estimate.descriptions import Hardware, Layout
@@ -42,6 +44,11 @@ def place_of(group: str, layout: Layout, node: int) -> Place:
     if group == "edp":
         beside = max(beside // layout.ep, 1)
     return Place(ranks, min(beside, ranks))
+
+
+def place_of_ranks(ranks: Sequence[int], node: int) -> Place:
+    """Where a group of these ranks lies, on nodes of `node` GPUs; at its fullest node."""
+    return Place(len(ranks), max(Counter(rank // node for rank in ranks).values()))
 
 
 def _inside(kind: str, layout: Layout, node: int) -> int:

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "data" / "published"
 # NVIDIA's data sheets; a node has one network card of 200 (A100) or 400 Gbit/s (H100) for each GPU.
 A100 = Hardware(312e12, 80 * 10**9, 2.0e12, 8, 300e9, 5e-6, 25e9, 1e-5)
 H100 = Hardware(989e12, 80 * 10**9, 3.35e12, 8, 450e9, 5e-6, 50e9, 1e-5)
+GPUS = {"A100": A100, "H100": H100}
 HARDWARE = {
     "Megatron SC21": A100,
     "MT-NLG": A100,

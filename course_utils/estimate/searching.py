@@ -1,7 +1,7 @@
 """The layouts of a model on a cluster, from the quickest."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -46,17 +46,20 @@ def search(
     hardware: Hardware,
     calibration: Calibration | None = None,
     keep: int = 10,
+    progress: Callable[[], object] = lambda: None,
 ) -> tuple[list[Plan], Counter[str]]:
     """The `keep` quickest layouts, and how many were rejected for which of REASONS.
 
     global_batch: sequences in a step. Tried are all sizes of groups that multiply to `gpus`,
     micro-batches of powers of two, ZeRO 1 and 3, every schedule that a framework has, and every
     recomputation. Tensor groups may leave the node: the network's time speaks against it.
+    `progress` is called for each layout that is legal.
     """
     whole(gpus=gpus, global_batch=global_batch, seq=seq, keep=keep)
     rejected: Counter[str] = Counter()
     plans = []
     for layout in _layouts(model, gpus, global_batch, seq, rejected):
+        progress()
         fullest = _fullest(model, layout, seq)
         if fullest["total"] > MARGIN * hardware.hbm_bytes:
             rejected["memory"] += 1
@@ -68,8 +71,14 @@ def search(
 
 
 def _fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
-    """The memory of the stage that needs most: the first, with most in flight, or the last."""
-    stages = {0, layout.pp - 1}
+    """The memory of the stage that needs most.
+
+    Stages that hold equally many layers differ by what is in flight, which no later stage has more
+    of, and by the tables at the ends. So the first with each number of layers, and the last, are
+    enough: where the ends hold fewer layers, it may be the second (Llama 3's 126 on 16 stages).
+    """
+    counts = layout.stage_layers(model.layers)
+    stages = {counts.index(count) for count in counts} | {layout.pp - 1}
     return max((memory(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
 
 

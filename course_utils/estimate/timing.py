@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from course_utils.estimate import counting
-from course_utils.estimate.collectives import PASSES, collective_time
+from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.descriptions import Hardware, Layout, Model
 from course_utils.estimate.memory import activations_per_layer, stage_parameters
 from course_utils.estimate.networks import Place, latency_of, place_of
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.traffic import Call, traffic
+from course_utils.rings import PASSES
 
 OPTIMIZER_BYTES = 30  # Adam in mixed precision reads 16 bytes a parameter and writes 14
 NINE_TENTHS = 1.645  # standard deviations to either side of a normal distribution's middle
@@ -202,20 +203,24 @@ class _Cluster:
         return place_of(group, self.layout, self.hardware.node)
 
     def seconds(self, call: Call) -> float:
-        """Of all collectives, or messages, of one kind.
+        """Of all collectives, or messages, of one kind."""
+        return call_seconds(call, self.place(call.group), self.hardware, self.known)
 
-        A ring that leaves the node uses the network of all its GPUs there.
-        """
-        place, hardware, known = self.place(call.group), self.hardware, self.known
-        latency = latency_of(place, hardware)
-        rate = known.intra * hardware.intra_bandwidth
-        if place.nodes > 1:
-            network = known.inter * hardware.inter_bandwidth * place.nodes**-known.slowdown
-            share = known.ring if call.op in ("all_gather", "reduce_scatter") else 1.0
-            rate = min(rate, place.beside * network * share)
-        if call.op not in PASSES:
-            return call.calls * (latency + call.payload / rate)
-        return call.calls * collective_time(call.op, place.ranks, call.payload, rate, latency)
+
+def call_seconds(call: Call, place: Place, hardware: Hardware, known: Calibration) -> float:
+    """Seconds of `call.calls` equal collectives or messages of a group that lies at `place`.
+
+    A ring that leaves the node uses the network of all its GPUs there.
+    """
+    latency = latency_of(place, hardware)
+    rate = known.intra * hardware.intra_bandwidth
+    if place.nodes > 1:
+        network = known.inter * hardware.inter_bandwidth * place.nodes**-known.slowdown
+        share = known.ring if call.op in ("all_gather", "reduce_scatter") else 1.0
+        rate = min(rate, place.beside * network * share)
+    if call.op not in PASSES:
+        return call.calls * (latency + call.payload / rate)
+    return call.calls * collective_time(call.op, place.ranks, call.payload, rate, latency)
 
 
 def _layer(work: Work, cluster: _Cluster) -> Times:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from course_utils import schedules
 from course_utils.estimate import counting
-from course_utils.estimate.collectives import bus_factor
 from course_utils.estimate.descriptions import SCHEDULES, Layout, Model, one_of
 from course_utils.estimate.memory import stage_parameters, vocabulary
+from course_utils.rings import bus_factor
 
 BYTES = 2  # of an activation, a parameter, a gradient: bfloat16
 

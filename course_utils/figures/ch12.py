@@ -1,36 +1,13 @@
-"""The figures of chapter 12: the site, what a rank holds against its limit, where a step's time goes."""
+"""The figures of chapter 12: the site, and the plan of the explorer."""
 
 from collections.abc import Mapping
 
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 
 from course_utils import estimate, plots
-from course_utils.estimate import Layout, published
+from course_utils.estimate import published
 
-KINDS = {  # of bytes: the colour of each
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
-    "activations": "activations",
-    "temporary": "buffers",
-}
-PARTS = {  # of a step's seconds: the colour of each, and a hatch that tells it without
-    "matrices": (plots.COLORS["backward"], ""),
-    "attention": (plots.COLORS["forward"], ""),
-    "memory": (plots.COLORS["buffers"], ""),
-    "launch": (plots.COLORS["other"], ""),
-    "tensor": (plots.COLORS["communication"], ""),
-    "context": (plots.COLORS["communication"], "///"),
-    "experts": (plots.COLORS["communication"], "..."),
-    "data": (plots.COLORS["communication"], "xxx"),
-    "messages": (plots.COLORS["load"], ""),
-    "bubble": (plots.COLORS["waiting"], "////"),
-    "optimizer": (plots.COLORS["update"], ""),
-    "overhead": (plots.COLORS["wrong"], ""),
-}
 TOKENS = 4_194_304  # of a batch of the explorer
 CONTEXTS = {"8k": 8192, "32k": 32_768, "128k": 131_072}
 
@@ -61,63 +38,6 @@ def factory() -> Figure:
     return figure
 
 
-def fit(ledgers: Mapping[str, Mapping[str, float]], limit: float, title: str) -> Figure:
-    """A bar for each ledger (bytes by kind), in GB, and the line that it must not cross."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 1.7 + 0.5 * len(ledgers)))
-    _stacked(ax, ledgers, {k: (plots.COLORS[c], "") for k, c in KINDS.items()}, 1e9, "GB")
-    ax.axvline(limit / 1e9, color=plots.COLORS["ink"], linestyle="--", linewidth=1.4)
-    ax.set_xlabel("bytes of a rank, in GB; dashed: what a GPU has")
-    ax.set_title(title)
-    _legend(figure, ledgers, {k: (plots.COLORS[c], "") for k, c in KINDS.items()})
-    return figure
-
-
-def where_time_goes(steps: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """A bar for each step: its seconds by kind."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 1.7 + 0.5 * len(steps)))
-    _stacked(ax, steps, PARTS, 1.0, "s")
-    ax.set_xlabel("seconds of a step")
-    ax.set_title(title)
-    _legend(figure, steps, PARTS)
-    return figure
-
-
-def _stacked(ax: Axes, rows: Mapping, looks: Mapping, unit: float, name: str) -> None:
-    """A bar for each row, its kinds one after the other, and its sum at the end."""
-    longest = max(sum(_shown(row, looks).values()) for row in rows.values()) / unit
-    for place, row in enumerate(rows.values()):
-        left = 0.0
-        for kind, amount in _shown(row, looks).items():
-            color, hatch = looks[kind]
-            ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec="white", hatch=hatch)
-            left += amount / unit
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        end = left + 0.012 * longest
-        ax.text(end, place, f"{left:.3g} {name}", va="center", fontsize=10, bbox=box, zorder=3)
-    ax.set_yticks(range(len(rows)), rows)
-    ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.17 * longest))
-
-
-def _shown(row: Mapping[str, float], looks: Mapping) -> dict[str, float]:
-    """The kinds of a row that a bar can show; a total is their sum."""
-    return {kind: row[kind] for kind in looks if row.get(kind, 0) > 0}
-
-
-def _legend(figure: Figure, rows: Mapping, looks: Mapping) -> None:
-    shown = [kind for kind in looks if any(kind in _shown(row, looks) for row in rows.values())]
-    patches = {k: Patch(fc=looks[k][0], ec="white", hatch=looks[k][1]) for k in shown}
-    plots.legend(figure, patches)
-
-
-def described(layout: Layout) -> str:
-    """A layout in a line."""
-    sizes = " x ".join(f"{name} {getattr(layout, name)}" for name in ("dp", "cp", "pp", "tp"))
-    order = f"{layout.schedule}, {layout.chunks} chunks" if layout.chunks > 1 else layout.schedule
-    runs = f"{layout.micro_batches} micro-batches of {layout.micro_batch}"
-    more = f"ZeRO {layout.zero}, recompute {layout.recompute}"
-    return f"{sizes}; {runs}; {order if layout.pp > 1 else 'no pipeline'}; {more}"
-
-
 def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
     """For the explorer: the quickest plan of a Llama 3 on H100, its memory and its time."""
     seq, bandwidth = CONTEXTS[context], float(network.split()[0]) / 8 * 1e9
@@ -130,19 +50,13 @@ def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
     if not found:
         return _nothing(refused, model, gpus)
     (best,) = found
-    figure, axes = plt.subplots(2, figsize=(plots.WIDTH, 4.6))
-    kinds = {kind: (plots.COLORS[color], "") for kind, color in KINDS.items()}
-    _stacked(axes[0], {"": best.memory}, kinds, 1e9, "GB")
-    axes[0].axvline(hardware.hbm_bytes / 1e9, color=plots.COLORS["ink"], linestyle="--")
-    axes[0].set(xlabel="bytes of the fullest rank, in GB; dashed: what a GPU has", xlim=(0, 92))
-    _stacked(axes[1], {"": best.time.parts}, PARTS, 1.0, "s")
-    axes[1].set_xlabel(f"seconds of a step of {batch} sequences; most of it: {best.limit}")
-    for ax, row, looks in ((axes[0], best.memory, kinds), (axes[1], best.time.parts, PARTS)):
-        shown = _shown(row, looks)
-        patches = [Patch(fc=looks[k][0], ec="white", hatch=looks[k][1]) for k in shown]
-        ax.legend(patches, shown, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=8, fontsize=8)
-    figure.suptitle(described(best.layout), fontsize=9)
-    return figure
+    return plots.fit_and_time(
+        {"": best.memory},
+        {"": best.time.parts},
+        hardware.hbm_bytes,
+        f"seconds of a step of {batch} sequences; most of it: {best.limit}",
+        estimate.described(best.layout),
+    )
 
 
 def _nothing(refused: Mapping[str, int], model: str, gpus: str) -> Figure:

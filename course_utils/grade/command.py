@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from course_utils import hardware
+from course_utils import hardware, terminal
 from course_utils.checks import catalogue, points
 from course_utils.grade import copies, export, gathering, pages, report, roster, summary
 from course_utils.grade.grading import DEFAULT_VARIANT, grade_files
@@ -112,10 +112,10 @@ def run(options: argparse.Namespace) -> None:
             shares = points.read(options.points) if options.points else {}
             students = roster.read(options.roster) if options.roster else []
             _must_be_complete(options)
+            for target in _files_of(options):
+                terminal.must_be_writable(target)
         except ValueError as error:
             sys.exit(str(error))
-        for target in _files_of(options):
-            _try_to_write(target)
         grades = list(_graded(found, students, options, shares))
         _write(grades, found, students, options)
         if options.copies:
@@ -230,10 +230,3 @@ def _forms(grade, submission):
         if mark.status in ("passed", "failed", "stopped"):
             known = [copies.form_of(cell.source, mark.name) for cell in submission.cells]
             yield mark.exercise, grade.path, next((f for f in reversed(known) if f), None)
-
-
-def _try_to_write(path):
-    try:
-        path.open("a").close()
-    except OSError as error:
-        sys.exit(f"{path} cannot be written ({error.strerror}); choose another file.")

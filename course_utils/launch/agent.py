@@ -23,6 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from course_utils import hardware
 from course_utils.launch import frames, job, packing, server, sockets, stacks
 from course_utils.launch.process import Process
 
@@ -178,6 +179,18 @@ def versions() -> dict[str, str]:
     }
 
 
+def _equipment():
+    """For the doctor: cores, bytes of memory in all and free, GPUs by name, and seconds since 1970."""
+    here, memory = hardware.machine(), psutil.virtual_memory()
+    return {
+        "cores": here.cores,
+        "memory": (memory.total, memory.available),
+        "gpus": here.torch_gpus,
+        "names": here.names,
+        "clock": time.time(),
+    }
+
+
 def _network():
     """A name for what this process sees of the network: two containers of a host have two."""
     with contextlib.suppress(OSError):
@@ -247,6 +260,7 @@ def _end():
 
 _METHODS = {
     "about": _about,
+    "equipment": _equipment,
     "prepare": _prepare,
     "open_store": _open_store,
     "start": _start,

@@ -24,7 +24,7 @@ from course_utils.launch import job, packing, server, stacks
 from course_utils.launch.view import Rank
 
 PATIENCE = 10.0  # seconds without an answer after which a host is lost
-_START = 60.0  # seconds that an agent may take for what it does once, such as its first fork server
+_START = 150.0  # seconds that an agent may take for what it does once: its fork server has 120
 _TICK = 0.25  # seconds that an agent waits for something to happen; at first, and at the end, less:
 _FIRST, _GROWS = 0.02, 0.1  # a question that the kernel has meanwhile waits for so long
 _LOST = 255
@@ -171,7 +171,7 @@ class HostLost(RuntimeError):
     def __init__(self, host: FarHost):
         super().__init__(
             f"host {host.name} does not answer any more. Leave the cluster's block, look after the "
-            "host, and begin the block again."
+            "host, and begin the block again; with COURSE_CLUSTER, restart the kernel."
         )
 
 
@@ -293,7 +293,11 @@ _one_call = threading.Lock()
 
 
 def chosen() -> list[FarHost]:
-    """The hosts over which launches go; none: this machine."""
+    """The hosts over which launches go, those of the block or of COURSE_CLUSTER; none: this machine."""
+    if (value := os.environ.get("COURSE_CLUSTER", "").strip()) and not _chosen:
+        from course_utils import cluster  # needs ipyparallel, which not everybody has
+
+        return cluster.asked_for(value)
     return _chosen
 
 
@@ -312,13 +316,14 @@ def choose(hosts: list[FarHost]) -> Iterator[None]:
 def start(call: job.Call, packed: list[list]) -> Iterator[list[Rank]]:
     """The ranks of a call on the hosts, as long as the block goes on: as many on each, as far as that
     can be, and those of a host in a row."""
-    for host in _chosen:
+    all_hosts = chosen()
+    for host in all_hosts:
         if host.lost:
             raise HostLost(host)
     # An agent has the ranks of one call: what another thread launches waits.
     with _one_call, job.temporary_folder(range(call.nprocs)) as (folder, _):
-        places = _divided(call.nprocs, len(_chosen))
-        hosts = _chosen[: len(places)]
+        places = _divided(call.nprocs, len(all_hosts))
+        hosts = all_hosts[: len(places)]
         try:
             questions = [
                 host.prepare(call, numbers, folder) for host, numbers in zip(hosts, places)

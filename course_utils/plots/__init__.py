@@ -24,6 +24,7 @@ from course_utils.plots.kit import (
     truck,
 )
 from course_utils.plots.pipelines import gantt, gantt_lanes
+from course_utils.plots.plans import fit, fit_and_time, where_time_goes
 from course_utils.plots.style import COLORS, RANK_COLORS, WIDTH, legend
 from course_utils.plots.timelines import lanes, timeline, timelines
 
@@ -36,6 +37,8 @@ __all__ = [
     "building",
     "canvas",
     "collective",
+    "fit",
+    "fit_and_time",
     "gantt",
     "gantt_lanes",
     "head_office",
@@ -51,4 +54,5 @@ __all__ = [
     "timeline",
     "timelines",
     "truck",
+    "where_time_goes",
 ]

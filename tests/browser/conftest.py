@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import network_turns
+
 from .lab import ROOT
 
 BROWSERS = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
@@ -23,6 +25,12 @@ def browser() -> Iterator:
         browser = driver.chromium.launch(executable_path=executable, args=options)
         yield browser
         browser.close()
+
+
+@pytest.fixture(autouse=True)
+def network_unchanged() -> Iterator[None]:
+    with network_turns.unchanged():
+        yield
 
 
 @pytest.fixture

@@ -110,12 +110,12 @@ def speaks_for_the_judge(tensor):
     os._exit(0)
 
 
-def _in_ranks(name, code):
+def _in_ranks(name, code, or_because=""):
     def make():
         return with_code(code, "0-1")
 
     make.__name__ = name
-    because = "expected:|could not use|changed what its process says"
+    because = "expected:|could not use|changed what its process says" + or_because
     member("failed|stopped", "missing", "missing", because=because)(make)
 
 
@@ -146,6 +146,8 @@ class Bomb:
 def average_over_ranks(value):
     return Bomb()
 """,
+    # launch in the answer's own process, where `any` is always true now, may have ranks to watch still
+    or_because="|the process from which all ranks are started was killed",
 )
 _in_ranks(
     "returns_lists_that_equal_all",
@@ -202,7 +204,7 @@ at_the_top_level(
 )
 
 
-@member("failed", *["missing"] * 4, because="issubclass", file="04_manual_split.ipynb")
+@member("failed", *["missing"] * 2, because="issubclass", file="04_manual_split.ipynb")
 def hands_in_what_cannot_be_looked_at():
     """The grader said that it could not check the exercise here, three times."""
     code = "class Odd:\n    __getattribute__ = lambda self, name: self\n\nThreeBuildings = Odd()\n"
@@ -214,7 +216,7 @@ def _at_home(name, code, because="changes what the check is made of"):
         return with_code(code + NO_MODEL, "4-1")
 
     make.__name__ = name
-    becomes = ["stopped", *["missing"] * 4]
+    becomes = ["stopped", *["missing"] * 2]
     member(*becomes, because=because, file="04_manual_split.ipynb")(make)
 
 

@@ -20,7 +20,7 @@ import json, os, sys, time
 from pathlib import Path
 import ipyparallel, torch
 import torch.distributed as dist
-from course_utils.cluster import cluster
+from course_utils.cluster import cluster, with_engines
 from course_utils.launch import RankFailure, hosts, launch
 
 def adds(rank):
@@ -43,9 +43,10 @@ def tell(*args):
 
 if __name__ == "__main__":
     folder = sys.argv[1]
-    client = ipyparallel.Client(f"{folder}/security/ipcontroller-client.json")
-    client.wait_for_engines(2, timeout=120)
-    with cluster(client) as names:
+    def connect():
+        return ipyparallel.Client(f"{folder}/security/ipcontroller-client.json")
+
+    with with_engines(connect, 2, 120) as client, cluster(client) as names:
         tell(names)
         tell(launch(adds, 4))
         for fn, args in ((skips, ()), (waits, (folder,))):
@@ -84,9 +85,9 @@ def cluster_of_two(tmp_path):
         folder = f"--profile-dir={tmp_path}"
         start(network["a"], "-m", "ipyparallel.controller", *controller, encrypted, folder)
         wait_for(lambda: (files / "ipcontroller-engine.json").exists(), 60)
-        for host in network.values():
+        for number, host in enumerate(network.values()):  # in this order, whichever is first
             file = f"--file={files / 'ipcontroller-engine.json'}"
-            start(host, "-m", "ipyparallel.engine", file, folder)
+            start(host, "-m", "ipyparallel.engine", file, folder, f"--IPEngine.id={number}")
         yield network, start(network["a"], tmp_path / "kernel.py", tmp_path, cwd=tmp_path)
 
 
@@ -120,7 +121,7 @@ def test_the_same_cell_over_two_hosts_and_what_its_failures_say(cluster_of_two, 
     ranks = [psutil.Process(int(Path(f).read_text())) for f in sorted(tmp_path.glob("rank-*"))]
     network["b"].cut_off()
     message, kind, rank = told()
-    assert (kind, rank) == ("lost", 2)
+    assert (kind, rank) == ("lost", 2), message
     assert f"rank 2 was on host {names[1]}, which does not answer any more" in message
     assert "ranks 0 and 1 were waiting in all_reduce" in message
     [message] = told()  # the next launch says it at once

@@ -1,0 +1,107 @@
+"""What a plan needs: the bytes of ranks against a GPU's memory, the seconds of steps by kind."""
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from course_utils.plots.style import COLORS, WIDTH, legend
+
+Looks = Mapping[str, tuple[str, str]]  # of each kind a colour, and a hatch that tells it without
+Rows = Mapping[str, Mapping[str, float]]  # by name: amounts by kind
+
+BYTES = {
+    "parameters": (COLORS["parameters"], ""),
+    "gradients": (COLORS["gradients"], ""),
+    "optimizer": (COLORS["optimizer"], ""),
+    "activations": (COLORS["activations"], ""),
+    "temporary": (COLORS["buffers"], ""),
+    "gathered": (COLORS["buffers"], "///"),
+}
+SECONDS = {
+    "matrices": (COLORS["backward"], ""),
+    "attention": (COLORS["forward"], ""),
+    "memory": (COLORS["buffers"], ""),
+    "launch": (COLORS["other"], ""),
+    "tensor": (COLORS["communication"], ""),
+    "context": (COLORS["communication"], "///"),
+    "experts": (COLORS["communication"], "..."),
+    "data": (COLORS["communication"], "xxx"),
+    "messages": (COLORS["load"], ""),
+    "other groups": (COLORS["load"], "///"),
+    "bubble": (COLORS["waiting"], "////"),
+    "optimizer": (COLORS["update"], ""),
+    "overhead": (COLORS["wrong"], ""),
+}
+HAS = "dashed: what a GPU has"
+
+
+def fit(ledgers: Rows, limit: float, title: str) -> Figure:
+    """A bar for each ledger (bytes by kind), in GB, and the line that it must not cross."""
+    figure, ax = plt.subplots(figsize=(WIDTH, 1.7 + 0.5 * len(ledgers)))
+    _stacked(ax, ledgers, BYTES, 1e9, "GB")
+    _line(ax, limit)
+    ax.set_xlabel(f"bytes of a rank, in GB; {HAS}")
+    ax.set_title(title)
+    legend(figure, _patches(ledgers, BYTES))
+    return figure
+
+
+def where_time_goes(steps: Rows, title: str) -> Figure:
+    """A bar for each step: its seconds by kind."""
+    figure, ax = plt.subplots(figsize=(WIDTH, 1.7 + 0.5 * len(steps)))
+    _stacked(ax, steps, SECONDS, 1.0, "s")
+    ax.set_xlabel("seconds of a step")
+    ax.set_title(title)
+    legend(figure, _patches(steps, SECONDS))
+    return figure
+
+
+def fit_and_time(ledgers: Rows, steps: Rows, limit: float, below: str, title: str) -> Figure:
+    """Both, one above the other, each with its legend; `below` stands under the seconds."""
+    figure, axes = plt.subplots(2, figsize=(WIDTH, 3.8 + 0.8 * len(ledgers)))
+    _stacked(axes[0], ledgers, BYTES, 1e9, "GB")
+    _line(axes[0], limit)
+    axes[0].set_xlim(right=max(1.15 * limit / 1e9, axes[0].get_xlim()[1]))
+    axes[0].set_xlabel(f"bytes of the fullest rank, in GB; {HAS}")
+    _stacked(axes[1], steps, SECONDS, 1.0, "s")
+    axes[1].set_xlabel(below)
+    for ax, rows, looks in ((axes[0], ledgers, BYTES), (axes[1], steps, SECONDS)):
+        shown = _patches(rows, looks)
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 0.98), "ncols": 6, "fontsize": 8}
+        ax.legend(list(shown.values()), list(shown), **place)
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def _line(ax: Axes, limit: float) -> None:
+    ax.axvline(limit / 1e9, color=COLORS["ink"], linestyle="--", linewidth=1.4)
+
+
+def _stacked(ax: Axes, rows: Rows, looks: Looks, unit: float, name: str) -> None:
+    """A bar for each row, its kinds one after the other, and its sum at the end."""
+    longest = max(sum(_shown(row, looks).values()) for row in rows.values()) / unit
+    for place, row in enumerate(rows.values()):
+        left = 0.0
+        for kind, amount in _shown(row, looks).items():
+            color, hatch = looks[kind]
+            ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec="white", hatch=hatch)
+            left += amount / unit
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        end = left + 0.012 * longest
+        ax.text(end, place, f"{left:.3g} {name}", va="center", fontsize=10, bbox=box, zorder=3)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.17 * longest))
+
+
+def _shown(row: Mapping[str, float], looks: Looks) -> dict[str, float]:
+    """The kinds of a row that a bar can show; a total is their sum."""
+    return {kind: row[kind] for kind in looks if row.get(kind, 0) > 0}
+
+
+def _patches(rows: Rows, looks: Looks) -> dict[str, Patch]:
+    """The legend: the kinds that any row shows."""
+    shown = [kind for kind in looks if any(kind in _shown(row, looks) for row in rows.values())]
+    return {kind: Patch(fc=looks[kind][0], ec="white", hatch=looks[kind][1]) for kind in shown}

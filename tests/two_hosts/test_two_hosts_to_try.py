@@ -1,0 +1,83 @@
+"""The two hosts of chapter 09, and of whoever tries a cluster on one machine."""
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
+
+from course_utils import two_hosts
+from course_utils.cluster import cluster
+from course_utils.launch import RankFailure, hosts, launch
+from course_utils.two_hosts import TwoHosts
+from tests import network_turns
+
+
+def adds(rank: int) -> tuple[float, str]:
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    return total.item(), os.readlink("/proc/self/ns/net")
+
+
+def waits(rank: int, folder: str) -> None:
+    Path(folder, f"rank-{rank}").write_text(str(os.getpid()))
+    if rank < 2:
+        dist.all_reduce(torch.ones(1))
+    time.sleep(1000)
+
+
+@pytest.fixture(params=["a network of its own", "engines"])
+def two(request, monkeypatch, tmp_path):
+    own = request.param == "a network of its own"
+    if own and (reason := two_hosts.why_not()):
+        pytest.skip(f"two hosts: {reason}")
+    if not own:
+        monkeypatch.setattr(two_hosts, "why_not", lambda: "this test wants none")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with network_turns.changed(), TwoHosts() as two:
+        if own != two.about.startswith("The second host is a network namespace"):
+            pytest.skip(f"two hosts: {two.about}")
+        processes = psutil.Process().children(recursive=True)
+        yield two
+    assert not [p for p in psutil.wait_procs(processes, 20)[1] if "ipyparallel" in str(p.cmdline())]
+    assert not list(tmp_path.glob("course-hosts-*"))
+
+
+def test_a_host_falls_silent_is_named_and_comes_back(two, tmp_path):
+    (folder := tmp_path / "began").mkdir()
+
+    def silence():
+        while not all(folder.joinpath(f"rank-{n}").exists() for n in range(4)):
+            time.sleep(0.05)
+        two.fall_silent()
+
+    with cluster(two.client) as names:
+        results = launch(adds, 4)
+        assert [total for total, _ in results] == [6.0] * 4
+        spaces = [space for _, space in results]
+        assert spaces[0] == spaces[1] and spaces[2] == spaces[3]
+        assert (spaces[0] != spaces[2]) == two.about.startswith("The second host")
+        (thread := threading.Thread(target=silence)).start()
+        with pytest.raises(RankFailure) as caught:
+            launch(waits, 4, str(folder))
+        thread.join()
+        assert str(caught.value).startswith(f"rank 2 was on host {names[1]}, which does not answer")
+        with pytest.raises(hosts.HostLost):
+            launch(adds, 4)
+    two.come_back()
+    with cluster(two.client):
+        assert [total for total, _ in launch(adds, 4)] == [6.0] * 4
+
+
+def test_closing_it_twice_is_closing_it(two):
+    two.fall_silent()
+    two.close()
+    two.close()
+    two.come_back()  # nothing is there
