@@ -48,8 +48,6 @@ def budget(ranks: int, width: int) -> Figure:
     ax.invert_yaxis()
     ax.set_xlim(0, 3.2)
     ax.set_xlabel("bytes of a rank, times those of the parameters; dashed: the budget")
-    ax.set_title(
-        f"{count:,} parameters on {ranks} ranks: what stays, without what is made for a moment"
-    )
+    ax.set_title(f"{count:,} parameters: what stays on each of {ranks} ranks")
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=3, frameon=False)
     return figure
