@@ -116,7 +116,7 @@ def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
     with this process, however it ends."""
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="course-cluster-"))
-        _keep(opened, "folder", folder)  # it has the keys
+        keep(opened, "folder", folder)  # it has the keys
         started = ipyparallel.Cluster(
             n=engines,
             profile_dir=folder,
@@ -129,7 +129,7 @@ def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
         started.start_cluster_sync()
         launchers = [e for group in started.engines.values() for e in group.launchers.values()]
         for each in (started.controller, *launchers):
-            _keep(opened, "rank", each.pid)
+            keep(opened, "rank", each.pid)
         yield opened.enter_context(with_engines(started.connect_client_sync, engines, _START))
 
 
@@ -222,7 +222,8 @@ def _connected(file):
         yield client
 
 
-def _keep(opened, what, which):
+def keep(opened: contextlib.ExitStack, what: str, which: str | int) -> None:
+    """Has the janitor end it or remove it, if this process ends before `opened` is closed."""
     janitor.keep(what, which)
     opened.callback(janitor.forget, what, which)
 

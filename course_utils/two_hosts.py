@@ -30,7 +30,6 @@ import ipyparallel
 import psutil
 
 from course_utils import cluster
-from course_utils.launch.janitor import janitor
 
 _TEST_NETWORKS = ipaddress.ip_network("198.18.0.0/15")  # RFC 2544: nobody's, for tests
 _TOOLS = ("ip", "unshare", "nsenter")
@@ -50,18 +49,16 @@ class TwoHosts:
         self._opened = ExitStack()
         with ExitStack() as begun:
             self._folder = begun.enter_context(tempfile.TemporaryDirectory(prefix="course-hosts-"))
-            _keep(begun, "folder", self._folder)  # it has the keys
+            cluster.keep(begun, "folder", self._folder)  # it has the keys
             self._cable, address, prefix = self._second_host(begun)
             self.controller = self._start(begun, "controller", *_listening_at(address))
             files = Path(self._folder, "security")
             self.file = str(_written(files / "ipcontroller-client.json"))
-            self.engines = []
-            for each in ((), prefix):  # this machine's is the first
-                file = _written(files / "ipcontroller-engine.json")
-                number = f"--IPEngine.id={len(self.engines)}"
-                self.engines.append(
-                    self._start(begun, "engine", f"--file={file}", number, prefix=each)
-                )
+            file = f"--file={_written(files / 'ipcontroller-engine.json')}"
+            self.engines = [  # this machine's is the first
+                self._start(begun, "engine", file, f"--IPEngine.id={number}", prefix=each)
+                for number, each in enumerate(((), prefix))
+            ]
             self.client = begun.enter_context(
                 cluster.with_engines(self._connect, len(self.engines), _START)
             )
@@ -161,7 +158,7 @@ def _started(begun, *command):
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     begun.callback(_end, process)
-    _keep(begun, "rank", process.pid)
+    cluster.keep(begun, "rank", process.pid)
     return process
 
 
@@ -174,11 +171,6 @@ def _end(process):
         process.wait(_END)
     with suppress(ProcessLookupError):  # a controller that was killed leaves its schedulers
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _keep(begun, what, which):
-    janitor.keep(what, which)
-    begun.callback(janitor.forget, what, which)
 
 
 def _written(file):
