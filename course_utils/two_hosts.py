@@ -10,7 +10,8 @@ Where the system allows it (Linux, root, iproute2 and util-linux), the other hos
 own: a network namespace, joined to this machine's by a virtual cable (a pair of veth devices). Files and
 processes are shared. Elsewhere two engines on this machine play the hosts, and the one that falls silent
 is stopped. All ends with the block, and with this process, however it ends: the namespace lives as long
-as a process is in it, and the cable as long as both of its ends.
+as a process is in it, and the cable as long as both of its ends. The system takes away what is left of
+them in its own time, so the block removes its cable itself.
 """
 
 import ipaddress
@@ -131,11 +132,17 @@ def _namespace(begun):
     inside = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
     end = ("name", _CABLE, "netns", str(holder.pid))
     _run("ip", "link", "add", "name", cable, "type", "veth", "peer", *end)
+    begun.callback(_remove, cable)
     for prefix, device, address in (((), cable, ours), (inside, _CABLE, theirs)):
         _run(*prefix, "ip", "address", "add", f"{address}/30", "dev", device)
         _run(*prefix, "ip", "link", "set", device, "up")
     _run(*inside, "ip", "link", "set", "lo", "up")
     return cable, ours, inside
+
+
+def _remove(cable):
+    # it may be gone: with the namespace
+    subprocess.run(["ip", "link", "delete", cable], check=False, capture_output=True)
 
 
 def _free_addresses():

@@ -33,6 +33,14 @@ def waits(rank: int, folder: str) -> None:
     time.sleep(1000)
 
 
+def _of_two(process: psutil.Process) -> bool:
+    """Whether it is no other: the fork server and the janitor stay for the next test."""
+    return any(
+        word in process.cmdline()
+        for word in ("ipyparallel.controller", "ipyparallel.engine", "sleep")
+    )
+
+
 @pytest.fixture(params=["a network of its own", "engines"])
 def two(request, monkeypatch, tmp_path):
     own = request.param == "a network of its own"
@@ -44,9 +52,10 @@ def two(request, monkeypatch, tmp_path):
     with network_turns.changed(), TwoHosts() as two:
         if own != two.about.startswith("The second host is a network namespace"):
             pytest.skip(f"two hosts: {two.about}")
-        processes = psutil.Process().children(recursive=True)
+        processes = [p for p in psutil.Process().children(recursive=True) if _of_two(p)]
+        assert processes
         yield two
-    assert not [p for p in psutil.wait_procs(processes, 20)[1] if "ipyparallel" in str(p.cmdline())]
+    assert not psutil.wait_procs(processes, 20)[1]
     assert not list(tmp_path.glob("course-hosts-*"))
 
 
@@ -81,3 +90,20 @@ def test_closing_it_twice_is_closing_it(two):
     two.close()
     two.close()
     two.come_back()  # nothing is there
+
+
+@pytest.mark.skipif(bool(two_hosts.why_not()), reason=f"two hosts: {two_hosts.why_not()}")
+def test_no_cable_is_left_where_a_process_outlives_the_block():
+    with network_turns.changed():
+        with TwoHosts() as two:
+            if not two.about.startswith("The second host is a network namespace"):
+                pytest.skip(f"two hosts: {two.about}")
+            inside = f"--net=/proc/{two.engines[1].pid}/ns/net"
+            outlives = psutil.Popen(["nsenter", inside, "sleep", "infinity"])
+            while outlives.name() != "sleep":
+                time.sleep(0.05)
+        left = set(psutil.net_if_addrs())
+        outlives.kill()
+        outlives.wait()
+        assert two._cable not in left
+        two.come_back()  # nothing is there
