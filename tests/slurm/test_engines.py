@@ -10,7 +10,7 @@ import sys
 import pytest
 from elastic_runs import ROOT
 
-from cluster import ADDRESS, slurm_cluster
+from cluster import ADDRESS, slurm_cluster, variables
 
 pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
@@ -70,4 +70,4 @@ def test_a_cell_runs_over_the_nodes_of_a_job_and_its_end_ends_them(nodes, tmp_pa
 
 
 def engines(nodes) -> list:
-    return [p for p in nodes.processes() if p.environ().get("SLURMD_NODENAME")]
+    return [p for p in nodes.processes() if "SLURMD_NODENAME" in variables(p)]
