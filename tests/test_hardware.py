@@ -279,9 +279,7 @@ def test_a_rank_gets_the_device_of_its_placement():
 def test_the_report_says_what_ranks_get(monkeypatch, capsys, gpus, shared, sentence):
     names = ("Model X",) * gpus
     with_gpus(monkeypatch, gpus, shared)
-    monkeypatch.setattr(
-        places, "machine", lambda: Machine(driver_gpus=gpus, names=names, cores=2)
-    )
+    monkeypatch.setattr(places, "machine", lambda: Machine(driver_gpus=gpus, names=names, cores=2))
     hardware.report()
     printed = capsys.readouterr().out
     assert sentence in printed
