@@ -165,19 +165,21 @@ class Cluster:
         return [p for p in psutil.process_iter() if network_of(p) == network]
 
     def kill_node(self, node: str) -> None:
-        """kill -9 to its daemon, then to all that it has started, as when a host loses its power."""
+        """kill -9 to its daemon and to all that it has started, as when a host loses its power."""
         found = [process for process in self.processes() if belongs_to(process, node)]
         # a step's daemon has another environment; it is the parent of what it has started
         steps = {p for process in found for p in parents(process) if "slurmstepd" in title(p)}
-        # those that would report the end of the others come first; the batch script, which has
-        # "slurm" in its title too, is one of the others: a step's daemon tells how it has ended
-        ordered = sorted({*found, *steps}, key=is_daemon, reverse=True)
+        every = {*found, *steps}
         # all are stopped before the first dies: srun has a companion that cancels its step when it is
-        # gone, and on a busy machine had the time to (seen: the step that puts the job back)
-        for end in (psutil.Process.suspend, psutil.Process.kill):
-            for process in ordered:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    end(process)
+        # gone. Daemons come first, which would report the end of the others
+        for process in sorted(every, key=is_daemon, reverse=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        # then children die before their parents: a group of stopped processes whose last link to its
+        # session dies gets SIGHUP and SIGCONT from the kernel, and srun cancels its step (seen)
+        for process in sorted(every, key=lambda each: len(parents(each)), reverse=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def wait(self, condition, what: str) -> None:
         deadline = time.monotonic() + PATIENCE
