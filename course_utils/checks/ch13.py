@@ -809,7 +809,7 @@ def _smallest(order: _Order) -> int:
 
 
 def _fullest(order: _Order, layout: Layout) -> int:
-    stages = {0, layout.pp - 1}
+    stages = layout.telling_stages(order.model.layers)
     return max(estimate.memory(order.model, layout, order.seq, s)["total"] for s in stages)
 
 

@@ -715,9 +715,8 @@ def _judged(model, batch, seq, hardware, dp, **sizes):
     layout = Layout(dp=dp, micro_batches=batch // dp, **sizes)
     if sizes["pp"] > 1 and -model.layers % (sizes["pp"] * sizes.get("chunks", 1)) not in (0, 2):
         return None
-    stages = {0, layout.pp - 1}
     layout.check(model, seq)
-    held = max(estimate.memory(model, layout, seq, stage)["total"] for stage in stages)
+    held = max(estimate.memory(model, layout, seq, s)["total"] for s in range(layout.pp))
     if held > 0.9 * hardware.hbm_bytes:
         return None
     return estimate.step_time(model, layout, seq, hardware).seconds, layout
