@@ -851,7 +851,8 @@ def _check_layout(order: _Order, got) -> None:
             slug = "tensor-leaves-node"
         elif layout.dp == order.gpus:
             slug = "data-only"
-        raise Wrong(slug, expected=f"at most 10 % more than {best:.3g} s", got=f"{seconds:.3g} s")
+        expected = f"at most {100 * REGRET:.0f} % more than {best:.3g} s"
+        raise Wrong(slug, expected=expected, got=f"{seconds:.3g} s")
 
 
 def _check_interval(order: _Order, got) -> None:
