@@ -567,8 +567,8 @@ def _filled_up():
 
 
 never_loads = _wrong_loop("from-zero", read=lambda path: None)("never_loads")
-begins_the_epoch_again = _wrong_loop("position-lost", resume=lambda: lambda done: 0)(
-    "begins_the_epoch_again"
+begins_the_order_again = _wrong_loop("position-lost", resume=lambda: lambda done: 0)(
+    "begins_the_order_again"
 )
 loads_no_state = _wrong_loop("state-not-loaded", load=False)("loads_no_state")
 does_a_step_twice = _wrong_loop("one-step-off", resume=lambda: lambda done: done - 1)(
@@ -614,6 +614,20 @@ one_more_in_any_case = _wrong_loop("trains-on", until=lambda done, steps: max(st
     "one_more_in_any_case"
 )
 never_saves = _wrong_loop("from-zero", write=lambda path, content: None)("never_saves")
+
+
+@wrong("13.2", names="position-lost")
+def begins_the_epoch_again(training, images, labels, folder, steps, batch, every):
+    count = math.ceil(len(images) / batch)
+    more = {"resume": lambda done: done - done % count}
+    _loop(training, images, labels, folder, steps, batch, every, **more)
+
+
+@wrong("13.2", names="one-step-off")
+def saves_the_number_before_the_step(training, images, labels, folder, steps, batch, every):
+    """As `for step in range(steps)` with step in the file."""
+    more = {"resume": lambda done: done - 1, "until": lambda done, steps: steps + (done > 0)}
+    _loop(training, images, labels, folder, steps, batch, every, **more)
 
 
 @wrong("13.2", names="other-steps")
