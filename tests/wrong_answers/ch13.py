@@ -722,7 +722,8 @@ def with_a_search_of_its_own(model, gpus, batch, seq, hardware, node_days, disk)
                             filter(None, (best, found)), key=lambda each: each[0], default=None
                         )
     nodes = gpus // hardware.node
-    return best[1], round(_interval(model, best[1], seq, hardware, nodes, node_days, disk))
+    steps = _interval(model, best[1], seq, hardware, nodes, node_days, disk)
+    return best[1], max(1, round(steps))
 
 
 def _judged(model, batch, seq, hardware, dp, **sizes):
@@ -782,6 +783,13 @@ def each_rank_has_the_disk(model, gpus, batch, seq, hardware, node_days, disk):
     layout = _best(model, gpus, batch, seq, hardware)
     nodes = gpus / hardware.node
     return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk * gpus))
+
+
+@wrong("13.3", names="steps-not-whole")
+def rounds_to_none(model, gpus, batch, seq, hardware, node_days, disk):
+    layout = _best(model, gpus, batch, seq, hardware)
+    nodes = gpus / hardware.node
+    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk))
 
 
 @wrong("13.3", names="bad-interval")
