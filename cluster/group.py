@@ -89,12 +89,30 @@ def start_group(timeout: int) -> torch.device:
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"  # gloo for the few bytes of Python objects
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
+    with gives_up_after(timeout, "the other ranks were not there"):
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
     same_device_everywhere(everywhere(lambda: (socket.gethostname(), words, device.type)))
     a_gpu_for_each(everywhere(lambda: (socket.gethostname(), gpu_of(device))))
     if dist.get_rank() == 0:
         print(words, flush=True)
     return device
+
+
+@contextmanager
+def gives_up_after(seconds: float, reason: str) -> Iterator[None]:
+    """Ends this process where the block takes longer. (PyTorch tries twice to reach the store of a rank
+    that has gone, each time for its whole timeout.)"""
+
+    def give_up() -> None:
+        print(f"{reason} within {seconds:g} s (--timeout)", file=sys.stderr, flush=True)
+        os._exit(1)  # the thread that waits is in C++, and hears of no exception
+
+    timer = threading.Timer(seconds, give_up)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def same_device_everywhere(ranks: list[tuple[str, str, str]]) -> None:

@@ -608,6 +608,16 @@ for rank in range(2):
 #
 # `parameter.register_post_accumulate_grad_hook(function)` has `function(parameter)` called each time
 # that backward has finished this parameter's `.grad`.
+#
+# Do not write it in one go. Climb in four steps, and run the check after each: it goes on behind a line that
+# fails, so it shows on which step you stand.
+#
+# | step | what you add | lines of the check that hold from here on |
+# |---|---|---|
+# | 1. per parameter | the broadcast; at the end, an all-reduce for each gradient, as in 3.1 | the start, the mean on two and three ranks, `no_sync()` sends nothing and the whole sum is averaged after it, frozen, tied, unused |
+# | 2. flat | at the end, one all-reduce of all gradients in one vector | no new one: fewer and larger messages, still after backward |
+# | 3. asynchronous | a hook for each parameter starts its all-reduce; at the end, only `wait` | all-reduces start while backward still runs, backward does not wait |
+# | 4. bucketed | hooks fill buckets; a full one leaves when all before it have left | buckets of `bucket_bytes`, a parameter that only some ranks used |
 
 # %%
 from collections.abc import Iterator

@@ -765,6 +765,16 @@ check("8.3", FlatLayout)
 #   what sharding has just saved.
 # * **Views.** A layer's output may be a view, and an operation in place, such as
 #   `nn.ReLU(inplace=True)`, replaces a view's `grad_fn`. That of its base, `output._base`, stays.
+#
+# Climb in four steps, and run the check after each: it goes on behind a line that fails, so it shows on which
+# step you stand.
+#
+# | step | what you add | lines of the check that hold from here on |
+# |---|---|---|
+# | 1. shards | `__init__` broadcasts and keeps shards; `full_parameters` gathers them | the start, what a rank keeps |
+# | 2. gather and free | a layer's matrices come before its forward and before its backward, and go after each; its gradient is reduced at once | one process, memory, bytes, all sizes and kinds of layers |
+# | 3. mixed precision | `compute_dtype` | the line about bfloat16 |
+# | 4. prefetch | the next gather, and one reduction, run beside backward | the last line |
 
 
 # %% nbgrader={"grade_id": "8.4", "solution": true}

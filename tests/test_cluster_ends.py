@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -256,6 +257,23 @@ def test_a_rank_on_the_cpu_of_a_host_with_gpus_leaves_them_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: pytest.fail("a GPU was asked"))
     states = train.random_states(torch.device("cpu"))
     assert set(states) == {"cpu", "python"}
+
+
+def test_who_waits_for_a_rank_that_has_gone_gives_up_in_time():
+    """PyTorch, which tries twice and each time for the whole timeout, is here one that never returns."""
+    program = (
+        "import time, group; group.dist.init_process_group = lambda *_, **__: time.sleep(1e6)\n"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", f"{program}group.start_group(1)"],
+        cwd=ROOT / "cluster",
+        env=os.environ | {"RANK": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = rank.communicate(timeout=120)[1]
+    assert rank.returncode == 1
+    assert said.endswith("the other ranks were not there within 1 s (--timeout)\n")
 
 
 def test_a_host_with_too_few_gpus_beside_others_is_named():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from course_utils import gpu_sharing, hardware
-from course_utils.hardware import CAUSES, Machine, Setup, doctor
+from course_utils.hardware import CAUSES, Machine, Setup, diagnosis, doctor, places, snapshot
 from course_utils.launch import job, launch
 
 FOUR = Machine(driver_gpus=4)
@@ -107,7 +107,7 @@ def test_cuda_visible_devices_is_read_as_cuda_does(visible, count):
 def test_busy_gpus_are_the_chunks_that_scatter_makes():
     for samples in range(1, 30):
         for gpus in range(1, 9):
-            assert hardware._busy(samples, gpus) == len(torch.zeros(samples).chunk(gpus))
+            assert diagnosis._busy(samples, gpus) == len(torch.zeros(samples).chunk(gpus))
 
 
 def test_several_causes_come_in_order_and_print_numbered():
@@ -279,9 +279,7 @@ def test_a_rank_gets_the_device_of_its_placement():
 def test_the_report_says_what_ranks_get(monkeypatch, capsys, gpus, shared, sentence):
     names = ("Model X",) * gpus
     with_gpus(monkeypatch, gpus, shared)
-    monkeypatch.setattr(
-        hardware, "machine", lambda: Machine(driver_gpus=gpus, names=names, cores=2)
-    )
+    monkeypatch.setattr(places, "machine", lambda: Machine(driver_gpus=gpus, names=names, cores=2))
     hardware.report()
     printed = capsys.readouterr().out
     assert sentence in printed
@@ -294,14 +292,14 @@ def test_nvidia_smi_is_read(monkeypatch):
     monkeypatch.setattr(
         subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, 0, answer, "")
     )
-    assert hardware._driver_gpus() == [("NVIDIA A", 0.25), ("NVIDIA A", 0.0)]
+    assert snapshot._driver_gpus() == [("NVIDIA A", 0.25), ("NVIDIA A", 0.0)]
 
 
 def test_a_failing_nvidia_smi_is_no_answer(monkeypatch):
     monkeypatch.setattr(
         subprocess, "run", lambda *args, **kw: subprocess.CompletedProcess(args, 9, "", "no driver")
     )
-    assert hardware._driver_gpus() is None
+    assert snapshot._driver_gpus() is None
 
 
 def convolutions():

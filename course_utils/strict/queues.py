@@ -27,7 +27,7 @@ from course_utils.strict import rules
 
 _flights: list["Flight"] = []  # those whose end nobody has needed yet, in order
 _lock = threading.RLock()  # autograd's threads touch tensors too
-_TRACING = "course_utils.trace"  # asks for a future to take the time, not to wait
+_TRACING = "course_utils.trace.recording"  # asks for a future to take the time, not to wait
 
 
 class Flight:

@@ -1,31 +1,21 @@
-"""What this machine has, which device and backend each rank gets, and why a GPU may be idle.
+"""The doctor, who answers "why is only one GPU busy".
 
-The rule of the course: where there are at least as many GPUs as ranks, each rank gets one GPU
-and NCCL; where there are fewer, ranks share them, if NCCL lets them (`gpu_sharing`). Otherwise every
-rank runs on the CPU with gloo, and beside a single GPU that nobody can share so does all the rest:
-what is compared is computed on the same kind of device.
-
-`doctor` answers "why is only one GPU busy": it looks at the machine and at your model, batch and
-optimizer, and names each cause with its evidence and its repair. It runs nothing and changes
-nothing. A set-up that you do not have can be described: `doctor(machine=Machine(driver_gpus=4,
-visible="0"))`.
+It looks at the machine and at your model, batch and optimizer, and names each cause with its evidence and
+its repair. It runs nothing and changes nothing. A set-up that you do not have can be described:
+`doctor(machine=Machine(driver_gpus=4, visible="0"))`.
 """
 
-import ctypes
 import gc
 import math
-import os
-import re
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from course_utils import gpu_sharing, host_waits
+from course_utils.hardware import snapshot
+from course_utils.hardware.snapshot import Machine, counted
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -50,84 +40,6 @@ CAUSES = {
     "optimizer-elsewhere": "The optimizer holds parameters of another model.",
     "first-gpu-loaded": "The first GPU carries more than the others.",
 }
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where ranks run: the backend and one device per rank, `devices[rank]`."""
-
-    backend: str
-    devices: list[torch.device]
-
-    @property
-    def sharing(self) -> int:
-        """Ranks on the fullest GPU; 1 where each has a device of its own or all are on the CPU."""
-        if self.backend != "nccl":
-            return 1
-        return max(map(self.devices.count, self.devices))
-
-    @property
-    def timing(self) -> str:
-        """What a figure has to say of times: "measured", or what stands in for GPUs."""
-        if self.backend != "nccl":
-            return "emulated: ranks on the CPU"
-        if self.sharing > 1:
-            gpus = _count(len(set(self.devices)), "GPU")
-            return f"emulated: {len(self.devices)} ranks share {gpus}"
-        return "measured"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a machine has, as one snapshot; invent one to see what the doctor says of it.
-
-    driver_gpus   GPUs that the driver lists, whatever the environment says; None: nobody to ask
-    visible       CUDA_VISIBLE_DEVICES as it is now; None: not set, which shows all GPUs
-    started_gpus  GPUs that CUDA gave this process when it started; None: it has not started
-    torch_gpus    torch.cuda.device_count(); left out, it follows from the three above
-    cuda_build    whether this PyTorch is built with CUDA
-    names         of the driver's GPUs
-    memory_used   share of each of the driver's GPUs' memory that is in use, 0 to 1
-    cores         processor cores that this process may use
-    apple_gpu     whether PyTorch could compute on an Apple GPU (MPS)
-    """
-
-    driver_gpus: int | None = 0
-    visible: str | None = None
-    started_gpus: int | None = None
-    torch_gpus: int | None = None
-    cuda_build: bool = True
-    names: tuple[str, ...] = ()
-    memory_used: tuple[float, ...] = ()
-    cores: int = 1
-    apple_gpu: bool = False
-
-    def __post_init__(self) -> None:
-        if self.torch_gpus is None:
-            count = len(self.selected()) if self.started_gpus is None else self.started_gpus
-            object.__setattr__(self, "torch_gpus", count if self.cuda_build else 0)
-
-    def selected(self) -> list[str]:
-        """The entries of CUDA_VISIBLE_DEVICES that CUDA accepts; all GPUs where it is not set.
-
-        CUDA reads the list up to the first entry that is no GPU and shows those before it; an
-        entry that stands twice hides all.
-        Source: CUDA C++ Programming Guide, section "CUDA Environment Variables".
-        """
-        count = self.driver_gpus or 0
-        if self.visible is None:
-            return [str(i) for i in range(count)]
-        accepted: list[str] = []
-        for entry in (part.strip() for part in self.visible.split(",")):
-            number = re.match(r"\d+", entry)  # CUDA reads "1gpu" as 1
-            if number and (self.driver_gpus is None or int(number[0]) < self.driver_gpus):
-                entry = number[0]
-            elif not entry.startswith(("GPU-", "MIG-")):
-                break
-            if entry in accepted:
-                return []
-            accepted.append(entry)
-        return accepted
 
 
 @dataclass(frozen=True)
@@ -209,124 +121,6 @@ class Diagnosis(list[Finding]):
     __repr__ = __str__
 
 
-# For programs with NCCL: PyTorch would print a warning into each cell that sends or receives without
-# a batch, because the ranks connect early.
-QUIET = {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false"}
-
-
-def cores() -> int:
-    """Processor cores that this process may use (not those that the machine has)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def placement(nprocs: int) -> Placement:
-    """Returns the backend and the devices of `nprocs` ranks: one GPU each and NCCL where there
-    are enough GPUs, or shared ones where that works; else the CPU and gloo."""
-    gpus = _usable_gpus()
-    if gpus and dist.is_nccl_available() and (gpus >= nprocs or gpu_sharing.works()):
-        return Placement("nccl", [torch.device("cuda", rank % gpus) for rank in range(nprocs)])
-    return on_cpu(nprocs)
-
-
-def on_cpu(nprocs: int) -> Placement:
-    """Returns the placement of `nprocs` ranks on the CPU, with gloo."""
-    return Placement("gloo", [torch.device("cpu")] * nprocs)
-
-
-def _usable_gpus() -> int:
-    """All GPUs; none where there is one only and ranks cannot share it. Two ranks would then compute
-    on the CPU, and one on the GPU, and what they are compared with too."""
-    gpus = _torch_gpus()
-    return 0 if gpus == 1 and not gpu_sharing.works() else gpus
-
-
-def device() -> torch.device:
-    """Returns the device of this process: in a rank the one that the rank was given, in the
-    notebook's kernel the first GPU, or the CPU where there is none or ranks could not use it."""
-    if dist.is_available() and dist.is_initialized():
-        if dist.get_backend() == "nccl":
-            accelerator = torch.accelerator.current_accelerator()  # under strict rules not CUDA
-            return torch.device(accelerator.type, torch.get_device_module().current_device())
-        return torch.device("cpu")
-    return torch.device("cuda", 0) if _usable_gpus() else torch.device("cpu")
-
-
-def settle() -> None:
-    """Waits until this process's device has done what it was given, before a clock is read: a GPU's
-    calls return when the work is in its queue. On the CPU it is done already."""
-    place = device()
-    if place.type != "cpu":
-        host_waits.until(torch.get_device_module(place).current_stream().query)
-
-
-def compute_alike() -> None:
-    """Makes this process compute as all others do: float32 is float32 on a GPU too.
-
-    cuDNN's convolutions would take TF32, with 10 bits of mantissa for 23, and the quickest of several
-    algorithms, whose sums differ from run to run (docs.pytorch.org, notes/numerical_accuracy and
-    notes/randomness). `report` calls it in the notebook, `launch` in each rank.
-    """
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
-
-
-def report() -> None:
-    """Prints in words what this machine has and what each rank of a cell would get; and has the
-    notebook compute as the ranks do (`compute_alike`)."""
-    compute_alike()
-    here = machine()
-    system = f"PyTorch {torch.__version__} on {_count(here.cores, 'CPU core')}"
-    if here.torch_gpus == 0:
-        print(f"{system} and no GPU.")
-        print("Ranks run on the CPU with gloo: every result is real, no time is a GPU's.")
-    else:
-        names = f" ({', '.join(sorted(set(here.names)))})" if here.names else ""
-        print(f"{system} and {_count(here.torch_gpus, 'GPU')}{names}.")
-        print(_of_ranks(here.torch_gpus))
-
-
-def _of_ranks(gpus: int) -> str:
-    """What the ranks of a cell get, where there is a GPU."""
-    here = _count(gpus, "GPU")
-    if gpu_sharing.works():
-        own = f"Up to {gpus} ranks get one GPU each and NCCL; " if gpus > 1 else ""
-        more = 2 * gpus if gpus > 1 else 4
-        return (
-            f"{own}{more} ranks share {here}: the calls are NCCL's, the times are not those of "
-            f"{more} GPUs."
-        )
-    if gpus == 1:
-        return (
-            "Its NCCL does not let two ranks share it: everything runs on the CPU with gloo, so that "
-            "what is compared is computed alike."
-        )
-    return (
-        f"Up to {gpus} ranks get one GPU each and NCCL; more ranks run on the CPU with gloo, because "
-        "this NCCL does not let two ranks share a GPU."
-    )
-
-
-def machine() -> Machine:
-    """Returns a snapshot of this machine as this process sees it. Does not start CUDA."""
-    gpus = _driver_gpus()
-    return Machine(
-        driver_gpus=None if gpus is None else len(gpus),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        started_gpus=_started_gpus(),
-        torch_gpus=_torch_gpus(),
-        cuda_build=torch.version.cuda is not None,
-        names=tuple(name for name, _ in gpus or []),
-        memory_used=tuple(used for _, used in gpus or []),
-        cores=cores(),
-        apple_gpu=torch.backends.mps.is_available(),
-    )
-
-
-this_machine = machine  # the name for `doctor`, where `machine` is a parameter
-
-
 def doctor(
     model: nn.Module | None = None,
     batch: torch.Tensor | Sequence[torch.Tensor] | None = None,
@@ -340,7 +134,7 @@ def doctor(
     `model` is what your loop calls, `batch` what it uses: the inputs, or (inputs, labels).
     `machine` and `setup` replace what is really there by a description.
     """
-    here = this_machine() if machine is None else machine
+    here = snapshot.machine() if machine is None else machine
     if setup is None and model is not None:
         setup = Setup.of(model, batch, optimizer)
     findings = list(_of_machine(here))
@@ -394,7 +188,7 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
     elif m.driver_gpus is not None and m.torch_gpus < m.driver_gpus:
         yield Finding(
             "count-differs",
-            f"the driver lists {_gpus(m.driver_gpus)}, torch.cuda.device_count() is "
+            f"the driver lists {_gpus(m.driver_gpus)}, torch.cuda.devicecounted() is "
             f"{m.torch_gpus}, and CUDA_VISIBLE_DEVICES is not set (so it hides none)",
             "compare the driver's CUDA version (nvidia-smi) with torch.version.cuda "
             f"({torch.version.cuda}); update the driver, or install the matching PyTorch",
@@ -488,7 +282,7 @@ def _of_setup(s: Setup, m: Machine) -> Iterator[Finding]:
         if busy < used:
             yield Finding(
                 "batch-too-small",
-                f"{_count(s.batch_size, 'sample')} on {_gpus(used)}: scatter cuts chunks of "
+                f"{counted(s.batch_size, 'sample')} on {_gpus(used)}: scatter cuts chunks of "
                 f"{math.ceil(s.batch_size / used)}, which keeps {busy} busy",
                 f"use a batch size that is a multiple of {used}, and large: "
                 "every step copies the model to each GPU",
@@ -555,49 +349,6 @@ def _fits(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
     return all(id(p) in held for p in model.parameters() if p.requires_grad)
 
 
-# --- asking the system ---------------------------------------------------------------------------
-
-
-def _torch_gpus() -> int:
-    # device_count() asks the driver's management library and leaves CUDA unstarted;
-    # is_available() would start it, and fix CUDA_VISIBLE_DEVICES, in the kernel.
-    return torch.cuda.device_count()
-
-
-def _driver_gpus() -> list[tuple[str, float]] | None:
-    """Name and share of memory in use of each GPU that the driver lists, whatever
-    CUDA_VISIBLE_DEVICES says; None where nvidia-smi is missing or fails."""
-    answer = gpu_sharing.nvidia_smi("name", "memory.used", "memory.total")
-    if answer is None:
-        return None
-    rows = re.findall(r"^(.+), ([^,]+), ([^,]+)$", answer, re.MULTILINE)
-    return [(name, _share(used, total)) for name, used, total in rows]
-
-
-def _share(used: str, total: str) -> float:
-    try:
-        return float(used) / float(total)
-    except (ValueError, ZeroDivisionError):
-        return 0.0  # "[N/A]", on boards that share the system's memory
-
-
-def _started_gpus() -> int | None:
-    """GPUs that CUDA has given to this process, or None where it has not started here.
-
-    The driver's library says so itself: before cuInit every call answers NOT_INITIALIZED (3).
-    Source: CUDA Driver API, section "Device Management", cuDeviceGetCount.
-    """
-    try:
-        if sys.platform == "win32":
-            driver = ctypes.CDLL("nvcuda.dll")
-        else:
-            driver = ctypes.CDLL("libcuda.so.1", mode=getattr(os, "RTLD_NOLOAD", 0))
-    except OSError:
-        return None  # not there, or not loaded: nothing has started CUDA
-    count = ctypes.c_int(0)
-    return count.value if driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else None
-
-
 def _visible(m: Machine) -> str:
     if m.visible is None:
         return "CUDA_VISIBLE_DEVICES is not set"
@@ -605,8 +356,4 @@ def _visible(m: Machine) -> str:
 
 
 def _gpus(count: int | None) -> str:
-    return _count(count or 0, "GPU")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return counted(count or 0, "GPU")
