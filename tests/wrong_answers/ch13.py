@@ -238,6 +238,14 @@ class HandsOutItsOwnTensors(_Copied):
         return tensor
 
 
+@wrong("13.1", names="not-a-copy")
+class CopiesOnlyWhatItGathers(_Sharded):
+    """On one rank the whole tensor is its own."""
+
+    def whole(self, tensor):
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+
+
 @wrong("13.1", names="parameters-whole")
 class KeepsTheModelBeside(_Sharded):
     def split(self, model):
