@@ -103,7 +103,8 @@ class Watched:
     def step(self, numbers: Tensor, labels: Tensor) -> float:
         if self.worker:
             self.worker.wait_at_gate(self.done)
-        self.used += torch.bincount(numbers.cpu(), minlength=len(self.used))
+        # a new tensor: the old one may be in a state that was handed out
+        self.used = self.used + torch.bincount(numbers.cpu(), minlength=len(self.used))
         loss = self.training.step(self.images[numbers.cpu()].to(device()), labels.to(device()))
         self.done += 1
         if self.worker:

@@ -876,8 +876,8 @@ from course_utils import explore
 
 explore.Explorer(
     figures.your_plan,
-    model=["70B", "8B", "405B"],
-    gpus=["512", "8", "64", "2048"],
+    model=["70B", "405B", "8B"],
+    gpus=["512", "2048", "64", "8"],
     context=["8k", "32k", "128k"],
     network=["400 Gbit/s", "100 Gbit/s", "1600 Gbit/s"],
 )

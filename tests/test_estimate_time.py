@@ -8,7 +8,9 @@ import psutil
 import pytest
 
 from course_utils import estimate
-from course_utils.estimate import Hardware, Layout, Model, here, published
+from course_utils.estimate import Calibration, Hardware, Layout, Model, here, published, timing
+from course_utils.estimate.memory import stage_parameters
+from course_utils.estimate.networks import place_of
 from tests.benchmarks import bench_plans
 
 MODEL = Model(8, 1024, 16, 32000, ffn=4096)
@@ -228,6 +230,33 @@ def test_no_stage_of_a_plan_needs_more_than_the_plan_says(layers):
         assert plan.memory["total"] == max(held)
         inside += max(held) > max(held[0], held[-1])
     assert (inside > 0) == (layers != 8)
+
+
+@pytest.mark.parametrize(("layers", "inside"), [(8, False), (14, True)])
+def test_what_comes_once_a_step_takes_as_long_as_on_the_slowest_stage(layers, inside):
+    """With large experts it is a stage between the ends that has most to update and to send."""
+    model = Model(layers, 1024, 16, 32000, experts=8, top_k=2, tied=False)
+    hardware, known = replace(SMALL, hbm_bytes=10**12), Calibration(overlap=0.0)
+    plans, _ = estimate.search(model, 8, 32, SEQ, hardware, known, keep=10**6)
+    slowest = set()
+    for layout in (plan.layout for plan in plans if plan.layout.pp > 2):
+        parts = estimate.step_time(model, layout, SEQ, hardware, known).parts
+        by_stage = [once(model, layout, hardware, known, stage) for stage in range(layout.pp)]
+        assert parts.get("data", 0.0) + parts["optimizer"] == pytest.approx(max(by_stage))
+        slowest.add(max(by_stage) > 1.05 * max(by_stage[0], by_stage[-1]))
+    assert slowest == {inside, False}
+
+
+def once(model, layout, hardware, known, stage):
+    """Seconds that a stage takes once a step, if nothing hides them: its optimizer, and its calls
+    beside the layers."""
+    sent = [
+        timing.call_seconds(call, place_of(call.group, layout, hardware.node), hardware, known)
+        for call in estimate.traffic(model, layout, SEQ, stage)
+        if call.group in timing.OUTSIDE
+    ]
+    held = sum(stage_parameters(model, layout, stage)) / (layout.shards if layout.zero else 1)
+    return sum(sent) + timing.OPTIMIZER_BYTES * held / hardware.hbm_bandwidth
 
 
 def every_legal_layout(model: Model, gpus: int, batch: int, seq: int):

@@ -296,6 +296,33 @@ def test_the_drawing_kit_stays_on_its_canvas():
         assert limits.x0 <= box.x0 and box.x1 <= limits.x1 + 1 and limits.y0 <= box.y0
 
 
+@pytest.mark.parametrize("held", [30e9, 78.8e9, 120e9])
+def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held):
+    ledgers = {f"stage {n}": {"parameters": held / 2, "activations": held / 2} for n in range(3)}
+    seconds = {name: {"matrices": 3.0, "messages": 1.0} for name in ledgers}
+    both = plots.fit_and_time(ledgers, seconds, 80e9, "seconds", "a layout")
+    for figure in (plots.fit(ledgers, 80e9, "a plan"), both):
+        assert not list(overlaps(figure))
+        ax = figure.axes[0]
+        (line,) = ax.lines
+        ends = [80, held / 1e9]
+        assert line.get_xdata()[0] == 80 < ax.get_xlim()[1]
+        right = max(ax.transData.transform((end, 0))[0] for end in ends)
+        assert [text.get_text() for text in ax.texts] == [f"{held / 1e9:.3g} GB"] * 3
+        assert all(text.get_window_extent().x0 > right for text in ax.texts)
+
+
+def test_seconds_of_a_plan_have_the_colours_of_what_they_are():
+    communication = {"tensor", "context", "experts", "data", "messages", "other groups"}
+    looks = plots.plans.SECONDS
+    of = {kind for kind, (color, _) in looks.items() if color == plots.COLORS["communication"]}
+    assert of == communication
+    assert not {plots.COLORS["wrong"], plots.COLORS["load"]} & {
+        color for color, _ in looks.values()
+    }
+    assert len(set(looks.values())) == len(looks), "each colour with another hatch"
+
+
 @pytest.mark.parametrize("ranks", [2, 5, 8])
 def test_star_and_ring(ranks):
     figure, (left, right) = plt.subplots(1, 2)

@@ -331,10 +331,12 @@ def _(answer, draw):
     ranks, before = draw.choice([2, 3]), _task(draw, (5, 7, 9))
     _, state = _alone(before)
     task = replace(before, batches=(draw.integer(6, 9), draw.integer(4, 5)), seed=draw.seed())
-    reports = run(_trained, ranks, answer, task, state)
-    _judge_states(reports, task, state)
-    if any(report.first_changed for report in reports):
-        raise Wrong("not-a-copy", expected="a state that stays", got="one that follows the model")
+    for count in (ranks, 1):  # one alone needs to gather nothing, and may hand out what it has
+        reports = run(_trained, count, answer, task, state)
+        _judge_states(reports, task, state)
+        if any(report.first_changed for report in reports):
+            got = "one that follows the model"
+            raise Wrong("not-a-copy", expected="a state that stays", got=got)
 
 
 def _measured(rank, answer, task: _Task) -> tuple[int, int, float]:
@@ -427,7 +429,6 @@ loop = Exercise(
         "no-fallback": "The newest file is damaged, and the run does not go on from the one before.",
         "byte-unnoticed": "A byte of the newest file has changed, and it is loaded. `torch.load` does not notice: compare a checksum of your "
         "own.",
-        "never-saved": "No checkpoint is written where one is due.",
         "last-not-saved": "After the last step there is no checkpoint: a life that begins later does steps again.",
         "trains-on": "All steps are done, and another life makes more.",
     },
@@ -439,6 +440,7 @@ loop = Exercise(
 )
 
 STATE = 20_000  # numbers in a state: a file that can be torn in the middle
+TORN = 20_000  # bytes of a file at which it is torn: less than a state, compressed or cut in two
 
 
 @dataclass(frozen=True)
@@ -459,7 +461,8 @@ class _Run:
 class _Noting:
     """A training that notes what it is handed. Its state follows from all that it got, in its order.
 
-    `dies` is the step before which the last rank is killed; `torn` the save during which rank 0 is.
+    `dies` is the step before which the last rank is killed; `torn` the save during which a rank is,
+    whichever writes.
     """
 
     def __init__(self, notes: Path, dies: int | None, torn: int | None) -> None:
@@ -483,8 +486,8 @@ class _Noting:
     def state_dict(self) -> dict:
         dist.barrier()
         self.saves += 1
-        if self.saves == self.torn and dist.get_rank() == 0:
-            _kill_in_a_write(2 * STATE)
+        if self.saves == self.torn:
+            _kill_in_a_write(TORN)
         return {"model": {"value": self.value.clone()}, "momentum": {}}
 
     def load_state_dict(self, state: dict) -> None:
@@ -546,7 +549,7 @@ def _asked(draw, parent: str, **fixed) -> _Run:
     batch = draw.integer(4, 6)
     rows = batch * draw.integer(3, 4) + draw.integer(1, batch - 1)
     every = draw.choice([2, 3])
-    steps = 2 * -(-rows // batch) + 1
+    steps = 4 * -(-rows // batch) + 3
     given = {"rows": rows, "batch": batch, "steps": steps, "every": every} | fixed
     return _Run(**given, folder=Path(parent, "runs", "mine"))
 
@@ -563,8 +566,10 @@ def _judge_rows(life: _Life, asked: _Run) -> None:
     if not life.labels_fit:
         raise Wrong("wrong-labels", expected="the labels of the rows", got="others")
     epoch = [row for rows in first[: asked.in_an_epoch] for row in rows]
-    if len(first[0]) != asked.batch:
+    if first and len(first[0]) != asked.batch:
         raise Wrong("global-batch-size", expected=f"{asked.batch} rows", got=f"{len(first[0])}")
+    if len(first) < asked.in_an_epoch:
+        raise Wrong("other-steps", expected=f"{asked.steps} steps", got=f"{len(first)}")
     second = [row for rows in first[asked.in_an_epoch : 2 * asked.in_an_epoch] for row in rows]
     if len(set(epoch)) < len(epoch):
         all_there = all(len(set(rows)) == asked.rows for rows in (epoch, second))
@@ -587,7 +592,7 @@ def _value_after(rows: list[list[int]]) -> float:
     return value.item()
 
 
-def _judge_resumed(life: _Life, whole: list[list[int]], start: int) -> None:
+def _judge_resumed(life: _Life, whole: list[list[int]], start: int, in_an_epoch: int) -> None:
     """A life that goes on at step `start` of what an undisturbed one does."""
     got = life.rows[0]
     if any(own != got for own in life.rows):
@@ -596,14 +601,16 @@ def _judge_resumed(life: _Life, whole: list[list[int]], start: int) -> None:
     if got != whole[start:]:
         begins = next((n for n, rows in enumerate(whole) if got and got[0] == rows), None)
         as_before = begins is not None and got == whole[begins : begins + len(got)]
-        if len(got) == len(whole):
+        if got[: len(whole) - start] == whole[start:]:
+            slug = "other-steps"
+        elif len(got) == len(whole):
             slug = "from-zero"
-        elif as_before and begins == 0:
-            slug = "position-lost"
         elif as_before and abs(begins - start) == 1:
             slug = "one-step-off"
         elif as_before and got == whole[begins:]:
             slug = "older-checkpoint"
+        elif as_before and begins in (0, start - start % in_an_epoch):
+            slug = "position-lost"
         else:
             slug = "another-order"
         raise Wrong(slug, expected=expected, got=f"{len(got)} steps, the first with {got[:1]}")
@@ -637,10 +644,12 @@ def _kill_and_go_on(answer, draw, before: int, after: int) -> None:
         _prepared(parent)
         asked = _asked(draw, parent)
         whole = _whole(answer, asked)
-        dies = draw.choice([n for n in range(asked.every + 1, asked.steps) if n % asked.every])
-        _lived(answer, before, asked, dies=dies)
-        start = dies // asked.every * asked.every
-        _judge_resumed(_lived(answer, after, asked), whole, start)
+        # from 10 on, because names of files may be sorted as text; and inside an epoch, because at its
+        # first steps several mistakes go on with the same rows
+        starts = range(0, asked.steps - asked.every + 1, asked.every)
+        start = draw.choice([n for n in starts if n >= 10 and n % asked.in_an_epoch > 1])
+        _lived(answer, before, asked, dies=start + draw.integer(1, asked.every - 1))
+        _judge_resumed(_lived(answer, after, asked), whole, start, asked.in_an_epoch)
 
 
 def _whole(answer, asked: _Run) -> list[list[int]]:
@@ -660,13 +669,12 @@ def _(answer, draw):
         _prepared(parent)
         asked = _asked(draw, parent)
         whole, torn = _whole(answer, asked), draw.choice([2, 3])
-        if _lived(answer, 2, asked, torn=torn).value is not None:
-            raise Wrong("never-saved", expected=f"{torn} saves", got="fewer")
+        _lived(answer, 2, asked, torn=torn)
         start = (torn - 1) * asked.every
         life = _lived(answer, 2, asked)
         if life.rows[0] == whole:
             raise Wrong("in-place", expected=f"to go on at step {start}", got="a new beginning")
-        _judge_resumed(life, whole, start)
+        _judge_resumed(life, whole, start, asked.in_an_epoch)
 
 
 @loop.requires(
@@ -680,11 +688,9 @@ def _(answer, draw):
             _prepared(parent)
             asked = _asked(draw, parent)
             whole, dies = _whole(answer, asked), 3 * asked.every + 1
-            _lived(answer, 2, replace(asked, steps=max(asked.steps, dies + 1)), dies=dies)
+            _lived(answer, 2, asked, dies=dies)
             files = [path for path in asked.folder.rglob("*") if path.is_file()]
-            large = [path for path in files if path.stat().st_size > 2 * STATE]
-            if not large:
-                raise Wrong("never-saved", expected="a file with the state", got="none")
+            large = [path for path in files if path.stat().st_size > TORN]
             newest = max(large, key=lambda path: path.stat().st_mtime_ns)
             newest.write_bytes(damage(newest.read_bytes()))
             life = _lived(answer, 2, asked)
@@ -692,7 +698,7 @@ def _(answer, draw):
                 raise Wrong("byte-unnoticed", expected="the one before", got="the damaged one")
             if life.rows[0] == whole:
                 raise Wrong("no-fallback", expected="the one before", got="a new beginning")
-            _judge_resumed(life, whole, 2 * asked.every)
+            _judge_resumed(life, whole, 2 * asked.every, asked.in_an_epoch)
 
 
 def _cut(content: bytes) -> bytes:
@@ -710,11 +716,11 @@ def _(answer, draw):
         _prepared(parent)
         asked = _asked(draw, parent, every=4)
         asked = replace(asked, steps=4 * (asked.steps // 4) + draw.choice([1, 2, 3]))
-        _lived(answer, 1, asked)
-        more = len(_lived(answer, draw.choice([1, 2]), asked).rows[0])
+        [done] = _lived(answer, 1, asked).rows
+        more = _lived(answer, draw.choice([1, 2]), asked).rows[0]
         if more:
-            slug = "last-not-saved" if more == asked.steps % 4 else "trains-on"
-            raise Wrong(slug, expected="no step", got=f"{more} steps")
+            slug = "last-not-saved" if more == done[-len(more) :] else "trains-on"
+            raise Wrong(slug, expected="no step", got=f"{len(more)} steps")
 
 
 # ---- 13.3 ----------------------------------------------------------------------------------------
@@ -793,8 +799,8 @@ class _Order:
 
 
 @lru_cache(maxsize=8)
-def _fastest(order: _Order) -> float:
-    plans, _ = estimate.search(*order.arguments()[:5], keep=1)
+def _fastest(*cluster) -> float:
+    plans, _ = estimate.search(*cluster, keep=1)
     return plans[0].time.seconds
 
 
@@ -807,7 +813,7 @@ def _smallest(order: _Order) -> int:
 
 
 def _fullest(order: _Order, layout: Layout) -> int:
-    stages = {0, layout.pp - 1}
+    stages = layout.telling_stages(order.model.layers)
     return max(estimate.memory(order.model, layout, order.seq, s)["total"] for s in stages)
 
 
@@ -840,7 +846,7 @@ def _check_layout(order: _Order, got) -> None:
         expected = f"at most {limit / 1e9:.0f} GB"
         raise Wrong("does-not-fit", expected=expected, got=f"{held / 1e9:.1f} GB")
     seconds = estimate.step_time(order.model, layout, order.seq, order.hardware).seconds
-    best = _fastest(order)
+    best = _fastest(*order.arguments()[:5])
     if seconds > (1 + REGRET) * best:
         slug = "slow"
         if held <= 1.001 * _smallest(order):
@@ -849,7 +855,8 @@ def _check_layout(order: _Order, got) -> None:
             slug = "tensor-leaves-node"
         elif layout.dp == order.gpus:
             slug = "data-only"
-        raise Wrong(slug, expected=f"at most 10 % more than {best:.3g} s", got=f"{seconds:.3g} s")
+        expected = f"at most {100 * REGRET:.0f} % more than {best:.3g} s"
+        raise Wrong(slug, expected=expected, got=f"{seconds:.3g} s")
 
 
 def _check_interval(order: _Order, got) -> None:
@@ -884,9 +891,11 @@ def _(answer, draw):
     _check_layout(order, answer(*order.arguments()))
 
 
-@planning.requires("the interval between two checkpoints", seconds=60, needs_earlier=True)
+@planning.requires("the interval between two checkpoints", seconds=120, needs_earlier=True)
 def _(answer, draw):
     order = _drawn(draw)
-    got = answer(*order.arguments())
-    _check_layout(order, got)
-    _check_interval(order, got)
+    for disk in (order.disk, 1e7 * order.disk):  # with the second, a save is over in no time
+        asked = replace(order, disk=disk)
+        got = answer(*asked.arguments())
+        _check_layout(asked, got)
+        _check_interval(asked, got)

@@ -182,6 +182,16 @@ class Layout:
             counts[ends[index % self.pp]] -= 1
         return counts
 
+    def telling_stages(self, layers: int) -> list[int]:
+        """The first stage with each number of layers, and the last: the others hold no more.
+
+        Stages that hold equally many layers differ by what is in flight, which no later stage has
+        more of, and by the tables at the ends. Where the ends hold fewer layers, the fullest may
+        be the second (Llama 3's 126 on 16 stages).
+        """
+        counts = self.stage_layers(layers)
+        return sorted({*map(counts.index, counts), self.pp - 1})
+
     def check(self, model: Model, seq: int) -> None:
         """Raises ValueError, with a sentence, where `model` cannot be split in this way."""
         whole(seq=seq)

@@ -71,14 +71,8 @@ def search(
 
 
 def _fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
-    """The memory of the stage that needs most.
-
-    Stages that hold equally many layers differ by what is in flight, which no later stage has more
-    of, and by the tables at the ends. So the first with each number of layers, and the last, are
-    enough: where the ends hold fewer layers, it may be the second (Llama 3's 126 on 16 stages).
-    """
-    counts = layout.stage_layers(model.layers)
-    stages = {counts.index(count) for count in counts} | {layout.pp - 1}
+    """The memory of the stage that needs most."""
+    stages = layout.telling_stages(model.layers)
     return max((memory(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
 
 

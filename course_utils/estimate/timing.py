@@ -73,9 +73,9 @@ class Work:
     """What a rank does: numbers that no calibration changes.
 
     Of one layer's forward pass over one micro-batch: FLOPs of the matrices, FLOPs of attention's
-    core, bytes kept. Of the output layer: FLOPs, and bytes of the logits. parameters: of the
-    fullest stage. inside: calls in a layer, by group, of a whole step and stage of `layers` layers;
-    message: of a stage to the next; outside: calls beside the layers, of the fullest stage.
+    core, bytes kept. Of the output layer: FLOPs, and bytes of the logits. inside: calls in a layer,
+    by group, of a whole step and stage of `layers` layers; message: of a stage to the next. once: of
+    each stage that may take longest for it, what comes once a step.
     """
 
     layers: int
@@ -84,10 +84,17 @@ class Work:
     activations: float
     head: float
     logits: float
-    parameters: float
     inside: tuple[Call, ...]
     message: Call | None
-    outside: tuple[Call, ...]
+    once: tuple["Once", ...]
+
+
+@dataclass(frozen=True)
+class Once:
+    """What comes once a step on a stage: its parameters before ZeRO, and calls beside the layers."""
+
+    parameters: int
+    calls: tuple[Call, ...]
 
 
 @dataclass(frozen=True)
@@ -163,24 +170,26 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
     weights += max(model.top_k, 1) * counting.mlp_matrices(model) / layout.tp
     shape = (seq, layout.micro_batch, model.width, model.heads, layout.tp)
     kept = activations_per_layer(*shape, layout.sequence_parallel, "selective") / layout.cp
-    counts = layout.stage_layers(model.layers)
     middle = layout.pp // 2
-    held = {stage: sum(stage_parameters(model, layout, stage)) for stage in (0, layout.pp - 1)}
-    fullest = max(held, key=held.get)
     calls = traffic(model, layout, seq, middle)
     messages = [call for call in calls if call.group == "pp"]
     return Work(
-        layers=counts[middle],
+        layers=layout.stage_layers(model.layers)[middle],
         matrices=2 * tokens * weights,
         attention=4 * tokens * seq * model.width / layout.tp,
         activations=kept,
         head=2 * tokens * model.vocab * model.width / layout.tp,
         logits=4 * tokens * model.vocab / layout.tp,
-        parameters=held[fullest],
         inside=tuple(call for call in calls if call.group in INSIDE),
         message=messages[0] if messages else None,
-        outside=tuple(c for c in traffic(model, layout, seq, fullest) if c.group in OUTSIDE),
+        once=tuple(_beside(model, layout, seq, s) for s in layout.telling_stages(model.layers)),
     )
+
+
+def _beside(model: Model, layout: Layout, seq: int, stage: int) -> Once:
+    calls = traffic(model, layout, seq, stage)
+    parameters = sum(stage_parameters(model, layout, stage))
+    return Once(parameters, tuple(call for call in calls if call.group in OUTSIDE))
 
 
 @dataclass(frozen=True)
@@ -310,7 +319,8 @@ def _hops(schedule: str, p: int, m: int, chunks: int) -> float:
 
 
 def _once(work: Work, slowest: Times, cluster: _Cluster) -> dict[str, float]:
-    """What comes once a step: the data ranks' collectives, and the optimizer.
+    """What comes once a step, on the stage that takes longest for it: the data ranks' collectives,
+    and the optimizer.
 
     Gradients hide behind the last backward pass, what FSDP gathers behind every pass.
     """
@@ -318,7 +328,10 @@ def _once(work: Work, slowest: Times, cluster: _Cluster) -> dict[str, float]:
     window = slowest.backward + slowest.weights
     if layout.zero == 3:
         window = layout.micro_batches * slowest.seconds
-    data = sum(cluster.seconds(call) for call in work.outside) - known.overlap * window
-    held = work.parameters / (layout.shards if layout.zero else 1)
-    update = OPTIMIZER_BYTES * held / cluster.hardware.hbm_bandwidth
-    return {"data": max(data, 0.0), "optimizer": update}
+    stages = []
+    for stage in work.once:
+        data = sum(map(cluster.seconds, stage.calls)) - known.overlap * window
+        held = stage.parameters / (layout.shards if layout.zero else 1)
+        update = OPTIMIZER_BYTES * held / cluster.hardware.hbm_bandwidth
+        stages.append({"data": max(data, 0.0), "optimizer": update})
+    return max(stages, key=lambda parts: sum(parts.values()))

@@ -13,7 +13,7 @@ CONTEXTS = {"8k": 8192, "32k": 32_768, "128k": 131_072}
 
 
 def factory() -> Figure:
-    """A site: two lines of three buildings, halls with a conveyor in each, trucks and a head office."""
+    """A site: two lines of three buildings, halls with a conveyor in each, and trucks."""
     figure, ax = plots.canvas(height=3.6)
     for line, y in enumerate((2.9, 0.75)):
         for stage in range(3):
@@ -23,7 +23,8 @@ def factory() -> Figure:
             for hall in range(2):
                 left, color = x + 0.92 * hall, plots.RANK_COLORS[stage]
                 plots.building(ax, left, y, 0.78, 0.9, f"hall {hall}", color=color)
-            plots.arrow(ax, (x + 0.4, y - 0.12), (x + 1.3, y - 0.12))
+            ends = (x + 0.4, y - 0.12), (x + 1.3, y - 0.12)
+            plots.arrow(ax, *ends, color=plots.COLORS["communication"])
             if stage < 2:
                 plots.truck(ax, x + 1.86, y + 0.1)
         ax.text(0.1, y + 0.4, f"line {line}", fontsize=11, va="center")

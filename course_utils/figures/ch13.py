@@ -22,8 +22,7 @@ def way() -> Figure:
     figure, ax = plots.canvas(height=2.6)
     for place, (name, below) in enumerate(STATIONS):
         x = 0.15 + 1.98 * place
-        color = plots.RANK_COLORS[place % len(plots.RANK_COLORS)]
-        plots.building(ax, x, 1.25, 1.5, 1.3, color=color)
+        plots.building(ax, x, 1.25, 1.5, 1.3, color=plots.COLORS["idle"])
         ax.text(x + 0.75, 1.75, name, ha="center", va="center", fontsize=10, weight="bold")
         ax.text(x + 0.75, 1.05, below, ha="center", va="top", fontsize=10)
         if place:

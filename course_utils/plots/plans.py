@@ -29,11 +29,11 @@ SECONDS = {
     "context": (COLORS["communication"], "///"),
     "experts": (COLORS["communication"], "..."),
     "data": (COLORS["communication"], "xxx"),
-    "messages": (COLORS["load"], ""),
-    "other groups": (COLORS["load"], "///"),
+    "messages": (COLORS["communication"], "|||"),
+    "other groups": (COLORS["communication"], "---"),
     "bubble": (COLORS["waiting"], "////"),
     "optimizer": (COLORS["update"], ""),
-    "overhead": (COLORS["wrong"], ""),
+    "overhead": (COLORS["other"], "///"),
 }
 HAS = "dashed: what a GPU has"
 
@@ -64,7 +64,6 @@ def fit_and_time(ledgers: Rows, steps: Rows, limit: float, below: str, title: st
     figure, axes = plt.subplots(2, figsize=(WIDTH, 3.8 + 0.8 * len(ledgers)))
     _stacked(axes[0], ledgers, BYTES, 1e9, "GB")
     _line(axes[0], limit)
-    axes[0].set_xlim(right=max(1.15 * limit / 1e9, axes[0].get_xlim()[1]))
     axes[0].set_xlabel(f"bytes of the fullest rank, in GB; {HAS}")
     _stacked(axes[1], steps, SECONDS, 1.0, "s")
     axes[1].set_xlabel(below)
@@ -77,11 +76,12 @@ def fit_and_time(ledgers: Rows, steps: Rows, limit: float, below: str, title: st
 
 
 def _line(ax: Axes, limit: float) -> None:
+    ax.set_xlim(right=max(1.17 * limit / 1e9, ax.get_xlim()[1]))
     ax.axvline(limit / 1e9, color=COLORS["ink"], linestyle="--", linewidth=1.4)
 
 
 def _stacked(ax: Axes, rows: Rows, looks: Looks, unit: float, name: str) -> None:
-    """A bar for each row, its kinds one after the other, and its sum at the end."""
+    """A bar for each row, its kinds one after the other, and its sum at the edge, clear of the line."""
     longest = max(sum(_shown(row, looks).values()) for row in rows.values()) / unit
     for place, row in enumerate(rows.values()):
         left = 0.0
@@ -89,10 +89,10 @@ def _stacked(ax: Axes, rows: Rows, looks: Looks, unit: float, name: str) -> None
             color, hatch = looks[kind]
             ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec="white", hatch=hatch)
             left += amount / unit
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        end = left + 0.012 * longest
-        ax.text(end, place, f"{left:.3g} {name}", va="center", fontsize=10, bbox=box, zorder=3)
+        at_edge = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "center"}
+        ax.text(1.0, place, f"{left:.3g} {name}", fontsize=10, **at_edge)
     ax.set_yticks(range(len(rows)), rows)
+    ax.tick_params(axis="y", length=0)
     ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.17 * longest))
 
 

