@@ -450,7 +450,7 @@ print(f"step 11, in which the state went over: {1e3 * (times[12] - times[11]):.0
 print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
 
 # %% [markdown]
-# Measured in three runs, on two busy cores: step 5 took 5.1 s, and step 11, in which the state went over, 0.14 to 0.16 s. The
+# Measured in three runs, on two busy cores: step 5 took 5.1 s, and step 11, in which the state went over, 0.14 to 0.19 s. The
 # five seconds are the lighthouse's `heartbeat_timeout_ms`, 5000 if nothing is said: for so long the dead replica
 # still counts as a member. It is the same trade as in the table above.
 #
