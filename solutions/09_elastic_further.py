@@ -473,7 +473,7 @@ print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
 #   with an `AssertionError` when the other one dies in the middle of a step on gloo (tried here; `ddp.py`). So the
 #   script takes the mean itself, as in chapter 3.
 #
-# **A restart is the better choice** where the model is cut over all ranks and nobody has a second copy (FSDP over
+# *A restart is the better choice* where the model is cut over all ranks and nobody has a second copy (FSDP over
 # everything, one pipeline); where each step must have the same global batch, so that a run can be repeated or compared;
 # where what fails hits all at once, as a bug or the power does; and where failures are so rare that section 7's lost
 # time is small anyway. Many replicas, and failures every hour, are where torchft pays.
