@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HERE = {"COLAB_RELEASE_TAG": "release-colab_20260901"}
 PROVIDED = {"torch", "torchvision", "IPython", "course_utils"}
-OPTIONAL = {"ipyparallel"}  # what needs it says what to install
+OPTIONAL = {"ipyparallel", "torchft"}  # what needs it says what to install
 WRITTEN = {"elastic_files", "elastic_parts"}  # by cells of chapter 09
 NOT_IN_CHAPTERS = ("grade/", "nbgrader.py", "estimate/commands.py")
 
