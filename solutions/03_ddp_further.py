@@ -720,13 +720,14 @@ class OverlappedDDP(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within `with model.no_sync():`, backward adds up local gradients and sends nothing. Behind
-        it, also if an exception has ended the block, all is as before."""
+        it, also if an exception has ended the block, all is as before: inside another one, still
+        nothing is sent."""
         ### BEGIN SOLUTION
-        self.synchronize = False
+        before, self.synchronize = self.synchronize, False
         try:
             yield
         finally:
-            self.synchronize = True
+            self.synchronize = before  # still False where this block stands inside another
         ### END SOLUTION
 
 

@@ -949,7 +949,8 @@ def exchange(
     None on the first rank, the second on the last rank. What comes in from the previous rank looks
     like `gradients`, what comes in from the next rank looks like `activations`: same shape, dtype
     and device. The tensors that were handed in may be of any layout in memory and do not change. A
-    rank talks to its neighbours only, point to point, and returns when all its messages are through.
+    rank talks to its neighbours only, point to point, sends these tensors and nothing else, and
+    returns when all its messages are through.
     """
     ### BEGIN SOLUTION
     rank = dist.get_rank()

@@ -1222,8 +1222,9 @@ class ColumnParallelLinear(nn.Module):
 
     Of n ranks, rank r has the r-th of n equal blocks of consecutive output features. Its only
     parameters are `weight` (out/n, in) and `bias` (out/n,), or None where `full.bias` is None. They
-    are contiguous, in memory of exactly their size. Raises ValueError with both numbers in its
-    message where n does not divide `full.out_features`.
+    have `full`'s dtype and are contiguous, in memory of their own and of exactly their size; `full`
+    does not change. Raises ValueError with both numbers in its message where n does not divide
+    `full.out_features`.
     """
 
     def __init__(self, full: nn.Linear) -> None:
@@ -1269,8 +1270,9 @@ class RowParallelLinear(nn.Module):
 
     Of n ranks, rank r has the r-th of n equal blocks of consecutive input features. Its only
     parameters are `weight` (out, in/n) and `bias` (out,), or None where `full.bias` is None. They
-    are contiguous, in memory of exactly their size. Raises ValueError with both numbers in its
-    message where n does not divide `full.in_features`.
+    have `full`'s dtype and are contiguous, in memory of their own and of exactly their size; `full`
+    does not change. Raises ValueError with both numbers in its message where n does not divide
+    `full.in_features`.
     """
 
     def __init__(self, full: nn.Linear) -> None:
@@ -1377,7 +1379,7 @@ def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor
     (N,) int64 are classes from 0 to V - 1, or -100 for a token that does not count, the same on
     every rank; at least one token counts. As `nn.functional.cross_entropy(all_logits, targets)`,
     and as stable: logits may be in the tens of thousands.
-    Backward gives each rank the gradient of its own logits, and `logits` themselves do not change.
+    Backward gives each rank the gradient of its own logits; `logits` and `targets` do not change.
     A rank hands over at most four numbers a token, forward and backward together.
     """
     ### BEGIN SOLUTION

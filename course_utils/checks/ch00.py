@@ -207,6 +207,13 @@ size = Exercise(
         "bool-as-a-bit": "A bool takes a whole byte in memory, not a bit of one.",
         "no-dimensions-no-value": "A tensor without dimensions holds one value: the product of no "
         "sizes is 1, not 0.",
+        "memory-not-values": "You count the places in memory. Expanded, a tensor shows one place "
+        "as several values, and what is sent is every value.",
+        "zeros-count": "You count the values that are not zero: a zero is sent as well.",
+        "other-than-values": "You measure a file or an object made of the tensor: what stands "
+        "around the values counts too.",
+        "rows-by-stride": "`stride` tells how far apart two rows lie in memory. Between the rows "
+        "of a view lies what does not belong to it.",
         "empty-holds-none": "A tensor with a size of 0 holds no values, so it takes 0 bytes.",
     },
     failures={
@@ -216,6 +223,7 @@ size = Exercise(
         "torch.finfo() requires": "floats-only",
         "KeyError": "dtype-table",
         "unsupported ScalarType": "numpy-lacks-dtypes",
+        "not supported by torch.iinfo": "dtype-table",
     },
 )
 
@@ -228,7 +236,7 @@ def _(answer, draw):
 
 @size.requires("dtypes of 1, 2 and 8 bytes")
 def _(answer, draw):
-    ordinary = torch.uint8, torch.bfloat16, torch.float64
+    ordinary = torch.bfloat16, torch.uint8, torch.float64
     for dtype in (*ordinary, torch.bool, torch.complex64):
         otherwise = None if dtype in ordinary else "dtype-table"
         _check_size(answer, torch.zeros(draw.integer(2, 6), 5, dtype=dtype), otherwise)
@@ -237,6 +245,11 @@ def _(answer, draw):
 @size.requires("a view of a larger tensor")
 def _(answer, draw):
     _check_size(answer, draw.tensor(8, 10)[2:5, : draw.integer(3, 7)])
+
+
+@size.requires("an expanded tensor")
+def _(answer, draw):
+    _check_size(answer, draw.tensor(draw.integer(2, 6), 1).expand(-1, draw.integer(3, 7)))
 
 
 @size.requires("a single number and an empty tensor")
@@ -253,6 +266,8 @@ def _check_size(answer, tensor, otherwise=None):
     # from the first value to the last one, what lies between them counted as well
     span = 1 + sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape))
     memory = tensor.untyped_storage().nbytes(), span * each
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    places = math.prod(size for size, step in sizes if step) if 0 in tensor.stride() else None
     got = answer(tensor)
     if isinstance(got, tuple):
         raise Wrong("shape-not-number", expected="a whole number", got=got)
@@ -263,6 +278,11 @@ def _check_size(answer, tensor, otherwise=None):
         likely={
             "no-dimensions-no-value": 0 if tensor.dim() == 0 else False,
             "empty-holds-none": lambda got: values == 0 and got > 0,
+            "zeros-count": lambda got: got == 0 < values and not tensor.any(),
+            "memory-not-values": lambda got: places is not None and got == places * each,
+            "rows-by-stride": lambda got: (
+                not tensor.is_contiguous() and got == rows * tensor.stride(0) * each
+            ),
             "half-a-complex": values * each // 2 if tensor.is_complex() else False,
             "bool-as-a-bit": lambda got: (
                 tensor.dtype == torch.bool
@@ -283,6 +303,7 @@ def _check_size(answer, tensor, otherwise=None):
                 same(got, values * each / unit) for unit in (1000, 1024, 10**6, 2**20)
             ),
             "python-object": sys.getsizeof(tensor),
+            "other-than-values": lambda got: got > values * each + 200,
             **({otherwise: True} if otherwise else {}),
         },
     )

@@ -932,6 +932,8 @@ overlapping = Exercise(
         "`finish_gradient_synchronization`. Switch them on again when the `with` block ends.",
         "silent-after-error": "After an exception inside `no_sync()` the hooks stay silent. Switch them "
         "on again however the block ends: `try: yield`, and then `finally:`.",
+        "nested": "Where one `no_sync()` stands inside another, the end of the inner one switches "
+        "the hooks on in the middle of the outer one. Keep what was before, and put that back.",
         "error-swallowed": "An exception inside `no_sync()` does not come out again, so the training goes "
         "on as if nothing had happened. Clean up in `finally:`, and catch nothing.",
         "rounded": "Your means are only nearly right: on the way the gradients have a smaller dtype.",
@@ -1286,6 +1288,25 @@ def _(answer, draw):
             raise Wrong(slug, expected=expected, got="none starts before backward ends")
         if interrupted and not all(report.error_came for report in reports):
             raise Wrong("error-swallowed", expected="the exception of the block", got="none")
+
+
+def _calls_after_an_inner_no_sync(rank, answer, plan: _Plan) -> int:
+    model = answer(plan.build(_plain), bucket_bytes=64)
+    inputs = plan.batch()
+    with Trace() as trace, model.no_sync():
+        for _ in range(2):  # a helper that does not know that it is called inside one
+            with model.no_sync():
+                model(inputs).sum().backward()
+            model(inputs).sum().backward()
+    return trace.record().count()
+
+
+@overlapping.requires(
+    "no_sync() within no_sync()", failures={"exception": "nested"}, needs_earlier=True
+)
+def _(answer, draw):
+    calls = run(_calls_after_an_inner_no_sync, 2, answer, _plan(draw))
+    expect(calls, [0, 0], each="rank", what="number of calls", likely={"nested": True})
 
 
 @overlapping.requires(

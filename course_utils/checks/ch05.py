@@ -1157,6 +1157,14 @@ exchanging = Exercise(
         "into-what-is-sent": "You receive into a tensor that was handed in. It may still be on its "
         "way to the neighbour: receive into a new one.",
         "handed-in-changed": "A tensor that was handed in has changed.",
+        "belongs-to-a-graph": "What you return belongs to the graph of what was handed in, as a "
+        "clone of it does: that graph stays in memory, and backward would run through it. Make the "
+        "room with `torch.empty_like`.",
+        "zeros-left-out": "A tensor of zeros is not handed over. Only None says that there is no "
+        "neighbour: ask `is not None`.",
+        "more-than-the-tensors": "More bytes are sent than the tensors have. Shape and dtype of "
+        "what comes are known on both sides: no message about them is needed, and no object whose "
+        "pickle carries them.",
         "built-in-collective": "You called a collective, in which every rank takes part. A stage "
         "talks to its neighbours only: use send and receive.",
         "not-a-neighbour": "A rank talks to one that is not its neighbour. In a long pipeline this "
@@ -1190,6 +1198,8 @@ class _Exchanged:
     received: object
     changed: bool = False  # have the tensors changed that were handed in?
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # name and peer
+    sent: int = 0  # bytes
+    graph: bool = False  # does what it returned belong to a graph?
     reused: bool = False  # was something received into a tensor that was handed in?
     returned_before: bool = False  # has an earlier call returned this very memory?
     unwaited: list[str] = field(default_factory=list)  # messages that nobody waited for
@@ -1219,7 +1229,9 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
         report.calls.append((name, arguments.get("dst", arguments.get("src"))))
         if name not in MESSAGES:
             return None
-        if name != "send":
+        if name == "send":
+            report.sent += arguments["tensors"][0].nbytes
+        else:
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
         return lambda result: hand_work(result, lambda work: messages.append((name, work)))
 
@@ -1230,6 +1242,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
     report.unwaited = [name for name, _ in unwaited]
     for _, work in unwaited:
         work.wait()  # so that what comes next is the same in every run
+    report.graph = any(t.requires_grad for t in tree_leaves(report.received) if torch.is_tensor(t))
     report.changed = not same(
         [(t, t.stride()) for t in handed if t is not None], [b for b in before if b is not None]
     )
@@ -1256,7 +1269,10 @@ def _line(ranks: int, make: Callable[[int], Tensor]) -> list[Handed]:
     return list(zip(to_next, to_previous, strict=True))
 
 
-def _check_exchange(answer, cases: list[list[Handed]], prepare=_as_it_is) -> None:
+def _check_exchange(
+    answer, cases: list[list[Handed]], prepare=_as_it_is, alone: bool = False
+) -> None:
+    """Hands out each case, in turn; with `alone`, nothing but the tensors may be sent."""
     ranks = len(cases[0])
     reports = run(_exchanged, ranks, answer, OwnPart([*zip(*cases, strict=True)]), prepare)
     for seen in zip(*reports, strict=True):
@@ -1273,6 +1289,14 @@ def _check_exchange(answer, cases: list[list[Handed]], prepare=_as_it_is) -> Non
         _check_received([report.received for report in seen], expected, own)
         if any(report.changed for report in seen):
             raise Wrong("handed-in-changed", expected="the tensors as they were", got="others")
+        if any(report.graph for report in seen):
+            got = "one that requires a gradient"
+            raise Wrong("belongs-to-a-graph", expected="a tensor by itself", got=got)
+        for report, tensors in zip(seen, own, strict=True):
+            whole = sum(t.nbytes for t in tensors if t is not None)
+            if alone and report.sent > whole:
+                got = f"{report.sent} bytes"
+                raise Wrong("more-than-the-tensors", expected=f"{whole} bytes", got=got)
 
 
 def _check_messages(seen: Sequence[_Exchanged]) -> None:
@@ -1300,6 +1324,11 @@ def _check_received(got: list, expected: list[Handed], own: list[Handed]) -> Non
         for result in got:
             expect_type(result, (tuple, list))
     likely = {
+        "zeros-left-out": lambda got: any(
+            g is None and e is not None and not e.any()
+            for pairs in zip(got, expected, strict=True)
+            for g, e in zip(*pairs, strict=True)
+        ),
         "swapped-results": [pair[::-1] for pair in expected],
         "own-returned": lambda got: same(got, own) or same(got, [pair[::-1] for pair in own]),
         "room-at-the-ends": lambda got: not (got[0][0] is got[-1][1] is None),
@@ -1350,7 +1379,7 @@ def _(answer, draw):
     shapes = [(draw.integer(2, 3), 4), (draw.integer(4, 5), 2, 3), (draw.integer(5, 6), 7)]
     ranks, times = draw.integer(3, 4), draw.integer(2, 3)
     cases = [_line(ranks, lambda link: draw.whole(*shapes[link])) for _ in range(times)]
-    _check_exchange(answer, cases)
+    _check_exchange(answer, cases, alone=True)
 
 
 @exchanging.requires(
@@ -1362,6 +1391,16 @@ def _(answer, draw):
     double = draw.tensor(draw.integer(2, 4), 2, dtype=torch.float64)
     _check_exchange(answer, [_line(ranks, lambda link: double * (link + 1))])
     _check_exchange(answer, [_line(ranks, _whole_numbers(draw))], _in_a_graph)
+
+
+@exchanging.requires(
+    "tensors of zeros",
+    failures=dict.fromkeys(("timeout", "exception", "mismatch"), "zeros-left-out"),
+    needs_earlier=True,
+)
+def _(answer, draw):
+    ranks, rows = draw.integer(2, 3), draw.integer(2, 4)
+    _check_exchange(answer, [_line(ranks, lambda link: torch.zeros(rows, 3))])
 
 
 @exchanging.requires(

@@ -22,7 +22,7 @@ from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, r
 from course_utils.checks.ranks import come_late
 from course_utils.hardware import device
 from course_utils.models import Attention
-from course_utils.trace import Trace, kept_for_backward
+from course_utils.trace import Record, Trace, kept_for_backward
 
 # ---- what several exercises need -----------------------------------------------------------------
 
@@ -165,6 +165,8 @@ class _Held:
 
     parameters: dict[str, Tensor]
     views: list[str]  # parameters that are not contiguous, or in memory larger than themselves
+    shared: list[str]  # parameters in the memory of `full`'s
+    full_changed: bool
 
 
 @dataclass(frozen=True)
@@ -174,12 +176,15 @@ class _Ran:
     y: Tensor
     x_gradient: Tensor | None
     gradients: dict[str, Tensor | None]
-    sent_forward: int
-    sent_backward: int
+    forward: Record
+    backward: Record
+    has_bias: bool  # an attribute `bias`, be it None
 
 
 def _held(rank, answer, full) -> _Held:
-    layer = answer(copy.deepcopy(full).to(device()))
+    given = copy.deepcopy(full).to(device())
+    of_full = {p.untyped_storage().data_ptr() for p in given.parameters()}
+    layer = answer(given)
     parameters = dict(layer.named_parameters())
     views = [
         name
@@ -187,7 +192,10 @@ def _held(rank, answer, full) -> _Held:
         if not parameter.is_contiguous()
         or parameter.untyped_storage().nbytes() > _own_bytes(parameter)
     ]
-    return _Held({name: p.detach().clone() for name, p in parameters.items()}, views)
+    shared = [n for n, p in parameters.items() if p.untyped_storage().data_ptr() in of_full]
+    held = {name: p.detach().clone() for name, p in parameters.items()}
+    changed = not same(list(given.parameters()), list(full.parameters()))
+    return _Held(held, views, shared, changed)
 
 
 def _ran(rank, answer, full, x, slope, x_learns, beside) -> _Ran:
@@ -203,8 +211,8 @@ def _ran(rank, answer, full, x, slope, x_learns, beside) -> _Ran:
     with Trace() as backward:
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    sent = forward.record().sent(), backward.record().sent()
-    return _Ran(y.detach(), x.grad, gradients, *sent)
+    calls = forward.record(), backward.record()
+    return _Ran(y.detach(), x.grad, gradients, *calls, hasattr(layer, "bias"))
 
 
 @dataclass(frozen=True)
@@ -256,13 +264,15 @@ class _LinearTask:
         return [{"weight": w, "bias": b} for w, b in zip(weights, biases, strict=True)]
 
 
-def _linear_task(draw, cut: _Cut, ranks: int, leading=None, bias=True) -> _LinearTask:
+def _linear_task(
+    draw, cut: _Cut, ranks: int, leading=None, bias=True, dtype=torch.float32
+) -> _LinearTask:
     """Both dimensions divide by the ranks, into blocks of more than one feature, and differ."""
     inside, outside = (ranks * share for share in draw.sample([2, 3, 4, 5], 2))
     leading = leading or (draw.integer(2, 5),)
     torch.manual_seed(draw.seed())
-    full = nn.Linear(inside, outside, bias=bias)
-    x, slope = draw.tensor(*leading, inside), draw.tensor(*leading, outside)
+    full = nn.Linear(inside, outside, bias=bias, dtype=dtype)
+    x, slope = (draw.tensor(*leading, size).to(dtype) for size in (inside, outside))
     y = full(x.requires_grad_())
     (y * slope).sum().backward()
     return _LinearTask(cut, ranks, full, x.detach(), slope, y.detach(), x.grad)
@@ -306,12 +316,19 @@ def _check_held(answer, task: _LinearTask) -> None:
 
 def _check_memory(answer, task: _LinearTask) -> None:
     for report in run(_held, task.ranks, answer, task.full):
+        if report.full_changed:
+            raise Wrong(
+                "full-changed", expected="`full` as before", got="another weight or bias in it"
+            )
         if report.views:
             raise Wrong(
                 "a-view",
                 expected="contiguous parameters in memory of exactly their size",
                 got=f"{' and '.join(report.views)} as a view into the whole",
             )
+        if report.shared:
+            got = f"{' and '.join(report.shared)} in that of `full`"
+            raise Wrong("shares-memory", expected="memory of its own", got=got)
     _check_nothing_whole(answer, task.full, task.ranks)
 
 
@@ -328,10 +345,19 @@ def _check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
         "bias-lost": _blocks(task.y - bias, task.cut.y, n),
         "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
         "mean-not-sum": [(task.y - bias) / n + bias] * n,
+        "inputs-summed": _through_summed_inputs(task) if task.cut is ROW else False,
         "one-rank-only": lambda got: any(same(g, task.y) for g in got),
+        "matrices-only": lambda got: any(g.dim() != task.y.dim() for g in got),
+        "rounded": lambda got: same(got, task.parts("y"), tolerance=0.01),
     }
     got, likely = [report.y for report in reports], _possible(task.cut, mistakes)
     expect(got, task.parts("y"), each="rank", what="the output", likely=likely)
+
+
+def _through_summed_inputs(task: _LinearTask) -> list[Tensor]:
+    """The ranks' outputs, where a row cut adds up its inputs in place of its products."""
+    bias = 0 if task.full.bias is None else task.full.bias.detach()
+    return [sum(task.parts("x")) @ w.T + bias for w in task.weights()]
 
 
 def _check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None:
@@ -352,6 +378,7 @@ def _check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> Non
         "other-features-summed": [sum(own)] * n,
         "input-gradient-mean": [g / n for g in expected],
         "summed-again": [n * g for g in expected],
+        "rounded": lambda got: same(got, expected, tolerance=0.01),
     }
     got, likely = [report.x_gradient for report in reports], _possible(task.cut, mistakes)
     expect(got, expected, each="rank", what="the gradient of x", likely=likely)
@@ -380,6 +407,38 @@ def _check_linear(answer, task: _LinearTask) -> None:
     _check_gradients(reports, task)
 
 
+def _check_without_bias(answer, task: _LinearTask) -> None:
+    reports = _run_linear(answer, task)
+    _check_outputs(reports, task)
+    _check_gradients(reports, task)
+    if not all(report.has_bias for report in reports):
+        raise Wrong(
+            "needs-a-bias", expected="an attribute `bias` that is None", got="no such attribute"
+        )
+
+
+def _check_double(answer, draw, cut: _Cut) -> None:
+    """Everything that a layer holds and gives has the dtype of `full`."""
+    for bias in (True, False):
+        _check_dtypes(answer, _linear_task(draw, cut, 2, bias=bias, dtype=torch.float64))
+
+
+def _check_dtypes(answer, task: _LinearTask) -> None:
+    held = [report.parameters for report in run(_held, task.ranks, answer, task.full)]
+    reports = _run_linear(answer, task)
+    found = {
+        "the parameters": [p for parameters in held for p in parameters.values()],
+        "the output": [report.y for report in reports],
+        "the gradient of x": [report.x_gradient for report in reports],
+    }
+    for what, tensors in found.items():
+        dtypes = {tensor.dtype for tensor in tensors}
+        likely = {"other-dtype": True}
+        expect(dtypes, {torch.float64}, what=f"the dtype of {what}", likely=likely)
+    _check_outputs(reports, task)
+    _check_gradients(reports, task)
+
+
 def _check_three_and_one(answer, draw, cut: _Cut) -> None:
     leading = draw.integer(2, 3), draw.integer(3, 6)
     with _only_for_two():
@@ -387,14 +446,20 @@ def _check_three_and_one(answer, draw, cut: _Cut) -> None:
         _check_linear(answer, _linear_task(draw, cut, 1))
 
 
-def _check_sent(reports: list[_Ran], forward: int, backward: int) -> None:
-    for report in reports:
-        if report.sent_forward > forward or report.sent_backward > backward:
-            raise Wrong(
-                "sends-too-much",
-                expected=f"{forward} bytes forward and {backward} backward",
-                got=f"{report.sent_forward} and {report.sent_backward}",
-            )
+def _check_sent(forward: Record, backward: Record, sizes: tuple[int, int]) -> None:
+    """Raises Wrong where more than this many bytes are handed over each way, or in several calls."""
+    for way, record, size in zip(("forward", "backward"), (forward, backward), sizes, strict=True):
+        if record.sent() > size:
+            got = f"{record.sent()} bytes"
+            raise Wrong("sends-too-much", expected=f"{size} bytes {way}", got=got)
+        if record.count() > 1:
+            raise Wrong("in-pieces", expected=f"one call {way}", got=f"{record.count()} calls")
+
+
+IN_PIECES = (
+    "The sum is sent in several calls. Each of them waits for the slowest rank and costs its own "
+    "start: hand the whole tensor over at once."
+)
 
 
 BOTH_CUTS = {
@@ -421,12 +486,22 @@ BOTH_CUTS = {
     "with random numbers: copy your block into it.",
     "a-view": "The shard is a view: it is not contiguous, or it keeps the memory of the whole matrix "
     "alive. `clone()` gives it memory of its own.",
+    "shares-memory": "A parameter lies in the memory of `full`'s own, so that a step of your layer "
+    "changes `full`. `detach()` shares it, and `contiguous()` copies nothing where there is "
+    "nothing to move, as with one rank: `clone()` always copies.",
+    "full-changed": "Your `__init__` changes `full` itself, which belongs to the caller: cut a "
+    "copy of its weight, and make your own `nn.Parameter` of it.",
+    "other-dtype": "`full` is in double precision, and yours does not stay so. What `torch.empty` or "
+    "`torch.zeros` makes is float32 unless you say `dtype=`, as is what `float()` returns: take "
+    "the dtype from what you were given.",
+    "rounded": "The values are nearly right: something on the way is rounded to half precision.",
     "sends-too-much": "More bytes are sent than needed. The right result does not show that: the "
     "check counts the calls forward and backward.",
+    "in-pieces": IN_PIECES,
     "not-every-rank": NOT_EVERY_RANK,
     "two-ranks": TWO_RANKS,
-    "matrices-only": "The layer takes matrices only. `nn.Linear` takes any number of dimensions before the "
-    "last, the features: `nn.functional.linear` does so too.",
+    "matrices-only": "The layer takes matrices only, or returns one. `nn.Linear` takes any number of "
+    "dimensions before the last, the features, and keeps them: so does `nn.functional.linear`.",
     **REFUSAL,
     "refuses-what-divides": "Sizes that divide evenly are refused: the error belongs where the remainder "
     "is not zero.",
@@ -510,7 +585,14 @@ def _(answer, draw):
 
 @column.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
 def _(answer, draw):
-    _check_linear(answer, _linear_task(draw, COLUMN, draw.choice([2, 3]), bias=False))
+    _check_without_bias(answer, _linear_task(draw, COLUMN, draw.choice([2, 3]), bias=False))
+
+
+@column.requires(
+    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
+)
+def _(answer, draw):
+    _check_double(answer, draw, COLUMN)
 
 
 @column.requires("what goes past the layer is not summed")
@@ -530,13 +612,15 @@ def _(answer, draw):
 
 @column.requires("the shards are contiguous, in memory of exactly their size")
 def _(answer, draw):
-    _check_memory(answer, _linear_task(draw, COLUMN, draw.choice([2, 3, 4])))
+    for ranks in (draw.choice([2, 3, 4]), 1):
+        _check_memory(answer, _linear_task(draw, COLUMN, ranks))
 
 
 @column.requires("nothing is sent forward, the size of the input backward")
 def _(answer, draw):
     task = _linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
-    _check_sent(_run_linear(answer, task), 0, _own_bytes(task.x))
+    for report in _run_linear(answer, task):
+        _check_sent(report.forward, report.backward, (0, _own_bytes(task.x)))
 
 
 @column.requires("a ValueError with both numbers where the sizes do not divide")
@@ -578,6 +662,10 @@ row = Exercise(
         "not before.",
         "bias-lost": "The bias is missing from the output.",
         "mean-not-sum": "The partial sums are averaged: they are to be added.",
+        "inputs-summed": "You add up the ranks' inputs. They are different features: multiply each "
+        "with its own weights first, and add up the products.",
+        "input-gradient-mean": "The gradients are divided by the number of ranks. Backward hands the "
+        "output's gradient through as it is: every rank has all of it.",
         "one-rank-only": "Only one rank has the output. `reduce` delivers to one rank, `all_reduce` "
         "to all of them.",
         "cuts-the-graph": "No gradient gets through your layer: the sum over the ranks was made where "
@@ -635,18 +723,27 @@ def _(answer, draw):
 
 @row.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
 def _(answer, draw):
-    _check_linear(answer, _linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
+    _check_without_bias(answer, _linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
+
+
+@row.requires(
+    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
+)
+def _(answer, draw):
+    _check_double(answer, draw, ROW)
 
 
 @row.requires("the shards are contiguous, in memory of exactly their size")
 def _(answer, draw):
-    _check_memory(answer, _linear_task(draw, ROW, draw.choice([2, 3, 4])))
+    for ranks in (draw.choice([2, 3, 4]), 1):
+        _check_memory(answer, _linear_task(draw, ROW, ranks))
 
 
 @row.requires("the size of the output is sent forward, nothing backward")
 def _(answer, draw):
     task = _linear_task(draw, ROW, draw.choice([2, 3, 4]))
-    _check_sent(_run_linear(answer, task), _own_bytes(task.y), 0)
+    for report in _run_linear(answer, task):
+        _check_sent(report.forward, report.backward, (_own_bytes(task.y), 0))
 
 
 @row.requires("a ValueError with both numbers where the sizes do not divide")
@@ -709,10 +806,13 @@ attention = Exercise(
         "attends-over-heads": "Heads attend to heads: attention runs over the last dimension but one, and "
         "that has to be T. Hand over (N, heads, T, head_width).",
         "output-not-cut-to-match": "The output projection does not fit what the rank's heads give. They "
-        "are some of its *input* features: cut dimension 1 of `full.out.weight`.",
+        "are some of its *input* features: cut dimension 1 of `full.out.weight`, in the order of "
+        "the heads.",
         "wrong-scale": "The scores are scaled by another width than the head's. A head is as wide on a "
         "rank as in the whole layer: only their number is smaller.",
         "not-causal": "Tokens attend to later ones: `full` is causal.",
+        "mask-shifted": "The mask is one place off: a token attends to itself and to those before "
+        "it, no more and no less.",
         "partial-output": "Each rank returns what its own heads give: the sum over the ranks is "
         "missing.",
         "bias-per-rank": "The bias of `full.out` is added once per rank: add it after the sum over "
@@ -732,6 +832,7 @@ attention = Exercise(
         "whole matrix, or a view into one?",
         "sends-too-much": "More bytes are sent than one all-reduce of x's size each way. Queries, keys "
         "and values come from the same x: sum its gradient once.",
+        "in-pieces": IN_PIECES,
         "not-every-rank": NOT_EVERY_RANK,
         "two-ranks": TWO_RANKS,
         **REFUSAL,
@@ -755,8 +856,8 @@ class _Attended:
     y_after: Tensor  # after a step of SGD
     held: int  # bytes of parameters
     full_changed: bool
-    sent_forward: int
-    sent_backward: int
+    forward: Record
+    backward: Record
 
 
 def _step(model: nn.Module) -> None:
@@ -779,8 +880,8 @@ def _attended(rank, answer, full, x, slope) -> _Attended:
     _step(model)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
     held = sum(storage.nbytes() for storage in storages.values())
-    sent = forward.record().sent(), backward.record().sent()
-    return _Attended(y.detach(), x.grad, model(x).detach(), held, changed, *sent)
+    calls = forward.record(), backward.record()
+    return _Attended(y.detach(), x.grad, model(x).detach(), held, changed, *calls)
 
 
 def _by_head(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
@@ -931,6 +1032,28 @@ def _with_a_head_each(task: _AttentionTask) -> _AttentionTask:
     return replace(task, full=full, y=full(task.x))
 
 
+@torch.no_grad()
+def _with_equal_columns(task: _AttentionTask) -> _AttentionTask:
+    """A task whose output projection does not tell its input features apart."""
+    full = copy.deepcopy(task.full)
+    full.out.weight[:] = full.out.weight.mean(1, keepdim=True)
+    return replace(task, full=full, y=full(task.x))
+
+
+@torch.no_grad()
+def _with_a_shifted_mask(full: Attention, x: Tensor) -> list[Tensor]:
+    """The outputs where a token does not see itself, or sees one too many; the first token's and the
+    last one's depend on how that is written."""
+    qkv = full.qkv(x)
+    q, k, v = qkv.view(*x.shape[:2], 3, full.heads, -1).permute(2, 0, 3, 1, 4)
+    all_pairs = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+    heads = [
+        nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=all_pairs.tril(by))
+        for by in (-1, 1)
+    ]
+    return [full.out(y.transpose(1, 2).flatten(2)) for y in heads]
+
+
 def _check_attention(answer, task: _AttentionTask) -> None:
     n, bias = task.ranks, task.full.out.bias.detach()
     partial = _partial_outputs(task.full, task.x, n)
@@ -945,6 +1068,11 @@ def _check_attention(answer, task: _AttentionTask) -> None:
         "bias-per-rank": [task.y + (n - 1) * bias] * n,
         "other-bias-rows": lambda got: _manages(answer, _without_qkv_bias(task)),
         "heads-laid-out": lambda got: _manages(answer, _with_a_head_each(task)),
+        "mask-shifted": lambda got: any(
+            same([g[:, 1:-1] for g in got], [output[:, 1:-1]] * n)
+            for output in _with_a_shifted_mask(task.full, task.x)
+        ),
+        "output-not-cut-to-match": lambda got: _manages(answer, _with_equal_columns(task)),
     }
     reports = _run_attention(answer, task)
     got = [report.y for report in reports]
@@ -1006,17 +1134,13 @@ def _(answer, draw):
     task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
     size = _own_bytes(task.x)
     for report in _run_attention(answer, task):
-        if report.sent_forward > size or report.sent_backward > size:
-            raise Wrong(
-                "sends-too-much",
-                expected=f"{size} bytes forward and {size} backward",
-                got=f"{report.sent_forward} and {report.sent_backward}",
-            )
+        _check_sent(report.forward, report.backward, (size, size))
 
 
 @attention.requires("12 heads on 8 ranks: a ValueError with both numbers")
 def _(answer, draw):
-    _check_refusal(answer, Attention(width=12 * draw.choice([2, 3, 5]), heads=12), 8, 12)
+    # the width divides: only the heads do not
+    _check_refusal(answer, Attention(width=12 * draw.choice([2, 4, 6]), heads=12), 8, 12)
 
 
 # ---- 6.4 -----------------------------------------------------------------------------------------
@@ -1080,6 +1204,9 @@ cross_entropy = Exercise(
         "before you take the exponential. `all_reduce` adds, unless you ask for `ReduceOp.MAX`.",
         "cut-off": "Large logits give a finite loss, and a wrong one: you cut them off, by `clamp` or the "
         "like. Subtracting the row's largest logit changes no loss and leaves nothing to cut.",
+        "one-max-for-all": "The exponentials of some tokens add up to 0: you subtract a number "
+        "that is much larger than all logits of their row. Each token has its own largest logit: "
+        "`amax(dim=1)`.",
         "log-of-zero": "A class that is much less likely than another has a probability that rounds to "
         "0, and log(0) is minus infinity. Take the logarithm of the sum only, and subtract the "
         "target's logit.",
@@ -1087,6 +1214,19 @@ cross_entropy = Exercise(
         "no class, on no rank, and has no column. Leave these tokens out of the mean.",
         "divided-by-all": "The padding is not in the sum, but in the number of tokens by which you "
         "divide: divide by the number of those that count.",
+        "target-left-out": "The target's logit has no effect on the loss. Shifted by the largest "
+        "one it is at most 0: a maximum with the other ranks' zeros is 0. Sum over the ranks.",
+        "target-averaged": "The target's logit is divided by the number of ranks: only one rank "
+        "has it, and the others add zero.",
+        "class-0-left-out": "Tokens with the target 0 are left out. Class 0 is one like any other: "
+        "only -100 marks padding.",
+        "own-tokens-only": "A rank gives a gradient only to tokens whose class it has. Every "
+        "token's sum has a term from every rank.",
+        "upstream-ignored": "Your backward takes the loss for the end of the graph: what comes "
+        "back to it is 1 only if nothing follows. Multiply by the gradient that your `backward` is "
+        "handed.",
+        "changes-the-targets": "The targets that were handed in have changed: work on a new tensor, as "
+        "`targets.clamp(min=0)` or `torch.where` give it.",
         "gathers-the-logits": "More than four numbers a token are handed over: the logits must stay "
         "where they are.",
         "changes-the-logits": "The logits that were handed in have changed: work on a new tensor.",
@@ -1109,21 +1249,24 @@ PADDING = -100  # the target of a token that does not count
 class _Loss:
     value: Tensor
     gradient: Tensor | None
-    sent: int
-    changed: bool
+    sent: int  # numbers
+    logits_changed: bool
+    targets_changed: bool
 
 
-def _lost(rank, answer, own, targets) -> _Loss:
+def _lost(rank, answer, own, targets, factor=1.0) -> _Loss:
+    """The gradient is that of `factor` times the loss."""
     leaf = own.clone().to(device()).requires_grad_()
-    logits = leaf * 1.0
+    logits, given = leaf * 1.0, targets.clone().to(device())
     with Trace() as trace:
         come_late(rank)
-        value = answer(logits, targets.to(device()))
+        value = answer(logits, given)
         if torch.is_tensor(value) and value.requires_grad:
-            value.backward()
-    changed = not torch.equal(logits, own.to(device()))
+            (value * factor).backward()
+    changed = not torch.equal(logits, own.to(device())), not torch.equal(given.cpu(), targets)
     value = value.detach() if torch.is_tensor(value) else value
-    return _Loss(value, leaf.grad, trace.record().sent(), changed)
+    sent = sum(call.elements for call in trace.record().calls if call.sends)
+    return _Loss(value, leaf.grad, sent, *changed)
 
 
 @dataclass(frozen=True)
@@ -1171,8 +1314,13 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
     not_masked = [total - given for given in unmasked]
     not_masked += [total - given + (ranks - 1) * highest for given in unmasked]
     edges = []
-    for end in (0, 1):  # one class too many at a rank's end, or one too few at its start
-        taken = [(targets >= f + 1 - end) & (targets < f + share + end) for f in firsts]
+    for start, end in (
+        (1, 0),
+        (-1, 0),
+        (0, 1),
+        (0, -1),
+    ):  # one class too few or too many, at one end
+        taken = [(targets >= f + start) & (targets < f + share + end) for f in firsts]
         columns = [(targets - first).clamp(0, share - 1) for first in firsts]
         logit = [torch.where(t, p, 0.0) for t, p in zip(taken, picked(columns), strict=True)]
         count = sum(t.float() for t in taken)
@@ -1198,6 +1346,12 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
         "target-not-summed": [[(total - highest - given).mean() for given in own_target]],
         "log-before-sum": [[(sum(lowered) - at_target + highest).mean()] * ranks],
         "target-not-lowered": [[task.value - highest.mean()] * ranks],
+        "target-left-out": [[(total - highest).mean()] * ranks],
+        "target-averaged": [
+            [(total - at_target / ranks).mean()] * ranks,
+            [(total - highest - (at_target - highest) / ranks).mean()] * ranks,
+        ],
+        "class-0-left-out": [[(total - at_target)[targets > 0].mean()] * ranks],
         "local-max": [
             [local.mean()] * ranks,
             [(mixed.log() + m - at_target).mean() for m in own_highest],
@@ -1227,12 +1381,19 @@ def _check_loss(answer, draw, tokens: int, classes: int, ranks: int) -> None:
         "summed-again": [ranks * g for g in expected],
         "target-gradient-lost": list(softmax.chunk(ranks, dim=1)),
         "total-gradient-lost": list((task.gradient - softmax).chunk(ranks, dim=1)),
+        "own-tokens-only": lambda got: ranks > 1 and _only_own_tokens(task, got),
         "max-has-gradient": lambda got: (
             same(got, _through_the_maximum(task, expected)) or not _all_finite(got)
         ),  # not finite where the maximum is changed in place
     }
     got = [report.gradient for report in reports]
     expect(got, expected, each="rank", what="the gradient of the logits", likely=likely)
+
+
+def _only_own_tokens(task: _LossTask, gradients: list[Tensor]) -> bool:
+    """Whether no rank has a gradient for a token whose class another rank has."""
+    has_it = task.targets // (task.logits.shape[1] // len(gradients))
+    return not any(bool(g[has_it != rank].any()) for rank, g in enumerate(gradients))
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
@@ -1271,7 +1432,11 @@ def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
     tokens, classes = draw.integer(6, 8), ranks * draw.integer(4, 6)
     task = _loss_task(draw, scale * draw.tensor(tokens, classes) + offset, ranks)
     reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
-    likely = {slug: lambda got: not all(math.isfinite(value) for value in got), "cut-off": True}
+    likely = {
+        "one-max-for-all": lambda got: scale > 1 and any(value == -math.inf for value in got),
+        slug: lambda got: not all(math.isfinite(value) for value in got),
+        "cut-off": True,
+    }
     got = [report.value for report in reports]
     # Near ten thousand, float32 itself rounds to a thousandth.
     expect(got, [task.value] * ranks, each="rank", what="the loss", likely=likely, tolerance=2e-3)
@@ -1317,20 +1482,38 @@ def _(answer, draw):
 def _(answer, draw):
     tokens, ranks = draw.integer(3, 6), draw.choice([2, 3, 4])
     task = _loss_task(draw, draw.tensor(tokens, 40 * ranks), ranks)
-    limit = 4 * tokens * task.logits.element_size()
+    limit = 4 * tokens
     reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
     sent = max(report.sent for report in reports)
     if sent > limit:
-        raise Wrong("gathers-the-logits", expected=f"at most {limit} bytes", got=f"{sent} bytes")
+        raise Wrong("gathers-the-logits", expected=f"at most {limit} numbers", got=f"{sent}")
 
 
-@cross_entropy.requires("the logits stay as they are")
+@cross_entropy.requires("the logits and the targets stay as they are")
 def _(answer, draw):
-    ranks = draw.choice([2, 3])
-    task = _loss_task(draw, draw.tensor(draw.integer(3, 5), 4 * ranks), ranks)
+    ranks, tokens = draw.choice([2, 3]), draw.integer(3, 5)
+    padding = [draw.integer(0, tokens - 1)]
+    task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
     reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
-    if any(report.changed for report in reports):
+    if any(report.logits_changed for report in reports):
         raise Wrong("changes-the-logits", expected="the logits as before", got="other values")
+    if any(report.targets_changed for report in reports):
+        raise Wrong("changes-the-targets", expected="the targets as before", got="other values")
+
+
+@cross_entropy.requires("the loss is one term of a sum", needs_earlier=True)
+def _(answer, draw):
+    ranks, factor = draw.choice([2, 3]), draw.number(0.2, 0.6)
+    task = _loss_task(draw, draw.tensor(draw.integer(3, 5), 4 * ranks), ranks)
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets, factor)
+    gradients = task.gradient.chunk(ranks, dim=1)
+    expect(
+        [report.gradient for report in reports],
+        [factor * gradient for gradient in gradients],
+        each="rank",
+        what="the gradient of the logits",
+        likely={"upstream-ignored": list(gradients)},
+    )
 
 
 # ---- 6.5 -----------------------------------------------------------------------------------------
@@ -1366,6 +1549,11 @@ sequence_norm = Exercise(
         "over the ranks in forward. It is their gradients that are summed.",
         "sums-twice": "The gradient of x is summed once more. The all-gather's backward adds up the "
         "ranks' parts and keeps this rank's tokens: nobody else has a gradient for them.",
+        "own-formula": "The output is nearly that of `norm`. If you write the formula yourself: "
+        "LayerNorm's variance is the mean of the squares, divided by the width and not by one "
+        "less, and `eps` is added to it under the root.",
+        "norm-copied": "`self.norm` is a copy of `norm`. Keep `norm` itself: an optimizer that was "
+        "made before holds its parameters, and would train the ones that nobody uses.",
         "parameters-differ": "The module's parameters are not those of `self.norm` alone.",
         "not-gathered": "You return this rank's tokens only: the column cut that follows needs the "
         "whole sequence.",
@@ -1401,17 +1589,20 @@ class _Normed:
     x_gradient: Tensor | None
     gradients: dict[str, Tensor | None]
     kept: int  # bytes that autograd keeps
+    own_norm: bool  # are its parameters those of the norm that was handed in?
 
 
 def _normed(rank, answer, norm, own, slope, passes) -> _Normed:
-    model = answer(copy.deepcopy(norm).to(device()))
+    given = copy.deepcopy(norm).to(device())
+    model = answer(given)
+    own_norm = {id(p) for p in model.parameters()} == {id(p) for p in given.parameters()}
     x = own.clone().to(device()).requires_grad_()
     for _ in range(passes):
         with kept_for_backward(model) as kept:
             y = model(x)
         _loss_of(y, slope).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return _Normed(list(gradients), y.detach(), x.grad, gradients, kept.bytes)
+    return _Normed(list(gradients), y.detach(), x.grad, gradients, kept.bytes, own_norm)
 
 
 @dataclass(frozen=True)
@@ -1448,6 +1639,19 @@ def _with_eps(norm: nn.LayerNorm, eps: float) -> nn.LayerNorm:
     return other
 
 
+@torch.no_grad()
+def _other_formulas(task: _NormTask) -> list[Tensor]:
+    """The whole sequence by norms whose variance or `eps` is another one's."""
+    x, norm = task.x, task.norm
+    centred, variance = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
+    roots = [
+        (x.var(-1, keepdim=True) + norm.eps).sqrt(),
+        x.std(-1, keepdim=True) + norm.eps,
+        variance.sqrt() + norm.eps,
+    ]
+    return [centred / root * norm.weight + norm.bias for root in roots]
+
+
 def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     ranks, parts = len(task.slopes), task.parts()
     own = OwnPart(parts), OwnPart(task.slopes)
@@ -1456,19 +1660,28 @@ def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
     likely = {"parameters-differ": True}
     expect([sorted(r.names) for r in reports], [sorted(names)] * ranks, each="rank", likely=likely)
     y = task.y.chunk(ranks, dim=1)
+    along_batch = torch.cat(y)
     likely = {
         "not-gathered": list(y),
-        "gathered-along-batch": [torch.cat(y)] * ranks,
+        "gathered-along-batch": lambda got: (
+            ranks > 1
+            and any(same(got, [o] * ranks) for o in (along_batch, along_batch.view(task.y.shape)))
+        ),
         "norm-not-used": lambda got: any(
             same(got, [nn.functional.layer_norm(task.x, [task.x.shape[-1]], eps=eps)] * ranks)
             for eps in (task.norm.eps, 1e-5)
         ),
         "other-eps": [_with_eps(task.norm, 1e-5)(task.x).detach()] * ranks,
         "pair-swapped": [ranks * task.y] * ranks,
+        "own-formula": lambda got: any(same(got, [o] * ranks) for o in _other_formulas(task)),
     }
     got = [report.y for report in reports]
     expect(got, [task.y] * ranks, each="rank", what="the output", likely=likely)
     _check_norms_gradients(reports, task, passes)
+    if not all(report.own_norm for report in reports):
+        raise Wrong(
+            "norm-copied", expected="the parameters of `norm` itself", got="those of a copy"
+        )
     return reports
 
 
@@ -1582,6 +1795,11 @@ clipping = Exercise(
         "local-factor": "You return the global norm, and scale by a factor of the rank's own norm.",
         "replicated-not-scaled": "The replicated gradients are as before: all gradients are scaled by "
         "the same factor.",
+        "shards-not-scaled": "The gradients of the shards are as before: all gradients are scaled "
+        "by the same factor.",
+        "no-float": "You return a tensor: asked is a Python number, as `.item()` gives it.",
+        "needs-contiguous": "A gradient need not lie in memory in the order of its elements, and "
+        "`view` then fails: `square().sum()`, `norm()` or `flatten()` take any layout.",
         "scaled-to-one": "The gradients end with norm 1: multiply by max_norm / norm.",
         "upside-down": "The gradients are multiplied by norm / max_norm: they have grown. The factor is "
         "max_norm / norm.",
@@ -1704,6 +1922,8 @@ def _clip_task(draw, ranks: int) -> _ClipTask:
 
 def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> None:
     norm, ranks = task.norm(), len(reports)
+    for report in reports:
+        expect_type(report.norm, float, likely="no-float" if torch.is_tensor(report.norm) else None)
     likely = {
         **task.mistaken_norms(),
         "norms-added": lambda got: any(same(got, [n] * ranks) for n in task.sums_of_norms()),
@@ -1747,6 +1967,7 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
         ],
         "local-factor": by(local),
         "replicated-not-scaled": by([factor] * ranks, [1.0] * ranks),
+        "shards-not-scaled": by([1.0] * ranks, [factor] * ranks),
         "scaled-to-one": by([1 / norm] * ranks) if norm else False,
         "upside-down": 0 < share < 1 and by([1 / share] * ranks),
         "always-scaled": by([share] * ranks),
@@ -1805,6 +2026,17 @@ def _(answer, draw):
     _check_clipped(answer, replace(task, sharded=draw.sample(sharded, len(sharded))), 0.5)
     nothing_at_all = _ClipTask(draw.sample(sharded, len(sharded)), [None])
     _check_clipped(answer, nothing_at_all, 0.5)
+
+
+@clipping.requires(
+    "gradients of any layout in memory",
+    needs_earlier=True,
+    failures={"view size is not compatible": "needs-contiguous"},
+)
+def _(answer, draw):
+    task = _clip_task(draw, draw.choice([2, 3]))
+    sharded = [[draw.tensor(3, 4).T, *values] for values in task.sharded]
+    _check_clipped(answer, replace(task, sharded=sharded), 0.5)
 
 
 @clipping.requires("gradients that are all zero", failures={"ZeroDivisionError": "zero-norm"})

@@ -54,6 +54,7 @@ grouping = Exercise(
         "keys": "The keys are the names of the dimensions: data, pipeline and tensor.",
         "not-lists": "Each dimension has a list of groups, and a group is a list of ranks, also where "
         "there is only one group.",
+        "not-whole-numbers": "A rank is a whole number: `/` makes a float of it, `//` does not.",
         "names-swapped": "These are the groups of another dimension: the names are mixed up.",
         "order-of-dimensions": "You number the ranks in another order of the dimensions. The rank is "
         "(d * pp + p) * tp + t: tensor changes fastest, data slowest.",
@@ -107,6 +108,8 @@ def _check_groups(answer, sizes: Sizes) -> None:
     for name in NAMES:
         if not _is_list_of_lists(got[name]):
             raise Wrong("not-lists", expected="a list of lists of ranks", got=got[name])
+        if any(isinstance(rank, float) for group in got[name] for rank in group):
+            raise Wrong("not-whole-numbers", expected="whole numbers", got=got[name])
     right, everyone = _groups(sizes), list(range(math.prod(sizes)))
 
     def lists_all(test: Callable[[list[int]], bool]) -> Callable[[Groups], bool]:
@@ -420,12 +423,15 @@ class _Slip:
     bias_inside: bool = False  # the bias is added before the sum
     share: float = 1.0  # of the sum that is kept: 1 / T for a mean
     gradients: tuple[str, ...] = ("data",)  # over which the gradients are summed
-    divisor: int | None = None  # by which the sum is divided; None for the data dimension's size
+    divisor: float | None = None  # by which the sum is divided; None for the data dimension's size
     averaged: tuple[str, ...] = (*SHARED_OUT, *REPLICATED)  # the parameters that are averaged
     again: float = 0.0  # replicated gradients are summed over tensor, too, and take this factor
     keeps_stale: bool = False
     leaves_out: str = ""  # "scale", "relu" or "bias"
     sends_back: bool = True  # the gradient of its input, to the stage before
+    comes_back: float = 1.0  # times the gradient that a stage gets from the next one
+    ones: bool = False  # a stage begins its backward with ones, whatever comes from the next
+    scale_inside: bool = False  # the scale stands behind the place where backward sums
 
 
 RIGHT = _Slip()
@@ -484,8 +490,11 @@ def _simulate(task: _Task, slip: _Slip = RIGHT) -> _Stepped:
             own = passes[rank]
             entered = sum(passes[r].entered.grad for r in task.group(rank, *slip.backward))
             own.scaled.backward(entered)
+            if slip.scale_inside:
+                own.part.scale.grad = (own.entered.grad * own.x.detach()).sum(0)
             if stage > 0:
-                of_output[_beside(task, rank, -1)] = own.x.grad
+                back = torch.ones_like(own.x) if slip.ones else slip.comes_back * own.x.grad
+                of_output[_beside(task, rank, -1)] = back
         for rank in ranks:
             blind = stage < last and not slip.sends_back
             gradients[rank] = _own_gradients(task, slip, passes[rank].part, blind)
@@ -741,6 +750,7 @@ def _check_losses(reports: list[_Report], task: _Task) -> None:
     likely = {
         "loss-on-last-only": on_last_only,
         "loss-local": lambda got: all(same(got[r], own[r]) for r in at_end),
+        "loss-on-some": lambda got: any(same(got[r], mean) for r in at_end),
         "loss-not-mean": lambda got: any(same(got, [f * mean] * task.ranks) for f in factors),
     }
     got = [report.loss for report in reports]
@@ -794,6 +804,8 @@ STEP = {
     "cleared between backward and the step.",
     "other-model": "The step is that of another model: the scale, the relu or the bias is missing. The model "
     "is `down(relu(up(scale * x))) + bias`.",
+    "other-loss": "The gradients are those of a sum over columns or rows: `mse_loss` is the mean "
+    "over all numbers of `y`, as the loss of one process is.",
     "parameters-averaged": "You step with the gradients of the rank's own rows, and average the parameters "
     "after it. That is the same with plain SGD; other optimizers, such as Adam, are not linear in the "
     "gradients. Average the gradients before the step.",
@@ -830,6 +842,8 @@ STEP = {
     "there. Skip it, on every rank: with a gradient, even of zeros, the optimizer would let it decay.",
     "loss-local": "You return the loss of the rank's own rows. Asked is that of the global batch: "
     "average over the data group.",
+    "loss-on-some": "Some ranks of a data group return the mean loss and others do not. `reduce` "
+    "and `gather` deliver to one rank, `all_reduce` to all of them.",
     "loss-not-mean": "The loss is too large or too small by the size of a group: average it over the "
     "data group, once.",
     "by-arithmetic": "The step is right only where the dimensions come in one order. Ask the mesh by name, "
@@ -845,6 +859,7 @@ def _slips_of_any_step(task: _Task) -> Slips:
     dp, others = task.size("data"), [n for n in NAMES[1:] if task.size(n) > 1]
     every = [_Slip(gradients=ALL, divisor=n) for n in (task.ranks, dp, 1)]
     divisors = sorted({2, *(task.size(n) for n in others)} - {1, dp, dp**2, task.ranks})
+    rows, width = task.inputs.shape
     another = [
         _Slip(gradients=(n,), divisor=d) for n in others for d in (task.size(n), dp, task.ranks)
     ]
@@ -859,6 +874,7 @@ def _slips_of_any_step(task: _Task) -> Slips:
         "sharded-not-averaged": [_Slip(averaged=REPLICATED)],
         "replicated-not-averaged": [_Slip(averaged=tuple(SHARED_OUT))],
         "old-gradients": [_Slip(keeps_stale=True)],
+        "other-loss": [_Slip(divisor=dp / n) for n in (width, rows // dp, rows // dp * width)],
         "other-model": [_Slip(leaves_out=part) for part in ("scale", "relu", "bias")],
     }
 
@@ -870,7 +886,11 @@ def _tensor_slips(task: _Task) -> Slips:
         "partial-output": [_Slip(forward=()), _Slip(forward=(), backward=())],
         "bias-per-rank": [_Slip(bias_inside=True)],
         "mean-not-sum": [_Slip(share=1 / tp)],
-        "input-gradient-partial": [_Slip(backward=()), _Slip(backward=(), again=1 / tp)],
+        "input-gradient-partial": [
+            _Slip(backward=()),
+            _Slip(backward=(), again=1 / tp),
+            _Slip(scale_inside=True),
+        ],
         "summed-again": [
             _Slip(twice=True),
             _Slip(twice=True, backward=()),
@@ -1060,6 +1080,12 @@ three_dimensions = Exercise(
         "`y.backward(gradient)`, with what the next stage sends back.",
         "not-sent-back": "Only the last stage has learned: the gradient of its input never reaches the "
         "stage before.",
+        "begins-with-ones": "A stage before the last begins its backward with ones, as "
+        "`y.sum().backward()` does. It goes on from the gradient that the next stage sends: "
+        "`y.backward(gradient)`.",
+        "scaled-on-the-way": "The gradient that goes from stage to stage is multiplied or divided "
+        "by the size of a group. It belongs to the rows of this pipeline alone: hand it on as it "
+        "is.",
         "first-waits": "All ranks wait to receive. The first stage receives no activations, and sends its own "
         "before it waits for their gradient: somebody has to begin.",
         "never-sent": "A stage waits for a message that its neighbour never sends. Activations go "
@@ -1088,7 +1114,13 @@ OTHER_ORDERS = [  # in which the arithmetic of the usual order gives another blo
 
 
 def _slips_3d(task: _Task) -> Slips:
-    back = {"not-sent-back": [_Slip(sends_back=False)]} if task.size("pipeline") > 1 else {}
+    sizes = {task.size(name) for name in NAMES} - {1}
+    back = {
+        "not-sent-back": [_Slip(sends_back=False)],
+        "begins-with-ones": [_Slip(ones=True)],
+        "scaled-on-the-way": [_Slip(comes_back=f) for n in sizes for f in (n, 1 / n)],
+    }
+    back = back if task.size("pipeline") > 1 else {}
     tensor = _tensor_slips(task) if task.size("tensor") > 1 else {}
     return {**back, **tensor, **_slips_of_any_step(task)}
 
@@ -1111,8 +1143,9 @@ def _(answer, draw):
 
 @three_dimensions.requires("every rank returns the mean loss of the global batch")
 def _(answer, draw):
-    task = _task(draw, draw.choice([(2, 2, 1), (3, 2, 1)]))
-    _check_losses(_run_step(answer, task, three=True), task)
+    for sizes in (draw.choice([(2, 2, 1), (3, 2, 1)]), (1, 2, 2)):
+        task = _task(draw, sizes)
+        _check_losses(_run_step(answer, task, three=True), task)
 
 
 @three_dimensions.requires(

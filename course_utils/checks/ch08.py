@@ -234,6 +234,14 @@ sharding = Exercise(
         "`state` must have it, as for every optimizer.",
         "unbalanced": "One rank owns much more than its share. Count elements and not parameters: the next "
         "one goes to the rank with the fewest so far.",
+        "unbalanced-groups": "Each group is shared out by itself, and the same ranks get the first "
+        "of every one: with many small groups they own almost all. Count what a rank owns over all "
+        "groups.",
+        "drops-gradients": "After `step` a `.grad` is gone or has changed. An optimizer leaves "
+        "gradients as they are: their owner clears them, with `zero_grad`, and may want to look at "
+        "them before.",
+        "closure-late": "The closure is called after the update, which then has the gradients of "
+        "an earlier step or none: call it first.",
         "groups-lost": "All parameters are updated with the same options. A group has its own learning "
         "rate and weight decay.",
         "scheduler-unheard": "The scheduler has changed the learning rate in your `param_groups`, and the "
@@ -299,6 +307,7 @@ class _Updated:
     listed: list[int] = field(default_factory=list)  # parameters in `state`
     held: list[int] = field(default_factory=list)  # parameters of which an inner one has state
     options: list[str] = field(default_factory=list)
+    left_gradients: bool = True  # does every parameter have the gradient that it had before a step?
 
 
 def _tied(parameters: list[nn.Parameter]) -> nn.Module:
@@ -341,7 +350,9 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             learns = gradient is not None and parameter.requires_grad
             parameter.grad = gradient.clone().to(device()) if learns else None
+        before = [None if p.grad is None else p.grad.clone() for p in parameters]
         optimizer.step()
+        report.left_gradients &= same([p.grad for p in parameters], before)
         if scheduler:
             scheduler.step()
         report.values.append([parameter.detach().clone().cpu() for parameter in parameters])
@@ -405,6 +416,10 @@ def _judge_updates(reports: list[_Updated], task: _Updates, likely: dict[str, Ca
             named["not-broadcast"] = any(same(own, value) for own in got)
             what = f"parameter {index} after step {step + 1}"
             expect(got, [value] * ranks, each="rank", what=what, likely=named)
+    if not all(report.left_gradients for report in reports):
+        raise Wrong(
+            "drops-gradients", expected="every `.grad` as before the step", got="another one"
+        )
 
 
 def _as_if(task: _Updates, **changes) -> Callable:
@@ -413,7 +428,7 @@ def _as_if(task: _Updates, **changes) -> Callable:
     return lambda step, index, got: same(got, [values[step][index]] * len(got))
 
 
-def _check_owners(reports: list[_Updated], task: _Updates) -> None:
+def _check_owners(reports: list[_Updated], task: _Updates, slug: str = "unbalanced") -> None:
     """Each parameter's state is on one rank, and the ranks have similar amounts of it."""
     for index in range(len(task.tensors)):
         owners = [rank for rank, report in enumerate(reports) if index in report.held]
@@ -427,7 +442,7 @@ def _check_owners(reports: list[_Updated], task: _Updates) -> None:
     most = max(sum(sizes[index] for index in report.held) for report in reports)
     if most > limit:
         expected = f"state of at most {limit:.0f} of {sum(sizes)} elements on each rank"
-        raise Wrong("unbalanced", expected=expected, got=most)
+        raise Wrong(slug, expected=expected, got=most)
 
 
 def _small(draw) -> list[tuple[int, ...]]:
@@ -470,6 +485,14 @@ def _(answer, draw):
     _judge_updates(both[0], task, {"groups-lost": _as_if(task, groups=plain)})
     _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
     _judge_updates(both[2], others, {"options-unheard": lambda *_: True})
+
+
+@sharding.requires("the shares are fair over many groups", needs_earlier=True)
+def _(answer, draw):
+    ranks = draw.choice((2, 3))
+    alike = [(draw.integer(3, 5), 2)] * (2 * ranks)
+    task = _updates(draw, alike, groups=[([index], {}) for index in range(len(alike))])
+    _check_owners(_check_updates(answer, task, ranks), task, "unbalanced-groups")
 
 
 class _StateAtOnce(torch.optim.SGD):
@@ -588,14 +611,16 @@ def _(answer, draw):
     tensors = _tensors(draw, [(draw.integer(2, 5), 2), (4,)])
     loss = sum(tensor.square().sum().item() for tensor in tensors)
     after = torch.cat([0.8 * tensor.flatten() for tensor in tensors])
-    for report in run(_with_closure, draw.choice((2, 3)), answer, tensors):
+    unchanged = torch.cat([tensor.flatten() for tensor in tensors])
+    for report in run(_with_closure, 3, answer, tensors):  # one of them owns nothing
         likely = {"closure-lost": report.calls == 0, "closure-twice": True}
         expect(report.calls, 1, what="calls of the closure", likely=likely)
         expect(
             report.with_gradients, True, what="gradients enabled", likely={"closure-no-grad": True}
         )
         expect(report.loss, loss, what="the loss returned", likely={"closure-lost": True})
-        expect(report.weight, after, what="the parameters")
+        likely = {"closure-late": unchanged}
+        expect(report.weight, after, what="the parameters", likely=likely)
 
 
 def _resumed(rank, answer, task: _Updates) -> tuple[list[Tensor], list[Tensor]]:
@@ -867,7 +892,8 @@ fsdp = Exercise(
         "whole, are easier to handle.",
         "gradient-not-there": "There is no gradient yet where it is asked for. A module's full backward hook may "
         "run before its parameters' gradients are complete; `register_post_accumulate_grad_hook` runs after.",
-        "a-view": "The shard is a view into the whole, whose memory stays. `clone()` it.",
+        "a-view": "The shard is a view into the whole, whose memory stays, or is freed under it. "
+        "`clone()` it.",
         "remainder-lost": "A matrix whose elements do not divide is cut wrongly: shards have "
         "ceil(elements / world_size) elements, and the last ones are padded.",
         "not-waited": "Nobody waits for a collective: its result may not be there yet.",
@@ -912,8 +938,20 @@ fsdp = Exercise(
         "sum. Cast them to float32 first.",
         "dtypes-mixed": "Weights and inputs of a layer have different dtypes: cast its floating point inputs, "
         "and its vectors as well.",
+        "double-lost": "The module is in double precision, and something of it is not any more: "
+        "what `torch.empty`, `torch.zeros` or `float()` makes is float32. Without `compute_dtype` "
+        "everything keeps its dtype.",
         "no-prefetch": "The gather of the next layer starts only when backward has got there. Start it when "
         "the layer before begins.",
+        "full-aliased": "What `full_parameters()` returns shares its memory with a parameter, and "
+        "changes with the next step: `clone()` it.",
+        "shapes-of-shards": "`shapes` is not that of the whole parameters. After sharding they are "
+        "vectors: note the shapes before.",
+        "integers-cast": "An input of whole numbers is cast, and an embedding cannot look up 3.0: "
+        "cast what is floating point, and nothing else.",
+        "one-communicator": "Gathers and reductions use the same group. With NCCL its calls run "
+        "one after the other, so that the next gather waits for the reduction before it: make a "
+        "group of its own for each, with `dist.new_group`.",
         "backward-blocks": "Backward stands still while something is sent: use `async_op=True`, and wait when "
         "the result is needed.",
         "reductions-pile-up": "Several reductions are unfinished at the same time, and each holds a whole "
@@ -1052,6 +1090,8 @@ class _Started:
     kept: Named
     too_large: list[str]  # parameters that keep more memory alive than they need
     dtensors: bool  # is one of its parameters a DTensor?
+    shapes: dict[str, tuple[int, ...]]
+    aliased: list[str]  # of `full`, those in the memory of a parameter
 
 
 def _started(rank, answer, recipe: _Recipe, seed: int) -> _Started:
@@ -1065,7 +1105,16 @@ def _started(rank, answer, recipe: _Recipe, seed: int) -> _Started:
     full = model.full_parameters()
     dtensors = any(isinstance(p, DTensor) for p in own.parameters())
     buffers_after = dict(own.named_buffers())
-    return _Started(before, buffers, full, buffers_after, _values(own), too_large, dtensors)
+    shapes = {name: tuple(shape) for name, shape in getattr(model, "shapes", {}).items()}
+    kept, memory = _values(own), _memory_of(own.parameters())
+    aliased = [name for name, whole in full.items() if _memory_of([whole]) & memory]
+    return _Started(
+        before, buffers, full, buffers_after, kept, too_large, dtensors, shapes, aliased
+    )
+
+
+def _memory_of(tensors: Iterable[Tensor]) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors if not isinstance(t, DTensor)}
 
 
 def _shards_of(whole: Named, ranks: int) -> list[Named]:
@@ -1079,7 +1128,7 @@ def _shards_of(whole: Named, ranks: int) -> list[Named]:
 
 @fsdp.requires(
     "every rank starts with rank 0's parameters and buffers, and full_parameters() gives them",
-    failures={"AttributeError": "no-module", "IndexError": "wrong-shard"},
+    failures={"AttributeError": "no-module", "IndexError": "wrong-shard", "signal": "a-view"},
 )
 def _(answer, draw):
     ranks = draw.choice((2, 3))
@@ -1312,6 +1361,14 @@ def _expect_gradients(steps: tuple[_Step, ...], where: str, first: dict, last: d
     expect(got, expected, each="rank", what=f"gradients, {where}", likely=likely)
 
 
+@fsdp.requires("full_parameters() gives copies", needs_earlier=True)
+def _(answer, draw):
+    for report in run(_started, 2, answer, _recipe(draw, _plain, 2), draw.seed()):
+        if report.aliased:
+            got = f"{report.aliased[0]} in the memory of the parameter"
+            raise Wrong("full-aliased", expected="tensors of their own", got=got)
+
+
 @fsdp.requires("two ranks compute and learn as one process does")
 def _(answer, draw):
     _check_training(answer, _training(draw, _recipe(draw, _plain, 2), 2, steps=3))
@@ -1330,6 +1387,8 @@ class _Passage:
     counts: dict[str, int]  # elements by kind of call
     blocking: list[str]  # calls of backward for which it stood still
     unfinished: int  # the most reductions of matrices under way when another one starts
+    beside: int = 0  # the most under way, of vectors too, when backward arrives at a layer
+    groups: dict[str, set[str]] = field(default_factory=dict)  # of backward's calls, by kind
 
 
 class _Marked(torch.autograd.Function):
@@ -1415,7 +1474,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     report = _Passage([], [], [], [], [], [], dict.fromkeys([*KINDS.values(), "other"], 0), [], 0)
     storages: list[list[weakref.ref]] = [[] for _ in module.layers]
     backward = [False]
-    started, reductions = [0], []
+    started, reductions, of_vectors = [0], [], []
 
     patience = [3.0]  # seconds, for the whole step
 
@@ -1429,7 +1488,8 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
 
     def alive() -> list[int]:
         # only reductions are asked after below, and a gather's Work holds what it has gathered
-        asked[:] = [work for work in asked if any(work is other for other in reductions)]
+        own = reductions + of_vectors
+        asked[:] = [work for work in asked if any(work is other for other in own)]
         return [index for index, seen in enumerate(storages) if any(map(_has_memory, seen))]
 
     def see(index: int, weight: Tensor) -> None:
@@ -1445,6 +1505,10 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
             settled(lambda found: max(found, default=0) <= index + 1 and len(found) <= most)
         )
         report.gathers.append(started[0])
+        report.beside = max(report.beside, len(under_way(reductions + of_vectors)))
+
+    def under_way(works: list[dist.Work]) -> list[dist.Work]:
+        return [work for work in works if not any(work is other for other in asked)]
 
     for index, layer in enumerate(module.layers):
         layer.see = partial(see, index)
@@ -1457,13 +1521,17 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         matrix = kind == "reduce_scatter" or elements > sizes.width
         if backward[0] and matrix and arguments.get("async_op") is False:
             report.blocking.append(kind)
+        if backward[0] and matrix:
+            group = dist.ProcessGroup.unbox(arguments["process_group"])
+            report.groups.setdefault(kind, set()).add(group.group_name)
         if backward[0] and kind == "gather":
             started[0] += 1
+        if kind == "all_reduce" and not matrix:
+            return lambda result: hand_work(result, of_vectors.append)
         if kind == "gather" or not matrix:
             return None
         report.gathered.append(started[0])
-        waiting = [work for work in reductions if not any(work is other for other in asked)]
-        report.unfinished = max(report.unfinished, len(waiting) + 1)
+        report.unfinished = max(report.unfinished, len(under_way(reductions)) + 1)
         return lambda result: hand_work(result, reductions.append)
 
     with waits() as asked, listening(hear):
@@ -1631,6 +1699,40 @@ def _(answer, draw):
         expect(got, expected, what="the output", likely={"without-gradients": True})
 
 
+@fsdp.requires("shapes has those of the whole parameters", needs_earlier=True)
+def _(answer, draw):
+    reports = run(_started, 2, answer, _recipe(draw, _plain, 2), draw.seed())
+    shapes = {name: tuple(value.shape) for name, value in reports[0].module.items()}
+    likely = {"shapes-of-shards": True}
+    got = [report.shapes for report in reports]
+    expect(got, [shapes] * 2, each="rank", what="shapes", likely=likely)
+
+
+def _in_double(rank, answer, recipe: _Recipe, seed: int, x: Tensor) -> dict[str, set[torch.dtype]]:
+    """The dtypes of what a model has and gives that was made of a module in double precision."""
+    model = answer(recipe.build(seed).double())
+    y = model(x.double().to(device()))
+    y.square().mean().backward()
+    model.finish_gradient_synchronization()
+    tensors = {
+        "the parameters": list(model.module.parameters()),
+        "the output": [y],
+        "the gradients": [p.grad for p in model.module.parameters() if p.grad is not None],
+        "full_parameters()": list(model.full_parameters().values()),
+    }
+    return {what: {tensor.dtype for tensor in given} for what, given in tensors.items()}
+
+
+@fsdp.requires(
+    "a module in double precision", failures={"exception": "double-lost"}, needs_earlier=True
+)
+def _(answer, draw):
+    recipe = _recipe(draw, _plain, 2)
+    for found in run(_in_double, 2, answer, recipe, draw.seed(), draw.tensor(4, recipe.width)):
+        for what, dtypes in found.items():
+            expect(dtypes, {torch.float64}, what=f"dtypes of {what}", likely={"double-lost": True})
+
+
 @fsdp.requires(
     "with compute_dtype, weights travel and compute in bfloat16, and the rest stays float32",
     failures={"same dtype": "dtypes-mixed", "scalar type": "dtypes-mixed"},
@@ -1668,6 +1770,39 @@ def _check_dtypes(step: _Step) -> None:
         raise Wrong("summed-in-half", expected="gradients summed in float32", got="bfloat16")
 
 
+class _Words(nn.Module):
+    """Its first layer takes whole numbers, and its second one gets its input by name."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(7, width)
+        self.out = nn.Linear(width, 5)
+
+    def forward(self, tokens: Tensor, scale: Tensor) -> Tensor:
+        return self.out(input=self.token(tokens) * scale)
+
+
+def _read_words(rank, answer, width: int, tokens: Tensor) -> torch.dtype:
+    model = answer(_Words(width).to(device()), compute_dtype=torch.bfloat16)
+    y = model(
+        tokens.to(device()), torch.ones((), dtype=torch.float32, device=device()).expand(width)
+    )
+    y.float().sum().backward()
+    model.finish_gradient_synchronization()
+    return y.dtype
+
+
+@fsdp.requires(
+    "with compute_dtype, whole numbers stay whole, and keywords are cast as well",
+    failures={"argument #1 'indices'": "integers-cast", "same dtype": "dtypes-mixed"},
+    needs_earlier=True,
+)
+def _(answer, draw):
+    tokens = torch.tensor([draw.integer(0, 6) for _ in range(5)])
+    dtypes = run(_read_words, 2, answer, draw.integer(3, 6), tokens)
+    expect(dtypes, [torch.bfloat16] * 2, each="rank", likely={"dtypes-mixed": True})
+
+
 @fsdp.requires("the next gather, and one reduction, run beside backward", needs_earlier=True)
 def _(answer, draw):
     sizes = _sizes_of_tower(draw, 2)
@@ -1675,6 +1810,15 @@ def _(answer, draw):
         if report.blocking:
             got = f"a {report.blocking[0]} without async_op"
             raise Wrong("backward-blocks", expected="calls that do not block", got=got)
+        if not report.beside:
+            got = "each is waited for before backward goes on"
+            raise Wrong(
+                "backward-blocks", expected="a reduction that runs beside backward", got=got
+            )
+        of_gathers = report.groups.get("gather", set())
+        if of_gathers & report.groups.get("reduce_scatter", set()):
+            expected = "gathers and reductions in groups of their own"
+            raise Wrong("one-communicator", expected=expected, got="one group for both")
         needed = [min(place + 2, sizes.layers) for place in range(sizes.layers)]
         if any(n < least for n, least in zip(report.gathered, needed, strict=True)):
             expected = "the next layer's gather to start before a layer's gradient is there"
@@ -1720,6 +1864,16 @@ resharding = Exercise(
         "whole-everywhere": "Every rank gets the whole parameter: cut it again.",
         "matrix-shape": "A shard is a vector: the matrix is laid flat before it is cut.",
         "uneven": "The new shards are not equal. Pad with zeros, until they are.",
+        "padding-inside": "Every piece is padded by itself, so that zeros stand between the "
+        "elements. Lay the whole end to end, pad once behind it, and cut.",
+        "fewer-pieces": "Not every rank gets a shard: `chunk` makes fewer pieces where there are "
+        "fewer elements than ranks. A rank that has no element has a shard of zeros.",
+        "one-element": "A shard of one element is taken for a number. It has a dimension: ask "
+        "`dim()`, not `numel()`.",
+        "three-dimensions": "A parameter with more than two dimensions, such as a convolution's "
+        "weight, is sharded as a matrix is.",
+        "other-dtype": "A tensor has another dtype than before: `torch.zeros` makes float32. Take "
+        "the dtype from what you cut, for each tensor by itself.",
         "multiples-only": "It works where one number of ranks divides the other. Put the whole together "
         "first; then any number will do.",
         "optimizer-left": "The optimizer's state is missing, or cut as before. Momentum has the shape of its "
@@ -1776,9 +1930,10 @@ def _checkpoint(parameters: dict, states: dict, ranks: int) -> list[dict]:
     ]
 
 
-def _wholes(draw, shapes=None, stateless=()) -> tuple[dict, dict]:
+def _wholes(draw, shapes=None, stateless=(), dtype=torch.float32) -> tuple[dict, dict]:
+    """Whole parameters, in this dtype, and the states of Adam, which are float32."""
     shapes = shapes or _shapes(draw)
-    parameters = {name: _tensor(draw, shape) for name, shape in shapes.items()}
+    parameters = {name: _tensor(draw, shape).to(dtype) for name, shape in shapes.items()}
     states = {
         name: {
             "step": torch.tensor(float(draw.integer(3, 9))),
@@ -1813,8 +1968,23 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
         ]
         return not same(*steps)
 
+    def padded_one_by_one(shards: list[Tensor], shape: torch.Size) -> list[Tensor]:
+        pieces = torch.cat(shards)[: shape.numel()].tensor_split(ranks)
+        return [nn.functional.pad(piece, (0, len(pieces[0]) - len(piece))) for piece in pieces]
+
+    def keeps_an_element(got: list[dict]) -> bool:
+        single = [name for name in matrices if old[0]["parameters"][name].shape == (1,)]
+        return same(
+            of_parameters(got, single), [{n: old[0]["parameters"][n] for n in single}] * ranks
+        )
+
     vectors = set(shapes) - set(matrices)
     return {
+        "fewer-pieces": lambda got: any(set(p["parameters"]) < set(shapes) for p in got),
+        "other-dtype": lambda got: any(
+            len(own) == len(right) and own != right
+            for own, right in zip(_dtypes(got), _dtypes(expected), strict=True)
+        ),
         "list-order": matrices_are(
             lambda shards, shape: _shards(
                 torch.cat([shards[rank] for rank in listed])[: shape.numel()], ranks
@@ -1829,6 +1999,15 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
             )
         ),
         "padding-kept": matrices_are(lambda shards, shape: _shards(torch.cat(shards), ranks)),
+        "padding-inside": matrices_are(padded_one_by_one),
+        "one-element": lambda got: any(
+            old[0]["parameters"][n].shape == (1,) and keeps_an_element(got) for n in matrices
+        ),
+        "three-dimensions": lambda got: any(
+            len(shapes[name]) > 2 and not same(p["parameters"][name], right["parameters"][name])
+            for name in matrices
+            for p, right in zip(got, expected, strict=True)
+        ),
         "whole-everywhere": lambda got: any(
             p["parameters"][name].shape == shapes[name] for p in got for name in matrices
         ),
@@ -1849,10 +2028,22 @@ def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed:
     }
 
 
+def _dtypes(parts: list[dict]) -> list[set]:
+    return [{(i, tensor.dtype) for i, tensor in enumerate(_tensors_of(part))} for part in parts]
+
+
 def _check_reshard(
-    answer, draw, before: int, after: int, shapes=None, stateless=(), shuffled=False, number=False
+    answer,
+    draw,
+    before: int,
+    after: int,
+    shapes=None,
+    stateless=(),
+    shuffled=False,
+    number=False,
+    dtype=torch.float32,
 ) -> list[dict]:
-    parameters, states = _wholes(draw, shapes, stateless)
+    parameters, states = _wholes(draw, shapes, stateless, dtype)
     if number:
         for state in states.values():
             state["step"] = int(state["step"])
@@ -1897,7 +2088,10 @@ def _(answer, draw):
         _check_reshard(answer, draw, before, after)
 
 
-@resharding.requires("to one rank, from one, and to more ranks than elements")
+@resharding.requires(
+    "to one rank, from one, and to more ranks than elements",
+    failures={"IndexError": "fewer-pieces"},
+)
 def _(answer, draw):
     many = draw.integer(16, 19)  # more than elements of the smaller matrix
     for before, after in ((draw.integer(3, 5), 1), (1, draw.choice((3, 6))), (2, many), (many, 2)):
@@ -1912,6 +2106,13 @@ def _(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
     _check_reshard(answer, draw, before, after, stateless=("up.weight", "up.bias"))
     _check_reshard(answer, draw, before, after, number=True)
+
+
+@resharding.requires("a parameter of three dimensions", failures={"exception": "three-dimensions"})
+def _(answer, draw):
+    before, after = draw.sample((2, 3, 4), 2)
+    shapes = {"filter": (draw.integer(2, 3), 3, draw.integer(2, 5)), "bias": (3,)}
+    _check_reshard(answer, draw, before, after, shapes)
 
 
 def _tensors_of(part: dict) -> Iterator[Tensor]:
@@ -1943,7 +2144,16 @@ def _(answer, draw):
     _check_refused(answer, [p for p in parts if p["rank"] != gone], "missing-rank", gone)
     _check_refused(answer, parts[:last], "missing-rank", last)
     _check_refused(answer, [*parts[:last], parts[0]], "twice", last)
+    _check_refused(answer, [*parts, parts[gone]], "twice", None)
     _check_refused(answer, [*other, parts[last]], "twice", None)
+
+
+@resharding.requires(
+    "parameters in bfloat16, with an optimizer in float32", failures={"exception": "other-dtype"}
+)
+def _(answer, draw):
+    before, after = draw.sample((2, 3, 4), 2)
+    _check_reshard(answer, draw, before, after, dtype=torch.bfloat16)
 
 
 def _check_refused(answer, parts: list[dict], slug: str, missing: int | None) -> None:

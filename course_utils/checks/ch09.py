@@ -8,6 +8,7 @@ calls: of `os.fsync`, of a rename, of a collective.
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import random
@@ -52,6 +53,7 @@ class _Event:
     kind: str
     file: int = 0
     size: int = 0
+    folder: str = ""  # in which it stands
 
 
 def _files(folder: Path) -> list[Path]:
@@ -94,7 +96,8 @@ def _recorded() -> Iterator[list[_Event]]:
     def noting(kind: str, original: Callable) -> Callable:
         def call(file, *args, **kwargs):
             found = os.stat(file)
-            events.append(_Event(kind, found.st_ino, found.st_size))
+            place = str(Path(file).resolve().parent) if kind == "rename" else ""
+            events.append(_Event(kind, found.st_ino, found.st_size, place))
             if kind == "rename":
                 os.utime(file, (_AT_RENAME, _AT_RENAME))  # whoever writes to it now changes that
             return original(file, *args, **kwargs)
@@ -196,6 +199,39 @@ def _killed(rank, answer, folder, keep, step, state, size) -> None:
     checkpoints.save(step, state)
 
 
+class _Dead(BaseException):
+    """A process that is dead does nothing more."""
+
+
+@contextlib.contextmanager
+def _dies_at(call: int) -> Iterator[None]:
+    """Within the block, the process dies before this call of those that name, keep or remove a
+    file, counted from 0: none of them does anything from then on."""
+    counter = itertools.count()
+
+    def mortal(original: Callable) -> Callable:
+        def made(*args, **kwargs):
+            if next(counter) >= call:
+                raise _Dead
+            return original(*args, **kwargs)
+
+        return made
+
+    with contextlib.ExitStack() as stack:
+        for name in ("fsync", "replace", "rename", "link", "unlink", "remove"):
+            stack.enter_context(mock.patch.object(os, name, mortal(getattr(os, name))))
+        yield
+
+
+def _dies(rank, answer, folder, call, earlier, step, state) -> Any:
+    """What is loaded after a save has died at this call."""
+    for before, content in earlier.items():
+        answer(folder, 1).save(before, content)
+    with contextlib.suppress(_Dead), _dies_at(call):
+        answer(folder, 1).save(step, state)
+    return _load(answer(folder, 1))
+
+
 def _loaded(rank, answer, folder, keep) -> Any:
     return _load(answer(folder, keep))
 
@@ -241,6 +277,7 @@ def _state(draw) -> dict:
         "rate": draw.number(0, 1),
         "counts": [draw.integer(1, 99), draw.integer(1, 99)],
         "inner": {"name": "momentum", "none": None, "values": draw.tensor(3)},
+        "step": draw.integer(10**7, 10**8),  # somebody else's, the scheduler's perhaps
     }
 
 
@@ -290,9 +327,14 @@ checkpoints = Exercise(
         "gives?",
         "sorted-as-text": "You take the highest name as text, and step-9 comes after step-10. Compare "
         "numbers, or write them with as many digits each.",
+        "too-few-digits": "Step 1,000,000 counts as earlier than step 999,999: where a number has "
+        "more digits than you wrote, names no longer sort as the steps do. Compare numbers, or "
+        "write many more digits.",
         "newest-by-time": "You take the file that was changed last. A folder that was copied or "
         "restored has any times; the step is what counts.",
         "state-only": "`load` returns two things: the step, and the state.",
+        "step-of-the-state": "The step that you return stands in the state. What the state has "
+        "under this key is its owner's affair: give back the step with which `save` was called.",
         "two-files": "There is a second file beside the checkpoint. A kill between the two leaves one "
         "without the other: put checksum and step into the file itself, or into its name.",
         "every-rank-writes": "Other ranks than 0 write too. In a folder that all share, they write "
@@ -312,6 +354,12 @@ checkpoints = Exercise(
         "check the bytes of a tensor: compare a checksum of your own.",
         "in-place": "A save that was killed has destroyed the checkpoint that had this step before. "
         "Write under another name, and rename when all is written.",
+        "dies-between": "A save that was killed between two of its calls has left no checkpoint: "
+        "what was there was removed before the new file had its name. `os.replace` takes the place "
+        "of an old file at once, so nothing has to go before it.",
+        "from-another-folder": "The file is written in another folder and moved from there. If "
+        "that lies on another disk, as a folder for temporary files may, the move is a copy, and a "
+        "kill leaves a part of it. Write it in the folder of the checkpoints.",
         "takes-the-torn": "What a killed save has left is taken for a checkpoint.",
         "deletes-first": "A save that was killed has left no checkpoint: the old one was removed "
         "before the new one was there.",
@@ -334,7 +382,9 @@ checkpoints = Exercise(
         "fsync-unflushed": "`os.fsync` comes while bytes are still in Python's buffer: it knows only "
         "those that the system has. Call `flush()` first.",
     },
-    failures={"FileNotFoundError": "folder-missing", "Parent directory": "folder-missing"},
+    failures=dict.fromkeys(
+        ("FileNotFoundError", "Parent directory", "FileExistsError"), "folder-missing"
+    ),
     at_home=True,
 )
 
@@ -344,11 +394,12 @@ def _(answer, draw):
     step = draw.integer(20, 80)
     cases = [
         (_states(draw, draw.choice((9, 99)), 100), (1, 0)),
+        (_states(draw, 999_999, 1_000_000), (1, 0)),
         (_states(draw, step, step + 1), (0, 1)),
     ]
     with tempfile.TemporaryDirectory() as parent:
         [loaded] = run(_one_by_one, 1, _in_order, answer, parent, cases)
-    slugs = "sorted-as-text", "newest-by-time"
+    slugs = "sorted-as-text", "too-few-digits", "newest-by-time"
     for (states, _), (first, latest), slug in zip(cases, loaded, slugs, strict=True):
         if first is not None:
             raise Wrong("nothing-there", expected="None where no folder is", got=first)
@@ -356,6 +407,7 @@ def _(answer, draw):
         likely = {
             "not-found": latest is None,
             "state-only": any(same(latest, state) for state in states.values()),
+            "step-of-the-state": same(latest, (states[last]["step"], states[last])),
             slug: _is_checkpoint(states, earlier),
         }
         expect(latest, (last, states[last]), what="load()", likely=likely)
@@ -456,6 +508,22 @@ def _(answer, draw):
         expect(got, (5, states[5]), what="load() after the kill", likely=mistakes)
 
 
+@checkpoints.requires("a save may end between any two of its calls", needs_earlier=True)
+def _(answer, draw):
+    calls, new = range(5), _state(draw)  # as many as write, sync, rename, remove
+    befores = [_states(draw, *steps) for steps in ((4,), (5,), ())]
+    cases = [(call, before, 5, new) for before in befores for call in calls]
+    with tempfile.TemporaryDirectory() as parent:
+        [loaded] = run(_one_by_one, 1, _dies, answer, parent, cases)
+    for (call, before, *_), got in zip(cases, loaded, strict=True):
+        old = next(iter(before.items()), None)
+        if not (same(got, old) or same(got, (5, new))):
+            likely = {"takes-the-torn": _failed(got) or not before, "dies-between": True}
+            expect(
+                got, old, what=f"load() after a save that died before call {call}", likely=likely
+            )
+
+
 @checkpoints.requires("the next save removes what a killed one has left", needs_earlier=True)
 def _(answer, draw):
     if not hasattr(signal, "SIGXFSZ"):
@@ -474,8 +542,8 @@ def _(answer, draw):
 def _(answer, draw):
     # so few bytes that Python's buffer holds them all until somebody flushes it
     state = _state(draw) | {"weights": draw.tensor(draw.integer(50, 90))}
-    with tempfile.TemporaryDirectory() as folder:
-        [(events, files)] = run(_saved_once, 1, answer, [Path(folder)], state)
+    with tempfile.TemporaryDirectory() as place:
+        [(events, files)] = run(_saved_once, 1, answer, [Path(place)], state)
     for inode, size, changed in files:
         own = [event for event in events if event.file == inode]
         named = next((i for i, event in enumerate(own) if event.kind == "rename"), None)
@@ -487,6 +555,9 @@ def _(answer, draw):
             raise Wrong(
                 "written-after-rename", expected="a file left alone after its rename", got=got
             )
+        if not Path(own[named].folder).is_relative_to(Path(place).resolve()):
+            got = "one that comes from another folder"
+            raise Wrong("from-another-folder", expected="a rename within the folder", got=got)
         synced = [event.size for event in own[:named] if event.kind == "fsync"]
         if size not in synced:
             slug = "fsync-unflushed" if synced else "no-fsync"

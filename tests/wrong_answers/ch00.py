@@ -1,5 +1,6 @@
 """Plausible wrong answers, and other right ones, to the exercises of chapter 00."""
 
+import io
 import math
 import sys
 
@@ -359,6 +360,46 @@ def goes_through_the_rows(tensor):
 @wrong("0.2", names="empty-holds-none")
 def counts_one_value_at_least(tensor):
     return max(tensor.numel(), 1) * tensor.element_size()
+
+
+@wrong("0.2", names="memory-not-values")
+def counts_an_expanded_size_once(tensor):
+    sizes = [size for size, step in zip(tensor.shape, tensor.stride()) if step or not size]
+    return math.prod(sizes) * tensor.element_size()
+
+
+@wrong("0.2", names="zeros-count")
+def counts_what_is_not_zero(tensor):
+    return int(tensor.count_nonzero()) * tensor.element_size()
+
+
+@wrong("0.2", names="rows-by-stride")
+def multiplies_rows_and_stride(tensor):
+    rows = tensor.shape[0] * tensor.stride(0) if tensor.dim() else 1
+    return rows * tensor.element_size()
+
+
+@wrong("0.2", names="other-than-values")
+def measures_a_file(tensor):
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return file.tell()
+
+
+@wrong("0.2", names="four-bytes")
+def knows_two_sizes(tensor):
+    return tensor.numel() * (4 if tensor.is_floating_point() else 8)
+
+
+@wrong("0.2", names="dtype-table")
+def asks_iinfo_for_a_bool(tensor):
+    info = torch.finfo if tensor.is_floating_point() else torch.iinfo
+    return tensor.numel() * info(tensor.dtype).bits // 8
+
+
+@right("0.2")
+def counts_the_bytes_of_a_copy(tensor):
+    return tensor.contiguous().view(-1).clone().untyped_storage().nbytes()
 
 
 @right("0.2")

@@ -899,11 +899,11 @@ class Bucketed(nn.Module):
 
     @contextmanager
     def no_sync(self):
-        self.silent = True
+        before, self.silent = self.silent, True
         try:
             yield
         finally:
-            self.silent = False
+            self.silent = before
 
     def forward(self, *inputs):
         return self.module(*inputs)
@@ -918,10 +918,10 @@ class SilentByAnObject(Bucketed):
 
         class Silence:
             def __enter__(self):
-                model.silent = True
+                self.before, model.silent = model.silent, True
 
             def __exit__(self, *_):
-                model.silent = False
+                model.silent = self.before
 
         return Silence()
 
@@ -1133,6 +1133,28 @@ class ForgetsTheExceptions(Bucketed):
         self.silent = True
         yield
         self.silent = False
+
+
+@wrong("3.4", names="nested")
+class SpeaksAfterTheInnerBlock(Bucketed):
+    @contextmanager
+    def no_sync(self):
+        self.silent = True
+        try:
+            yield
+        finally:
+            self.silent = False
+
+
+@wrong("3.4", names="nested")
+class SwitchesOver(Bucketed):
+    @contextmanager
+    def no_sync(self):
+        self.silent = not self.silent
+        try:
+            yield
+        finally:
+            self.silent = not self.silent
 
 
 @wrong("3.4", names="silent-for-good")

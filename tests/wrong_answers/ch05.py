@@ -1448,3 +1448,44 @@ def goes_the_wrong_way(activations, gradients):
     for handle in handles:
         handle.wait()
     return from_previous, from_next
+
+
+@wrong("5.6", names="belongs-to-a-graph")
+def makes_room_of_clones(activations, gradients):
+    rank = dist.get_rank()
+    rooms, handles = [], []
+    for outgoing, neighbour in ((gradients, rank - 1), (activations, rank + 1)):
+        rooms.append(None if outgoing is None else outgoing.contiguous().clone())
+        handles += _started(outgoing, rooms[-1], neighbour)
+    for handle in handles:
+        handle.wait()
+    return tuple(rooms)
+
+
+@wrong("5.6", names="zeros-left-out")
+def asks_whether_there_is_a_number(activations, gradients):
+    def something(tensor):
+        return None if tensor is None or not tensor.any() else tensor
+
+    return starts_everything_then_waits(something(activations), something(gradients))
+
+
+@wrong("5.6", names="more-than-the-tensors")
+def sends_objects(activations, gradients):
+    """Pickled, with its length as a message before it."""
+
+    def swap(outgoing, neighbour, send_first):
+        if outgoing is None:
+            return None
+        came = [None]
+        if send_first:
+            dist.send_object_list([outgoing.detach()], neighbour)
+        dist.recv_object_list(came, neighbour)
+        if not send_first:
+            dist.send_object_list([outgoing.detach()], neighbour)
+        return came[0]
+
+    rank = dist.get_rank()
+    ways = [(activations, rank + 1), (gradients, rank - 1)]
+    came = [swap(*way, send_first=rank % 2 == 0) for way in (ways if rank % 2 == 0 else ways[::-1])]
+    return tuple(came[::-1] if rank % 2 == 0 else came)

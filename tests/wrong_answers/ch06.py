@@ -3,6 +3,7 @@
 The wrong answers to 6.1, 6.2, 6.3 and 6.5 are right ones with one thing written wrongly.
 """
 
+import copy
 import math
 
 import torch
@@ -386,6 +387,82 @@ class DoesNotNameTheSizes(CutsUnevenly):
         super().__init__(full)
 
 
+@wrong("6.1", names="other-dtype")
+class CopiesIntoANewTensor(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        self.weight = nn.Parameter(
+            torch.empty(self.weight.shape, device=device()).copy_(self.weight)
+        )
+
+
+@wrong("6.1", names="full-changed")
+class CutsFullItself(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        full.weight.data = self.weight.data
+        self.weight = full.weight
+
+
+@wrong("6.1", names="shares-memory")
+class SharesTheBias(_Column):
+    """With one rank the block is the whole bias."""
+
+    def __init__(self, full):
+        super().__init__(full)
+        n = dist.get_world_size()
+        if full.bias is not None and n == 1:
+            self.bias = nn.Parameter(full.bias.detach())
+
+
+@wrong("6.1", names="needs-a-bias")
+class HasNoBiasAtAll(_Column):
+    def __init__(self, full):
+        super().__init__(full)
+        if full.bias is None:
+            del self.bias
+
+    def forward(self, x):
+        return linear(SumBackward.apply(x), self.weight, getattr(self, "bias", None))
+
+
+class _TokenByToken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        for token in total.flatten(0, -2):
+            dist.all_reduce(token)
+        return total
+
+
+@wrong("6.1", names="in-pieces")
+class SumsTokenByToken(_Column):
+    def forward(self, x):
+        return linear(_TokenByToken.apply(x), self.weight, self.bias)
+
+
+class _SumInHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.half()
+        dist.all_reduce(total)
+        return total.to(gradient.dtype)
+
+
+@wrong("6.1", names="rounded")
+class SumsInHalfPrecision(_Column):
+    def forward(self, x):
+        return linear(_SumInHalf.apply(x), self.weight, self.bias)
+
+
 # ---- 6.2 RowParallelLinear -----------------------------------------------------------------------
 
 
@@ -661,6 +738,65 @@ class NamesTheSizeOnly(CutsColumnsUnevenly):
         if full.in_features % dist.get_world_size():
             raise ValueError(f"cannot cut {full.in_features} input features")
         super().__init__(full)
+
+
+@wrong("6.2", names="shares-memory")
+class MakesTheColumnsContiguous(_Row):
+    """With one rank the block is the whole weight, and contiguous already."""
+
+    def __init__(self, full):
+        super().__init__(full)
+        rank, n = _place()
+        self.weight = nn.Parameter(full.weight.detach().chunk(n, dim=1)[rank].contiguous())
+
+
+@wrong("6.2", names="shares-memory")
+class TakesFullsBias(_Row):
+    def __init__(self, full):
+        super().__init__(full)
+        self.bias = full.bias
+
+
+@wrong("6.2", names="other-dtype")
+class SumsInSinglePrecision(_Row):
+    def forward(self, x):
+        return self.with_bias(SumForward.apply(self.partial(x).float()))
+
+
+@wrong("6.2", names="matrices-only")
+class ReturnsAMatrix(_Row):
+    def forward(self, x):
+        return super().forward(x.flatten(0, -2))
+
+
+@wrong("6.2", names="inputs-summed")
+class SumsTheInputs(_Row):
+    def forward(self, x):
+        return self.with_bias(self.partial(SumForward.apply(x)))
+
+
+class _DividedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / dist.get_world_size()
+
+
+@wrong("6.2", names="input-gradient-mean")
+class DividesTheGradient(_Row):
+    def forward(self, x):
+        return self.with_bias(_DividedBackward.apply(SumForward.apply(self.partial(x))))
+
+
+@right("6.2")
+class SumsItsDataInPlace(_Row):
+    def forward(self, x):
+        own = self.partial(x).contiguous()
+        dist.all_reduce(own.data)
+        return self.with_bias(own)
 
 
 # ---- 6.3 HeadParallelAttention -------------------------------------------------------------------
@@ -988,6 +1124,53 @@ class DoesNotNameTheHeads(DividesTheWidth):
         if full.heads % dist.get_world_size():
             raise ValueError("the heads do not divide by the ranks")
         super().__init__(full)
+
+
+@wrong("6.3", names="no-error")
+class ComparesTheWidth(_Heads):
+    """The width divides, and the heads do not."""
+
+    def __init__(self, full):
+        _must_divide(full.out.in_features)
+        whole, full = full, copy.copy(full)
+        full.heads -= full.heads % dist.get_world_size()
+        super().__init__(full)
+        self.head_width = whole.head_width
+
+
+@wrong("6.3", names="mask-shifted")
+class HidesATokenFromItself(_Heads):
+    def mix(self, q, k, v):
+        t = q.shape[-2]
+        seen = torch.ones(t, t, dtype=torch.bool, device=q.device).tril(-1)
+        seen[0, 0] = True
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+@wrong("6.3", names="output-not-cut-to-match")
+class TurnsTheOutputAround(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.out_weight = nn.Parameter(self.out_weight.detach().flip(1))
+
+
+@right("6.3")
+class HasThreeLayers(_Heads):
+    """Queries, keys and values by layers of their own, behind one entrance."""
+
+    def __init__(self, full):
+        super().__init__(full)
+        self.weights, self.biases = (
+            nn.ParameterList(part.clone() for part in tensor.detach().chunk(3))
+            for tensor in (self.weight, self.bias)
+        )
+        del self.weight, self.bias
+
+    def forward(self, x):
+        x = self.enter(x)
+        parts = [linear(x, w, b) for w, b in zip(self.weights, self.biases)]
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        return self.leave(linear(self.mix(q, k, v).transpose(1, 2).flatten(2), self.out_weight))
 
 
 # ---- 6.4 vocabulary_parallel_cross_entropy -------------------------------------------------------
@@ -1323,6 +1506,94 @@ def shifts_in_place(logits, targets):
     return _mean(SumForward.apply(logits.exp().sum(dim=1)).log() - at_target, targets)
 
 
+def _loss_with(logits, targets, at_target):
+    """The right loss but for `at_target(z)`, the target's logit."""
+    z = logits - _highest(logits).unsqueeze(1)
+    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target(z), targets)
+
+
+@wrong("6.4", names="target-left-out")
+def takes_the_largest_of_the_targets_logits(logits, targets):
+    """The others' zeros are the largest."""
+
+    def at_target(z):
+        own = _at_target(z, targets)
+        dist.all_reduce(own.data, op=dist.ReduceOp.MAX)
+        return own
+
+    return _loss_with(logits, targets, at_target)
+
+
+@wrong("6.4", names="target-averaged")
+def averages_the_targets_logit(logits, targets):
+    n = dist.get_world_size()
+    return _loss_with(logits, targets, lambda z: SumForward.apply(_at_target(z, targets)) / n)
+
+
+@wrong("6.4", names="class-0-left-out")
+def takes_class_0_for_padding(logits, targets):
+    z = logits - _highest(logits).unsqueeze(1)
+    total = SumForward.apply(z.exp().sum(dim=1)).log()
+    return (total - SumForward.apply(_at_target(z, targets)))[targets > 0].mean()
+
+
+@wrong("6.4", names="edge-classes")
+def leaves_its_last_class_out(logits, targets):
+    def at_target(z):
+        share = z.shape[1]
+        column = targets - dist.get_rank() * share
+        here = (column >= 0) & (column < share - 1)
+        picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
+        return SumForward.apply(picked.where(here, 0.0))
+
+    return _loss_with(logits, targets, at_target)
+
+
+@wrong("6.4", names="own-tokens-only")
+def lets_only_its_own_tokens_learn(logits, targets):
+    share = logits.shape[1]
+    own = (targets // share == dist.get_rank()).unsqueeze(1)
+    return sums_both_in_one_call(torch.where(own, logits, logits.detach()), targets)
+
+
+class _EndOfTheGraph(_Softmax):
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Softmax.backward(ctx, 1.0)
+
+
+@wrong("6.4", names="upstream-ignored")
+def takes_the_loss_for_the_end(logits, targets):
+    return _EndOfTheGraph.apply(logits, targets)
+
+
+@wrong("6.4", names="changes-the-targets")
+def makes_zeros_of_the_padding(logits, targets):
+    counts = targets >= 0
+    targets[~counts] = 0
+    z = logits - _highest(logits).unsqueeze(1)
+    total = SumForward.apply(z.exp().sum(dim=1)).log()
+    return (total - SumForward.apply(_at_target(z, targets)))[counts].mean()
+
+
+@right("6.4")
+def sums_in_double_precision(logits, targets):
+    """Twice the bytes, and as many numbers."""
+    z = (logits - _highest(logits).unsqueeze(1)).double()
+    both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
+    total, at_target = SumForward.apply(both)
+    return _mean(total.log() - at_target, targets).to(logits.dtype)
+
+
+@wrong("6.4", names="one-max-for-all")
+def subtracts_the_largest_of_all_tokens(logits, targets):
+    highest = logits.detach().max()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    z = logits - highest
+    total = SumForward.apply(z.exp().sum(dim=1)).log()
+    return _mean(total - SumForward.apply(_at_target(z, targets)), targets)
+
+
 # ---- 6.5 SequenceParallelNorm --------------------------------------------------------------------
 
 
@@ -1510,6 +1781,58 @@ class HooksFrozenParameters(HooksTheParameters):
 class GathersFirst(_Norm):
     def forward(self, x):
         return self.own_tokens(self.gather(x))
+
+
+@wrong("6.5", names="norm-copied")
+class CopiesTheNorm(_Norm):
+    def __init__(self, norm):
+        super().__init__(copy.deepcopy(norm))
+
+
+@wrong("6.5", names="own-formula")
+class TakesTheUnbiasedVariance(_Norm):
+    def own_tokens(self, x):
+        weight, bias = self.copies()
+        centred = x - x.mean(dim=-1, keepdim=True)
+        return centred / (x.var(dim=-1, keepdim=True) + self.norm.eps).sqrt() * weight + bias
+
+
+@wrong("6.5", names="own-formula")
+class AddsEpsOutsideTheRoot(_Norm):
+    def own_tokens(self, x):
+        weight, bias = self.copies()
+        centred = x - x.mean(dim=-1, keepdim=True)
+        deviation = centred.square().mean(dim=-1, keepdim=True).sqrt()
+        return centred / (deviation + self.norm.eps) * weight + bias
+
+
+@wrong("6.5", names="gathered-along-batch")
+class ViewsTheBatchAsASequence(_Norm):
+    """Right for a batch of one."""
+
+    def gather(self, y):
+        rank, _ = _place()
+        everyone = _gathered(y)
+        everyone[rank] = y
+        return SumBackward.apply(torch.cat(everyone).view(y.shape[0], -1, y.shape[2]))
+
+
+@wrong("6.5", names="summed-again")
+class HooksInEveryForward(_Norm):
+    """The hooks of the first pass are still there in the second."""
+
+    def own_tokens(self, x):
+        for parameter in self.norm.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(_summed_in_place)
+        return self.norm(x)
+
+
+@right("6.5")
+class CallsTheNormWithCopies(_Norm):
+    def own_tokens(self, x):
+        copies = {name: SumBackward.apply(p) for name, p in self.norm.named_parameters()}
+        return torch.func.functional_call(self.norm, copies, (x,))
 
 
 # ---- 6.6 clip_gradient_norm ----------------------------------------------------------------------
@@ -1815,3 +2138,35 @@ def divides_by_zero(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     _scale(sharded + replicated, min(1.0, max_norm / norm))
     return norm
+
+
+@wrong("6.6", names="shards-not-scaled")
+def scales_copies_only(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    _clip(replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="no-float")
+def returns_a_tensor(sharded, replicated, max_norm):
+    return torch.tensor(divides_replicated_squares(sharded, replicated, max_norm))
+
+
+@wrong("6.6", names="needs-contiguous")
+def views_each_gradient_as_a_vector(sharded, replicated, max_norm):
+    def squares(parameters):
+        flat = [gradient.view(-1) for gradient in _gradients(parameters)]
+        return sum((v.dot(v) for v in flat), torch.zeros((), device=device()))
+
+    norm = (_over_ranks(squares(sharded)) + squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@right("6.6")
+def takes_pytorchs_total_norm(sharded, replicated, max_norm):
+    own, copies = (nn.utils.get_total_norm(_gradients(p)) for p in (sharded, replicated))
+    squares = _over_ranks(own.square().to(device()))
+    norm = torch.hypot(squares.sqrt(), copies.to(device()))
+    nn.utils.clip_grads_with_norm_([*sharded, *replicated], max_norm, norm)
+    return norm.item()

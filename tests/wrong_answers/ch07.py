@@ -145,6 +145,12 @@ def starts_at_the_end(dp, pp, tp):
     return {name: groups[::-1] for name, groups in _lines(dp, pp, tp).items()}
 
 
+@wrong("7.1", names="not-whole-numbers")
+def halves_with_a_slash(dp, pp, tp):
+    groups = _lines(dp, pp, tp)
+    return groups | {"data": [[rank / 1 for rank in group] for group in groups["data"]]}
+
+
 # ---- 7.2 RankGrid --------------------------------------------------------------------------------
 
 
@@ -825,6 +831,16 @@ def averages_the_loss_on_rank_0(*given):
     return _train_2d(*given, mean_loss=mean_loss)
 
 
+@wrong("7.3", names="loss-on-some")
+def reduces_the_loss_to_one_rank(part, read_inputs, read_targets, mesh, optimizer):
+    def mean_loss(loss, mesh):
+        loss, data = loss.detach().clone(), mesh.get_group("data")
+        dist.reduce(loss, group=data, group_dst=0)
+        return loss.item() / data.size()
+
+    return _train_2d(part, read_inputs, read_targets, mesh, optimizer, mean_loss=mean_loss)
+
+
 # ---- 7.4 train_3d_step ---------------------------------------------------------------------------
 
 
@@ -1382,6 +1398,57 @@ def computes_its_block(*given):
         return dist.get_rank() // (pp * tp), mesh.get_group("data").size()
 
     return _train_3d(*given, block=block)
+
+
+@wrong("7.4", names="input-gradient-partial")
+def scales_inside_the_cut_region(*given):
+    """The input's gradient is whole, and that of `scale` is not."""
+
+    def forward(part, x, mesh):
+        tensor = mesh.get_group("tensor")
+        hidden = part.up(part.scale * SumBackward.apply(x, tensor)).relu()
+        return SumForward.apply(part.down(hidden), tensor) + part.bias
+
+    return _train_3d(*given, forward=forward)
+
+
+@wrong("7.4", names="begins-with-ones")
+def goes_backward_from_the_sum_of_its_output(*given):
+    def receive(tensor, mesh, stage):
+        _receive(tensor, mesh, stage)
+        if stage > mesh.get_local_rank("pipeline"):
+            tensor.fill_(1.0)
+
+    return _train_3d(*given, receive=receive)
+
+
+@wrong("7.4", names="scaled-on-the-way")
+def divides_what_goes_back_by_the_tensor_group(*given):
+    def send(tensor, mesh, stage):
+        goes_back = stage < mesh.get_local_rank("pipeline")
+        _send(tensor / (mesh.get_group("tensor").size() if goes_back else 1), mesh, stage)
+
+    return _train_3d(*given, send=send)
+
+
+@wrong("7.4", names="loss-not-mean")
+def sums_the_loss_over_the_tensor_group_too(*given):
+    def mean_loss(loss, mesh):
+        dist.all_reduce(loss)
+        return loss.item() / mesh.get_group("data").size()
+
+    return _train_3d(*given, mean_loss=mean_loss)
+
+
+@wrong("7.4", names="other-loss")
+def sums_the_loss_over_columns(part, read_inputs, read_targets, shape, mesh, optimizer):
+    """As `reduction="sum"` by the number of rows."""
+
+    def average(part, mesh):
+        gradients = [p.grad for p in part.parameters() if p.grad is not None]
+        _average([gradient.mul_(shape[1]) for gradient in gradients], mesh)
+
+    return _train_3d(part, read_inputs, read_targets, shape, mesh, optimizer, average=average)
 
 
 # ---- 7.5 cheapest_placement ----------------------------------------------------------------------

@@ -583,6 +583,64 @@ class WrapsWithoutDeriving(_Facade):
     pass
 
 
+@wrong("8.2", names="unbalanced-groups")
+class SharesOutEachGroup(_Sharded):
+    def share_out(self, group):
+        self.loads = [0] * dist.get_world_size()
+        super().share_out(group)
+
+    def next_owner(self, parameter):
+        owner = self.loads.index(min(self.loads))
+        self.loads[owner] += parameter.numel()
+        return owner
+
+
+@wrong("8.2", names="closure-lost")
+class CallsTheClosureWhereItOwnsSomething(_Sharded):
+    def loss_of(self, closure):
+        owns = any(inner.param_groups[0]["params"] for inner in self.inner)
+        return super().loss_of(closure if owns else None)
+
+
+@wrong("8.2", names="closure-late")
+class CallsTheClosureAfterTheUpdate(_Sharded):
+    def step(self, closure=None):
+        super().step()
+        return super().loss_of(closure)
+
+
+@wrong("8.2", names="drops-gradients")
+class ClearsGradients(_Sharded):
+    def send(self):
+        super().send()
+        self.zero_grad()
+
+
+@wrong("8.2", names="drops-gradients")
+class FreesTheOthersGradients(_Sharded):
+    def send(self):
+        super().send()
+        for parameter, owner in self.owners.items():
+            if owner != dist.get_rank():
+                parameter.grad = None
+
+
+@right("8.2")
+class GoesRoundTheSorted(_Sharded):
+    """The largest first, one to each rank in turn: no two ranks differ by more than the largest."""
+
+    def share_out(self, group):
+        params = group["params"]
+        group["params"] = sorted(params, key=torch.numel, reverse=True)
+        super().share_out(group)
+        group["params"] = params
+
+    def send(self):
+        for parameter, owner in self.owners.items():
+            if parameter.grad is not None:  # the others have not changed
+                dist.broadcast(parameter, owner)
+
+
 # ---- 8.3 FlatLayout ------------------------------------------------------------------------------
 
 
@@ -1073,6 +1131,78 @@ def empties_the_parts(checkpoints, world_size):
     for part in checkpoints:
         part["optimizer"].clear()
     return made
+
+
+@wrong("8.5", names="twice")
+def asks_which_ranks_are_there(checkpoints, world_size):
+    """A part that comes twice is left out without a word."""
+    last = {part["rank"]: part for part in checkpoints}
+    return _Resharding()(list(last.values()), world_size)
+
+
+@wrong("8.5", names="other-dtype")
+def makes_room_in_float32(checkpoints, world_size):
+    class Making(_Resharding):
+        def pieces(self, whole, shape, n):
+            padded = torch.zeros(n * -(-whole.numel() // n))
+            padded[: whole.numel()] = whole
+            return [piece.clone() for piece in padded.chunk(n)]
+
+    return Making()(checkpoints, world_size)
+
+
+@wrong("8.5", names="fewer-pieces")
+def cuts_into_chunks(checkpoints, world_size):
+    """`chunk` gives no empty pieces."""
+
+    class Chunking(_Resharding):
+        def again(self, shape, values, n):
+            made = super().again(shape, values, n)
+            return made + [None] * (n - len(made))
+
+        def pieces(self, whole, shape, n):
+            chunks = whole.chunk(n)
+            size = len(chunks[0])
+            return [torch.cat([c, c.new_zeros(size - len(c))]) for c in chunks]
+
+        def __call__(self, parts, n):
+            made = super().__call__(parts, n)
+            for part in made:
+                kept = part["parameters"].items()
+                part["parameters"] = {name: value for name, value in kept if value is not None}
+            return made
+
+    return Chunking()(checkpoints, world_size)
+
+
+@wrong("8.5", names="padding-inside")
+def pads_each_piece(checkpoints, world_size):
+    class Splitting(_Resharding):
+        def pieces(self, whole, shape, n):
+            parts = whole.tensor_split(n)
+            size = len(parts[0])
+            return [torch.cat([p, p.new_zeros(size - len(p))]) for p in parts]
+
+    return Splitting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="three-dimensions")
+def knows_matrices_only(checkpoints, world_size):
+    class Matrices(_Resharding):
+        def again(self, shape, values, n):
+            return super().again(shape if len(shape) == 2 else torch.Size(), values, n)
+
+    return Matrices()(checkpoints, world_size)
+
+
+@wrong("8.5", names="one-element")
+def takes_one_element_for_a_number(checkpoints, world_size):
+    class Counting(_Resharding):
+        def again(self, shape, values, n):
+            single = torch.is_tensor(values[0]) and values[0].numel() == 1
+            return super().again(torch.Size() if single else shape, values, n)
+
+    return Counting()(checkpoints, world_size)
 
 
 # ---- 8.4 MiniFSDP --------------------------------------------------------------------------------
@@ -1906,3 +2036,82 @@ class CastsTheModule(MiniFSDP):
 class LeavesTheInputs(MiniFSDP):
     def _cast(self, value):
         return value
+
+
+@wrong("8.4", names="double-lost")
+class KeepsShardsInFloat32(MiniFSDP):
+    def _weight(self, parameter):
+        weight = super()._weight(parameter)
+        weight.kept.data = weight.kept.data.float()
+        return weight
+
+
+@wrong("8.4", names="one-communicator")
+class HasOneGroup(MiniFSDP):
+    def _start_gather(self, weights):
+        self.gathers = self.reductions
+        super()._start_gather(weights)
+
+
+@wrong("8.4", names="backward-blocks")
+class WaitsForEachReduction(MiniFSDP):
+    def _gradient_ready(self, weight, whole):
+        super()._gradient_ready(weight, whole)
+        self._finish_reductions()
+
+
+@right("8.4")
+class SumsInDoublePrecision(MiniFSDP):
+    """As many elements, and sums that are rounded once."""
+
+    def _gradient_ready(self, weight, whole):
+        self._free([weight])
+        gradient, whole.grad = whole.grad.double(), None
+        self._finish_reductions()
+        total = gradient
+        if weight.sharded:
+            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+            total = torch.empty_like(pieces[0])
+            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
+        else:
+            work = dist.all_reduce(total, group=self.reductions, async_op=True)
+        self.pending.append((work, weight.kept, total))
+
+    def _finish_reductions(self):
+        for work, _, _ in self.pending:
+            work.wait()
+        self.pending = [(work, kept, total.to(kept.dtype)) for work, kept, total in self.pending]
+        super()._finish_reductions()
+
+
+@wrong("8.4", names="shapes-of-shards")
+class TellsTheShapesOfShards(MiniFSDP):
+    @property
+    def shapes(self):
+        return {name: p.shape for name, p in self.module.named_parameters()}
+
+    @shapes.setter
+    def shapes(self, whole):
+        pass
+
+
+@wrong("8.4", names="integers-cast")
+class CastsEveryTensor(MiniFSDP):
+    def _cast(self, value):
+        return (
+            value.to(self.compute_dtype) if self.compute_dtype and torch.is_tensor(value) else value
+        )
+
+
+@wrong("8.4", names="dtypes-mixed")
+class CastsNoKeywords(MiniFSDP):
+    def _before_forward(self, own, layer, inputs, keywords):
+        inputs, _ = super()._before_forward(own, layer, inputs, keywords)
+        return inputs, keywords
+
+
+@wrong("8.4", names="full-aliased")
+class HandsOutItsVectors(MiniFSDP):
+    def full_parameters(self):
+        full, own = super().full_parameters(), dict(self.module.named_parameters())
+        return {n: own[n].detach() if p.dim() == 1 else p for n, p in full.items()}

@@ -489,6 +489,91 @@ class NamesTheLatest(_Checkpoints):
             (self.folder / "latest").write_text(self.path(step).name)
 
 
+@wrong("9.1", names="too-few-digits")
+class WritesFourDigits(_Checkpoints):
+    """As text, 10000 comes before 9999."""
+
+    def path(self, step):
+        return self.folder / f"step-{step:04d}.ckpt"
+
+    def latest_first(self):
+        return sorted(self.folder.glob("step-*.ckpt"), reverse=True)
+
+
+@wrong("9.1", names="dies-between")
+class RemovesTheSameStepFirst(_Checkpoints):
+    def write(self, path, data):
+        other = path.with_suffix(".part")
+        with other.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink(missing_ok=True)
+        other.rename(path)
+
+
+@wrong("9.1", names="takes-the-torn")
+class FindsTheUnfinished(_Checkpoints):
+    """Its hidden name fits the pattern of those that `load` reads."""
+
+    def latest_first(self):
+        return sorted(self.folder.glob("*.ckpt"), key=self.step, reverse=True)
+
+    def write(self, path, data):
+        other = path.with_name("." + path.name.removeprefix("step-"))
+        with other.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        other.rename(path)
+
+
+@wrong("9.1", names="from-another-folder")
+class WritesWhereTemporaryFilesAre(_Checkpoints):
+    def write(self, path, data):
+        descriptor, other = tempfile.mkstemp()
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.move(other, path)
+
+
+@wrong("9.1", names="step-of-the-state")
+class AsksTheState(_Checkpoints):
+    def load(self):
+        found = super().load()
+        return found and (found[1].get("step", found[0]), found[1])
+
+
+@wrong("9.1", names="folder-missing")
+class LetsRank0MakeTheFolder(_Checkpoints):
+    def __init__(self, folder, keep=2):
+        self.folder, self.keep = Path(folder), keep
+        if dist.get_rank() == 0:
+            self.folder.mkdir(parents=True)
+
+
+@right("9.1")
+class WritesInAFolderBelow(_Checkpoints):
+    """The unfinished file has a folder of its own, below that of the checkpoints."""
+
+    def write(self, path, data):
+        other = self.folder / "unfinished" / path.name
+        other.parent.mkdir(exist_ok=True)
+        with other.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        other.replace(path)
+
+    def remove(self, step):
+        until_now = [path for path in self.latest_first() if self.step(path) <= step]
+        for path in self.folder.rglob("*"):
+            if path.is_file() and path not in until_now[: self.keep]:
+                path.unlink()
+
+
 # ---- 9.2 ElasticSampler --------------------------------------------------------------------------
 
 
