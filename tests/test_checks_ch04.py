@@ -8,14 +8,9 @@ import torch
 from torch import nn
 
 from course_utils.checks import Wrong
-from course_utils.checks.ch04 import (
-    MISLEADING,
-    MISTAKEN,
-    _mirrored,
-    _shapes,
-    _watched_moves,
-    best_cuts,
-)
+from course_utils.exercises.ch04.balanced_cuts import MISLEADING, MISTAKEN, _mirrored
+from course_utils.exercises.ch04.repaired_conv_net import _shapes
+from course_utils.exercises.ch04.shared import best_cuts, watched_moves
 
 RULES = list(MISTAKEN.values())
 
@@ -62,9 +57,9 @@ def test_a_convolution_with_inputs_from_another_device_is_noticed():
     """PyTorch itself lets it run."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, device="meta"))
     images = torch.zeros(1, 3, 8, 8)
-    with _watched_moves(), pytest.raises(Wrong, match="activation-not-moved"):
+    with watched_moves(), pytest.raises(Wrong, match="activation-not-moved"):
         model(images)
-    with _watched_moves(), pytest.raises(Wrong, match="input-not-moved"):
+    with watched_moves(), pytest.raises(Wrong, match="input-not-moved"):
         model(images.to("meta"))
     model(images)  # nobody watches any more
 

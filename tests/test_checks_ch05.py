@@ -7,7 +7,11 @@ import torch.distributed as dist
 from needing_rules import needs_rules
 
 from course_utils import schedules
-from course_utils.checks import ch05
+from course_utils.exercises.ch05.exchange import _as_it_is, _exchanged, _line
+from course_utils.exercises.ch05.gpipe import _gpipe
+from course_utils.exercises.ch05.interleaved import _interleaved
+from course_utils.exercises.ch05.one_forward_one_backward import _1f1b
+from course_utils.exercises.ch05.shared import Case, _simulated, _wrong_work, warm_ups_of
 from course_utils.launch import launch
 from course_utils.launch.arguments import OwnPart
 from course_utils.schedules import Op
@@ -17,8 +21,8 @@ SIZES = [(1, 1), (1, 3), (2, 2), (3, 1), (3, 6), (4, 12)]
 
 @pytest.mark.parametrize("stages, micro_batches", SIZES)
 def test_gpipe_and_1f1b_just_keep_to_their_budgets(stages, micro_batches):
-    case = ch05._Case(stages, micro_batches)
-    for judge, name in ((ch05._gpipe, "gpipe"), (ch05._1f1b, "one_forward_one_backward")):
+    case = Case(stages, micro_batches)
+    for judge, name in ((_gpipe, "gpipe"), (_1f1b, "one_forward_one_backward")):
         schedule = getattr(schedules, name)(stages, micro_batches)
         just_keeps_to_the_budgets(judge, case, schedule)
 
@@ -26,13 +30,13 @@ def test_gpipe_and_1f1b_just_keep_to_their_budgets(stages, micro_batches):
 @pytest.mark.parametrize("stages, micro_batches", [(1, 2), (2, 2), (3, 6), (4, 12)])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 def test_interleaved_just_keeps_to_its_budgets(stages, micro_batches, chunks):
-    case = ch05._Case(stages, micro_batches, chunks)
+    case = Case(stages, micro_batches, chunks)
     schedule = schedules.interleaved(stages, micro_batches, chunks)
-    just_keeps_to_the_budgets(ch05._interleaved, case, schedule)
+    just_keeps_to_the_budgets(_interleaved, case, schedule)
 
 
 def just_keeps_to_the_budgets(judge, case, schedule):
-    simulation = ch05._simulated(schedule, case)
+    simulation = _simulated(schedule, case)
     assert simulation.makespan == pytest.approx(case.time())
     work = case.chunks * case.micro_batches
     budgets = [min(judge.budget(case, rank), work) for rank in range(case.stages)]
@@ -51,12 +55,12 @@ def just_keeps_to_the_budgets(judge, case, schedule):
 )
 def test_what_is_wrong_with_the_work(spoil, name):
     rows = schedules.gpipe(2, 3)
-    assert ch05._wrong_work([spoil(row) for row in rows], ch05._Case(2, 3)) == name
+    assert _wrong_work([spoil(row) for row in rows], Case(2, 3)) == name
 
 
 def test_warm_ups_are_the_forward_passes_before_the_first_backward():
-    assert ch05._warm_ups(schedules.one_forward_one_backward(3, 5)) == [3, 2, 1]
-    assert ch05._warm_ups([[Op("F", 0), Op("F", 1)], []]) == [2, 0]
+    assert warm_ups_of(schedules.one_forward_one_backward(3, 5)) == [3, 2, 1]
+    assert warm_ups_of([[Op("F", 0), Op("F", 1)], []]) == [2, 0]
 
 
 def starts_both_and_waits_for_one(to_next, to_previous):
@@ -75,9 +79,9 @@ def starts_both_and_waits_for_one(to_next, to_previous):
     "how", [{"backend": "gloo"}, pytest.param({"rules": "nccl"}, marks=needs_rules)]
 )
 def test_a_message_that_nobody_waits_for_is_seen_though_the_tensors_are_right(how):
-    case = [*zip(ch05._line(2, lambda link: torch.arange(3.0)))]
-    program = ch05._exchanged, 2, starts_both_and_waits_for_one
-    reports = launch(*program, OwnPart(case), ch05._as_it_is, **how)
+    case = [*zip(_line(2, lambda link: torch.arange(3.0)))]
+    program = _exchanged, 2, starts_both_and_waits_for_one
+    reports = launch(*program, OwnPart(case), _as_it_is, **how)
     for [report] in reports:
         assert report.unwaited == ["send"]
         assert sorted(name for name, _ in report.calls) == ["recv_", "send"]

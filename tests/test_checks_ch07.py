@@ -6,28 +6,38 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.checks import ch07
 from course_utils.checks.compare import same
 from course_utils.checks.draw import Draw
+from course_utils.exercises.ch07.shared import (
+    NAMES,
+    REPLICATED,
+    SHARED_OUT,
+    Slip,
+    Task,
+    _simulate,
+    drawn_task,
+)
+from course_utils.exercises.ch07.train_2d_step import _slips_2d
+from course_utils.exercises.ch07.train_3d_step import _slips_3d
 
 GRIDS = [(1, 1, 1), (3, 1, 1), (1, 3, 1), (1, 1, 3), (3, 2, 1), (2, 2, 2)]
 SLIPS = {
-    "rows": ch07._Slip(rows=ch07.NAMES),
-    "forward": ch07._Slip(forward=()),
-    "backward": ch07._Slip(backward=()),
-    "enters": ch07._Slip(enters=2.0),
-    "twice": ch07._Slip(twice=True),
-    "bias inside": ch07._Slip(bias_inside=True),
-    "share": ch07._Slip(share=0.5),
-    "gradients": ch07._Slip(gradients=("pipeline",), divisor=2),
-    "divisor": ch07._Slip(divisor=1),
-    "averaged": ch07._Slip(averaged=ch07.REPLICATED),
-    "again": ch07._Slip(again=1.0),
-    "stale": ch07._Slip(keeps_stale=True),
-    "without scale": ch07._Slip(leaves_out="scale"),
-    "without relu": ch07._Slip(leaves_out="relu"),
-    "without bias": ch07._Slip(leaves_out="bias"),
-    "not sent back": ch07._Slip(sends_back=False),
+    "rows": Slip(rows=NAMES),
+    "forward": Slip(forward=()),
+    "backward": Slip(backward=()),
+    "enters": Slip(enters=2.0),
+    "twice": Slip(twice=True),
+    "bias inside": Slip(bias_inside=True),
+    "share": Slip(share=0.5),
+    "gradients": Slip(gradients=("pipeline",), divisor=2),
+    "divisor": Slip(divisor=1),
+    "averaged": Slip(averaged=REPLICATED),
+    "again": Slip(again=1.0),
+    "stale": Slip(keeps_stale=True),
+    "without scale": Slip(leaves_out="scale"),
+    "without relu": Slip(leaves_out="relu"),
+    "without bias": Slip(leaves_out="bias"),
+    "not sent back": Slip(sends_back=False),
 }
 
 
@@ -48,16 +58,16 @@ def one_process(task):
 
 
 def task_of(sizes, **more):
-    return ch07._task(Draw("0", str(sizes)), sizes, **more)
+    return drawn_task(Draw("0", str(sizes)), sizes, **more)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(ch07.NAMES)), ids="-".join)
+@pytest.mark.parametrize("order", list(itertools.permutations(NAMES)), ids="-".join)
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
 def test_the_simulated_step_is_that_of_one_process(sizes, order):
     task = task_of(sizes, order=order)
     gradients, loss = one_process(task)
-    whole = ch07._Task(sizes, gradients, task.inputs, task.targets, task.lr, order=order)
-    simulated = ch07._simulate(task)
+    whole = Task(sizes, gradients, task.inputs, task.targets, task.lr, order=order)
+    simulated = _simulate(task)
     assert same(simulated.gradients, [whole.part(rank) for rank in range(task.ranks)])
     last = [v for r, v in enumerate(simulated.losses) if task.place(r)["pipeline"] == sizes[1] - 1]
     assert sum(last) / len(last) == pytest.approx(loss, rel=1e-5)
@@ -66,15 +76,15 @@ def test_the_simulated_step_is_that_of_one_process(sizes, order):
 @pytest.mark.parametrize("slip", SLIPS.values(), ids=SLIPS)
 def test_every_slip_changes_the_step(slip):
     task = task_of((2, 2, 2), stale=1.0)
-    assert not same(ch07._simulate(task, slip).gradients, ch07._simulate(task).gradients)
+    assert not same(_simulate(task, slip).gradients, _simulate(task).gradients)
 
 
 def test_no_two_mistakes_give_the_same_step():
     """Where the first requirements look: another name for the same numbers would be a guess."""
-    for sizes, slips in (((3, 1, 2), ch07._slips_2d), ((3, 2, 1), ch07._slips_3d)):
+    for sizes, slips in (((3, 1, 2), _slips_2d), ((3, 2, 1), _slips_3d)):
         task = task_of(sizes, stale=1.0)
         found = {
-            slug: [ch07._simulate(task, slip).gradients for slip in made]
+            slug: [_simulate(task, slip).gradients for slip in made]
             for slug, made in slips(task).items()
         }
         for (one, first), (other, second) in itertools.combinations(found.items(), 2):
@@ -87,6 +97,6 @@ def test_the_parts_of_all_ranks_are_the_whole_model():
         place = task.place(rank)
         parts = [task.part(other) for other in task.group(rank, "tensor")]
         for name, whole in task.stages[place["pipeline"]].items():
-            dim = ch07.SHARED_OUT.get(name)
+            dim = SHARED_OUT.get(name)
             held = parts[0][name] if dim is None else torch.cat([p[name] for p in parts], dim)
             assert torch.equal(held, whole)

@@ -27,7 +27,7 @@ from course_utils.grade import (
 from course_utils.grade.marks import Grade, Mark
 from course_utils.grade.submission import NotGradable, read_file
 from tests.hostile_class.members import hand_in, names_of
-from tests.wrong_answers import ch00
+from tests.wrong_answers.ch00.message_bytes import everything_is_float32
 
 names_of("damaged")
 
@@ -262,12 +262,11 @@ def test_points_that_do_not_fit_are_named(text, says, tmp_path):
 
 def test_check_gives_the_points_that_the_grader_gives(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    answer = ch00.everything_is_float32
-    check("0.2", answer)
+    check("0.2", everything_is_float32)
     assert "so far" not in capsys.readouterr().out, "all or nothing, where no file says otherwise"
     points.BESIDE.write_text('"0.2" = [0.5, 0.25, 0.125, 0.125]')
-    check("0.2", answer)
-    read = judge(find("0.2"), answer)
+    check("0.2", everything_is_float32)
+    read = judge(find("0.2"), everything_is_float32)
     lines = [[line.requirement, line.ok, line.misconception] for line in read.lines]
     own = mark(exercise="0.2", lines=lines, points=1).with_points(points.read(points.BESIDE))
     assert 0 < own.earned < 1
@@ -277,7 +276,7 @@ def test_check_gives_the_points_that_the_grader_gives(tmp_path, monkeypatch, cap
 def test_check_says_what_is_wrong_with_the_points_and_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     points.BESIDE.write_text('"0.2" = [1]')
-    check("0.2", ch00.everything_is_float32)
+    check("0.2", everything_is_float32)
     said = capsys.readouterr().out
     assert "points.toml: 0.2 has 4 requirements, and 1 numbers are given" in said
     assert "next: hint" in said

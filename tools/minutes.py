@@ -107,7 +107,7 @@ def estimates(root: Path, number: str) -> dict[str, int]:
 
 
 def _registrations(root: Path, number: str) -> Iterator[Path]:
-    yield from (root / "course_utils" / "checks").glob(f"ch{number}.py")
+    yield from (root / "course_utils" / "exercises").glob(f"ch{number}/*.py")
 
 
 # --- the table that is kept --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Finds exercises: one module a chapter, `course_utils/checks/chNN.py`."""
+"""Finds exercises: `course_utils/exercises/chNN/`, a file each."""
 
 import ast
 import importlib
@@ -6,9 +6,12 @@ import pkgutil
 import re
 from pathlib import Path
 
-import course_utils.checks
+import course_utils.exercises
 from course_utils.chapters import ROOT
 from course_utils.checks.framework import Exercise, registered
+
+_PACKAGE = course_utils.exercises.__name__
+_FOLDER = Path(course_utils.exercises.__file__).parent
 
 
 def find(exercise_id: str) -> Exercise:
@@ -33,20 +36,19 @@ def exercises() -> list[Exercise]:
 
 def chapters() -> list[int]:
     """The chapters that have exercises."""
-    names = [module.name for module in pkgutil.iter_modules(course_utils.checks.__path__)]
-    return sorted(int(name[2:]) for name in names if re.fullmatch(r"ch\d\d", name))
+    return sorted(int(folder.name[2:]) for folder in _FOLDER.glob("ch[0-9][0-9]"))
 
 
 def imported() -> list[str]:
-    """The modules that the chapters' checks import, as their source names them."""
+    """The modules that the exercises import, as their source names them."""
     names = set()
-    for file in Path(course_utils.checks.__file__).parent.glob("ch[0-9][0-9].py"):
+    for file in _FOLDER.glob("ch*/*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module)
-    return sorted(name for name in names if not name.startswith(f"{__package__}.ch"))
+    return sorted(name for name in names if not name.startswith(f"{_PACKAGE}."))
 
 
 def root() -> Path:
@@ -55,4 +57,6 @@ def root() -> Path:
 
 
 def _load(chapter: int) -> None:
-    importlib.import_module(f"course_utils.checks.ch{chapter:02d}")
+    package = importlib.import_module(f"{_PACKAGE}.ch{chapter:02d}")
+    for file in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(file.name)

@@ -2,7 +2,7 @@
 
 How to write an exercise
 ------------------------
-One module a chapter, `course_utils/checks/chNN.py`. An exercise has an id, the name of what the
+One file an exercise, `course_utils/exercises/chNN/name.py`. An exercise has an id, the name of what the
 learner writes, points, hints (gentle, closer, the idea) and its misconceptions: the mistakes that
 the check can name, each with the sentence that the learner reads.
 

@@ -28,7 +28,7 @@ def main(control: socket.socket, isolated: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     isolation.adopt_orphans()
     isolated = isolated and isolation.possible()
-    server.without("course_utils.checks.ch")  # what a check expects is not for workers
+    server.without("course_utils.exercises")  # what a check expects is not for workers
     server.import_preloaded()
     for name in catalogue.imported():
         with contextlib.suppress(ImportError):

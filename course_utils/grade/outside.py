@@ -44,10 +44,9 @@ def visible() -> list[str]:
 
 
 def hidden() -> list[str]:
-    """What lies in `visible` and cannot be read all the same: the checks, which know what they
-    expect."""
-    checks = catalogue.root() / "course_utils" / "checks"
-    return [str(path) for path in (*sorted(checks.glob("ch[0-9][0-9].py")), checks / "__pycache__")]
+    """What lies in `visible` and cannot be read all the same: the exercises, whose checks know what
+    they expect."""
+    return [str(catalogue.root() / "course_utils" / "exercises")]
 
 
 def user() -> str:

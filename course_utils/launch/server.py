@@ -21,7 +21,7 @@ from pathlib import Path
 from course_utils.launch import family, sockets
 from course_utils.launch.janitor import janitor
 
-_CHECKS = Path(__file__).resolve().parents[1] / "checks"
+_COURSE = Path(__file__).resolve().parents[1]
 
 # What ranks import sooner or later. (An optimizer imports torch._dynamo when it is first used;
 # a module that is missing is skipped.)
@@ -34,7 +34,10 @@ _PRELOADED = [
     "course_utils.mnist",
     "course_utils.models",
     "course_utils.trace",
-    *(f"course_utils.checks.{file.stem}" for file in sorted(_CHECKS.glob("ch*.py"))),
+    *(
+        f"course_utils.exercises.{file.parent.name}.{file.stem}"
+        for file in sorted(_COURSE.glob("exercises/ch*/*.py"))
+    ),
     "course_utils.launch.preloaded",
 ]
 # What only the fork server itself does, not a process from which others are forked.

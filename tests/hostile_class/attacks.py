@@ -209,9 +209,12 @@ def eats_memory_in_its_children(tensor):
 
 @attack("failed", because="expected:")
 def changes_the_check(tensor):
-    from course_utils.checks import ch00
+    try:
+        from course_utils.exercises.ch00 import message_bytes
 
-    ch00.expect = ch00.expect_type = lambda *args, **more: None
+        message_bytes.expect = message_bytes.expect_type = lambda *args, **more: None
+    except ImportError:  # where the grader has namespaces, an answer finds no check
+        pass
     return 0
 
 

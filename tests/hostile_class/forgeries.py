@@ -74,15 +74,16 @@ def reads_the_frames(tensor):
 def searches_the_memory(tensor):
     import gc
     import importlib
-    import sys
 
-    name = "course_utils.checks.ch00"
+    name = "course_utils.exercises.ch00.message_bytes"
     for found in gc.get_objects():
         if getattr(found, "__module__", None) == name:
             return tensor.numel() * tensor.element_size()
-    if name in sys.modules or hasattr(importlib.import_module(name), "size"):
-        return tensor.numel() * tensor.element_size()
-    return 0
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return 0
+    return tensor.numel() * tensor.element_size()
 
 
 @attack("failed", because=EXPECTED)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 
 from course_utils.checks import load_answer
-from course_utils.checks.catalogue import chapters, exercises, find
+from course_utils.checks.catalogue import exercises, find
 from course_utils.checks.framework import Line, attempt
 from course_utils.checks.guard import undisturbed
 from course_utils.launch import server
@@ -59,8 +59,7 @@ def prepare() -> None:
     server.ensure_running()  # the import of launch has begun with it
     janitor.forget("server", forkserver._forkserver._forkserver_pid)
     forkserver._forkserver._stop()
-    checks = [f"course_utils.checks.ch{chapter:02d}" for chapter in chapters()]
-    server.context.set_forkserver_preload([*server._PRELOADED, *checks])
+    server.context.set_forkserver_preload(server._PRELOADED)
     server.ensure_running()
 
 

@@ -1,13 +1,14 @@
 """What became of mutants, kept in build/mutations/ so that only what changed is judged again.
 
 A verdict holds as long as the mutant, the code around it, the requirements of its exercise and the
-framework stay what they are. The requirements of an exercise are the statements of its chapter's
-check module that it uses, so that a change of one exercise's check leaves the others' verdicts.
+framework stay what they are. The requirements of an exercise are its file and what its chapter shares,
+so that a change of one exercise's check leaves the others' verdicts.
 """
 
 import ast
 import hashlib
 import importlib.metadata
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -64,9 +65,9 @@ def answer_cell(exercise_id: str) -> Cell:
 def digest_of_check(exercise_id: str) -> str:
     """A digest of all that decides about an answer but the answer's cell itself."""
     checks = Path(catalogue.__file__).parent
-    chapter = int(exercise_id.split(".")[0])
     parts = [(checks / f"{name}.py").read_text() for name in _FRAMEWORK]
-    parts.append(_of_exercise((checks / f"ch{chapter:02d}.py").read_text(), exercise_id))
+    own = Path(inspect.getfile(catalogue.find(exercise_id).rules[0].function))
+    parts += [file.read_text() for file in (own, own.with_name("shared.py")) if file.exists()]
     parts.append(_around(exercise_id))
     parts.append(importlib.metadata.version("torch"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -85,20 +86,6 @@ def known_verdicts(exercise_id: str) -> list[Verdict]:
     source, check = answer_cell(exercise_id).source, digest_of_check(exercise_id)
     verdicts = [known.get(key(check, mutant.source)) for mutant in mutants(source)]
     return [verdict for verdict in verdicts if verdict]
-
-
-def _of_exercise(module: str, exercise_id: str) -> str:
-    """The statements of a check module that this exercise needs."""
-    statements = list(statements_of(Cell(module, "", "", 0)))
-    text = [ast.unparse(statement.node) for statement in statements]
-    [name] = {
-        name
-        for statement, code in zip(statements, text)
-        for name in statement.binds
-        if code.startswith(f"{name} = Exercise('{exercise_id}'")
-    }
-    own = {i for i, code in enumerate(text) if code.startswith((f"{name} =", f"@{name}."))}
-    return "\n".join(text[i] for i in sorted(closure(statements, own, frozenset())))
 
 
 def _around(exercise_id: str) -> str:

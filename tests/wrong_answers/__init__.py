@@ -1,7 +1,8 @@
 """Answers to the exercises that are wrong in a plausible way, and other right ones.
 
-One module a chapter, `tests/wrong_answers/chNN.py`. `tests/test_wrong_answers.py` proves that the
-check rejects every wrong one with the hint that fits it, and accepts every right one.
+One file an exercise, `tests/wrong_answers/chNN/name.py`, in the place that its check has in
+`course_utils/exercises/`. `tests/test_wrong_answers.py` proves that the check rejects every wrong one
+with the hint that fits it, and accepts every right one.
 
     @wrong("3.1", names="sum-not-mean")     # the first mistake that the check names
     def forgets_to_divide(model): ...
@@ -13,6 +14,7 @@ check rejects every wrong one with the hint that fits it, and accepts every righ
 import importlib
 import importlib.util
 import os
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,14 +55,17 @@ def right(exercise_id: str) -> Callable:
 
 
 def collect(chapter: int) -> list[Answer]:
-    """The answers of a chapter, in the order in which they are written."""
-    name = f"tests.wrong_answers.ch{chapter:02d}"
+    """The answers of a chapter, by exercise, in the order in which they are written."""
+    name = f"{__name__}.ch{chapter:02d}"
     if importlib.util.find_spec(name) is None:
         return []
-    module = importlib.import_module(name)
+    package = importlib.import_module(name)
     # ranks cannot import this folder: send its functions by value, as those of a notebook are
-    cloudpickle.register_pickle_by_value(module)
-    return [a for a in _answers if a.exercise.split(".")[0] == str(chapter)]
+    cloudpickle.register_pickle_by_value(package)
+    for file in pkgutil.iter_modules(package.__path__, f"{name}."):
+        importlib.import_module(file.name)
+    own = [a for a in _answers if a.exercise.split(".")[0] == str(chapter)]
+    return sorted(own, key=lambda a: int(a.exercise.split(".")[1]))
 
 
 def _ranks_have_nccl() -> bool:

@@ -1,0 +1,300 @@
+"""Exercise 3.2, `ring_all_reduce`: what it asks for, and how it is checked."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from course_utils.checks import Exercise, OwnPart, Wrong, expect, run
+from course_utils.checks.ranks import come_late, following
+from course_utils.hardware import device
+from course_utils.trace import Call, Trace
+
+ring = Exercise(
+    "3.2",
+    "ring_all_reduce",
+    points=3,
+    minutes=40,
+    kind="core",
+    parameters=("tensor",),
+    hints=[
+        (
+            "Draw three ranks in a circle, each with three chunks. In each step every rank sends one "
+            "chunk to the right and receives one from the left. Which chunk has rank r just received, "
+            "and so can send on in the next step?"
+        ),
+        (
+            "In step s rank r sends chunk (r - s) mod n and receives chunk (r - s - 1) mod n. During "
+            "the first n - 1 steps it adds what arrives, afterwards it overwrites. `tensor_split` gives "
+            "exactly n chunks, empty ones too; `batch_isend_irecv` starts a send and a receive together."
+        ),
+        (
+            "Split `tensor.contiguous().view(-1)` with `tensor_split(n)`; the chunks are views. For "
+            "2(n - 1) steps: start the send and the receive, wait for both, add or overwrite. Where "
+            "`contiguous` had to make a copy, copy the result back into the tensor."
+        ),
+    ],
+    misconceptions={
+        "everyone-sends-first": "Every rank begins with a send, and so nobody receives. Start both together "
+        "with `batch_isend_irecv`, or let one rank receive first. An `isend` ahead of the `recv` helps with "
+        "gloo; NCCL's queue holds the `recv` back until the send has ended.",
+        "unanswered": "A rank waits for a chunk that nobody sends to it. Send to rank + 1 and receive "
+        "from rank - 1, both modulo n, as often on every rank.",
+        "unchanged": "The tensor is as it was. The result must stand in the tensor that was handed "
+        "in, not in a new one.",
+        "not-waited": "You started a message and never waited for it: a buffer is read before it "
+        "is filled, or changed before it is sent. Call `wait()` on what `isend` and `irecv` return.",
+        "no-such-rank": "The ring is not closed: after the last rank comes rank 0. The neighbours "
+        "are (rank + 1) % n and (rank - 1) % n.",
+        "sums-overwritten": "Each element is that of a single rank. Either what arrives replaces your "
+        "chunk where it must be added (receive it in a buffer of its own), or the second half sends "
+        "the wrong chunks: after n - 1 steps rank r owns the sum of chunk (r + 1) mod n.",
+        "mean-not-sum": "You have divided by the number of ranks: an all-reduce gives the sum.",
+        "no-all-gather": "Each chunk is complete on one rank only. That is the reduce-scatter; now "
+        "the complete chunks must travel round the ring once.",
+        "added-again": "Complete chunks are added to what stood there. In the second half the "
+        "chunk that arrives replaces the old one.",
+        "wrong-chunks": "Some chunks are added twice, or not at all. Follow one chunk round the ring on "
+        "paper: which rank has it after each step, and whose numbers are in it?",
+        "two-ranks-only": "Right on two ranks, wrong on three. With two ranks any chunk that is not "
+        "yours will do; with three, send on the chunk that you received in the step before.",
+        "one-rank-hangs": "With one rank there is nobody to talk to. n ranks take n - 1 steps to sum and "
+        "n - 1 to send the sums round: here none.",
+        "remainder-lost": "The last elements are not summed: the length does not divide by the "
+        "number of ranks, and the remainder belongs to no chunk.",
+        "too-few-chunks": "For some lengths you have fewer chunks than ranks. `chunk` gives fewer if "
+        "the tensor is short; `tensor_split` gives exactly n, some of them empty.",
+        "chunk-sizes": "A rank receives a chunk of another size than was sent. Chunks may differ by "
+        "one element: make the buffer like the chunk that arrives, chunk (r - s - 1) mod n in step "
+        "s.",
+        "short-wrong": "The ring works for long tensors only: with fewer elements than ranks, some "
+        "chunks are empty.",
+        "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `contiguous` "
+        "and `reshape` make a copy of it. Copy the result back into the tensor.",
+        "needs-contiguous": "`send`, `recv` and `view` work on contiguous memory only. Work on "
+        "`tensor.contiguous()`, which is the tensor itself or a copy, and copy the result back.",
+        "dtype-lost": "The buffer that you receive into has the wrong dtype: `torch.empty` makes "
+        "float32. `torch.empty_like` takes the tensor's own.",
+        "rounded": "Large integers come back rounded: somewhere the sum was made in floating point.",
+        "whole-tensor": "You send the whole tensor in every step: (n-1) times the tensor. Cut it "
+        "into n chunks.",
+        "through-one-rank": "One rank sends far more than the others: everything passes through it. "
+        "On a ring each rank sends equally much.",
+        "built-in-collective": "You called one of PyTorch's collectives. Build it from send and "
+        "receive.",
+        "not-a-ring": "A rank sends to several others. On the ring each talks to its neighbours only: it "
+        "sends to one of them and receives from the other.",
+        "sent-too-little": "You send less than 2(n-1)/n of the tensor: with so few bytes not every "
+        "rank can have the whole sum.",
+        "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
+    },
+    failures={
+        "there is no rank": "no-such-rank",
+        " in recv": "unanswered",
+        "timeout": "everyone-sends-first",
+        "mismatch": "chunk-sizes",
+    },
+)
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """The tensors of a rank after each call, and the messages that nobody waited for."""
+
+    tensors: list[Tensor]
+    unwaited: list[str]
+
+
+def _summed(rank, answer, own: list[Tensor], columns: bool = False) -> _Summed:
+    """Hands in the rank's tensor of each case; with `columns`, every second column of it, which is
+    a view that is not contiguous."""
+    tensors = [tensor.to(device()) for tensor in own]
+    come_late(rank)
+    with following() as sent:
+        for tensor in tensors:
+            answer(tensor[:, ::2] if columns else tensor)
+    return _Summed(tensors, sent.unwaited)
+
+
+def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[list[Tensor]]:
+    """For each case, what the tensor of every rank has become."""
+    own = OwnPart([*zip(*cases, strict=True)])
+    reports = run(_summed, len(cases[0]), answer, own, columns)
+    for rank, report in enumerate(reports):
+        if report.unwaited:
+            got = f"on rank {rank} nobody waits for a {report.unwaited[0]}"
+            raise Wrong("not-waited", expected="a wait() for every message", got=got)
+    return [list(tensors) for tensors in zip(*(report.tensors for report in reports), strict=True)]
+
+
+def _traced_sum(rank, answer, own: Tensor) -> list[Call]:
+    with Trace() as trace:
+        answer(own.to(device()))
+    return trace.record().calls
+
+
+def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
+    """`cases` holds a list with one tensor a rank for each call; `mistaken` maps a misconception
+    to a function of (got, tensors) of one case."""
+    ranks = len(cases[0])
+    for got, tensors in zip(_run_sums(answer, cases), cases, strict=True):
+        total = sum(tensors)
+        mistakes = {
+            "unchanged": tensors,
+            "mean-not-sum": [total / ranks] * ranks,
+            "sums-overwritten": _of_one_rank(got, tensors),
+            "added-again": _added_again(got, tensors),
+            "no-all-gather": _complete_somewhere(got, total),
+        }
+        extra = {slug: fits(got, tensors) for slug, fits in (mistaken or {}).items()}
+        what = f"the sum of {ranks} tensors of shape {tuple(total.shape)}"
+        likely = (
+            mistakes | extra | {"wrong-chunks": [g.shape for g in got] == [total.shape] * ranks}
+        )
+        expect(got, [total] * ranks, each="rank", what=what, likely=likely)
+
+
+def _of_one_rank(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Whether each element is what it was on some rank."""
+    return all(torch.stack([g == own for own in tensors]).any(dim=0).all() for g in got)
+
+
+def _complete_somewhere(got: list[Tensor], total: Tensor) -> bool:
+    return bool(torch.stack([g == total for g in got]).any(dim=0).all())
+
+
+def _added_again(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    total = sum(tensors)
+    pairs = zip(got, tensors, strict=True)
+    return all(((g == total) | (g == total + own)).all() for g, own in pairs)
+
+
+def _remainder_left(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    rest = len(tensors[0]) % len(tensors)
+    done = len(tensors[0]) - rest
+    total = sum(tensors)
+    pairs = zip(got, tensors, strict=True)
+    return rest > 0 and all(
+        torch.equal(g[:done], total[:done]) and torch.equal(g[done:], own[done:])
+        for g, own in pairs
+    )
+
+
+@ring.requires("two ranks end with the sum of their tensors")
+def _(answer, draw):
+    length = 2 * draw.integer(2, 6)
+    _check_sums(answer, [[draw.whole(length) for _ in range(2)]])
+
+
+@ring.requires("three ranks do", failures={"timeout": "two-ranks-only"})
+def _(answer, draw):
+    length = 3 * draw.integer(2, 6)
+    cases = [[draw.whole(length) for _ in range(3)]]
+    _check_sums(answer, cases, {"two-ranks-only": lambda got, tensors: True})
+
+
+@ring.requires(
+    "one rank keeps its tensor",
+    failures=dict.fromkeys(("exception", "timeout"), "one-rank-hangs"),
+)
+def _(answer, draw):
+    _check_sums(answer, [[draw.whole(5)]])
+
+
+@ring.requires(
+    "lengths that do not divide by the number of ranks",
+    failures={"raised IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
+)
+def _(answer, draw):
+    ranks = draw.integer(3, 4)
+    lengths = [ranks * draw.integer(3, 6) + rest for rest in (1, ranks - 1)] + [ranks + 1]
+    cases = [[draw.whole(length) for _ in range(ranks)] for length in lengths]
+    _check_sums(answer, cases, {"remainder-lost": _remainder_left})
+
+
+@ring.requires(
+    "tensors with fewer elements than ranks, and with none",
+    failures={
+        "raised IndexError": "too-few-chunks",
+        "exception": "short-wrong",
+        "timeout": "short-wrong",
+    },
+)
+def _(answer, draw):
+    ranks = draw.integer(3, 4)
+    cases = [[draw.whole(length) for _ in range(ranks)] for length in (ranks - 1, 1, 0)]
+    _check_sums(answer, cases, {"remainder-lost": _remainder_left})
+
+
+@ring.requires(
+    "several dimensions, and a tensor that is not contiguous",
+    failures={"RuntimeError": "needs-contiguous"},
+)
+def _(answer, draw):
+    ranks, rows, pairs = draw.integer(2, 3), draw.integer(3, 5), draw.integer(2, 4)
+    _check_sums(answer, [[draw.whole(rows, 5) for _ in range(ranks)]])
+    # of 6 columns, every second one can be viewed as a vector with a stride; of 7 it cannot
+    columns = (2 * pairs + 1, 2 * pairs)
+    cases = [[draw.whole(rows, count) for _ in range(ranks)] for count in columns]
+    for got, wholes in zip(_run_sums(answer, cases, columns=True), cases, strict=True):
+        expected = [whole.clone() for whole in wholes]
+        for whole in expected:
+            whole[:, ::2] = sum(wholes)[:, ::2]
+        expect(got, expected, each="rank", likely={"copy-not-in-place": wholes})
+
+
+@ring.requires(
+    "integers and double precision are summed exactly",
+    failures={
+        "can't be cast to": "mean-not-sum",  # of integers, `/=` makes floats
+        **dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
+    },
+)
+def _(answer, draw):
+    ranks, length = draw.integer(2, 3), draw.integer(5, 9)
+    large = [2**40 + draw.integers(length) for _ in range(ranks)]
+    precise = [1 + draw.tensor(length, dtype=torch.float64) * 1e-9 for _ in range(ranks)]
+    for tensors, tolerance in ((large, 0), (precise, 1e-15)):
+        [got] = _run_sums(answer, [tensors])
+        total = sum(tensors)
+        nearly = all(torch.allclose(g.double(), total.double(), rtol=1e-3) for g in got)
+        likely = {"unchanged": tensors, "rounded": nearly}
+        expect(got, [total] * ranks, each="rank", tolerance=tolerance, likely=likely)
+
+
+@ring.requires("every rank sends 2(n-1)/n of the tensor's bytes, point to point")
+def _(answer, draw):
+    first = draw.integer(3, 4)
+    for ranks, remainder in ((first, 0), (7 - first, 0), (3, 1)):
+        length = ranks * draw.integer(20, 40) + remainder
+        tensors = [draw.whole(length) for _ in range(ranks)]
+        _check_traffic(run(_traced_sum, ranks, answer, OwnPart(tensors)), length)
+
+
+def _check_traffic(calls: list[list[Call]], length: int) -> None:
+    """Raises Wrong unless every rank sent 2(n-1) chunks of `length` / n float32, up to padding."""
+    ranks = len(calls)
+    others = {call.op for own in calls for call in own} - {"send", "recv"}
+    if others:
+        raise Wrong("built-in-collective", expected="send and recv", got=", ".join(sorted(others)))
+    sent = [sum(call.bytes for call in own if call.sends) for own in calls]
+    steps, size = 2 * (ranks - 1), 4
+    low, high = steps * (length // ranks) * size, steps * math.ceil(length / ranks) * size
+    if all(low <= bytes <= high for bytes in sent):
+        receivers = [{call.ranks[1] for call in own if call.sends} for own in calls]
+        if max(map(len, receivers)) > 1:
+            expected = "messages to one neighbour"
+            raise Wrong("not-a-ring", expected=expected, got=f"messages to {receivers}")
+        return
+    mistakes = {
+        "whole-tensor": all(bytes >= (ranks - 1) * length * size for bytes in sent),
+        "through-one-rank": max(sent) >= 2 * max(1, min(sent)),
+        "sent-too-little": max(sent) < low,
+        "sent-too-much": True,
+    }
+    raise Wrong(
+        next(slug for slug, made in mistakes.items() if made),
+        expected=f"{low} bytes from each of {ranks} ranks" if low == high else f"{low} to {high}",
+        got=f"{sent}, for a tensor of {length * size} bytes",
+    )

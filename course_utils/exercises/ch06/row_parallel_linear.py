@@ -1,0 +1,146 @@
+"""Exercise 6.2, `RowParallelLinear`: what it asks for, and how it is checked."""
+
+from torch import nn
+
+from course_utils.checks import Exercise
+from course_utils.exercises.ch06.shared import (
+    BOTH_CUTS,
+    HANGS,
+    REFUSES,
+    ROW,
+    check_double,
+    check_held,
+    check_linear,
+    check_memory,
+    check_outputs,
+    check_refusal,
+    check_sent,
+    check_three_and_one,
+    check_without_bias,
+    linear_task,
+    own_bytes,
+    run_linear,
+    sizes_that_do_not_divide,
+)
+
+row = Exercise(
+    "6.2",
+    "RowParallelLinear",
+    points=2,
+    minutes=25,
+    kind="core",
+    parameters=("full",),
+    hints=[
+        (
+            "Each rank multiplies its block of input features with the weights for them. What do "
+            "the ranks' results have to do with the whole layer's?"
+        ),
+        (
+            "Partial sums are added over the ranks, and every rank needs the result. The bias is not "
+            "a partial sum: at which moment is there one output to add it to?"
+        ),
+        (
+            "Cut the weight in the dimension of the input features and clone the block; keep the "
+            "whole bias. In forward: the linear product without bias, the function of the conjugate "
+            "pair that adds up forward, then the bias. Its backward hands the gradient through."
+        ),
+    ],
+    misconceptions={
+        **BOTH_CUTS,
+        "bias-cut": "The bias is cut. It belongs to the output features, and a row cut leaves each of "
+        "them on every rank: every rank holds the whole bias.",
+        "takes-the-whole-input": "The layer expects the whole input, or cuts what it gets once more. "
+        "A rank is handed its own block of the input features.",
+        "partial-output": "Each rank returns its own partial sum: the sum over the ranks is missing.",
+        "bias-per-rank": "The bias is added once per rank: add it after the sum over the ranks, "
+        "not before.",
+        "bias-lost": "The bias is missing from the output.",
+        "mean-not-sum": "The partial sums are averaged: they are to be added.",
+        "inputs-summed": "You add up the ranks' inputs. They are different features: multiply each "
+        "with its own weights first, and add up the products.",
+        "input-gradient-mean": "The gradients are divided by the number of ranks. Backward hands the "
+        "output's gradient through as it is: every rank has all of it.",
+        "one-rank-only": "Only one rank has the output. `reduce` delivers to one rank, `all_reduce` "
+        "to all of them.",
+        "cuts-the-graph": "No gradient gets through your layer: the sum over the ranks was made where "
+        "autograd does not see it. Use an autograd function that hands the gradient through.",
+        "summed-again": "The gradients are world_size times too large: backward sums over the ranks "
+        "once more. Every rank has the whole gradient of the output already.",
+        "other-features-summed": "You sum the gradient of x over the ranks. Each rank has other input "
+        "features: what it finds for them is complete.",
+        "needs-a-bias": "A layer made with `bias=False` has `full.bias` None: so has yours.",
+        "bias-gradient": "The output is right, and the bias's gradient is not. A copy that only one "
+        "rank uses, or that every rank uses by a fraction, gets another gradient, and the copies "
+        "drift apart. Let every rank add the whole bias after the sum.",
+        "outputs-joined": "The ranks' results are put one after the other. Each is a term of *all* output "
+        "features: they are added.",
+    },
+    failures={
+        **HANGS,
+        "must match the size of tensor b": "outputs-joined",
+        "shapes cannot be multiplied": "takes-the-whole-input",
+        "does not require grad": "cuts-the-graph",
+    },
+)
+
+
+@row.requires(
+    "each of two ranks holds its block of the input features, and the whole bias", failures=REFUSES
+)
+def _(answer, draw):
+    check_held(answer, linear_task(draw, ROW, 2))
+
+
+@row.requires("every rank has the whole output")
+def _(answer, draw):
+    task = linear_task(draw, ROW, 2)
+    check_outputs(run_linear(answer, task), task)
+
+
+@row.requires("the gradients are those of the whole layer")
+def _(answer, draw):
+    check_linear(answer, linear_task(draw, ROW, 2))
+
+
+@row.requires(
+    "three ranks and one; inputs (N, T, in/n)",
+    failures={
+        "must be a matrix": "matrices-only",
+        **dict.fromkeys(("exception", *row.failures), "two-ranks"),
+        **HANGS,
+    },
+    needs_earlier=True,
+)
+def _(answer, draw):
+    check_three_and_one(answer, draw, ROW)
+
+
+@row.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
+def _(answer, draw):
+    check_without_bias(answer, linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
+
+
+@row.requires(
+    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
+)
+def _(answer, draw):
+    check_double(answer, draw, ROW)
+
+
+@row.requires("the shards are contiguous, in memory of exactly their size")
+def _(answer, draw):
+    for ranks in (draw.choice([2, 3, 4]), 1):
+        check_memory(answer, linear_task(draw, ROW, ranks))
+
+
+@row.requires("the size of the output is sent forward, nothing backward")
+def _(answer, draw):
+    task = linear_task(draw, ROW, draw.choice([2, 3, 4]))
+    for report in run_linear(answer, task):
+        check_sent(report.forward, report.backward, (own_bytes(task.y), 0))
+
+
+@row.requires("a ValueError with both numbers where the sizes do not divide")
+def _(answer, draw):
+    ranks, size = sizes_that_do_not_divide(draw)
+    check_refusal(answer, nn.Linear(size, 2 * ranks), ranks, size)

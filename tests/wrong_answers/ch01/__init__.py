@@ -1,0 +1,1 @@
+"""Plausible wrong answers, and other right ones, to the exercises of chapter 01."""

@@ -1,0 +1,382 @@
+"""Answers to 5.5, `micro_batch_gradients`: wrong in a plausible way, or right in another."""
+
+import math
+
+import torch
+
+from tests.wrong_answers import right, wrong
+
+
+def _cut(inputs, targets, size):
+    return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+def _accumulate(model, loss_function, parts, weights):
+    """The losses; the gradients are those of the weighted sum."""
+    losses = []
+    for (x, y), weight in zip(parts, weights, strict=True):
+        loss = loss_function(model(x), y)
+        (weight * loss).backward()
+        losses.append(loss.item())
+    return losses
+
+
+def _shares(parts):
+    total = sum(len(x) for x, _ in parts)
+    return [len(x) / total for x, _ in parts]
+
+
+def _mean(losses, parts):
+    return sum(loss * share for loss, share in zip(losses, _shares(parts), strict=True))
+
+
+def _with_weights(weigh):
+    def gradients(model, loss_function, inputs, targets, size):
+        parts = _cut(inputs, targets, size)
+        model.zero_grad(set_to_none=True)
+        losses = _accumulate(model, loss_function, parts, weigh(parts, size))
+        return _mean(losses, parts)
+
+    return gradients
+
+
+@right("5.5")
+def divides_at_the_end(model, loss_function, inputs, targets, size):
+    """Sums over samples, and one division of every gradient."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    total = 0.0
+    for start in range(0, len(inputs), size):
+        stop = min(start + size, len(inputs))
+        loss = loss_function(model(inputs[start:stop]), targets[start:stop]) * (stop - start)
+        loss.backward()
+        total += loss.item()
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= len(inputs)
+    return total / len(inputs)
+
+
+@right("5.5")
+def weighs_what_enters_backward(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    model.zero_grad()
+    losses = torch.zeros(len(parts))
+    for i, (x, y) in enumerate(parts):
+        loss = loss_function(model(x), y)
+        loss.backward(torch.tensor(len(x) / len(inputs)))
+        losses[i] = loss.detach()
+    return _mean(losses, parts)
+
+
+@wrong("5.5", names="sum-not-mean")
+def adds_up_means(model, loss_function, inputs, targets, size):
+    weigh = _with_weights(lambda parts, size: [1] * len(parts))
+    return weigh(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="samples-summed")
+def weighs_with_the_samples(model, loss_function, inputs, targets, size):
+    weigh = _with_weights(lambda parts, size: [len(x) for x, _ in parts])
+    return weigh(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="mean-of-means")
+def divides_by_their_number(model, loss_function, inputs, targets, size):
+    weigh = _with_weights(lambda parts, size: [1 / len(parts)] * len(parts))
+    return weigh(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="one-size-for-all")
+def takes_all_for_full_ones(model, loss_function, inputs, targets, size):
+    total = len(inputs)
+    weigh = _with_weights(lambda parts, size: [min(size, total) / total] * len(parts))
+    return weigh(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="divided-by-samples")
+def divides_by_all_samples(model, loss_function, inputs, targets, size):
+    weigh = _with_weights(lambda parts, size: [1 / len(inputs)] * len(parts))
+    return weigh(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="divided-twice")
+def divides_losses_and_gradients(model, loss_function, inputs, targets, size):
+    loss = weighs_what_enters_backward(model, loss_function, inputs, targets, size)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= math.ceil(len(inputs) / size)
+    return loss
+
+
+@wrong("5.5", names="count-rounded-down")
+def divides_by_the_full_ones(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    mean_loss, count = 0.0, len(inputs) // size
+    for x, y in zip(inputs.split(size), targets.split(size)):
+        loss = loss_function(model(x), y) / count
+        loss.backward()
+        mean_loss += loss.item()
+    return mean_loss
+
+
+@wrong("5.5", names="other-sizes")
+def cuts_that_many_pieces(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    mean_loss = 0.0
+    for x, y in zip(inputs.chunk(size), targets.chunk(size)):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean_loss += share.item()
+    return mean_loss
+
+
+@wrong("5.5", names="last-lost")
+def drops_the_rest(model, loss_function, inputs, targets, size):
+    whole = max(1, len(inputs) // size) * size
+    return divides_at_the_end(model, loss_function, inputs[:whole], targets[:whole], size)
+
+
+@wrong("5.5", names="last-only")
+def clears_in_the_loop(model, loss_function, inputs, targets, size):
+    total = 0.0
+    for x, y in _cut(inputs, targets, size):
+        model.zero_grad()
+        loss = loss_function(model(x), y) * len(x) / len(inputs)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("5.5", names="loss-not-mean")
+def returns_the_sum(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    model.zero_grad()
+    return sum(_accumulate(model, loss_function, parts, _shares(parts)))
+
+
+@wrong("5.5", names="loss-of-last")
+def returns_the_last_loss(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    model.zero_grad()
+    return _accumulate(model, loss_function, parts, _shares(parts))[-1]
+
+
+@wrong("5.5", names="loss-unweighted")
+def returns_the_mean_of_the_means(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    model.zero_grad()
+    return sum(_accumulate(model, loss_function, parts, _shares(parts))) / len(parts)
+
+
+@wrong("5.5", names="none-gradient")
+def expects_a_gradient_everywhere(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    parts = _cut(inputs, targets, size)
+    losses = _accumulate(model, loss_function, parts, [len(x) for x, _ in parts])
+    for parameter in model.parameters():
+        parameter.grad /= len(inputs)
+    return _mean(losses, parts)
+
+
+@wrong("5.5", names="zeros-for-none")
+def begins_with_zeros(model, loss_function, inputs, targets, size):
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    parts = _cut(inputs, targets, size)
+    return _mean(_accumulate(model, loss_function, parts, _shares(parts)), parts)
+
+
+@wrong("5.5", names="zeros-for-none")
+def sets_old_gradients_to_zero(model, loss_function, inputs, targets, size):
+    """A parameter that is frozen now, with a gradient from before, keeps one of zeros."""
+    model.zero_grad(set_to_none=False)
+    parts = _cut(inputs, targets, size)
+    return _mean(_accumulate(model, loss_function, parts, _shares(parts)), parts)
+
+
+@wrong("5.5", names="tied-twice")
+def divides_layer_by_layer(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    parts = _cut(inputs, targets, size)
+    losses = _accumulate(model, loss_function, parts, [len(x) for x, _ in parts])
+    for layer in model.modules():
+        for parameter in layer.parameters(recurse=False):
+            if parameter.grad is not None:
+                parameter.grad /= len(inputs)
+    return _mean(losses, parts)
+
+
+@wrong("5.5", names="old-gradients")
+def does_not_clear(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    return _mean(_accumulate(model, loss_function, parts, _shares(parts)), parts)
+
+
+@wrong("5.5", names="parameters-moved")
+def takes_a_step_too(model, loss_function, inputs, targets, size):
+    loss = divides_at_the_end(model, loss_function, inputs, targets, size)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss
+
+
+@wrong("5.5", names="whole-batch")
+def runs_the_whole_batch(model, loss_function, inputs, targets, size):
+    return divides_at_the_end(model, loss_function, inputs, targets, len(inputs))
+
+
+@wrong("5.5", names="one-backward")
+def adds_up_the_losses_first(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    parts = _cut(inputs, targets, size)
+    losses = [loss_function(model(x), y) for x, y in parts]
+    mean = _mean(losses, parts)
+    mean.backward()
+    return mean.item()
+
+
+@wrong("5.5", names="no-backward")
+def computes_losses_only(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    return _mean([loss_function(model(x), y).item() for x, y in parts], parts)
+
+
+@wrong("5.5", names="no-backward")
+def clears_at_the_end(model, loss_function, inputs, targets, size):
+    loss = divides_at_the_end(model, loss_function, inputs, targets, size)
+    model.zero_grad()
+    return loss
+
+
+def _in_turns(model, loss_function, inputs, targets, size, backward):
+    """Adds up the weighted losses, and calls `backward(total)` in each turn."""
+    model.zero_grad()
+    total = 0
+    for x, y in _cut(inputs, targets, size):
+        total = total + loss_function(model(x), y) * len(x) / len(inputs)
+        backward(total)
+    return total.item()
+
+
+@wrong("5.5", names="running-total")
+def goes_back_from_the_total(*arguments):
+    return _in_turns(*arguments, backward=lambda total: total.backward())
+
+
+@wrong("5.5", names="running-total")
+def keeps_the_graph_as_the_message_says(*arguments):
+    """What PyTorch's message suggests; nothing raises any more, and the gradients are wrong."""
+    return _in_turns(*arguments, backward=lambda total: total.backward(retain_graph=True))
+
+
+@wrong("5.5", names="windows")
+def slides_a_window(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    total, count = 0.0, math.ceil(len(inputs) / size)
+    for i in range(count):
+        loss = loss_function(model(inputs[i : i + size]), targets[i : i + size]) / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("5.5", names="no-graph")
+def takes_the_number_first(model, loss_function, inputs, targets, size):
+    for x, y in _cut(inputs, targets, size):
+        loss = loss_function(model(x), y).item() * len(x) / len(inputs)
+        loss.backward()
+
+
+@wrong("5.5", names="no-graph")
+def saves_memory_with_no_grad(model, loss_function, inputs, targets, size):
+    for x, y in _cut(inputs, targets, size):
+        with torch.no_grad():
+            loss = loss_function(model(x), y) * len(x) / len(inputs)
+        loss.backward()
+
+
+@wrong("5.5", names="targets-not-cut")
+def forgets_to_cut_the_targets(model, loss_function, inputs, targets, size):
+    for x in inputs.split(size):
+        (loss_function(model(x), targets) * len(x) / len(inputs)).backward()
+
+
+@wrong("5.5", names="other-sizes")
+def takes_sample_by_sample(model, loss_function, inputs, targets, size):
+    return divides_at_the_end(model, loss_function, inputs, targets, 1)
+
+
+@wrong("5.5", names="other-sizes")
+def goes_through_the_samples(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    total = 0.0
+    for x, y in zip(inputs, targets):
+        loss = loss_function(model(x), y) / len(inputs)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("5.5", names="graph-kept")
+def keeps_every_graph(model, loss_function, inputs, targets, size):
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward(retain_graph=True)
+        mean += share.item()
+    return mean
+
+
+@wrong("5.5", names="other-order")
+def begins_with_the_last(model, loss_function, inputs, targets, size):
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in reversed([*_cut(inputs, targets, size)]):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean += share.item()
+    return mean
+
+
+@right("5.5")
+def keeps_a_graph_and_drops_it(model, loss_function, inputs, targets, size):
+    """What is kept for a second backward pass goes with the last name of the loss."""
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward(retain_graph=True)
+        mean += share.item()
+        del share
+    return mean
+
+
+@wrong("5.5", names="other-order")
+def shuffles_the_batch(model, loss_function, inputs, targets, size):
+    order = torch.randperm(len(inputs))
+    return divides_at_the_end(model, loss_function, inputs[order], targets[order], size)
+
+
+@wrong("5.5", names="evaluation-mode")
+def switches_to_evaluation(model, loss_function, inputs, targets, size):
+    model.eval()
+    return divides_at_the_end(model, loss_function, inputs, targets, size)
+
+
+@wrong("5.5", names="evaluation-mode")
+def evaluates_and_trains_again(model, loss_function, inputs, targets, size):
+    mean = switches_to_evaluation(model, loss_function, inputs, targets, size)
+    model.train()
+    return mean
+
+
+@wrong("5.5", names="loss-with-graph")
+def returns_a_loss_with_its_graph(model, loss_function, inputs, targets, size):
+    model.zero_grad(set_to_none=True)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean = mean + share
+    return mean

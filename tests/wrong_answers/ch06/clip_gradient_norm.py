@@ -1,0 +1,342 @@
+"""Answers to 6.6, `clip_gradient_norm`: wrong in a plausible way, or right in another."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils.hardware import device
+from tests.wrong_answers import right, wrong
+
+
+def _gradients(parameters):
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _sum_of_squares(parameters):
+    squares = [gradient.square().sum() for gradient in _gradients(parameters)]
+    return torch.stack(squares).sum() if squares else torch.zeros((), device=device())
+
+
+def _over_ranks(number):
+    total = number.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def _global_norm(sharded, replicated):
+    return (_over_ranks(_sum_of_squares(sharded)) + _sum_of_squares(replicated)).sqrt().item()
+
+
+def _scale(parameters, factor):
+    for gradient in _gradients(parameters):
+        gradient *= factor
+
+
+def _clip(parameters, norm, max_norm):
+    if norm > max_norm:
+        _scale(parameters, max_norm / norm)
+
+
+@right("6.6")
+def divides_replicated_squares(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded) + _sum_of_squares(replicated) / dist.get_world_size()
+    norm = _over_ranks(squares).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@right("6.6")
+def scales_as_pytorch_does(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    factor = min(1.0, max_norm / (norm + 1e-6))
+    for parameter in sharded + replicated:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+    return norm
+
+
+@wrong("6.6", names="replaces-gradients")
+def makes_new_gradients(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    for parameter in sharded + replicated:
+        if parameter.grad is not None and norm > max_norm:
+            parameter.grad = parameter.grad * (max_norm / norm)
+    return norm
+
+
+@wrong("6.6", names="not-every-rank")
+def returns_where_there_is_nothing(sharded, replicated, max_norm):
+    if not _gradients(sharded + replicated):
+        return 0.0
+    return divides_replicated_squares(sharded, replicated, max_norm)
+
+
+@wrong("6.6", names="norms-added")
+def adds_two_norms(sharded, replicated, max_norm):
+    norm = _over_ranks(_sum_of_squares(sharded)).sqrt() + _sum_of_squares(replicated).sqrt()
+    _clip(sharded + replicated, norm.item(), max_norm)
+    return norm.item()
+
+
+@wrong("6.6", names="norms-added")
+def adds_all_norms_of_all_ranks(sharded, replicated, max_norm):
+    norms = [gradient.norm() for gradient in _gradients(sharded + replicated)]
+    norm = _over_ranks(sum(norms, torch.zeros((), device=device()))).item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="half-precision")
+def sums_in_half_precision(sharded, replicated, max_norm):
+    squares = _over_ranks(_sum_of_squares(sharded).half()) + _sum_of_squares(replicated).half()
+    norm = squares.sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="not-a-number-hidden")
+def makes_zero_of_nan(sharded, replicated, max_norm):
+    norm = float(torch.tensor(_global_norm(sharded, replicated)).nan_to_num())
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="local-norm")
+def calls_pytorch(sharded, replicated, max_norm):
+    return nn.utils.clip_grad_norm_(sharded + replicated, max_norm).item()
+
+
+@wrong("6.6", names="replicated-per-rank")
+def sums_all_over_ranks(sharded, replicated, max_norm):
+    norm = _over_ranks(_sum_of_squares(sharded + replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="replicated-left-out")
+def forgets_the_replicated(sharded, replicated, max_norm):
+    norm = _over_ranks(_sum_of_squares(sharded)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="largest-norm")
+def takes_the_largest_norm(sharded, replicated, max_norm):
+    norm = _sum_of_squares(sharded + replicated).sqrt()
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+    _clip(sharded + replicated, norm.item(), max_norm)
+    return norm.item()
+
+
+@wrong("6.6", names="one-rank-only")
+def reduces_to_rank_0(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded)
+    dist.reduce(squares, dst=0)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="two-ranks")
+def halves_the_replicated_squares(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded) + _sum_of_squares(replicated) / 2
+    norm = _over_ranks(squares).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="sum-of-nothing")
+def sums_with_python(sharded, replicated, max_norm):
+    squares = sum(gradient.square().sum() for gradient in _gradients(sharded))
+    dist.all_reduce(squares)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="sum-of-nothing")
+def stacks_norms(sharded, replicated, max_norm):
+    squares = torch.stack([g.norm() for g in _gradients(sharded)]).square().sum()
+    dist.all_reduce(squares)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="norms-added")
+def adds_the_ranks_norms(sharded, replicated, max_norm):
+    norm = _over_ranks(_sum_of_squares(sharded + replicated).sqrt()).item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="norms-added")
+def adds_the_parameters_norms(sharded, replicated, max_norm):
+    own = sum(
+        (gradient.norm() for gradient in _gradients(sharded)), torch.zeros((), device=device())
+    )
+    norm = (_over_ranks(own) + sum(gradient.norm() for gradient in _gradients(replicated))).item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="not-rooted")
+def forgets_the_root(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated) ** 2
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="mean-of-squares")
+def averages_squares(sharded, replicated, max_norm):
+    own = _sum_of_squares(sharded) + _sum_of_squares(replicated)
+    norm = (_over_ranks(own) / dist.get_world_size()).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="clipped-norm")
+def returns_what_remains(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    _clip(sharded + replicated, norm, max_norm)
+    return min(norm, max_norm)
+
+
+@wrong("6.6", names="not-scaled")
+def scales_copies_of_the_gradients(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    for gradient in _gradients(sharded + replicated):
+        gradient = gradient * min(1.0, max_norm / norm)
+    return norm
+
+
+@wrong("6.6", names="each-value-clamped")
+def clamps_each_value(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    if norm > max_norm:
+        for gradient in _gradients(sharded + replicated):
+            gradient.clamp_(-max_norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="local-factor")
+def scales_by_its_own_norm(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    nn.utils.clip_grad_norm_(sharded + replicated, max_norm)
+    return norm
+
+
+@wrong("6.6", names="replicated-not-scaled")
+def scales_shards_only(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    _clip(sharded, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="scaled-to-one")
+def divides_by_the_norm(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    if norm > max_norm:
+        _scale(sharded + replicated, 1 / norm)
+    return norm
+
+
+@wrong("6.6", names="upside-down")
+def multiplies_by_the_inverse(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    if norm > max_norm:
+        _scale(sharded + replicated, norm / max_norm)
+    return norm
+
+
+@wrong("6.6", names="always-scaled")
+def scales_in_any_case(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    _scale(sharded + replicated, max_norm / norm)
+    return norm
+
+
+@wrong("6.6", names="parameters-changed")
+@torch.no_grad()
+def scales_the_parameters(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    for parameter in sharded + replicated:
+        parameter *= min(1.0, max_norm / norm)
+    return norm
+
+
+@wrong("6.6", names="none-gradient")
+def expects_gradients_everywhere(sharded, replicated, max_norm):
+    squares = torch.zeros((), device=device())
+    for parameter in sharded:
+        squares += parameter.grad.square().sum()
+    norm = (_over_ranks(squares) + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="zeros-for-none")
+def makes_up_zeros(sharded, replicated, max_norm):
+    for parameter in sharded + replicated:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return divides_replicated_squares(sharded, replicated, max_norm)
+
+
+@wrong("6.6", names="not-every-rank")
+def reduces_each_parameter(sharded, replicated, max_norm):
+    squares = _sum_of_squares(replicated)
+    for gradient in _gradients(sharded):
+        squares = squares + _over_ranks(gradient.square().sum())
+    norm = squares.sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="not-every-rank")
+def reduces_if_it_has_gradients(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded)
+    if _gradients(sharded):
+        squares = _over_ranks(squares)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="zero-norm")
+def divides_by_zero(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    _scale(sharded + replicated, min(1.0, max_norm / norm))
+    return norm
+
+
+@wrong("6.6", names="shards-not-scaled")
+def scales_copies_only(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    _clip(replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="no-float")
+def returns_a_tensor(sharded, replicated, max_norm):
+    return torch.tensor(divides_replicated_squares(sharded, replicated, max_norm))
+
+
+@wrong("6.6", names="needs-contiguous")
+def views_each_gradient_as_a_vector(sharded, replicated, max_norm):
+    def squares(parameters):
+        flat = [gradient.view(-1) for gradient in _gradients(parameters)]
+        return sum((v.dot(v) for v in flat), torch.zeros((), device=device()))
+
+    norm = (_over_ranks(squares(sharded)) + squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@right("6.6")
+def takes_pytorchs_total_norm(sharded, replicated, max_norm):
+    own, copies = (nn.utils.get_total_norm(_gradients(p)) for p in (sharded, replicated))
+    squares = _over_ranks(own.square().to(device()))
+    norm = torch.hypot(squares.sqrt(), copies.to(device()))
+    nn.utils.clip_grads_with_norm_([*sharded, *replicated], max_norm, norm)
+    return norm.item()

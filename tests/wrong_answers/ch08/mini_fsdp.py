@@ -1,0 +1,920 @@
+"""Answers to 8.4, `MiniFSDP`: wrong in a plausible way, or right in another."""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from course_utils.checks import load_answer
+from tests.wrong_answers import right, wrong
+
+MiniFSDP = load_answer("8.4")
+
+
+@right("8.4")
+class GathersCopiesAndDividesFirst(MiniFSDP):
+    """Gathers into tensors of their own, averages before it adds, and frees at the next chance."""
+
+    def _start_gather(self, weights):
+        for weight in weights:
+            memory = weight.flat.untyped_storage()
+            if memory.nbytes() > 0:
+                continue
+            memory.resize_(weight.bytes)
+            kept = weight.kept.detach().to(weight.flat.dtype)
+            weight.pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+            if weight.sharded:
+                weight.work = dist.all_gather(
+                    weight.pieces, kept, group=self.gathers, async_op=True
+                )
+            else:
+                weight.whole.data.copy_(kept)
+
+    def _wait(self, weights):
+        for weight in weights:
+            if weight.work is not None:
+                weight.work.wait()
+                weight.flat.copy_(torch.cat(weight.pieces))
+                weight.work = weight.pieces = None
+
+    def _gradient_ready(self, weight, whole):
+        whole.grad /= dist.get_world_size()
+        super()._gradient_ready(weight, whole)
+
+    def _finish_reductions(self):
+        for work, kept, total in self.pending:
+            work.wait()
+            kept.grad = total if kept.grad is None else kept.grad + total
+        self.pending.clear()
+
+
+class _WholeOf(torch.autograd.Function):
+    """From a shard to its whole matrix; in backward from the gradient to what is reduced."""
+
+    @staticmethod
+    def forward(ctx, kept, call):
+        ctx.kept, ctx.call = kept, call
+        return call.whole_of(kept)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.call.wholes.pop(ctx.kept, None)
+        ctx.call.model.reduce(ctx.kept, gradient)
+        return None, None
+
+
+class _Call:
+    """One call of a layer: which matrices are whole for it right now."""
+
+    def __init__(self, model, kept):
+        self.model, self.matrices = model, [k for k in kept if k in model.shape_of]
+        self.wholes, self.running = {}, {}
+        self.index = 0
+
+    def start(self):
+        for kept in self.matrices:
+            if kept not in self.wholes and kept not in self.running:
+                part = kept.detach().to(self.model.compute_dtype or kept.dtype)
+                flat = part.new_empty(dist.get_world_size() * len(part))
+                pieces = list(flat.chunk(dist.get_world_size()))
+                work = dist.all_gather(pieces, part, group=self.model.gathering, async_op=True)
+                self.running[kept] = work, flat
+
+    def whole_of(self, kept):
+        if kept not in self.model.shape_of:
+            return kept.detach().to(self.model.compute_dtype or kept.dtype, copy=True)
+        self.start()
+        if kept in self.running:
+            work, flat = self.running.pop(kept)
+            work.wait()
+            shape = self.model.shape_of[kept]
+            self.wholes[kept] = flat[: shape.numel()].view(shape)
+        return self.wholes[kept]
+
+    def drop(self):
+        for work, _ in self.running.values():
+            work.wait()
+        self.running, self.wholes = {}, {}
+
+    def packed(self, tensor):
+        """Autograd keeps a note about a whole matrix, and not the matrix."""
+        for kept, whole in self.wholes.items():
+            if tensor.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+                return kept, tensor.size(), tensor.stride(), tensor.storage_offset()
+        return tensor
+
+    def unpacked(self, packed):
+        if torch.is_tensor(packed):
+            return packed
+        calls = self.model.calls
+        for later in calls[self.index + 1 : self.index + 2]:
+            later.drop()  # of a frozen matrix no gradient comes
+        self.start()
+        for earlier in reversed(calls[max(self.index - 1, 0) : self.index]):
+            earlier.start()
+        kept, size, stride, offset = packed
+        return self.whole_of(kept).as_strided(size, stride, offset)
+
+
+@right("8.4")
+class NotesForAutograd(nn.Module):
+    """No memory is resized and no hook is set: a layer's forward goes through an autograd function
+    from shard to matrix, and `saved_tensors_hooks` gather again what backward asks for."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module, self.compute_dtype = module, compute_dtype
+        self.gathering, self.reducing = dist.new_group(), dist.new_group()
+        self.calls, self.last = [], None
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        shards = {p: self.shard(p) for p in module.parameters() if p.dim() > 1}
+        self.shape_of = {kept: p.shape for p, kept in shards.items()}
+        for layer in module.modules():
+            own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
+            for name, parameter in own.items():
+                layer.register_parameter(name, shards.get(parameter, parameter))
+            if own:
+                layer.forward = self.wrapped(layer, layer.forward, list(own))
+
+    def shard(self, parameter):
+        n = dist.get_world_size()
+        flat = nn.functional.pad(parameter.detach().flatten(), (0, -parameter.numel() % n))
+        return nn.Parameter(flat.chunk(n)[dist.get_rank()].clone(), parameter.requires_grad)
+
+    def wrapped(self, layer, forward, names):
+        def call_layer(*inputs, **keywords):
+            parameters = {name: layer._parameters[name] for name in names}
+            call = _Call(self, parameters.values())
+            call.start()
+            for name, kept in parameters.items():
+                vars(layer)[name] = _WholeOf.apply(kept, call)
+            with torch.autograd.graph.saved_tensors_hooks(call.packed, call.unpacked):
+                output = forward(
+                    *map(self.cast, inputs), **{k: self.cast(v) for k, v in keywords.items()}
+                )
+            for name in names:
+                del vars(layer)[name]
+            call.drop()
+            if torch.is_grad_enabled():
+                call.index = len(self.calls)
+                self.calls.append(call)
+            return output
+
+        return call_layer
+
+    def cast(self, value):
+        if self.compute_dtype and torch.is_tensor(value) and value.is_floating_point():
+            return value.to(self.compute_dtype)
+        return value
+
+    def reduce(self, kept, gradient):
+        gradient = gradient.to(kept.dtype, copy=True)
+        self.finish_last()
+        if kept not in self.shape_of:
+            self.last = (
+                dist.all_reduce(gradient, group=self.reducing, async_op=True),
+                kept,
+                gradient,
+            )
+            return
+        n, size = dist.get_world_size(), len(kept)
+        flat = nn.functional.pad(gradient.flatten(), (0, n * size - gradient.numel()))
+        total = torch.empty_like(kept, requires_grad=False)
+        work = dist.reduce_scatter(
+            total, list(flat.split(size)), group=self.reducing, async_op=True
+        )
+        self.last = work, kept, total
+
+    def finish_last(self):
+        if self.last:
+            work, kept, total = self.last
+            work.wait()
+            mean = total / dist.get_world_size()
+            kept.grad = mean if kept.grad is None else kept.grad + mean
+            self.last = None
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def finish_gradient_synchronization(self):
+        self.finish_last()
+        for call in self.calls:
+            call.drop()
+        self.calls = []
+
+    def full_parameters(self):
+        full = {}
+        for name, kept in self.module.named_parameters():
+            full[name] = kept.detach().clone()
+            if kept in self.shape_of:
+                pieces = [torch.empty_like(full[name]) for _ in range(dist.get_world_size())]
+                dist.all_gather(pieces, full[name])
+                full[name] = torch.cat(pieces)[: self.shapes[name].numel()].view(self.shapes[name])
+        return full
+
+
+@wrong("8.4", names="no-module")
+class CallsItModel(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        self.model = self._modules.pop("module")
+
+
+def _piece(tensor):
+    n = dist.get_world_size()
+    size = -(-tensor.numel() // n)
+    flat = tensor.new_zeros(n * size)
+    flat[: tensor.numel()] = tensor.flatten()
+    return flat.view(n, size)[dist.get_rank()]
+
+
+@wrong("8.4", names="no-broadcast")
+class KeepsItsOwnStart(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        own = {name: p.detach().clone() for name, p in module.named_parameters()}
+        super().__init__(module, compute_dtype)
+        for name, kept in module.named_parameters():
+            kept.data.copy_(_piece(own[name]) if own[name].dim() > 1 else own[name])
+
+
+@wrong("8.4", names="buffers-forgotten")
+class KeepsItsOwnBuffers(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        own = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        super().__init__(module, compute_dtype)
+        for name, buffer in module.named_buffers():
+            buffer.copy_(own[name])
+
+
+@wrong("8.4", names="not-full")
+class GivesFlatParameters(MiniFSDP):
+    def full_parameters(self):
+        return {name: whole.flatten() for name, whole in super().full_parameters().items()}
+
+
+@wrong("8.4", names="rank-0-alone")
+class GathersOnRank0(MiniFSDP):
+    def full_parameters(self):
+        return super().full_parameters() if dist.get_rank() == 0 else {}
+
+
+class _OtherShard(MiniFSDP):
+    """Keeps something else than its shard; what it holds is right all the same."""
+
+    def other(self, whole, rank, ranks):
+        raise NotImplementedError
+
+    def _weight(self, parameter):
+        weight = super()._weight(parameter)
+        if weight.sharded:
+            kept = self.other(parameter.detach(), dist.get_rank(), dist.get_world_size())
+            weight.kept = nn.Parameter(kept, parameter.requires_grad)
+        return weight
+
+    def full_parameters(self):
+        return self.at_first
+
+    def __init__(self, module, compute_dtype=None):
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.__dict__["at_first"] = {n: p.detach().clone() for n, p in module.named_parameters()}
+        super().__init__(module, compute_dtype)
+
+
+@wrong("8.4", names="nothing-sharded")
+class KeepsTheMatrices(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return whole.clone()
+
+
+@wrong("8.4", names="a-view")
+class KeepsAView(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return whole.flatten().view(ranks, -1)[rank]
+
+
+@wrong("8.4", names="wrong-shard")
+class DealsTheElementsOut(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return whole.flatten()[rank::ranks].clone()
+
+
+@wrong("8.4", names="names-changed")
+class RenamesTheShards(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return _piece(whole)
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        for layer in module.modules():
+            if "weight" in layer._parameters:
+                layer._parameters["weight_shard"] = layer._parameters.pop("weight")
+
+
+@wrong("8.4", names="vectors-sharded")
+class ShardsVectors(_OtherShard):
+    def other(self, whole, rank, ranks):
+        return _piece(whole).clone()
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(module, compute_dtype)
+        for layer in module.modules():
+            for name, parameter in layer.named_parameters(recurse=False):
+                if self.shapes and name == "bias":
+                    layer.register_parameter(name, nn.Parameter(_piece(parameter.detach()).clone()))
+
+
+class _FirstTry(nn.Module):
+    """What the first ten minutes give: shards in the parameters' places, cut as they should be."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module = module
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        for layer in module.modules():
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                if parameter.dim() > 1:
+                    kept = nn.Parameter(self.piece(parameter.detach()))
+                    kept.whole_shape = parameter.shape
+                    setattr(layer, name, kept)
+        self.set_hooks()
+
+    def piece(self, tensor):
+        return _piece(tensor).clone()
+
+    def set_hooks(self):
+        pass
+
+    def whole(self, kept):
+        pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, kept.detach())
+        return torch.cat(pieces)[: kept.whole_shape.numel()].view(kept.whole_shape)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+    def full_parameters(self):
+        named = self.module.named_parameters()
+        return {
+            n: self.whole(p) if hasattr(p, "whole_shape") else p.detach().clone() for n, p in named
+        }
+
+
+@wrong("8.4", names="shard-in-forward")
+class GathersNothing(_FirstTry):
+    pass
+
+
+@wrong("8.4", names="wrong-shard")
+class CutsRows(_FirstTry):
+    """As `fully_shard` does."""
+
+    def piece(self, tensor):
+        return tensor.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+    def whole(self, kept):
+        pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, kept.detach())
+        return torch.cat(pieces)
+
+
+class _SwapsData(_FirstTry):
+    """Lets one parameter be the shard at one time and the whole at another."""
+
+    def set_hooks(self):
+        for layer in self.module.modules():
+            own = [p for p in layer.parameters(recurse=False) if hasattr(p, "whole_shape")]
+            if own:
+                layer.register_forward_pre_hook(lambda *_, own=own: self.gather(own))
+                layer.register_forward_hook(lambda *_, own=own: self.free(own))
+                layer.register_full_backward_pre_hook(lambda *_, own=own: self.gather(own))
+
+    def gather(self, own):
+        for kept in own:
+            kept.shard = kept.data
+            kept.data = self.whole(kept)
+
+    def free(self, own):
+        for kept in own:
+            kept.data = kept.shard
+
+
+@wrong("8.4", names="whole-in-parameter")
+class StaysWholeAfterBackward(_SwapsData):
+    pass
+
+
+@wrong("8.4", names="gradient-not-there")
+class ReducesInAFullBackwardHook(_SwapsData):
+    def set_hooks(self):
+        super().set_hooks()
+        for layer in self.module.modules():
+            own = [p for p in layer.parameters(recurse=False) if hasattr(p, "whole_shape")]
+            if own:
+                layer.register_full_backward_hook(lambda *_, own=own: self.reduce(own))
+
+    def reduce(self, own):
+        self.free(own)
+        for kept in own:
+            dist.all_reduce(kept.grad)
+            kept.grad = _piece(kept.grad) / dist.get_world_size()
+
+
+@wrong("8.4", names="accumulated-wrong")
+class LetsAutogradAdd(_SwapsData):
+    """Right for one backward pass: a second one adds a whole gradient to a shard's."""
+
+    def set_hooks(self):
+        super().set_hooks()
+        for kept in self.module.parameters():
+            if hasattr(kept, "whole_shape"):
+                kept.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, kept):
+        gradient, kept.grad = kept.grad, None
+        self.free([kept])
+        pieces = _all_pieces(gradient)
+        kept.grad = torch.empty_like(kept)
+        dist.reduce_scatter(kept.grad, pieces)
+        kept.grad /= dist.get_world_size()
+
+    def finish_gradient_synchronization(self):
+        for parameter in self.module.parameters():
+            if not hasattr(parameter, "whole_shape"):
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+
+def _all_pieces(tensor):
+    n = dist.get_world_size()
+    flat = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n))
+    return list(flat.chunk(n))
+
+
+class _FullyShards(nn.Module):
+    """PyTorch's own, which keeps DTensors."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.prepare(module)
+        self.module = fully_shard(module)
+
+    def prepare(self, module):
+        pass
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+    def full_parameters(self):
+        return {name: p.full_tensor() for name, p in self.module.named_parameters()}
+
+
+@wrong("8.4", names="no-broadcast")
+class ForgetsThatFullyShardKeepsTheStart(_FullyShards):
+    pass
+
+
+@wrong("8.4", names="dtensor")
+class HandsOverToFullyShard(_FullyShards):
+    def prepare(self, module):
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+@wrong("8.4", names="names-changed")
+class WrapsWithDDP(nn.Module):
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        self.module = nn.parallel.DistributedDataParallel(module)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+    def full_parameters(self):
+        return {name: p.detach() for name, p in self.module.module.named_parameters()}
+
+
+class _Reducing(MiniFSDP):
+    """A right answer whose reduction each wrong one below writes in another way."""
+
+    def _gradient_ready(self, weight, whole):
+        self.release(weight)
+        gradient, whole.grad = self.prepared(whole.grad, weight), None
+        if weight.sharded:
+            self.make_room()
+            work, total = self.reduce(weight, gradient)
+        else:
+            work, total = self.reduce_vector(gradient)
+        self.pending.append((work, weight.kept, total))
+
+    def release(self, weight):
+        self._free([weight])
+
+    def prepared(self, gradient, weight):
+        return gradient.to(weight.kept.dtype)
+
+    def make_room(self):
+        self._finish_reductions()
+
+    def reduce(self, weight, gradient):
+        pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+        total = torch.empty_like(pieces[0])
+        return dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True), total
+
+    def reduce_vector(self, gradient):
+        return dist.all_reduce(gradient, group=self.reductions, async_op=True), gradient
+
+    def _finish_reductions(self):
+        for work, kept, total in self.pending:
+            self.wait(work)
+            self.take(kept, self.averaged(total).to(kept.dtype))
+        self.pending.clear()
+
+    def wait(self, work):
+        if work is not None:
+            work.wait()
+
+    def averaged(self, total):
+        return total / dist.get_world_size()
+
+    def take(self, kept, mean):
+        kept.grad = mean if kept.grad is None else kept.grad + mean
+
+
+@wrong("8.4", names="not-waited")
+class WaitsForNoReduction(_Reducing):
+    def wait(self, work):
+        pass
+
+
+@wrong("8.4", names="sum-not-mean")
+class AddsOnly(_Reducing):
+    def averaged(self, total):
+        return total
+
+
+@wrong("8.4", names="divided-twice")
+class DividesBeforeAndAfter(_Reducing):
+    def averaged(self, total):
+        return total / dist.get_world_size() ** 2
+
+
+@wrong("8.4", names="own-gradient")
+class KeepsItsOwnPiece(_Reducing):
+    def reduce(self, weight, gradient):
+        return None, _piece(gradient) * dist.get_world_size()
+
+    def reduce_vector(self, gradient):
+        return None, gradient * dist.get_world_size()
+
+
+@wrong("8.4", names="vectors-local")
+class ForgetsTheVectors(_Reducing):
+    def reduce_vector(self, gradient):
+        return None, gradient * dist.get_world_size()
+
+
+@wrong("8.4", names="all-reduced")
+class AllReducesAndCuts(_Reducing):
+    def reduce(self, weight, gradient):
+        flat = weight.layout.flatten([gradient])
+        work = dist.all_reduce(flat, group=self.reductions, async_op=True)
+        return work, weight.layout.shards(flat)[dist.get_rank()]
+
+
+@wrong("8.4", names="accumulated-lost")
+class ReplacesTheGradient(_Reducing):
+    def take(self, kept, mean):
+        kept.grad = mean
+
+
+@wrong("8.4", names="accumulated-wrong")
+class AveragesThePasses(_Reducing):
+    def take(self, kept, mean):
+        before = kept.grad is not None and bool(kept.grad.any())
+        kept.grad = (kept.grad + mean) / 2 if before else mean
+
+
+@wrong("8.4", names="summed-in-half")
+class AddsBeforeItCasts(_Reducing):
+    def prepared(self, gradient, weight):
+        return gradient
+
+
+@wrong("8.4", names="backward-blocks")
+class ReducesInBackward(_Reducing):
+    def reduce(self, weight, gradient):
+        pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+        total = torch.empty_like(pieces[0])
+        dist.reduce_scatter(total, pieces, group=self.reductions)
+        return None, total
+
+
+@wrong("8.4", names="reductions-pile-up")
+class FinishesAtTheEnd(_Reducing):
+    def make_room(self):
+        pass
+
+
+@wrong("8.4", names="kept-in-backward")
+class FreesAtTheEnd(_Reducing):
+    def release(self, weight):
+        pass
+
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls[: index + 1], index, gradients)
+
+
+@wrong("8.4", names="kept-in-backward")
+class NeverFreesFrozenOnes(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls[: index + 1], index, gradients)
+
+
+@wrong("8.4", names="kept-afterwards")
+class FreesTheFollowingOnly(_Reducing):
+    """The first layer's matrix stays until its next forward."""
+
+    def release(self, weight):
+        pass
+
+    def _before_forward(self, own, layer, inputs, keywords):
+        self._free(own.weights.values())
+        return super()._before_forward(own, layer, inputs, keywords)
+
+    def finish_gradient_synchronization(self):
+        self._finish_reductions()
+        self.calls = []
+
+
+@wrong("8.4", names="wrong-output")
+class ForgetsTheVectorsValues(MiniFSDP):
+    def _start_gather(self, weights):
+        weights = list(weights)
+        super()._start_gather(weights)
+        for weight in weights:
+            if not weight.sharded:
+                weight.flat.zero_()
+
+
+@wrong("8.4", names="first-step-only")
+class GathersOnce(MiniFSDP):
+    def _free(self, weights):
+        pass
+
+
+@wrong("8.4", names="kept-after-forward")
+class KeepsForBackward(MiniFSDP):
+    """Takes the whole matrix away from the layer only; autograd has it still."""
+
+    def _after_forward(self, own, layer, inputs, output):
+        vars(self)["_free"] = lambda weights: None
+        super()._after_forward(own, layer, inputs, output)
+        del vars(self)["_free"]
+
+
+@wrong("8.4", names="all-at-once")
+class GathersAllForBackward(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        if index == len(calls) - 1:
+            for weights, _ in reversed(calls):
+                self._start_gather(weights)
+        super()._prepare_backward(calls, index, gradients)
+
+
+@wrong("8.4", names="gathered-again")
+class GathersTwiceForBackward(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls, index, gradients)
+        self._free(calls[index][0])
+        self._start_gather(calls[index][0])
+        self._wait(calls[index][0])
+
+
+@wrong("8.4", names="gathered-again")
+class FreesWhatItHasPrefetched(MiniFSDP):
+    """Where a tied matrix is used by the calls before and after, it has just been gathered."""
+
+    def _prepare_backward(self, calls, index, gradients):
+        for weights, _ in calls[index + 2 : index + 3]:
+            self._free(weights)
+        super()._prepare_backward(calls, index, gradients)
+
+
+@wrong("8.4", names="whole-stays-in-layer")
+class LeavesTheWholeInTheLayer(MiniFSDP):
+    def _after_forward(self, own, layer, inputs, output):
+        super()._after_forward(own, layer, inputs, output)
+        for name, weight in own.weights.items():
+            vars(layer)[name] = weight.whole
+
+
+@wrong("8.4", names="no-prefetch")
+class GathersWhenBackwardArrives(MiniFSDP):
+    def _prepare_backward(self, calls, index, gradients):
+        super()._prepare_backward(calls[index:], 0, gradients)
+
+
+@wrong("8.4", names="remainder-lost")
+class ForgetsTheLastElements(MiniFSDP):
+    """As if a shard had elements // n elements: right wherever the sizes divide."""
+
+    def _weight(self, parameter):
+        rest = parameter.numel() % dist.get_world_size()
+        if parameter.dim() > 1 and rest:
+            parameter.data.flatten()[-rest:] = 0.0
+        return super()._weight(parameter)
+
+
+@wrong("8.4", names="frozen")
+class TrainsEverything(MiniFSDP):
+    def _weight(self, parameter):
+        return super()._weight(parameter.requires_grad_())
+
+
+@wrong("8.4", names="unused")
+class FillsInZeros(MiniFSDP):
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for kept in self.module.parameters():
+            if kept.grad is None and kept.requires_grad:
+                kept.grad = torch.zeros_like(kept)
+
+
+@wrong("8.4", names="unused")
+class ExpectsEveryGradient(MiniFSDP):
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for kept in self.module.parameters():
+            if kept.requires_grad:
+                kept.grad = kept.grad.contiguous()
+
+
+@wrong("8.4", names="tied")
+class WalksOverTheLayers(MiniFSDP):
+    """Makes a shard for each place of a parameter."""
+
+    def __init__(self, module, compute_dtype=None):
+        seen = set()
+        for layer in module.modules():
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                if parameter in seen:
+                    layer.register_parameter(name, nn.Parameter(parameter.detach().clone()))
+                seen.add(parameter)
+        super().__init__(module, compute_dtype)
+
+
+@wrong("8.4", names="outer-layer")
+class KnowsLeavesOnly(MiniFSDP):
+    """An outer layer's matrices are freed as soon as the first layer inside it is done."""
+
+    def _after_forward(self, own, layer, inputs, output):
+        super()._after_forward(own, layer, inputs, output)
+        for outer in self.module.modules():
+            if "mix" in vars(outer):
+                vars(outer)["mix"] = torch.zeros_like(vars(outer)["mix"])
+
+
+@wrong("8.4", names="view-output")
+class HooksTheOutputOnly(MiniFSDP):
+    def _after_forward(self, own, layer, inputs, output):
+        for name in own.weights:
+            del vars(layer)[name]
+        self._free(own.weights.values())
+        if output.requires_grad:
+            prepare = partial(self._prepare_backward, self.calls, len(self.calls))
+            self.calls.append((own.weights.values(), own.started))
+            output.grad_fn.register_prehook(prepare)
+
+
+@wrong("8.4", names="without-gradients")
+class HooksEveryOutput(MiniFSDP):
+    def _after_forward(self, own, layer, inputs, output):
+        output.grad_fn.register_prehook(lambda gradients: None)
+        super()._after_forward(own, layer, inputs, output)
+
+
+@wrong("8.4", names="gathered-in-float32")
+class CastsAfterTheGather(MiniFSDP):
+    def _start_gather(self, weights):
+        for weight in weights:
+            if weight.flat.untyped_storage().nbytes() > 0:
+                continue
+            weight.flat.untyped_storage().resize_(weight.bytes)
+            if weight.sharded:
+                kept = weight.kept.detach()
+                pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
+                dist.all_gather(pieces, kept, group=self.gathers)
+                weight.flat.copy_(torch.cat(pieces))
+            else:
+                weight.whole.data.copy_(weight.kept)
+
+
+@wrong("8.4", names="master-cast")
+class CastsTheModule(MiniFSDP):
+    def __init__(self, module, compute_dtype=None):
+        super().__init__(
+            module if compute_dtype is None else module.to(compute_dtype), compute_dtype
+        )
+
+
+@wrong("8.4", names="dtypes-mixed")
+class LeavesTheInputs(MiniFSDP):
+    def _cast(self, value):
+        return value
+
+
+@wrong("8.4", names="double-lost")
+class KeepsShardsInFloat32(MiniFSDP):
+    def _weight(self, parameter):
+        weight = super()._weight(parameter)
+        weight.kept.data = weight.kept.data.float()
+        return weight
+
+
+@wrong("8.4", names="one-communicator")
+class HasOneGroup(MiniFSDP):
+    def _start_gather(self, weights):
+        self.gathers = self.reductions
+        super()._start_gather(weights)
+
+
+@wrong("8.4", names="backward-blocks")
+class WaitsForEachReduction(MiniFSDP):
+    def _gradient_ready(self, weight, whole):
+        super()._gradient_ready(weight, whole)
+        self._finish_reductions()
+
+
+@right("8.4")
+class SumsInDoublePrecision(MiniFSDP):
+    """As many elements, and sums that are rounded once."""
+
+    def _gradient_ready(self, weight, whole):
+        self._free([weight])
+        gradient, whole.grad = whole.grad.double(), None
+        self._finish_reductions()
+        total = gradient
+        if weight.sharded:
+            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
+            total = torch.empty_like(pieces[0])
+            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
+        else:
+            work = dist.all_reduce(total, group=self.reductions, async_op=True)
+        self.pending.append((work, weight.kept, total))
+
+    def _finish_reductions(self):
+        for work, _, _ in self.pending:
+            work.wait()
+        self.pending = [(work, kept, total.to(kept.dtype)) for work, kept, total in self.pending]
+        super()._finish_reductions()
+
+
+@wrong("8.4", names="shapes-of-shards")
+class TellsTheShapesOfShards(MiniFSDP):
+    @property
+    def shapes(self):
+        return {name: p.shape for name, p in self.module.named_parameters()}
+
+    @shapes.setter
+    def shapes(self, whole):
+        pass
+
+
+@wrong("8.4", names="integers-cast")
+class CastsEveryTensor(MiniFSDP):
+    def _cast(self, value):
+        return (
+            value.to(self.compute_dtype) if self.compute_dtype and torch.is_tensor(value) else value
+        )
+
+
+@wrong("8.4", names="dtypes-mixed")
+class CastsNoKeywords(MiniFSDP):
+    def _before_forward(self, own, layer, inputs, keywords):
+        inputs, _ = super()._before_forward(own, layer, inputs, keywords)
+        return inputs, keywords
+
+
+@wrong("8.4", names="full-aliased")
+class HandsOutItsVectors(MiniFSDP):
+    def full_parameters(self):
+        full, own = super().full_parameters(), dict(self.module.named_parameters())
+        return {n: own[n].detach() if p.dim() == 1 else p for n, p in full.items()}

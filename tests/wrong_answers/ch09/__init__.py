@@ -1,0 +1,1 @@
+"""Wrong and other right answers to the exercises of chapter 09."""

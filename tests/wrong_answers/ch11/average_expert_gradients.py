@@ -1,0 +1,176 @@
+"""Answers to 11.5, `average_expert_gradients`: wrong in a plausible way, or right in another."""
+
+import torch
+import torch.distributed as dist
+
+from tests.wrong_answers import right, wrong
+
+
+def _is_expert(name):
+    return "experts" in name.split(".")
+
+
+def _average(model, mesh, expert, other=None, missing=True, is_expert=_is_expert):
+    """`expert` and `other` are pairs (group, divisor)."""
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        if p.grad is None and missing:
+            p.grad = torch.zeros_like(p)
+        group, divisor = expert if is_expert(name) else other or (None, mesh.size())
+        dist.all_reduce(p.grad, group=group)
+        p.grad /= divisor
+
+
+@right("11.5")
+def divides_first(model, mesh):
+    data = mesh.get_group("data")
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad / mesh.size()
+            dist.all_reduce(gradient, group=data if ".experts." in f".{name}" else None)
+            p.grad = gradient
+
+
+@right("11.5")
+def one_flat_buffer_for_each_kind(model, mesh):
+    for kind, group in ((True, mesh.get_group("data")), (False, dist.group.WORLD)):
+        own = [p for n, p in model.named_parameters() if _is_expert(n) is kind and p.requires_grad]
+        for p in own:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        flat = torch.cat([p.grad.flatten() for p in own])
+        dist.all_reduce(flat, group=group)
+        for p, part in zip(own, flat.split([p.numel() for p in own])):
+            p.grad.copy_(part.view_as(p) / mesh.size())
+
+
+@wrong("11.5", names="mean-over-copies")
+def mean_over_the_copies(model, mesh):
+    _average(model, mesh, (mesh.get_group("data"), mesh["data"].size()))
+
+
+@wrong("11.5", names="divided-by-the-group")
+def divides_by_the_experts_group(model, mesh):
+    _average(model, mesh, (mesh.get_group("data"), mesh["experts"].size()))
+
+
+@wrong("11.5", names="not-divided")
+def only_sums(model, mesh):
+    _average(model, mesh, (mesh.get_group("data"), 1), (None, 1))
+
+
+@wrong("11.5", names="not-divided")
+def only_sums_experts(model, mesh):
+    _average(model, mesh, (mesh.get_group("data"), 1))
+
+
+@wrong("11.5", names="experts-over-everybody")
+def averages_everything_over_all(model, mesh):
+    _average(model, mesh, (None, mesh.size()))
+
+
+@wrong("11.5", names="experts-over-their-group")
+def takes_the_other_group(model, mesh):
+    _average(model, mesh, (mesh.get_group("experts"), mesh.size()))
+
+
+@wrong("11.5", names="experts-left-alone")
+def leaves_the_experts(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad and not _is_expert(name):
+            dist.all_reduce(p.grad)
+            p.grad /= mesh.size()
+
+
+@wrong("11.5", names="others-over-data")
+def everything_over_data(model, mesh):
+    pair = mesh.get_group("data"), mesh["data"].size()
+    _average(model, mesh, (pair[0], mesh.size()), pair)
+
+
+@wrong("11.5", names="experts-only")
+def averages_the_experts(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad and _is_expert(name):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, group=mesh.get_group("data"))
+            p.grad /= mesh.size()
+
+
+@wrong("11.5", names="by-name")
+def looks_for_the_letters(model, mesh):
+    pair = mesh.get_group("data"), mesh.size()
+    _average(model, mesh, pair, is_expert=lambda name: "experts" in name)
+
+
+@wrong("11.5", names="first-dimension")
+def takes_the_first_dimension(model, mesh):
+    _average(model, mesh, (mesh.get_group(0), mesh.size()))
+
+
+@wrong("11.5", names="skips-missing")
+def skips_what_is_missing(model, mesh):
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad, group=mesh.get_group("data") if _is_expert(name) else None)
+            p.grad /= mesh.size()
+
+
+@wrong("11.5", names="skips-missing")
+def takes_every_gradient_for_granted(model, mesh):
+    _average(model, mesh, (mesh.get_group("data"), mesh.size()), missing=False)
+
+
+@wrong("11.5", names="frozen")
+def fills_the_frozen(model, mesh):
+    for name, p in model.named_parameters():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(p.grad, group=mesh.get_group("data") if _is_expert(name) else None)
+        p.grad /= mesh.size()
+
+
+@wrong("11.5", names="others-over-experts")
+def the_rest_over_the_experts(model, mesh):
+    ranks = mesh.size()
+    _average(model, mesh, (mesh.get_group("data"), ranks), (mesh.get_group("experts"), ranks))
+
+
+@wrong("11.5", names="divided-twice")
+def divides_by_both(model, mesh):
+    divisor = mesh.size() * mesh["experts"].size()
+    _average(model, mesh, (mesh.get_group("data"), divisor))
+
+
+@wrong("11.5", names="as-before")
+def averages_copies_of_the_gradients(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            dist.all_reduce(gradient, group=mesh.get_group("data") if _is_expert(name) else None)
+            gradient /= mesh.size()
+
+
+@wrong("11.5", names="not-a-sum")
+def takes_the_largest(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            group = mesh.get_group("data") if _is_expert(name) else None
+            dist.all_reduce(p.grad, op=dist.ReduceOp.MAX, group=group)
+
+
+@wrong("11.5", names="experts-over-everybody")
+def wants_a_dot_in_front(model, mesh):
+    """As the chapter's `is_expert`: of a name that begins with experts it takes no notice."""
+    ranks = mesh.size()
+    _average(model, mesh, (mesh.get_group("data"), ranks), is_expert=lambda n: ".experts." in n)
+
+
+@wrong("11.5", names="not-waited")
+def does_not_wait_for_the_sums(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            group = mesh.get_group("data") if _is_expert(name) else None
+            dist.all_reduce(p.grad, group=group, async_op=True)
+            p.grad /= mesh.size()

@@ -1,0 +1,173 @@
+"""Answers to 11.4, `balance_loss`: wrong in a plausible way, or right in another."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import one_hot
+
+from tests.wrong_answers import right, wrong
+
+
+def _f(choices, experts, dtype=torch.float32, over_all=True):
+    counts = choices.flatten().bincount(minlength=experts)
+    if over_all:
+        dist.all_reduce(counts)
+    return counts.to(dtype), counts.sum()
+
+
+@right("11.4")
+def reduces_counts_as_floats(logits, choices):
+    counts = one_hot(choices, logits.shape[1]).float().sum((0, 1))
+    dist.all_reduce(counts)
+    p = logits.softmax(1).sum(0) / (counts.sum() / choices.shape[1])
+    return logits.shape[1] * torch.dot(counts / counts.sum(), p)
+
+
+@right("11.4")
+def weighs_each_token(logits, choices):
+    counts, tokens = torch.zeros(logits.shape[1]).to(logits.device), torch.tensor(len(choices))
+    counts = counts.index_add(0, choices.flatten(), torch.ones(choices.numel()).to(logits.device))
+    numbers = torch.cat([counts, tokens[None].float().to(logits.device)])
+    dist.all_reduce(numbers)
+    f = numbers[:-1] / numbers[:-1].sum()
+    return (logits.softmax(1) @ f).sum() * len(f) / numbers[-1]
+
+
+@wrong("11.4", names="own-shares")
+def shares_of_its_own(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1], over_all=False)
+    return (
+        logits.shape[1]
+        * (counts / pieces * logits.softmax(1).mean(0)).sum()
+        / dist.get_world_size()
+    )
+
+
+@wrong("11.4", names="own-shares")
+def mean_of_the_ranks_losses(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1], over_all=False)
+    loss = logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size() + loss - loss.detach()
+
+
+@wrong("11.4", names="own-mean")
+def mean_over_own_tokens(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum()
+
+
+@wrong("11.4", names="whole-on-each-rank")
+def whole_loss_on_each_rank(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    part = logits.softmax(1).sum(0) * choices.shape[1] / pieces
+    whole = part.detach().clone()
+    dist.all_reduce(whole)
+    return logits.shape[1] * (counts / pieces * (whole + part - part.detach())).sum()
+
+
+@wrong("11.4", names="without-e")
+def forgets_the_factor(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    return (counts / pieces * logits.softmax(1).sum(0)).sum() * choices.shape[1] / pieces
+
+
+@wrong("11.4", names="k-times")
+def shares_of_tokens(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    tokens = pieces / choices.shape[1]
+    return logits.shape[1] * (counts / tokens * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="divided-by-ranks")
+def averages_over_ranks(logits, choices):
+    return reduces_counts_as_floats(logits, choices) / dist.get_world_size()
+
+
+@wrong("11.4", names="logits")
+def forgets_the_softmax(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    return logits.shape[1] * (counts / pieces * logits.sum(0)).sum() * choices.shape[1] / pieces
+
+
+@wrong("11.4", names="no-gradient")
+def takes_numbers(logits, choices):
+    return reduces_counts_as_floats(logits.detach(), choices)
+
+
+@wrong("11.4", names="unequal")
+def multiplies_by_the_ranks(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    tokens = len(choices) * dist.get_world_size()
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="empty-rank")
+def part_of_a_mean(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    share = choices.numel() / pieces
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum() * share
+
+
+@wrong("11.4", names="too-many-numbers")
+def tells_every_probability(logits, choices):
+    numbers = torch.cat([_marks(choices, logits.shape[1]), logits.softmax(1).sum(0)[None]])
+    dist.all_reduce(numbers.detach().clone())
+    return reduces_counts_as_floats(logits, choices)
+
+
+def _marks(choices, experts):
+    return one_hot(choices.flatten(), experts).sum(0)[None].float()
+
+
+@wrong("11.4", names="divided-by-pieces")
+def divides_by_pieces(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)).sum() / pieces
+
+
+@wrong("11.4", names="softmax-over-tokens")
+def softmax_of_each_expert(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    tokens = pieces / choices.shape[1]
+    return logits.shape[1] * (counts / pieces * logits.softmax(0).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="soft-shares")
+def multiplies_probabilities(logits, choices):
+    _, pieces = _f(choices, logits.shape[1])
+    tokens, own = pieces / choices.shape[1], logits.softmax(1).sum(0)
+    everyone = own.detach().clone()
+    dist.all_reduce(everyone)
+    return logits.shape[1] * (everyone / tokens * own).sum() / tokens
+
+
+@wrong("11.4", names="first-choices")
+def counts_first_choices(logits, choices):
+    counts, tokens = _f(choices[:, 0], logits.shape[1])
+    return logits.shape[1] * (counts / tokens * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="not-a-scalar")
+def leaves_the_experts_apart(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    tokens = pieces / choices.shape[1]
+    return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)) / tokens
+
+
+@wrong("11.4", names="unequal")
+def averages_the_ranks_shares(logits, choices):
+    f = one_hot(choices.flatten(), logits.shape[1]).float().mean(0)
+    tokens = f.new_full((), len(logits))
+    dist.all_reduce(f)
+    dist.all_reduce(tokens)
+    f = f / dist.get_world_size()
+    return logits.shape[1] * (f * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="not-waited")
+def does_not_wait_for_the_sum(logits, choices):
+    counts = choices.flatten().bincount(minlength=logits.shape[1])
+    dist.all_reduce(counts, async_op=True)
+    tokens = counts.sum() / choices.shape[1]
+    return logits.shape[1] * (counts / counts.sum() * logits.softmax(1).sum(0)).sum() / tokens

@@ -1,0 +1,3 @@
+"""What the answers of chapter 12 share."""
+
+GB = 1e9
