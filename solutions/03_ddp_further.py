@@ -617,7 +617,7 @@ for rank in range(2):
 # | 1. per parameter | the broadcast; at the end, an all-reduce for each gradient, as in 3.1 | the start, the mean on two and three ranks, `no_sync()` sends nothing and the whole sum is averaged after it, frozen, tied, unused |
 # | 2. flat | at the end, one all-reduce of all gradients in one vector | no new one: fewer and larger messages, still after backward |
 # | 3. asynchronous | a hook for each parameter starts its all-reduce; at the end, only `wait` | all-reduces start while backward still runs, backward does not wait |
-# | 4. bucketed | hooks fill buckets; a full one leaves when all before it have left | buckets of `bucket_bytes`, a parameter that only some ranks used |
+# | 4. bucketed | hooks fill buckets; a full one leaves when all before it have left | buckets of `bucket_bytes`, `no_sync()` within `no_sync()`, a parameter that only some ranks used |
 
 # %%
 from collections.abc import Iterator

@@ -773,7 +773,7 @@ check("8.3", FlatLayout)
 # |---|---|---|
 # | 1. shards | `__init__` broadcasts and keeps shards; `full_parameters` gathers them | the start, what a rank keeps |
 # | 2. gather and free | a layer's matrices come before its forward and before its backward, and go after each; its gradient is reduced at once | one process, memory, bytes, all sizes and kinds of layers |
-# | 3. mixed precision | `compute_dtype` | the line about bfloat16 |
+# | 3. mixed precision | `compute_dtype` | the lines about it |
 # | 4. prefetch | the next gather, and one reduction, run beside backward | the last line |
 
 

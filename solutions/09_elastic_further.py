@@ -853,7 +853,8 @@ if two:
 #
 # In the notebook: `with cluster(ipyparallel.Client()):` around the cells. Or leave the notebook as it is and set
 # `COURSE_CLUSTER` to the client's file before you start Jupyter. `python -m course_utils doctor --cluster FILE` looks at
-# every host first. Neither was tried on a cluster of real hosts here.
+# every host first. The job of SLURM was tried under SLURM's own daemons, all on one
+# machine; nothing was tried on a cluster of real hosts.
 #
 # ### Beside it
 #
