@@ -65,6 +65,12 @@ def test_a_result_that_is_a_part_of_an_argument_is_that_part_here():
     assert mine.tolist() == [1, 1, 9, 9]
 
 
+def test_an_argument_whose_elements_share_memory_stays_as_it_is():
+    mine = torch.arange(3.0)[:, None].expand(-1, 4)
+    reader = Reader(Writer(lambda value: 0).dump(mine), lambda *_: None)
+    assert reader.replace(mine, reader.trees[0]) is mine
+
+
 class Liar(int):
     def __eq__(self, other):
         return True
