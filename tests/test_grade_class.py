@@ -3,13 +3,18 @@
 import csv
 import datetime
 import os
+import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 
-from course_utils.checks import check, points
+from course_utils import exercises
+from course_utils.checks import catalogue, check, points
 from course_utils.checks.catalogue import find
 from course_utils.checks.framework import judge
 from course_utils.grade import (
@@ -24,6 +29,7 @@ from course_utils.grade import (
     roster,
     summary,
 )
+from course_utils.grade import judge as judges
 from course_utils.grade.marks import Grade, Mark
 from course_utils.grade.submission import NotGradable, read_file
 from tests.hostile_class.members import hand_in, names_of
@@ -264,7 +270,7 @@ def test_check_gives_the_points_that_the_grader_gives(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     check("0.2", everything_is_float32)
     assert "so far" not in capsys.readouterr().out, "all or nothing, where no file says otherwise"
-    points.BESIDE.write_text('"0.2" = [0.5, 0.25, 0.125, 0.125]')
+    points.BESIDE.write_text('"0.2" = [0.5, 0.25, 0.125, 0.0625, 0.0625]')
     check("0.2", everything_is_float32)
     read = judge(find("0.2"), everything_is_float32)
     lines = [[line.requirement, line.ok, line.misconception] for line in read.lines]
@@ -278,7 +284,7 @@ def test_check_says_what_is_wrong_with_the_points_and_goes_on(tmp_path, monkeypa
     points.BESIDE.write_text('"0.2" = [1]')
     check("0.2", everything_is_float32)
     said = capsys.readouterr().out
-    assert "points.toml: 0.2 has 4 requirements, and 1 numbers are given" in said
+    assert "points.toml: 0.2 has 5 requirements, and 1 numbers are given" in said
     assert "next: hint" in said
 
 
@@ -467,3 +473,26 @@ def test_an_answer_too_deep_or_too_long_to_compare_ends_nobodys_list(expression)
 def test_short_and_common_answers_are_no_signal():
     assert copies.form_of("def f(x):\n    return x + 1\n", "f") is None
     assert copies.alike([("3.1", str(i), "same") for i in range(9)]) == []
+
+
+def test_what_a_check_is_made_of_reaches_a_process_without_exercises():
+    judges.hand_over_whole()
+    try:
+        rules = [rule for exercise in catalogue.exercises() for rule in exercise.rules]
+        sent = [judges._pickled(rule.function) for rule in rules if rule.at_home]
+    finally:
+        cloudpickle.unregister_pickle_by_value(exercises)
+    assert sent
+    program = """
+import pickle, sys
+
+class Hidden:
+    def find_spec(self, name, *_):
+        if name.startswith("course_utils.exercises."):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Hidden())
+for sent in pickle.load(sys.stdin.buffer):
+    pickle.loads(sent)
+"""
+    subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), check=True)

@@ -331,7 +331,7 @@ def test_no_script_reaches_the_instructor(graded: Path) -> None:
 
 # --- points for requirements, as the README tells to do it ---------------------------------------
 
-SHARES = '"0.2" = [0.5, 0.25, 0.125, 0.125]'
+SHARES = '"0.2" = [0.5, 0.25, 0.125, 0.0625, 0.0625]'
 
 
 def four_bytes_each(tensor: torch.Tensor) -> int:
