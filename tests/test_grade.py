@@ -18,6 +18,7 @@ import time
 import uuid
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -145,6 +146,22 @@ def test_marks_and_feedback_are_the_same_again(grades):
         again = grades[False][name]
         grade = grades[True][name]
         assert (known(grade), grade.reason) == (known(again), again.reason)
+
+
+def test_ranks_that_wait_for_each_other_are_explained_as_in_the_notebook(tmp_path):
+    answer = """def average_over_ranks(value):
+    if dist.get_rank() == 0:
+        dist.all_reduce(value)
+    return value
+"""
+    notebook = nbformat.read(
+        Path(course_utils.__file__).parents[1] / "solutions" / "00_start_here.ipynb", as_version=4
+    )
+    [cell] = [c for c in notebook.cells if c.source.startswith("def average_over_ranks")]
+    cell.source = answer
+    nbformat.write(notebook, path := tmp_path / "00_start_here.ipynb")
+    [grade] = grade_files([path], jobs=1, limits=Limits(**LIMITS))
+    assert re.search(r"rank 0 waits in all_reduce\n.*, line 3, in", grade.exercises[0].feedback)
 
 
 def test_beside_gpus_eight_ranks_may_each_hold_what_cuda_holds():

@@ -30,6 +30,8 @@ _WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to sa
 _WAIT = os.path.join("course_utils", "intercept.py")  # Work.wait
 _DDP, _REBUILD = os.path.join("torch", "nn", "parallel", "distributed.py"), "_rebuild_buckets"
 _HOST = os.path.join("course_utils", "host_waits.py")
+# The last: of a process that was started with `-m`, as the grader's is.
+_OUTERMOST = (" in <module>\n", "\n  ...\n", " in _run_module_as_main\n")
 _WAIT_OPERATOR = "torch.ops._c10d_functional.wait_tensor"
 _TORCH = f"{os.sep}torch{os.sep}"
 
@@ -149,7 +151,7 @@ def _complete(text, main):
     """True if the stack of the main thread, which is the last one, is there to its outermost
     frame, or to where faulthandler cuts a very deep one."""
     _, found, stack = text.rpartition(main)
-    return bool(found) and stack.endswith((" in <module>\n", "\n  ...\n"))
+    return bool(found) and stack.endswith(_OUTERMOST)
 
 
 def drain(pipe) -> str:
