@@ -518,7 +518,7 @@ on_paper = estimate.memory(gpt, replace(split, recompute="selective"), 2048, sta
 ratio = traced.held["activations"] / on_paper["activations"]
 print(f"activations by the formula: {on_paper['activations'] / 1e9:.1f} GB")
 print(
-    f"activations in the trace: {traced.held['activations'] / 1e9:.1f} GB, {ratio:.1f} times as much"
+    f"activations in the trace: {traced.held['activations'] / 1e9:.0f} GB, {ratio:.1f} times as much"
 )
 
 # %% [markdown]
@@ -536,8 +536,9 @@ for t in sizes:
 shared = (kept[0] - kept[2]) / (1 / sizes[0] - 1 / sizes[2])
 whole = kept[0] - shared / sizes[0]
 for t, amount in zip(sizes, kept):
-    print(f"{t} tensor ranks: {amount:4.1f} bytes a token and column; on paper {34 / t:4.1f}")
-print(f"as if {shared:.0f} were shared out, and {whole:.0f} whole on every rank")
+    print(f"{t} tensor ranks: {34 / t:5.2f} bytes a token and column on paper", end=", ")
+    print(f"{amount * t / 34:.1f} times as much in the trace")
+print(f"as if some {round(shared, -1):.0f} were shared out, and {whole:.0f} whole on every rank")
 
 # %% [markdown]
 # Four bytes are whole on each rank: the input of attention and that of the MLP, in 2 bytes each, which were gathered for

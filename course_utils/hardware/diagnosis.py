@@ -188,7 +188,7 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
     elif m.driver_gpus is not None and m.torch_gpus < m.driver_gpus:
         yield Finding(
             "count-differs",
-            f"the driver lists {_gpus(m.driver_gpus)}, torch.cuda.devicecounted() is "
+            f"the driver lists {_gpus(m.driver_gpus)}, torch.cuda.device_count() is "
             f"{m.torch_gpus}, and CUDA_VISIBLE_DEVICES is not set (so it hides none)",
             "compare the driver's CUDA version (nvidia-smi) with torch.version.cuda "
             f"({torch.version.cuda}); update the driver, or install the matching PyTorch",
