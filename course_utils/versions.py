@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 
-OLDEST = "2.11"
+OLDEST, NEWEST = "2.11", "2.15"
 
 # Warnings of PyTorch 2.11 about its own parts: newer versions do not give them.
 _OF_OLD_VERSIONS = (

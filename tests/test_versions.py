@@ -39,9 +39,10 @@ def test_no_pytorch_at_all_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
         versions.refuse_older()
 
 
-def test_the_oldest_is_the_lower_end_of_the_requirements() -> None:
+def test_the_oldest_and_the_newest_are_the_ends_of_the_requirements() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert any(line.startswith(f"torch>={versions.OLDEST},<") for line in listed)
+    major, minor = map(int, versions.NEWEST.split("."))
+    assert f"torch>={versions.OLDEST},<{major}.{minor + 1}" in listed
 
 
 def test_the_warnings_of_old_versions_are_left_out(recwarn: pytest.WarningsRecorder) -> None:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_utils import intercept
+from course_utils.collectives import OPERATORS, Operator
 from course_utils.hardware import device
 
 
@@ -49,16 +50,6 @@ def waits() -> Iterator[list[dist.Work]]:
             setattr(dist.Work, name, method)
 
 
-KINDS = {  # what an operator's name has in it, and what its calls are called
-    "allgather": "gather",
-    "reduce_scatter": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "broadcast": "broadcast",
-    "send": "send",
-    "recv": "recv",
-}
-
-
 @dataclass(frozen=True)
 class Call:
     """A call that somebody in Python has to wait for."""
@@ -84,10 +75,11 @@ class Sent:
 
 
 def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
-    """The kind of a call, and the tensors that this rank hands over."""
-    kind = next((kind for part, kind in KINDS.items() if part in name), "other")
-    keys = ("input_tensors", "input_tensor", "tensors")
-    return kind, list(_tensors_in([arguments[key] for key in keys if key in arguments]))
+    """The kind of a call ("all_gather"), and the tensors that this rank hands over; of a recv those
+    that it gets. Of an operator that is no call, its name and nothing."""
+    operator = OPERATORS.get(name, Operator(name, name))
+    key = operator.payload or operator.received
+    return operator.op, list(_tensors_in(arguments[key])) if key else []
 
 
 def _tensors_in(value) -> Iterator[Tensor]:

@@ -510,7 +510,7 @@ def _private() -> SimpleNamespace:
         except (ImportError, AttributeError) as error:
             raise ImportError(
                 f"estimate.trace needs {module}.{name}, which PyTorch {versions.installed()} does "
-                f"not have: use one of {versions.OLDEST} to 2.14."
+                f"not have: use one of {versions.OLDEST} to {versions.NEWEST}."
             ) from error
     found.no_value = (found.DataDependentOutputException, found.DynamicOutputShapeException)
     return found

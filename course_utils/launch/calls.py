@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from course_utils.collectives import OPERATORS, POINT_TO_POINT, Operator
 from course_utils.launch.frames import Frame, is_own
 
 # A ring of notes, the newest 256 calls of a rank, 1024 bytes each; its groups, which count to the
@@ -38,31 +39,6 @@ _SLOTS, _GROUPS, _SIZE = 256, 64, 1024
 _PENDING = _SLOTS + _GROUPS
 _SHOWN = 40  # calls that have begun or are queued, at most: so many fit
 
-# The dispatcher's name of each call: its name in torch.distributed, and the argument whose
-# tensors must look the same on every rank (None: they may differ).
-_KINDS = {
-    "allreduce_": ("all_reduce", "tensors"),
-    "allreduce_coalesced_": ("all_reduce_coalesced", "tensors"),
-    "broadcast_": ("broadcast", "tensors"),
-    "reduce_": ("reduce", "tensors"),
-    "allgather_": ("all_gather", "input_tensors"),
-    "_allgather_base_": ("all_gather_into_tensor", "input_tensor"),
-    "allgather_coalesced_": ("all_gather_coalesced", "input_list"),
-    "allgather_into_tensor_coalesced_": ("all_gather_into_tensor_coalesced", "inputs"),
-    "gather_": ("gather", "input_tensors"),
-    "scatter_": ("scatter", "output_tensors"),
-    "reduce_scatter_": ("reduce_scatter", "output_tensors"),
-    "_reduce_scatter_base_": ("reduce_scatter_tensor", "output_tensor"),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", "outputs"),
-    "alltoall_": ("all_to_all", None),
-    "alltoall_base_": ("all_to_all_single", None),
-    "barrier": ("barrier", None),
-    "monitored_barrier_": ("monitored_barrier", None),
-    "send": ("send", "tensors"),
-    "recv_": ("recv", "tensors"),
-    "recv_any_source_": ("recv", "tensors"),
-}
-POINT_TO_POINT = ("send", "recv")
 NEW_GROUP = "new_group"
 DESTROY = "destroy_process_group"
 
@@ -183,11 +159,11 @@ class Recorder:
 
     def hear(self, name: str, arguments: dict) -> Callable[[object], None] | None:
         """To be called before each call, as a listener of `intercept`."""
-        if name not in _KINDS:
+        if (operator := OPERATORS.get(name)) is None:
             return None
         # A call that PyTorch can make must not fail here.
         with contextlib.suppress(Exception), self._lock:
-            note = self._note(*_KINDS[name], arguments)
+            note = self._note(operator, arguments)
             self._write(note, self._number % _SLOTS)
             if self._called:
                 return functools.partial(self._called, note["number"], note["group"])
@@ -199,7 +175,8 @@ class Recorder:
             pending = pending | {name: pending[name][:_SHOWN] for name in ("begun", "queued")}
         os.pwrite(self._file, json.dumps(pending).encode().ljust(_SIZE), _PENDING * _SIZE)
 
-    def _note(self, kind, tensors, given):
+    def _note(self, operator: Operator, given: dict) -> dict:
+        kind, alike = operator.function, operator.alike
         group = dist.ProcessGroup.unbox(given["process_group"])
         members = dist.get_process_group_ranks(group)
         peer = next((given[name] for name in ("root_rank", "dst", "src") if name in given), None)
@@ -210,7 +187,7 @@ class Recorder:
             "peer": None if peer is None else members[peer],
             "tag": given.get("tag"),
             "operation": _operation(given.get("reduce_op")),
-            "tensors": None if tensors is None else _looks(given[tensors]),
+            "tensors": None if alike is None else _looks(given[alike]),
             "splits": _splits(given, len(members)) if kind == "all_to_all_single" else None,
             "limited": _seconds(group, given) < self._limit,
         }

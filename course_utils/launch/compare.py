@@ -3,7 +3,8 @@
 import math
 from collections import defaultdict
 
-from course_utils.launch.calls import DESTROY, NEW_GROUP, POINT_TO_POINT, Call
+from course_utils.collectives import POINT_TO_POINT
+from course_utils.launch.calls import DESTROY, NEW_GROUP, Call
 
 
 def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, Call] | None:

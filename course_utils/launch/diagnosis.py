@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 
+from course_utils.collectives import POINT_TO_POINT
 from course_utils.launch import calls, compare
-from course_utils.launch.calls import POINT_TO_POINT, Call
+from course_utils.launch.calls import Call
 from course_utils.launch.failure import RankFailure
 from course_utils.launch.frames import Frame
 from course_utils.launch.states import State, grouped, names, signal_name

@@ -5,8 +5,9 @@ import signal
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from course_utils.collectives import POINT_TO_POINT
 from course_utils.launch import frames, threads
-from course_utils.launch.calls import DESTROY, POINT_TO_POINT, Call, read_pending
+from course_utils.launch.calls import DESTROY, Call, read_pending
 from course_utils.launch.frames import Frame
 from course_utils.launch.stacks import collective
 from course_utils.launch.view import Rank, where

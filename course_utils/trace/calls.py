@@ -6,30 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from course_utils.collectives import OPERATORS
 from course_utils.rings import PASSES, bus_factor
-
-# operator: (op, argument with this rank's payload, argument with what a non-root rank receives)
-OPS = {
-    "allreduce_": ("all_reduce", "tensors", None),
-    "allreduce_coalesced_": ("all_reduce", "tensors", None),
-    "reduce_": ("reduce", "tensors", None),
-    "broadcast_": ("broadcast", "tensors", "tensors"),
-    "scatter_": ("scatter", "input_tensors", "output_tensors"),
-    "gather_": ("gather", "input_tensors", None),
-    "allgather_": ("all_gather", "input_tensors", None),
-    "_allgather_base_": ("all_gather", "input_tensor", None),
-    "allgather_coalesced_": ("all_gather", "input_list", None),
-    "allgather_into_tensor_coalesced_": ("all_gather", "inputs", None),
-    "reduce_scatter_": ("reduce_scatter", "input_tensors", None),
-    "_reduce_scatter_base_": ("reduce_scatter", "input_tensor", None),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs", None),
-    "alltoall_": ("all_to_all", "input_tensors", None),
-    "alltoall_base_": ("all_to_all", "input", None),
-    "send": ("send", "tensors", None),
-    "recv_": ("recv", None, "tensors"),
-    "recv_any_source_": ("recv", None, "tensors"),
-    "barrier": ("barrier", None, None),
-}
 
 
 @dataclass(frozen=True)
@@ -51,9 +29,9 @@ class Call:
 
 def describe(name: str, arguments: dict) -> Call | None:
     """The call that the operator `name` of c10d makes with these arguments; None if it makes none."""
-    if name not in OPS:
+    if (operator := OPERATORS.get(name)) is None:
         return None
-    op, payload, received = OPS[name]
+    payload, received = operator.payload, operator.received
     ranks, root, sends = (), None, payload is not None
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     members = dist.get_process_group_ranks(group)
@@ -69,7 +47,7 @@ def describe(name: str, arguments: dict) -> Call | None:
     tensors = _flat(arguments[payload if sends else received]) if payload or received else []
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
     elements = sum(tensor.numel() for tensor in tensors)
-    return Call(op, sum(map(bytes_of, tensors)), elements, dtype, sends, ranks, root)
+    return Call(operator.op, sum(map(bytes_of, tensors)), elements, dtype, sends, ranks, root)
 
 
 def _flat(tensors) -> list[torch.Tensor]:

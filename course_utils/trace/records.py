@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from course_utils.trace.calls import OPS, Call
+from course_utils.collectives import OPERATORS
+from course_utils.trace.calls import Call
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Record:
         return sum(span.end - span.start for span in spans)
 
     def _named(self, op: str | None) -> list[Call]:
-        known = {entry[0] for entry in OPS.values()}
+        known = {operator.op for operator in OPERATORS.values()}
         if op is not None and op not in known:
             raise ValueError(
                 f"There is no call named {op!r}; there are {', '.join(sorted(known))}."

@@ -3,6 +3,7 @@
 import copy
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from course_utils.checks import Exercise, Wrong, expect, run, same
-from course_utils.checks.ranks import KINDS, Sent, described, following, waits
+from course_utils.checks.ranks import Sent, described, following, waits
 from course_utils.exercises.ch08.shared import (
     drawn_tensor,
     larger_than_itself,
@@ -441,7 +442,7 @@ def _trained(rank, answer, task: _Training) -> list[_Step]:
 
 def _count_gathers(gathered: list[int], name: str, arguments: dict) -> None:
     kind, payload = described(name, arguments)
-    gathered[0] += sum(tensor.numel() for tensor in payload if kind == "gather")
+    gathered[0] += sum(tensor.numel() for tensor in payload if kind == "all_gather")
 
 
 def _forward_backward(model: nn.Module, rows: Tensor) -> Tensor:
@@ -561,7 +562,7 @@ class _Passage:
     hidden: list[int]  # layers whose attribute is not their parameter afterwards
     gathers: list[int]  # gathers of backward started when it arrives at each layer
     gathered: list[int]  # gathers of backward started when each layer's gradient is reduced
-    counts: dict[str, int]  # elements by kind of call
+    counts: Counter  # elements by kind of call
     blocking: list[str]  # calls of backward for which it stood still
     unfinished: int  # the most reductions of matrices under way when another one starts
     beside: int = 0  # the most under way, of vectors too, when backward arrives at a layer
@@ -648,7 +649,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     _forward_backward(model, x)  # a first step, so that what is made once is there
     model.finish_gradient_synchronization()
     model.zero_grad()
-    report = _Passage([], [], [], [], [], [], dict.fromkeys([*KINDS.values(), "other"], 0), [], 0)
+    report = _Passage([], [], [], [], [], [], Counter(), [], 0)
     storages: list[list[weakref.ref]] = [[] for _ in module.layers]
     backward = [False]
     started, reductions, of_vectors = [0], [], []
@@ -701,11 +702,11 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         if backward[0] and matrix:
             group = dist.ProcessGroup.unbox(arguments["process_group"])
             report.groups.setdefault(kind, set()).add(group.group_name)
-        if backward[0] and kind == "gather":
+        if backward[0] and kind == "all_gather":
             started[0] += 1
         if kind == "all_reduce" and not matrix:
             return lambda result: hand_work(result, of_vectors.append)
-        if kind == "gather" or not matrix:
+        if kind == "all_gather" or not matrix:
             return None
         report.gathered.append(started[0])
         report.unfinished = max(report.unfinished, len(under_way(reductions)) + 1)
@@ -740,7 +741,7 @@ def _check_memory(reports: list[_Passage], sizes: _Sizes) -> None:
                 got = f"of {sizes.layers} layers, {len(passed)} that backward has left"
                 raise Wrong("kept-in-backward", expected="none", got=got)
         early = [n for place, n in enumerate(report.gathers) if n > place + 1]
-        if early and report.counts["gather"] <= _gathered_elements(sizes, len(reports)):
+        if early and report.counts["all_gather"] <= _gathered_elements(sizes, len(reports)):
             got = f"{early[0]} gathers of {sizes.layers}"
             raise Wrong("all-at-once", expected="the gather of one layer ahead", got=got)
         likely = {"kept-afterwards": True}
@@ -773,7 +774,7 @@ def _(answer, draw):
             got = f"{counts['all_reduce']} elements all-reduced"
             raise Wrong("all-reduced", expected=f"the {vectors} of the vectors", got=got)
         likely = {"gathered-again": lambda got: got > gathered}
-        expect(counts["gather"], gathered, what="elements handed to gathers", likely=likely)
+        expect(counts["all_gather"], gathered, what="elements handed to gathers", likely=likely)
 
 
 @fsdp.requires(
@@ -941,7 +942,7 @@ def _check_dtypes(step: _Step) -> None:
     half, full = torch.bfloat16, torch.float32
     if half in step.dtypes:
         raise Wrong("master-cast", expected="parameters in float32", got="bfloat16")
-    if ("gather", full) in step.sent.dtypes:
+    if ("all_gather", full) in step.sent.dtypes:
         raise Wrong("gathered-in-float32", expected="weights sent in bfloat16", got="float32")
     if {("reduce_scatter", half), ("all_reduce", half)} & step.sent.dtypes:
         raise Wrong("summed-in-half", expected="gradients summed in float32", got="bfloat16")
@@ -992,7 +993,7 @@ def _(answer, draw):
             raise Wrong(
                 "backward-blocks", expected="a reduction that runs beside backward", got=got
             )
-        of_gathers = report.groups.get("gather", set())
+        of_gathers = report.groups.get("all_gather", set())
         if of_gathers & report.groups.get("reduce_scatter", set()):
             expected = "gathers and reductions in groups of their own"
             raise Wrong("one-communicator", expected=expected, got="one group for both")
