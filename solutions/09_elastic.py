@@ -1100,8 +1100,8 @@ class Checkpoints:
     def load(self) -> tuple[int, dict] | None:
         """Returns step and state of the latest step whose checkpoint is whole, on every rank the same.
 
-        One that is cut short, or in which a single byte has changed, is passed over. Returns None
-        where none is whole. Reads with `weights_only=True`.
+        One that is cut short, or in which a single byte has changed, is passed over, and stays.
+        Returns None where none is whole. Reads with `weights_only=True`.
         """
         ### BEGIN SOLUTION
         for path in sorted(self.folder.glob("*.pt"), reverse=True):

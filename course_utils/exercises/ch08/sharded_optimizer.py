@@ -322,6 +322,11 @@ def _(answer, draw):
     alike = [(draw.integer(3, 5), 2)] * (2 * ranks)
     task = _updates(draw, alike, groups=[([index], {}) for index in range(len(alike))])
     _check_owners(_check_updates(answer, task, ranks), task, "unbalanced-groups")
+    width = draw.integer(6, 9)
+    mixed = [(width, width), *[(2,)] * (ranks - 1)] * (2 * ranks)
+    groups = [(list(range(i, i + ranks)), {}) for i in range(0, len(mixed), ranks)]
+    task = _updates(draw, mixed, groups=groups)
+    _check_owners(_check_updates(answer, task, ranks), task)
 
 
 class _StateAtOnce(torch.optim.SGD):

@@ -144,6 +144,16 @@ def _after_damage(rank, answer, folder, states, damage, count) -> Any:
     return _load(answer(folder, len(states)))
 
 
+def _left_by_load(rank, answer, folder, states) -> bool:
+    """Whether all files are there after `load` has passed over a damaged one."""
+    _after_damage(rank, answer, folder, states, _cut, 0)
+    before = _files(folder)
+    before[0].write_bytes(_cut(before[0].read_bytes(), b""))
+    before[-1].write_bytes(_cut(before[-1].read_bytes(), b""))
+    _load(answer(folder, len(states)))
+    return set(_files(folder)) == set(before)
+
+
 def _case_folder(parent: str, case: int) -> Path:
     return Path(parent, f"run-{case}", "checkpoints")
 
@@ -321,6 +331,9 @@ checkpoints = Exercise(
         "loads-on-one-rank": "Not every rank gets the checkpoint. All of them have to go on from it.",
         "no-fallback": "The latest file is damaged, and you stop there. Pass it over, and try the one "
         "before.",
+        "load-removes": "`load` takes a file away. What a rank cannot read just now may be whole for "
+        "another one, or a moment later, and what is damaged may be of use to a person: pass it over, "
+        "and leave the folder as it is.",
         "one-step-back": "You look at one file before the latest, not at two. Go back until one is "
         "whole, or none is left.",
         "byte-unnoticed": "One bit of a weight has changed, and you load it. `torch.load` does not "
@@ -434,6 +447,11 @@ def _(answer, draw):
         [(count, _)] = run(_remaining, 1, answer, Path(folder), keep, states)
     likely = {"never-deletes": count > keep, "deletes-too-much": count < keep}
     expect(count, keep, what=f"files after {keep + 2} saves with keep={keep}", likely=likely)
+    millionth = _states(draw, 999_998, 999_999, 1_000_000)
+    with tempfile.TemporaryDirectory() as folder:
+        [(count, _)] = run(_remaining, 1, answer, Path(folder), 2, millionth)
+    what, likely = "files after steps 999,998 to 1,000,000 with keep=2", {"too-few-digits": True}
+    expect(count, 2, what=what, likely=likely)
     again = [_state(draw) for _ in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         [got] = run(_saved_again, 1, answer, Path(folder), 7, again)
@@ -461,6 +479,9 @@ def _(answer, draw):
         }
         expected = (whole, states[whole]) if whole in states else None
         expect(got, expected, what=f"load() after damage to {count} of 3", likely=mistakes)
+    with tempfile.TemporaryDirectory() as folder:
+        [left] = run(_left_by_load, 1, answer, Path(folder), _states(draw, 5, 6))
+    expect(left, True, what="all files there after load()", likely={"load-removes": True})
 
 
 @checkpoints.requires(

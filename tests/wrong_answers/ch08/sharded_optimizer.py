@@ -438,6 +438,18 @@ class WrapsWithoutDeriving(_Facade):
     pass
 
 
+@wrong("8.2", names="unbalanced")
+class CountsParameters(_Sharded):
+    """In one group the largest come first, and it is fair; over groups it is not."""
+
+    def share_out(self, group):
+        ordered = {**group, "params": sorted(group["params"], key=torch.numel, reverse=True)}
+        super().share_out(ordered)
+
+    def next_owner(self, parameter):
+        return len(self.owners) % dist.get_world_size()
+
+
 @wrong("8.2", names="unbalanced-groups")
 class SharesOutEachGroup(_Sharded):
     def share_out(self, group):

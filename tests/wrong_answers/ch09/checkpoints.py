@@ -493,6 +493,37 @@ class WritesFourDigits(_Checkpoints):
         return sorted(self.folder.glob("step-*.ckpt"), reverse=True)
 
 
+@wrong("9.1", names="too-few-digits")
+class RemovesByName(_Checkpoints):
+    """As text, 999999 comes after 1000000, and counts as later."""
+
+    def path(self, step):
+        return self.folder / f"step-{step:06d}.ckpt"
+
+    def remove(self, step):
+        until_now = sorted(p for p in self.folder.glob("step-*.ckpt") if p <= self.path(step))
+        for path in set(self.folder.iterdir()) - set(until_now[-self.keep :]):
+            path.unlink()
+
+
+@wrong("9.1", names="load-removes")
+class RemovesWhatIsDamaged(_Checkpoints):
+    def unpacked(self, path):
+        state = super().unpacked(path)
+        if state is None:
+            path.unlink()
+        return state
+
+
+@wrong("9.1", names="load-removes")
+class SetsTheDamagedAside(_Checkpoints):
+    def unpacked(self, path):
+        state = super().unpacked(path)
+        if state is None:
+            path.rename(path.with_suffix(".damaged"))
+        return state
+
+
 @wrong("9.1", names="dies-between")
 class RemovesTheSameStepFirst(_Checkpoints):
     def write(self, path, data):
