@@ -14,7 +14,7 @@
 # At the end you have trained a language model on 2 x 2 x 2 = 8 ranks, with the parameters of a
 # single process. You know what each of the three groups sends, because you predicted it and counted
 # it, and you can say which of them needs the fast links. What goes beyond that (a sum in three steps for two
-# kinds of links, HSDP, seeds for each dimension, and how to choose a grid) is in `07_hybrid_further`.
+# kinds of links, seeds for each dimension, and how to choose a grid) is in `07_hybrid_further`.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt

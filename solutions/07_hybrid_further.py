@@ -1,10 +1,9 @@
 # %% [markdown]
-# # 7. Hybrid, further: slow and fast links, HSDP, coins, and how to choose a grid
+# # 7. Hybrid, further: slow and fast links, coins, and how to choose a grid
 #
 # The lesson trains on three dimensions at once. This notebook is about what is decided around that: how
-# a sum goes over two kinds of links, how the same grid saves memory, which ranks have to draw the same
-# random numbers, and which sizes a model of 70 billion parameters gets on 64 GPUs. At its end you place the
-# dimensions on machines.
+# a sum goes over two kinds of links, which ranks have to draw the same random numbers, and which sizes a
+# model of 70 billion parameters gets on 64 GPUs. At its end you place the dimensions on machines.
 #
 # Each part runs without the others. None needs an answer of the lesson.
 
@@ -17,7 +16,7 @@ from course_utils.checks import check, hint
 from course_utils.equality import equal
 from course_utils.launch import launch
 from course_utils.predictions import compare
-from course_utils.trace import Trace, memory_ledger, ring_bytes
+from course_utils.trace import Trace, ring_bytes
 
 hardware.report()
 
@@ -129,78 +128,10 @@ compare(predicted, results[0][1])
 # sends 1,024 there, and all four at the same time: 4,096 bytes in all, where a machine has one adapter for
 # its four. NCCL is
 # [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks
-# at the links and chooses its way by itself.
+# at the links and chooses its way by itself. Chapter 8 takes the three steps apart, and between them a rank
+# holds its part only: HSDP, in `08_fsdp_further`.
 #
-# ## 4. By hand, then with PyTorch: HSDP, and a grid for 70 billion parameters
-#
-# ### HSDP: the hierarchical sum, with memory saved
-#
-# All ranks of a data group hold the same parameters and, in the optimizer, the same state. Chapter
-# 8 takes that apart: each rank keeps a part only, and the others send theirs when they are needed.
-# Done between all ranks of a data group, the parameters travel over the slow links, too. **HSDP**,
-# hybrid sharded data parallel, uses two dimensions instead: *shard* inside a machine, *replicate*
-# between machines. `fully_shard` takes the 2-D mesh.
-#
-# **Predict** what a rank hands over in a step of one MLP with $N = 8W^2 + 5W$ parameters, on 2
-# machines of 2 ranks. The parameters are gathered inside for forward, $4N/2$ bytes from each rank,
-# and kept until backward. Then the gradients: a reduce-scatter inside takes $4N$, and an all-reduce
-# between takes a rank's part of the sum, $4N/2$.
-
-# %% tags=["prediction"]
-W = 32
-N = 8 * W**2 + 5 * W
-predicted = {
-    "all_gather, shard": 4 * N // 2,
-    "reduce_scatter, shard": 4 * N,
-    "all_reduce, replicate": 4 * N // 2,
-    "parameters held": 4 * N // 2,
-}
-
-
-# %%
-from torch.distributed.fsdp import fully_shard
-
-from course_utils.models import FeedForward
-
-
-def hsdp_step(rank):
-    mesh = init_device_mesh(hardware.device().type, (2, 2), mesh_dim_names=("replicate", "shard"))
-    torch.manual_seed(0)
-    mlp, x = FeedForward(W).to(hardware.device()), torch.randn(8, W).to(hardware.device())
-    mlp(x).square().mean().backward()
-    expected = [parameter.grad for parameter in mlp.parameters()]
-    mlp.zero_grad()
-    fully_shard(mlp, mesh=mesh)
-    with Trace() as trace:
-        mlp(x.chunk(4)[rank]).square().mean().backward()
-    counts = by_group(trace.record(), dist.get_process_group_ranks(mesh.get_group("shard")))
-    counts["parameters held"] = memory_ledger(mlp)["parameters"]
-    gradients = [parameter.grad.full_tensor() for parameter in mlp.parameters()]
-    return all(equal(a, [b]) for a, b in zip(expected, gradients)), counts
-
-
-def by_group(record, inside):
-    """{"call, shard or replicate": bytes handed over}."""
-    counts = {}
-    for call in record.calls:
-        name = f"{call.op}, {'shard' if list(call.ranks) == inside else 'replicate'}"
-        counts[name] = counts.get(name, 0) + call.bytes
-    return counts
-
-
-# %%
-results = launch(hsdp_step, 4)
-print("gradients as in one process, on all ranks:", all(same for same, _ in results))
-compare(predicted, results[0][1])
-
-# %% [markdown]
-# Reduce-scatter inside, all-reduce between: steps 1 and 2 of the hierarchical all-reduce. Step 3,
-# the all-gather, comes later: it gathers parameters instead of gradients, before the next forward,
-# when the optimizer has changed them. So the same bytes flow as in the three steps of section 2,
-# and from step 2 to the next forward a rank keeps only half of the parameters, of the gradients and
-# of the optimizer's state.
-#
-# ### A grid for 70 billion parameters
+# ## 4. By hand: a grid for 70 billion parameters
 #
 # How does one choose $d$, $p$ and $t$? A worked case: 70 billion parameters, 80 layers of width 8,192,
 # sequences of 4,096 tokens, on 64 GPUs of 80 GB, 8 in a machine. Three conditions first.
@@ -272,7 +203,7 @@ compare(
 
 # %% [markdown]
 # "As much tensor parallelism as a machine has GPUs" is a rule for small batches. The bubble shrinks with every
-# sequence more, the all-reduces grow with it. With shards in the data dimension (HSDP above, chapter 8) fewer parts
+# sequence more, the all-reduces grow with it. With shards in the data dimension (chapter 8) fewer parts
 # fit as well, and the question is asked anew: what are the numbers of *your* model, batch and links? And then
 # measure the two or three best.
 #
@@ -297,12 +228,14 @@ compare(
 DIFFER = {
     "whole weights, order of rows": [],
     "weights in parts": ["pipeline", "tensor"],
+    "weights held whole by a tensor group": ["pipeline"],
     "dropout, whole": ["data", "pipeline"],
     "dropout, cut": ["data", "pipeline", "tensor"],
 }
 predicted = {
     "whole weights, order of rows": 1,
     "weights in parts": 4,
+    "weights held whole by a tensor group": 2,
     "dropout, whole": 4,
     "dropout, cut": 8,
 }
@@ -341,10 +274,10 @@ compare(
     {what: len({tuple(of[what]) for of in coins}) for what in DIFFER},
     {
         "A seed for each rank: ranks that hold the same must draw the same.": {
-            what: 8 for what in ("weights in parts", "dropout, whole")
+            what: 8 for what, dimensions in DIFFER.items() if len(dimensions) < 3
         },
         "The same seed everywhere: parts of one thing would be copies of each other.": {
-            what: 1 for what in ("weights in parts", "dropout, whole", "dropout, cut")
+            what: 1 for what, dimensions in DIFFER.items() if dimensions
         },
     },
 )
@@ -419,17 +352,13 @@ check("7.5", cheapest_placement)
 # ## 9. Remember
 #
 # 1. On two kinds of links, add up inside, then between, then share: the slow link carries one part for each rank.
-# 2. HSDP is that sum taken apart: between its steps a rank holds its part only.
-# 3. A seed differs along the dimensions in which something *else* is drawn, and agrees along the others.
-# 4. Memory says which grids are possible, the batch says which is fast: a bubble shrinks with the batch, the
+# 2. A seed differs along the dimensions in which something *else* is drawn, and agrees along the others.
+# 3. Memory says which grids are possible, the batch says which is fast: a bubble shrinks with the batch, the
 #    all-reduces grow with it.
 #
 # **Sources**
 #
-# * Y. Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, VLDB 2023,
-#   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2.2 hybrid sharding.
 # * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
 #   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 3 how the sizes are chosen.
-# * PyTorch: [DeviceMesh](https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html),
-#   [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
+# * PyTorch: [DeviceMesh](https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html).
 # * NVIDIA: [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).

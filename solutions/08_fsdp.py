@@ -1027,10 +1027,10 @@ compare(
 print("from meta as alone:", claims)
 
 # %% [markdown]
-# A new model is initialised without rank 0's copy: after `to_empty`, each layer's
-# `reset_parameters()` draws its own shard: on GPUs. On a mesh of CPUs, ranks with the same seed draw
-# the same numbers (torch 2.14), one half of the model is a copy of the other, and a warning is all that
-# says so. And from a checkpoint each rank reads only its part; that comes below.
+# A new model needs no copy of rank 0's: after `to_empty`, `reset_parameters()` of each layer draws
+# numbers for this rank's shard. On GPUs every rank draws other ones. On a mesh of CPUs it goes wrong
+# (PyTorch 2.11 to 2.15; shown in `08_fsdp_further`, section 5). From a checkpoint each rank reads only
+# its part; that comes below.
 #
 # **CPU offload** in a word: with `offload_policy=CPUOffloadPolicy()` the shards, their gradients
 # and the optimizer's state live in the host's memory and the update runs on the CPU. A GPU then
@@ -1492,21 +1492,7 @@ explore.Explorer(
 # And the figure to remember: what more ranks buy.
 
 # %%
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.8))
-counts = [2**k for k in range(11)]
-styles = {0: "-", 1: "--", 2: "-.", 3: "-"}
-for stage, style in styles.items():
-    totals = [sum(gigabytes(stage, n).values()) for n in counts]
-    ax.plot(counts, totals, style, linewidth=2.2)
-    ax.text(1150, totals[-1], f"stage {stage}", va="center")
-ax.axhline(80, color=plots.COLORS["other"], linewidth=1)
-ax.text(1024, 72, "80 GB", ha="right", va="top", fontsize=10)
-ax.set_xscale("log", base=2)
-ax.set_yscale("log")
-ax.set_xticks(counts[::2], counts[::2])
-ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-ax.set(xlabel="ranks", ylabel="GB on a rank, computed", xlim=(1, 2300))
-ax.set_title("Stages 1 and 2 have a floor, stage 3 has none")
+figure = ch08.floors(gigabytes)
 plt.show()
 print("floors of stages 1 and 2:", *(f"{sum(gigabytes(s, 2**40).values()):.0f} GB" for s in (1, 2)))
 
@@ -1527,8 +1513,6 @@ from course_utils.terminal import torchrun
 
 script = Path("scratch/train_fsdp.py")
 script.unlink(missing_ok=True)
-shutil.rmtree("scratch/fsdp_run", ignore_errors=True)
-_ = shutil.copytree(CHECKPOINTS / "step-0002", "scratch/fsdp_run/step-0002")
 
 # %%
 # %%writefile scratch/train_fsdp.py
@@ -1599,6 +1583,8 @@ for step in range(start, last_step):
 dist.destroy_process_group()
 
 # %%
+shutil.rmtree("scratch/fsdp_run", ignore_errors=True)  # of an earlier run of this cell
+shutil.copytree(CHECKPOINTS / "step-0002", "scratch/fsdp_run/step-0002")
 printed = torchrun(2, script, "4")
 print(printed, end="")
 alone = new_model()

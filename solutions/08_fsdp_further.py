@@ -220,6 +220,11 @@ compare(predicted, measured)
 # Mind the loss: each micro-batch's mean is divided by the number of micro-batches, or gradients are
 # too large by that factor.
 #
+# One more trade. `model.set_reshard_after_backward(False)` leaves the units gathered between the
+# micro-batches: no gather before the next forward, and the whole parameters stay. Set it to True again
+# before the last micro-batch, or call `reshard()` on every unit before `optimizer.step()`, which wants the
+# shards. Forgotten, it says nothing, and the next forward has the old numbers.
+#
 # ## 4. By hand, then with PyTorch: recomputation, two dimensions, and a save that is torn
 #
 # ### Activation checkpointing: compute twice, keep less
@@ -317,6 +322,9 @@ print("2 x 2 ranks as alone:", claims[3])
 # Only the all-reduce of the outer group, $P/2$ bytes, leaves the machine. The price is memory:
 # a rank holds a half of the model and not a quarter.
 #
+# Reduce-scatter inside, all-reduce across: the first two steps of a hierarchical all-reduce
+# (`07_hybrid_further`). Its third, the all-gather, comes later, with parameters, before the next forward.
+#
 # ### FSDP x tensor parallelism
 #
 # On the same kind of mesh the inner dimension can be tensor parallelism. `parallelize_module` cuts
@@ -369,6 +377,52 @@ print("a rank holds", shape, "of (128, 32)")
 # The two ranks of a tensor group must read the same windows: `rank // 2` is the coordinate in the
 # data dimension. Both dimensions of the mesh cut dimension 0 of this weight: tensor parallelism gives
 # each of its ranks half of the rows, and FSDP cuts that half once more.
+#
+# And clipping? `clip_grad_norm_` wants all gradients on one mesh. Here the MLPs' lie on both dimensions,
+# and those of all that tensor parallelism has left whole on `data` alone. By hand: those that lie alike
+# are taken together, and all are clipped by the norm of all.
+
+
+# %%
+def clip_over_meshes(parameters, max_norm):
+    """Clips by the norm of all gradients, and returns it; they may lie on several meshes."""
+    alike = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            place = parameter.device_mesh, parameter.placements
+            alike.setdefault(place, []).append(parameter)
+    norms = [whole(torch.stack([p.grad.norm() for p in own])) for own in alike.values()]
+    norm = torch.cat(norms).norm()
+    for own in alike.values():
+        nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+    return norm.item()
+
+
+# %%
+def clip_2d(rank):
+    """What PyTorch says; then, by hand, the norm and the clipped gradients."""
+    model, said = wrap_2d(new_model()), "nothing"
+    inputs, targets = next(batches(rank=rank // 2, ranks=dist.get_world_size() // 2))
+    cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+    try:
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.1)
+    except RuntimeError as error:
+        said = str(error).partition(", but got")[0]
+    norm = clip_over_meshes(model.parameters(), max_norm=0.1)
+    return said, norm, wholes(model)[1]
+
+
+said, norm, clipped = launch(clip_2d, 4)[0]
+single, (inputs, targets) = new_model(), next(batches())
+cross_entropy(single(inputs).flatten(0, 1), targets).backward()
+norm_alone = nn.utils.clip_grad_norm_(single.parameters(), max_norm=0.1).item()
+print("clip_grad_norm_ says:", said)
+print("by hand, the norm as alone:", abs(norm / norm_alone - 1) < 1e-5, end="")
+print(", clipped as alone:", same({n: p.grad.cpu() for n, p in single.named_parameters()}, clipped))
+
+# %% [markdown]
+# The norm of a DTensor counts each number once, however many ranks hold it: the bias of an MLP's second layer is
+# on both ranks of a tensor group. A sum over all ranks' own numbers would have it twice.
 
 # %% [markdown]
 # ### A half-written checkpoint is never taken for a whole one
@@ -532,6 +586,7 @@ def save_two_steps(rank, folder):
     dcp.save(to_save(model, optimizer), storage_writer=dcp.FileSystemWriter(folder / "last"))
 
 
+shutil.rmtree(CHECKPOINTS / "last", ignore_errors=True)  # of an earlier run of this cell
 launch(save_two_steps, 2, CHECKPOINTS)
 report_killed(CHECKPOINTS, "last", save_over)
 mixed = launch(loaded_from, 1, CHECKPOINTS / "last")[0]
@@ -590,6 +645,49 @@ for agreed in (True, False):
 # In the second run the layer `second` is gone: its numbers are on no rank any more. All shapes fit,
 # and the model trains on. The repair is to compare the names once, as the cell does. `fully_shard`
 # goes by the order in which modules are registered, and does not compare it either.
+#
+# ### Two halves that are copies
+#
+# A model that is built on `meta` has no numbers. After `to_empty`, `reset_parameters()` of each layer draws
+# them, on each rank for its own shard (lesson, section 4). Here this happens on a mesh of two CPUs, with the
+# same seed on both, as one has it for a model that is made whole. There are 19 matrices. **Predict**: in
+# how many of them does rank 1's half differ from rank 0's?
+
+# %% tags=["prediction"]
+predicted = {"matrices with two different halves": 0}
+
+
+# %%
+def drawn_in_shards(rank):
+    """This rank's halves of all matrices, and the warnings."""
+    with torch.device("meta"):
+        model = LanguageModel(VOCABULARY, WIDTH, heads=4, layers=LAYERS, context=CONTEXT)
+    wrap(model, mesh=init_device_mesh("cpu", (2,)))
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for layer in model.modules():
+            if hasattr(layer, "reset_parameters"):
+                layer.reset_parameters()
+    said = {str(warning.message) for warning in seen}
+    return [local(p.detach()) for p in model.parameters() if p.dim() > 1], said
+
+
+# %%
+(upper, said), (lower, _) = launch(drawn_in_shards, 2, backend="gloo")
+differ = sum(not torch.equal(*halves) for halves in zip(upper, lower))
+compare(
+    predicted,
+    {"matrices with two different halves": differ},
+    {"So it is on GPUs.": {"matrices with two different halves": len(upper)}},
+)
+print("said, as a warning:", *said)
+
+# %% [markdown]
+# Each rank drew the same numbers, for another half. On GPUs PyTorch moves every rank's generator on by the
+# place of its shard; on CPUs it does not, and a warning is all that says so. So on CPUs draw the whole on
+# rank 0 and share it out (lesson, section 4).
 #
 # ### A full state dict on every rank
 #
@@ -1083,8 +1181,33 @@ for machines in (2, 8, 64):
 # * **Accumulate.** Do it with reductions in every backward, unless memory is plentiful: whole gradients are what
 #   sharding has just saved.
 # * **Checkpoints.** They get a folder each, and a name when they are whole. `cluster/train.py` does it so.
-# * **Clipping.** With FSDP and tensor parallelism, `clip_grad_norm_` refuses parameters of different meshes in one
-#   call. Clip each mesh's parameters with the norm of all, as exercise 6.6 does.
+# * **Clipping.** With tensor parallelism on a part of the layers, take the norm of each mesh and clip with the norm
+#   of all: section 4.
+# * **Explicit prefetch.** The host asks for a gather no sooner than its own Python comes there. Where that is too
+#   late, say beforehand which units follow (`set_modules_to_backward_prefetch` likewise, in the reversed order). Each one
+#   more is a unit more in memory.
+#
+#   ```python
+#   for block, *following in zip(model.blocks, model.blocks[1:], model.blocks[2:]):
+#       block.set_modules_to_forward_prefetch(following)
+#   ```
+#
+# * **`torch.compile`.** Block by block and before the wrapping: `block.compile()`, then `fully_shard(block)`. Equal
+#   blocks are compiled once. Two ranks of CPUs ended as one process so (tried with PyTorch 2.15).
+#
+# Older code has `FullyShardedDataParallel`, FSDP1. What its names have become:
+#
+# | FSDP1 | `fully_shard`, FSDP2 |
+# |---|---|
+# | `auto_wrap_policy` | `fully_shard` on each block, then on the root |
+# | `ShardingStrategy.FULL_SHARD`, `SHARD_GRAD_OP` | `reshard_after_forward=True`, `False` |
+# | `HYBRID_SHARD` | a mesh of two dimensions |
+# | `MixedPrecision`, `CPUOffload` | `MixedPrecisionPolicy`, `CPUOffloadPolicy` |
+# | `no_sync()` | `set_requires_gradient_sync(False)` |
+# | `sync_module_states=True` | `set_model_state_dict` with `broadcast_from_rank0=True` |
+# | `model.clip_grad_norm_` | `nn.utils.clip_grad_norm_` |
+# | `FSDP.state_dict_type` | `get_state_dict` with `StateDictOptions` |
+# | one flat parameter a unit | a DTensor for each parameter, under the name it had before |
 #
 # ## 9. Remember
 #

@@ -496,7 +496,7 @@ print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
 #   collectives to find the first that is missing (Llama 3 paper, section 3.3.4), as `launch` does here.
 #   PyTorch's **flight recorder** is of the same kind: the last collectives of each rank, written to files
 #   when NCCL's time limit has run out (tutorial
-#   [*Flight Recorder for Debugging Stuck Jobs*](https://docs.pytorch.org/tutorials/prototype/flight_recorder_tutorial.html)).
+#   [*Flight Recorder for Debugging Stuck Jobs*](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html)).
 #
 # ## 5. Break it: what a killed launcher leaves behind
 #
@@ -679,6 +679,8 @@ try:
     from course_utils.cluster import cluster, on_this_machine
     from course_utils.two_hosts import TwoHosts
 
+    if earlier := globals().get("two"):  # where this cell runs again
+        earlier.close()
     two = TwoHosts()  # ends with the kernel, or in the last cell of this section
     print(two.about)
 except ImportError as missing:
@@ -805,6 +807,7 @@ def silence_the_second(folder):
 import tempfile
 
 if two:
+    two.come_back()  # from an earlier run of this cell
     with tempfile.TemporaryDirectory() as folder, over_both() as (_, second):
         silence = Thread(target=silence_the_second, args=[Path(folder)])
         silence.start()
@@ -829,7 +832,11 @@ if two:
     with over_both():
         of_ranks = launch(averaged, 4)
     print("as before:", all((g - alone).abs().max() < 1e-6 for g in of_ranks))
+
+# %%
+if two:
     two.close()
+    two = None
 
 # %% [markdown]
 # ### What one types there

@@ -36,6 +36,8 @@ plt.show()
 # For a model and GPUs of your own, `python -m course_utils plan --help` tries all of them but the first and the last (chapter 12), and
 # `python -m course_utils trace --help` runs your program as one rank of thousands.
 #
+# Activations too large? First recompute: a third more computing, nothing more is sent (08 further: 4).
+#
 # Cutting a model without micro-batches (chapter 4) makes room and no speed: with p stages, each is idle for
 # 1 - 1/p of the time. The `nn.DataParallel` of chapter 2 is here for old code only.
 
@@ -93,6 +95,7 @@ plt.show()
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *The planned model* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
+# | activations kept of a block that is recomputed, in bytes | `T * W * b` | 08 further: 4, *Activation checkpointing* | [Chen et al. 2016](https://arxiv.org/abs/1604.06174) |
 # | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
 # | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
 # | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
@@ -225,6 +228,13 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09 further: 5 |
 # | *does not have a sharding strategy registered* | `context_parallel` on the CPU: its attention has no rule for a cut sequence | 10: 4 |
+# | *Watchdog caught collective operation timeout* | with NCCL, a collective has waited for its limit. The rank that prints it is the one that waited: compare `SeqNum` and `OpType` of all ranks, and look for the rank whose last one is the smallest (flight recorder) | |
+# | *Some NCCL operations have failed or timed out* | follows the line above: look for the first one | |
+# | *CUDA out of memory* | activations or a unit are too large: smaller micro-batches, recomputation, shards. Or another process holds the GPU | |
+# | *The client socket has timed out after* | the store is not reached: a wrong address or port, a firewall, or rank 0 (under torchrun its agent) has not begun | |
+# | *The connection to the C10d store has failed* | the agents do not reach `--rdzv-endpoint`: the same endpoint and `--rdzv-id` on each, and its host up | |
+#
+# An agent of torchrun that waits and says nothing waits for the minimum of `--nnodes`, up to its `join_timeout` (600 s).
 
 # %% [markdown]
 # ## The factory, in all chapters
@@ -337,7 +347,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid_further.ipynb) |
 # | hook | a function that a module calls by itself | [02](02_data_parallel.ipynb) |
 # | hop latency | the time from the end of a pass until its result has reached the next rank | [05](05_pipeline.ipynb) |
-# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [07](07_hybrid_further.ipynb) |
+# | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [08](08_fsdp_further.ipynb) |
 # | idle share | the part of all ranks' time in which they do not compute | [01](01_factory.ipynb) |
 # | in flight | of a micro-batch: after its forward and before its backward, so that its activations are kept | [05](05_pipeline.ipynb) |
 # | keep-alive | the sign by which an agent stays on the list | [09](09_elastic.ipynb) |

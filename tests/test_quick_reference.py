@@ -23,7 +23,7 @@ from course_utils.checks import load_answer, load_code
 from course_utils.checks.catalogue import root
 from course_utils.estimate import Hardware, Layout, Model
 from course_utils.launch import launch
-from course_utils.trace import Call, ring_bytes
+from course_utils.trace import Call, kept_for_backward, ring_bytes
 from tests.reference_page import (
     PAGE,
     PLACE,
@@ -297,6 +297,20 @@ def _(v):
     v.W = v.t * v.W
     model, layout = Model(1, v.W, 1, 1), Layout(tp=v.t, recompute="selective")
     return load_answer("12.1")(model, layout, v.T, 0)["activations"]
+
+
+@row("activations kept of a block that is recomputed, in bytes")
+def _(v):
+    recompute = load_code(8, "recompute")
+    v.T = v.s  # one sequence
+
+    def kept_by(layers):
+        model = recompute(models.LanguageModel(v.V, v.W, 1, layers, v.T))
+        with kept_for_backward(model) as kept:
+            model(torch.zeros(1, v.T, dtype=torch.int64))
+        return kept.bytes
+
+    return (kept_by(4) - kept_by(2)) / 2
 
 
 @row("micro-batches in flight, GPipe")

@@ -127,7 +127,7 @@ def _refuse_volatile(output: nbformat.NotebookNode, index: int, folder: Path) ->
 
 
 def _refuse_a_wrong_prediction(output: nbformat.NotebookNode, index: int) -> None:
-    """The course's own predictions hold (the table is `plots.compare`'s)."""
+    """The course's own predictions hold (the table is `predictions.compare`'s)."""
     _, table, rows = output.get("text", "").partition("measured  equal\n")
     wrong = next((row for row in rows.splitlines() if row.endswith("  False")), None)
     if table and wrong:

@@ -1,5 +1,7 @@
 """The pictures of chapter 8: pages and shards, a step's memory, the link and the work."""
 
+from collections.abc import Callable
+
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -168,4 +170,24 @@ def ledgers(of_stages: list[dict[str, float]], chosen: int, title: str) -> Figur
     ax.set(xlim=(0, end), ylim=(3.5, -0.85), xlabel="GB on a rank (1e9 bytes), computed")
     ax.set_title(title)
     figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def floors(gigabytes: Callable[[int, int], dict[str, float]]) -> Figure:
+    """What a rank holds of a model in each stage, on 1 to 1,024 ranks; `gigabytes(stage, n)` is its
+    ledger."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.8))
+    counts = [2**k for k in range(11)]
+    for stage, style in enumerate(("-", "--", "-.", "-")):
+        totals = [sum(gigabytes(stage, n).values()) for n in counts]
+        ax.plot(counts, totals, style, linewidth=2.2)
+        ax.text(1150, totals[-1], f"stage {stage}", va="center")
+    ax.axhline(80, color=plots.COLORS["other"], linewidth=1)
+    ax.text(1024, 72, "80 GB", ha="right", va="top", fontsize=10)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(counts[::2], counts[::2])
+    ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    ax.set(xlabel="ranks", ylabel="GB on a rank, computed", xlim=(1, 2300))
+    ax.set_title("Stages 1 and 2 have a floor, stage 3 has none")
     return figure
