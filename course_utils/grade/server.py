@@ -8,7 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Self
 
-from course_utils.checks import catalogue
+from course_utils.chapters import ROOT
 from course_utils.grade import outside
 
 _PROGRAM = "course_utils.grade.forks"
@@ -52,7 +52,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=outside.environment(),
-                cwd=catalogue.root(),  # where this package can be imported, and nothing else lies
+                cwd=ROOT,  # where this package can be imported, and nothing else lies
             )
         with contextlib.suppress(ConnectionError):
             if said := self._control.recv(1):  # when it has imported all that it needs

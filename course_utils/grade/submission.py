@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_utils.chapters import ROOT
 from course_utils.chapters import chapter as chapter_of
 from course_utils.checks import catalogue
 from course_utils.checks.answers import grade_id_of, percent_cells, source_of
@@ -74,7 +75,7 @@ def _submission(found: list[list[str]], name: str) -> Submission:
 
 @functools.cache
 def _provided(title: str) -> list[Cell]:
-    source = catalogue.root() / "solutions" / f"{title}.py"
+    source = ROOT / "solutions" / f"{title}.py"
     return [cell for cell in percent_cells(source) if not cell.grade_id]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from course_utils.chapters import ROOT
 from course_utils.checks import answers, catalogue
 from course_utils.checks.statements import Cell, closure, statements_of
 from tests.mutations.generate import mutants
@@ -36,7 +37,7 @@ class Verdicts:
     gives to a Verdict."""
 
     def __init__(self, exercise_id: str, folder: Path | None = None) -> None:
-        folder = folder or catalogue.root() / "build" / "mutations"
+        folder = folder or ROOT / "build" / "mutations"
         self._path = folder / f"{exercise_id}.json"
         self._known = json.loads(self._path.read_text()) if self._path.exists() else {}
 
