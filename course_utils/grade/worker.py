@@ -21,7 +21,7 @@ from course_utils.checks import answers, framework
 from course_utils.checks.compare import Wrong
 from course_utils.checks.failures import explain, explain_stub, is_stub
 from course_utils.checks.guard import Printed, TimeIsUp, undisturbed
-from course_utils.checks.statements import Cell
+from course_utils.checks.statements import CodeCell
 from course_utils.grade import answer, calls, integrity, isolation
 from course_utils.grade.limits import Limits
 from course_utils.grade.plain import Writer
@@ -54,7 +54,7 @@ def _prepared(job, judge):
     """The answer, not executed. None where the judge has been told that there is none."""
     try:
         _settle(job["folder"], Limits(**job["limits"]), job["isolated"])
-        cells, provided = ([Cell(**cell) for cell in job[key]] for key in ("cells", "provided"))
+        cells, provided = ([CodeCell(**cell) for cell in job[key]] for key in ("cells", "provided"))
         exercise = answer.Asked(**job["asked"])
         try:
             found = answer.find(exercise, cells, provided, job["texts"])

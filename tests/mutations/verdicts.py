@@ -16,7 +16,7 @@ from pathlib import Path
 
 from course_utils.chapters import ROOT
 from course_utils.checks import answers, catalogue
-from course_utils.checks.statements import Cell, closure, statements_of
+from course_utils.checks.statements import CodeCell, closure, statements_of
 from tests.mutations.generate import mutants
 
 _FRAMEWORK = ("framework", "compare", "draw", "failures", "guard", "ranks", "statements", "answers")
@@ -56,7 +56,7 @@ class Verdicts:
         unfinished.replace(self._path)
 
 
-def answer_cell(exercise_id: str) -> Cell:
+def answer_cell(exercise_id: str) -> CodeCell:
     """The cell of the solution's source that holds the answer to an exercise."""
     id = answers.grade_id_of(exercise_id)
     cells = answers.percent_cells(answers.source_of(exercise_id))
