@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_utils import network_hosts
-from course_utils.checks.statements import CodeCell, Statement, closure, statements_of
 from course_utils.hardware import device
 from course_utils.network_hosts import CABLE, NetworkHost
 from course_utils.nodes import TIMING, Nodes, Worker, environment, rendezvous, torchrun
+from course_utils.sources.statements import CodeCell, Statement, closure, statements_of
 
 # --- one file of the notebook's cells -------------------------------------------------------------
 

@@ -490,8 +490,8 @@ def in_a_kernel(name: str) -> bool:
 
 def as_graded(name: str) -> bool:
     """Whether the answer is right that the grader takes out of these cells."""
-    from course_utils.checks.statements import CodeCell
     from course_utils.grade import answer
+    from course_utils.sources.statements import CodeCell
 
     cells = [CodeCell(source, "", f"cell {i}", 0) for i, source in enumerate(_cells(name))]
     asked = answer.Asked("0.2", "message_bytes", ("tensor",))

@@ -8,8 +8,9 @@ import pytest
 from source import read_source
 
 from course_utils.chapters import ROOT
-from course_utils.checks import answers, load_answer, load_code
+from course_utils.checks import load_answer, load_code
 from course_utils.launch import launch
+from course_utils.sources import answers
 
 SOURCE = '''\
 # %% [markdown]

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils.checks import statements
-from course_utils.checks.answers import grade_id_of
 from course_utils.checks.guard import Deadline, TimeIsUp
-from course_utils.checks.statements import CodeCell, show_in_tracebacks
 from course_utils.grade.needed import Needed, Statement, is_builtin, names_in, statements_of
+from course_utils.sources import statements
+from course_utils.sources.answers import grade_id_of
+from course_utils.sources.statements import CodeCell, show_in_tracebacks
 
 SECONDS = 60.0  # for all statements together
 _SECONDS_OF_AN_OPTIONAL = 5.0

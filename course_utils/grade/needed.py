@@ -16,7 +16,7 @@ from functools import cached_property
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from course_utils.checks.statements import CodeCell, binds_of, uses_of
+from course_utils.sources.statements import CodeCell, binds_of, uses_of
 
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # what reading a cell may raise
 _TRANSPARENT = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*\n?")

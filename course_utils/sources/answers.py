@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from course_utils import chapters
-from course_utils.checks.statements import (
+from course_utils.sources.statements import (
     CodeCell,
     Statement,
     closure,
