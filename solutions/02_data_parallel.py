@@ -506,9 +506,10 @@ for batch in (64, 10, 5, 1):
 # logits, their log-probabilities and the gradients of both. **Activations** are the results of layers
 # that the backward pass needs again.
 #
-# The time of a step has the same shape. Forward and backward are shared, the rest is not: copies go
-# through the one connection of the first GPU, and loss and update run there alone. Section 7 puts this
-# into a formula too.
+# The time of a step has the same shape. Forward and backward are shared, the rest is not: loss and
+# update run on the first GPU alone, the batch and the outputs go through its one connection, and so do
+# the copies of the model if they are made one by one. Section 7 puts this into a formula, and shows what
+# NCCL's ring changes.
 
 
 # %%
@@ -745,9 +746,9 @@ except RuntimeError as error:
     print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
-# The repair is `images.to(device)` in every step. **Bug hunt.** A troubleshooting article says: if you
-# move only the model to the GPU and forget the inputs, the computation will "likely default to the
-# CPU". Nothing defaults. A plain model raises the error above. `nn.DataParallel` is the exception: its
+# The repair is `images.to(device)` in every step. **Bug hunt.** The web article *Data
+# Parallelism & Model Parallelism* says: if you move only the model to the GPU and forget the inputs, the
+# computation will "likely default to the CPU or a single GPU". Nothing defaults. A plain model raises the error above. `nn.DataParallel` is the exception: its
 # scatter fetches the inputs from wherever they are. The labels, which it never sees, then stop the
 # loss.
 
@@ -837,7 +838,8 @@ print(
 # %% [markdown]
 # ### Bug hunt: an argument that does not exist, and an average that averages nothing
 #
-# A page on training with several GPUs shows these lines. Find two mistakes before you run the cell.
+# The web article *PyTorch Multi GPU: 4 Techniques Explained* shows these lines. Find two mistakes before
+# you run the cell.
 #
 # ```python
 # parallel_net = nn.DataParallel(myNet, gpu_ids=[0, 1, 2])
@@ -866,7 +868,8 @@ print(".mean() changes it:", loss.mean().item() != loss.item())
 #
 # ### Bug hunt: a device that is asked the wrong question
 #
-# Another page wraps the model only where there are GPUs:
+# The web article *Parallelize Your Way to Faster Deep Learning: Exploring DataParallel* wraps the model
+# only where there are GPUs:
 #
 # ```python
 # device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -889,8 +892,8 @@ print("a device has a type:", torch.device("cuda", 1).type)
 #
 # ### Bug hunt: the variable that is said to hide your GPUs
 #
-# The troubleshooting article says that PyTorch sees a single GPU when CUDA_VISIBLE_DEVICES is not set,
-# or when it names one. Half of this is wrong. Which half? The next cell starts a fresh Python without
+# *Data Parallelism & Model Parallelism* says that PyTorch sees a single GPU when CUDA_VISIBLE_DEVICES
+# is not set, or when it names one. Half of this is wrong. Which half? The next cell starts a fresh Python without
 # the variable and asks how many GPUs it sees.
 
 # %%
@@ -1111,10 +1114,10 @@ check("2.5", diagnose)
 #   + \underbrace{\frac{6 P u R}{F}}_{\text{forward, backward}}
 #   + \underbrace{\frac{16 \, O B + 20 P}{V}}_{\text{loss, update}}$$
 #
-# The first term is for copies that leave the first GPU one by one. Where NCCL is there and all GPUs are
-# of one kind, `nn.DataParallel` broadcasts and sums through it, in a ring. All connections together then
-# carry the same $8 P (n-1)$ bytes, but the first GPU's own carries only $8P$, as every other does. The
-# model knows both.
+# The first term is for copies that leave the first GPU one by one. Where PyTorch was built with NCCL, and
+# no GPU occurs twice in the list, `nn.DataParallel` broadcasts and sums through it, in a ring. All
+# connections together then carry the same $8 P (n-1)$ bytes, but the first GPU's own carries only $8P$, as
+# every other link of the ring does. The model knows both.
 #
 # $W$ is the speed of the first GPU's connection in bytes per second, $V$ that of its memory, $F$ the
 # operations per second of each GPU. A row uses each parameter $u$ times, with 2 operations in the

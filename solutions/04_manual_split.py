@@ -1102,7 +1102,8 @@ plt.show()
 # their distance stays at zero.*
 #
 # The price: the table is stored twice, and its gradient crosses the yard in every step. For the
-# planned model that would be 50,000 x 2,048 numbers, 410 MB, where the activations are 17 MB.
+# model that is planned in the further notebook, that would be 50,000 x 2,048 numbers, 410 MB; the
+# activations of a step of 2,048 tokens are 17 MB.
 # [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) pays this price: it keeps an *embedding
 # group* of the first and the last stage for this all-reduce. The ways round it are to give up the
 # tie, or to put both ends on one device.
@@ -1208,7 +1209,7 @@ class ThreeBuildings(nn.Module):
 check("4.1", ThreeBuildings)
 
 # %% [markdown]
-# ### 4.2 Across the cut and back (2 points)
+# ### 4.2 Across the cut and back (3 points)
 #
 # Autograd does not know that there is another rank. Its graph on rank 0 ends at the activations,
 # and the graph on rank 1 begins with what arrived. Carry one training step across: activations go
@@ -1265,11 +1266,11 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "4.2-check", "grade": true, "points": 2, "locked": true}
+# %% nbgrader={"grade_id": "4.2-check", "grade": true, "points": 3, "locked": true}
 check("4.2", hand_over)
 
 # %% [markdown]
-# ### 4.3 The best cut (3 points)
+# ### 4.3 The best cut (2 points)
 #
 # A chain of stages is as fast as its slowest stage. Given each layer's cost, find the cut whose
 # slowest stage is as fast as possible. "As many layers each" misses it, and so does "fill a stage
@@ -1313,7 +1314,7 @@ def balanced_cuts(costs: list[float], stages: int) -> list[int]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "4.3-check", "grade": true, "points": 3, "locked": true}
+# %% nbgrader={"grade_id": "4.3-check", "grade": true, "points": 2, "locked": true}
 check("4.3", balanced_cuts)
 
 # %% [markdown]

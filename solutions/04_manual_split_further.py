@@ -357,10 +357,11 @@ plt.show()
 
 # %% [markdown]
 # *Above, building 1 has next to nothing to do, and the stream takes as long as in one building.
-# Below, building 1 takes over a third of the work, and the stream ends earlier.*
+# Below, building 1 takes over a third of the work, and on two free cores the stream ends earlier.*
 #
-# And what the clock says. With two busy cores for two ranks it says less than the prediction. The last line is the best cut for the measured times instead of the
-# counted work. On your machine it may be a different one: a convolution does more operations in a
+# And what the clock says. It says less than the prediction, and on a machine whose cores do something
+# else it may say the opposite: the count is the argument, the clock a look at this machine. The last
+# line is the best cut for the measured times instead of the counted work. On your machine it may be a different one: a convolution does more operations in a
 # microsecond than a ReLU or a pooling layer, which the count leaves out.
 
 # %%
@@ -444,7 +445,8 @@ print(error_of(lambda: WithInit()(torch.ones(2, 20))))
 # %% [markdown]
 # ### Bug hunt: the missing flatten
 #
-# Another article's model, again shortened. The first part is said to be for "cuda:0". Here it gets
+# The model of the web article *Data Parallelism & Model Parallelism*, again shortened. The first part
+# is said to be for "cuda:0". Here it gets
 # images of 64 x 64. What comes out of the pooling layer, and what does the linear layer make of it?
 
 # %%

@@ -269,7 +269,8 @@ compare(
 # %% [markdown]
 # That is little. A stage boundary carries one tensor of activations there and its gradient back,
 # however many layers a stage has and however many parameters they have. This is why pipelines are
-# used between machines, where the links are slow.
+# used between machines, where the links are slow. (It grows with the tokens of a step, and the
+# gradients that data parallelism sends do not: 04, further, section 3.)
 #
 # ### A schedule is data
 #
@@ -1127,7 +1128,8 @@ print("parameters as in one process:", equal(flat(model.parameters()), [flat(sav
 #   only the rank's own stage is filled with numbers.
 # * **The number of micro-batches.** Long pipelines need many. Megatron-LM ran a model of 530
 #   billion parameters with 35 stages, and interleaved 3 chunks on each (Narayanan et al., table 1
-#   and its scripts).
+#   and its scripts). Every forward pass was computed again in backward there, so that a long warm-up
+#   costs little memory.
 # * **Pipelines rarely come alone.** Inside a machine, tensor parallelism splits the layers (chapter
 #   6); around it, data parallelism multiplies the pipeline (chapter 7).
 

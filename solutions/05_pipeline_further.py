@@ -303,7 +303,17 @@ def makes(op, rank, ranks, stages):
     return None if op.kind == "W" or outside else Message(op.kind, op.micro_batch, stage)
 
 
+plan = schedules.interleaved(4, 4, chunks=2)
+for source in (0, 2):
+    made = (makes(op, source, 4, 8) for op in plan[source])
+    to_rank_1 = [message for message in made if message and message.stage % 4 == 1]
+    words = [f"{m.kind}{m.micro_batch}>{m.stage}" for m in to_rank_1]
+    print(f"rank {source} sends to rank 1:", *words)
+
 # %% [markdown]
+# `F0>5` is what micro-batch 0 has become on its way to stage 5. Messages for two stages of rank 1 come
+# by one road, in the sender's order, which rank 1 can read off the schedule before anything is sent.
+#
 # ### The post office
 #
 # Three decisions keep every schedule free of deadlocks, and fast:
@@ -917,6 +927,14 @@ from course_utils.checks import check, hint
 #
 # Two questions decide. In which order does a rank run its forward passes, so that the pieces after
 # it always have work? And how many of them come before its first pair of forward and backward?
+#
+# Below is one such schedule: three ranks, six micro-batches, two chunks; `F0.1` is the forward pass of
+# micro-batch 0 through chunk 1. Follow the `F` alone, then the `B` alone: every rank has the same two
+# orders, and only what comes before the first pair differs.
+
+# %%
+for rank, row in enumerate(schedules.interleaved(3, 6, 2)):
+    print(f"rank {rank}:", *row)
 
 
 # %% nbgrader={"grade_id": "5.4", "solution": true}

@@ -25,7 +25,7 @@ from course_utils import hardware, plots
 from course_utils.equality import equal, flat
 from course_utils.launch import launch
 from course_utils.predictions import compare
-from course_utils.trace import Trace, memory_ledger, ring_bytes
+from course_utils.trace import Trace, memory_ledger
 
 hardware.report()
 
@@ -44,28 +44,15 @@ hardware.report()
 # in one building, not in two cities.
 
 # %%
-from matplotlib.patches import Rectangle
+from course_utils.figures import ch06
 
-figure, ax = plots.canvas(height=3.3)
-plots.pile(ax, 0.1, 1.75, [plots.COLORS["activations"]] * 6, label="product x")
-for worker, y in enumerate((3.05, 2.15, 1.25, 0.35)):
-    color = plots.RANK_COLORS[worker]
-    plots.arrow(ax, (1.05, 2.05), (2.15, y + 0.33), color=plots.COLORS["communication"])
-    ax.add_patch(Rectangle((2.2, y), 1.35, 0.66, facecolor=color, edgecolor=plots.COLORS["ink"]))
-    ax.text(2.88, y + 0.33, f"worker {worker}", ha="center", va="center", fontsize=10)
-    plots.blueprint(ax, 3.75, y + 0.02, part=(worker / 4, (worker + 1) / 4))
-    plots.pile(ax, 4.95, y + 0.06, [color] * 6)  # as large as the result
-    plots.arrow(ax, (5.9, y + 0.33), (7.0, 2.05), color=plots.COLORS["communication"])
-ax.text(4.1, 3.82, "part of the sheet", ha="center", va="bottom", fontsize=9)
-ax.text(5.05, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
-ax.text(7.3, 2.05, "+", ha="center", va="center", fontsize=22)
-plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), color=plots.COLORS["communication"])
-plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result")
+figure = ch06.one_station()
 plt.show()
 
 # %% [markdown]
-# *The same product goes to all four workers. Each holds a quarter of the instruction sheet and makes
-# a partial result, as large as the whole one. They are added up, and every worker gets the sum.*
+# *The same product goes to all four workers. Each holds some columns of the sheet's first page and
+# the same rows of the second, and makes a partial result, as large as the whole one. They are added
+# up, and every worker gets the sum.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -122,8 +109,6 @@ launch(half_an_mlp_each, 2)
 # $A$, as the papers and PyTorch's class names do.
 
 # %%
-from course_utils.figures import ch06
-
 figure = ch06.two_cuts()
 plt.show()
 
@@ -211,9 +196,8 @@ compare(predicted, {name: handed_over for name, (_, handed_over) in results.item
 # A rank hands $S$ bytes to an all-reduce. A ring then sends $2(n-1)/n \cdot S$ from each rank
 # (chapter 3, section 3). A reduce-scatter of $S$ bytes sends $(n-1)/n \cdot S$, and so does an
 # all-gather whose *result* has $S$ bytes: each piece of $S/n$ makes $n - 1$ hops round the ring.
-# `ring_bytes` weighs counted calls with these three factors. For the two cuts above that makes
-# $2(n-1)/n$ times the result's bytes for column, row, and $5(n-1)/n$ for column, column: two gathers,
-# of $4tW$ and of $tW$.
+# For the two cuts above that makes $2(n-1)/n$ times the result's bytes for column, row, and
+# $5(n-1)/n$ for column, column: two gathers, of $4tW$ and of $tW$.
 
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: a block, a model, and the activations
@@ -385,6 +369,10 @@ for n in (1, 2, 4):
     print(f"MLP on {count_of_ranks(n)}: output and all gradients as whole: {all(same)}")
 
 # %% [markdown]
+# You can write this now as two layers: exercises 6.1 and 6.2 ask for `ColumnParallelLinear` and
+# `RowParallelLinear`, the names under which you meet these cuts in Megatron-LM and elsewhere. Nothing
+# that follows is needed for them.
+#
 # ### Attention: each rank takes some heads
 #
 # In **attention** each token has a query, compares it with the keys of itself and the tokens before
@@ -594,6 +582,8 @@ print("loss and gradient as from whole logits:", same_loss and same_gradient)
 compare(predicted, dict(zip(predicted, sent)))
 
 # %% [markdown]
+# Exercise 6.4 is this loss with padding.
+#
 # ### A language model, trained
 #
 # Now everything together: embedding, blocks, head and loss, on the story that comes with the
@@ -838,6 +828,8 @@ print("2 ranks, rows as they are: output as whole:", any(launch(block_with_pytor
 
 # %% [markdown]
 # No error, but a different model. Remember this one when you parallelize somebody's fused projection.
+# Many models have one in their MLP too: `down(act(gate(x)) * up(x))`, with `gate` and `up` in one
+# matrix. Cut each of the two, as queries, keys and values here.
 
 # %% [markdown]
 # ### The whole model with PyTorch
@@ -1054,7 +1046,8 @@ for rank, (same, shape) in enumerate(launch(repaired_example, 2)):
 # %% [markdown]
 # ### Bug hunt: a slip of the pen in a plan
 #
-# A plan with the key `feed_foward.w1` has stood in PyTorch's own tutorial. Read the keys below. What
+# A plan with the key `feed_foward.w1` has stood in [PyTorch's own
+# tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html). Read the keys below. What
 # does each rank hold, and is the output right?
 
 # %%
@@ -1156,6 +1149,10 @@ print("cut_attention on 6 ranks:", launch(attention_as_whole, 6, cut_attention)[
 # half heads of the model. No error, but a different output: a different model. `cut_attention`
 # refuses with a sentence. Take a number of ranks that divides the heads, or a model with a
 # different number of heads.
+#
+# The same with keys: models with *grouped-query attention* have fewer heads of keys and values than
+# of queries. On more ranks than there are such heads, a head of keys is held by several ranks, and
+# its gradient is the sum over them, since each copy has seen its own queries only.
 #
 # ### A shard that is a view
 #

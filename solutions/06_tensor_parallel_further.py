@@ -269,6 +269,8 @@ for repair in (True, False):
     print("all as whole" if not wrong else "wrong: " + ", ".join(wrong))
 
 # %% [markdown]
+# Exercise 6.5 is a norm of this kind.
+#
 # ## 3. Predict, then measure: the same bytes, less memory
 #
 # **Predict**, for one block and for each direction: the number of collectives, and the bytes that a
@@ -366,16 +368,21 @@ compare(
 )
 
 # %%
-figure = plots.memory(
-    [{"activations": count} for count in kept.values()],
-    ["whole, 1 rank", "tensor, 4 ranks", "sequence, 4 ranks"],
-    title="What backward needs from a norm and an MLP, on each rank",
-)
+from course_utils.figures import ch06
+
+norm, up, inner = 4 * (t * W + 2 * t), 4 * t * W, 4 * 4 * t * W
+stacks = {
+    "whole, 1 rank": [norm, up, inner, inner],
+    f"tensor, {n} ranks": [norm, up, inner // n, inner // n],
+    f"sequence, {n} ranks": [norm // n, up, inner // n, inner // n],
+}
+print("as counted:", [sum(stack) for stack in stacks.values()] == list(kept.values()))
+figure = ch06.stacked(stacks, ["norm", "up", "GELU", "down"])
 plt.show()
 
 # %% [markdown]
-# *Tensor parallelism alone leaves the two uncut tensors in front of the MLP. With sequence
-# parallelism one of them is cut as well.*
+# *Tensor parallelism alone leaves the two uncut pieces on the left as long as they were. With sequence
+# parallelism the first of them is cut as well.*
 #
 # One whole tensor remains: the gathered input that `up` keeps. Megatron-LM keeps this rank's tokens
 # only and gathers them once more in backward: ten all-gathers and reduce-scatters a block and step in
@@ -550,7 +557,8 @@ for inside, outside in [(same_seed, same_seed), (own_seed, own_seed), (own_seed,
 # as many independent coins as it should, and nothing fails. With a seed per rank everywhere, the
 # ranks no longer hold the same output, and from here on each trains a model of its own. The last line
 # is the repair: two generators, a common one for replicated tensors and one of its own for each rank.
-# Megatron-LM keeps such a pair (Shoeybi et al. 2019, appendix B.2).
+# Megatron-LM keeps such a pair (Shoeybi et al. 2019, appendix B.2). With sequence parallelism the
+# tensors between the halves are cut too, by tokens: dropout there takes the rank's own generator.
 #
 # ### Clipping by a local norm
 #
@@ -699,14 +707,7 @@ parts = {
     "tensor parallel": [(2 * W + 2 + 8 * W / n) / (10 * W + 2) for n in ranks],
     "with sequence": [(W + (W + 2) / n + 8 * W / n) / (10 * W + 2) for n in ranks],
 }
-figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
-for (name, shares), style in zip(parts.items(), ("-", "--")):
-    ax.plot(ranks, shares, style, marker="o", label=name)
-ax.set_xscale("log", base=2)
-ax.set_xticks(ranks, ranks)
-ax.set(xlabel="ranks", ylabel="of one rank's bytes, computed", ylim=(0, 1.05))
-ax.set_title("What backward needs from a norm and an MLP")
-ax.legend()
+figure = ch06.what_stays(ranks, parts)
 plt.show()
 print("32 ranks:", {name: f"{shares[-1]:.3f}" for name, shares in parts.items()})
 

@@ -12,6 +12,69 @@ from course_utils import plots
 WHOLE = "#DDDDDD"  # what every rank holds
 
 
+def one_station() -> Figure:
+    """Four workers at one station, each with some columns of one page and the same rows of the next."""
+    figure, ax = plots.canvas(height=3.3)
+    to_all = {"color": plots.COLORS["communication"]}
+    plots.pile(ax, 0.1, 1.75, [plots.COLORS["activations"]] * 6, label="product x")
+    for worker, y in enumerate((3.05, 2.15, 1.25, 0.35)):
+        color, middle = plots.RANK_COLORS[worker], y + 0.33
+        plots.arrow(ax, (1.05, 2.05), (2.15, middle), **to_all)
+        ax.add_patch(
+            Rectangle((2.2, y), 1.35, 0.66, facecolor=color, edgecolor=plots.COLORS["ink"])
+        )
+        ax.text(2.88, middle, f"worker {worker}", ha="center", va="center", fontsize=10)
+        _page(ax, 3.7, middle - 0.155, 0.62, 0.31, (worker / 4, 0.0, 1 / 4, 1.0))
+        _page(ax, 4.45, middle - 0.31, 0.31, 0.62, (0.0, (3 - worker) / 4, 1.0, 1 / 4))
+        plots.pile(ax, 5.05, y + 0.06, [color] * 6)  # as large as the result
+        plots.arrow(ax, (6.0, middle), (7.0, 2.05), **to_all)
+    ax.text(4.2, 3.82, "part of two pages", ha="center", va="bottom", fontsize=9)
+    ax.text(5.15, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
+    ax.text(7.3, 2.05, "+", ha="center", va="center", fontsize=22)
+    plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), **to_all)
+    plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result")
+    return figure
+
+
+def _page(ax: Axes, x, y, width, height, part: tuple[float, float, float, float]) -> None:
+    """A page of which `part` is drawn out: x, y, width and height as shares of the page."""
+    left, low, wide, high = part
+    ax.add_patch(Rectangle((x, y), width, height, facecolor="white", edgecolor=plots.COLORS["ink"]))
+    box = (x + left * width, y + low * height), wide * width, high * height
+    ax.add_patch(Rectangle(*box, facecolor=plots.COLORS["parameters"]))
+
+
+def stacked(stacks: dict[str, list[float]], layers: list[str]) -> Figure:
+    """The bytes of the inputs of `layers`, one behind the other, in a bar for each of `stacks`."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.4))
+    left, widest = [0.0] * len(stacks), max(map(sum, stacks.values()))
+    for layer, sizes in zip(layers, zip(*stacks.values())):
+        ax.barh(
+            list(stacks), sizes, 0.6, left, color=plots.COLORS["activations"], edgecolor="white"
+        )
+        for y, (start, size) in enumerate(zip(left, sizes)):
+            if size > 0.05 * widest:  # there is room for the word
+                ax.text(start + size / 2, y, layer, ha="center", va="center", fontsize=9)
+        left = [a + b for a, b in zip(left, sizes)]
+    ax.invert_yaxis()
+    ax.set_xlabel("bytes on each rank")
+    ax.set_title("The inputs that backward needs, from a norm and an MLP")
+    return figure
+
+
+def what_stays(ranks: list[int], parts: dict[str, list[float]]) -> Figure:
+    """The share of one rank's bytes that is kept on each of more ranks, a line for each of `parts`."""
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
+    for (name, shares), style in zip(parts.items(), ("-", "--")):
+        ax.plot(ranks, shares, style, marker="o", label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ranks, ranks)
+    ax.set(xlabel="ranks", ylabel="of one rank's bytes, computed", ylim=(0, 1.05))
+    ax.set_title("What backward needs from a norm and an MLP")
+    ax.legend()
+    return figure
+
+
 def two_cuts() -> Figure:
     """The column cut above the row cut, on four ranks."""
     figure, ax = plots.canvas(height=4.3)

@@ -11,7 +11,7 @@ from course_utils.exercises.ch04.shared import Cuts, best_cuts, equal_layers, lo
 cutting = Exercise(
     "4.3",
     "balanced_cuts",
-    points=3,
+    points=2,
     minutes=35,
     kind="core",
     parameters=("costs", "stages"),

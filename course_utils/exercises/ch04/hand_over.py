@@ -15,7 +15,7 @@ from course_utils.hardware import device
 crossing = Exercise(
     "4.2",
     "hand_over",
-    points=2,
+    points=3,
     minutes=50,
     kind="core",
     parameters=("stage", "data", "room"),

@@ -55,7 +55,7 @@ interleaving = Exercise(
     "5.4",
     "interleaved",
     points=3,
-    minutes=70,
+    minutes=60,
     kind="stretch",
     parameters=("stages", "micro_batches", "chunks"),
     hints=[

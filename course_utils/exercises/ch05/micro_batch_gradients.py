@@ -95,6 +95,7 @@ accumulation = Exercise(
         "micro-batches of a training step does not change.",
         "loss-with-graph": "You return a loss that is still tied to its graph, and keeps alive what "
         "the graph keeps. Asked is a number: `.item()`.",
+        "loss-not-a-float": "You return a tensor. Asked is a Python number, as `.item()` gives it.",
         "graph-kept": "A micro-batch's graph has outlived its backward pass: its activations are "
         "still there when the next forward pass begins. `retain_graph=True` does that, for a second "
         "backward pass; here each graph has one.",
@@ -308,9 +309,9 @@ def _(answer, draw):
         losses = [_gradient(batch.model, x, y)[0] for x, y in batch.parts()]
         mean, _ = _gradient(batch.model, batch.inputs, batch.targets)
         got = answer(batch.model, _loss, batch.inputs, batch.targets, size)
-        expect_type(got, (float, Tensor))
         if isinstance(got, Tensor) and got.requires_grad:
             raise Wrong("loss-with-graph", expected="a number", got=got)
+        expect_type(got, float, likely="loss-not-a-float" if isinstance(got, Tensor) else None)
         likely = {
             "loss-not-mean": sum(losses),
             "loss-of-last": lambda got, losses=losses, own=(samples % size or size) / samples: (

@@ -66,7 +66,12 @@ def weighs_what_enters_backward(model, loss_function, inputs, targets, size):
         loss = loss_function(model(x), y)
         loss.backward(torch.tensor(len(x) / len(inputs)))
         losses[i] = loss.detach()
-    return _mean(losses, parts)
+    return _mean(losses.tolist(), parts)
+
+
+@wrong("5.5", names="loss-not-a-float")
+def returns_a_tensor(*arguments):
+    return torch.tensor(divides_at_the_end(*arguments))
 
 
 @wrong("5.5", names="sum-not-mean")
