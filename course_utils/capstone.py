@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_utils import network_hosts
-from course_utils.checks.statements import Cell, Statement, closure, statements_of
 from course_utils.hardware import device
 from course_utils.network_hosts import CABLE, NetworkHost
 from course_utils.nodes import TIMING, Nodes, Worker, environment, rendezvous, torchrun
+from course_utils.sources.statements import CodeCell, Statement, closure, statements_of
 
 # --- one file of the notebook's cells -------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def _is_stub(answer: Any) -> bool:
 def _sources(answers: list[Any]) -> str:
     """The statements that define the answers, and those that these need, in their order."""
     own = {answer.__name__: _functions(answer)[0].__code__.co_filename for answer in answers}
-    cells = [Cell(text, "", name, 0) for name, text in _cells(list(own.values()))]
+    cells = [CodeCell(text, "", name, 0) for name, text in _cells(list(own.values()))]
     statements = [s for cell in cells for s in statements_of(cell)]
     needed = [statements[i] for i in sorted(closure(statements, set(), frozenset(own)))]
     imports = [_text(s) for s in needed if isinstance(s.node, (ast.Import, ast.ImportFrom))]

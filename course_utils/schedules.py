@@ -344,7 +344,7 @@ def _deadlock(plan: _Plan, waiting: dict[int, int], ends: list[list[float]]) -> 
 # ---- simulation ----------------------------------------------------------------------------------
 
 
-class Span(NamedTuple):
+class TimedOp(NamedTuple):
     """What a rank did from `start` to `end`."""
 
     rank: int
@@ -399,11 +399,11 @@ class Simulation:
         return [_peak(row) for row in self.schedule]
 
     @property
-    def spans(self) -> Iterator[Span]:
+    def spans(self) -> Iterator[TimedOp]:
         """Every op of every rank with its times."""
         for rank, row in enumerate(self.schedule):
             for op, start, end in zip(row, self.starts[rank], self.ends[rank]):
-                yield Span(rank, op, start, end)
+                yield TimedOp(rank, op, start, end)
 
 
 def _peak(row: list[Op]) -> int:

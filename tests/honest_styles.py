@@ -490,10 +490,10 @@ def in_a_kernel(name: str) -> bool:
 
 def as_graded(name: str) -> bool:
     """Whether the answer is right that the grader takes out of these cells."""
-    from course_utils.checks.statements import Cell
     from course_utils.grade import answer
+    from course_utils.sources.statements import CodeCell
 
-    cells = [Cell(source, "", f"cell {i}", 0) for i, source in enumerate(_cells(name))]
+    cells = [CodeCell(source, "", f"cell {i}", 0) for i, source in enumerate(_cells(name))]
     asked = answer.Asked("0.2", "message_bytes", ("tensor",))
     value, _ = answer.find(asked, cells, [], []).execute()
     return _is_right(value)

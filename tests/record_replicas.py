@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from source import read_source
 
-from course_utils.checks.answers import load_code
 from course_utils.replicas import RECORDED, Replicas
+from course_utils.sources.answers import load_code
 
 PROGRAM = "%%writefile scratch/replica.py\n"
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from course_utils import chapters
-from course_utils.checks.catalogue import root
 
-PAGE = root() / "solutions" / "quick_reference.py"
+PAGE = chapters.ROOT / "solutions" / "quick_reference.py"
 # a chapter's section, and a heading there: in its lesson, or in the notebook that goes further
 PLACE = re.compile(r"(\d\d(?: further)?): (\d)(?:, \*(.+?)\*)?")
 
@@ -60,7 +59,7 @@ def sections(number: str) -> dict[str, list[str]]:
 
 def printed(number: str) -> str:
     """What the cells of a chapter's learner's copy print."""
-    notebook = root() / "notebooks" / f"{chapter(number).stem}.ipynb"
+    notebook = chapters.ROOT / "notebooks" / f"{chapter(number).stem}.ipynb"
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     return "\n".join("".join(output.get("text", [])) for output in outputs)

@@ -2,11 +2,15 @@
 
 import json
 import linecache
+import re
 
 import pytest
+from source import read_source
 
-from course_utils.checks import answers, load_answer, load_code
+from course_utils.chapters import ROOT
+from course_utils.checks import load_answer, load_code
 from course_utils.launch import launch
+from course_utils.sources import answers
 
 SOURCE = '''\
 # %% [markdown]
@@ -188,3 +192,29 @@ def test_code_that_is_missing_is_named():
         load_code(3, "no_such_name")
     with pytest.raises(LookupError, match="no source of chapter '77'"):
         load_code(77, "x")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "solutions").glob("*.py")), ids=lambda path: path.stem
+)
+def test_a_source_is_read_as_the_builder_reads_it(path):
+    """Who takes the course reads a source without jupytext, which only who builds it has."""
+    built = [
+        (cell.line, cell.source.strip("\n"), answers.grade_id_of(cell.nbgrader.get("grade_id", "")))
+        for cell in read_source(path)
+        if cell.kind == "code"
+    ]
+    read = [
+        (first_line_of(cell), text_of(cell), cell.grade_id) for cell in answers.percent_cells(path)
+    ]
+    assert read == built
+
+
+def first_line_of(cell):
+    blank = len(cell.source) - len(cell.source.lstrip("\n"))
+    return cell.line_before + blank + 1
+
+
+def text_of(cell):
+    """As it stands in the notebook, where a magic is no comment."""
+    return re.sub(r"\A# (?=%%)", "", cell.source.strip("\n"))

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from course_utils.checks.catalogue import exercises, root
+from course_utils.chapters import ROOT
+from course_utils.checks.catalogue import exercises
 from tests.reference_page import chapter as source_of
 
 # "04: ...", a heading in italics, "exercise 4.1", "exercises 2.1 to 2.4" or "2.1 and 2.2"
@@ -14,7 +15,7 @@ PLACE = re.compile(
 
 
 def rows():
-    text = (root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = text.split("| example or exercise | chapter and section |")[1].split("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]

@@ -216,7 +216,9 @@ def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
     command = [sys.executable, "-c", program, str(path), str(isolated)]
     with nothing_left() as mark, subprocess.Popen(command) as grader:
         # server, keeper, first, worker, and the worker's fork server
-        wait_until(lambda: sum("grade.forks" in line for _, line in processes_with(mark)) >= 5)
+        wait_until(
+            lambda: sum("grade.keeper_server" in line for _, line in processes_with(mark)) >= 5
+        )
         grader.kill()
 
 
@@ -262,7 +264,7 @@ class TestCommand:
         self, tmp_path, monkeypatch, capsys
     ):
         hand_in(tmp_path, ["second_thoughts"])
-        monkeypatch.setattr("course_utils.grade.server.PROTECTED", b"never said")
+        monkeypatch.setattr("course_utils.grade.keeper_client.PROTECTED", b"never said")
         with pytest.raises(SystemExit) as left:
             main(["grade", str(tmp_path)])
         assert left.value.code == 1
@@ -306,7 +308,7 @@ class TestCommand:
         assert says.format(**places) in code
 
     def test_a_server_that_does_not_start(self, class_folder, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr("course_utils.grade.server._PROGRAM", "no.such.program")
+        monkeypatch.setattr("course_utils.grade.keeper_client._PROGRAM", "no.such.program")
         table = tmp_path / "marks.csv"
         assert self.run(class_folder, "--csv", table) == 1
         shown = capsys.readouterr().out

@@ -5,10 +5,11 @@ from functools import cache
 
 import pytest
 
-from course_utils.checks.catalogue import chapters, exercises, root
+from course_utils.chapters import ROOT
+from course_utils.checks.catalogue import chapters, exercises
 from tests.wrong_answers import collect
 
-GUIDE = (root() / "INSTRUCTORS.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "INSTRUCTORS.md").read_text(encoding="utf-8")
 LEVELS = GUIDE.partition("## Which exercise")[2].partition("## What learners")[0]
 MISTAKES = re.findall(r"^\| (\d\d) \|.*\| (\d+\.\d+) `(\w+)` \|$", GUIDE, re.MULTILINE)
 

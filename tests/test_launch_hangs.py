@@ -26,7 +26,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, calls, compare, diagnosis, stacks, supervise
+from course_utils.launch import RankFailure, calls, diagnosis, matching, stacks, supervise
 from course_utils.launch.frames import Frame
 
 HANGS = {fault.fn.__name__: fault for fault in FAULTS if fault.kind == "timeout"}
@@ -359,7 +359,7 @@ def test_a_wait_for_an_older_call_is_told_from_a_call_that_waits():
 
 
 def _call(number, index, kind="all_reduce", peer=None, group="a", members=(0, 1)):
-    return calls.Call(number, "", group, members, index, kind, peer)
+    return calls.NotedCall(number, "", group, members, index, kind, peer)
 
 
 RECORDS = {
@@ -382,7 +382,7 @@ RECORDS = {
 @pytest.mark.parametrize("name", RECORDS)
 def test_what_the_records_prove(name):
     records, proven = RECORDS[name]
-    assert compare.lacks_a_call(records, 0) == proven
+    assert matching.lacks_a_call(records, 0) == proven
 
 
 def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):

@@ -322,3 +322,17 @@ def test_plain_script(tmp_path):
     assert os.path.basename(sockets).startswith("pymp-") and not os.path.exists(sockets)
     left = {path.name.split("_")[0] for path in temporary.iterdir()}
     assert left <= {"torchinductor"}  # PyTorch's own lasting cache
+
+
+WATCHING = "import threading; print([t.name for t in threading.enumerate()].count('preload'))"
+
+
+def test_a_kernel_starts_the_fork_server_before_the_first_launch_and_a_program_does_not(kernel):
+    """The thread that starts it lives on, and looks whether it is needed."""
+    assert kernel.run(WATCHING) == "1\n"
+    program = ["import course_utils.launch", WATCHING, "from multiprocessing import forkserver"]
+    program.append("print(forkserver._forkserver._forkserver_pid)")
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(program)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\nNone\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 import limits
 import minutes
 import pytest
+import registrations
 from source import Cell
 
 from course_utils import chapters
@@ -60,7 +61,7 @@ def test_another_number_in_a_page_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.id)
 def test_an_exercise_has_its_minutes_and_its_kind(exercise) -> None:
     number = f"{int(exercise.id.split('.')[0]):02d}"
-    assert exercise.minutes == minutes.estimates(ROOT, number)[exercise.id] > 0
+    assert exercise.minutes == registrations.of(ROOT, number)[exercise.id].minutes > 0
     assert exercise.kind in ("first", "core", "stretch")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("resource", reason="mutants are judged in forks with a limit of memory")
 
-from course_utils.checks.catalogue import root
+from course_utils.chapters import ROOT
 from tests.mutations import __main__ as command
 from tests.mutations import results
 from tests.mutations.equivalent import EQUIVALENT
@@ -212,7 +212,7 @@ def test_judging_survives_what_a_mutant_does():
     head = "import os, signal\n\ndef message_bytes(tensor):\n    "
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE, json.dumps([head + body for body in bodies])],
-        cwd=root(),
+        cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,

@@ -28,7 +28,8 @@ from traitlets.config import Config
 
 import notebooks
 from course_utils import nbgrader
-from course_utils.checks import answers, catalogue, check
+from course_utils.checks import catalogue, check
+from course_utils.sources import answers
 from tests.hostile_class.members import Member, hand_in, names_of
 
 CHAPTER = "00_start_here"

@@ -56,6 +56,9 @@ display(IntSlider(3))
 
 
 def write(folder: Path, text: str, chapter: str = "09_tiny") -> Path:
+    exercises = folder / "course_utils" / "exercises" / "ch09"
+    exercises.mkdir(parents=True, exist_ok=True)
+    (exercises / "double.py").write_text('Exercise("9.1", "double", points=2)\n')
     (folder / "solutions").mkdir(exist_ok=True)
     source = folder / "solutions" / f"{chapter}.py"
     source.write_text(text)
@@ -87,9 +90,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def course(built: Path, tmp_path: Path) -> Path:
     """A copy of the built course that a test may spoil."""
-    for path in built.rglob("*_tiny.*"):
+    for path in (*built.rglob("*_tiny.*"), *built.rglob("double.py")):
         copy = tmp_path / path.relative_to(built)
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     return tmp_path
 
@@ -424,6 +427,37 @@ def test_the_quick_reference_is_built_like_a_chapter(course: Path, capsys) -> No
 def test_an_unknown_chapter_is_refused(course: Path, capsys: pytest.CaptureFixture) -> None:
     assert notebooks.main(["build", "77"], course) == 1
     assert "there is no chapter '77'" in capsys.readouterr().err
+
+
+WHAT_TO_DO = " Write it there, or correct the id."
+
+
+@pytest.mark.parametrize(
+    ("registered", "expected"),
+    [
+        (
+            "",
+            f"38: there is no exercise 9.1: course_utils/exercises/ch09 has none.{WHAT_TO_DO}",
+        ),
+        (
+            'Exercise("9.2", "double", points=2)',
+            f"38: there is no exercise 9.1: course_utils/exercises/ch09 has 9.2.{WHAT_TO_DO}",
+        ),
+        (
+            'Exercise("9.1", "treble", points=2)',
+            "38: exercise 9.1 asks for treble, and this checks double.",
+        ),
+        (
+            'Exercise("9.1", "double", points=3)',
+            "37: exercise 9.1 has points=3, and this header says 2.",
+        ),
+    ],
+)
+def test_a_check_of_what_is_no_exercise_is_refused(
+    course: Path, registered: str, expected: str, capsys: pytest.CaptureFixture
+) -> None:
+    (course / "course_utils/exercises/ch09/double.py").write_text(registered)
+    assert check_says(course, capsys) == f"solutions/09_tiny.py:{expected}"
 
 
 # --- cells that cannot be stored ---------------------------------------------------------------

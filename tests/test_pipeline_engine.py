@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from course_utils import schedules
-from course_utils.checks.answers import load_code
 from course_utils.equality import equal, flat
+from course_utils.sources.answers import load_code
 from tests.test_schedules import random_legal
 
 WIDTH = 6

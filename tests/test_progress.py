@@ -49,7 +49,7 @@ def test_what_was_passed_stays_passed(path):
 def test_users_of_one_writable_folder_share_no_file(monkeypatch, tmp_path):
     """A course folder that a group may write: only its owner's progress lies in it."""
     monkeypatch.delenv("COURSE_PROGRESS")
-    monkeypatch.setattr(catalogue, "root", lambda: tmp_path)
+    monkeypatch.setattr(progress_file, "ROOT", tmp_path)
     assert progress_file.location() == tmp_path / ".course" / "progress.json"
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     assert tmp_path not in progress_file.location().parents
@@ -191,7 +191,7 @@ def test_a_folder_in_the_way_is_one_sentence(path, capsys):
 
 def test_the_file_is_in_the_project(monkeypatch, tmp_path):
     monkeypatch.delenv("COURSE_PROGRESS")
-    monkeypatch.setattr(catalogue, "root", lambda: tmp_path)
+    monkeypatch.setattr(progress_file, "ROOT", tmp_path)
     assert progress_file.location() == tmp_path / ".course" / "progress.json"
 
 

@@ -20,7 +20,6 @@ from torch.nn.functional import cross_entropy
 
 from course_utils import chapters, decision, estimate, models, schedules
 from course_utils.checks import load_answer, load_code
-from course_utils.checks.catalogue import root
 from course_utils.estimate import Hardware, Layout, Model
 from course_utils.launch import launch
 from course_utils.trace import Call, kept_for_backward, ring_bytes
@@ -592,7 +591,7 @@ def bold(notebook: str) -> set[str]:
 
 
 def source(notebook: str) -> Path:
-    return root() / "solutions" / f"{notebook}.py"
+    return chapters.ROOT / "solutions" / f"{notebook}.py"
 
 
 def word(text: str) -> str:
@@ -634,7 +633,7 @@ def test_the_glossary_is_in_order_and_has_no_word_twice():
 def spoken() -> str:
     """All texts in the source of the package, each on a line, with ? for what is filled in."""
     lines = []
-    for path in sorted((root() / "course_utils").rglob("*.py")):
+    for path in sorted((chapters.ROOT / "course_utils").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 lines.append(" ".join(node.value.split()))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.checks.statements import Cell, statements_of
+from course_utils.sources.statements import CodeCell, statements_of
 
 CASES = {
     "x = [name for name in table]": ({"x"}, {"table"}),
@@ -20,5 +20,5 @@ CASES = {
 
 @pytest.mark.parametrize("source", CASES)
 def test_what_is_bound_and_what_is_read(source: str) -> None:
-    [statement] = statements_of(Cell(source, "", "cell", 0))
+    [statement] = statements_of(CodeCell(source, "", "cell", 0))
     assert (statement.binds, statement.uses) == CASES[source]

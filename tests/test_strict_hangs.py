@@ -13,7 +13,7 @@ from torch import Tensor
 
 from course_utils import host_waits
 from course_utils.hardware import device, settle
-from course_utils.launch import RankFailure, calls, compare, launch
+from course_utils.launch import RankFailure, calls, launch, matching
 
 _SHOWN = (
     *(
@@ -169,8 +169,8 @@ def test_right_programs_go_on(program, result):
 
 def made(
     number: int, group: str, kind: str = "all_reduce", index: int = 1, peer=None
-) -> calls.Call:
-    return calls.Call(number, "", group, (0, 1), index, kind, peer)
+) -> calls.NotedCall:
+    return calls.NotedCall(number, "", group, (0, 1), index, kind, peer)
 
 
 def behind(*begun: int, queued: tuple = ()) -> dict:
@@ -197,7 +197,7 @@ MEETINGS = {
 @pytest.mark.parametrize("name", MEETINGS)
 def test_only_what_lacks_somebody_is_without_an_end(name):
     records, pending, without_an_end = MEETINGS[name]
-    assert compare.none_can_end(records, pending) == without_an_end
+    assert matching.none_can_end(records, pending) == without_an_end
 
 
 # ---- a GPU's host waits in Python ----------------------------------------------------------------

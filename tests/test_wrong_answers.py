@@ -15,11 +15,11 @@ from copies import make_copy
 from source import read_source
 
 from course_utils.checks import examine, load_answer
-from course_utils.checks.answers import source_of
 from course_utils.checks.catalogue import exercises
 from course_utils.checks.framework import attempt
 from course_utils.checks.guard import undisturbed
 from course_utils.checks.learner import render
+from course_utils.sources.answers import source_of
 from tests.wrong_answers import collect
 
 FEWEST_WRONG = 5

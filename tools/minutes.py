@@ -9,7 +9,6 @@ estimate (`Exercise(minutes=...)`). Running is measured when a notebook is built
 and kept in course_utils/minutes.json: a build that is some seconds faster changes nothing.
 """
 
-import ast
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import registrations
 from source import Cell, read_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,9 +55,9 @@ class Minutes:
 
 def of(root: Path, name: str, cells: list[Cell]) -> Minutes:
     """The minutes of a notebook whose source has these cells."""
-    estimated = estimates(root, name[:2])
+    known = registrations.of(root, name[:2])
     asked = [c.nbgrader["grade_id"] for c in cells if c.is_answer and "grade_id" in c.nbgrader]
-    exercises = sum(estimated.get(id, 0) for id in asked)
+    exercises = sum(known[id].minutes for id in asked if id in known)
     return Minutes(minutes(lesson(cells)), kept(root).get(name, {}).get("run", 1), exercises)
 
 
@@ -89,25 +89,6 @@ def _of_prose_or_code(cell: Cell) -> float:
         return len(lines) / SKIMMED
     skimmed = sum(bool(SKIM.match(line)) for line in lines)
     return skimmed / SKIMMED + (len(lines) - skimmed) / LINES
-
-
-# --- exercises ---------------------------------------------------------------------------------
-
-
-def estimates(root: Path, number: str) -> dict[str, int]:
-    """The minutes of a chapter's exercises, as the text of their registration says: nothing is
-    imported, so a build asks for them in no time."""
-    found = {}
-    for path in _registrations(root, number):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Exercise":
-                said = [k.value for k in node.keywords if k.arg == "minutes"]
-                found[ast.literal_eval(node.args[0])] = ast.literal_eval(said[0]) if said else 0
-    return found
-
-
-def _registrations(root: Path, number: str) -> Iterator[Path]:
-    yield from (root / "course_utils" / "exercises").glob(f"ch{number}/*.py")
 
 
 # --- the table that is kept --------------------------------------------------------------------

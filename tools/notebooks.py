@@ -23,6 +23,7 @@ from pathlib import Path
 import limits
 import minutes
 import nbformat
+import registrations
 from copies import code_of, is_sealed, make_copy, seal, take_outputs
 from execution import ExecutionError, execute
 from source import Cell, SourceError, leaked_line, read_source
@@ -167,9 +168,12 @@ def copies_of(root: Path, source: Path) -> list[Copy]:
     os.chdir(root)  # so that errors name the file as the author does
     path = source.relative_to(root)
     cells = read_source(path)
-    too_much = limits.problems(path.stem, cells, minutes.of(root, path.stem, cells))
-    if problems := [f"{path}:{line}: {sentence}" for line, sentence in too_much]:
-        raise SourceError(problems)
+    found = [
+        *limits.problems(path.stem, cells, minutes.of(root, path.stem, cells)),
+        *registrations.problems(root, path.stem[:2], cells),
+    ]
+    if found:
+        raise SourceError([f"{path}:{line}: {sentence}" for line, sentence in found])
     return [Copy(root, path.stem, solved, cells) for solved in (False, True)]
 
 

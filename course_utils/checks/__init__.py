@@ -4,7 +4,6 @@ exercises.
 `course_utils.checks.framework` says how to write an exercise.
 """
 
-from course_utils.checks.answers import load_answer, load_code
 from course_utils.checks.compare import Wrong, expect, expect_type, same
 from course_utils.checks.framework import Exercise, Line, Outcome, run
 from course_utils.checks.learner import (
@@ -17,6 +16,7 @@ from course_utils.checks.learner import (
 )
 from course_utils.checks.progress import progress_text
 from course_utils.launch.arguments import OwnPart
+from course_utils.sources.answers import load_answer, load_code
 
 __all__ = [
     "Exercise",

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import course_utils.exercises
-from course_utils.chapters import ROOT
 from course_utils.checks.framework import Exercise, registered
 
 _PACKAGE = course_utils.exercises.__name__
@@ -49,11 +48,6 @@ def imported() -> list[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module)
     return sorted(name for name in names if not name.startswith(f"{_PACKAGE}."))
-
-
-def root() -> Path:
-    """The folder of the project: where solutions/ and notebooks/ are."""
-    return ROOT
 
 
 def _load(chapter: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from course_utils import chapters as sources
 from course_utils.checks import catalogue, progress_file
-from course_utils.checks.answers import source_of
 from course_utils.checks.framework import Exercise
+from course_utils.sources.answers import source_of
 
 
 def sentence(error: LookupError | OSError) -> str:

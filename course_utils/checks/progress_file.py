@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from course_utils.checks import catalogue
+from course_utils.chapters import ROOT
 
 Entries = dict[str, dict]
 
@@ -33,7 +33,7 @@ def location() -> Path:
     """The file that holds the progress."""
     if os.environ.get("COURSE_PROGRESS"):
         return Path(os.environ["COURSE_PROGRESS"]).expanduser()
-    folder = catalogue.root() / ".course"
+    folder = ROOT / ".course"
     if _writable(folder) and _own(folder):
         return folder / "progress.json"
     return _state_folder() / "progress.json"

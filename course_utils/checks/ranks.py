@@ -51,7 +51,7 @@ def waits() -> Iterator[list[dist.Work]]:
 
 
 @dataclass(frozen=True)
-class Call:
+class SeenCall:
     """A call that somebody in Python has to wait for."""
 
     kind: str
@@ -65,10 +65,10 @@ class Sent:
 
     dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
     unwaited: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list, repr=False)
+    calls: list[SeenCall] = field(default_factory=list, repr=False)
     asked: list[dist.Work] = field(default_factory=list, repr=False)
 
-    def open_calls(self) -> list[Call]:
+    def open_calls(self) -> list[SeenCall]:
         """Those for which nobody has waited so far: on a GPU too, since NCCL's calls run on a stream
         of its own, and only waiting puts the next kernel behind them."""
         return [c for c in self.calls if not any(c.work is other for other in self.asked)]
@@ -103,7 +103,7 @@ def following() -> Iterator[Sent]:
 
         def keep(work: dist.Work | None) -> None:  # also as gloo gives up a send whose Work is gone
             if work is not None:
-                sent.calls.append(Call(kind, payload, work))
+                sent.calls.append(SeenCall(kind, payload, work))
 
         return (
             (lambda result: intercept.hand_work(result, keep))

@@ -6,20 +6,20 @@
 
 The rooms, in the order in which a submission passes through them:
 
-    command     python -m course_utils grade; gathering: the notebooks in folders and archives
-    grading     grade_files: from files to Grades, in their order
-    submission  reads a notebook and tells its chapter; reading does it, in a process of its own
-    checking    a job for each exercise, several at once; from a keeper's report to a mark
-    server      the grader's hold on forks, the server from which its processes come
-    keeper      watches over one exercise: limits, the outcome, the end of all processes
-    tree        looking at processes, and ending them; isolation, outside: what Linux can do besides
-    judge       makes the verdict, where no code of a submission ever is
-    worker      holds one answer and does with it what the judge asks; plain: how results travel
-    answer      takes the answer out of the notebook; needed: which statements that takes
-    integrity   what an answer changed around it
-    limits      what a submission may use; marks: Grade and Mark, what comes out
-    report      marks as text, CSV, JSON; pages: feedback; summary: a class; copies: equal answers
-    roster      students, late days, totals; points: for requirements; export, gradescope: for an LMS
+    command       python -m course_utils grade; gathering: the notebooks in folders and archives
+    grading       grade_files: from files to Grades, in their order
+    submission    reads a notebook and tells its chapter; reading does it, in a process of its own
+    checking      a job for each exercise, several at once; from a keeper's report to a mark
+    keeper_client has keepers forked by keeper_server, a process that has imported all they need
+    keeper        watches over one exercise: limits, the outcome, the end of all processes
+    tree          looking at processes, and ending them; isolation, outside: what Linux can do
+    judge         makes the verdict, where no code of a submission ever is
+    worker        holds one answer and does with it what the judge asks; plain: how results travel
+    answer        takes the answer out of the notebook; needed: which statements that takes
+    integrity     what an answer changed around it
+    limits        what a submission may use; marks: Grade and Mark, what comes out
+    report        marks as text, CSV, JSON; pages: feedback; summary: a class; copies: equal answers
+    roster        students, late days, totals; points: of requirements; export, gradescope: for LMSs
 """
 
 from course_utils.grade.grading import DEFAULT_VARIANT, grade_file, grade_files

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils.checks import statements
-from course_utils.checks.answers import grade_id_of
 from course_utils.checks.guard import Deadline, TimeIsUp
-from course_utils.checks.statements import Cell, show_in_tracebacks
 from course_utils.grade.needed import Needed, Statement, is_builtin, names_in, statements_of
+from course_utils.sources import statements
+from course_utils.sources.answers import grade_id_of
+from course_utils.sources.statements import CodeCell, show_in_tracebacks
 
 SECONDS = 60.0  # for all statements together
 _SECONDS_OF_AN_OPTIONAL = 5.0
@@ -117,7 +117,9 @@ class Answer:
                 self.skipped.append(f"{statement.cell.filename}, line {statement.line} ({why})")
 
 
-def find(exercise: Asked, cells: list[Cell], provided: list[Cell], texts: Iterable[str]) -> Answer:
+def find(
+    exercise: Asked, cells: list[CodeCell], provided: list[CodeCell], texts: Iterable[str]
+) -> Answer:
     """The answer to an exercise as it is when its check is called in a kernel. `provided` are the
     course's own cells; `texts` are the grade ids of text cells. Executes nothing. Raises NoAnswer.
     """
@@ -145,7 +147,7 @@ def find(exercise: Asked, cells: list[Cell], provided: list[Cell], texts: Iterab
     return Answer(of_the_course, needed, value, unread, missing)
 
 
-def _end(exercise: Asked, cells: list[Cell], found: list[Statement]) -> int:
+def _end(exercise: Asked, cells: list[CodeCell], found: list[Statement]) -> int:
     """How many cells count: those before the last check, if the answer is among them; else those up
     to the answer's own cell; else, where its metadata is lost, all."""
     grade_id, call = grade_id_of(exercise.id), rf"\bcheck\(\s*['\"]{re.escape(exercise.id)}['\"]"
@@ -162,7 +164,7 @@ def _end(exercise: Asked, cells: list[Cell], found: list[Statement]) -> int:
     return marked[-1] + 1 if marked else len(cells)
 
 
-def _checked(exercise: Asked, cells: list[Cell], found: list[Statement]) -> ast.expr:
+def _checked(exercise: Asked, cells: list[CodeCell], found: list[Statement]) -> ast.expr:
     """What the last call of `check` checks, where that is another expression than the name."""
     counted = {id(cell) for cell in cells[-1:]}
     for statement in found:
@@ -177,8 +179,8 @@ def _checked(exercise: Asked, cells: list[Cell], found: list[Statement]) -> ast.
 
 def _what_is_missing(
     exercise: Asked,
-    cells: list[Cell],
-    broken: list[tuple[Cell, Exception]],
+    cells: list[CodeCell],
+    broken: list[tuple[CodeCell, Exception]],
     texts: Iterable[str],
 ) -> str:
     grade_id, name = grade_id_of(exercise.id), exercise.name
@@ -202,7 +204,7 @@ def _missing(needed: Needed, found: list[Statement]) -> frozenset[str]:
     return frozenset(name for name in own if not is_builtin(name))
 
 
-def _of_the_course(cells: list[Cell], names: frozenset[str]) -> list[statements.Statement]:
+def _of_the_course(cells: list[CodeCell], names: frozenset[str]) -> list[statements.Statement]:
     """What the chapter itself binds to the names, with what that needs; never an answer."""
     if not names:
         return []

@@ -17,9 +17,9 @@ import psutil
 
 from course_utils.checks.framework import Exercise
 from course_utils.grade import tree, worker
+from course_utils.grade.keeper_client import KeeperClient
 from course_utils.grade.limits import MB, PATIENCE, Limits
 from course_utils.grade.marks import Mark
-from course_utils.grade.server import Server
 from course_utils.grade.submission import NotGradable, Submission
 from course_utils.launch.janitor import janitor
 
@@ -50,8 +50,8 @@ def check_all(
     running: list[_Job] = []
     if not tasks:
         return
-    with _temporary_folder() as folder, Server(isolated) as server:
-        if not server.protected:
+    with _temporary_folder() as folder, KeeperClient(isolated) as keepers:
+        if not keepers.protected:
             unprotected()
         try:
             while waiting or running:
@@ -59,7 +59,7 @@ def check_all(
                     number, attempt = waiting.popleft()
                     job = _Job(tasks[number], number, attempt, limits, folder)
                     running.append(job)
-                    job.begin(server)
+                    job.begin(keepers)
                 wait([job.connection for job in running], timeout=1.0)
                 for job in [job for job in running if job.over()]:
                     running.remove(job)
@@ -95,9 +95,9 @@ class _Job:
         self._report: dict | None = None
         self._until = time.monotonic() + _TO_BEGIN
 
-    def begin(self, server: Server) -> None:
+    def begin(self, keepers: KeeperClient) -> None:
         """Hands the job to a keeper."""
-        self.connection = server.begin(
+        self.connection = keepers.begin(
             {
                 "asked": self._asked(),
                 "cells": [dataclasses.asdict(cell) for cell in self._task.submission.cells],

@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from course_utils.checks import catalogue
+from course_utils.chapters import ROOT
 from course_utils.grade import gathering
 from course_utils.grade.grading import grade_files
 from course_utils.grade.marks import Grade
@@ -36,13 +36,12 @@ environment/bin/python -m course_utils.grade.gradescope run {chapter:02d} \\
 
 def write_zip(chapter: int, path: Path) -> None:
     """Writes the archive: the course with its solutions, which learners do not see there."""
-    root = catalogue.root()
-    files = [root / name for name in _FILES]
-    files += [file for part in _PARTS for file in sorted((root / part).rglob("*"))]
+    files = [ROOT / name for name in _FILES]
+    files += [file for part in _PARTS for file in sorted((ROOT / part).rglob("*"))]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
             if file.is_file() and file.suffix not in (".ipynb", ".pyc"):
-                archive.write(file, file.relative_to(root))
+                archive.write(file, file.relative_to(ROOT))
         for name, text in (("setup.sh", _SETUP), ("run_autograder", _RUN.format(chapter=chapter))):
             member = zipfile.ZipInfo(name)
             member.external_attr = 0o100755 << 16

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from course_utils.checks.statements import Cell, binds_of, uses_of
+from course_utils.sources.statements import CodeCell, binds_of, uses_of
 
 NO_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)  # what reading a cell may raise
 _TRANSPARENT = re.compile(r"\s*%%(?:time|timeit|capture|prun)\b.*\n?")
@@ -44,7 +44,7 @@ class Statement:
     """
 
     node: ast.stmt
-    cell: Cell
+    cell: CodeCell
     number: int
 
     @property
@@ -72,7 +72,9 @@ class Statement:
         return frozenset(_changed(self.node))
 
 
-def statements_of(cells: list[Cell]) -> tuple[list[Statement], list[tuple[Cell, Exception]]]:
+def statements_of(
+    cells: list[CodeCell],
+) -> tuple[list[Statement], list[tuple[CodeCell, Exception]]]:
     """The statements of all cells, and the cells that are no Python with the reason."""
     found: list[Statement] = []
     broken = []
@@ -85,7 +87,7 @@ def statements_of(cells: list[Cell]) -> tuple[list[Statement], list[tuple[Cell, 
     return found, broken
 
 
-def parse(cell: Cell) -> ast.Module:
+def parse(cell: CodeCell) -> ast.Module:
     """The cell's code as IPython reads it. Raises SyntaxError and its like."""
     source = cell.source
     if match := _FILE.match(source):

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from course_utils.checks import catalogue
+from course_utils.chapters import ROOT
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _SETTINGS = (
@@ -31,10 +31,9 @@ def environment() -> dict[str, str]:
 
 def visible() -> list[str]:
     """The files and folders that can be read; those below others are left out."""
-    root = catalogue.root()
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
-    packages = [path for path in sys.path if path and Path(path).resolve() != root]
-    course = [root / "course_utils", root / "data"]
+    packages = [path for path in sys.path if path and Path(path).resolve() != ROOT]
+    course = [ROOT / "course_utils", ROOT / "data"]
     devices = [Path("/dev", name) for name in _DEVICES]
     devices += [path for name in _GPUS for path in Path("/dev").glob(name)]
     settings = [Path("/etc", name) for name in _SETTINGS]
@@ -46,7 +45,7 @@ def visible() -> list[str]:
 def hidden() -> list[str]:
     """What lies in `visible` and cannot be read all the same: the exercises, whose checks know what
     they expect."""
-    return [str(catalogue.root() / "course_utils" / "exercises")]
+    return [str(ROOT / "course_utils" / "exercises")]
 
 
 def user() -> str:

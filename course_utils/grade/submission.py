@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_utils.chapters import ROOT
 from course_utils.chapters import chapter as chapter_of
 from course_utils.checks import catalogue
-from course_utils.checks.answers import grade_id_of, percent_cells, source_of
 from course_utils.checks.framework import Exercise
-from course_utils.checks.statements import Cell
 from course_utils.grade import reading
+from course_utils.sources.answers import grade_id_of, percent_cells, source_of
+from course_utils.sources.statements import CodeCell
 
 _LONGEST = 600  # seconds; the reading itself ends sooner
 
@@ -36,9 +37,9 @@ class Submission:
 
     chapter: str
     exercises: list[Exercise]
-    cells: list[Cell]
+    cells: list[CodeCell]
     texts: frozenset[str]
-    provided: list[Cell]
+    provided: list[CodeCell]
 
 
 def read_file(path: Path, most_bytes: int, wanted: int | None = None) -> Submission:
@@ -62,7 +63,7 @@ def read_file(path: Path, most_bytes: int, wanted: int | None = None) -> Submiss
 
 def _submission(found: list[list[str]], name: str) -> Submission:
     cells = [
-        Cell(source, grade_id, f"{name}, cell {number}", 0)
+        CodeCell(source, grade_id, f"{name}, cell {number}", 0)
         for number, (kind, source, grade_id) in enumerate(found, start=1)
         if kind == "code"
     ]
@@ -73,12 +74,12 @@ def _submission(found: list[list[str]], name: str) -> Submission:
 
 
 @functools.cache
-def _provided(title: str) -> list[Cell]:
-    source = catalogue.root() / "solutions" / f"{title}.py"
+def _provided(title: str) -> list[CodeCell]:
+    source = ROOT / "solutions" / f"{title}.py"
     return [cell for cell in percent_cells(source) if not cell.grade_id]
 
 
-def _title_for(cells: list[Cell], texts: set[str], name: str) -> str:
+def _title_for(cells: list[CodeCell], texts: set[str], name: str) -> str:
     """The notebook of the course with the most exercises in it; the file's name decides between
     equals."""
     found = Counter(map(_title_of, _exercises_in(cells, texts)))
@@ -100,7 +101,7 @@ def _named(name: str, titles: set[str]) -> str | None:
     return begun[-1] if begun else numbered[0] if numbered else None
 
 
-def _exercises_in(cells: list[Cell], texts: set[str]) -> Iterator[Exercise]:
+def _exercises_in(cells: list[CodeCell], texts: set[str]) -> Iterator[Exercise]:
     """The exercises whose cell, or definition, is there."""
     ids = texts | {cell.grade_id for cell in cells}
     source = "\n".join(cell.source for cell in cells)

@@ -17,15 +17,16 @@ from typing import Any, NoReturn
 
 import psutil
 
-from course_utils.checks import answers, framework
+from course_utils.checks import framework
 from course_utils.checks.compare import Wrong
 from course_utils.checks.failures import explain, explain_stub, is_stub
 from course_utils.checks.guard import Printed, TimeIsUp, undisturbed
-from course_utils.checks.statements import Cell
 from course_utils.grade import answer, calls, integrity, isolation
 from course_utils.grade.limits import Limits
 from course_utils.grade.plain import Writer
 from course_utils.launch import RankFailure, launch, server
+from course_utils.sources import answers
+from course_utils.sources.statements import CodeCell
 
 _SECONDS_OF_A_RUN = 60.0  # on a busy machine ranks are slow; a hang is found by what ranks do
 _SECONDS_TO_TELL = 2.0  # what an exception says of itself is code of the submission, too
@@ -54,7 +55,7 @@ def _prepared(job, judge):
     """The answer, not executed. None where the judge has been told that there is none."""
     try:
         _settle(job["folder"], Limits(**job["limits"]), job["isolated"])
-        cells, provided = ([Cell(**cell) for cell in job[key]] for key in ("cells", "provided"))
+        cells, provided = ([CodeCell(**cell) for cell in job[key]] for key in ("cells", "provided"))
         exercise = answer.Asked(**job["asked"])
         try:
             found = answer.find(exercise, cells, provided, job["texts"])

@@ -2,7 +2,7 @@
 
 The rooms, in the order in which a call passes through them:
 
-    parent       the call itself: check, start, watch, explain, clean up
+    launching    the call itself: check, start, watch, explain, clean up
     job          what a rank needs to know: of its call, and of the host that it is on
     arguments    what launch accepts, and one sentence for everything else
     packing      functions, arguments and results as bytes; tensors beside the pickle stream
@@ -16,7 +16,7 @@ The rooms, in the order in which a call passes through them:
     hosts        ranks on other hosts, and how the kernel hears of them; agent: a host's own side
     rank         a rank as it sees itself: join the group, run the function, report
     peers        no message to a rank that is not there
-    calls        each rank's record of its collective calls; compare: do they match?
+    calls        each rank's record of its collective calls; matching: do they match?
     output       what the ranks print, in an order that is the same in every run
     figures      what the ranks draw: shown under the cell (figure_backend: Matplotlib's side)
     supervise    the kernel's loop: until all have delivered, one has failed or nothing can move
@@ -29,7 +29,7 @@ The rooms, in the order in which a call passes through them:
 
 from course_utils.launch import server
 from course_utils.launch.failure import RankFailure
-from course_utils.launch.parent import launch
+from course_utils.launch.launching import launch
 
 __all__ = ["RankFailure", "launch"]
 

@@ -25,20 +25,20 @@ import torch.distributed as dist
 
 from course_utils import hardware
 from course_utils.launch import frames, job, packing, server, sockets, stacks
-from course_utils.launch.process import Process
+from course_utils.launch.process import RankProcess
 
 LEASE = 12.0  # seconds without a word from the kernel after which ranks are ended
 _LOOK = 1.0  # seconds between two looks at the lease
 _MOST = 1 << 25  # bytes of a rank that one answer carries
 
 
-class _Launch:
+class _HostedRanks:
     """The ranks on this host of the launch that goes on.
 
     interface: through which the hosts see each other; address: this host's there.
     """
 
-    def __init__(self, call: job.Call, first: int, ranks: int, toward: str):
+    def __init__(self, call: job.Launch, first: int, ranks: int, toward: str):
         self._call = call
         self.first, self.ranks = first, []
         self.address, self._interface = _own_end(toward)
@@ -73,7 +73,7 @@ class _Launch:
             here["environment"][name] = self._interface
         packed = packing.pack(here | told)
         for number, (record, own) in enumerate(zip(self.records, which, strict=True), self.first):
-            rank = Process(number, record)
+            rank = RankProcess(number, record)
             self.ranks.append(rank)
             rank.give(packed)
             rank.give(calls[own])
@@ -143,7 +143,7 @@ class _Launch:
         self._opened.close()
 
 
-_launch: _Launch | None = None
+_hosted: _HostedRanks | None = None
 _lock = threading.RLock()
 _heard = time.monotonic()
 
@@ -199,51 +199,51 @@ def _network():
 
 
 def _prepare(call, first, ranks, toward):
-    global _launch
+    global _hosted
     _end()
-    _launch = _Launch(call, first, ranks, toward)
+    _hosted = _HostedRanks(call, first, ranks, toward)
     _watch()
-    return {"backend": _launch.placement.backend, "address": _launch.address}
+    return {"backend": _hosted.placement.backend, "address": _hosted.address}
 
 
 def _open_store():
-    return _launch.open_store()
+    return _hosted.open_store()
 
 
 def _start(told, calls, which, store):
-    _launch.start(told, calls, which, store)
+    _hosted.start(told, calls, which, store)
 
 
 def _begin():
-    for rank in _launch.ranks:
+    for rank in _hosted.ranks:
         rank.begin()
 
 
 def _poll(patience):
-    if _launch is None:
+    if _hosted is None:
         why = f"which has ended it: it had heard nothing from here for {LEASE:g} seconds"
         return [("lost", None, why)], {}
-    return _launch.poll(patience), _launch.state()
+    return _hosted.poll(patience), _hosted.state()
 
 
 def _stacks(numbers):
-    if _launch is None:  # ended since, as _poll says
+    if _hosted is None:  # ended since, as _poll says
         return dict.fromkeys(numbers, ""), {}
-    ranks = [rank for rank in _launch.ranks if rank.number in numbers]
+    ranks = [rank for rank in _hosted.ranks if rank.number in numbers]
     for rank in ranks:
         rank.main_thread = numbers[rank.number]
     found = ranks[0].host.stacks(ranks)
-    return dict(zip([rank.number for rank in ranks], found, strict=True)), _launch.state()
+    return dict(zip([rank.number for rank in ranks], found, strict=True)), _hosted.state()
 
 
 def _records():
-    return [Path(record).read_bytes() for record in _launch.records] if _launch else []
+    return [Path(record).read_bytes() for record in _hosted.records] if _hosted else []
 
 
 def _last_words(number):
-    if _launch is None:
+    if _hosted is None:
         return ""
-    rank = _launch.ranks[number - _launch.first]
+    rank = _hosted.ranks[number - _hosted.first]
     return stacks.drain(rank.stacks)
 
 
@@ -252,9 +252,9 @@ def _orphaned():
 
 
 def _end():
-    global _launch
-    if _launch is not None:
-        ended, _launch = _launch, None
+    global _hosted
+    if _hosted is not None:
+        ended, _hosted = _hosted, None
         ended.end()
 
 
@@ -275,16 +275,16 @@ _METHODS = {
 
 
 def _watch():
-    threading.Thread(target=_end_when_unheard, args=(_launch,), name="lease", daemon=True).start()
+    threading.Thread(target=_end_when_unheard, args=(_hosted,), name="lease", daemon=True).start()
 
 
-def _end_when_unheard(launch):
-    while _launch is launch:
+def _end_when_unheard(hosted):
+    while _hosted is hosted:
         time.sleep(_LOOK)
         # A call that goes on is a word from the kernel.
         if time.monotonic() - _heard > LEASE and _lock.acquire(blocking=False):
             try:
-                if _launch is launch and time.monotonic() - _heard > LEASE:
+                if _hosted is hosted and time.monotonic() - _heard > LEASE:
                     _end()
             finally:
                 _lock.release()

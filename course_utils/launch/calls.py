@@ -44,7 +44,7 @@ DESTROY = "destroy_process_group"
 
 
 @dataclass(frozen=True)
-class Call:
+class NotedCall:
     """One call of one rank.
 
     number:     which call of this rank it is, from 0
@@ -315,7 +315,7 @@ def prepare(path: str) -> None:
         file.write(b" " * ((_SLOTS + _GROUPS + 1) * _SIZE))
 
 
-def read(paths: list[str]) -> list[list[Call]]:
+def read(paths: list[str]) -> list[list[NotedCall]]:
     """In the kernel: the newest calls of each rank, oldest first, by rank."""
     records = [_notes(path) for path in paths]
     numbers = {  # a rank's number in a world, as the launch counts
@@ -367,4 +367,4 @@ def _call(note, numbers):
         kind, text, place = handling
         note["handling"] = Handled(kind, text, Frame(*place) if place else None)
     note["where"] = Frame(*where) if where else None
-    return Call(**note)
+    return NotedCall(**note)

@@ -3,8 +3,8 @@
 from collections import defaultdict
 
 from course_utils.collectives import POINT_TO_POINT
-from course_utils.launch import calls, compare
-from course_utils.launch.calls import Call
+from course_utils.launch import calls, matching
+from course_utils.launch.calls import NotedCall
 from course_utils.launch.failure import RankFailure
 from course_utils.launch.frames import Frame
 from course_utils.launch.states import State, grouped, names, signal_name
@@ -50,7 +50,7 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
     if reason == "orphaned":
         return RankFailure(_ORPHANED, kind="signal")
     records = records_of(ranks)
-    mismatch = compare.first_mismatch(records)
+    mismatch = matching.first_mismatch(records)
     if reason == "finished" and not mismatch:
         return None
     states = states_of(ranks, records)
@@ -63,8 +63,8 @@ def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | Non
     return _late(ranks, states, timeout)
 
 
-def _mismatch(meeting: dict[int, Call], states):
-    odd = compare.odd_one(meeting)
+def _mismatch(meeting: dict[int, NotedCall], states):
+    odd = matching.odd_one(meeting)
     alike = defaultdict(list)
     kinds = {call.kind for call in meeting.values()}
     operations = {call.operation for call in meeting.values()}
@@ -80,7 +80,7 @@ def _mismatch(meeting: dict[int, Call], states):
     return _failure(lines, odd, "mismatch", meeting[odd].where, states)
 
 
-def _raised_first(made: dict[int, Call]) -> int | None:
+def _raised_first(made: dict[int, NotedCall]) -> int | None:
     """The rank that made its call in an except or finally block, if others did not: what it had
     raised is the cause of all that follows."""
     handling = [rank for rank, call in made.items() if call.handling]

@@ -77,7 +77,7 @@ class FarHost:
 
     # ---- a launch ----
 
-    def prepare(self, call: job.Call, numbers: range, folder: str) -> Any:
+    def prepare(self, call: job.Launch, numbers: range, folder: str) -> Any:
         self.ranks = [FarRank(number, self, folder) for number in numbers]
         self._folder, self._happened, self._ear = folder, queue.SimpleQueue(), None
         self._state = {}
@@ -313,7 +313,7 @@ def choose(hosts: list[FarHost]) -> Iterator[None]:
 
 
 @contextmanager
-def start(call: job.Call, packed: list[list]) -> Iterator[list[Rank]]:
+def start(call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
     """The ranks of a call on the hosts, as long as the block goes on: as many on each, as far as that
     can be, and those of a host in a row."""
     all_hosts = chosen()

@@ -16,7 +16,7 @@ from course_utils.launch.janitor import janitor
 
 
 @dataclass(frozen=True)
-class Call:
+class Launch:
     """A call of launch, but for its function and arguments."""
 
     nprocs: int
@@ -42,7 +42,7 @@ class Call:
         return hardware.on_cpu(ranks) if self.backend else hardware.placement(ranks)
 
 
-def on_this_host(call: Call, placement: hardware.Placement, folder: str, sockets: str) -> dict:
+def on_this_host(call: Launch, placement: hardware.Placement, folder: str, sockets: str) -> dict:
     """What is the same for the ranks of a call that are on this host, and listen to it alone."""
     interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     return {

@@ -32,7 +32,7 @@ class Here:
     name = None
     tick = 0.05
 
-    def stacks(self, ranks: list["Process"]) -> list[str]:
+    def stacks(self, ranks: list["RankProcess"]) -> list[str]:
         return stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in ranks])
 
     def refresh_records(self) -> None:
@@ -45,7 +45,7 @@ class Here:
 _here = Here()
 
 
-class Process(Rank):
+class RankProcess(Rank):
     """The process of one rank."""
 
     def __init__(self, number: int, record: str):

@@ -44,9 +44,10 @@ _PRELOADED = [
 _SERVER_ONLY = ["course_utils.launch.guardian"]
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _NAME = "course_utils rank"
-_OURS = ("multiprocessing.forkserver", "--multiprocessing-fork", "course_utils.grade.forks")
 
 context = multiprocessing.get_context(_METHOD)
+if _METHOD == "forkserver":
+    context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
 _ready = threading.Lock()
 _warm = None  # the process id of the fork server that is known to have finished its imports
 _owner = None  # the process that has started it
@@ -61,13 +62,11 @@ _used = time.monotonic()  # when the last one ended
 
 
 def preload() -> None:
-    """Starts the fork server in the background: it imports torch while the learner reads."""
-    # The server, and every process that multiprocessing starts, may import this package too, and
-    # `python -m course_utils`. They need no server; if one of them calls launch, that starts it.
-    started_by_us = any(mark in word for mark in _OURS for word in sys.orig_argv)
-    started_by_us |= "course_utils" in sys.orig_argv
-    if context.get_start_method() == "forkserver" and not started_by_us:
-        context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
+    """Where cells are executed, starts the fork server in the background: it imports torch while the
+    learner reads. Any other process, such as a program or a rank, may never call launch: there the
+    first call starts it."""
+    ipython = sys.modules.get("IPython")
+    if _METHOD == "forkserver" and ipython and ipython.get_ipython():
         threading.Thread(target=_keep, name="preload", daemon=True).start()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from course_utils.collectives import POINT_TO_POINT
 from course_utils.launch import frames, threads
-from course_utils.launch.calls import DESTROY, Call, read_pending
+from course_utils.launch.calls import DESTROY, NotedCall, read_pending
 from course_utils.launch.frames import Frame
 from course_utils.launch.stacks import collective
 from course_utils.launch.view import Rank, where
@@ -31,7 +31,7 @@ class State:
     words: str
     path: list[Frame] = field(default_factory=list)
     waits_in: str | None = None
-    call: Call | None = None
+    call: NotedCall | None = None
     consequence: bool = False
 
     @property
@@ -42,7 +42,7 @@ class State:
         return f"{self.words} ({self.where.place})" if self.where else self.words
 
 
-def states(ranks: list[Rank], records: list[list[Call]]) -> dict[int, State]:
+def states(ranks: list[Rank], records: list[list[NotedCall]]) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
     found = where([rank for rank in ranks if rank.living])
     return {

@@ -3,7 +3,7 @@
 import selectors
 import time
 
-from course_utils.launch import calls, compare, stacks, threads
+from course_utils.launch import calls, matching, stacks, threads
 from course_utils.launch.view import START, Rank, records, where
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
@@ -94,7 +94,7 @@ class Stillness:
       because it has finished;
     * the call in which it waits has no limit of its own, after which it would go on;
     * if it waits for its device, where calls stand in queues, no call that has begun has met all that
-      it needs (`compare.none_can_end`);
+      it needs (`matching.none_can_end`);
     * no other thread can move it on: `threads` says what has to be shown for each;
     * all stacks that wait end at the same lines as before.
 
@@ -128,7 +128,7 @@ class Stillness:
             self._compared = True
             # Groups that do not fit may still let the ranks come to an end, and what they print.
             made = records(self._ranks)
-            mismatch = compare.first_mismatch(made, groups=False)
+            mismatch = matching.first_mismatch(made, groups=False)
             return mismatch is not None or self._proven(made)
         elif now - self._since >= _STILL:
             return self._stuck()
@@ -164,13 +164,13 @@ class Stillness:
         if self._stacks is None or self._stacks != before:
             return False
         made = records(self._ranks)
-        return not self._limited(made) and compare.none_can_end(made, self._pending())
+        return not self._limited(made) and matching.none_can_end(made, self._pending())
 
     def _proven(self, records):
         made = {rank: calls_made for rank, (_, calls_made) in self._start.items()}
         waiting = [rank for rank in made if not rank.finished]
         if made == self._asked_at or not all(
-            records[rank.number] and compare.lacks_a_call(records, rank.number) for rank in waiting
+            records[rank.number] and matching.lacks_a_call(records, rank.number) for rank in waiting
         ):
             return False
         self._asked_at = made

@@ -119,7 +119,7 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
     return found
 
 
-def records(ranks: list[Rank]) -> list[list[calls.Call]]:
+def records(ranks: list[Rank]) -> list[list[calls.NotedCall]]:
     """The newest calls of each rank, oldest first, by rank."""
     for host in dict.fromkeys(each.host for each in ranks):
         host.refresh_records()

@@ -68,7 +68,7 @@ def gantt_lanes(ax: Axes, work: Pipelined) -> dict[str, Patch]:
     return _gantt_lanes(ax, spans, max(span.end for span in spans))
 
 
-def _gantt_lanes(ax: Axes, spans: list[schedules.Span], end: float) -> dict[str, Patch]:
+def _gantt_lanes(ax: Axes, spans: list[schedules.TimedOp], end: float) -> dict[str, Patch]:
     ranks, chunks = (1 + max(n) for n in zip(*((span.rank, span.op.chunk) for span in spans)))
     ax.set_xlim(0, end)
     ax.set_ylim(ranks - 0.5, -0.5)
@@ -94,7 +94,7 @@ def _drawing_order(kind_and_chunk: tuple[str, int]) -> tuple[int, int]:
     return list(_KINDS).index(kind_and_chunk[0]), kind_and_chunk[1]
 
 
-def _op_boxes(ax: Axes, spans: list[schedules.Span], color: tuple, points: float) -> None:
+def _op_boxes(ax: Axes, spans: list[schedules.TimedOp], color: tuple, points: float) -> None:
     """Draws the ops of one kind and chunk, with their numbers if all the boxes have room for them.
 
     One collection for all boxes: a schedule has hundreds. `points` are there for a unit of time.
@@ -118,7 +118,7 @@ def _op_boxes(ax: Axes, spans: list[schedules.Span], color: tuple, points: float
             ax.text((span.start + span.end) / 2, span.rank, text, **look)
 
 
-def _op_spans(work: Pipelined) -> list[schedules.Span]:
+def _op_spans(work: Pipelined) -> list[schedules.TimedOp]:
     """The ops of a pipeline, from time 0, in units of a forward pass."""
     spans = list(work.spans) if isinstance(work, Simulation) else list(_recorded_ops(work))
     if not spans:
@@ -133,12 +133,12 @@ def _op_spans(work: Pipelined) -> list[schedules.Span]:
     ]
 
 
-def _recorded_ops(records: Sequence[Record]) -> Iterator[schedules.Span]:
+def _recorded_ops(records: Sequence[Record]) -> Iterator[schedules.TimedOp]:
     for record in records:
         for span in record.spans:
             if span.kind == "compute" and (name := _OP.fullmatch(span.name)):
                 op = Op(name[1], int(name[2]), int(name[3] or 0))
-                yield schedules.Span(record.rank, op, span.start, span.end)
+                yield schedules.TimedOp(record.rank, op, span.start, span.end)
 
 
 def _mixed(color: str, other: str, share: float) -> tuple[float, ...]:

@@ -28,15 +28,13 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []  # in the order of their calls
-        self._spans: list[tuple[str, str, object, object]] = []  # name, kind, start, end marks
-        self._backwards: dict[int, _Backward] = {}  # those that communicate, by autograd's number
+        self._computed: list[tuple[str, object, object]] = []  # name, start and end marks
         self._record: Record | None = None
 
     def __enter__(self) -> Self:
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._clock = _common_clock()
-        self._recorder = _Recorder(self)
+        self._recorder = _Recorder(self._clock)
         self._recorder.install()
         return self
 
@@ -52,7 +50,7 @@ class Trace:
         try:
             yield
         finally:
-            self._spans.append((name, "compute", start, self._clock.mark()))
+            self._computed.append((name, start, self._clock.mark()))
 
     def record(self) -> Record:
         """Returns what was recorded. Call it after the block."""
@@ -61,20 +59,22 @@ class Trace:
         return self._record
 
     def _finish(self) -> Record:
-        now = self._clock.mark()
-        for entry in self._entries:
+        recorder, now, seconds = self._recorder, self._clock.mark(), self._clock.seconds
+        for entry in recorder.entries:
             entry.settle(now)
             entry.work = None
-        seconds = self._clock.seconds
-        foreground = [Span(name, kind, seconds(a), seconds(b)) for name, kind, a, b in self._spans]
-        foreground += [span for run in self._backwards.values() for span in run.waiting(seconds)]
+        foreground = [
+            Span(name, "compute", seconds(a), seconds(b)) for name, a, b in self._computed
+        ]
+        foreground += [Span("wait", "waiting", seconds(a), seconds(b)) for a, b in recorder.waits]
+        foreground += [span for run in recorder.backwards.values() for span in run.waiting(seconds)]
         background = []
-        for index, entry in enumerate(self._entries):
+        for index, entry in enumerate(recorder.entries):
             start, end = seconds(entry.start), seconds(entry.end)
             span = Span(entry.call.op, "communication", start, end, not entry.blocking, index)
             (foreground if entry.blocking else background).append(span)
         spans = sorted(cut(foreground) + background, key=lambda span: span.start)
-        return Record(self._rank, spans, [entry.call for entry in self._entries])
+        return Record(self._rank, spans, [entry.call for entry in recorder.entries])
 
 
 class _Entry:
@@ -136,8 +136,11 @@ class _Recorder:
 
     _installed: "_Recorder | None" = None
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, clock) -> None:
+        self.clock = clock
+        self.entries: list[_Entry] = []  # in the order of their calls
+        self.waits: list[tuple[object, object]] = []  # start and end marks
+        self.backwards: dict[int, _Backward] = {}  # those that communicate, by autograd's number
         self.waiting_for: dict[int, list[_Entry]] = {}  # by the identity of the Work
 
     def install(self) -> None:
@@ -158,8 +161,8 @@ class _Recorder:
         if call is None:
             return None
         blocking = arguments.get("async_op") is False
-        entry = _Entry(call, self.trace._clock.mark(), blocking)
-        self.trace._entries.append(entry)
+        entry = _Entry(call, self.clock.mark(), blocking)
+        self.entries.append(entry)
         self._note_backward(entry)
 
         return lambda result: intercept.hand_work(result, lambda work: self._follow(entry, work))
@@ -168,20 +171,18 @@ class _Recorder:
         task = torch._C._current_graph_task_id()
         if task == -1:  # this call does not come out of a backward pass
             return
-        backwards = self.trace._backwards
-        if task not in backwards:
-            backwards[task] = _Backward(self.trace._clock)
-        backwards[task].entries.append(entry)
+        if task not in self.backwards:
+            self.backwards[task] = _Backward(self.clock)
+        self.backwards[task].entries.append(entry)
 
     def _follow(self, entry: _Entry, work: dist.Work | None) -> None:
-        clock = self.trace._clock
         entry.work = work
         if work is None:  # a blocking call of NCCL: the current stream itself waits for it
-            entry.finish(clock.mark())
+            entry.finish(self.clock.mark())
             return
         self.waiting_for.setdefault(id(work), []).append(entry)
         try:
-            work.get_future().add_done_callback(lambda _: entry.finish(clock.news()))
+            work.get_future().add_done_callback(lambda _: entry.finish(self.clock.news()))
         except RuntimeError:
             pass  # gloo's messages have no future: they end when wait() returns
 
@@ -195,16 +196,15 @@ class _Recorder:
             # torch.distributed itself waits: the call was a blocking one, such as dist.send.
             caller = sys._getframe(1).f_code.co_filename
             blocking = caller == dist.distributed_c10d.__file__
-            clock = recorder.trace._clock
-            start = clock.mark()
+            start = recorder.clock.mark()
             result = original(work, *args, **kwargs)
-            end = clock.mark()
+            end = recorder.clock.mark()
             for entry in entries:
                 entry.blocking = blocking = entry.blocking or blocking
                 entry.finish(end)
                 entry.work = None  # it would keep the tensors alive
             if not blocking:
-                recorder.trace._spans.append(("wait", "waiting", start, end))
+                recorder.waits.append((start, end))
             return result
 
         return wait

@@ -50,15 +50,11 @@ def judge_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Verdict]
 
 
 def prepare() -> None:
-    """Limits the memory of all that comes, and starts the fork server anew with the checks in it:
-    an edit of a check while this runs then reaches no rank."""
+    """Limits the memory of all that comes, and starts the fork server with the checks in it: an edit of a check while this runs then reaches no rank."""
     exercises()  # imports all checks
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
-    server.ensure_running()  # the import of launch has begun with it
-    janitor.forget("server", forkserver._forkserver._forkserver_pid)
-    forkserver._forkserver._stop()
     server.context.set_forkserver_preload(server._PRELOADED)
     server.ensure_running()
 

@@ -14,11 +14,16 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from course_utils.checks import answers, catalogue
-from course_utils.checks.statements import Cell, closure, statements_of
+from course_utils.chapters import ROOT
+from course_utils.checks import catalogue
+from course_utils.sources import answers
+from course_utils.sources.statements import CodeCell, closure, statements_of
 from tests.mutations.generate import mutants
 
-_FRAMEWORK = ("framework", "compare", "draw", "failures", "guard", "ranks", "statements", "answers")
+_FRAMEWORK = (
+    *("checks/framework", "checks/compare", "checks/draw", "checks/failures", "checks/guard"),
+    *("checks/ranks", "sources/statements", "sources/answers"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Verdicts:
     gives to a Verdict."""
 
     def __init__(self, exercise_id: str, folder: Path | None = None) -> None:
-        folder = folder or catalogue.root() / "build" / "mutations"
+        folder = folder or ROOT / "build" / "mutations"
         self._path = folder / f"{exercise_id}.json"
         self._known = json.loads(self._path.read_text()) if self._path.exists() else {}
 
@@ -55,7 +60,7 @@ class Verdicts:
         unfinished.replace(self._path)
 
 
-def answer_cell(exercise_id: str) -> Cell:
+def answer_cell(exercise_id: str) -> CodeCell:
     """The cell of the solution's source that holds the answer to an exercise."""
     id = answers.grade_id_of(exercise_id)
     cells = answers.percent_cells(answers.source_of(exercise_id))
@@ -64,8 +69,7 @@ def answer_cell(exercise_id: str) -> Cell:
 
 def digest_of_check(exercise_id: str) -> str:
     """A digest of all that decides about an answer but the answer's cell itself."""
-    checks = Path(catalogue.__file__).parent
-    parts = [(checks / f"{name}.py").read_text() for name in _FRAMEWORK]
+    parts = [(ROOT / "course_utils" / f"{name}.py").read_text() for name in _FRAMEWORK]
     own = Path(inspect.getfile(catalogue.find(exercise_id).rules[0].function))
     parts += [file.read_text() for file in (own, own.with_name("shared.py")) if file.exists()]
     parts.append(_around(exercise_id))

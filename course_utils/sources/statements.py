@@ -16,7 +16,7 @@ _CELL_MAGIC = re.compile(r"\s*(# )?%%(?!(?:time|capture|prun)\b)\w")
 
 
 @dataclass(frozen=True)
-class Cell:
+class CodeCell:
     """A code cell."""
 
     source: str
@@ -30,18 +30,18 @@ class Statement:
     """A top-level statement, the names it binds and the global names it uses."""
 
     node: ast.stmt
-    cell: Cell
+    cell: CodeCell
     binds: frozenset[str]
     uses: frozenset[str]
 
 
-def show_in_tracebacks(cell: Cell) -> None:
+def show_in_tracebacks(cell: CodeCell) -> None:
     """Lets tracebacks quote the lines of a cell that is in no file of its own."""
     lines = cell.source.splitlines(keepends=True)
     linecache.cache[cell.filename] = (len(cell.source), None, lines, cell.filename)
 
 
-def parse(cell: Cell) -> ast.Module:
+def parse(cell: CodeCell) -> ast.Module:
     """The cell's code; empty where it is no Python at all."""
     try:
         return parse_strictly(cell)
@@ -49,7 +49,7 @@ def parse(cell: Cell) -> ast.Module:
         return ast.Module([], [])
 
 
-def parse_strictly(cell: Cell) -> ast.Module:
+def parse_strictly(cell: CodeCell) -> ast.Module:
     """The cell's code without magics and shell commands. Raises SyntaxError, its line counted as
     in the cell."""
     if _CELL_MAGIC.match(cell.source):
@@ -61,7 +61,7 @@ def parse_strictly(cell: Cell) -> ast.Module:
     return ast.increment_lineno(tree, cell.line_before)
 
 
-def statements_of(cell: Cell) -> Iterator[Statement]:
+def statements_of(cell: CodeCell) -> Iterator[Statement]:
     """The cell's top-level statements, but for calls for their effect: a plot, a run, a print."""
     for node in parse(cell).body:
         if not isinstance(node, ast.Expr):

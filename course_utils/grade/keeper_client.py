@@ -1,4 +1,4 @@
-"""The grader's hold on the server from which it gets its processes (forks.py)."""
+"""The grader's hold on the server that forks its keepers (keeper_server.py)."""
 
 import contextlib
 import json
@@ -8,10 +8,10 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Self
 
-from course_utils.checks import catalogue
+from course_utils.chapters import ROOT
 from course_utils.grade import outside
 
-_PROGRAM = "course_utils.grade.forks"
+_PROGRAM = "course_utils.grade.keeper_server"
 PROTECTED = b"p"  # what the server says first; else that there are no namespaces
 UNPROTECTED = (
     "This system lets nobody make namespaces, so a submission could read your files, change them, and "
@@ -20,7 +20,7 @@ UNPROTECTED = (
 _STARTS = 3  # without namespaces, a submission may kill the server
 
 
-class Server:
+class KeeperClient:
     """`isolated=False` does without namespaces, where they are possible; None uses them where they
     are. `protected` says whether they are used."""
 
@@ -52,7 +52,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=outside.environment(),
-                cwd=catalogue.root(),  # where this package can be imported, and nothing else lies
+                cwd=ROOT,  # where this package can be imported, and nothing else lies
             )
         with contextlib.suppress(ConnectionError):
             if said := self._control.recv(1):  # when it has imported all that it needs

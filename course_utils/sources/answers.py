@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from course_utils import chapters
-from course_utils.checks.statements import (
-    Cell,
+from course_utils.sources.statements import (
+    CodeCell,
     Statement,
     closure,
     execute,
@@ -96,7 +96,7 @@ def sources_of(chapter: str) -> list[Path]:
     return chapters.chapter(chapter).sources
 
 
-def percent_cells(path: Path) -> Iterator[Cell]:
+def percent_cells(path: Path) -> Iterator[CodeCell]:
     """The code cells of a py:percent source."""
     lines = path.read_text(encoding="utf-8").splitlines()
     starts = [i for i, line in enumerate(lines) if _HEADER.fullmatch(line)]
@@ -105,21 +105,23 @@ def percent_cells(path: Path) -> Iterator[Cell]:
         if not header.startswith("["):
             found = re.search(r'"grade_id":\s*"([^"]+)"', header)
             source = "\n".join(lines[start + 1 : end])
-            yield Cell(source, grade_id_of(found[1]) if found else "", str(path), start + 1)
+            yield CodeCell(source, grade_id_of(found[1]) if found else "", str(path), start + 1)
 
 
-def _notebook_cells(path: Path) -> Iterator[Cell]:
+def _notebook_cells(path: Path) -> Iterator[CodeCell]:
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for number, cell in enumerate(notebook["cells"], start=1):
         if cell["cell_type"] == "code":
             source = "".join(cell["source"])
             grade_id = cell.get("metadata", {}).get("nbgrader", {}).get("grade_id", "")
-            found = Cell(source, grade_id, f"{path.name}, cell {number}", 0)
+            found = CodeCell(source, grade_id, f"{path.name}, cell {number}", 0)
             show_in_tracebacks(found)
             yield found
 
 
-def _checked_expression(cells: list[Cell], exercise_id: str, path: Path) -> tuple[int, ast.expr]:
+def _checked_expression(
+    cells: list[CodeCell], exercise_id: str, path: Path
+) -> tuple[int, ast.expr]:
     """The index of the cell that calls check("3.4", answer), and the expression `answer`."""
     for index, cell in enumerate(cells):
         if cell.grade_id != f"{grade_id_of(exercise_id)}-check":

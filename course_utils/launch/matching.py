@@ -4,10 +4,12 @@ import math
 from collections import defaultdict
 
 from course_utils.collectives import POINT_TO_POINT
-from course_utils.launch.calls import DESTROY, NEW_GROUP, Call
+from course_utils.launch.calls import DESTROY, NEW_GROUP, NotedCall
 
 
-def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, Call] | None:
+def first_mismatch(
+    records: list[list[NotedCall]], groups: bool = True
+) -> dict[int, NotedCall] | None:
     """Returns the calls that meet and do not match, by rank; None if all calls match.
 
     `records` holds each rank's calls, by rank. The n-th collective of a group meets the n-th of
@@ -30,7 +32,7 @@ def first_mismatch(records: list[list[Call]], groups: bool = True) -> dict[int, 
     return None
 
 
-def lacks_a_call(records: list[list[Call]], rank: int) -> bool:
+def lacks_a_call(records: list[list[NotedCall]], rank: int) -> bool:
     """True if the newest call of `rank`, in launch's own world, is sure not to end unless another
     rank makes another call."""
     call = records[rank][-1]
@@ -52,7 +54,7 @@ def _sure_not_to_have(record, rank, group, index):
     return [call.number for call in record] == list(range(len(record)))
 
 
-def none_can_end(records: list[list[Call]], pending: dict[int, dict]) -> bool:
+def none_can_end(records: list[list[NotedCall]], pending: dict[int, dict]) -> bool:
     """True if nothing that ranks wait behind will ever end unless one of them makes another call.
 
     pending: for each rank that waits for a device with queues, what `host_waits.follow` publishes. A
@@ -77,7 +79,7 @@ def _needed(rank, call):
     return {rank, call.peer} if call.kind in POINT_TO_POINT else set(call.members)
 
 
-def odd_one(calls: dict[int, Call]) -> int:
+def odd_one(calls: dict[int, NotedCall]) -> int:
     """Returns the rank whose call differs from most others; of two, the second."""
     signatures = [_signature(call) for call in calls.values()]
     return min(reversed(calls), key=lambda rank: signatures.count(_signature(calls[rank])))

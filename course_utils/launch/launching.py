@@ -15,7 +15,7 @@ from course_utils.launch import (
     sockets,
     unpicklable,
 )
-from course_utils.launch.process import Process
+from course_utils.launch.process import RankProcess
 from course_utils.launch.supervise import Supervision
 
 
@@ -56,7 +56,7 @@ def launch(
     nprocs = arguments.check(fn, nprocs, args, timeout)
     arguments.check_backend(backend, rules)
     rules = None if backend else arguments.check_rules(rules)
-    call = job.Call(nprocs, timeout, rules, backend)
+    call = job.Launch(nprocs, timeout, rules, backend)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
     with (hosts.start if hosts.chosen() else _start_here)(call, packed) as ranks:
         return _run(ranks, timeout)
@@ -98,7 +98,7 @@ def _start_here(call, packed):
 
 def _start(ranks, record):
     with _uninterrupted():  # a rank that was started but is not in the list would stay
-        ranks.append(Process(len(ranks), record))
+        ranks.append(RankProcess(len(ranks), record))
 
 
 def _end(ranks):

@@ -1,4 +1,4 @@
-"""The server from which the grader gets its processes: it has imported all that a check needs.
+"""The server that forks a keeper for each exercise: it has imported all that a check needs.
 
 It is a program of its own, so that nothing of the grader's process (nbgrader's, for instance) is
 in what it forks, and it never sees a submission: a keeper gets its job from the grader itself.
@@ -18,7 +18,7 @@ import psutil
 from course_utils import mnist
 from course_utils.checks import catalogue
 from course_utils.grade import isolation, keeper, tree
-from course_utils.grade.server import PROTECTED
+from course_utils.grade.keeper_client import PROTECTED
 from course_utils.launch import server
 
 
