@@ -4,10 +4,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import nbval.kernel
 import pytest
+from kernels import KernelWithoutPorts
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="course-tests-")  # removed when the process ends
 os.environ["IPYTHONDIR"] = str(Path(SCRATCH.name) / "ipython")
+nbval.kernel.KernelManager = KernelWithoutPorts  # nbval gives up a kernel whose port was taken
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,7 @@ from queue import Empty
 
 import psutil
 import pytest
-from jupyter_client.manager import KernelManager
+from kernels import KernelWithoutPorts
 
 SECONDS = 2  # after which nothing may be left
 PICTURE = "(a picture)"  # stands for one in what a cell shows
@@ -26,7 +26,7 @@ class Kernel:
 
     def __init__(self, folder):
         self.folder = folder
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelWithoutPorts(kernel_name="python3")
         self.manager.start_kernel(
             cwd=str(folder), env={**os.environ, "TMPDIR": str(folder), "JUPYTER_PLATFORM_DIRS": "1"}
         )

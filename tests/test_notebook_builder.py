@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import execution
 import nbformat
+import nbval.kernel
 import pytest
 from copies import cell_ids, make_copy
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
@@ -513,3 +515,17 @@ def test_nbval_sees_a_changed_number_but_no_changed_picture(course: Path) -> Non
     run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert "1 failed, 17 passed" in run.stdout, run.stdout
     assert "number.ipynb::Cell 3" in run.stdout
+
+
+def test_no_kernel_of_the_tests_waits_for_a_port(course: Path) -> None:
+    """A port that another process takes first would end the kernel before its first word."""
+    cell = "from ipykernel.connect import get_connection_info\n"
+    cell += "get_connection_info(unpack=True)['transport']"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    execution.execute(notebook, course)
+    assert notebook.cells[0].outputs[0].data["text/plain"] == "'ipc'"
+    manager, client = nbval.kernel.start_new_kernel()
+    client.stop_channels()
+    manager.shutdown_kernel()
+    assert manager.transport == "ipc"
+    assert not Path(manager.ip).parent.exists()

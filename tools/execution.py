@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
+from kernels import AsyncKernelWithoutPorts
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from source import IGNORE_OUTPUT
@@ -30,7 +30,7 @@ class ExecutionError(Exception):
         self.cell = cell
 
 
-class _ThisInterpreter(AsyncKernelManager):
+class _ThisInterpreter(AsyncKernelWithoutPorts):
     """Starts the kernel of the running interpreter, whatever kernelspecs the user has."""
 
     def _kernel_spec_manager_default(self) -> KernelSpecManager:
