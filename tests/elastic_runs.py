@@ -14,7 +14,6 @@ course_utils/nodes.py, of which chapter 09 makes its nodes too.
 """
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -356,9 +355,3 @@ def difference(one: Path, other: Path) -> float:
     )
     assert first.keys() == second.keys()
     return max((first[name] - second[name]).abs().max().item() for name in first)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elastic_runs import GATED, ROOT, ElasticRun, Host, free_port
+from elastic_runs import GATED, ROOT, ElasticRun, Host
+from ports import free_ports
 
 from course_utils.nodes import environment
 
@@ -120,7 +121,7 @@ class PrintedRun(ElasticRun):
 
     def _find_store(self) -> str:
         """The store lives in an agent, as it does where the command is printed."""
-        return f"{Host.address}:{free_port()}"
+        return f"{Host.address}:{free_ports(1)[0]}"
 
     def start_agent(self, name: str) -> None:
         variables = environment(self.id, Host.interface)

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 120  # seconds
@@ -48,7 +49,7 @@ def running_lab(folder: Path) -> Iterator[Lab]:
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Lab]:
     """Serve `folder`; end the server and its kernels afterwards."""
-    lab = Lab(f"http://127.0.0.1:{_free_port()}", secrets.token_hex(16), folder)
+    lab = Lab(f"http://127.0.0.1:{free_ports(1)[0]}", secrets.token_hex(16), folder)
     with (folder / "lab.log").open("w") as log:
         server = subprocess.Popen(
             _command(lab),
@@ -63,11 +64,6 @@ def serving(folder: Path) -> Iterator[Lab]:
             yield lab
         finally:
             _stop(server)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def _command(lab: Lab) -> list[str]:

@@ -17,7 +17,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import nbformat
 import psutil
+from ports import free_ports
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
@@ -157,7 +157,7 @@ class Hub:
     def __init__(self, folder: Path, users: list[str]):
         self._folder, self._users = folder, users
         self._token = secrets.token_hex(16)
-        self._port, hub_port, proxy_port = _free_ports(3)
+        self._port, hub_port, proxy_port = free_ports(3)
         self._process, self.left = None, []
         settings = SETTINGS.format(
             port=self._port,
@@ -301,12 +301,6 @@ async def _execute(kernel, source: str) -> tuple[str, str]:
             error = "\n".join(content["traceback"])
         elif got["msg_type"] == "status" and content["execution_state"] == "idle":
             return printed, error
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _python_shown() -> str:
