@@ -11,7 +11,7 @@ def test_a_candidate_that_hangs_is_left_out():
 
     words = {"quick": "60", "hangs": "0.5", "ends": "60"}
     candidates = {
-        name: Apart("tests.test_benchmarks", name, limit=float(limit))
+        name: Apart("tests.tools.test_benchmarks", name, limit=float(limit))
         for name, limit in words.items()
     }
     try:
