@@ -583,7 +583,9 @@ for rank in range(2):
 # | `torch.distributed.debug.start_debug_server()` in the script | a page that shows stacks and records of all ranks while they hang |
 #
 # ([NCCL's variables](https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html),
-# [the flight recorder's tutorial](https://docs.pytorch.org/tutorials/intermediate/debug_hangs_with_flight_recorder.html).)
+# [the flight recorder's tutorial](https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html),
+# [a hang found with the debug server](https://docs.pytorch.org/tutorials/intermediate/debug_hangs_with_flight_recorder.html),
+# which records with a package of its own, TorchComms.)
 
 # %% [markdown]
 # ## 6. Exercise: DDP that overlaps

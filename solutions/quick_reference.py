@@ -252,7 +252,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | site | a copy of the model, spread over several ranks | [07](07_hybrid.ipynb) |
 # | customer | the kernel of the notebook | [00](00_start_here.ipynb) |
 # | foreman, register | torchrun's agent, the rendezvous | [09](09_elastic.ipynb) |
-# | head office | where the notes meet: the all-reduce, however it is done (01); worker 0 (02); nowhere, they go round (03) | [01](01_factory.ipynb), [02](02_data_parallel.ipynb), [03](03_ddp.ipynb) |
+# | head office | where the notes meet: the all-reduce, however it is done (01); worker 0 (02); in 03 nowhere, the notes go round, and rank 0 of a star is the comparison | [01](01_factory.ipynb), [02](02_data_parallel.ipynb), [03](03_ddp.ipynb) |
 # | blueprint, page | the parameters; a layer or a unit of layers | all |
 # | raw material, box | the batch; a micro-batch | all; [05](05_pipeline.ipynb) |
 # | half-made products | activations | [01](01_factory.ipynb), [04](04_manual_split.ipynb) to [07](07_hybrid.ipynb) |

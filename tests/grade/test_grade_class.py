@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from course_utils import exercises
+from course_utils.chapters import ROOT, chapters
 from course_utils.checks import catalogue, check, points
 from course_utils.checks.catalogue import find
 from course_utils.checks.framework import judge
@@ -21,6 +22,7 @@ from course_utils.grade import (
     copies,
     export,
     gathering,
+    grade_files,
     gradescope,
     integrity,
     pages,
@@ -36,6 +38,8 @@ from tests.hostile_class.members import hand_in, names_of
 from tests.wrong_answers.ch00.message_bytes import everything_is_float32
 
 names_of("damaged")
+
+SOLUTIONS = ROOT / "solutions"
 
 LINES = [["two ranks", True, None], ["three ranks", False, "fixed-two"], ["frozen", None, None]]
 
@@ -496,3 +500,13 @@ for sent in pickle.load(sys.stdin.buffer):
     pickle.loads(sent)
 """
     subprocess.run([sys.executable, "-c", program], input=pickle.dumps(sent), check=True)
+
+
+def test_every_solved_chapter_gets_all_its_points():
+    """What each check needs reaches the process that judges: seen from the outside, for all."""
+    solved = [SOLUTIONS / f"{name}.ipynb" for each in chapters() for name in each.notebooks]
+    grades = list(grade_files(solved, jobs=2, isolated=None))
+    marks = [mark for grade in grades for mark in grade.exercises]
+    assert [each.reason for each in grades] == [""] * len(solved)
+    assert [mark.feedback for mark in marks if mark.status != "passed"] == []
+    assert sorted(mark.exercise for mark in marks) == sorted(e.id for e in catalogue.exercises())
