@@ -8,8 +8,8 @@
     replicas.events()
 
 Chapter 09 has its replicas from here. Needs torchft: pip install "course-utils[torchft]", for Linux on
-x86-64. Where it is not, `recorded()` has what a run left (tests/record_replicas.py wrote it). All processes
-end with the block, and with this process, however it ends.
+x86-64. Where it is not, `recorded()` has what a run left (tests/modules/record_replicas.py wrote it).
+All processes end with the block, and with this process, however it ends.
 """
 
 import importlib.util

@@ -24,7 +24,7 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print what tests/test_wrong_answers.py recorded, on whichever worker it ran."""
+    """Print what tests/checks/test_wrong_answers.py recorded, on whichever worker it ran."""
     recorded = [
         (kind, exercise_id, outcome == "passed")
         for outcome in ("passed", "failed")
@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter):
         for kind, exercise_id in report.user_properties
     ]
     if any(kind == "solution" for kind, _, _ in recorded):
-        from tests.exercise_table import table  # imports torch, which other runs need not
+        from tests.checks.exercise_table import table  # imports torch, which other runs need not
 
         terminalreporter.section("exercises")
         terminalreporter.write_line(table(recorded))

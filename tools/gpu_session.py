@@ -48,12 +48,18 @@ STEPS = [
     Step("versions", [sys.executable, __file__, "versions"], 1),
     *map(_ranks, (1, 2, 4, 8)),
     Step("chapters", [*PYTEST, "--nbval", "notebooks", "solutions", "--dist", "loadfile"], 10),
-    Step("equality", [*PYTEST, "tests/test_equality.py"], 5),
+    Step("equality", [*PYTEST, "tests/chapters/test_equality.py"], 5),
     # an asynchronous call that nobody waits for goes wrong on a GPU only
-    Step("waits", [*PYTEST, "tests/test_wrong_answers.py", "-k", "not-waited"], 4),
-    Step("launch", [*PYTEST, "tests/test_launch.py", "tests/test_launch_hangs.py"], 5),
-    Step("cluster", [*PYTEST, "tests/test_cluster.py", "tests/test_cluster_model.py"], 4),
-    Step("grader", [*PYTEST, "tests/test_grade.py"], 4),
+    Step("waits", [*PYTEST, "tests/checks/test_wrong_answers.py", "-k", "not-waited"], 4),
+    Step(
+        "launch", [*PYTEST, "tests/launch/test_launch.py", "tests/launch/test_launch_hangs.py"], 5
+    ),
+    Step(
+        "cluster",
+        [*PYTEST, "tests/cluster/test_cluster.py", "tests/cluster/test_cluster_model.py"],
+        4,
+    ),
+    Step("grader", [*PYTEST, "tests/grade/test_grade.py"], 4),
 ]
 
 

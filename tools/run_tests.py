@@ -71,7 +71,12 @@ BY_NAME = {  # what takes too long for every commit, or was not yet timed on a q
     ],
     "all-rules": [
         [*UNDER_RULES, "--nbval", *NOTEBOOKS, f"--junitxml={REPORTS / 'all-rules.xml'}"],
-        [*UNDER_RULES, "tests/test_equality.py", "tests/test_wrong_answers.py", *RANKS_OF_TESTS],
+        [
+            *UNDER_RULES,
+            "tests/chapters/test_equality.py",
+            "tests/checks/test_wrong_answers.py",
+            *RANKS_OF_TESTS,
+        ],
     ],
 }
 LIMITS = {  # seconds; .ci/run has 5,400

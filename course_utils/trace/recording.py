@@ -2,7 +2,7 @@
 
 `intercept` hears of every collective, whoever starts it. What is private in PyTorch (the boxed
 objects, autograd's number of a backward pass and its callbacks) is used here, in `calls` and in `intercept`
-only; tests/test_trace.py shows for each supported version that it works.
+only; tests/modules/test_trace.py shows for each supported version that it works.
 """
 
 import sys

@@ -8,16 +8,13 @@ until the step is done (the checkpoint is read). An agent counts as dead when it
 (torchrun's default is 15 s); the other one cannot begin alone before.
 """
 
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 
 from tests.benchmarks.measuring import Spread, print_table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from elastic_runs import ElasticRun, EventLog
+from tests.support.elastic_runs import ElasticRun, EventLog
 
 INTERVALS = (0.1, 1, 5)  # seconds from one look of an agent at its workers to the next
 ROUNDS = 3

@@ -14,7 +14,7 @@ import torch
 from course_utils import estimate
 from course_utils.estimate import Layout, Model, Trace, published
 from tests.benchmarks.measuring import met, print_table
-from tests.traced_programs import decoder
+from tests.support.traced_programs import decoder
 
 MODEL = replace(published.LLAMA["405B"], vocab=131_072)
 LAYOUT = Layout(dp=128, tp=8, pp=16, zero=3, micro_batches=16)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import network_turns
+from tests.support import network_turns
 
 from .lab import ROOT
 

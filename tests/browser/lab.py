@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ports import free_ports
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT = 120  # seconds

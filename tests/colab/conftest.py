@@ -2,13 +2,10 @@
 
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from asked_for import skip_unless
+from tests.support.asked_for import skip_unless
 
 
 @pytest.fixture(autouse=True, scope="session")

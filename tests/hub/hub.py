@@ -29,9 +29,10 @@ from pathlib import Path
 
 import nbformat
 import psutil
-from ports import free_ports
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
+
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "build" / "hub"

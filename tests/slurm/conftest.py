@@ -1,14 +1,9 @@
 """Skips these tests unless they are asked for: they need root and SLURM's daemons."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-from asked_for import skip_unless
-
 from cluster import why_not
+from tests.support.asked_for import skip_unless
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from elastic_runs import ROOT
 
 from cluster import ADDRESS, slurm_cluster, variables
+from tests.support.elastic_runs import ROOT
 
 pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from elastic_runs import GATED, ROOT, EventLog, check_samples, difference
-from elastic_runs import undisturbed as train_undisturbed
 
 from cluster import Cluster, slurm_cluster, title
 from course_utils.nodes import Gate, environment
+from tests.support.elastic_runs import GATED, ROOT, EventLog, check_samples, difference
+from tests.support.elastic_runs import undisturbed as train_undisturbed
 
 SAMPLES, BATCH, EPOCHS = 100, 16, 3
 MODEL = (

@@ -1,4 +1,6 @@
-"""The techniques of the course, for tests/test_equality.py: each trains a job on one or more ranks.
+"""The techniques of the course, for tests/chapters/test_equality.py.
+
+Each trains a job on one or more ranks.
 
 A technique is a function `(rank, job) -> Trained` that runs on every rank. The files of this folder
 decorate theirs with `@technique`; one file holds what one family of techniques needs. Code of the

@@ -1,9 +1,16 @@
 """Elastic training on two hosts that only a cable joins; the cable is pulled and plugged in again."""
 
 import pytest
-from elastic_runs import ElasticRun, EventLog, Host, check_samples, difference, undisturbed
 
 from course_utils.network_hosts import CABLE, NetworkHost, two_hosts, why_not
+from tests.support.elastic_runs import (
+    ElasticRun,
+    EventLog,
+    Host,
+    check_samples,
+    difference,
+    undisturbed,
+)
 
 SAMPLES, BATCH, EPOCHS = 100, 16, 3
 OPTIONS = (

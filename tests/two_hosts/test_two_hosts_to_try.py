@@ -17,7 +17,7 @@ from course_utils import two_hosts
 from course_utils.cluster import cluster
 from course_utils.launch import RankFailure, hosts, launch
 from course_utils.two_hosts import TwoHosts
-from tests import network_turns
+from tests.support import network_turns
 
 
 def adds(rank: int) -> tuple[float, str]:

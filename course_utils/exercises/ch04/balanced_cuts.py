@@ -139,8 +139,8 @@ MISTAKEN: dict[str, Callable[[list[float], int], Cuts]] = {
     "sorted": lambda costs, stages: best_cuts(sorted(costs, reverse=True), stages),
 }
 
-# Found by a search; tests/test_checks_ch04.py shows that each mistaken partitioner misses the best
-# cut of each list, and that no two of them give the same cuts, from whichever end they work.
+# Found by a search; tests/checks/test_checks_ch04.py shows that each mistaken partitioner misses the
+# best cut of each list, and that no two of them give the same cuts, from whichever end they work.
 MISLEADING = [
     ([8, 4, 2, 3, 5, 6, 9, 7, 2, 1, 6], 5),
     ([5, 7, 1, 9, 4, 7, 3, 1, 3, 9, 1, 2, 1], 6),

@@ -1,0 +1,63 @@
+"""What chapter 10 says of cuts, against PyTorch's own, and its figures."""
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from torch import Tensor
+
+from course_utils.checks import load_answer, load_code
+from course_utils.figures import ch10 as figures
+from tests.modules.test_plots import overlaps
+
+LAYOUTS = {
+    name: load_code(10, function)
+    for name, function in (("blocks", "blocks"), ("zig-zag", "zigzag"))
+}
+
+
+def head_tail(length: int, ranks: int) -> Tensor:
+    """The places that PyTorch's `context_parallel` hands out, rank by rank; its names are private."""
+    try:
+        from torch.distributed.tensor.experimental._attention import (
+            _HeadTailLoadBalancer as balancer,
+        )
+    except ImportError as error:
+        pytest.skip(f"this PyTorch keeps its balancer elsewhere: {error}")
+    return balancer(length, ranks, "cpu")._generate_indices().flatten().long()
+
+
+@pytest.mark.parametrize(("length", "ranks"), [(8, 1), (8, 2), (24, 3), (64, 4), (16, 8)])
+def test_the_zigzag_is_pytorchs_cut_by_head_and_tail(length, ranks):
+    positions, answer = load_code(10, "positions"), load_answer("10.2")
+    ours = [positions(LAYOUTS["zig-zag"], rank, ranks, length) for rank in range(ranks)]
+    assert torch.equal(torch.cat(ours), head_tail(length, ranks))
+    assert torch.equal(torch.cat([answer(length, ranks, r) for r in range(ranks)]), torch.cat(ours))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+def test_the_figures_cut_as_the_chapter_does(name, ranks):
+    for rank in range(ranks):
+        assert figures.LAYOUTS[name](rank, ranks) == LAYOUTS[name](rank, ranks)
+
+
+def test_the_work_of_four_ranks():
+    work = {name: [figures.pairs_of(r, 4, cut) for r in range(4)] for name, cut in LAYOUTS.items()}
+    assert work == {"blocks": [2, 6, 10, 14], "zig-zag": [8, 8, 8, 8]}
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        figures.table,
+        lambda: figures.travels(4),
+        lambda: figures.shares(4),
+        lambda: figures.compared(131_072, 32, 128, [2, 4, 8, 16, 32, 64]),
+        lambda: figures.explored("blocks", 4, 4096),
+        lambda: figures.explored("zig-zag", 7, 16_384),
+    ],
+)
+def test_no_label_lies_on_another(draw):
+    figure = draw()
+    assert not list(overlaps(figure))
+    plt.close(figure)

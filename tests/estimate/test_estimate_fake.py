@@ -1,0 +1,118 @@
+"""One rank among fake ones, against real ranks and against the arithmetic."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from course_utils import estimate
+from course_utils.estimate import Layout, Model
+from course_utils.launch import launch
+from tests.benchmarks import bench_trace
+from tests.estimate.traced_ranks import real
+from tests.support.traced_programs import decoder
+
+SEQ = 128
+DENSE = Model(4, 128, 8, 512, kv_heads=4, ffn=384, gated=True, tied=False, bias=False)
+MIXTURE = replace(DENSE, experts=4, top_k=2)
+LAYOUTS = {
+    "data": (DENSE, Layout(dp=4, zero=3, micro_batch=4, micro_batches=2)),
+    "data x tensor": (DENSE, Layout(dp=2, tp=2, zero=3, micro_batch=4)),
+    "data x context": (DENSE, Layout(dp=2, cp=2, zero=3, micro_batch=4)),
+    "data x experts": (MIXTURE, Layout(dp=4, ep=2, zero=3, micro_batch=4)),
+    "data x interleaved stages": (
+        DENSE,
+        Layout(
+            dp=2, pp=2, zero=3, micro_batch=2, micro_batches=4, chunks=2, schedule="interleaved"
+        ),
+    ),
+    "data x tensor x interleaved stages": (
+        DENSE,
+        Layout(
+            dp=2, tp=2, pp=2, zero=3, micro_batch=2, micro_batches=4, chunks=2, schedule="interleaved"
+        ),
+    ),
+}  # fmt: skip
+ALL = pytest.mark.parametrize("model, layout", LAYOUTS.values(), ids=LAYOUTS)
+
+
+def traced(model: Model, layout: Layout, rank: int = 0, dtype=torch.bfloat16) -> estimate.Trace:
+    return estimate.trace(partial(decoder, model=model, seq=SEQ, dtype=dtype), layout, rank)
+
+
+def ranks_of_all_stages(layout: Layout) -> range:
+    """One rank of each stage: stages are outermost."""
+    return range(0, layout.gpus, layout.gpus // layout.pp)
+
+
+def counted(calls: list[estimate.Call]) -> set[estimate.Call]:
+    """Without the loss's and the norms' few numbers, which `estimate.traffic` leaves out."""
+    return {c for c in calls if (c.group, c.op) != ("tp", "all_reduce")}
+
+
+@ALL
+def test_a_rank_sends_what_the_arithmetic_says(model, layout):
+    for stage, rank in enumerate(ranks_of_all_stages(layout)):
+        got = counted(traced(model, layout, rank).calls)
+        assert got == set(estimate.traffic(model, layout, SEQ, stage))
+
+
+@ALL
+def test_a_fake_rank_does_what_a_real_one_does(model, layout):
+    program = partial(decoder, model=model, seq=SEQ)
+    steps = launch(real, layout.gpus, program, layout, timeout=300)
+    for rank in {0, layout.gpus - 1}:
+        fake = traced(model, layout, rank, torch.float32)
+        assert fake.record.calls == [call for call in steps[rank].calls if call.op != "barrier"]
+        assert fake.flops == steps[rank].flops
+        # Behind a stage's tensor-parallel norms a real rank keeps, for each micro-batch in flight,
+        # also the part of the sequence that the norm handed to its all-gather: a process with fake
+        # tensors lets go of it, and who holds the real one is not found. All else is the same.
+        loose = layout.pp > 1 and layout.tp > 1
+        assert fake.peak == pytest.approx(steps[rank].peak, rel=0.1 if loose else 0.02)
+
+
+@pytest.mark.parametrize("name", ["data", "data x tensor", "data x context"])
+def test_all_ranks_together_multiply_what_the_arithmetic_says(name):
+    model, layout = LAYOUTS[name]
+    tokens = SEQ * layout.micro_batch * layout.micro_batches * layout.dp
+    flops = layout.gpus * traced(model, layout).flops
+    # the CPU's attention computes query by key again in its backward pass: 5 products, not 4
+    again = tokens * model.layers * 2 * SEQ * model.width
+    assert flops == estimate.flops(model, SEQ, tokens, "korthikanti") + again
+
+
+@pytest.mark.parametrize("name", ["data", "data x context"])
+def test_a_rank_holds_its_share_of_the_parameters(name):
+    model, layout = LAYOUTS[name]
+    held = traced(model, layout).held["parameters"]
+    assert held * layout.gpus == 2 * estimate.parameters(model)  # in bfloat16
+
+
+LARGE = """
+import json
+from dataclasses import replace
+from tests.benchmarks import bench_trace
+
+layout = replace(bench_trace.LAYOUT, micro_batches=1, schedule="gpipe")
+found = bench_trace.measure(layout, stage=layout.pp - 1)
+print(json.dumps([found.as_calculated(layout), found.bytes]))
+"""
+
+
+def test_16384_ranks_to_the_last_digit_in_one_and_a_half_gigabytes():
+    """A process of its own, whose memory counts; `make bench` has 16 micro-batches, of two stages."""
+    assert bench_trace.LAYOUT.gpus == 16_384
+    assert estimate.parameters(bench_trace.MODEL) > 405e9
+    program = [sys.executable, "-W", "ignore", "-c", LARGE]
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(program, check=False, cwd=root, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    exact, size = json.loads(ran.stdout)
+    assert exact
+    assert size <= bench_trace.BYTES

@@ -1,0 +1,109 @@
+"""How long a chapter takes to read: computed, and what the README says."""
+
+import re
+from pathlib import Path
+
+import limits
+import minutes
+import pytest
+import registrations
+from source import Cell
+
+from course_utils import chapters
+from course_utils.checks.catalogue import exercises
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = "word " * 100
+ANSWER = "def f():\n    ### BEGIN SOLUTION\n" + "    x = 1\n" * 50 + "    ### END SOLUTION"
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        (Cell("markdown", f"# Title\n{WORDS}", 1), 101 / 200),
+        (Cell("code", "import os\nfrom pathlib import Path\n\nx = 1\n", 1), 2 / 60 + 1 / 20),
+        (Cell("code", "%%writefile train.py\n" + "x = 1\n" * 29, 1), 30 / 60),
+        (Cell("code", ANSWER, 1, nbgrader={"solution": True}), 1 / 20),
+    ],
+)
+def test_prose_code_and_scripts_have_their_pace(cell: Cell, expected: float) -> None:
+    assert minutes.minutes([cell]) == pytest.approx(expected)
+
+
+def test_the_lesson_leaves_the_exercises_out() -> None:
+    texts = ["## 5. Break it", "a", "## 6. Exercises: write it", "b", "### 6.1", "## 7. See", "c"]
+    kept = minutes.lesson([Cell("markdown", text, 1) for text in texts])
+    assert [cell.source for cell in kept] == ["## 5. Break it", "a", "## 7. See", "c"]
+
+
+def test_what_is_kept_and_what_the_pages_say_is_what_the_sources_give() -> None:
+    assert not list(minutes.problems(ROOT)), "run `python tools/minutes.py write`"
+    table = minutes.kept(ROOT)
+    for page in ("README.md", "INSTRUCTORS.md"):
+        text = (ROOT / page).read_text()
+        for chapter in chapters.chapters():
+            row = re.search(rf"(?m)^\| `{chapter.title}` \|(.*)$", text)
+            lesson = table[chapter.title]
+            assert row and f" {lesson['read'] + lesson['run']} | {lesson['exercises']} |" in row[1]
+
+
+def test_another_number_in_a_page_is_a_problem(tmp_path: Path) -> None:
+    for name in ("README.md", "INSTRUCTORS.md", "solutions", "course_utils"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "README.md").unlink()
+    text = (ROOT / "README.md").read_text()
+    (tmp_path / "README.md").write_text(re.sub(r"(`03_ddp` \|) \d+", r"\1 7", text))
+    assert list(minutes.problems(tmp_path)) == [
+        "README.md says other minutes: run `python tools/minutes.py write`."
+    ]
+
+
+@pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.id)
+def test_an_exercise_has_its_minutes_and_its_kind(exercise) -> None:
+    number = f"{int(exercise.id.split('.')[0]):02d}"
+    assert exercise.minutes == registrations.of(ROOT, number)[exercise.id].minutes > 0
+    assert exercise.kind in ("first", "core", "stretch")
+
+
+@pytest.mark.parametrize(
+    ("before", "seconds", "after"),
+    [(None, 61, 2), (None, 3, 1), (2, 61, 2), (2, 148, 2), (2, 40, 2), (2, 152, 3), (2, 29, 1)],
+)
+def test_some_seconds_change_nothing(tmp_path, monkeypatch, before, seconds, after) -> None:
+    monkeypatch.setattr(minutes, "_share", lambda: 1.0)
+    (tmp_path / "course_utils").mkdir()
+    if before:
+        minutes._keep(tmp_path, {"09_tiny": {"read": 5, "run": before}})
+    assert minutes.ran(tmp_path, "09_tiny", seconds) == (after != before)
+    assert minutes.kept(tmp_path)["09_tiny"]["run"] == after
+
+
+# --- what is too much --------------------------------------------------------------------------
+
+LESSON = minutes.Minutes(40, 2, 100)
+
+
+def lines(count: int, first: str = "x = 1") -> Cell:
+    return Cell("code", "\n".join([first, *["x = 1"] * (count - 1)]), 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "time", "problem"),
+    [
+        ("12_tiny", [lines(20)], LESSON, None),
+        ("12_tiny", [lines(30), lines(30)], LESSON, None),
+        ("12_tiny", [lines(31)], LESSON, "this cell has 31 lines, and a cell holds one idea"),
+        ("12_tiny", [lines(21)] * 3, LESSON, "this cell has 21 lines"),
+        ("12_tiny", [lines(60, "%%writefile train.py")], LESSON, None),
+        ("12_tiny", [lines(61, "%%writefile train.py")], LESSON, "a script has at most 60"),
+        ("12_tiny", [Cell("code", ANSWER, 7, nbgrader={"solution": True})], LESSON, None),
+        ("12_tiny", [], minutes.Minutes(58.2, 1, 9), None),
+        ("12_tiny", [], minutes.Minutes(58.2, 2, 9), "this lesson takes 61 minutes"),
+        ("12_tiny_further", [], minutes.Minutes(99, 2, 9), None),
+        ("00_tiny", [], minutes.Minutes(15, 1, 4), None),
+        ("00_tiny", [], minutes.Minutes(15, 1, 5), "the first chapter takes 21 minutes"),
+    ],
+)
+def test_what_is_too_much_is_refused(name, cells, time, problem) -> None:
+    found = [sentence for _, sentence in limits.problems(name, cells, time)]
+    assert not found if problem is None else problem in found[0] and len(found) == 1

@@ -1,0 +1,49 @@
+"""Tries all answers of exercises with many seeds: python -m tests.soaks.soak_checks 100 1.1 1.2
+
+Counts the right answers that were rejected and the wrong ones that were accepted, both of which
+must be none, and the wrong ones whose first hint was that of another mistake, because two mistakes
+happened to give the same result.
+"""
+
+import sys
+
+from course_utils.checks import load_answer
+from course_utils.checks.catalogue import exercises
+from course_utils.checks.framework import attempt
+from course_utils.checks.guard import undisturbed
+from tests.wrong_answers import Answer, collect
+
+
+def first_failure(exercise, answer, seed):
+    """The first line that failed, or None."""
+    with undisturbed():
+        return next((line for line in attempt(exercise, answer, seed) if not line.ok), None)
+
+
+def soak(exercise, seeds):
+    """Print what went wrong for one exercise."""
+    answers = [a for a in collect(int(exercise.id.split(".")[0])) if a.exercise == exercise.id]
+    answers.append(Answer(exercise.id, load_answer(exercise.id), None))
+    rejected = accepted = misnamed = 0
+    for answer in answers:
+        for seed in range(seeds):
+            line = first_failure(exercise, answer.answer, str(seed))
+            if answer.names is None:
+                rejected += line is not None
+            elif line is None:
+                accepted += 1
+            elif line.misconception != answer.named_here:
+                misnamed += 1
+                print(f"  seed {seed}: {answer.answer.__name__} is called {line.misconception}")
+    print(
+        f"{exercise.id} {exercise.name}: {len(answers)} answers, {seeds} seeds: "
+        f"{rejected} right ones rejected, {accepted} wrong ones accepted, {misnamed} misnamed",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    count, *wanted = sys.argv[1:]
+    for each in exercises():
+        if not wanted or each.id in wanted:
+            soak(each, int(count))

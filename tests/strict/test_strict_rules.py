@@ -1,0 +1,471 @@
+"""Each of NCCL's rules that launch(..., rules="nccl") replays: a program that breaks it is refused in
+PyTorch's words, one that is near it and right goes on."""
+
+import copy
+import os
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_utils import hardware, intercept, versions
+from course_utils.hardware import device
+from course_utils.launch import RankFailure, launch
+from course_utils.strict.rules import RULES
+from tests.support.needing_rules import needs_rules
+
+pytestmark = needs_rules
+RANKS = 2
+
+
+def ones(*shape: int, **kind) -> Tensor:
+    return torch.ones(*shape, device=device(), **kind)
+
+
+def other() -> int:
+    return 1 - dist.get_rank()
+
+
+# ---- refused at once: name -> (what is wrong, what is right, the words) --------------------------
+
+
+def all_reduce_of(tensor: Tensor, **how) -> list:
+    dist.all_reduce(tensor, **how)
+    return tensor.tolist()
+
+
+def passed_round(tensor: Tensor) -> list:
+    """A message to the other rank, and the other's."""
+    received = torch.zeros_like(tensor)
+    calls = [dist.P2POp(dist.isend, tensor, other()), dist.P2POp(dist.irecv, received, other())]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    return received.tolist()
+
+
+def received(**source) -> None:
+    dist.recv(ones(2), **source) if dist.get_rank() else dist.send(ones(2), 1)
+
+
+def used_early(then) -> float:
+    result = ones(2)
+    work = dist.all_reduce(result, async_op=True)
+    try:
+        then(work)
+        return result.sum().item()
+    finally:
+        work.wait()
+
+
+def used_behind_another_group() -> float:
+    """Another communicator has another queue: waiting there says nothing about this one."""
+    group = dist.new_group([0, 1])
+    return used_early(lambda work: dist.all_reduce(ones(1), group=group))
+
+
+def batch_used_early() -> list:
+    received = torch.zeros(2, device=device())
+    calls = [dist.P2POp(dist.isend, ones(2), other()), dist.P2POp(dist.irecv, received, other())]
+    works = dist.batch_isend_irecv(calls)
+    try:
+        return received.tolist()
+    finally:
+        works[0].wait()
+
+
+def last_of_two() -> list:
+    """NCCL's queue is in order: who has waited for the second has waited for the first."""
+    first, second = ones(1), ones(1)
+    dist.all_reduce(first, async_op=True)
+    dist.all_reduce(second, async_op=True).wait()
+    return [first.item(), second.item()]
+
+
+def loaded(folder: str, **where) -> float:
+    path = os.path.join(folder, "saved.pt")
+    if dist.get_rank() == 0:
+        torch.save(ones(1), path)
+    dist.barrier()
+    try:
+        return torch.load(path, weights_only=True, **where).to(device()).item()
+    finally:
+        dist.barrier()
+
+
+def loaded_by_the_other(folder: str) -> float | None:
+    """Rank 0 gets its own file back; the other has no GPU 0."""
+    try:
+        return loaded(folder)
+    except RuntimeError:
+        if dist.get_rank() == 0:
+            return None
+        raise
+
+
+def drawn(on: torch.device) -> list:
+    torch.manual_seed(0)
+    random = torch.rand(2, generator=torch.Generator().manual_seed(0), device=on)
+    return list(random.to(device()).shape)
+
+
+IN_FLIGHT = RULES["in flight"].text.partition("{call}")[2].split(".")[0]
+REFUSED = {
+    "a CPU tensor": (
+        lambda _: all_reduce_of(torch.ones(2)),
+        lambda _: all_reduce_of(torch.ones(2).to(device())),
+        "No backend type associated with device type cpu",
+    ),
+    "a CPU tensor among others": (
+        lambda _: (ones(2) + torch.ones(2)).tolist(),
+        lambda _: (ones(2) + torch.tensor(1.0)).tolist(),  # a number may come from the CPU
+        "Expected all tensors to be on the same device",
+    ),
+    "a CPU tensor in a matmul": (
+        lambda _: (ones(2, 2) @ torch.ones(2, 2)).tolist(),
+        lambda _: (ones(2, 2)[torch.tensor([1])] @ ones(2, 2)).tolist(),  # so may indices
+        "Expected all tensors to be on the same device",
+    ),
+    "a batch on the CPU": (
+        lambda _: nn.Linear(2, 2).to(device())(torch.ones(1, 2)).shape,
+        lambda _: nn.Linear(2, 2).to(device())(ones(1, 2)).shape,
+        "Expected all tensors to be on the same device",
+    ),
+    "numpy": (
+        lambda _: ones(2).numpy().tolist(),
+        lambda _: ones(2).cpu().numpy().tolist(),
+        "Use Tensor.cpu() to copy the tensor to host memory first",
+    ),
+    "a generator of the CPU": (
+        lambda _: drawn(device()),
+        lambda _: drawn(torch.device("cpu")),
+        RULES["generator"].text,
+    ),
+    "a dtype": (
+        lambda _: all_reduce_of(ones(2, dtype=torch.int16)),
+        lambda _: all_reduce_of(ones(2, dtype=torch.int32)),
+        "Input tensor data type is not supported for NCCL process group: Short",
+    ),
+    "a tensor with gaps": (
+        lambda _: all_reduce_of(ones(2, 2)[:, 0]),
+        lambda _: all_reduce_of(ones(2, 2)[0]),
+        "Tensors must be contiguous",
+    ),
+    "a message with gaps": (
+        lambda _: dist.isend(ones(2, 2)[:, 0], other()),
+        lambda _: passed_round(ones(2, 2)[:, 0].contiguous()),
+        "Tensors must be contiguous",
+    ),
+    "a reduction": (
+        lambda _: all_reduce_of(ones(2, dtype=torch.int32), op=dist.ReduceOp.BOR),
+        lambda _: all_reduce_of(ones(2), op=dist.ReduceOp.AVG),  # which gloo has not
+        "Cannot use ReduceOp.BOR with NCCL",
+    ),
+    "any source": (
+        lambda _: dist.recv(ones(2)),
+        lambda _: received(src=0),
+        "does not support recvAnysource",
+    ),
+    "a monitored barrier": (
+        lambda _: dist.monitored_barrier(),
+        lambda _: dist.barrier(),
+        "GLOO",  # the rest of the sentence differs between versions
+    ),
+    "a result in flight": (
+        lambda _: used_early(lambda work: None),
+        lambda _: used_early(lambda work: work.wait()),
+        IN_FLIGHT,
+    ),
+    "a message in flight": (
+        lambda _: batch_used_early(),
+        lambda _: passed_round(ones(2)),
+        IN_FLIGHT,
+    ),
+    "a result in flight before another": (
+        lambda _: used_behind_another_group(),
+        lambda _: last_of_two(),
+        IN_FLIGHT,
+    ),
+    "a file of another rank": (
+        loaded_by_the_other,
+        lambda folder: loaded(folder, map_location=device()),
+        "Please use torch.load with map_location",
+    ),
+}
+
+
+def try_all(rank: int, which: int, folder: str) -> dict[str, str | None]:
+    """For each entry what it raised, or None."""
+    said = {}
+    for name, entry in REFUSED.items():
+        try:
+            entry[which](folder)
+            said[name] = None
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            said[name] = str(error)
+    return said
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("wrong"))
+    return launch(try_all, RANKS, 0, folder, rules="nccl")
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("right"))
+    return launch(try_all, RANKS, 1, folder, rules="nccl")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_breaks_a_rule_is_refused_in_pytorchs_words(name, wrong):
+    assert REFUSED[name][2] in (wrong[1][name] or "nothing was raised")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_near_the_rule_and_right_goes_on(name, right):
+    assert [said[name] for said in right] == [None] * RANKS
+
+
+# ---- refused within backward ---------------------------------------------------------------------
+
+
+class Watches(TorchDispatchMode):
+    """Kernels run in a function of Python, as in the checks of chapter 7."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return operator(*args, **(kwargs or {}))
+
+
+def backward_with(hook, place: str, gradient: Tensor | None = None) -> None:
+    weight = ones(2).requires_grad_()
+    output = weight * 2
+    getattr(weight, place)(hook)
+    output.backward(ones(2) if gradient is None else gradient)
+
+
+def refused_in_a_hook(place: str) -> None:
+    backward_with(lambda _: all_reduce_of(ones(2, dtype=torch.int16)), place)
+
+
+def refused_in_a_mode(_) -> None:
+    gradient = ones(2)
+    work = dist.all_reduce(gradient, async_op=True)
+    with Watches():
+        backward_with(lambda _: None, "register_hook", gradient)
+    work.wait()
+
+
+def survives(rank: int, refused, place: str) -> tuple[str, list]:
+    """What backward raised, and that the rank goes on, with autograd too."""
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+        refused(place)
+    weight = ones(2).requires_grad_()
+    (weight * 3).sum().backward()
+    return str(caught.value), weight.grad.tolist()
+
+
+@pytest.mark.parametrize(
+    ("refused", "place", "words"),
+    [
+        (refused_in_a_hook, "register_hook", "Input tensor data type is not supported"),
+        (
+            refused_in_a_hook,
+            "register_post_accumulate_grad_hook",
+            "Input tensor data type is not supported",
+        ),
+        (refused_in_a_mode, "", IN_FLIGHT),
+    ],
+    ids=["in a tensor's hook", "in a hook after the gradient", "in a dispatch mode"],
+)
+def test_what_is_refused_within_backward_ends_in_a_sentence(refused, place, words):
+    for said, gradient in launch(survives, RANKS, refused, place, rules="nccl"):
+        assert words in said
+        assert gradient == [3.0, 3.0]
+
+
+# ---- never ends under NCCL -----------------------------------------------------------------------
+
+
+def isend_before_irecv(rank: int) -> list:
+    """Gloo takes both at once; NCCL's queue keeps each irecv behind an isend that has no partner."""
+    result = torch.zeros(1, device=device())
+    works = [dist.isend(ones(1), other()), dist.irecv(result, other())]
+    for work in works:
+        work.wait()
+    return result.tolist()
+
+
+def one_after_the_other(rank: int) -> list:
+    result = torch.zeros(1, device=device())
+    calls = [lambda: dist.isend(ones(1), other()), lambda: dist.irecv(result, other())]
+    for work in [call() for call in calls[:: 1 if rank else -1]]:
+        work.wait()
+    return result.tolist()
+
+
+def two_groups(rank: int, order: int) -> list:
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    result = ones(1)
+    for group in groups[::order] if rank else groups:
+        dist.all_reduce(result, group=group)
+    return result.tolist()
+
+
+def a_group_that_one_rank_forgets(rank: int) -> None:
+    if rank == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    dist.barrier()
+
+
+def groups_that_all_make(rank: int) -> list:
+    groups = [dist.new_group([r]) for r in range(RANKS)]
+    return all_reduce_of(ones(1), group=groups[rank])
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [(isend_before_irecv, ()), (two_groups, (-1,)), (a_group_that_one_rank_forgets, ())],
+    ids=["isend before irecv", "groups in another order", "a split that lacks a rank"],
+)
+def test_what_would_wait_for_ever_fails(program, arguments):
+    with pytest.raises(RankFailure) as caught:
+        launch(program, RANKS, *arguments, rules="nccl", timeout=30)
+    assert caught.value.kind in ("timeout", "mismatch")
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "result"),
+    [
+        (one_after_the_other, (), [1.0]),
+        (two_groups, (1,), [4.0]),
+        (groups_that_all_make, (), [1.0]),
+    ],
+    ids=["one after the other", "groups in one order", "groups that all make"],
+)
+def test_what_nccl_can_do_ends(program, arguments, result):
+    assert launch(program, RANKS, *arguments, rules="nccl") == [result] * RANKS
+
+
+# ---- the same numbers ----------------------------------------------------------------------------
+
+
+def a_step(rank: int, wrap: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3)).to(device())
+    model = layers if wrap == "none" else wrapped(layers, wrap)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    x = torch.randn(4, 1, 4, 4)[rank::RANKS].to(device())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+
+
+def wrapped(model: nn.Module, wrap: str) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model) if wrap == "ddp" else fully_shard(model)
+
+
+@pytest.mark.parametrize("wrap", ["none", "ddp", "fsdp"])
+def test_the_device_computes_what_the_cpu_computes(wrap):
+    for replayed, plain in zip(
+        launch(a_step, RANKS, wrap, rules="nccl"), launch(a_step, RANKS, wrap)
+    ):
+        assert all(torch.allclose(s, p, atol=1e-6) for s, p in zip(replayed, plain, strict=True))
+
+
+def copied(rank: int) -> tuple[list, list, str]:
+    """A part of a tensor, and a module, as copy.deepcopy gives them: new memory on the device."""
+    part = torch.arange(4.0, device=device())[1:3]
+    module = nn.Linear(1, 1).to(device())
+    other = copy.deepcopy(module)
+    other.weight.data.fill_(module.weight.item() + 1)
+    changed = (other.weight - module.weight).item()
+    return copy.deepcopy(part).tolist(), [round(changed, 3)], other.weight.device.type
+
+
+def test_a_deep_copy_lies_on_the_device():
+    assert launch(copied, 1, rules="nccl") == [([1.0, 2.0], [1.0], "strict")]
+
+
+def moved_though_watched(rank: int) -> str:
+    """torch.export keeps weak references to parameters, which therefore cannot be swapped."""
+    module = nn.Linear(1, 1)
+    watch = weakref.ref(module.weight)
+    module.to(device())
+    assert watch is not None
+    return module.weight.device.type
+
+
+def test_a_parameter_with_a_weak_reference_is_moved():
+    assert launch(moved_though_watched, 1, rules="nccl") == ["strict"]
+
+
+def uneven(rank: int) -> int:
+    """Join hands the Work of a call on to C++, which waits for it."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1).to(device()))
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(rank + 1):
+            model(ones(1, 2)).sum().backward()
+    return rank + 1
+
+
+def test_ranks_with_unequal_work_join():
+    assert launch(uneven, RANKS, rules="nccl") == [1, 2]
+
+
+def heard_in_a_batch(rank: int) -> bool:
+    """A listener whose call has no Work, as with NCCL, gets that of the batch."""
+    got, received = [], torch.zeros(2, device=device())
+    batch = c10d._coalescing_manager(device=device(), async_ops=True)
+    with batch as calls:
+        dist.isend(ones(2), other())
+        dist.irecv(received, other())
+        intercept.hand_work(None, got.append)
+        assert got == []
+    calls.wait()
+    return got == calls.works
+
+
+def test_a_listener_gets_the_work_of_a_batch():
+    assert launch(heard_in_a_batch, RANKS, rules="nccl") == [True] * RANKS
+
+
+def where(rank: int) -> tuple[str, str]:
+    return dist.get_backend(), device().type
+
+
+def test_the_environment_gives_the_rules_of_a_whole_run(monkeypatch):
+    assert launch(where, 1) == [("gloo", "cpu")]
+    monkeypatch.setenv("COURSE_RULES", "nccl")
+    assert launch(where, 1) == [("nccl", "strict")]
+
+
+def test_rules_that_nobody_knows_are_named():
+    with pytest.raises(ValueError, match="is \"nccl\" or not given, not 'mpi'"):
+        launch(where, 1, rules="mpi")
+
+
+def test_a_program_about_gloo_gets_gloo_under_the_rules_and_on_gpus_too(monkeypatch):
+    monkeypatch.setenv("COURSE_RULES", "nccl")
+    monkeypatch.setattr(hardware, "placement", lambda _: pytest.fail("asked for a GPU"))
+    assert launch(where, 2, backend="gloo") == [("gloo", "cpu")] * 2
+
+
+def test_a_backend_that_cannot_be_asked_for_is_named():
+    with pytest.raises(ValueError, match="is \"gloo\" or not given, not 'nccl'"):
+        launch(where, 1, backend="nccl")
+    with pytest.raises(ValueError, match="exclude each other"):
+        launch(where, 1, backend="gloo", rules="nccl")
+
+
+def test_a_version_without_the_rules_is_named(monkeypatch):
+    monkeypatch.setattr(versions, "installed", lambda: "2.11.0+cpu")
+    with pytest.raises(RuntimeError, match=r"needs PyTorch 2\.14 or newer, and 2\.11\.0\+cpu is"):
+        launch(where, 1, rules="nccl")

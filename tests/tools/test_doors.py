@@ -1,0 +1,46 @@
+"""Where people open the course: the files that Codespaces and VS Code read, as far as no network is needed."""
+
+import json
+from pathlib import Path
+
+import setup_env
+
+ROOT = Path(__file__).parents[2]
+CONTAINER = ROOT / ".devcontainer"
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_container_is_made_by_a_target_that_exists():
+    container = read(CONTAINER / "devcontainer.json")
+    # containers.dev/implementors/json_reference: general properties, and those of a Dockerfile
+    assert container.keys() <= {
+        "name", "build", "hostRequirements", "postCreateCommand", "customizations",
+    }  # fmt: skip
+    assert (CONTAINER / container["build"]["dockerfile"]).is_file()
+    command, target = container["postCreateCommand"].split()
+    assert command == "make"
+    assert f"\n{target}:\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_vscode_takes_the_environment_of_the_makefile_and_loads_no_widgets_from_elsewhere():
+    settings = read(ROOT / ".vscode" / "settings.json")
+    interpreter = settings["python.defaultInterpreterPath"]
+    assert interpreter == "${workspaceFolder}/.venv/bin/python"
+    assert "RUN := .venv/bin/python\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert settings["jupyter.widgetScriptSources"] == []
+
+
+def test_the_readme_names_each_door():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(word in readme for word in ("VS Code", "Codespaces", ".devcontainer"))
+
+
+def test_binder_installs_the_course_with_pytorchs_cpu_builds():
+    """The files and their names are repo2docker's (repo2docker.readthedocs.io, configuration files)."""
+    wanted = (ROOT / ".binder" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert "-e ." in wanted and f"--extra-index-url {setup_env.CPU_INDEX}" in wanted
+    python = (ROOT / ".binder" / "runtime.txt").read_text(encoding="utf-8").strip()
+    assert python.removeprefix("python-") in setup_env.SUPPORTED
