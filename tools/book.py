@@ -4,8 +4,8 @@ python tools/book.py [FOLDER]      build/book/html unless a folder is named
 
 The pages are copies of notebooks/, in which "chapter 6" becomes a link to chapter 6. Sphinx with
 MyST-NB and the theme of Jupyter Book makes the website; any warning of theirs, such as a link that
-leads nowhere, fails the build. Nothing is executed, and a reader's browser loads nothing from
-elsewhere.
+leads nowhere, fails the build. (Jupyter Book 2 renders with Node, which it downloads.) Nothing is
+executed, and a reader's browser loads nothing from elsewhere.
 """
 
 import argparse

@@ -71,7 +71,10 @@ class Copy:
         return [dataclasses.replace(title, source=f"{head}\n\n*{line}*\n{text}"), *rest]
 
     def problem(self) -> str | None:
-        """Why the stored notebook is not the one that the source gives; None if it is."""
+        """Why the stored notebook is not the one that the source gives; None if it is.
+
+        Its cells count, not the file: another answer leaves the learner's copy as it is.
+        """
         if not self.path.exists():
             return f"{self.name} is missing: run `make notebooks`."
         try:

@@ -1,8 +1,10 @@
 """Makes the notebooks that Colab and Kaggle open: python tools/publish.py
 
 Each is the learner's copy, with its outputs, behind a first cell (`first_cell.py`) that fetches the
-course where it runs there. The notebooks of this repository have no such cell: whoever has cloned it
-needs none. The course comes from `repository` in pyproject.toml, which whoever publishes it sets.
+course where it runs there, and prints nothing, there or elsewhere: so a published notebook is
+tested like the others. The notebooks of this repository have no such cell: most readers would meet
+it first, and whoever has cloned it needs none. The course comes from `repository` in
+pyproject.toml, which whoever publishes it sets.
 """
 
 import sys

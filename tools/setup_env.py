@@ -25,6 +25,7 @@ except ImportError:  # Python 2
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # PyTorch without CUDA's libraries, a fifth of the size (pytorch.org, Get Started, CPU)
+# torch and torchvision both come from there: one from each index does not work
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVER = "/proc/driver/nvidia/version"
 SUPPORTED = ["3.13", "3.12", "3.11"]  # the newest that is found is taken
@@ -263,7 +264,10 @@ class Environment(object):
         return ["-c", path]
 
     def install_packages(self, wanted):
-        """Install with uv, else with pip; raise SetupError where pip cannot either."""
+        """Install with uv, else with pip; raise SetupError where pip cannot either.
+
+        pip's own configuration (an index, a proxy) is not uv's: that uv fails is no reason to stop.
+        """
         if not self.install_with_uv(wanted):
             self.install_with_pip(wanted)
 

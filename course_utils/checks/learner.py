@@ -41,6 +41,7 @@ def check(exercise_id: str, answer: Any = None) -> None:
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
+    # nbgrader counts a cell without an error as passed; it says in the environment that it runs
     if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
         raise NotPassed(outcome.exercise)
 

@@ -1,13 +1,14 @@
 """Each rank's record of its collective calls, for the kernel to compare.
 
-Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the
-process or, worst, adds up the wrong bytes. PyTorch can check that itself
-(TORCH_DISTRIBUTED_DEBUG=DETAIL), but by messages of its own before each call, for which each rank
-waits: an asynchronous all-reduce no longer overlaps with anything, small calls take several times
-as long, every timeline of the course would show the check, and in torch 2.14.1 the construction
-of DistributedDataParallel crashes under it. So a rank only notes what it is about to call; the
-kernel reads all notes when a rank has failed, when nothing moves, and at the end. A note takes
-microseconds, sends nothing and outlives the rank, because it is in a file.
+Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the process
+or, worst, adds up the wrong bytes (float32 against int32 runs through). PyTorch can check that
+itself (TORCH_DISTRIBUTED_DEBUG=DETAIL), but by messages of its own before each call, for which each
+rank waits: an asynchronous all-reduce no longer overlaps with anything (one whose partner came 0.2
+s late held its caller for those 0.2 s), small calls take about three times as long, every timeline
+of the course would show the check, and in torch 2.14.1 the construction of DistributedDataParallel
+crashes under it. So a rank only notes what it is about to call; the kernel reads all notes when a
+rank has failed, when nothing moves, and at the end. A note takes microseconds, sends nothing and
+outlives the rank, because it is in a file.
 
 The notes are taken where all calls pass (see `intercept`): also those that
 DistributedDataParallel makes from C++.
@@ -254,7 +255,11 @@ def _agreed_name(number):
 
 
 def _seconds(group, given):
-    """How long the call waits at most, as far as its backend tells."""
+    """How long the call waits at most, as far as its backend tells.
+
+    `monitored_barrier`, `work.wait(limit)` and calls of a group with a shorter timeout fail by
+    themselves, and the program may go on.
+    """
     milliseconds = given.get("timeout", -1)
     if milliseconds > 0:
         return milliseconds / 1000

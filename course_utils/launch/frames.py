@@ -54,7 +54,8 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """The line in words: "cell line 7" or "train.py, line 7"."""
+        """The line in words: "cell line 7" or "train.py, line 7". Without the cell's number,
+        which grows with every run, and is 1 for each cell under nbval."""
         if _is_cell(self.file):
             return f"cell line {self.line}"
         return f"{os.path.basename(self.file)}, line {self.line}"

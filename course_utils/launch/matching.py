@@ -15,7 +15,8 @@ def first_mismatch(
     `records` holds each rank's calls, by rank. The n-th collective of a group meets the n-th of
     the group's other ranks; the n-th send from one rank to another meets the n-th recv. All ranks
     of a world make all its groups: the n-th new_group of a rank meets the n-th of the others, if
-    `groups` are to be compared.
+    `groups` are to be compared: also of ranks that have come to their end, for with groups made in
+    different orders that is luck.
     """
     meetings = defaultdict(dict)
     for rank, record in enumerate(records):
@@ -110,8 +111,8 @@ def _fit(rank, call, other, its):
 
 
 def _signature(call):
-    """What has to be equal where calls meet."""
+    """What has to be equal where calls meet. In collectives shapes count, as under DETAIL, even
+    where the number of elements agrees; between send and recv only that number and the data type."""
     if call.kind in POINT_TO_POINT:
-        # A tensor may arrive in one of another shape.
         return tuple((dtype, math.prod(shape)) for dtype, shape in call.tensors)
     return call.kind, call.peer, call.operation, call.tensors, call.asked

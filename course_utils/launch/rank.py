@@ -166,7 +166,8 @@ def _wait_for_all(channel):
 
 
 def _draw_random_state():
-    """Ranks are forks of one process: they would all draw the same numbers."""
+    """Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
+    missing would not show."""
     torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
     numpy.random.seed(list(os.urandom(16)))
     random.seed()

@@ -20,7 +20,8 @@ def browser() -> Iterator:
     if not executable:
         pytest.skip(f"no browser found: none of {', '.join(BROWSERS)} is on the PATH")
     with playwright.sync_playwright() as driver:
-        # without its sandbox, because containers often run as root, where Chromium has none
+        # without its sandbox, because containers often run as root, where Chromium has none;
+        # it opens only the test's own server on 127.0.0.1
         options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
         browser = driver.chromium.launch(executable_path=executable, args=options)
         yield browser
