@@ -5,7 +5,8 @@ python tools/assignments.py report [03 ...]   a line for each submission: its po
 
 --folder DIR is the course folder, build/assignments without it: source/ with the answers, release/
 for learners, gradebook.db, and nbgrader_config.py, which is the instructor's own once it is there.
-Submissions and marks are kept.
+Submissions and marks are kept. source/ is made from solutions/*.py, not from the executed
+notebooks, so that it is never stale.
 """
 
 import argparse

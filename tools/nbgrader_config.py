@@ -5,6 +5,8 @@ The grader of the course does the autograding, within limits; nothing here execu
 
 import os
 
+# The settings are text, without an import of the course: where this file raises, nbgrader goes on with
+# its own defaults, which would execute the submissions.
 c = get_config()  # noqa: F821 - nbgrader provides it
 
 c.CourseDirectory.course_id = "parallelism"

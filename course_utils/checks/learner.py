@@ -14,7 +14,7 @@ from course_utils.checks import catalogue, points, progress
 from course_utils.checks.framework import Exercise, Line, Outcome, judge
 
 _WIDTH = 96
-_hints_shown: dict[str, int] = {}
+_hints_shown: dict[str, int] = {}  # per kernel: a stored notebook shows the same hint in every run
 
 
 class NotPassed(AssertionError):
@@ -41,7 +41,6 @@ def check(exercise_id: str, answer: Any = None) -> None:
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
-    # nbgrader counts a cell without an error as passed; it says in the environment that it runs
     if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
         raise NotPassed(outcome.exercise)
 

@@ -1,8 +1,9 @@
 """The learner's progress: what was passed, on this machine, and what can be done with it.
 
 It survives restarts of the kernel, goes to another machine as one file, and can be reset; then the
-old state is kept aside, so that nothing is ever lost. `record` and `passed`, which `check` and the
-map use, never raise; the others raise OSError or LookupError with a sentence for the learner.
+old state is kept aside, so that nothing is ever lost. It is the learner's own and never a grade.
+`record` and `passed`, which `check` and the map use, never raise; the others raise OSError or
+LookupError with a sentence for the learner.
 """
 
 import re

@@ -1,8 +1,9 @@
 """Takes an answer out of a submission, with what it needs, and executes that; nothing else.
 
 Whatever passes in the notebook from top to bottom is to pass here: statements are executed as in
-the notebook's kernel, in the module `__main__`, magics and shell commands by IPython itself. Only
-the worker uses this: even to parse a submission is not the grader's own business.
+the notebook's kernel, in the module `__main__`, magics and shell commands by IPython itself.
+tests/grade/honest_styles.py holds the ways in which people write. Only the worker uses this: even
+to parse a submission is not the grader's own business.
 """
 
 import ast

@@ -4,10 +4,10 @@ In namespaces of its own (namespaces(7)) a submission sees no process but those 
 cannot send a signal to any other, and all of them end with the first one. It has a network with
 nothing but 127.0.0.1 in it. Its root holds only what outside.py lists, read-only, devices and
 terminals of its own, and a folder to write to that is memory, which nobody sees afterwards. No
-privilege is needed for this where the system lets
-users make namespaces; some systems and most containers do not. Elsewhere, macOS among them, the
-keeper still ends everything that a submission has started, but code that is out to kill the
-grader itself, or to change the user's files, can do so.
+privilege is needed for this where the system lets users make namespaces. Another user would need
+one, and could not read a Python that lies in somebody's home. Some systems and most containers let
+nobody make any. Elsewhere, macOS among them, the keeper still ends everything that a submission has
+started, but code that is out to kill the grader itself, or to change the user's files, can do so.
 """
 
 import contextlib

@@ -2,7 +2,8 @@
 
 The answer lives in the worker. From here it is called through a connection: arguments go there as a
 pickle, which this process can be trusted to make, and results come back as plain data (plain.py).
-What is expected, the inputs still to come and the verdict are never there.
+What is expected, the inputs still to come and the verdict are never there. Functions that ranks run
+are sent by value, so the worker holds no module of the checks.
 """
 
 import builtins

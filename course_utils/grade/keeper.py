@@ -134,6 +134,7 @@ class _Watched:
         if len(processes) - 1 > self._limits.processes:  # the first is ours
             return "processes"
         limit, inherited = self._limits.memory, self._inherited
+        # The exact count is slow, and while it goes on a fork storm grows: only where it decides.
         if tree.memory(processes, inherited) > limit < tree.exact_memory(processes, inherited):
             return "memory"
         return None
