@@ -103,6 +103,7 @@ class Checkpoints:
         self._tidy()
 
     def _leave_if_not_owner(self) -> None:
+        """The newest start of the group owns the folder: ranks that were cut off, and went on alone, end."""
         owner = (self.folder / "owner").read_text()
         if owner != self.incarnation:
             sys.exit(f"incarnation {self.incarnation} leaves: {owner} has taken over")

@@ -1,5 +1,8 @@
 """Takes an answer out of a submission, with what it needs, and executes that; nothing else.
 
+The answer is the text with the exercise's grade id, else what defines its name. What a cell that was
+deleted defined comes from the course's source; a cell that raises ends there, as in a kernel.
+
 Whatever passes in the notebook from top to bottom is to pass here: statements are executed as in
 the notebook's kernel, in the module `__main__`, magics and shell commands by IPython itself.
 tests/grade/honest_styles.py holds the ways in which people write. Only the worker uses this: even
