@@ -23,7 +23,7 @@ Listener = Callable[[str, dict], Callable[[object], None] | None]
 
 # The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
 _BETWEEN = (
-    *(__name__, "course_utils.host_waits", "course_utils.strict", "course_utils.checks.ranks"),
+    *(__name__, "course_utils.host_waits", "course_utils.strict", "course_utils.authoring.ranks"),
     *("torch._ops", "torch.library", "torch._compile", "torch._dynamo.eval_frame"),
 )
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import course_utils.exercises
-from course_utils.checks.framework import Exercise, registered
+from course_utils.authoring.framework import Exercise, registered
 
 _PACKAGE = course_utils.exercises.__name__
 _FOLDER = Path(course_utils.exercises.__file__).parent

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from course_utils.authoring.framework import Exercise, Line, Outcome, judge
 from course_utils.checks import catalogue, points, progress
-from course_utils.checks.framework import Exercise, Line, Outcome, judge
 
 _WIDTH = 96
 _hints_shown: dict[str, int] = {}  # per kernel: a stored notebook shows the same hint in every run

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_utils import chapters as sources
+from course_utils.authoring.framework import Exercise
 from course_utils.checks import catalogue, progress_file
-from course_utils.checks.framework import Exercise
 from course_utils.sources.answers import source_of
 
 

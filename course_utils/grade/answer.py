@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils.checks.guard import Deadline, TimeIsUp
+from course_utils.authoring.guard import Deadline, TimeIsUp
 from course_utils.grade.needed import Needed, Statement, is_builtin, names_in, statements_of
 from course_utils.sources import statements
 from course_utils.sources.answers import grade_id_of

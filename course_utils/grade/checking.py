@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 
 import psutil
 
-from course_utils.checks.framework import Exercise
+from course_utils.authoring.framework import Exercise
 from course_utils.grade import tree, worker
 from course_utils.grade.keeper_client import KeeperClient
 from course_utils.grade.limits import MB, PATIENCE, Limits

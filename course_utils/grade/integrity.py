@@ -1,6 +1,6 @@
 """Notices a submission that changes what its check is made of.
 
-A requirement that runs at home (checks/framework.py says which) shares a process with the answer,
+A requirement that runs at home (authoring/framework.py says which) shares a process with the answer,
 so an answer can replace functions there. That changes no other submission's marks, and here it is
 seen. Who reads this can get around it: an answer that nobody trusts is read by a person.
 """

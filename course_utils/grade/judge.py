@@ -21,11 +21,12 @@ import cloudpickle
 import torch
 
 from course_utils import exercises
-from course_utils.checks import catalogue, framework
-from course_utils.checks.compare import Wrong
-from course_utils.checks.draw import Draw
-from course_utils.checks.failures import Elsewhere, Failure
-from course_utils.checks.framework import Absent, Ended, Exercise, Outcome, judge
+from course_utils.authoring import framework
+from course_utils.authoring.compare import Wrong
+from course_utils.authoring.draw import Draw
+from course_utils.authoring.failures import Elsewhere, Failure
+from course_utils.authoring.framework import Absent, Ended, Exercise, Outcome, judge
+from course_utils.checks import catalogue
 from course_utils.checks.learner import render
 from course_utils.grade import isolation
 from course_utils.grade.plain import Reader

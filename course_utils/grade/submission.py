@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_utils.authoring.framework import Exercise
 from course_utils.chapters import ROOT
 from course_utils.chapters import chapter as chapter_of
 from course_utils.checks import catalogue
-from course_utils.checks.framework import Exercise
 from course_utils.grade import reading
 from course_utils.sources.answers import grade_id_of, percent_cells, source_of
 from course_utils.sources.statements import CodeCell

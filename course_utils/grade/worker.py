@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 import psutil
 
-from course_utils.checks import framework
-from course_utils.checks.compare import Wrong
-from course_utils.checks.failures import explain, explain_stub, is_stub
-from course_utils.checks.guard import Printed, TimeIsUp, undisturbed
+from course_utils.authoring import framework
+from course_utils.authoring.compare import Wrong
+from course_utils.authoring.failures import explain, explain_stub, is_stub
+from course_utils.authoring.guard import Printed, TimeIsUp, undisturbed
 from course_utils.grade import answer, calls, integrity, isolation
 from course_utils.grade.limits import Limits
 from course_utils.grade.plain import Writer

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import estimate, schedules
-from course_utils.checks import load_code
+from course_utils.authoring import load_code
 from course_utils.estimate import Layout, Model, Row, here
 from course_utils.launch import launch
 from course_utils.models import LanguageModel

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.functional import mse_loss
 
 from course_utils import schedules
-from course_utils.checks import load_code
+from course_utils.authoring import load_code
 from course_utils.hardware import device
 from course_utils.launch import launch
 from tests.benchmarks.measuring import (

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import load_code
+from course_utils.authoring import load_code
 from course_utils.hardware import device
 from course_utils.launch import launch
 from course_utils.models import Block

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_utils.checks import load_answer
+from course_utils.authoring import load_answer
 from course_utils.equality import TOLERANCE
 from course_utils.hardware import device
 from course_utils.launch import launch

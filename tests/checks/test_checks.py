@@ -8,19 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils.checks import (
-    Exercise,
-    Wrong,
-    catalogue,
-    check,
-    expect,
-    failures,
-    hint,
-    learner,
-    run,
-)
-from course_utils.checks.draw import Draw
-from course_utils.checks.framework import judge, registered
+from course_utils.authoring import Exercise, Wrong, expect, failures, run
+from course_utils.authoring.draw import Draw
+from course_utils.authoring.framework import judge, registered
+from course_utils.checks import catalogue, check, hint, learner
 from course_utils.checks.learner import render
 from course_utils.hardware import device
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.checks.compare import same
-from course_utils.checks.draw import Draw
+from course_utils.authoring.compare import same
+from course_utils.authoring.draw import Draw
 from course_utils.exercises.ch07.shared import (
     NAMES,
     REPLICATED,

@@ -10,8 +10,8 @@ import pytest
 
 from course_utils import chapters
 from course_utils.__main__ import main
+from course_utils.authoring.framework import Exercise
 from course_utils.checks import catalogue, learner, progress, progress_file
-from course_utils.checks.framework import Exercise
 from course_utils.course_map import progress_map
 from tests.modules.test_plots import overlaps
 

@@ -14,10 +14,11 @@ import pytest
 from copies import make_copy
 from source import read_source
 
-from course_utils.checks import examine, load_answer
+from course_utils.authoring import load_answer
+from course_utils.authoring.framework import attempt
+from course_utils.authoring.guard import undisturbed
+from course_utils.checks import examine
 from course_utils.checks.catalogue import exercises
-from course_utils.checks.framework import attempt
-from course_utils.checks.guard import undisturbed
 from course_utils.checks.learner import render
 from course_utils.sources.answers import source_of
 from tests.wrong_answers import collect

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from course_utils import exercises
+from course_utils.authoring.framework import judge
 from course_utils.chapters import ROOT, chapters
 from course_utils.checks import catalogue, check, points
 from course_utils.checks.catalogue import find
-from course_utils.checks.framework import judge
 from course_utils.grade import (
     copies,
     export,

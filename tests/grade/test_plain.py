@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from course_utils.checks.compare import same
+from course_utils.authoring.compare import same
 from course_utils.grade.plain import Reader, Writer
 from course_utils.schedules import Op
 

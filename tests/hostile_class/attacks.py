@@ -230,7 +230,7 @@ def changes_torch(tensor):
 def replaces_the_requirements(tensor):
     import dataclasses
 
-    from course_utils.checks.framework import registered
+    from course_utils.authoring.framework import registered
 
     rules = registered["0.2"].rules
     rules[:] = [dataclasses.replace(rule, function=lambda *all: None) for rule in rules]
@@ -239,7 +239,7 @@ def replaces_the_requirements(tensor):
 
 @attack("failed", because="expected:")
 def changes_a_default_of_the_check(tensor):
-    from course_utils.checks import expect
+    from course_utils.authoring import expect
 
     expect.__kwdefaults__["tolerance"] = 1e9
     return 0

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 
-from course_utils.checks import load_answer
+from course_utils.authoring import load_answer
+from course_utils.authoring.framework import Line, attempt
+from course_utils.authoring.guard import undisturbed
 from course_utils.checks.catalogue import exercises, find
-from course_utils.checks.framework import Line, attempt
-from course_utils.checks.guard import undisturbed
 from course_utils.launch import server
 from course_utils.launch.janitor import Janitor, janitor
 from tests.mutations.verdicts import Verdict

@@ -21,8 +21,14 @@ from course_utils.sources.statements import CodeCell, closure, statements_of
 from tests.mutations.generate import mutants
 
 _FRAMEWORK = (
-    *("checks/framework", "checks/compare", "checks/draw", "checks/failures", "checks/guard"),
-    *("checks/ranks", "sources/statements", "sources/answers"),
+    *(
+        "authoring/framework",
+        "authoring/compare",
+        "authoring/draw",
+        "authoring/failures",
+        "authoring/guard",
+    ),
+    *("authoring/ranks", "sources/statements", "sources/answers"),
 )
 
 

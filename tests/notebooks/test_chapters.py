@@ -7,7 +7,7 @@ import pytest
 
 import book
 from course_utils import chapters
-from course_utils.checks import load_answer, load_code
+from course_utils.authoring import load_answer, load_code
 from course_utils.grade.submission import NotGradable, read_file
 from course_utils.sources.answers import source_of
 

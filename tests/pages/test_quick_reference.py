@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from course_utils import chapters, decision, estimate, models, schedules
-from course_utils.checks import load_answer, load_code
+from course_utils.authoring import load_answer, load_code
 from course_utils.estimate import Hardware, Layout, Model
 from course_utils.launch import launch
 from course_utils.trace import Call, kept_for_backward, ring_bytes

@@ -7,10 +7,10 @@ happened to give the same result.
 
 import sys
 
-from course_utils.checks import load_answer
+from course_utils.authoring import load_answer
+from course_utils.authoring.framework import attempt
+from course_utils.authoring.guard import undisturbed
 from course_utils.checks.catalogue import exercises
-from course_utils.checks.framework import attempt
-from course_utils.checks.guard import undisturbed
 from tests.wrong_answers import Answer, collect
 
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from source import read_source
 
+from course_utils.authoring import load_answer, load_code
 from course_utils.chapters import ROOT
-from course_utils.checks import load_answer, load_code
 from course_utils.launch import launch
 from course_utils.sources import answers
 

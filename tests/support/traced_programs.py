@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-from course_utils.checks import load_code
+from course_utils.authoring import load_code
 from course_utils.estimate import Layout, Model
 from course_utils.meters import local
 

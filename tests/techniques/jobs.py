@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, mse_loss, scaled_dot_product_attention
 
 from course_utils import mnist, text
-from course_utils.checks import load_answer, load_code
+from course_utils.authoring import load_answer, load_code
 from course_utils.models import LanguageModel, MnistConvNet, MnistNet, ResidualNet
 from tests.techniques import Job, mean_loss
 

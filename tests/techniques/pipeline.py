@@ -16,7 +16,7 @@ from torch.distributed.pipelining import (
 )
 
 from course_utils import schedules
-from course_utils.checks import load_answer, load_code
+from course_utils.authoring import load_answer, load_code
 from course_utils.hardware import device
 from course_utils.schedules import Schedule
 from tests.techniques import Job, Trained, mean_loss, mistake, sgd, technique, trained

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
-from course_utils.checks import load_answer, load_code
+from course_utils.authoring import load_answer, load_code
 from course_utils.hardware import device
 from course_utils.models import LanguageModel
 from tests.techniques import Job, Trained, mistake, sgd, technique

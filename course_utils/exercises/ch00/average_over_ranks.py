@@ -2,8 +2,8 @@
 
 import torch
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late, following
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import come_late, following
 from course_utils.hardware import device
 
 average = Exercise(

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from course_utils.checks import Exercise, Wrong, expect, same
+from course_utils.authoring import Exercise, Wrong, expect, same
 
 size = Exercise(
     "0.2",

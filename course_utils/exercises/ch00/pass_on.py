@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run
-from course_utils.checks.ranks import come_late, following
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run
+from course_utils.authoring.ranks import come_late, following
 from course_utils.hardware import device
 
 pass_on = Exercise(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from course_utils.checks import Exercise, Wrong, expect
+from course_utils.authoring import Exercise, Wrong, expect
 
 decisions = Exercise(
     "1.3",

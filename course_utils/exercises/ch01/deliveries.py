@@ -3,7 +3,7 @@
 import math
 from statistics import median
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
 from course_utils.exercises.ch01.shared import (
     LIST_FAILURES,
     LISTS,

@@ -2,7 +2,7 @@
 
 import math
 
-from course_utils.checks import Exercise, expect, expect_type
+from course_utils.authoring import Exercise, expect, expect_type
 from course_utils.exercises.ch01.shared import (
     LIST_FAILURES,
     LISTS,

@@ -2,7 +2,7 @@
 
 import math
 
-from course_utils.checks import Wrong
+from course_utils.authoring import Wrong
 
 LISTS = {
     "list-is-no-number": "`minutes` is a list with a number for each building. `max`, `sum` or a loop "

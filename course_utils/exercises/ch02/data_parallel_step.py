@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
-from course_utils.checks.forbidden import called
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring.forbidden import called
 from course_utils.exercises.ch02.shared import (
     ASKED_FOR_GPUS,
     CPU,

@@ -1,8 +1,8 @@
 """Exercise 2.5, `diagnose`: what it asks for, and how it is checked."""
 
 from course_utils import hardware
-from course_utils.checks import Exercise, Wrong, expect, expect_type
-from course_utils.checks.forbidden import called
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
+from course_utils.authoring.forbidden import called
 from course_utils.hardware import Machine, Setup
 
 diagnosis = Exercise(

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch02.shared import (
     ASKED_FOR_GPUS,
     CPU,

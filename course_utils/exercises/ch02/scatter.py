@@ -2,7 +2,7 @@
 
 import torch
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
 from course_utils.exercises.ch02.shared import ASKED_FOR_GPUS, CPU, META, NO_GPU
 
 scatter = Exercise(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from course_utils.checks import Exercise, Wrong, expect, run, same
-from course_utils.checks.ranks import come_late, following
+from course_utils.authoring import Exercise, Wrong, expect, run, same
+from course_utils.authoring.ranks import come_late, following
 from course_utils.exercises.ch03.shared import (
     NEARLY,
     Frozen,

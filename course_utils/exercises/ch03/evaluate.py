@@ -8,8 +8,8 @@ from numbers import Number
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import come_late
 from course_utils.hardware import device
 
 evaluation = Exercise(

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.checks import Exercise, Wrong, expect, run, same
-from course_utils.checks.forbidden import called
-from course_utils.checks.ranks import come_late, finish_device_work, following
+from course_utils.authoring import Exercise, Wrong, expect, run, same
+from course_utils.authoring.forbidden import called
+from course_utils.authoring.ranks import come_late, finish_device_work, following
 from course_utils.exercises.ch03.shared import (
     NEARLY,
     Frozen,

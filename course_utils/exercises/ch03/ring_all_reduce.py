@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, run
-from course_utils.checks.ranks import come_late, following
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, run
+from course_utils.authoring.ranks import come_late, following
 from course_utils.hardware import device
 from course_utils.trace import Call, Trace
 

@@ -5,8 +5,8 @@ import math
 import torch
 from torch.utils.data import DistributedSampler
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type
-from course_utils.checks.forbidden import called
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
+from course_utils.authoring.forbidden import called
 
 sharding = Exercise(
     "3.3",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Wrong
+from course_utils.authoring import Wrong
 from course_utils.hardware import device
 
 Gradients = dict[str, Tensor | None]

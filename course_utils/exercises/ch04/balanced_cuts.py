@@ -5,7 +5,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from operator import index
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
 from course_utils.exercises.ch04.shared import Cuts, best_cuts, equal_layers, loads_of
 
 cutting = Exercise(

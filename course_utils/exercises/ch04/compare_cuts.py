@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
-from course_utils.checks.compare import show
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring.compare import show
 from course_utils.exercises.ch04.shared import Cuts, best_cuts, equal_layers, loads_of
 from course_utils.trace import kept_for_backward
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.compare import TOLERANCE
-from course_utils.checks.ranks import following
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.authoring.compare import TOLERANCE
+from course_utils.authoring.ranks import following
 from course_utils.hardware import device
 
 crossing = Exercise(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from course_utils.checks import Wrong
+from course_utils.authoring import Wrong
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

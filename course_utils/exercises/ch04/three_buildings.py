@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch04.shared import CPU, META, NO_SUCH_GPU, watched_moves
 
 buildings = Exercise(

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from course_utils.checks import (
-    Exercise,
-    expect,
-    expect_type,
-)
+from course_utils.authoring import Exercise, expect, expect_type
 
 bubble = Exercise(
     "5.1",

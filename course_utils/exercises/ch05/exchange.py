@@ -8,16 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from course_utils.checks import (
-    Exercise,
-    OwnPart,
-    Wrong,
-    expect,
-    expect_type,
-    run,
-    same,
-)
-from course_utils.checks.ranks import finish_device_work, waits
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import finish_device_work, waits
 from course_utils.hardware import device
 from course_utils.intercept import hand_work, listening
 

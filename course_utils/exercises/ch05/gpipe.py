@@ -1,9 +1,6 @@
 """Exercise 5.2, `gpipe`: what it asks for, and how it is checked."""
 
-from course_utils.checks import (
-    Exercise,
-    Wrong,
-)
+from course_utils.authoring import Exercise, Wrong
 from course_utils.exercises.ch05.shared import (
     FORM,
     ONE_AT_A_TIME,

@@ -1,9 +1,6 @@
 """Exercise 5.4, `interleaved`: what it asks for, and how it is checked."""
 
-from course_utils.checks import (
-    Exercise,
-    Wrong,
-)
+from course_utils.authoring import Exercise, Wrong
 from course_utils.exercises.ch05.shared import (
     FORM,
     MEMORY,

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import (
-    Exercise,
-    Wrong,
-    expect,
-    expect_type,
-    same,
-)
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 
 Gradients = dict[str, Tensor | None]
 

@@ -1,8 +1,6 @@
 """Exercise 5.3, `one_forward_one_backward`: what it asks for, and how it is checked."""
 
-from course_utils.checks import (
-    Exercise,
-)
+from course_utils.authoring import Exercise
 from course_utils.exercises.ch05.shared import (
     FORM,
     MEMORY,

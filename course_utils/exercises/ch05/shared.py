@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from course_utils import schedules
-from course_utils.checks import (
-    Wrong,
-    expect_type,
-    forbidden,
-)
+from course_utils.authoring import Wrong, expect_type, forbidden
 from course_utils.schedules import Op, Schedule, Simulation, first_illegal_move, simulate
 
 FORWARD, BACKWARD = 1, 2  # units of time of one op

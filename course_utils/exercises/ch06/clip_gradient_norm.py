@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import come_late
 from course_utils.exercises.ch06.shared import HANGS, TWO_RANKS, only_for_two
 from course_utils.hardware import device
 

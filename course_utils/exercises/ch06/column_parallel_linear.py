@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from course_utils.checks import Exercise
+from course_utils.authoring import Exercise
 from course_utils.exercises.ch06.shared import (
     BOTH_CUTS,
     COLUMN,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, run, same
+from course_utils.authoring import Exercise, Wrong, expect, run, same
 from course_utils.exercises.ch06.shared import (
     HANGS,
     IN_PIECES,

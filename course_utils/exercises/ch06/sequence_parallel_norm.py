@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, run, same
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, run, same
 from course_utils.exercises.ch06.shared import (
     HANGS,
     NOT_EVERY_RANK,

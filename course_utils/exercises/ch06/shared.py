@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import OwnPart, Wrong, expect, run, same
-from course_utils.checks.framework import registered
-from course_utils.checks.ranks import come_late
+from course_utils.authoring import OwnPart, Wrong, expect, run, same
+from course_utils.authoring.framework import registered
+from course_utils.authoring.ranks import come_late
 from course_utils.hardware import device
 from course_utils.trace import Record, Trace
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import come_late
 from course_utils.exercises.ch06.shared import HANGS, TWO_RANKS, only_for_two
 from course_utils.hardware import device
 from course_utils.trace import Trace

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 
 placing = Exercise(
     "7.5",

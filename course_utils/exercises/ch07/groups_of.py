@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
 from course_utils.exercises.ch07.shared import NAMES, Sizes
 
 Groups = dict[str, list[list[int]]]

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from course_utils.checks import Exercise, Wrong, expect, same
+from course_utils.authoring import Exercise, Wrong, expect, same
 from course_utils.exercises.ch07.shared import Sizes
 
 coordinates = Exercise(

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_utils.checks import Wrong, expect, run, same
-from course_utils.checks.ranks import UsedEarly, come_late, following
+from course_utils.authoring import Wrong, expect, run, same
+from course_utils.authoring.ranks import UsedEarly, come_late, following
 from course_utils.hardware import device
 from course_utils.intercept import listening
 

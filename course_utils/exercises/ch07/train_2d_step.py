@@ -1,6 +1,6 @@
 """Exercise 7.3, `train_2d_step`: what it asks for, and how it is checked."""
 
-from course_utils.checks import Exercise
+from course_utils.authoring import Exercise
 from course_utils.exercises.ch07.shared import (
     ALL,
     REPLICATED,

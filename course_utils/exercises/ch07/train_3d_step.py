@@ -1,6 +1,6 @@
 """Exercise 7.4, `train_3d_step`: what it asks for, and how it is checked."""
 
-from course_utils.checks import Exercise, Wrong
+from course_utils.authoring import Exercise, Wrong
 from course_utils.exercises.ch07.shared import (
     NAMES,
     REPLICATED,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch08.shared import drawn_tensors, shard_size
 
 layout = Exercise(

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from course_utils.checks import Exercise, Wrong, expect, run, same
-from course_utils.checks.ranks import Sent, described, following, waits
+from course_utils.authoring import Exercise, Wrong, expect, run, same
+from course_utils.authoring.ranks import Sent, described, following, waits
 from course_utils.exercises.ch08.shared import (
     drawn_tensor,
     larger_than_itself,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type
+from course_utils.authoring import Exercise, Wrong, expect, expect_type
 from course_utils.exercises.ch08.shared import shard_size
 
 ledger = Exercise(

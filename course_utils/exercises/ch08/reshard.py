@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch08.shared import drawn_tensor, larger_than_itself, shards_of
 
 resharding = Exercise(

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from course_utils.checks import Exercise, Wrong, expect, run, same
-from course_utils.checks.ranks import following
+from course_utils.authoring import Exercise, Wrong, expect, run, same
+from course_utils.authoring.ranks import following
 from course_utils.exercises.ch08.shared import drawn_tensors
 from course_utils.hardware import device
 

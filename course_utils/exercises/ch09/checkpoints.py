@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from course_utils import intercept
-from course_utils.checks import Exercise, Wrong, expect, run, same
+from course_utils.authoring import Exercise, Wrong, expect, run, same
 from course_utils.exercises.ch09.shared import Raised
 from course_utils.launch import RankFailure
 

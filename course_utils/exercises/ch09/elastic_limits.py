@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from course_utils.checks import Exercise, expect, expect_type
+from course_utils.authoring import Exercise, expect, expect_type
 
 limits = Exercise(
     "9.5",

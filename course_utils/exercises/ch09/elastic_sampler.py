@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch09.shared import through_file
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from course_utils.checks import Wrong
+from course_utils.authoring import Wrong
 
 
 @dataclass(frozen=True)

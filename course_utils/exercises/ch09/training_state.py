@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
 from course_utils.exercises.ch09.shared import Raised, through_file
 from course_utils.hardware import device
 

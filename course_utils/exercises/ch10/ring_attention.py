@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_utils.checks import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_utils.checks.ranks import come_late, following
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import come_late, following
 from course_utils.exercises.ch10.shared import (
     HANGS,
     RING,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_utils.checks import Wrong, same
+from course_utils.authoring import Wrong, same
 
 NOT_EVERY_RANK = (
     "The ranks wait for each other for ever: some make a call that others never make, or all send before "

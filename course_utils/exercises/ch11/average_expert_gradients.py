@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_utils.checks import Exercise, Wrong, expect, run
+from course_utils.authoring import Exercise, Wrong, expect, run
 from course_utils.exercises.ch11.shared import NOT_WAITED, blaming, check_waited, hearing
 from course_utils.hardware import device
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_utils.checks import Exercise, OwnPart, expect, expect_type, run
+from course_utils.authoring import Exercise, OwnPart, expect, expect_type, run
 from course_utils.exercises.ch11.shared import NOT_WAITED, check_waited, hearing
 from course_utils.hardware import device
 

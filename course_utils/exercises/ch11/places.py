@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from course_utils.checks import Exercise, OwnPart, expect, run
+from course_utils.authoring import Exercise, OwnPart, expect, run
 from course_utils.exercises.ch11.shared import NOT_WAITED, check_told, check_waited, hearing, told
 from course_utils.hardware import device
 

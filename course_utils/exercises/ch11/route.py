@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch11.shared import blaming
 
 routing = Exercise(

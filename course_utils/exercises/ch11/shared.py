@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from course_utils.checks import Wrong
-from course_utils.checks.ranks import Sent, come_late, following
+from course_utils.authoring import Wrong
+from course_utils.authoring.ranks import Sent, come_late, following
 from course_utils.trace import Trace
 
 NOT_WAITED = (

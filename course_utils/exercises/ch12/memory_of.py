@@ -1,7 +1,7 @@
 """Exercise 12.1, `memory_of`: what it asks for, and how it is checked."""
 
-from course_utils.checks import Exercise, expect
-from course_utils.checks.compare import same
+from course_utils.authoring import Exercise, expect
+from course_utils.authoring.compare import same
 from course_utils.estimate import Layout, Model
 from course_utils.exercises.ch12.shared import (
     STATES,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from course_utils.checks import Exercise, Wrong, expect_type
+from course_utils.authoring import Exercise, Wrong, expect_type
 from course_utils.estimate import Call, Hardware, Layout, Model
 from course_utils.exercises.ch12.shared import Step, held, own
 

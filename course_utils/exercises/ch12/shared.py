@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from course_utils import estimate
-from course_utils.checks import Wrong, expect_type
-from course_utils.checks.forbidden import called
+from course_utils.authoring import Wrong, expect_type
+from course_utils.authoring.forbidden import called
 from course_utils.estimate import Call, Hardware, Layout, Model
 
 FORBIDDEN = [f for f in vars(estimate).values() if inspect.isfunction(f)]

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from course_utils.checks import Exercise, expect
-from course_utils.checks.compare import same
+from course_utils.authoring import Exercise, expect
+from course_utils.authoring.compare import same
 from course_utils.estimate import Call, Hardware, Layout
 from course_utils.exercises.ch12.shared import GROUPS, USES_ESTIMATE, Step, inside, own
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from course_utils import estimate
-from course_utils.checks import Exercise, Wrong
+from course_utils.authoring import Exercise, Wrong
 from course_utils.estimate import Hardware, Layout, Model
 
 planning = Exercise(

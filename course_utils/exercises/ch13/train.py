@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_utils.checks import Exercise, Wrong, expect, run, same
+from course_utils.authoring import Exercise, Wrong, expect, run, same
 from course_utils.launch import RankFailure
 
 loop = Exercise(

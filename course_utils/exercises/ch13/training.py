@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from course_utils.checks import Exercise, Wrong, expect, expect_type, run, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
 from course_utils.hardware import device
 from course_utils.meters import Sampling
 from course_utils.models import ResidualNet

@@ -6,7 +6,7 @@ One file an exercise, `course_utils/exercises/chNN/name.py`. An exercise has an 
 learner writes, points, hints (gentle, closer, the idea) and its misconceptions: the mistakes that
 the check can name, each with the sentence that the learner reads.
 
-    from course_utils.checks import Exercise, Wrong, expect, expect_type, run
+    from course_utils.authoring import Exercise, Wrong, expect, expect_type, run
 
     exercise = Exercise(
         "3.1",
@@ -93,10 +93,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from course_utils.checks.compare import Wrong, show
-from course_utils.checks.draw import Draw, fresh_seed
-from course_utils.checks.failures import Failure, explain, explain_stub, is_stub
-from course_utils.checks.guard import Deadline, undisturbed
+from course_utils.authoring.compare import Wrong, show
+from course_utils.authoring.draw import Draw, fresh_seed
+from course_utils.authoring.failures import Failure, explain, explain_stub, is_stub
+from course_utils.authoring.guard import Deadline, undisturbed
 from course_utils.launch import launch
 from course_utils.strict.rules import RULES
 

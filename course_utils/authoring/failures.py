@@ -3,7 +3,7 @@
 import traceback
 from dataclasses import dataclass
 
-from course_utils.checks.guard import TimeIsUp
+from course_utils.authoring.guard import TimeIsUp
 from course_utils.launch import RankFailure
 from course_utils.launch.frames import Frame, own
 
