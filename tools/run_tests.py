@@ -171,7 +171,9 @@ def count_tests(report: Path, result: Result) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the named steps, or all; return the exit status."""
+    """Run the named steps, or all; return the exit status. SIGTERM ends it as Ctrl-C does, with all
+    that it has started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     known = [*STEPS, *BY_NAME]
     parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(known))

@@ -1,5 +1,7 @@
 """tools/run_tests.py: what a summary counts, and what makes the run fail."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import psutil
 import pytest
 import run_tests
 
+TOOLS = Path(run_tests.__file__).parent
 TESTS = """
 import pytest
 
@@ -99,6 +102,18 @@ def test_a_step_that_hangs_is_ended_and_has_failed(
     assert "was still running at its limit, and was ended" in capfd.readouterr().out
     lines = (steps.parent / "summary.txt").read_text().splitlines()
     assert [line[:4] for line in lines if line[:4].strip()] == ["FAIL", "ok  "]
+    assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+
+
+def test_told_to_end_it_ends_what_it_has_started() -> None:
+    hangs = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)", "x"]
+    program = f"import run_tests as r; r.STEPS['lint'] = [{hangs}]; r.main(['lint'])"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=TOOLS, stdout=subprocess.PIPE, text=True) as run:
+        while "begun" not in run.stdout.readline():
+            pass
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
     assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
 
 
