@@ -173,7 +173,11 @@ def _(answer, draw):
 
 @merging.requires("the arguments stay as they are", at_home=True)
 def _(answer, draw):
-    given, _ = _two_parts(draw)
-    before = [tensor.clone() for tensor in given]
-    answer(*given)
-    expect(given, before, each="argument", likely={"arguments-changed": True})
+    for unseen in (False, True):
+        given, _ = _two_parts(draw)
+        if unseen:  # by the first query on one side, by the second on the other
+            for query, (out, lse) in enumerate((given[:2], given[2:])):
+                out[:, :, query], lse[:, :, query] = torch.nan, -torch.inf
+        before = [tensor.clone() for tensor in given]
+        answer(*given)
+        expect(given, before, each="argument", likely={"arguments-changed": True})

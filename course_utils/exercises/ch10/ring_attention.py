@@ -370,6 +370,11 @@ def _(answer, draw):
             raise Wrong(
                 "keeps-pages", expected=f"at most {limit} bytes", got=f"{report.kept} bytes"
             )
+        # kept where autograd does not see it, as an attribute of ctx
+        round_trip = 4 * (task.ranks - 1) * task.own_bytes()
+        if report.sent < round_trip:
+            expected = f"{round_trip} bytes sent in backward: pages and their gradients"
+            raise Wrong("keeps-pages", expected=expected, got=f"{report.sent} bytes")
 
 
 @with_backward.requires("backward sends pages and their gradients n - 1 times", needs_earlier=True)

@@ -307,6 +307,27 @@ def counts_in_half_precision(model, images, labels, batch_size):
     return correct.item() / len(images)
 
 
+@wrong("3.5", names="miscounted")
+def counts_in_float16(model, images, labels, batch_size):
+    correct = torch.zeros((), dtype=torch.float16, device=images.device)
+    with torch.no_grad(), _evaluating(model):
+        for x, y in _batches(_mine(images), _mine(labels), batch_size):
+            correct += (model(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="empty-rank")
+def deals_out_with_arange(model, images, labels, batch_size):
+    correct = torch.zeros((), dtype=torch.int64, device=images.device)
+    mine = torch.arange(dist.get_rank(), len(images), dist.get_world_size())
+    with torch.no_grad(), _evaluating(model):
+        for rows in mine.split(batch_size):
+            correct += (model(images[rows]).argmax(dim=1) == labels[rows]).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
 @wrong("3.5", names="parts-mode-lost")
 def remembers_the_children_alone(model, images, labels, batch_size):
     own, modes = model.training, {child: child.training for child in model.children()}

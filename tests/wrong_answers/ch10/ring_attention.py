@@ -579,6 +579,32 @@ class KeepsAllPages(_Right):
         return d_q, *_added(own, home)
 
 
+@wrong("10.4", names="keeps-pages")
+class KeepsThePagesOutOfSight(_Right):
+    """Where `save_for_backward` does not count them."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.pages, pages = [], (k, v)
+        for _ in range(1, dist.get_world_size()):
+            pages = pass_on(*pages)
+            ctx.pages += pages
+        return _forward(ctx, q, k, v)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        rank, ranks = place_of()
+        saved = ctx.saved_tensors
+        hops = _cases(rank, ranks, saved[0].shape[2] // 2)
+        d_q, *own = _parts(saved, saved[1:3], gradient, *hops[0], triangle(saved[0]))
+        home = [torch.zeros_like(x) for x in own]
+        for hop, (rows, columns) in enumerate(hops[1:]):
+            pages = ctx.pages[2 * hop : 2 * hop + 2]
+            of_q, *found = _parts(saved, pages, gradient, rows, columns, None)
+            d_q, home = d_q + of_q, pass_on(*_added(home, found))
+        return d_q, *_added(own, home)
+
+
 def _logsumexp(q, k, v):
     class Notes:
         def save_for_backward(self, *tensors):
