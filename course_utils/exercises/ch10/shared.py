@@ -125,6 +125,12 @@ class Ring:
             size = self.length // (2 * self.ranks)
             mine, theirs = mine // size, theirs // size
         seen = mine.unsqueeze(1) >= theirs
+        places = torch.arange(len(mine))
+        if kind == "own everywhere":  # each rank's pages as if they were one's own
+            return places.unsqueeze(1) >= places
+        if kind == "triangle in each case" and sender != rank:  # of what was cut out for the hop
+            rows = places - (0 if sender < rank else len(places) // 2)
+            return seen & (rows.unsqueeze(1) >= places)
         free = {"none": True, "own only": sender != rank, "own free": sender == rank}.get(kind)
         return torch.ones_like(seen) if free else seen
 
@@ -164,6 +170,10 @@ def wrong_outputs(task: Ring) -> dict[str, object]:
         "own-mask-only": task.outputs(_Slip(mask="own only")),
         "mask-by-chunk": task.outputs(_Slip(mask="chunks")),
         "mask-as-blocks": task.outputs(_Slip(mask="as blocks")),
+        "triangle-everywhere": lambda got: any(
+            same(got, task.outputs(_Slip(mask=kind)))
+            for kind in ("own everywhere", "triangle in each case")
+        ),
         "cases-swapped": task.outputs(_Slip(mask="cases swapped")),
         "rank-0-after": task.outputs(_Slip(mask="rank 0 after")),
         "other-way-round": task.outputs(_Slip(mask="other way")),
@@ -193,6 +203,8 @@ RING = {
     "of tokens there.",
     "mask-as-blocks": "Your mask takes the tokens for those of a cut from front to back. In a zig-zag a rank has "
     "one chunk from the front and one from the back.",
+    "triangle-everywhere": "The triangle of tokens is laid over the pages of other ranks too. It belongs to the rank's own "
+    "pages: of another's, a query sees a chunk whole or not at all.",
     "cases-swapped": "The two cases are swapped: from a rank before you both of your chunks see the first chunk of "
     "its pages; of a rank after you only your second one sees something, and it sees both.",
     "rank-0-after": "The pages of rank 0 are taken for those of a rank after you. After h hops you have the pages of rank - h, "

@@ -126,6 +126,23 @@ class TakesThemForBlocks(RingOf):
         return merged(result, attend(q, k, v)) if earlier else result
 
 
+@_wrong_ring("triangle-everywhere")
+class MasksEveryHop(RingOf):
+    def merge_in(self, result, q, k, v, *where):
+        return merged(result, attend(q, k, v, triangle(q)))
+
+
+@_wrong_ring("triangle-everywhere")
+class MasksWhatIsCutOut(RingOf):
+    def merge_in(self, result, q, k, v, earlier, *where):
+        half, mask = q.shape[2] // 2, triangle(q)
+        if earlier:
+            return merged(result, attend(q, k[:, :, :half], v[:, :, :half], mask[:, :half]))
+        old = tuple(x[:, :, half:] for x in result)
+        new = merged(old, attend(q[:, :, half:], k, v, mask[:half]))
+        return tuple(torch.cat([x[:, :, :half], y], dim=2) for x, y in zip(result, new))
+
+
 @_wrong_ring("cases-swapped")
 class SwapsTheCases(RingOf):
     def earlier(self, rank, hop):
