@@ -1039,7 +1039,7 @@ print("the ranks end with the same model:", equal(first, [second]))
 
 # %% nbgrader={"grade_id": "3.1", "solution": true}
 def average_gradients(model: nn.Module) -> None:
-    """Replaces every gradient of `model` by its mean over all ranks, in place.
+    """Replaces every gradient of `model` by its mean over all ranks.
 
     Called on every rank after `backward()`. A parameter has a gradient on all ranks or on none;
     where `.grad` is None it stays None. The parameters themselves do not change. A tied parameter,
