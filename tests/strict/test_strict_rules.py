@@ -4,6 +4,7 @@ PyTorch's words, one that is near it and right goes on."""
 import copy
 import os
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import hardware, intercept, versions
+from course_utils.checks import load_answer, load_code
+from course_utils.checks.ranks import following
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.strict.rules import RULES
@@ -435,6 +438,60 @@ def heard_in_a_batch(rank: int) -> bool:
 
 def test_a_listener_gets_the_work_of_a_batch():
     assert launch(heard_in_a_batch, RANKS, rules="nccl") == [True] * RANKS
+
+
+def waits_for_the_first_only(rank: int) -> list[str]:
+    with following() as sent:
+        dist.all_reduce(ones(1), async_op=True).wait()
+        dist.all_reduce(ones(1), async_op=True)
+    return sent.unwaited
+
+
+def test_checks_excuse_no_call_that_nobody_waits_for():
+    assert launch(waits_for_the_first_only, RANKS, rules="nccl") == [["all_reduce"]] * RANKS
+
+
+# ---- code of chapters that was written for the CPU once ------------------------------------------
+
+
+def test_half_a_layer_computes_on_the_device():
+    parts = launch(load_code(8, "half_a_layer_each"), RANKS, rules="nccl")
+    assert [part.shape for part in parts] == [(4, 4)] * RANKS
+
+
+def test_a_wait_with_a_limit_is_for_a_call_on_the_device(tmp_path):
+    said = launch(load_code(9, "rank_1_hangs"), RANKS, tmp_path / "done", rules="nccl")
+    assert said == ["timed out", "was hanging"]
+
+
+def restored(rank: int, restore) -> str:
+    """The device of a momentum that was loaded to the CPU."""
+    layer = nn.Linear(2, 1, bias=False).to(device())
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    saved = {"weight": torch.ones(1, 2)}
+    checkpoint = {
+        "parameters": saved,
+        "optimizer": {"weight": {"momentum_buffer": saved["weight"]}},
+    }
+    restore(SimpleNamespace(module=layer), optimizer, checkpoint)
+    return optimizer.state[layer.weight]["momentum_buffer"].device.type
+
+
+def test_a_restored_momentum_is_beside_its_parameter():
+    assert launch(restored, 1, load_code(8, "restore"), rules="nccl") == ["strict"]
+
+
+def saved_and_loaded(rank: int, checkpoints: type, folder: str) -> tuple[int, list]:
+    kept = checkpoints(folder)
+    kept.save(1, {"weight": ones(1)})
+    step, state = kept.load()
+    return step, state["weight"].tolist()
+
+
+def test_every_rank_loads_what_rank_0_has_saved(tmp_path):
+    answer = load_answer("9.1")
+    found = launch(saved_and_loaded, RANKS, answer, str(tmp_path), rules="nccl")
+    assert found == [(1, [1.0])] * RANKS
 
 
 def where(rank: int) -> tuple[str, str]:
