@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils import hardware, intercept, versions
-from course_utils.checks import load_answer, load_code
-from course_utils.checks.ranks import following
+from course_utils.authoring import load_answer, load_code
+from course_utils.authoring.ranks import following
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.strict.rules import RULES
