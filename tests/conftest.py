@@ -6,6 +6,15 @@ import signal
 
 import pytest
 
+# Folders and modules whose tests wait most of their time: for a host that falls silent, for the end
+# of a limit. Last, they would leave one of two workers with nothing to do.
+WAITING = {"two_hosts", "cluster", "grade", "test_launch_hosts.py", "test_replicas.py"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that wait long come first."""
+    items.sort(key=lambda item: WAITING.isdisjoint(item.path.parts))
+
 
 def pytest_configure():
     """SIGTERM ends a run as Ctrl-C does, so that fixtures stop what they have started."""

@@ -28,6 +28,7 @@ REPORTS = ROOT / "build" / "tests"
 PYTHON = [sys.executable]
 # faulthandler prints where every thread is when one test takes longer than this (seconds)
 PYTEST = [*PYTHON, "-m", "pytest", "-n2", "-o", "faulthandler_timeout=300"]
+IN_THEIR_ORDER = ["--dist", "loadscope", "--no-loadscope-reorder"]  # tests/conftest.py sorts them
 NOTEBOOKS = ["notebooks", "solutions"]
 UNDER_RULES = ["env", "COURSE_RULES=nccl", *PYTEST, "--dist", "loadfile"]
 CHAPTERS_UNDER_RULES = [
@@ -47,7 +48,7 @@ STEPS = {
         [*PYTHON, "-m", "ruff", "format", "--check"],
     ],
     "sync": [[*PYTHON, "tools/notebooks.py", "check"]],
-    "unit": [[*PYTEST, "tests", "--dist", "loadscope", f"--junitxml={REPORTS / 'unit.xml'}"]],
+    "unit": [[*PYTEST, "tests", *IN_THEIR_ORDER, f"--junitxml={REPORTS / 'unit.xml'}"]],
     "nbval": [
         [
             *PYTEST,
