@@ -170,9 +170,9 @@ class ElasticRun(Agents):
 
     def _start_again(self, failed: list[str]) -> None:
         self.given_up += len(failed)
-        if self._store is not None:
-            # The store outlives the agents, and with it the closed rendezvous: the whole job begins
-            # again, under another id.
+        if self._store is not None or any(self._found_closed(name) for name in failed):
+            # The store outlives the agent that has failed, and with it the closed rendezvous: the
+            # whole job begins again, under another id.
             self.job_restarts += 1
             failed = list(self.agents)
             end_job(self.id)
@@ -184,6 +184,14 @@ class ElasticRun(Agents):
             return
         for name in failed:
             self.start_agent(name)
+
+    def _found_closed(self, name: str) -> bool:
+        """Whether the rendezvous is closed, though the agent with the store trains on.
+
+        A host that was cut off closes it when it gives up at the moment at which it is back.
+        """
+        log = (self.folder / f"agent-{name}.log").read_text()
+        return log.rstrip().endswith("RendezvousClosedError") and not self._is_over()
 
     def _is_over(self) -> bool:
         """Whether the agent with the store has ended well: it took the store along, and nobody has
