@@ -15,7 +15,7 @@ import torch
 
 from course_utils import exercises
 from course_utils.authoring.framework import judge
-from course_utils.chapters import ROOT, chapters
+from course_utils.chapters import chapters
 from course_utils.checks import catalogue, check, points
 from course_utils.checks.catalogue import find
 from course_utils.grade import (
@@ -38,8 +38,6 @@ from tests.hostile_class.members import hand_in, names_of
 from tests.wrong_answers.ch00.message_bytes import everything_is_float32
 
 names_of("damaged")
-
-SOLUTIONS = ROOT / "solutions"
 
 LINES = [["two ranks", True, None], ["three ranks", False, "fixed-two"], ["frozen", None, None]]
 
@@ -504,7 +502,7 @@ for sent in pickle.load(sys.stdin.buffer):
 
 def test_every_solved_chapter_gets_all_its_points():
     """What each check needs reaches the process that judges: seen from the outside, for all."""
-    solved = [SOLUTIONS / f"{name}.ipynb" for each in chapters() for name in each.notebooks]
+    solved = [path.with_suffix(".ipynb") for each in chapters() for path in each.sources]
     grades = list(grade_files(solved, jobs=2, isolated=None))
     marks = [mark for grade in grades for mark in grade.exercises]
     assert [each.reason for each in grades] == [""] * len(solved)

@@ -170,6 +170,10 @@ class ElasticRun(Agents):
 
     def _start_again(self, failed: list[str]) -> None:
         self.given_up += len(failed)
+        if self._is_over():
+            for name in failed:
+                self.agents.pop(name)
+            return
         if self._store is not None or any(self._found_closed(name) for name in failed):
             # The store outlives the agent that has failed, and with it the closed rendezvous: the
             # whole job begins again, under another id.
@@ -178,20 +182,16 @@ class ElasticRun(Agents):
             end_job(self.id)
             for name in failed:
                 self.agents.pop(name).poll()
-        elif self._is_over():
-            for name in failed:
-                self.agents.pop(name)
-            return
         for name in failed:
             self.start_agent(name)
 
     def _found_closed(self, name: str) -> bool:
-        """Whether the rendezvous is closed, though the agent with the store trains on.
+        """Whether the agent has found the rendezvous closed, in a store that is still there.
 
         A host that was cut off closes it when it gives up at the moment at which it is back.
         """
         log = (self.folder / f"agent-{name}.log").read_text()
-        return log.rstrip().endswith("RendezvousClosedError") and not self._is_over()
+        return log.rstrip().endswith("RendezvousClosedError")
 
     def _is_over(self) -> bool:
         """Whether the agent with the store has ended well: it took the store along, and nobody has

@@ -20,6 +20,6 @@ def free_ports(count: int) -> list[int]:
         while len(free) < count:
             port = tries.pop()
             with contextlib.suppress(OSError):
-                held.enter_context(socket.create_server(("", port)))
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
                 free.append(port)
         return free
