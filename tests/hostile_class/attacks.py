@@ -247,7 +247,7 @@ def changes_a_default_of_the_check(tensor):
 
 at_the_top_level(
     "asks_for_the_solution",
-    "from course_utils.checks import load_answer\nmessage_bytes = load_answer('0.2')\n",
+    "from course_utils.authoring import load_answer\nmessage_bytes = load_answer('0.2')\n",
     "failed",
     "the solutions are not at hand",
 )
