@@ -1,7 +1,10 @@
 """The table of *predict, then measure*: what was said beforehand, what the run gave, and the ratio."""
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from numbers import Real
+
+_WIDTH = 96  # columns, as in what `check` prints
 
 
 def compare(
@@ -27,7 +30,20 @@ def compare(
         print(f"{name:{wide}}  {value!s:>12}  {got!s:>12}  {right}")
         if not right:
             for sentence in _about(name, value, got, likely or {}):
-                print(f"{'':{wide}}  {sentence}")
+                print(_hanging(sentence, wide + 2))
+
+
+def _hanging(sentence: str, indent: int) -> str:
+    """The sentence, `indent` columns to the right; what does not fit goes below, a little further."""
+    first, rest = " " * indent, " " * (indent + 2)
+    return textwrap.fill(
+        sentence,
+        max(_WIDTH, indent + 40),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _about(name: str, value: object, got: object, likely: Mapping) -> Iterator[str]:

@@ -138,10 +138,10 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
 
 def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[str]:
     if line.ok is None:
-        return [f"  --  {line.requirement} (not looked at yet)"]
+        return [_wrap(f"--  {line.requirement} (not looked at yet)", "  ", "      ")]
     if line.ok:
-        return [f"  ok  {line.requirement}"]
-    parts = [f"  no  {line.requirement}"]
+        return [_wrap(f"ok  {line.requirement}", "  ", "      ")]
+    parts = [_wrap(f"no  {line.requirement}", "  ", "      ")]
     if line.text:
         same = line.text in seen
         parts.append("      as above" if same else _wrap(line.text, "      "))

@@ -1,6 +1,7 @@
 """The checks' framework: what an answer does, and what the learner then reads."""
 
 import inspect
+import re
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from course_utils.authoring import Exercise, Wrong, expect, failures, run
 from course_utils.authoring.draw import Draw
-from course_utils.authoring.framework import judge, registered
+from course_utils.authoring.framework import Line, Outcome, judge, registered
 from course_utils.checks import catalogue, check, hint, learner
 from course_utils.checks.learner import render
 from course_utils.hardware import device
@@ -187,6 +188,15 @@ def test_an_object_instead_of_a_class_gets_its_sentence():
 @pytest.mark.parametrize("answer", [lambda values, scale=1: right(values), lambda *a: right(*a)])
 def test_more_parameters_with_defaults_are_fine(answer):
     assert shown(mean_exercise(), answer) == PASSED
+
+
+def test_a_long_requirement_hangs_below_its_first_line():
+    exercise, said = make(), "it is the mean of all the values that there are, " * 4
+    outcome = Outcome(exercise, "failed", "7", [Line(said, ok) for ok in (True, False, None)])
+    lines = render(outcome).splitlines()[1:-1]
+    assert max(map(len, lines)) <= 96 and len(lines) == 9
+    assert [line[:8] for line in lines[::3]] == ["  ok  it", "  no  it", "  --  it"]
+    assert all(re.match(" {6}[a-z(]", line) for line in [*lines[1::3], *lines[2::3]])
 
 
 def test_an_answer_without_return_is_told_so():

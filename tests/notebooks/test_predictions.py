@@ -45,6 +45,14 @@ def test_what_is_no_number_has_no_ratio(capsys):
     assert rows[1:] == ["group        [0, 1]        [0, 2]  False", "       Neighbours."]
 
 
+def test_a_long_sentence_hangs_below_its_first_line(capsys):
+    sentence = "These are the bytes of one rank and of one step, " * 3
+    rows = table(capsys, {"bytes": 4}, {"bytes": 8}, {sentence.strip(): {"bytes": 4}})
+    assert len(rows) == 5 and max(map(len, rows)) <= 96
+    assert rows[3].startswith("       These are") and rows[4].startswith("         ")
+    assert " ".join(" ".join(rows[3:]).split()) == sentence.strip()
+
+
 @pytest.mark.parametrize(
     ("source", "opened"),
     [
