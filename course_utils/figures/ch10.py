@@ -27,8 +27,8 @@ LAYOUTS = {"blocks": in_halves, "zig-zag": head_and_tail}
 
 def table() -> Figure:
     """Four desks round a table: the questions stay, the pages go to the next desk."""
-    figure, ax = plots.canvas(height=4.0)
-    desks = [(2.0, 3.2), (6.4, 3.2), (6.4, 0.9), (2.0, 0.9)]
+    figure, ax = plots.canvas(height=2.8)
+    desks = [(2.0, 2.45), (6.4, 2.45), (6.4, 0.15), (2.0, 0.15)]
     for rank, (x, y) in enumerate(desks):
         color = plots.RANK_COLORS[rank]
         ax.add_patch(Rectangle((x, y), 1.6, 0.95, facecolor=color, edgecolor=plots.COLORS["ink"]))
@@ -37,13 +37,13 @@ def table() -> Figure:
         side = x - 1.1 if x < 5 else x + 1.8
         plots.pile(ax, side, y + 0.2, [color] * 6, label=f"pages {rank}")
     for start, end in [
-        ((3.75, 3.7), (6.25, 3.7)),
-        ((7.2, 3.1), (7.2, 1.95)),
-        ((6.25, 1.4), (3.75, 1.4)),
-        ((2.8, 1.95), (2.8, 3.1)),
+        ((3.75, 2.95), (6.25, 2.95)),
+        ((7.2, 2.35), (7.2, 1.2)),
+        ((6.25, 0.65), (3.75, 0.65)),
+        ((2.8, 1.2), (2.8, 2.35)),
     ]:
         plots.arrow(ax, start, end, color=plots.COLORS["communication"])
-    ax.text(5.0, 2.55, "the pages travel,\nthe questions stay", ha="center", va="center")
+    ax.text(5.0, 1.8, "the pages travel,\nthe questions stay", ha="center", va="center")
     return figure
 
 
@@ -168,7 +168,11 @@ def compared(tokens: int, heads: int, head_width: int, sizes: Sequence[int]) -> 
 
 
 def explored(layout: str, ranks: int, tokens: int) -> Figure:
-    """The explorer's picture: the mask of one layout, and what each method would send and hold."""
+    """The explorer's picture: the mask of one layout, and what each method would send and hold.
+
+    A rank holds two chunks of equal length: of an odd number of tokens it leaves one out.
+    """
+    tokens -= tokens % 2
     figure, axes = plt.subplots(
         1, 2, figsize=(plots.WIDTH, 4.0), gridspec_kw={"width_ratios": [1, 1.5]}
     )

@@ -61,3 +61,13 @@ def test_no_label_lies_on_another(draw):
     figure = draw()
     assert not list(overlaps(figure))
     plt.close(figure)
+
+
+def test_the_explorer_leaves_an_odd_token_out():
+    """A rank holds two chunks of equal length."""
+    said = [
+        [text.get_text() for text in figure.axes[1].texts]
+        for figure in (figures.explored("zig-zag", 3, tokens) for tokens in (1025, 1024))
+    ]
+    plt.close("all")
+    assert said[0] == said[1] and "1,024 tokens each" in said[0][0]
