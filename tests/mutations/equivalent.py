@@ -114,10 +114,6 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "self.bias = None if full.bias is None else nn.Parameter(full.bias.detach().clone())",
             "self.bias = None if full.bias is None else nn.Parameter(full.bias.clone())",
         ): "`nn.Parameter` detaches what it is made of.",
-        (
-            "self.bias = None if full.bias is None else nn.Parameter(full.bias.detach().clone())",
-            "self.bias = None if full.bias is None else nn.Parameter(full.bias.detach())",
-        ): "Asked is memory of exactly its size, which the whole bias has: nothing is cut from it.",
     },
     "6.3": {
         (
@@ -188,6 +184,10 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "group, size = [], 1",
         ): "The first bucket may end one parameter earlier. No bucket has more than bucket_bytes, "
         "which is all that is asked, and the gradients are the same.",
+        (
+            'raise RuntimeError("backward() again before finish_gradient_synchronization().")',
+            "pass",
+        ): "A step of training, as the class describes it, finishes each backward before the next.",
     },
     "8.1": {
         (
