@@ -23,7 +23,7 @@ from torch import Tensor
 
 from course_utils import network_hosts
 from course_utils.hardware import device
-from course_utils.network_hosts import CABLE, NetworkHost
+from course_utils.network_hosts import NetworkHost
 from course_utils.nodes import TIMING, Nodes, Worker, environment, rendezvous, torchrun
 from course_utils.sources.statements import CodeCell, Statement, closure, statements_of
 
@@ -153,7 +153,7 @@ class _NodesOnHosts(Nodes):
         timing = TIMING | {"is_host": int(node == "A")}
         command = [*host.prefix, *torchrun("1:2", 1, 5, endpoint)]
         command += rendezvous(self.id, timing, host.address)
-        variables = environment(self.id, CABLE) | {"NODE": node}
+        variables = environment(self.id, host.cable) | {"NODE": node}
         self.launch_agent(node, [*command, self.program, str(self.folder)], variables)
         self._note("start", node, "its agent starts")
 

@@ -116,7 +116,7 @@ def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
     with this process, however it ends."""
     with contextlib.ExitStack() as opened:
         folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="course-cluster-"))
-        keep(opened, "folder", folder)  # it has the keys
+        janitor.keep_with(opened, "folder", folder)  # it has the keys
         started = ipyparallel.Cluster(
             n=engines,
             profile_dir=folder,
@@ -129,7 +129,7 @@ def on_this_machine(engines: int) -> Iterator[ipyparallel.Client]:
         started.start_cluster_sync()
         launchers = [e for group in started.engines.values() for e in group.launchers.values()]
         for each in (started.controller, *launchers):
-            keep(opened, "rank", each.pid)
+            janitor.keep_with(opened, "rank", each.pid)
         yield opened.enter_context(with_engines(started.connect_client_sync, engines, _START))
 
 
@@ -220,12 +220,6 @@ def _connected(file):
                 "`ipengine` on each host, and launch again."
             ) from None
         yield client
-
-
-def keep(opened: contextlib.ExitStack, what: str, which: str | int) -> None:
-    """Has the janitor end it or remove it, if this process ends before `opened` is closed."""
-    janitor.keep(what, which)
-    opened.callback(janitor.forget, what, which)
 
 
 def _hosts(client):

@@ -1,38 +1,55 @@
-"""Two hosts on one machine: network namespaces, joined by a virtual cable (a pair of veth devices).
+"""Hosts on one machine that only a cable joins: network namespaces, and pairs of veth devices.
 
 with two_hosts() as hosts:
-    hosts["a"].run("true")        # a command in host a, at 10.77.0.1; b is at 10.77.0.2
-    hosts["b"].cut_off()          # pulls the cable
+    subprocess.run([*hosts["a"].prefix, "true"])  # in host a, at 10.77.0.1; b is at 10.77.0.2
+    hosts["b"].cut_off()  # pulls the cable
     hosts["b"].plug_in()
 
+with host_beside_this() as (here, there): ...  # this machine, and one host with a cable to it
+
 A namespace has interfaces, addresses and connections of its own; files and processes are shared.
-Needs root and iproute2's `ip`. Leaving the block removes both namespaces, and the cable with them.
+Needs Linux, root, iproute2 and util-linux. The namespaces have no names: each lives as long as a process
+is in it, first of all one that does nothing else. That one ends with the block, and with this process,
+however it ends (it is a job of the janitor's); the system then takes away namespace and cable.
 """
 
 import contextlib
+import ipaddress
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-CABLE = "cable0"  # each host's name for its end
+import psutil
+
+from course_utils.launch.janitor import JOB, janitor
+
+CABLE = "cable0"  # a namespace's name for its end
+_PACKAGES = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_TEST_NETWORKS = ipaddress.ip_network("198.18.0.0/15")  # RFC 2544: nobody's, for tests
+
+
+class NoHosts(RuntimeError):
+    """This machine cannot have such hosts; says what is missing, and what to do."""
 
 
 @dataclass
 class NetworkHost:
-    namespace: str
+    """A host: its address, its name for its end of the cable, and a process in its network."""
+
     address: str
+    cable: str
+    process: int
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """Put before a command, it runs the command in this host."""
-        return ("ip", "netns", "exec", self.namespace)
-
-    def run(self, *command: str) -> None:
-        subprocess.run([*self.prefix, *command], check=True, capture_output=True)
+        return ("nsenter", f"--net=/proc/{self.process}/ns/net")
 
     def reaches(self, other: "NetworkHost") -> bool:
         """Whether an answer comes back: here that the port is closed."""
@@ -42,49 +59,117 @@ class NetworkHost:
         return "ConnectionRefusedError" in answer
 
     def cut_off(self) -> None:
-        _ip("-n", self.namespace, "link", "set", CABLE, "down")
+        self.set_up("link", "set", self.cable, "down")
 
     def plug_in(self) -> None:
-        _ip("-n", self.namespace, "link", "set", CABLE, "up")
+        self.set_up("link", "set", self.cable, "up")
+
+    def set_up(self, *arguments: str) -> None:
+        """`ip` with these arguments, in this host."""
+        _run(*self.prefix, "ip", *arguments)
 
 
 def why_not() -> str | None:
-    """Returns why this machine cannot have two hosts, or None if it can."""
-    if shutil.which("ip") is None:
-        return "there is no `ip` (Debian's package iproute2)"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
+    """Returns why this machine cannot have such hosts, and what to do, or None if it can."""
     try:
-        with two_hosts() as hosts:
-            hosts["a"].run("true")
-    except subprocess.CalledProcessError as error:
-        return f"`{' '.join(error.cmd)}` fails: {error.stderr.decode().strip()}"
-    return None
+        with two_hosts():
+            return None
+    except NoHosts as reason:
+        return str(reason)
 
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[dict[str, NetworkHost]]:
-    id = uuid.uuid4().hex[:6]
-    hosts = {
-        name: NetworkHost(f"course-{id}-{name}", f"10.77.0.{number}")
-        for number, name in enumerate("ab", start=1)
-    }
+    """Hosts a and b, each with a network of its own. Raises NoHosts."""
+    with ExitStack() as opened:
+        a, b = (_namespace(opened, f"10.77.0.{number}") for number in (1, 2))
+        _join(opened, a, b)
+        yield {"a": a, "b": b}
+
+
+@contextlib.contextmanager
+def host_beside_this() -> Iterator[tuple[NetworkHost, NetworkHost]]:
+    """This machine, and a host with a network of its own. Raises NoHosts."""
+    ours, theirs = _free_addresses()
+    with ExitStack() as opened:
+        here = NetworkHost(ours, f"course{os.getpid()}", os.getpid())
+        there = _namespace(opened, theirs)
+        _join(opened, here, there)
+        yield here, there
+
+
+def _namespace(opened, address):
+    _require_tools()
+    job = uuid.uuid4().hex
+    janitor.keep_with(opened, "job", job)
+    # it says that the namespace is there, and holds it
+    command = ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"]
+    holder = subprocess.Popen(
+        command,
+        env=os.environ | {JOB: job},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # an interrupt from the terminal is not for it
+    )
+    opened.callback(_end, holder)
+    if not holder.stdout.readline():
+        raise _refused(command[:2], holder.stderr.read())
+    host = NetworkHost(address, CABLE, holder.pid)
+    host.set_up("link", "set", "lo", "up")
+    return host
+
+
+def _require_tools():
+    if sys.platform != "linux":
+        raise NoHosts("network namespaces are Linux's; a virtual machine with Linux has them")
+    for tool, package in _PACKAGES.items():
+        if shutil.which(tool) is None:
+            raise NoHosts(f"there is no `{tool}` here; install {package}")
+    if os.geteuid() != 0:
+        raise NoHosts("network namespaces need root; start Jupyter or the command as root")
+
+
+def _end(holder):
+    holder.kill()
+    holder.communicate()
+
+
+def _join(opened, one, other):
+    """Lays a cable between two hosts, and gives its ends their addresses."""
+    ends = [("name", host.cable, "netns", str(host.process)) for host in (one, other)]
+    _run("ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+    # A process that outlives the block keeps a host's network, and would keep the cable.
+    opened.callback(_remove_cable, one)
+    for host in (one, other):
+        host.set_up("address", "add", f"{host.address}/30", "dev", host.cable)
+        host.plug_in()
+
+
+def _remove_cable(host):
+    command = [*host.prefix, "ip", "link", "delete", host.cable]
+    subprocess.run(command, check=False, capture_output=True)  # it may be gone: with a host
+
+
+def _free_addresses():
+    """Two addresses of a network of their own, which is none of this machine's."""
+    taken = {each.address for found in psutil.net_if_addrs().values() for each in found}
+    while True:
+        number = secrets.randbelow(_TEST_NETWORKS.num_addresses // 4)
+        pair = [str(_TEST_NETWORKS[4 * number + which]) for which in (1, 2)]
+        if not taken.intersection(pair):
+            return pair
+
+
+def _run(*command):
     try:
-        for host in hosts.values():
-            _ip("netns", "add", host.namespace)
-            _ip("-n", host.namespace, "link", "set", "lo", "up")
-        a, b = hosts.values()
-        end = ("name", CABLE, "netns")
-        _ip("link", "add", *end, a.namespace, "type", "veth", "peer", *end, b.namespace)
-        for host in hosts.values():
-            _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", CABLE)
-            _ip("-n", host.namespace, "link", "set", CABLE, "up")
-        yield hosts
-    finally:
-        for host in hosts.values():
-            command = ["ip", "netns", "delete", host.namespace]
-            subprocess.run(command, check=False, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise _refused(command, error.stderr) from None
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def _refused(command, said):
+    return NoHosts(
+        f"`{' '.join(command)}` fails here ({said.strip()}); in a container, start it with "
+        "--cap-add NET_ADMIN and --cap-add SYS_ADMIN"
+    )

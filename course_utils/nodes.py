@@ -9,7 +9,7 @@
 
 Chapter 09 has its nodes from here, and the tests of `cluster/` what their runs are made of. All
 processes of a job carry its name in their environment, also those whose parent has died; none of
-them survives the block. The rendezvous store lives in this process, as a cluster's lives on a
+them survives the block, or this process, however it ends. The rendezvous store lives in this process, as a cluster's lives on a
 machine that does not train: an agent that hosts it takes it along when it is killed.
 """
 
@@ -23,7 +23,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,9 +31,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from course_utils.launch.janitor import JOB, janitor
 from course_utils.terminal import loopback
 
-JOB = "COURSE_JOB"  # environment variable of each process of a job
 PATIENCE = 600  # seconds for one thing to happen on a machine that is very busy
 TIMING = {
     "is_host": 0,
@@ -68,14 +68,19 @@ def end_job(job: str) -> None:
         gone_within(left, 10)
 
 
+def job_of(opened: ExitStack) -> str:
+    """A name for a job whose processes end when `opened` is closed, and when this process is killed."""
+    job = uuid.uuid4().hex
+    janitor.keep_with(opened, "job", job)
+    opened.callback(end_job, job)
+    return job
+
+
 @contextmanager
 def no_survivors() -> Iterator[str]:
     """Gives a name for a job; ends, by their ids, all processes that carry it."""
-    job = uuid.uuid4().hex
-    try:
-        yield job
-    finally:
-        end_job(job)
+    with ExitStack() as opened:
+        yield job_of(opened)
 
 
 def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
@@ -164,7 +169,8 @@ class Agents:
     """The agents of one job, by name, and their workers, which run `program`."""
 
     def __init__(self, folder: Path, program: str | Path) -> None:
-        self.folder, self.program, self.id = folder, str(program), uuid.uuid4().hex
+        self.folder, self.program, self._opened = folder, str(program), ExitStack()
+        self.id = job_of(self._opened)
         folder.mkdir(parents=True, exist_ok=True)
         self.gate = Gate(folder / "gate")
         self.agents: dict[str, psutil.Popen] = {}
@@ -173,7 +179,7 @@ class Agents:
         return self
 
     def __exit__(self, *error) -> None:
-        end_job(self.id)
+        self._opened.close()
 
     def launch_agent(
         self, name: str, command: list[str], variables: dict[str, str], cwd: Path | None = None

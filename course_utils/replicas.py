@@ -23,7 +23,6 @@ from urllib.request import urlopen
 
 import torch
 
-from course_utils.launch.janitor import janitor
 from course_utils.nodes import PATIENCE, Agents, environment, store_on
 from course_utils.terminal import loopback
 
@@ -122,18 +121,10 @@ class Replicas(Agents):
         shutil.rmtree(folder, ignore_errors=True)
         super().__init__(folder, program)
         (folder / "events").mkdir()
-        self._kept: list[int] = []
         self._launch("lighthouse", "-c", _LIGHTHOUSE, str(folder))
-
-    def __exit__(self, *error) -> None:
-        super().__exit__(*error)
-        for pid in self._kept:
-            janitor.forget("rank", pid)
 
     def _launch(self, name, *arguments):
         self.launch_agent(name, [sys.executable, *arguments], environment(self.id, loopback()))
-        self._kept.append(self.agents[name].pid)
-        janitor.keep("rank", self._kept[-1])
 
     def start(self, *replicas: int) -> None:
         """Starts replicas; returns when each is ready for its first step, or, where others train

@@ -24,7 +24,7 @@ The rooms, in the order in which a call passes through them:
     threads      what the threads of a rank can still do: nothing that moves any rank on?
     states       what each rank did, in words; frames: with the learner's own lines
     diagnosis    who failed first and why: one message for a learner, a RankFailure (failure)
-    janitor      ends ranks and removes folders when the kernel itself is killed
+    janitor      ends ranks and jobs, and removes folders, when the kernel itself is killed
 """
 
 from course_utils.launch import server

@@ -1,4 +1,4 @@
-"""Ends ranks and removes folders when the kernel itself is killed.
+"""Ends ranks and jobs, and removes folders, when the kernel itself is killed.
 
 `launch` cleans up after itself in every case but one: when its own process is killed, nothing
 of it runs any more. The ranks cannot see to it either, because a rank may sit in C code that
@@ -17,8 +17,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
+JOB = "COURSE_JOB"  # environment variable of each process of a job
 _PATIENCE = 1.0  # seconds for the fork server to end by itself
+_JOB_PATIENCE = 10.0  # seconds for the processes of a job to be gone
+_PAUSE = 0.1  # seconds between two looks at all processes
+# In a row that find nobody: a process shows no environment while it becomes another program.
+_LOOKS = 3
 
 
 class Janitor:
@@ -34,12 +40,19 @@ class Janitor:
         """From now on, `which` goes when this process dies.
 
         what: "rank", or what else leads a group of processes, or "server" with a process id, "folder" or
-        "socket" with a folder's path.
+        "socket" with a folder's path, "job" with the name that its processes have as their COURSE_JOB.
+        A job is for processes that start others out of sight of this one. Only a system with /proc and
+        pidfds (Linux 5.3) shows who belongs to it; elsewhere the janitor does nothing for a job.
         """
         with self._lock:
             if (what, which) not in self._held:
                 self._held.append((what, which))
                 self._tell("keep", what, which)
+
+    def keep_with(self, opened: ExitStack, what: str, which: int | str) -> None:
+        """`which` goes when this process dies before `opened` is closed."""
+        self.keep(what, which)
+        opened.callback(self.forget, what, which)
 
     def forget(self, what: str, which: int | str) -> None:
         """`which` is gone already."""
@@ -102,9 +115,9 @@ class _Process:
     may belong to another process by now."""
 
     def __init__(self, number):
-        self._number = number
+        self._number = int(number)
         try:
-            self._fd = os.pidfd_open(number)
+            self._fd = os.pidfd_open(self._number)
         except (AttributeError, OSError):
             self._fd = None
 
@@ -114,39 +127,92 @@ class _Process:
         else:
             signal.pidfd_send_signal(self._fd, signal_number)
 
-    def end(self, what):
+    def end(self):
         try:
-            if what == "server":  # it ends with all below it, if it can
-                self._wait()
-            self.send(0)  # its number is its own as long as this succeeds
-            if what == "rank":
-                self._end_group()
+            self._prepare()
             self.send(signal.SIGKILL)
         except ProcessLookupError:
             pass
-
-    def _end_group(self):
-        try:
-            os.killpg(self._number, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # it has no group of its own yet; macOS refuses a group that is all zombies
-
-    def _wait(self):
-        end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end:
-            self.send(0)
-            time.sleep(0.01)
 
     def close(self):
         if self._fd is not None:
             os.close(self._fd)
 
 
-def _remove(what, which, process):
-    if process:
-        process.end(what)
-    else:
-        shutil.rmtree(which, ignore_errors=True)
+class _Rank(_Process):
+    def _prepare(self):
+        self.send(0)  # its number is its own as long as this succeeds
+        try:
+            os.killpg(self._number, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # it has no group of its own yet; macOS refuses a group that is all zombies
+
+
+class _Server(_Process):
+    def _prepare(self):
+        """It ends with all below it, if it can."""
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            self.send(0)
+            time.sleep(0.01)
+
+
+class _Job:
+    """This user's processes with the job's name in their environment, whoever their parent is now."""
+
+    def __init__(self, name):
+        self._entry = f"{JOB}={name}".encode()
+
+    def end(self):
+        if not (os.path.isdir("/proc/self") and hasattr(os, "pidfd_open")):
+            return
+        end, looks = time.monotonic() + _JOB_PATIENCE, 0
+        while looks < _LOOKS and time.monotonic() < end:
+            killed = [self._kill(int(name)) for name in os.listdir("/proc") if name.isdecimal()]
+            looks = 0 if any(killed) else looks + 1
+            time.sleep(_PAUSE)
+
+    def _kill(self, number):
+        """Whether it belonged to the job. The pidfd comes first: if the number goes to another process
+        after that, the signal does not."""
+        try:
+            fd = os.pidfd_open(number)
+        except OSError:  # it has just ended
+            return False
+        try:
+            if self._entry not in _environment(number):
+                return False
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            return True
+        except OSError:  # it has ended, or is another user's
+            return False
+        finally:
+            os.close(fd)
+
+    def close(self):
+        pass
+
+
+def _environment(number):
+    """The entries of a process of this user's, as it was started; none of a zombie."""
+    with open(f"/proc/{number}/environ", "rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.getuid():
+            return []
+        return file.read().split(b"\0")
+
+
+class _Folder:
+    def __init__(self, path):
+        self._path = path
+
+    def end(self):
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def close(self):
+        pass
+
+
+_KINDS = {"rank": _Rank, "server": _Server, "job": _Job, "folder": _Folder, "socket": _Folder}
 
 
 def main():
@@ -154,12 +220,12 @@ def main():
     for line in _lines():
         verb, what, which = line.split(" ", 2)
         if verb == "keep":
-            held[what, which] = _Process(int(which)) if what in ("rank", "server") else None
-        elif process := held.pop((what, which)):
-            process.close()
+            held[what, which] = _KINDS[what](which)
+        else:
+            held.pop((what, which)).close()
     # ranks first, then the folders in which they write
-    for (what, which), process in reversed(held.items()):
-        _remove(what, which, process)
+    for each in reversed(held.values()):
+        each.end()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """course_utils/capstone.py: the file that chapter 13 makes of cells, and the nodes that it runs on."""
 
 import linecache
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_utils import capstone, network_hosts
 from course_utils.network_hosts import CABLE
-from course_utils.nodes import Gate, processes_of
+from course_utils.nodes import Gate, gone_within, kill, processes_of
 from course_utils.terminal import loopback
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -258,3 +260,59 @@ def test_a_node_dies_and_the_other_ends_the_training(why_not, monkeypatch, tmp_p
     else:
         assert "10.77.0.1" in own["A"][CABLE] and "10.77.0.2" in own["B"][CABLE]
     assert not processes_of(nodes.id)
+
+
+# ---- a kernel that is killed ---------------------------------------------------------------------
+
+KERNEL = """\
+import sys, time, torch
+from pathlib import Path
+from course_utils import capstone, network_hosts
+
+folder, program, why_not = sys.argv[1:]
+network_hosts.why_not = lambda: why_not
+with capstone.two_nodes(Path(folder), program) as nodes:
+    torch.save((torch.ones(3, 1), torch.ones(3)), Path(folder, "data.pt"))
+    nodes.start("A")
+    nodes.start("B")
+    nodes.train(ranks=2, first=0, until=2)
+    print("trained", flush=True)
+    time.sleep(1000)
+"""
+
+
+def network_of(process: psutil.Process) -> int:
+    """The number of its network; 0 where it has ended."""
+    try:
+        return os.stat(f"/proc/{process.pid}/ns/net").st_ino
+    except OSError:
+        return 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a job's processes are found on Linux only")
+@pytest.mark.parametrize(
+    ("why_not", "hosts"), [("nobody lends a cable", 0), ("", 2)], ids=["agents", "hosts"]
+)
+def test_a_kernel_that_is_killed_leaves_no_process_and_no_host(why_not, hosts, tmp_path):
+    if hosts and (reason := network_hosts.why_not()):
+        pytest.skip(f"two hosts did not run: {reason}")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-c", KERNEL, str(tmp_path / "run"), str(program), why_not]
+    kernel = psutil.Popen(
+        command, cwd=Path(capstone.__file__).parents[1], stdout=subprocess.PIPE, text=True
+    )
+    started = []
+    try:
+        assert "trained\n" in iter(kernel.stdout.readline, "")
+        started = kernel.children(recursive=True)
+        networks = {network_of(process) for process in started} - {network_of(kernel)}
+        # the janitor, two agents and their workers; of each host the process that holds it
+        assert (len(started), len(networks)) == (5 + hosts, hosts)
+        kernel.kill()
+        assert not gone_within(started, 20)
+        assert not [p for p in psutil.process_iter() if network_of(p) in networks]
+    finally:
+        for process in [kernel, *started]:
+            kill(process)
+        kernel.wait()

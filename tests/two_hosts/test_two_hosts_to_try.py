@@ -1,6 +1,8 @@
 """The two hosts of chapter 09, and of whoever tries a cluster on one machine."""
 
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,11 +15,13 @@ import torch.distributed as dist
 
 pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
-from course_utils import two_hosts
+from course_utils import network_hosts
 from course_utils.cluster import cluster
 from course_utils.launch import RankFailure, hosts, launch
 from course_utils.two_hosts import TwoHosts
 from tests.support import network_turns
+
+WHY_NOT = network_hosts.why_not()
 
 
 def adds(rank: int) -> tuple[float, str]:
@@ -44,14 +48,13 @@ def _of_two(process: psutil.Process) -> bool:
 @pytest.fixture(params=["a network of its own", "engines"])
 def two(request, monkeypatch, tmp_path):
     own = request.param == "a network of its own"
-    if own and (reason := two_hosts.why_not()):
-        pytest.skip(f"two hosts: {reason}")
+    if own and WHY_NOT:
+        pytest.skip(f"two hosts: {WHY_NOT}")
     if not own:
-        monkeypatch.setattr(two_hosts, "why_not", lambda: "this test wants none")
+        monkeypatch.setattr(network_hosts, "why_not", lambda: "this test wants none")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with network_turns.changed(), TwoHosts() as two:
-        if own != two.about.startswith("The second host is a network namespace"):
-            pytest.skip(f"two hosts: {two.about}")
+        assert own == two.about.startswith("The second host is a network namespace")
         processes = [p for p in psutil.Process().children(recursive=True) if _of_two(p)]
         assert processes
         yield two
@@ -92,12 +95,10 @@ def test_closing_it_twice_is_closing_it(two):
     two.come_back()  # nothing is there
 
 
-@pytest.mark.skipif(bool(two_hosts.why_not()), reason=f"two hosts: {two_hosts.why_not()}")
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"two hosts: {WHY_NOT}")
 def test_no_cable_is_left_where_a_process_outlives_the_block():
     with network_turns.changed():
         with TwoHosts() as two:
-            if not two.about.startswith("The second host is a network namespace"):
-                pytest.skip(f"two hosts: {two.about}")
             inside = f"--net=/proc/{two.engines[1].pid}/ns/net"
             outlives = psutil.Popen(["nsenter", inside, "sleep", "infinity"])
             while outlives.name() != "sleep":
@@ -105,5 +106,35 @@ def test_no_cable_is_left_where_a_process_outlives_the_block():
         left = set(psutil.net_if_addrs())
         outlives.kill()
         outlives.wait()
-        assert two._cable not in left
+        assert two._here.cable not in left
         two.come_back()  # nothing is there
+
+
+KERNEL = """
+import time
+from course_utils.two_hosts import TwoHosts
+
+two = TwoHosts()
+print(two.about, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"two hosts: {WHY_NOT}")
+def test_a_kernel_that_is_killed_leaves_no_process_and_no_cable(tmp_path):
+    with network_turns.changed():  # no cable is left
+        kernel = psutil.Popen(
+            [sys.executable, "-c", KERNEL],
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert kernel.stdout.readline().startswith("The second host is a network namespace")
+        started = kernel.children(recursive=True)
+        kernel.kill()
+        kernel.communicate()
+        left = psutil.wait_procs(started, 20)[1]
+        for process in left:
+            process.kill()
+        assert len(started) >= 5  # the janitor, the host's holder, the controller and two engines
+        assert not left and not list(tmp_path.glob("course-hosts-*"))
