@@ -24,6 +24,7 @@ from course_utils.equality import TOLERANCE
 from course_utils.hardware import device
 from course_utils.launch import launch
 from tests import techniques
+from tests.support.needing_rules import needs_rules
 from tests.techniques import MISTAKES, TECHNIQUES, Job, Ranks, Run, Trained, alone, train_all
 from tests.techniques.jobs import make_jobs
 
@@ -127,6 +128,19 @@ def test_an_interrupted_training_equals_one_process(
     names = technique.jobs
     distances = contract_with_momentum.distances_after(technique.run, ranks, names, tmp_path)
     assert {name: far for name, far in distances.items() if not far <= TOLERANCE} == {}
+
+
+@needs_rules
+def test_parts_that_ranks_with_gpus_have_saved_are_resumed(
+    contract_with_momentum, tmp_path, monkeypatch
+):
+    """The row of `restore` and techniques/fsdp.py in issue 14. Under NCCL's rules each rank has a
+    device of its own: a part of another rank loads with a `map_location` only, and a momentum that
+    was loaded to the CPU belongs beside its parameter."""
+    run = TECHNIQUES["mini_fsdp_resumed_by_other_ranks"].run
+    monkeypatch.setenv("COURSE_RULES", "nccl")
+    distances = contract_with_momentum.distances_after(run, (2, 3), ("awkward",), tmp_path)
+    assert distances["awkward"] <= TOLERANCE
 
 
 @pytest.mark.parametrize(("technique", "ranks"), cases(MISTAKES, interrupted=False))

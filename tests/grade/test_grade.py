@@ -7,9 +7,12 @@ are without.
 
 import contextlib
 import csv
+import dataclasses
+import inspect
 import json
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -24,7 +27,7 @@ import pytest
 
 import course_utils
 from course_utils.__main__ import main
-from course_utils.grade import Grade, Limits, Mark, grade_file, grade_files, report
+from course_utils.grade import Grade, Limits, Mark, grade_file, grade_files, limits, report
 from course_utils.grade.limits import MB, limits_of
 from tests.hostile_class.members import hand_in, names_of
 
@@ -169,6 +172,25 @@ def test_beside_gpus_eight_ranks_may_each_hold_what_cuda_holds():
     assert plain == Limits()
     assert gpus.memory - plain.memory == 8 * 1024 * MB
     assert gpus.seconds > plain.seconds
+
+
+@pytest.mark.parametrize(
+    ("files", "machine"), [(["nvidiactl", "nvidia0"], "gpu"), (["nvidiactl"], "cpu"), ([], "cpu")]
+)
+def test_the_limits_are_those_of_the_machine(files, machine, tmp_path, monkeypatch):
+    """The row of grade/limits.py in issue 14: who grades beside GPUs asks for nothing."""
+    for name in files:
+        (tmp_path / name).touch()
+    real = Path.glob
+    seen = {Path("/dev"): tmp_path}
+    monkeypatch.setattr(Path, "glob", lambda path, what: real(seen.get(path, path), what))
+    chosen = runpy.run_path(limits.__file__)["DEFAULT_LIMITS"]
+    assert dataclasses.asdict(chosen) == dataclasses.asdict(limits_of(machine))
+
+
+@pytest.mark.parametrize("grade", [grade_file, grade_files])
+def test_a_grader_that_is_told_no_limits_takes_those_of_the_machine(grade):
+    assert inspect.signature(grade).parameters["limits"].default is limits.DEFAULT_LIMITS
 
 
 def test_in_namespaces_nothing_around_a_submission_can_be_hit(tmp_path):

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -103,6 +104,20 @@ def test_a_step_that_hangs_is_ended_and_has_failed(
     lines = (steps.parent / "summary.txt").read_text().splitlines()
     assert [line[:4] for line in lines if line[:4].strip()] == ["FAIL", "ok  "]
     assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+
+
+@pytest.mark.parametrize(("driver", "factor"), [(False, 1), (True, 2)])
+def test_beside_gpus_a_step_has_twice_the_time(
+    steps: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, factor: int
+) -> None:
+    ends = []
+    monkeypatch.setattr(run_tests, "DRIVER", str(steps) if driver else str(steps / "none"))
+    monkeypatch.setattr(run_tests, "call", lambda command, end: ends.append(end) or 0)
+    steps.write_text(TESTS)
+    before = time.monotonic()
+    run_tests.main(["unit"])
+    seconds = factor * run_tests.LIMITS["unit"]
+    assert before + seconds <= ends[0] <= time.monotonic() + seconds
 
 
 def test_told_to_end_it_ends_what_it_has_started() -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import run_tests
 import yaml
 
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
@@ -27,3 +28,12 @@ def test_each_runs_all_tests_and_tells_what_was_skipped(path: Path) -> None:
         assert sum(step.get("run") in ("make test", "make oldest") for step in steps) == 1
         assert "summary.txt" in steps[-1]["run"]
         assert steps[-1]["if"] == "always()", "the summary is wanted most when a test failed"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_each_has_the_time_that_its_steps_may_take(path: Path) -> None:
+    """A job that is ended by GitHub tells nothing of the tests that passed."""
+    seconds = sum(run_tests.limit(name, beside_gpus=path.stem == "gpu") for name in run_tests.STEPS)
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for job in workflow["jobs"].values():
+        assert 60 * job["timeout-minutes"] >= seconds
