@@ -24,6 +24,7 @@ from course_utils.trace import (
     largest_tensor,
     memory_ledger,
     ring_bytes,
+    recording,
     separate_waiting,
 )
 from tests.support.needing_rules import needs_rules
@@ -303,6 +304,33 @@ def test_the_messages_of_a_batch_last_until_it_ends():
     messages = [span for span in record.spans if span.kind == "communication"]
     assert [span.name for span in messages] == ["send", "recv"]
     assert all(span.end - span.start > LATE / 2 for span in messages)
+
+
+@needs_rules
+def test_what_ddp_reduces_in_autograds_own_thread_is_recorded():
+    """A device has a thread of autograd's, in which no line of Python's has made the call."""
+
+    def body(rank, trace, x):
+        model = DistributedDataParallel(nn.Linear(4, 4, bias=False).to(device()))
+        with trace.span("backward"):
+            model(x).sum().backward()
+
+    for record in on_device(body):
+        [reduced] = [span for span in record.spans if span.name == "all_reduce"]
+        assert reduced.background and record.sent("all_reduce") == 4 * 4 * 4
+        [backward] = [span for span in record.spans if span.name == "backward"][:1]
+        assert backward.start < reduced.start
+
+
+def test_a_thread_of_the_backend_does_not_wait_for_the_device(monkeypatch):
+    """It tells of the end of a call; where it waited, the device would wait for what waits for it."""
+    settled = []
+    monkeypatch.setattr(recording.hardware, "settle", lambda: settled.append("settled"))
+    clock = recording._DevicesClock(0.0)
+    clock.news()
+    assert settled == []
+    clock.mark()
+    assert settled == ["settled"]
 
 
 def test_all_ranks_have_the_same_zero():
