@@ -20,6 +20,7 @@ from torch.distributed import run as torchrun
 
 from course_utils.nodes import Gate, environment
 from tests.support.elastic_runs import GATED, ROOT, TRAIN, EventLog, Host
+from tests.support.ports import free_ports
 
 sys.path.insert(0, str(TRAIN.parent))
 import agent
@@ -286,6 +287,43 @@ def test_two_agents_that_take_the_same_gpu_are_named():
     group.a_gpu_for_each([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1"), ("c", None), ("c", None)])
     with pytest.raises(group.Stop, match="same GPU of b: start one agent a host"):
         group.a_gpu_for_each([("a", "GPU-1"), ("b", "GPU-1"), ("b", "GPU-1")])
+
+
+ON_A_HOST_WITH_ONE_GPU = """\
+import torch, group
+torch.cuda.device_count, torch.cuda.set_device = lambda: 1, print
+group.gpu_of = lambda device: f"GPU-{device.index}"
+join = group.dist.init_process_group
+group.dist.init_process_group = lambda _, **how: join("gloo", **how)  # for want of a GPU for NCCL
+try:
+    group.start_group(60)
+except group.Stop as stop:
+    print(stop)
+"""
+
+
+def test_a_second_agent_on_a_host_with_one_gpu_is_told_so_before_the_first_collective():
+    """Each agent has one worker, and counts one GPU for it: the same."""
+    [port] = free_ports(1)
+    told = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ON_A_HOST_WITH_ONE_GPU],
+            cwd=ROOT / "cluster",
+            env=os.environ
+            | told
+            | {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert all("use the same GPU of" in words for words in said), said
+
+
+def test_agents_that_play_hosts_on_this_machine_leave_its_gpus_alone():
+    assert environment("job", "lo")["CUDA_VISIBLE_DEVICES"] == ""
 
 
 # --- the check of the hosts -----------------------------------------------------------------------

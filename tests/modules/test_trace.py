@@ -23,8 +23,8 @@ from course_utils.trace import (
     kept_for_backward,
     largest_tensor,
     memory_ledger,
-    ring_bytes,
     recording,
+    ring_bytes,
     separate_waiting,
 )
 from tests.support.needing_rules import needs_rules
