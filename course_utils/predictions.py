@@ -48,7 +48,9 @@ def _hanging(sentence: str, indent: int) -> str:
 
 def _about(name: str, value: object, got: object, likely: Mapping) -> Iterator[str]:
     if isinstance(value, Real) and isinstance(got, Real) and value:
-        yield f"measured: {got / value:.4g} times what was predicted"
+        times = f"{got / value:.4g} times what was predicted"
+        apart = f"{abs(got - value):.4g} {'more' if got > value else 'less'} than was predicted"
+        yield f"measured: {apart if times.startswith('1 ') else times}"
     for sentence, values in likely.items():
         if name in values and values[name] == value:
             yield sentence

@@ -40,6 +40,14 @@ def test_a_wrong_prediction_says_which_mistake_it_looks_like(capsys):
     ]
 
 
+def test_a_prediction_that_is_nearly_right_shows_the_difference(capsys):
+    rows = table(capsys, {"bytes": 35521, "calls": 35519}, {"bytes": 35520, "calls": 35520})
+    assert [row.strip() for row in (rows[2], rows[4])] == [
+        "measured: 1 less than was predicted",
+        "measured: 1 more than was predicted",
+    ]
+
+
 def test_what_is_no_number_has_no_ratio(capsys):
     rows = table(capsys, {"group": [0, 1]}, {"group": [0, 2]}, {"Neighbours.": {"group": [0, 1]}})
     assert rows[1:] == ["group        [0, 1]        [0, 2]  False", "       Neighbours."]

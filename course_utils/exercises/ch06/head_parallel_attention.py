@@ -60,6 +60,8 @@ attention = Exercise(
         "holds the queries', then the keys', then the values' numbers. Cut it as the weight.",
         "parts-inside-heads": "The rank's rows are its queries, then its keys, then its values. You "
         "read them as if each head had its three parts together: split off the parts first.",
+        "heads-first": "You take the rows of `full.qkv` as query, key and value of one head after another. "
+        "They are all queries, then all keys, then all values.",
         "parts-swapped": "Queries, keys and values have changed places: the rows of `full.qkv` are those of "
         "all queries, then all keys, then all values.",
         "other-heads": "The queries, keys and values are those of other heads than the output projection "
@@ -203,6 +205,7 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
     wanted = _rows_of_ranks(full, ranks)
     runs = torch.arange(3 * width).view(ranks, -1)
     by_head = wanted.view(ranks, heads // ranks, 3, -1).transpose(1, 2)
+    heads_first = runs.view(ranks, heads // ranks, 3, -1).transpose(1, 2).flatten(1)
     by_rank = _by_head(qkv, heads).chunk(ranks, dim=1)
     others = [wanted[:1].expand(ranks, -1), _dealt_out(full, ranks)]
     bias = full.qkv.bias
@@ -211,6 +214,7 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
         "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
         "bias-across-the-parts": [_attend(bias_in_runs, heads)],
         "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
+        "heads-first": [_attend(qkv[..., _in_place_of(wanted, heads_first)], heads)],
         "parts-swapped": [
             _attend(torch.cat([qkv.chunk(3, dim=-1)[part] for part in order], dim=-1), heads)
             for order in list(itertools.permutations(range(3)))[1:]

@@ -314,13 +314,13 @@ def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
     expect(got, list(expected), each="rank", what=what, likely=likely, tolerance=2e-3)
 
 
-@cross_entropy.requires("logits of ten thousands, and minus ten thousands")
+@cross_entropy.requires("logits of ten thousands, and minus ten thousands", needs_earlier=True)
 def _(answer, draw):
     for offset in (1e4, -1e4):
         _check_large(answer, draw, offset, 1.0, "overflow")
 
 
-@cross_entropy.requires("classes that are far from likely")
+@cross_entropy.requires("classes that are far from likely", needs_earlier=True)
 def _(answer, draw):
     _check_large(answer, draw, 0.0, 1e4, "log-of-zero")
 

@@ -90,6 +90,14 @@ class ReadsHeadByHead(_Heads):
         return qkv.unflatten(-1, (self.heads, 3, self.head_width)).unbind(dim=3)
 
 
+@wrong("6.3", names="heads-first")
+class TakesTheRowsHeadByHead(_Heads):
+    def rows(self, tensor):
+        by_head = tensor.detach().unflatten(0, (-1, 3, self.head_width))
+        mine = by_head.chunk(dist.get_world_size())[dist.get_rank()]
+        return nn.Parameter(mine.transpose(0, 1).flatten(0, 2).clone())
+
+
 @wrong("6.3", names="other-heads")
 class TakesTheFirstHeads(_Heads):
     def rows(self, tensor):
