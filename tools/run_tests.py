@@ -183,6 +183,7 @@ def main(arguments: list[str]) -> int:
     """Run the named steps, or all; return the exit status. SIGTERM ends it as Ctrl-C does, with all
     that it has started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     known = [*STEPS, *BY_NAME]
     parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(known))

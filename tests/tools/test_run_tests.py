@@ -106,6 +106,17 @@ def test_a_step_that_hangs_is_ended_and_has_failed(
     assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
 
 
+def test_tests_that_interrupt_do_so_in_the_background_too(steps: Path) -> None:
+    """A shell has what it starts in the background ignore SIGINT, and so would all tests' processes."""
+    ignored = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
+    run_tests.STEPS["lint"] = [[sys.executable, "-c", ignored]]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run_tests.main(["lint"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(("driver", "factor"), [(False, 1), (True, 2)])
 def test_beside_gpus_a_step_has_twice_the_time(
     steps: Path, monkeypatch: pytest.MonkeyPatch, driver: bool, factor: int
