@@ -72,7 +72,7 @@ def timed() -> dict[tuple[str, str], list[ast.stmt]]:
 def test_a_clock_is_read_when_the_device_has_finished(
     key: tuple[str, str], statements: list[ast.stmt]
 ) -> None:
-    """The row of 01, 02, 04 and 05 in issue 14."""
+    """Else a ratio compares what was asked for with what was done."""
     _, *later = readings(statements)
     early = [reading.lineno for reading in later if reading not in settled(statements)]
     assert bool(early) == (key in ON_THE_CPU), f"read without hardware.settle() in lines {early}"

@@ -134,9 +134,8 @@ def test_an_interrupted_training_equals_one_process(
 def test_parts_that_ranks_with_gpus_have_saved_are_resumed(
     contract_with_momentum, tmp_path, monkeypatch
 ):
-    """The row of `restore` and techniques/fsdp.py in issue 14. Under NCCL's rules each rank has a
-    device of its own: a part of another rank loads with a `map_location` only, and a momentum that
-    was loaded to the CPU belongs beside its parameter."""
+    """Under NCCL's rules each rank has a device of its own: a part of another rank loads with a
+    `map_location` only, and a momentum that was loaded to the CPU belongs beside its parameter."""
     run = TECHNIQUES["mini_fsdp_resumed_by_other_ranks"].run
     monkeypatch.setenv("COURSE_RULES", "nccl")
     distances = contract_with_momentum.distances_after(run, (2, 3), ("awkward",), tmp_path)

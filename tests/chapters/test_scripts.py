@@ -58,8 +58,7 @@ def test_a_script_takes_gpus_only_where_each_local_rank_has_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The row of cluster/train.py and the scripts in issue 14: with one GPU, `is_available()` would
-    send rank 1 to a device that is not there."""
+    """With one GPU, `is_available()` would send rank 1 to a device that is not there."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     (file := tmp_path / "script.py").write_text(script, encoding="utf-8")

@@ -178,7 +178,7 @@ def test_beside_gpus_eight_ranks_may_each_hold_what_cuda_holds():
     ("files", "machine"), [(["nvidiactl", "nvidia0"], "gpu"), (["nvidiactl"], "cpu"), ([], "cpu")]
 )
 def test_the_limits_are_those_of_the_machine(files, machine, tmp_path, monkeypatch):
-    """The row of grade/limits.py in issue 14: who grades beside GPUs asks for nothing."""
+    """Who grades beside GPUs asks for nothing."""
     for name in files:
         (tmp_path / name).touch()
     real = Path.glob
