@@ -1,5 +1,7 @@
 """Predict, then measure: the table, and the predictions that are open in the learner's copies."""
 
+import math
+
 import nbformat
 import predictions
 import pytest
@@ -46,6 +48,23 @@ def test_a_prediction_that_is_nearly_right_shows_the_difference(capsys):
         "measured: 1 less than was predicted",
         "measured: 1 more than was predicted",
     ]
+
+
+def test_a_prediction_is_rounded_as_what_was_measured_is(capsys):
+    values = {"GB": 35.2321536, "kB": 645.9, "share": 3 / 7, "bytes": 3 * 0.1 * 10, "GiB": 8.51}
+    measured = {"GB": 35.2, "kB": 646, "share": 0.43, "bytes": 3, "GiB": 10.0}
+    rows = table(capsys, values, measured, {"Half of it.": {"GiB": 8.5}})
+    assert [row.split()[-1] for row in rows[1:6]] == ["True"] * 4 + ["False"]
+    assert rows[7].strip() == "Half of it."
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(1.5, 2), (2.5, 2), (35, 35.2), (35.3, 35.2), (0.04, 0.0), (648, 646), (0.9, True)]
+    + [(math.inf, math.nan), (1.0, math.inf), (math.nan, 1.0)],
+)
+def test_rounding_makes_no_other_prediction_right(capsys, value, got):
+    assert table(capsys, {"a": value}, {"a": got})[1].endswith("False")
 
 
 def test_what_is_no_number_has_no_ratio(capsys):
