@@ -54,6 +54,8 @@ loop = Exercise(
         "done again.",
         "position-lost": "The state is loaded, and the rows begin at the start of the epoch again. Some are used twice, and others never.",
         "state-not-loaded": "The rows go on in the right place, and the training is a new one: load its state.",
+        "momentum-lost": "The rows and the parameters go on, and the momentum begins anew. What `state_dict` returns has both: "
+        "save all of it, and load all of it.",
         "one-step-off": "The second life skips a step, or does one twice. Save how many steps are done, and save it after the step.",
         "another-order": "The second life has another order of rows. It may depend on the epoch only, not on what was drawn "
         "before, and not on the ranks.",
@@ -103,7 +105,7 @@ class _Noting:
     def __init__(self, notes: Path, dies: int | None, torn: int | None) -> None:
         self.notes, self.dies, self.torn = notes, dies, torn
         self.steps = self.saves = 0
-        self.value = torch.linspace(1, 2, STATE)
+        self.value, self.momentum = torch.linspace(1, 2, STATE), torch.zeros(STATE)
 
     def step(self, images: Tensor, labels: Tensor) -> float:
         dist.barrier()
@@ -115,7 +117,7 @@ class _Noting:
         rows = [round(row) for row in images[:, 0].tolist()]
         with (self.notes / str(dist.get_rank())).open("a") as file:
             print(json.dumps([rows, labels.tolist()]), file=file)
-        self.value = _followed(self.value, rows)
+        self.value, self.momentum = _followed(self.value, self.momentum, rows)
         return 0.0
 
     def state_dict(self) -> dict:
@@ -123,15 +125,18 @@ class _Noting:
         self.saves += 1
         if self.saves == self.torn:
             _kill_in_a_write(TORN)
-        return {"model": {"value": self.value.clone()}, "momentum": {}}
+        state = {"model": self.value, "momentum": self.momentum}
+        return {kind: {"value": tensor.clone()} for kind, tensor in state.items()}
 
     def load_state_dict(self, state: dict) -> None:
         self.value = state["model"]["value"].clone()
+        self.momentum = state["momentum"]["value"].clone()
 
 
-def _followed(value: Tensor, rows: list[int]) -> Tensor:
-    """Halves what was, and adds what depends on the rows."""
-    return value / 2 + sum((n + 1) * row for n, row in enumerate(rows)) / 1000
+def _followed(value: Tensor, momentum: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+    """Both halve what was; the momentum adds what depends on the rows, and the value the momentum."""
+    momentum = momentum / 2 + sum((n + 1) * row for n, row in enumerate(rows)) / 1000
+    return value / 2 + momentum, momentum
 
 
 def _kill_in_a_write(size: int) -> None:
@@ -220,10 +225,11 @@ def _judge_rows(life: _Life, asked: _Run) -> None:
         raise Wrong("other-steps", expected=f"{asked.steps} steps", got=f"{len(first)}")
 
 
-def _value_after(rows: list[list[int]]) -> float:
-    value = torch.linspace(1, 2, STATE)[:1]
-    for batch in rows:
-        value = _followed(value, batch)
+def _value_after(rows: list[list[int]], forgets: int | None = None) -> float:
+    """What becomes of the value; the momentum is forgotten before step `forgets`."""
+    value, momentum = torch.ones(1), torch.zeros(1)
+    for n, batch in enumerate(rows):
+        value, momentum = _followed(value, momentum * (n != forgets), batch)
     return value.item()
 
 
@@ -250,7 +256,10 @@ def _judge_resumed(life: _Life, whole: list[list[int]], start: int, in_an_epoch:
             slug = "another-order"
         raise Wrong(slug, expected=expected, got=f"{len(got)} steps, the first with {got[:1]}")
     right = _value_after(whole)
-    likely = {"state-not-loaded": lambda value: same(value, _value_after(whole[start:]))}
+    likely = {
+        "state-not-loaded": lambda value: same(value, _value_after(whole[start:])),
+        "momentum-lost": lambda value: same(value, _value_after(whole, forgets=start)),
+    }
     expect(life.value, right, what="the state at the end", likely=likely)
 
 
@@ -341,7 +350,7 @@ def _cut(content: bytes) -> bytes:
 
 
 def _one_bit(content: bytes) -> bytes:
-    place = len(content) // 2
+    place = len(content) // 3  # in the middle two tensors may meet
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 

@@ -47,7 +47,8 @@ def _loop(
     read=_read,
     sealed=_sealed,
     keep=3,
-    load=True,
+    load=lambda training, state: training.load_state_dict(state),
+    state_of=lambda training: training.state_dict(),
     resume=lambda done: done,
     rows_of=lambda rows: rows,
     labels_of=lambda labels, rows: labels[rows],
@@ -66,8 +67,7 @@ def _loop(
         content = read(path)
         if content is not None:
             saved = torch.load(io.BytesIO(content), weights_only=True)
-            if load:
-                training.load_state_dict(saved["training"])
+            load(training, saved["training"])
             done = saved["done"]
             place = resume(done)
             break
@@ -83,7 +83,7 @@ def _loop(
         if done % every == 0 or (done == steps and save_last):
             if saves():
                 buffer = io.BytesIO()
-                torch.save({"done": done, "training": training.state_dict()}, buffer)
+                torch.save({"done": done, "training": state_of(training)}, buffer)
                 if dist.get_rank() == writer:
                     write(folder / f"{done}.pt", sealed(buffer.getvalue()))
                     for old in sorted(folder.glob("*.pt"), key=lambda p: int(p.stem))[:-keep]:
@@ -156,6 +156,11 @@ def _wrong_loop(names, **slips):
     return add
 
 
+def _loads_the_model(training, state):
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()}
+    training.load_state_dict({"model": state["model"], "momentum": nothing})
+
+
 def _in_their_own_order():
     return lambda epoch, rows: torch.arange(rows)
 
@@ -189,7 +194,14 @@ never_loads = _wrong_loop("from-zero", read=lambda path: None)("never_loads")
 begins_the_order_again = _wrong_loop("position-lost", resume=lambda: lambda done: 0)(
     "begins_the_order_again"
 )
-loads_no_state = _wrong_loop("state-not-loaded", load=False)("loads_no_state")
+loads_no_state = _wrong_loop("state-not-loaded", load=lambda training, state: None)(
+    "loads_no_state"
+)
+saves_the_model_alone = _wrong_loop(
+    "momentum-lost",
+    state_of=lambda training: {"model": training.state_dict()["model"]},
+    load=_loads_the_model,
+)("saves_the_model_alone")
 does_a_step_twice = _wrong_loop("one-step-off", resume=lambda: lambda done: done - 1)(
     "does_a_step_twice"
 )
