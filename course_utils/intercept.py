@@ -87,12 +87,18 @@ def python_caller() -> str | None:
     gets the call's Work: DDP's reducer and the functional collectives call from C++ and wait there,
     unseen. The nearest frame is then another one of torch, or, in a thread of C++ alone, none."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+    while frame is not None and _is_between(frame):
         frame = frame.f_back
     module = "torch." if frame is None else frame.f_globals.get("__name__", "")
     if module == dist.distributed_c10d.__name__ or not module.startswith("torch."):
         return frame.f_code.co_name
     return None
+
+
+def _is_between(frame) -> bool:
+    """Whether a frame only hands on the calls of others; so does each mode, whoever has written it."""
+    module = frame.f_globals.get("__name__", "")
+    return module.startswith(_BETWEEN) or frame.f_code.co_name == "__torch_dispatch__"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from course_utils.hardware import device
+
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """The bytes of the storages under `tensors`, each counted once; a freed storage has none."""
@@ -58,16 +60,18 @@ class Meter:
 
 
 class Sampling(TorchDispatchMode):
-    """Adds up, after each operation, what all storages of this process have at that moment.
+    """Adds up, after each operation, what all storages on this process's device (`hardware.device()`)
+    have at that moment.
 
-    `peak` is the most of it, in bytes; a storage on the device "meta" has none. PyTorch's profiler
-    does not hear what gloo's threads free, and its peak is too high by it.
+    `peak` is the most of it, in bytes. PyTorch's profiler does not hear what gloo's threads free, and
+    its peak is too high by it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         gc.collect()
         found = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+        self.place = device().type
         self.alive: dict[int, weakref.ref] = {}
         self.peak = 0
         self._add([local(tensor) for tensor in found])
@@ -87,6 +91,6 @@ class Sampling(TorchDispatchMode):
 
     def _add(self, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
-            if tensor.device.type != "meta":
+            if tensor.device.type == self.place:
                 storage = tensor.untyped_storage()
                 self.alive[storage._cdata] = weakref.ref(storage)

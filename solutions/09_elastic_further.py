@@ -715,7 +715,7 @@ def gradients_of(part):
 
 
 def averaged(rank):
-    mine = gradients_of(rank)
+    mine = gradients_of(rank).to(hardware.device())
     dist.all_reduce(mine)
     return mine / dist.get_world_size()
 
@@ -736,7 +736,7 @@ from course_utils.terminal import loopback
 
 def forgets(rank):
     if rank == 0:
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1, device=hardware.device()))
     return "done"
 
 
@@ -792,7 +792,7 @@ from course_utils.launch.hosts import HostLost
 def waits(rank, folder):
     Path(folder, f"rank-{rank}").touch()
     if rank < 2:
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1, device=hardware.device()))
     time.sleep(1000)
 
 

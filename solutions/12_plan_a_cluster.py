@@ -78,6 +78,9 @@ for call in traced.calls:
 # Nobody has 16,384 GPUs here, and nothing was sent. But `fully_shard` believed it, and asked for what it needs: all
 # parameters before forward, and their gradients' sum after backward. It kept the parameters, since a module
 # that nothing else wraps is the **root** (chapter 8).
+#
+# One thing no formula would have told: the parameters have 2,147,647,488 bytes, and half as much again is gathered.
+# `fully_shard` shares out rows, and the second matrix has 8,192: half of the 16,384 ranks hold one, the others padding.
 
 # %% [markdown]
 # ## 3. Predict, then measure: one rank of 1,024
@@ -308,7 +311,7 @@ compare(predicted, measured, likely)
 
 # %% [markdown]
 # The 175 billion parameters are a third of a gigabyte for this rank, and what it sends to its tensor ranks is
-# seven times what it sends to its data ranks and some hundred times what the next stage gets. That is all one needs to
+# seven times what it sends to its data ranks and 350 times what the next stage gets. That is all one needs to
 # know about who sits on the fast links. `estimate.traffic` has the same formulas; call by call they are what the
 # trace saw, to the byte.
 
@@ -424,7 +427,7 @@ plt.show()
 # *Most of it is matrices. Then come the bubble and the tensor ranks' messages. What the data ranks send hardly
 # shows.*
 #
-# The peak alone gives half of what was measured. Without measured rows the defaults are used, and the interval is honest about it: it
+# The peak alone gives half of what was measured. With conveyor and bubble, the 64 s are still too short, by a factor of 1.6. Without measured rows the defaults are used, and the interval is honest about it: it
 # is five times as wide.
 #
 # ### Three published choices
@@ -473,7 +476,7 @@ for name, found in plans.items():
     print(f"    found      {estimate.described(found[0].layout)}")
 
 # %% [markdown]
-# At 8k only a handful of some thousand is quicker, by no more than the estimate's own error; all of them keep t = 8. With long
+# At 8k 3 of almost 3,000 are quicker, by no more than the estimate's own error; all of them keep t = 8. With long
 # context none is quicker. For 8B on 8 GPUs it is FSDP without anything else.
 #
 # But three of the four fill more than a GPU, by the formula, so the search itself refuses them; and they ran. The fullest
@@ -617,7 +620,7 @@ plots.where_time_goes(steps, "Llama 3 405B at 8k: where the tensor ranks sit")
 plt.show()
 
 # %% [markdown]
-# *The blue bar stays as long as it is. What grows is orange: the collectives that every layer waits for.*
+# *The dark bar, matrices, stays as long as it is. What grows is orange: the collectives that every layer waits for.*
 #
 # All three are correct programs, and they end with the same parameters. A profile would show waiting, and nobody could
 # tell for what. The planner could.
@@ -669,8 +672,8 @@ for name, seq in (("8k", 8192), ("131k", 131_072)):
 compare(predicted, measured, {"As if attention hardly counted.": {"131k": measured["8k"]}})
 
 # %% [markdown]
-# At 8k it is the last digit, at 131k two fifths. Never compare two MFUs before you know how each was counted; compare
-# tokens a second. And Megatron's 163 TFLOP/s above count a third that was computed twice.
+# At 8k it is 4 %, at 131k two fifths. Never compare two MFUs before you know how each was counted; compare
+# tokens a second. And of Megatron's 163 TFLOP/s above a quarter is the forward pass that was computed a second time.
 
 # %% [markdown]
 # ## 6. Exercises: hold, send, time, search
@@ -737,7 +740,7 @@ def traffic_of(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, 
     one before. Data ranks, of 12 W^2 / t numbers a layer: an all-reduce of the gradients, once a step,
     or with ZeRO 1 and 2 its two halves. With ZeRO 3, which comes with pp = 1 only, a reduce-scatter of the
     gradients once a step, and an all-gather of the parameters before every forward and every backward
-    pass of a micro-batch (one that recomputes included).
+    pass of a micro-batch; with recompute "full" the second forward pass uses those of the backward pass.
     """
     ### BEGIN SOLUTION
     t, d, m = layout.tp, layout.dp, layout.micro_batches
@@ -885,7 +888,8 @@ explore.Explorer(
 
 # %% [markdown]
 # *At the start: a plan for 70B on 512 GPUs. Above, its fullest rank against the 80 GB; below, the seconds of a step by
-# what they are spent on. Calculated, not measured.*
+# what they are spent on. "Temporary" is what is held for a moment, like a layer's gathered parameters, or outside the
+# layers, like the logits. Calculated, not measured.*
 #
 # For a model of your own, three lines do the same: a `Model`, a `Hardware`, and `search`.
 
@@ -900,8 +904,8 @@ for plan in found:
 print("refused:", dict(refused.most_common(3)))
 
 # %% [markdown]
-# Both halves of this chapter are commands too. The first traces a file of yours that has a function `program(mesh, layout)`,
-# like the one above; the second searches. Each prints a table, draws with `--picture` and writes JSON with `--json`, and
+# Both halves of this chapter are commands too. The first traces a file of yours that has a function `program(mesh, layout)`, as
+# `two_layers` of section 2 is one; the second searches. Each prints a table, draws with `--picture` and writes JSON with `--json`, and
 # `--help` says the rest.
 #
 # ```

@@ -21,8 +21,8 @@ BYTES = {
     "gathered": (COLORS["buffers"], "///"),
 }
 SECONDS = {
-    "matrices": (COLORS["backward"], ""),
-    "attention": (COLORS["forward"], ""),
+    "matrices": (COLORS["matrices"], ""),
+    "attention": (COLORS["attention"], ""),
     "memory": (COLORS["buffers"], ""),
     "launch": (COLORS["other"], ""),
     "tensor": (COLORS["communication"], ""),

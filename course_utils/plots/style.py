@@ -15,6 +15,8 @@ COLORS = {
     "optimizer": "#009E73",
     "parameters": "#CC79A7",
     "buffers": "#5F5F5F",
+    "matrices": "#332288",
+    "attention": "#882255",
     "load": "#F0E442",
     "communication": "#E69F00",
     "waiting": "#D9D9D9",

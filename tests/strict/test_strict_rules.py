@@ -19,6 +19,7 @@ from course_utils.authoring import load_answer, load_code
 from course_utils.authoring.ranks import following
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
+from course_utils.meters import Sampling, storage_bytes
 from course_utils.strict.rules import RULES
 from tests.support.needing_rules import needs_rules
 
@@ -421,6 +422,19 @@ def uneven(rank: int) -> int:
 
 def test_ranks_with_unequal_work_join():
     assert launch(uneven, RANKS, rules="nccl") == [1, 2]
+
+
+def sampled(rank: int) -> list[int]:
+    """A step of DDP in the meter, which is a mode of dispatch: the calls pass its method."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(200, 100).to(device()))
+    with Sampling() as memory:
+        model(ones(1, 200)).sum().backward()
+    return [memory.held(), storage_bytes(model.parameters())]
+
+
+def test_in_a_meter_the_reducer_still_waits_and_no_tensor_counts_twice():
+    for held, of_parameters in launch(sampled, RANKS, rules="nccl"):
+        assert 2 * of_parameters <= held < 3.2 * of_parameters  # gradients, and DDP's bucket
 
 
 def heard_in_a_batch(rank: int) -> bool:

@@ -307,7 +307,7 @@ def _(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
     task = _updates(draw, _small(draw), groups=groups)
     scheduled = replace(task, decay=0.5)
-    others = replace(task, later={"momentum": draw.number(0.3, 0.6), "nesterov": True})
+    others = replace(task, later={"momentum": draw.number(0.3, 0.6), "dampening": 0.2})
     reports = run(_sharded, draw.choice((2, 3)), answer, [task, scheduled, others])
     both = list(zip(*reports, strict=True))
     plain = [(own, {}) for own, _ in groups]

@@ -71,6 +71,7 @@ holding = Exercise(
         "global-batch": "Those are the activations of all dp ranks. Each holds its own.",
         "one-in-flight": "You keep one micro-batch. Under 1F1B stage r has min(m, p - r) of them in flight.",
         "all-in-flight": "You keep all micro-batches, as GPipe does. Under 1F1B it is min(m, p - r).",
+        "one-too-few": "You keep p - r - 1. It is one more: even the last stage keeps the micro-batch that it works on.",
         "every-stage-alike": "Every stage keeps as many as the first in your count. Stage r begins its backward passes p - r "
         "micro-batches after it has begun, so it keeps fewer.",
         "stages-reversed": "The first stage keeps the most, not the last: it waits longest for its first backward pass.",
@@ -139,7 +140,7 @@ def _slips_of_activations(model: Model, layout: Layout, seq: int, stage: int) ->
         "global-batch": right * layout.dp,
         "micro-batch-size": right / layout.micro_batch,
         "whole-model": right * layout.pp if layout.pp > 1 else False,
-        "nothing-kept": 0.0,
+        "nothing-kept": layout.recompute == "full" and 0.0,
         "full-cut": layout.recompute == "full" and right / layout.tp,
         "full-is-selective": layout.recompute == "full"
         and (lambda got: any(same(got, a * layers * flight) for a in (selective, alone))),
@@ -150,6 +151,7 @@ def _slips_of_activations(model: Model, layout: Layout, seq: int, stage: int) ->
         and kept(model, layout, seq, "none") * layers * flight,
         "more-than-there-are": layer * layers * (layout.pp - stage),
         "one-in-flight": layer * layers,
+        "one-too-few": layer * layers * min(layout.micro_batches, layout.pp - stage - 1),
         "stages-reversed": layer * layers * min(layout.micro_batches, stage + 1),
         "every-stage-alike": lambda got: any(
             same(got, layer * layers * n) for n in (layout.pp, min(layout.micro_batches, layout.pp))

@@ -50,6 +50,7 @@ searching = Exercise(
         "powers-of-two": "You try powers of two only. The fastest layout has a group of another size.",
         "one-sequence": "You try micro-batches of one sequence only. Larger ones gather and wait less often.",
         "no-recomputation": "You never recompute. Where memory is short, a third more FLOPs can be the cheapest way.",
+        "no-full": "You never recompute everything. Where memory is shortest, nothing else fits.",
         "no-selective": "You never try selective recomputation.",
         "always-full": "You always recompute everything, and pay for it where there is room.",
         "no-pipeline": "You never cut by layers. Between nodes, messages of a pipeline are the smallest.",
@@ -68,6 +69,8 @@ searching = Exercise(
         "returns-none": "No layout fits, and you return None. The one who asked would find out later, somewhere else: raise a "
         "ValueError.",
         "other-error": "Where no layout fits, raise a ValueError: a sentence that says so, not an error from deep inside.",
+        "no-sentence": "Your ValueError does not say what is wrong. Who asked for a plan reads it without the code: name the "
+        "GPUs, and that no layout is legal and fits.",
         "gives-up": "You say that nothing fits, and there are layouts that do.",
     },
     failures={"ValueError": "gives-up"},
@@ -158,6 +161,7 @@ RESTRICTED: dict[str, Callable[[Layout], bool]] = {
     "no-zero": lambda layout: layout.zero == 0,
     "no-recomputation": lambda layout: layout.recompute == "none",
     "no-selective": lambda layout: layout.recompute != "selective",
+    "no-full": lambda layout: layout.recompute != "full",
     "always-full": lambda layout: layout.recompute == "full",
     "always-zero-3": lambda layout: layout.zero == 3,
     "zero-up-to-2": lambda layout: layout.zero < 3,
@@ -280,7 +284,7 @@ def _order(draw, **fixed) -> _Order:
         inter_bandwidth=chosen("between", [5, 10, 20, 40]) * 1e9,
         inter_latency=15e-6,
     )
-    batch = gpus * chosen("batch", [1, 2, 4])
+    batch = round(gpus * chosen("batch", [1, 2, 4]))
     return _Order(model, gpus, batch, chosen("seq", [1024, 2048, 4096]), hardware)
 
 
@@ -323,7 +327,7 @@ def _fastest_without(order: _Order, rule: str) -> float:
     best = math.inf
     for tp, pp in itertools.product(_divisors(order.gpus), range(1, order.model.layers + 1)):
         dp = order.gpus // (tp * pp)
-        if order.gpus % (tp * pp) or order.batch % dp:
+        if order.gpus % (tp * pp) or order.batch < dp:
             continue
         layout = Layout(dp=dp, tp=tp, pp=pp, micro_batches=order.batch // dp)
         stages = range(4) if pp == 1 else [3] if rule == "zero-3-in-stages" else range(3)
@@ -379,7 +383,7 @@ def _(answer, draw):
     _check_choice(answer, order, "powers-of-two")
 
 
-@searching.requires("heads, layers and sequences that do not divide")
+@searching.requires("heads, layers, sequences and batches that do not divide")
 def _(answer, draw):
     odd = {"heads": [9, 11, 15], "layers": [16, 24], "gpus": [16, 32]}
     _check_choice(answer, _order_where(draw, _without("heads"), **odd))
@@ -387,6 +391,8 @@ def _(answer, draw):
     _check_choice(answer, _order_where(draw, _without("layers"), **odd))
     odd = {"seq": [1001, 1502, 2003], "heads": [32, 40], "gpus": [16, 32]}
     _check_choice(answer, _order_where(draw, _without("sequence"), **odd))
+    odd = {"gpus": [16, 32], "batch": [1.5]}
+    _check_choice(answer, _order_where(draw, _without("batch"), **odd))
 
 
 @searching.requires(
@@ -422,11 +428,31 @@ def _(answer, draw):
     _check_choice(answer, _order_where(draw, _without("zero-3-in-stages"), **tight))
 
 
-@searching.requires("the last byte of a GPU", failures={"ValueError": "at-most"})
+@searching.requires("the last byte of a GPU")
 def _(answer, draw):
     order = _order_where(draw, lambda order, fitting: min(held for held, *_ in fitting) % 1 == 0)
     least = int(min(held for held, *_ in order.fitting()))
-    _check_choice(answer, replace(order, hardware=replace(order.hardware, hbm_bytes=least)))
+    exact, roomier = (_with_memory(order, size) for size in (least, least + 1))
+    try:
+        _check_choice(answer, exact)
+    except ValueError:
+        [(_, _, layout), *_] = fitting = exact.fitting()
+        if _finds_some(answer, roomier):
+            slug = "at-most"
+        else:
+            slug = "gives-up" if _best_of(fitting, "no-full") < math.inf else "no-full"
+        raise Wrong(slug, expected=_described(layout), got="a ValueError") from None
+
+
+def _with_memory(order: _Order, size: int) -> _Order:
+    return replace(order, hardware=replace(order.hardware, hbm_bytes=size))
+
+
+def _finds_some(answer, order: _Order) -> bool:
+    try:
+        return isinstance(_chosen(answer, order), Layout)
+    except ValueError:
+        return False
 
 
 @searching.requires(
@@ -436,10 +462,11 @@ def _(answer, draw):
 )
 def _(answer, draw):
     order = _order(draw, gpus=[8, 16], heads=[32, 40], layers=[36, 48])
-    order = replace(order, hardware=replace(order.hardware, hbm_bytes=10**9))
     try:
-        got = _chosen(answer, order)
-    except ValueError:
+        got = _chosen(answer, _with_memory(order, 10**9))
+    except ValueError as error:
+        if len(str(error).split()) < 2 or str(error).startswith("min()"):
+            raise Wrong("no-sentence", expected="a sentence", got=repr(error)) from None
         return
     slug = "returns-none" if got is None else "no-error"
     raise Wrong(

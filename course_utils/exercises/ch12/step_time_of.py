@@ -50,11 +50,13 @@ timing = Exercise(
         "between-always": "You take the link between nodes for all groups. Groups whose ranks lie in one node use the faster one.",
         "size-only": "A group counts as inside if its *size* fits a node. Its ranks lie apart by the product of the groups "
         "further in.",
+        "less-than-node": "A group that reaches over exactly as many ranks as a node has lies inside it: at most.",
         "order-ignored": "You take the order tp, cp, dp, pp for given. `layout.order` says which group is innermost.",
         "order-reversed": "`order` begins with the innermost group, whose ranks are neighbours.",
         "everything-overlaps": "You take the maximum where nothing overlaps: the calls of tp, cp and pp stand in the way of "
         "computing, so their times are added.",
         "nothing-overlaps": "You add the calls of dp. They go on beside everything else: take the maximum.",
+        "beside-kernels-only": "The calls of dp go on beside kernels and the other calls, and not beside kernels alone.",
         "bubble-ignored": "The bubble is missing: computing and its calls are only 1 - bubble of the pipeline's time.",
         "bubble-of-the-ideal": "You multiply by 1 + bubble, as if it were a share of the ideal time. Here it is one of the whole: "
         "divide by 1 - bubble.",
@@ -101,6 +103,15 @@ def _slips_of_time(step: Step) -> dict:
                 lambda c, w, d, b: (c + w + d) / (1 - b),
             )
         ),
+        "beside-kernels-only": lambda got: any(
+            same(got, step.seconds(together=each))
+            for each in (
+                lambda c, w, d, b: (max(c, d) + w) / (1 - b),
+                lambda c, w, d, b: max(c, d) / (1 - b) + w,
+                lambda c, w, d, b: max(c / (1 - b), d) + w,
+                lambda c, w, d, b: max(c / (1 - b), d) + w / (1 - b),
+            )
+        ),
         "latency-left-out": lambda got: any(
             same(got, step.seconds(latency=lambda n, passes: 0, send=send))
             for send in (lambda alpha, seconds: seconds, lambda alpha, seconds: alpha + seconds)
@@ -123,6 +134,9 @@ def _slips_of_time(step: Step) -> dict:
             inside=lambda layout, group, node: inside(layout, group, node, layout.order[::-1])
         ),
         "size-only": step.seconds(inside=apart),
+        "less-than-node": step.seconds(
+            inside=lambda layout, group, n: inside(layout, group, n - 1)
+        ),
         "inside-always": step.seconds(inside=lambda *_: True),
         "between-always": step.seconds(inside=lambda *_: False),
     }
@@ -172,9 +186,15 @@ def _calls(draw, groups: tuple[str, ...], large: float = 1.0) -> list[Call]:
     return found
 
 
-def _step(draw, groups: tuple[str, ...], large: float = 1.0, bubble: float = 0.0, **sizes) -> Step:
+def _step(
+    draw,
+    groups: tuple[str, ...],
+    large: float = 1.0,
+    bubble: float = 0.0,
+    node: int = 8,
+    **sizes: int,
+) -> Step:
     layout = Layout(**{"tp": 4, "cp": 1, "dp": 1, "pp": 1, **sizes})
-    node = draw.choice([4, 8])
     return Step(_kernels(draw), _calls(draw, groups, large), layout, bubble, _hardware(draw, node))
 
 
@@ -186,16 +206,17 @@ def _(answer, draw):
         _check_time(own(answer, *each.arguments()), each)
 
 
-@timing.requires("tensor ranks inside a node")
+@timing.requires("tensor ranks inside a node, and as many as it has")
 def _(answer, draw):
-    step = _step(draw, ("tp",), tp=draw.choice([2, 4]))
-    _check_time(answer(*step.arguments()), step)
+    node = draw.choice([4, 8])
+    for tp in (2, node):
+        step = _step(draw, ("tp",), node=node, tp=tp)
+        _check_time(answer(*step.arguments()), step)
 
 
 @timing.requires("groups that leave the node")
 def _(answer, draw):
-    step = _step(draw, ("tp", "cp", "pp"), tp=4, cp=2, pp=draw.choice([16, 32]))
-    step = replace(step, hardware=replace(step.hardware, node=4))
+    step = _step(draw, ("tp", "cp", "pp"), cp=4, pp=draw.choice([16, 32]))
     _check_time(answer(*step.arguments()), step)
     step = _step(draw, ("tp", "cp"), tp=draw.choice([2, 4]), cp=8)
     _check_time(answer(*step.arguments()), step)
@@ -217,7 +238,7 @@ def _(answer, draw):
 
 @timing.requires("another order of the groups")
 def _(answer, draw):
-    for order in (("dp", "tp", "cp", "pp"), ("cp", "pp", "tp", "dp")):
-        step = _step(draw, ("tp", "cp", "dp"), 900.0, tp=4, cp=2, dp=4)
+    for node, order in ((8, ("dp", "tp", "cp", "pp")), (4, ("cp", "pp", "tp", "dp"))):
+        step = _step(draw, ("tp", "cp", "dp"), 900.0, node=node, cp=2, dp=4)
         step = replace(step, layout=replace(step.layout, order=order))
         _check_time(answer(*step.arguments()), step)

@@ -34,7 +34,7 @@ sending = Exercise(
         (
             "A ring sends (n - 1) / n of the payload in a pass; all-reduce has two passes. tp: layers x m x 8 passes, 12 with "
             "full recomputation. pp: m messages for each neighbour, 1 / t of s b W. dp: the stage's gradients, 2 passes, and "
-            "with ZeRO 3 one pass back and 2 m of parameters."
+            "with ZeRO 3 one pass back and 2 m of parameters, recomputed or not."
         ),
     ],
     misconceptions={
@@ -65,6 +65,8 @@ sending = Exercise(
         "zero-3-as-ddp": "ZeRO 3 gathers the parameters for every forward and every backward pass, and reduces the gradients "
         "once.",
         "gathered-once": "ZeRO 3 gives the parameters up after every pass. With m micro-batches they are gathered 2 m times.",
+        "gathered-to-recompute": "Full recomputation gathers no third time: layer by layer, what the backward pass gathers "
+        "is there for the second forward pass too.",
         "gathered-for-forward": "The backward pass needs the parameters too: ZeRO 3 gathers them again.",
         "zero-saves-traffic": "ZeRO 1 and 2 divide the memory and send what an all-reduce sends.",
         "nothing-to-send": "A group of one rank has nobody to send to.",
@@ -140,6 +142,7 @@ def _slips_of_data(model: Model, layout: Layout) -> dict:
         "nothing-to-send": d == 1,
         "zero-3-as-ddp": third and _data_bytes(model, layout, passes=2),
         "gathered-once": third and _data_bytes(model, layout, passes=3),
+        "gathered-to-recompute": third and _data_bytes(model, layout, passes=1 + 3 * m),
         "gathered-for-forward": third and _data_bytes(model, layout, passes=1 + m),
         "gradients-every-micro-batch": (
             (

@@ -31,7 +31,7 @@ def _memory(model, layout, seq, stage, states=None, layer=None, layers=None, fli
     states = states or _states(_count(model, layout, stage), layout)
     layer = _layer(model, layout, seq) if layer is None else layer
     layers = layers or model.layers / layout.pp
-    flight = flight or min(layout.micro_batches, layout.pp - stage)
+    flight = min(layout.micro_batches, layout.pp - stage) if flight is None else flight
     kinds = ("parameters", "gradients", "optimizer")
     return dict(zip(kinds, states, strict=True)) | {"activations": layer * layers * flight}
 
@@ -244,6 +244,17 @@ def takes_one_sequence(model, layout, seq, stage):
 @wrong("12.1", names="one-in-flight")
 def keeps_one_micro_batch(model, layout, seq, stage):
     return _memory(model, layout, seq, stage, flight=1)
+
+
+@wrong("12.1", names="one-too-few")
+def counts_from_the_end(model, layout, seq, stage):
+    flight = min(layout.micro_batches, layout.pp - 1 - stage)
+    return _memory(model, layout, seq, stage, flight=flight)
+
+
+@wrong("12.1", names="every-stage-alike")
+def as_many_as_stages(model, layout, seq, stage):
+    return _memory(model, layout, seq, stage, flight=layout.pp)
 
 
 @wrong("12.1", names="all-in-flight")

@@ -146,6 +146,41 @@ def never_recomputes(model, gpus, batch, seq, hardware, judge):
     return search(model, gpus, batch, seq, hardware, judge)
 
 
+@wrong("12.4", names="no-full")
+def recomputes_attention_only(model, gpus, batch, seq, hardware, judge):
+    search = _restricted(lambda layout: layout.recompute == "selective")
+    return search(model, gpus, batch, seq, hardware, judge)
+
+
+@wrong("12.4", names="batch")
+def drops_the_rest_of_the_batch(model, gpus, batch, seq, hardware, judge):
+    judged = []
+    for tp, pp in itertools.product(_divisors(gpus), _divisors(model.layers)):
+        dp, left = divmod(gpus, tp * pp)
+        if left or dp == 0 or batch < dp or model.heads % tp or seq % tp:
+            continue
+        for b, recompute in itertools.product(_divisors(batch // dp), RECOMPUTE):
+            for zero in range(3 if pp > 1 else 4):
+                split = {"dp": dp, "tp": tp, "pp": pp, "zero": zero, "recompute": recompute}
+                layout = Layout(**split, micro_batch=b, micro_batches=batch // dp // b)
+                judged.append((*judge(layout), layout))
+    return _first([each for each in judged if each[0] <= hardware.hbm_bytes])
+
+
+@wrong("12.4", names="no-sentence")
+def lets_min_complain(model, gpus, batch, seq, hardware, judge):
+    fitting = _fitting(model, gpus, batch, seq, hardware, judge)
+    return min(fitting, key=lambda each: each[1])[2]
+
+
+@wrong("12.4", names="no-sentence")
+def raises_without_a_word(model, gpus, batch, seq, hardware, judge):
+    fitting = _fitting(model, gpus, batch, seq, hardware, judge)
+    if not fitting:
+        raise ValueError
+    return _first(fitting)
+
+
 @wrong("12.4", names="no-selective")
 def recomputes_all_or_nothing(model, gpus, batch, seq, hardware, judge):
     search = _restricted(lambda layout: layout.recompute != "selective")

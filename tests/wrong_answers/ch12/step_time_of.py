@@ -171,6 +171,14 @@ def always_leaves_the_node(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, reach=lambda layout, group: math.inf)
 
 
+@wrong("12.3", names="less-than-node")
+def wants_a_place_left_in_the_node(kernels, calls, layout, bubble, hardware):
+    def reach(layout, group):
+        return _reach(layout, group) + 1
+
+    return _time(kernels, calls, layout, bubble, hardware, reach=reach)
+
+
 @wrong("12.3", names="size-only")
 def looks_at_the_size(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, reach=getattr)
@@ -207,6 +215,22 @@ def hides_everything(kernels, calls, layout, bubble, hardware):
 def adds_the_gradients(kernels, calls, layout, bubble, hardware):
     def join(own, waiting, beside):
         return (own + waiting) / (1 - bubble) + beside
+
+    return _time(kernels, calls, layout, bubble, hardware, join=join)
+
+
+@wrong("12.3", names="beside-kernels-only")
+def hides_gradients_behind_kernels(kernels, calls, layout, bubble, hardware):
+    def join(own, waiting, beside):
+        return max(own / (1 - bubble), beside) + waiting / (1 - bubble)
+
+    return _time(kernels, calls, layout, bubble, hardware, join=join)
+
+
+@wrong("12.3", names="beside-kernels-only")
+def adds_the_other_calls_last(kernels, calls, layout, bubble, hardware):
+    def join(own, waiting, beside):
+        return (max(own, beside) + waiting) / (1 - bubble)
 
     return _time(kernels, calls, layout, bubble, hardware, join=join)
 

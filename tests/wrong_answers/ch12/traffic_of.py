@@ -201,6 +201,13 @@ def gathers_once_a_step(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, rounds=3 if layout.zero == 3 else 2)
 
 
+@wrong("12.2", names="gathered-to-recompute")
+def gathers_for_the_second_forward_pass(model, layout, seq, stage):
+    gathers = 3 if layout.recompute == "full" else 2
+    rounds = 1 + gathers * layout.micro_batches if layout.zero == 3 else 2
+    return _traffic(model, layout, seq, stage, rounds=rounds)
+
+
 @wrong("12.2", names="gathered-for-forward")
 def keeps_what_it_gathered(model, layout, seq, stage):
     rounds = 1 + layout.micro_batches if layout.zero == 3 else 2

@@ -110,6 +110,18 @@ def counts_in_hours(model, gpus, batch, seq, hardware, node_days, disk):
     return layout, max(1, round(_interval(model, layout, seq, hardware, nodes, node_days, disk)))
 
 
+@wrong("13.3", names="no-two")
+def forgets_the_two(model, gpus, batch, seq, hardware, node_days, disk):
+    layout = _best(model, gpus, batch, seq, hardware)
+    nodes = 2 * gpus / hardware.node
+    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk))
+
+
+@wrong("13.3", names="other-unit")
+def saves_after_every_step(model, gpus, batch, seq, hardware, node_days, disk):
+    return _best(model, gpus, batch, seq, hardware), 1
+
+
 @wrong("13.3", names="steps-not-whole")
 def does_not_round(model, gpus, batch, seq, hardware, node_days, disk):
     layout = _best(model, gpus, batch, seq, hardware)

@@ -20,7 +20,8 @@ class _Sharded:
 
     def __init__(self, model, lr=0.1, momentum=0.9):
         self.model = self.split(model.to(device()))
-        self.sgd = torch.optim.SGD(self.model.parameters(), lr, momentum)
+        # on a GPU the default takes all tensors in one call, and `Columns` has DTensors beside plain ones
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr, momentum, foreach=False)
 
     def split(self, model):
         for block in model.blocks:
