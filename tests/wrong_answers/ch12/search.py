@@ -14,10 +14,19 @@ def _divisors(number):
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _layouts(model, gpus, batch, seq, rules=("heads", "seq", "layers", "zero")):
+RULES = ("batch", "heads", "seq", "layers", "zero")
+
+
+def _but(rule):
+    return tuple(other for other in RULES if other != rule)
+
+
+def _layouts(model, gpus, batch, seq, rules=RULES):
     for tp, pp in itertools.product(_divisors(gpus), repeat=2):
         dp, left = divmod(gpus, tp * pp)
-        if left or dp == 0 or batch % dp or pp > model.layers:
+        if left or dp == 0 or batch < dp or pp > model.layers:
+            continue
+        if "batch" in rules and batch % dp:
             continue
         if "heads" in rules and model.heads % tp or "seq" in rules and seq % tp:
             continue
@@ -94,20 +103,17 @@ def forgets_the_memory(model, gpus, batch, seq, hardware, judge):
 
 @wrong("12.4", names="heads")
 def splits_heads(model, gpus, batch, seq, hardware, judge):
-    rules = ("seq", "layers", "zero")
-    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=rules))
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=_but("heads")))
 
 
 @wrong("12.4", names="sequence")
 def splits_tokens(model, gpus, batch, seq, hardware, judge):
-    rules = ("heads", "layers", "zero")
-    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=rules))
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=_but("seq")))
 
 
 @wrong("12.4", names="layers")
 def splits_layers(model, gpus, batch, seq, hardware, judge):
-    rules = ("heads", "seq", "zero")
-    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=rules))
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=_but("layers")))
 
 
 @wrong("12.4", names="least-memory")
@@ -154,17 +160,7 @@ def recomputes_attention_only(model, gpus, batch, seq, hardware, judge):
 
 @wrong("12.4", names="batch")
 def drops_the_rest_of_the_batch(model, gpus, batch, seq, hardware, judge):
-    judged = []
-    for tp, pp in itertools.product(_divisors(gpus), _divisors(model.layers)):
-        dp, left = divmod(gpus, tp * pp)
-        if left or dp == 0 or batch < dp or model.heads % tp or seq % tp:
-            continue
-        for b, recompute in itertools.product(_divisors(batch // dp), RECOMPUTE):
-            for zero in range(3 if pp > 1 else 4):
-                split = {"dp": dp, "tp": tp, "pp": pp, "zero": zero, "recompute": recompute}
-                layout = Layout(**split, micro_batch=b, micro_batches=batch // dp // b)
-                judged.append((*judge(layout), layout))
-    return _first([each for each in judged if each[0] <= hardware.hbm_bytes])
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=_but("batch")))
 
 
 @wrong("12.4", names="no-sentence")
@@ -247,8 +243,7 @@ def shards_the_optimizer_alone_in_stages(model, gpus, batch, seq, hardware, judg
 
 @wrong("12.4", names="zero-3-in-stages")
 def shards_parameters_in_stages(model, gpus, batch, seq, hardware, judge):
-    rules = ("heads", "seq", "layers")
-    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=rules))
+    return _first(_fitting(model, gpus, batch, seq, hardware, judge, rules=_but("zero")))
 
 
 @wrong("12.4", names="at-most")
