@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from course_utils.hardware import device
@@ -90,7 +90,8 @@ class Sampling(TorchDispatchMode):
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
     def _add(self, tensors: list[torch.Tensor]) -> None:
+        """A tensor around others, such as the result of a functional collective, has no memory itself."""
         for tensor in tensors:
-            if tensor.device.type == self.place:
+            if tensor.device.type == self.place and not is_traceable_wrapper_subclass(tensor):
                 storage = tensor.untyped_storage()
                 self.alive[storage._cdata] = weakref.ref(storage)

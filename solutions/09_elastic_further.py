@@ -792,7 +792,9 @@ from course_utils.launch.hosts import HostLost
 def waits(rank, folder):
     Path(folder, f"rank-{rank}").touch()
     if rank < 2:
-        dist.all_reduce(torch.ones(1, device=hardware.device()))
+        total = torch.ones(1, device=hardware.device())
+        dist.all_reduce(total)
+        total.item()  # on a GPU the rank waits here, for what the call has not brought
     time.sleep(1000)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -435,6 +436,22 @@ def sampled(rank: int) -> list[int]:
 def test_in_a_meter_the_reducer_still_waits_and_no_tensor_counts_twice():
     for held, of_parameters in launch(sampled, RANKS, rules="nccl"):
         assert 2 * of_parameters <= held < 3.2 * of_parameters  # gradients, and DDP's bucket
+
+
+def sampled_call(rank: int) -> int:
+    """What a functional collective makes: the tensor that it brings, and one around it."""
+    given = ones(100)
+    with Sampling() as memory:
+        before = memory.held()
+        total = all_reduce(given, "sum", dist.group.WORLD)
+        made = memory.held() - before
+    assert total.tolist() == [float(RANKS)] * 100
+    return made
+
+
+@pytest.mark.parametrize("rules", [None, "nccl"])
+def test_a_tensor_around_another_has_no_memory_of_its_own(rules):
+    assert launch(sampled_call, RANKS, rules=rules) == [400] * RANKS
 
 
 def heard_in_a_batch(rank: int) -> bool:
