@@ -206,6 +206,7 @@ class _Watching(TorchDispatchMode):
         self.names = _group_names(mesh)
         self.calls: list[_Noted] = []
         self.flops, self.last = 0, "forward"
+        self.asks = False
         self.gathers: list[_Noted] = []  # since the last product
         self.fake = _private().FakeTensor
         self.formulas = _formulas()
@@ -216,10 +217,14 @@ class _Watching(TorchDispatchMode):
             register_optimizer_step_post_hook(self._after_update),
         ]
         self.storages.open()
+        propagator = _private().ShardingPropagator
+        self.propagate = propagator._propagate_tensor_meta_non_cached
+        propagator._propagate_tensor_meta_non_cached = lambda *given: self._ask_for_a_shape(*given)
         return super().__enter__()
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
+        _private().ShardingPropagator._propagate_tensor_meta_non_cached = self.propagate
         self.storages.close()
         for hook in self.hooks:
             hook.remove()
@@ -231,8 +236,12 @@ class _Watching(TorchDispatchMode):
         if not types and _is_real(args, kwargs):
             with _private().unset_fake_temporarily():
                 return func(*args, **kwargs)
+        if self.asks:
+            return func(*args, **kwargs)
         self.progress(self.phase)
         self.work = None
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]  # as on a real rank; with fake tensors PyTorch makes a new one
         result = func(*args, **kwargs)
         formula = self.formulas.get(func.overloadpacket)
         if formula is not None:
@@ -244,6 +253,14 @@ class _Watching(TorchDispatchMode):
             if isinstance(leaf, self.fake) and leaf.device.type != "meta":
                 self.storages.add(leaf.untyped_storage())
         return result
+
+    def _ask_for_a_shape(self, *given) -> object:
+        """DTensor asks an operation on whole tensors what it would give; no rank does or has that."""
+        self.asks = True
+        try:
+            return self.propagate(*given)
+        finally:
+            self.asks = False
 
     def start(self) -> None:
         """From now on counts."""
@@ -495,6 +512,7 @@ _NAMES = {
     "DataDependentOutputException": "torch._subclasses.fake_tensor",
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor",
     "_resolve_process_group": "torch.distributed.distributed_c10d",
+    "ShardingPropagator": "torch.distributed.tensor._sharding_prop",
     "_clear_sharding_prop_cache": "torch.distributed.tensor.debug",
     "_gen_transform_infos": "torch.distributed.tensor._redistribute",
 }

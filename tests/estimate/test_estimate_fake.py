@@ -65,16 +65,13 @@ def test_a_rank_sends_what_the_arithmetic_says(model, layout):
 @ALL
 def test_a_fake_rank_does_what_a_real_one_does(model, layout):
     program = partial(decoder, model=model, seq=SEQ)
-    steps = launch(real, layout.gpus, program, layout, timeout=300)
+    steps = launch(real, layout.gpus, program, layout, timeout=300, backend="gloo")
     for rank in {0, layout.gpus - 1}:
         fake = traced(model, layout, rank, torch.float32)
         assert fake.record.calls == [call for call in steps[rank].calls if call.op != "barrier"]
         assert fake.flops == steps[rank].flops
-        # Behind a stage's tensor-parallel norms a real rank keeps, for each micro-batch in flight,
-        # also the part of the sequence that the norm handed to its all-gather: a process with fake
-        # tensors lets go of it, and who holds the real one is not found. All else is the same.
-        loose = layout.pp > 1 and layout.tp > 1
-        assert fake.peak == pytest.approx(steps[rank].peak, rel=0.1 if loose else 0.02)
+        # AdamW's counts of steps, a number for each parameter, are real ones in both
+        assert 0 <= steps[rank].peak - fake.peak < 8 * 100
 
 
 @pytest.mark.parametrize("name", ["data", "data x tensor", "data x context"])

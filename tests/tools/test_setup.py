@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 import setup_env
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_make = pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
@@ -142,6 +144,15 @@ def test_uv_installs_where_it_is_and_pip_where_it_cannot(
     setup_env.set_up(str(course), "", ["dev"])
     assert (course / "uv").read_text() == f"pip install --python {python} -e .[dev]\n"
     assert (course / "pip").exists() == with_pip
+
+
+@pytest.mark.skipif(
+    not Path(torch.__file__).is_relative_to(ROOT / ".venv"), reason="PyTorch is not the set-up's"
+)
+def test_pytorch_was_compiled_by_whoever_installed_it() -> None:
+    """A module that nothing imports: otherwise each process compiles PyTorch where it cannot write."""
+    source = Path(torch.__file__).with_name("utils") / "collect_env.py"
+    assert Path(cache_from_source(source)).exists(), "an old environment: delete .venv, make setup"
 
 
 @pytest.fixture
