@@ -47,6 +47,7 @@ training = Exercise(
         "no-momentum": "That is SGD without momentum.",
         "forgets-gradients": "The gradients of earlier steps are still there: set them to zero, or to None, after each step.",
         "loss-of-share": "The loss is that of a rank's own share. Asked is that of the global batch, on every rank.",
+        "loss-after-step": "The loss is computed anew, after the step. Asked is the one that the step has learned from.",
         "loss-is-a-sum": "The loss is a sum over rows or ranks. Asked is the mean over all rows of the global batch.",
         "other-keys": 'The state has two dicts, "model" and "momentum", each with the names of the model\'s parameters.',
         "own-part": "The state has a rank's own part of a tensor. Whole ones are asked, that any number of ranks can load.",
@@ -142,8 +143,9 @@ def _alone(
     momentum: float = MOMENTUM,
     loaded: dict | None = None,
     forgets: bool = False,
+    after: bool = False,
 ) -> tuple[list[float], dict]:
-    """What one process gives: the losses and the state."""
+    """What one process gives: the losses, before each step or `after` it, and the state."""
     model = task.model()
     parameters = dict(model.named_parameters())
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -162,6 +164,8 @@ def _alone(
             for (name, parameter), gradient in zip(parameters.items(), gradients):
                 velocity[name].mul_(momentum).add_(gradient)
                 parameter.sub_(RATE * velocity[name])
+            if after:
+                losses[-1] = cross_entropy(model(images), labels).item()
     state = {"model": {n: p.detach() for n, p in parameters.items()}, "momentum": velocity}
     return losses, state
 
@@ -267,11 +271,13 @@ def _first(task: _Task) -> dict[str, Tensor]:
 def _judge_losses(reports: list[_Trained], task: _Task) -> None:
     ranks, (right, _) = len(reports), _alone(task)
     sums = [rows * loss for rows, loss in zip(task.batches, right)]
+    after = _alone(task, after=True)[0]
     differ = any(not same(report.losses, reports[0].losses) for report in reports)
     likely = {
         "loss-is-a-sum": lambda got: any(
             same(got, other) for other in (sums, [ranks * loss for loss in right])
         ),
+        "loss-after-step": after,
         "loss-of-share": differ,
     }
     for report in reports:
