@@ -53,6 +53,9 @@ training = Exercise(
         "own-part": "The state has a rank's own part of a tensor. Whole ones are asked, that any number of ranks can load.",
         "one-rank-has-it": "The state is on one rank only. Every rank returns it.",
         "a-dtensor": "The state has DTensors, which are of this group of ranks: `full_tensor` makes plain ones.",
+        "plain-parameter": "Not every parameter is a DTensor at this moment: one that was not split is plain, and so are those of the "
+        "outermost `fully_shard` after a forward pass without a backward one, such as for a loss after the step. The loss "
+        "that is asked is the one that the step has learned from.",
         "not-a-copy": "A state that was handed out changes with the next step: its tensors are those of the model. Copy "
         "them.",
         "momentum-missing": "The momentum in the state is all zeros. `optimizer.state` has it, as `momentum_buffer`.",
@@ -68,7 +71,11 @@ training = Exercise(
         "too-many-bytes": "The result is right and small enough, and a rank sends more than the budget. Gather each block's "
         "parameters once forward and once backward, and reduce-scatter gradients instead of gathering them.",
     },
-    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
+    failures={
+        "timeout": "not-every-rank",
+        "mismatch": "not-every-rank",
+        "has no attribute 'full_tensor'": "plain-parameter",
+    },
 )
 
 RATE, MOMENTUM = 0.1, 0.9

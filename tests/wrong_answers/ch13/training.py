@@ -308,14 +308,24 @@ class ItsOwnLoss(_Sharded):
         return loss.item() * dist.get_world_size()
 
 
-@wrong("13.1", names="loss-after-step")
-class LooksAgain(_Copied):
+class _LooksAgain(_Sharded):
     def step(self, images, labels):
         super().step(images, labels)
         own = self.share(images), self.share(labels)
         with torch.no_grad():
             _, loss = self.loss(self.model(own[0]), own[1], len(images))
         return self.mean(loss)
+
+
+@wrong("13.1", names="loss-after-step")
+class LooksAgain(_LooksAgain, _Copied):
+    pass
+
+
+@wrong("13.1", names="plain-parameter")
+class LooksAgainAtWhatIsSharded(_LooksAgain):
+    def whole(self, tensor):
+        return tensor.full_tensor().cpu().clone()
 
 
 @wrong("13.1", names="loss-is-a-sum")
