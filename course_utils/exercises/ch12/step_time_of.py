@@ -173,15 +173,16 @@ def _kernels(draw) -> list[tuple[float, float]]:
 
 
 def _calls(draw, groups: tuple[str, ...], large: float = 1.0) -> list[Call]:
-    """Calls of each group; `large` scales those of dp."""
+    """Calls of each group: of dp many and small ones, which `large` scales; of the others one call
+    already takes more than `expect` allows."""
     ops = {"tp": ["all_gather", "reduce_scatter"], "cp": ["all_gather"], "pp": ["send"]}
     ops["dp"] = ["all_gather", "all_reduce"]
     found = []
     for group in groups:
         for op in ops[group]:
-            calls, payload = draw.integer(600, 2000), draw.integer(2, 9) * 10**6
+            calls, payload = draw.integer(60, 200), draw.integer(2, 9) * 10**7
             if group == "dp":
-                calls, payload = draw.integer(200, 400), int(payload * large)
+                calls, payload = draw.integer(200, 400), int(payload / 10 * large)
             found.append(Call(group, op, calls, payload, 0, "step"))
     return found
 
