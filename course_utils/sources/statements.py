@@ -9,6 +9,7 @@ import re
 import symtable
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 # In a source behind a comment sign: # %%writefile. Below some, the cell's code is executed as usual.
@@ -61,15 +62,21 @@ def parse_strictly(cell: CodeCell) -> ast.Module:
     return ast.increment_lineno(tree, cell.line_before)
 
 
-def statements_of(cell: CodeCell) -> Iterator[Statement]:
-    """The cell's top-level statements, but for calls for their effect: a plot, a run, a print."""
+@cache
+def statements_of(cell: CodeCell) -> tuple[Statement, ...]:
+    """The cell's top-level statements, but for calls for their effect: a plot, a run, a print.
+
+    A chapter's cells are asked for again with each of its answers, so they are kept.
+    """
+    found = []
     for node in parse(cell).body:
         if not isinstance(node, ast.Expr):
             source = ast.unparse(node)
             uses = uses_of(source)
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 uses |= {node.target.id}  # TABLE |= {...} needs the TABLE before it
-            yield Statement(node, cell, binds_of(source), uses)
+            found.append(Statement(node, cell, binds_of(source), uses))
+    return tuple(found)
 
 
 def binds_of(source: str) -> frozenset[str]:
