@@ -62,6 +62,7 @@ searching = Exercise(
         "never-all-in-one": "One tensor group of all GPUs is legal too. Does a range of yours end one too early?",
         "no-zero-2-in-stages": "Behind stages only ZeRO 3 is excluded. With ZeRO 2 more would fit.",
         "at-most": "A layout that needs exactly what a GPU has does fit: at most.",
+        "always-selective": "You always compute attention twice. Where there is room, not to is faster.",
         "always-zero-3": "You always shard everything. What need not be gathered costs nothing.",
         "one-node": "You keep all groups but dp within a node.",
         "slow": "A legal layout that fits, and another one is more than 10 % faster.",
@@ -163,6 +164,7 @@ RESTRICTED: dict[str, Callable[[Layout], bool]] = {
     "no-selective": lambda layout: layout.recompute != "selective",
     "no-full": lambda layout: layout.recompute != "full",
     "always-full": lambda layout: layout.recompute == "full",
+    "always-selective": lambda layout: layout.recompute == "selective",
     "always-zero-3": lambda layout: layout.zero == 3,
     "zero-up-to-2": lambda layout: layout.zero < 3,
     "no-pipeline": lambda layout: layout.pp == 1,
@@ -350,6 +352,8 @@ def _(answer, draw):
     suspects = "slowest", "least-memory", "always-full", "always-zero-3"
     order = _order_where(draw, _hurting(*suspects), memory=[80], heads=[8, 12, 16])
     _check_choice(lambda *given: own(answer, *given), order, *suspects)
+    order = _order_where(draw, _hurting("always-selective"), memory=[80], heads=[8], seq=[8192])
+    _check_choice(answer, order, "always-selective")
 
 
 @searching.requires("model states that do not fit without ZeRO", needs_earlier=True)

@@ -98,7 +98,7 @@ def held(model: Model, layout: Layout, seq: int, stage: int) -> dict[str, float]
 
 def _layout(draw, **more) -> Layout:
     """More micro-batches than stages, and sizes whose quotients tell two mistakes apart."""
-    sizes = {"tp": [4, 8], "pp": [6, 7], "dp": [11, 13], "micro_batch": [5, 9]}
+    sizes = {"tp": [4, 8], "pp": [6, 7], "dp": [11, 13], "micro_batch": [9, 15]}
     drawn = {name: draw.choice(options) for name, options in sizes.items()}
     return Layout(**{**drawn, "micro_batches": draw.choice([17, 19, 23]), **more})
 

@@ -153,6 +153,12 @@ def never_recomputes(model, gpus, batch, seq, hardware, judge):
 
 
 @wrong("12.4", names="no-full")
+def recomputes_attention_at_most(model, gpus, batch, seq, hardware, judge):
+    search = _restricted(lambda layout: layout.recompute != "full")
+    return search(model, gpus, batch, seq, hardware, judge)
+
+
+@wrong("12.4", names="always-selective")
 def recomputes_attention_only(model, gpus, batch, seq, hardware, judge):
     search = _restricted(lambda layout: layout.recompute == "selective")
     return search(model, gpus, batch, seq, hardware, judge)
