@@ -320,6 +320,12 @@ def _needing(slug: str) -> Callable[[_Order, list[tuple]], bool]:
     return lambda order, fitting: _regret(fitting, slug) > 1.3 * REGRET
 
 
+def _only_full(order: _Order, fitting: list[tuple]) -> bool:
+    """Where no other recomputation will do, and ZeRO 2 behind stages is not needed too."""
+    others = _regret(fitting, "no-zero-2-in-stages")
+    return _needing("no-full")(order, fitting) and others < 0.7 * REGRET
+
+
 def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
     """Where a search that forgets one rule of what is legal finds something faster."""
     return lambda order, fitting: _fastest_without(order, rule) < fitting[0][1]
@@ -367,6 +373,12 @@ def _(answer, draw):
     _check_choice(answer, order, "no-recomputation", "no-selective")
 
 
+@searching.requires("only full recomputation saves it", failures={"ValueError": "no-full"})
+def _(answer, draw):
+    order = _order_where(draw, _only_full, seq=[8192], memory=[16], heads=[25, 35])
+    _check_choice(answer, order, "no-full")
+
+
 @searching.requires("slow links between nodes")
 def _(answer, draw):
     order = _order_where(draw, _hurting("no-pipeline"), between=[2, 5])
@@ -385,28 +397,6 @@ def _(answer, draw):
 def _(answer, draw):
     order = _order_where(draw, _hurting(only=False), gpus=[24, 48])
     _check_choice(answer, order, "powers-of-two")
-
-
-@searching.requires("heads, layers, sequences and batches that do not divide")
-def _(answer, draw):
-    odd = {"heads": [9, 11, 15], "layers": [16, 24], "gpus": [16, 32]}
-    _check_choice(answer, _order_where(draw, _without("heads"), **odd))
-    odd = {"layers": [13, 17, 22], "gpus": [16, 32], "between": [2, 5]}
-    _check_choice(answer, _order_where(draw, _without("layers"), **odd))
-    odd = {"seq": [1001, 1502, 2003], "heads": [32, 40], "gpus": [16, 32]}
-    _check_choice(answer, _order_where(draw, _without("sequence"), **odd))
-    odd = {"gpus": [16, 32], "batch": [1.5]}
-    _check_choice(answer, _order_where(draw, _without("batch"), **odd))
-
-
-@searching.requires(
-    "only ZeRO 3 saves it, in large micro-batches", failures={"ValueError": "zero-up-to-2"}
-)
-def _(answer, draw):
-    odd = {"layers": [11, 13], "heads": [33, 35, 37], "gpus": [16, 32], "batch": [4, 6]}
-    odd |= {"memory": [8], "between": [2, 5], "seq": [256, 512]}
-    order = _order_where(draw, _hurting("one-sequence", only=False), **odd)
-    _check_choice(answer, order, "one-sequence")
 
 
 @searching.requires(
@@ -430,6 +420,28 @@ def _(answer, draw):
     slug = "no-zero-2-in-stages"
     _check_choice(answer, _order_where(draw, _needing(slug), **tight), slug)
     _check_choice(answer, _order_where(draw, _without("zero-3-in-stages"), **tight))
+
+
+@searching.requires("heads, layers, sequences and batches that do not divide")
+def _(answer, draw):
+    odd = {"heads": [9, 11, 15], "layers": [16, 24], "gpus": [16, 32]}
+    _check_choice(answer, _order_where(draw, _without("heads"), **odd))
+    odd = {"layers": [13, 17, 22], "gpus": [16, 32], "between": [2, 5]}
+    _check_choice(answer, _order_where(draw, _without("layers"), **odd))
+    odd = {"seq": [1001, 1502, 2003], "heads": [32, 40], "gpus": [16, 32]}
+    _check_choice(answer, _order_where(draw, _without("sequence"), **odd))
+    odd = {"gpus": [16, 32], "batch": [1.5]}
+    _check_choice(answer, _order_where(draw, _without("batch"), **odd))
+
+
+@searching.requires(
+    "only ZeRO 3 saves it, in large micro-batches", failures={"ValueError": "zero-up-to-2"}
+)
+def _(answer, draw):
+    odd = {"layers": [11, 13], "heads": [33, 35, 37], "gpus": [16, 32], "batch": [4, 6]}
+    odd |= {"memory": [8], "between": [2, 5], "seq": [256, 512]}
+    order = _order_where(draw, _hurting("one-sequence", only=False), **odd)
+    _check_choice(answer, order, "one-sequence")
 
 
 @searching.requires("the last byte of a GPU")
