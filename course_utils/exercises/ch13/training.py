@@ -278,13 +278,12 @@ def _first(task: _Task) -> dict[str, Tensor]:
 def _judge_losses(reports: list[_Trained], task: _Task) -> None:
     ranks, (right, _) = len(reports), _alone(task)
     sums = [rows * loss for rows, loss in zip(task.batches, right)]
-    after = _alone(task, after=True)[0]
     differ = any(not same(report.losses, reports[0].losses) for report in reports)
     likely = {
         "loss-is-a-sum": lambda got: any(
             same(got, other) for other in (sums, [ranks * loss for loss in right])
         ),
-        "loss-after-step": after,
+        "loss-after-step": lambda got: same(got, _alone(task, after=True)[0]),
         "loss-of-share": differ,
     }
     for report in reports:
