@@ -1,5 +1,6 @@
 """Where ranks run, and in which words a notebook says so."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -83,8 +84,12 @@ def compute_alike() -> None:
 
     cuDNN's convolutions would take TF32, with 10 bits of mantissa for 23, and the quickest of several
     algorithms, whose sums differ from run to run (docs.pytorch.org, notes/numerical_accuracy and
-    notes/randomness). `report` calls it in the notebook, `launch` in each rank.
+    notes/randomness). And the first matrix product in a new thread, such as autograd's, does not warn
+    that the thread had no CUDA context yet. `report` calls it in the notebook, `launch` in each rank.
     """
+    warnings.filterwarnings(
+        "ignore", "Attempting to run cuBLAS, but there was no current CUDA context"
+    )
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
 

@@ -37,7 +37,7 @@ def lacks_a_call(records: list[list[NotedCall]], rank: int) -> bool:
     """True if the newest call of `rank`, in launch's own world, is sure not to end unless another
     rank makes another call."""
     call = records[rank][-1]
-    if call.world or call.kind in (DESTROY, NEW_GROUP) or call.peer is None and call.kind == "recv":
+    if _untold(call):
         return False
     *group, index = _meeting_point(rank, call)
     return any(
@@ -70,6 +70,26 @@ def none_can_end(records: list[list[NotedCall]], pending: dict[int, dict]) -> bo
             begun[_meeting_point(rank, made[number])].add(rank)
         waiting += [(rank, [made[n] for n in unit if n in made]) for unit in here["begun"]]
     return not any(_all_met(rank, unit, begun) for rank, unit in waiting)
+
+
+def all_will_end(records: list[list[NotedCall]]) -> bool:
+    """True if each call on record has met the calls of all ranks that it needs: then what waits will
+    end, on a machine so busy that nobody has moved for seconds too. Of some it cannot be told."""
+    made = defaultdict(set)
+    for rank, record in enumerate(records):
+        for call in record:
+            made[_meeting_point(rank, call)].add(rank)
+    return all(
+        not _untold(call) and _needed(rank, call) <= made[_meeting_point(rank, call)]
+        for rank, record in enumerate(records)
+        for call in record
+    )
+
+
+def _untold(call):
+    """Whether it cannot be told from the records which ranks' calls this one needs."""
+    any_source = call.peer is None and call.kind == "recv"
+    return call.world or call.kind in (DESTROY, NEW_GROUP) or any_source
 
 
 def _all_met(rank, unit, begun):
