@@ -76,10 +76,11 @@ def hand_work(result: object, then: Callable[[dist.Work | None], None]) -> None:
     wait for. In a batch NCCL has no Work for each call: `then` gets that of the whole batch, when it
     is complete. None is for a call for which nobody has to wait."""
     boxed = result[-1] if isinstance(result, (tuple, list)) else result
-    if boxed is None and _of_the_batch is not None:
+    work = None if boxed is None else dist.Work.unbox(boxed)  # NCCL's is a box with nothing in it
+    if work is None and _of_the_batch is not None:
         _of_the_batch.append(then)
     else:
-        then(None if boxed is None else dist.Work.unbox(boxed))
+        then(work)
 
 
 def python_caller() -> str | None:

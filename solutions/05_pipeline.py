@@ -767,7 +767,7 @@ except RankFailure as failure:
 
 # %%
 def both_send_first(rank):
-    mine = torch.ones(8, WIDTH, device=hardware.device())
+    mine = torch.empty(2**26, device=hardware.device())  # 256 MB
     theirs = torch.empty_like(mine)
     dist.send(mine, dst=1 - rank)
     dist.recv(theirs, src=1 - rank)
@@ -781,7 +781,10 @@ except RankFailure as failure:
 # %% [markdown]
 # With gloo, `send` returns when the other side has taken the data, and the other side is in its own
 # `send`. (With NCCL the call returns once it is queued, and the GPUs wait for each other in place of the
-# hosts: the program stops at the next line that reads a value.)
+# hosts: the program stops at the next line that reads a value. And it stops with large tensors only: a
+# small one waits in a buffer of NCCL's until the other side receives. Such a program goes well until
+# the model grows.)
+#
 # Under torchrun both would stand there until the time limit. One rank could receive first, but then
 # you need a rule for each pair and each schedule. The way out is calls that do not wait, as in the
 # loop of section 4; in exercise 5.6 you write that for a stage with two neighbours.

@@ -333,7 +333,6 @@ for source in (0, 2):
 # **meta device**, where tensors have shapes and no data.
 
 # %%
-from collections import deque
 from copy import deepcopy
 
 
@@ -346,10 +345,27 @@ def samples(stages, x):
     return entering
 
 
+# %% [markdown]
+# Each of the roads is used once when it is made, in an order that all ranks share. With the first message of
+# a group NCCL connects its two ranks, and even `irecv` does not return before both are there: two ranks that
+# each begin with an `irecv` would wait for each other.
+
+# %%
+from collections import deque
+
+
 def roads_between(ranks):
-    """{(source, to): a process group} for each direction between neighbours."""
+    """{(source, to): a process group} for each direction between neighbours, all in use already."""
     pairs = {(rank, (rank + step) % ranks) for rank in range(ranks) for step in (1, -1)}
-    return {pair: dist.new_group(pair) for pair in sorted(pairs) if pair[0] != pair[1]}
+    pairs = sorted(pair for pair in pairs if pair[0] != pair[1])
+    roads, word = {}, torch.zeros(1, device=hardware.device())
+    for source, to in pairs:
+        roads[source, to] = road = dist.new_group((source, to))
+        if dist.get_rank() == source:
+            dist.send(word, to, road)
+        elif dist.get_rank() == to:
+            dist.recv(word, source, road)
+    return roads
 
 
 # %% [markdown]

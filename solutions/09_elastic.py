@@ -967,7 +967,8 @@ def rank_1_hangs(rank, done):
     try:
         work.wait(timedelta(seconds=1))
     except RuntimeError as error:
-        return "timed out" if "timed out" in str(error).lower() else str(error)
+        words = str(error).lower()
+        return "timed out" if "timed out" in words or "timing out" in words else words
     finally:
         done.touch()
 

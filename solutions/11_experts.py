@@ -756,17 +756,18 @@ except RankFailure as failure:
 #
 # ### A rank that has nothing to do
 #
-# All tokens choose experts of rank 0. Rank 1 gets nothing and goes home early.
+# All four tokens are rank 1's, and choose experts of rank 0. Rank 1 gets nothing to work on and goes home
+# early.
 
 
 # %%
 def leaves_early(rank):
-    send, receive = [4, 0], [4, 4] if rank == 0 else [0, 0]
-    pieces = torch.ones(4, WIDTH, device=hardware.device())
+    send, receive = ([0, 0], [0, 4]) if rank == 0 else ([4, 0], [0, 0])
+    pieces = torch.zeros(sum(send), 2**24, device=hardware.device())  # 64 MB a token
     arrived = Exchange.apply(pieces, send, receive, None)
     if len(arrived) == 0:
         return pieces  # nothing to work on
-    return Exchange.apply(2 * arrived, receive, send, None)
+    return Exchange.apply(arrived, receive, send, None)
 
 
 try:
@@ -775,8 +776,9 @@ except RankFailure as failure:
     print(failure)
 
 # %% [markdown]
-# Rank 1 has nothing to *work* on, but it is to receive the results of its own four tokens. And even a rank that
-# neither sends nor receives is a member of the call. The same holds for gradients: an expert without a
+# Rank 1 has nothing to *work* on, but it is to receive the results of its own four tokens. The tokens are
+# large here for a reason: NCCL lets a small message wait in a buffer, so that rank 0 would go on and nobody
+# would notice that rank 1 lacks its results. And even a rank that neither sends nor receives is a member of the call. The same holds for gradients: an expert without a
 # token has none, and an all-reduce that one rank skips stops all. That is why `run_experts` calls experts
 # with empty queues.
 

@@ -10,6 +10,7 @@ the same steps on the CPU, and no row.
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import re
@@ -47,7 +48,7 @@ def _ranks(count: int) -> Step:
 STEPS = [
     Step("versions", [sys.executable, __file__, "versions"], 1),
     *map(_ranks, (1, 2, 4, 8)),
-    Step("chapters", [*PYTEST, "--nbval", "notebooks", "solutions", "--dist", "loadfile"], 10),
+    Step("chapters", [*PYTEST, "--nbval", "solutions", "--dist", "loadfile"], 10),
     Step("equality", [*PYTEST, "tests/chapters/test_equality.py"], 5),
     # an asynchronous call that nobody waits for goes wrong on a GPU only
     Step("waits", [*PYTEST, "tests/checks/test_wrong_answers.py", "-k", "not-waited"], 4),
@@ -143,13 +144,22 @@ def carry_out(step: Step, seconds: float, log: Path) -> Result:
             ended = f"ended with {process.wait(timeout=seconds)}"
         except subprocess.TimeoutExpired:
             ended = f"cut off after {seconds:.0f} s"
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _cut_off(process)
     text = log.read_text(encoding="utf-8", errors="replace")
     outcomes = {a + d: b + c for b, a, d, c in OUTCOME.findall(text)}
     failed = [test for test, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
     said = failed[:SHOWN] if outcomes else text.strip().splitlines()[-12:]
     return Result(step.name, ended, time.monotonic() - started, Counter(outcomes.values()), said)
+
+
+def _cut_off(process: subprocess.Popen) -> None:
+    """pytest says why tests have failed when it ends: so it is interrupted first."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 # --- steps that are no tests ---------------------------------------------------------------------
@@ -253,7 +263,7 @@ def carry(folder: Path, python: str) -> int:
     if missing:
         print("no wheel:", *missing)
     print(f"there: python3 -m pip install --no-index --no-deps --target /tmp/site {folder}/*.whl")
-    print("       export PYTHONPATH=/tmp/site:. and python3 tools/gpu_session.py run")
+    print("       export PYTHONPATH=/tmp/site:$PWD and python3 tools/gpu_session.py run")
     if total > LIMIT:
         print(f"That is more than the {LIMIT // 2**20} MiB that travel: take the largest out.")
     return int(total > LIMIT)

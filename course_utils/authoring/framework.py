@@ -97,6 +97,7 @@ from course_utils.authoring.compare import Wrong, show
 from course_utils.authoring.draw import Draw, fresh_seed
 from course_utils.authoring.failures import Failure, explain, explain_stub, is_stub
 from course_utils.authoring.guard import Deadline, undisturbed
+from course_utils.hardware import without_gpus
 from course_utils.launch import launch
 from course_utils.strict.rules import RULES
 
@@ -331,9 +332,9 @@ def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:
 
 
 def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
-    """Runs one requirement under its time limit."""
+    """Runs one requirement under its time limit, on the CPU on every machine."""
     try:
-        with limited(rule.seconds):
+        with without_gpus(), limited(rule.seconds):
             if rule.at_home and isinstance(answer, Absent):
                 answer.at_home(rule.function, draw)
             else:

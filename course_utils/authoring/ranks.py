@@ -13,19 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from course_utils import intercept
 from course_utils.collectives import OPERATORS, Operator
-from course_utils.hardware import device
 
 
 def come_late(rank: int) -> None:
     """Rank 0 is early: if it does not wait for a result, it reads one that has not arrived."""
     if rank > 0:
         time.sleep(0.05)
-
-
-def finish_device_work() -> None:
-    """Waits until this rank's GPU, if it has one, has done what it was told."""
-    if device().type == "cuda":
-        torch.cuda.current_stream().synchronize()
 
 
 @contextlib.contextmanager
@@ -69,8 +62,7 @@ class Sent:
     asked: list[dist.Work] = field(default_factory=list, repr=False)
 
     def open_calls(self) -> list[SeenCall]:
-        """Those for which nobody has waited so far: on a GPU too, since NCCL's calls run on a stream
-        of its own, and only waiting puts the next kernel behind them."""
+        """Those for which nobody has waited so far."""
         return [c for c in self.calls if not any(c.work is other for other in self.asked)]
 
 

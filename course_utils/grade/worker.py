@@ -24,6 +24,7 @@ from course_utils.authoring.guard import Printed, TimeIsUp, undisturbed
 from course_utils.grade import answer, calls, integrity, isolation
 from course_utils.grade.limits import Limits
 from course_utils.grade.plain import Writer
+from course_utils.hardware import without_gpus
 from course_utils.launch import RankFailure, launch, server
 from course_utils.sources import answers
 from course_utils.sources.statements import CodeCell
@@ -42,7 +43,7 @@ def main(job: dict, judge: Connection) -> NoReturn:
         found = _prepared(job, judge)
         if found is not None:
             before = integrity.snapshot()
-            with undisturbed():
+            with undisturbed(), without_gpus():
                 held = _executed(found, job["asked"], judge)
                 if held is not None:  # in the environment and the folder that its cells have left
                     _Service(held, before, judge).serve()

@@ -3,7 +3,7 @@
 The rule of the course: where there are at least as many GPUs as ranks, each rank gets one GPU
 and NCCL; where there are fewer, ranks share them, if NCCL lets them (`gpu_sharing`). Otherwise every
 rank runs on the CPU with gloo, and beside a single GPU that nobody can share so does all the rest:
-what is compared is computed on the same kind of device.
+what is compared is computed on the same kind of device. Exercises are checked on the CPU everywhere.
 
     snapshot    the machine, as this process sees it
     places      the device and the backend of each rank; what a notebook says of them
@@ -20,6 +20,7 @@ from course_utils.hardware.places import (
     placement,
     report,
     settle,
+    without_gpus,
 )
 from course_utils.hardware.snapshot import Machine, cores, machine
 
@@ -40,4 +41,5 @@ __all__ = [
     "placement",
     "report",
     "settle",
+    "without_gpus",
 ]

@@ -1,6 +1,8 @@
 """Where ranks run, and in which words a notebook says so."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,9 @@ from course_utils.hardware.snapshot import counted, machine, torch_gpus
 # For programs with NCCL: PyTorch would print a warning into each cell that sends or receives without
 # a batch, because the ranks connect early.
 QUIET = {"TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false"}
+
+
+_without_gpus = False
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,24 @@ def on_cpu(nprocs: int) -> Placement:
 def _usable_gpus() -> int:
     """All GPUs; none where there is one only and ranks cannot share it. Two ranks would then compute
     on the CPU, and one on the GPU, and what they are compared with too."""
-    gpus = torch_gpus()
+    gpus = 0 if _without_gpus else torch_gpus()
     return 0 if gpus == 1 and not gpu_sharing.works() else gpus
+
+
+@contextlib.contextmanager
+def without_gpus() -> Iterator[None]:
+    """Within the block `device()` and all ranks are on the CPU, whatever GPUs there are.
+
+    So an exercise is judged alike on every machine, and as quickly. Under NCCL a small message waits
+    in a buffer when nobody receives it: a program that stops with gloo, and with NCCL once its
+    tensors have grown, would pass.
+    """
+    global _without_gpus
+    before, _without_gpus = _without_gpus, True
+    try:
+        yield
+    finally:
+        _without_gpus = before
 
 
 def device() -> torch.device:

@@ -63,7 +63,9 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
 
 def _variables(interface, placement, folder):
     return (
-        {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, **hardware.QUIET}
+        {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        | {"NCCL_RUNTIME_CONNECT": "0"}  # else the first collective would hold each host, in C
+        | hardware.QUIET
         | (gpu_sharing.ENVIRONMENT if placement.sharing > 1 else {})
         | figures.environment(folder)
     )

@@ -199,14 +199,6 @@ def _join_group(job, rank):
             torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
     if job["rules"]:
         backend, gpu = job["rules"], strict.install()
-    intercept.listen(peers.refuse_impossible)  # before it is on record
-    queued = host_waits.called if backend == "nccl" else None
-    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
-    intercept.listen(recorder.hear)
-    if queued:
-        host_waits.follow(recorder.publish, place)
-    if gpu and gpu.type == "cuda":
-        _wait_in_python()
     dist.init_process_group(
         backend,
         store=_store(job),
@@ -215,7 +207,35 @@ def _join_group(job, rank):
         timeout=timedelta(seconds=job["patience"]),
         device_id=gpu,
     )
+    if gpu and gpu.type == "cuda":
+        _connect_pairs(gpu)
+        _wait_in_python()
+    intercept.listen(peers.refuse_impossible)  # before it is on record
+    queued = host_waits.called if backend == "nccl" else None
+    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
+    intercept.listen(recorder.hear)
+    if queued:
+        host_waits.follow(recorder.publish, place)
     recorder.begin()
+
+
+def _connect_pairs(device):
+    """Sends a number from each rank to each other one.
+
+    With NCCL two ranks of a communicator connect when their first message is called, and the host
+    stays in that call, in C, until the other side is there: two ranks that first post what they
+    receive, or that both send, would stop in their first calls only, and nobody could say why.
+    """
+    me, ranks = dist.get_rank(), dist.get_world_size()
+    rooms = torch.zeros(ranks, device=device)
+    messages = [
+        dist.P2POp(call, rooms[place : place + 1], peer)
+        for peer in range(ranks)
+        if peer != me
+        for call, place in ((dist.isend, me), (dist.irecv, peer))
+    ]
+    for work in dist.batch_isend_irecv(messages) if messages else []:
+        work.wait()
 
 
 def _store(job):

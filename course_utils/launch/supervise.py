@@ -93,9 +93,9 @@ class Stillness:
     * its main thread is in a communication, waits for a thread that is, or waits for its end
       because it has finished;
     * the call in which it waits has no limit of its own, after which it would go on;
-    * some call on record lacks that of another rank (`matching.all_will_end`);
-    * if it waits for its device, where calls stand in queues, no call that has begun has met all that
-      it needs (`matching.none_can_end`);
+    * some call on record lacks that of another rank (`matching.all_will_end`); or, if it waits for
+      its device, where calls stand in queues, no call that has begun has met all that it needs
+      (`matching.none_can_end`);
     * no other thread can move it on: `threads` says what has to be shown for each;
     * all stacks that wait end at the same lines as before.
 
@@ -165,9 +165,11 @@ class Stillness:
         if self._stacks is None or self._stacks != before:
             return False
         made = records(self._ranks)
-        if self._limited(made) or matching.all_will_end(made):
+        if self._limited(made):
             return False
-        return matching.none_can_end(made, self._pending())
+        if pending := self._pending():
+            return matching.none_can_end(made, pending)
+        return not matching.all_will_end(made)
 
     def _proven(self, records):
         made = {rank: calls_made for rank, (_, calls_made) in self._start.items()}

@@ -371,6 +371,18 @@ def rank_1_divides(values):
     return values / (1 // (1 - dist.get_rank()))
 
 
+def test_answers_run_on_the_cpu_where_there_are_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    exercise = make(parameters=("rank",))
+
+    @exercise.requires("the device of the kernel and of two ranks")
+    def _(answer, draw):
+        expect([answer(0), *run(answer, 2)], ["cpu"] * 3)
+
+    assert device().type == "cuda"
+    assert judge(exercise, lambda rank: device().type).status == "passed"
+
+
 def test_an_exception_in_a_rank_is_its_rank_and_line():
     outcome = judge(ranks_exercise({"ZeroDivisionError": "division"}), rank_1_divides)
     assert outcome.misconceptions == ["division"]

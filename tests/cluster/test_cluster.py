@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from course_utils import mnist
-from course_utils.launch import launch
 from tests.support.elastic_runs import (
     ROOT,
     TRAIN,
@@ -27,6 +26,7 @@ from tests.support.elastic_runs import (
     difference,
     undisturbed,
 )
+from tests.support.on_gloo import launch
 
 CLUSTER = TRAIN.parent
 sys.path.insert(0, str(CLUSTER))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.launch import launch
 from tests.support.elastic_runs import TRAIN
+from tests.support.on_gloo import launch
 
 sys.path.insert(0, str(TRAIN.parent))
 import group

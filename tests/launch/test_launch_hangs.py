@@ -385,6 +385,25 @@ def test_what_the_records_prove(name):
     assert matching.lacks_a_call(records, 0) == proven
 
 
+MET = {
+    "all have called": ([[_call(0, 1)], [_call(0, 1)]], True),
+    "one has not": ([[_call(0, 1)], []], False),
+    "one lacks the second": ([[_call(0, 1), _call(1, 2)], [_call(0, 1)]], False),
+    "a message and its receiver": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "send", 0)]], True),
+    "both receive": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "recv", 0)]], False),
+    "anybody may send": ([[_call(0, 1, "recv")], [_call(0, 1, "send", 0)]], False),
+    "a world of its own": ([[replace(_call(0, 1), world="x")]] * 2, False),
+}
+
+
+@pytest.mark.parametrize("name", MET)
+def test_ranks_whose_calls_have_all_met_are_not_stuck(name):
+    """However long nobody moves: two ranks in one barrier were taken for stuck on a machine where
+    a hundred others computed."""
+    records, ends = MET[name]
+    assert matching.all_will_end(records) == ends
+
+
 def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):
     """As with a laptop that was closed: the results lie there when the limit has passed."""
     read = supervise.Supervision._read

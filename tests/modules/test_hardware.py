@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import unittest.mock
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -314,6 +315,25 @@ def test_notebook_and_ranks_compute_alike(monkeypatch):
     assert convolutions() == (True, False)
     hardware.report()
     assert convolutions() == (False, True)
+
+
+def test_what_is_checked_is_on_the_cpu_on_every_machine(monkeypatch):
+    with_gpus(monkeypatch, 4, True)
+    with hardware.without_gpus():
+        with hardware.without_gpus():
+            assert hardware.device() == torch.device("cpu")
+        assert hardware.placement(2) == hardware.on_cpu(2)
+    assert hardware.placement(2).backend == "nccl"
+
+
+def test_a_thread_that_multiplies_first_on_a_gpu_does_not_warn():
+    def warned(rank):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.warn("Attempting to run cuBLAS, but there was no current CUDA context! ...")
+            warnings.warn("something else")
+        return [str(warning.message) for warning in caught]
+
+    assert launch(warned, 1) == [["something else"]]
 
 
 def test_ranks_are_told_not_to_warn_of_early_connections():

@@ -50,6 +50,7 @@ def test_a_step_that_is_cut_off_is_a_result(tmp_path, rows, with_a_gpu):
     first, second = gpu_session.run(steps, 5, tmp_path, rows)
     assert first.ended.startswith("cut off after") and first.counts == {"PASSED": 1, "FAILED": 1}
     assert "test_some.py::test_bad" in first.said[0]
+    assert "def test_bad(): assert 0" in (tmp_path / "tests.log").read_text()  # why it failed
     assert second.said == ["still here"]
     new = rows.read_text().split(HEADER)[1].splitlines()
     assert new[0].startswith(

@@ -21,13 +21,11 @@ from typing import Any
 
 import cloudpickle
 
-from course_utils import hardware
-
 
 @dataclass(frozen=True)
 class Answer:
     """An answer to try; `names` is the misconception it has, None where it is right. `on_nccl` is what
-    it has there, if NCCL lets it end in another way than gloo."""
+    it has under NCCL's rules, if they let it end in another way than gloo."""
 
     exercise: str
     answer: Any
@@ -37,15 +35,15 @@ class Answer:
     @property
     def named_here(self) -> str | None:
         """The misconception that its check has to name where this process launches ranks."""
-        return self.on_nccl if self.on_nccl and _ranks_have_nccl() else self.names
+        return self.on_nccl if self.on_nccl and _under_rules() else self.names
 
 
 _answers: list[Answer] = []
 
 
 def wrong(exercise_id: str, *, names: str, on_nccl: str | None = None) -> Callable:
-    """Decorator: a wrong answer, and the misconception that its check must name first. With NCCL, or
-    under its rules, that is `on_nccl`, if given: say beside it why."""
+    """Decorator: a wrong answer, and the misconception that its check must name first. Under
+    NCCL's rules that is `on_nccl`, if given: say beside it why."""
     return _adding(exercise_id, names, on_nccl)
 
 
@@ -68,8 +66,8 @@ def collect(chapter: int) -> list[Answer]:
     return sorted(own, key=lambda a: int(a.exercise.split(".")[1]))
 
 
-def _ranks_have_nccl() -> bool:
-    return os.environ.get("COURSE_RULES") == "nccl" or hardware.placement(2).backend == "nccl"
+def _under_rules() -> bool:
+    return os.environ.get("COURSE_RULES") == "nccl"
 
 
 def _adding(exercise_id: str, names: str | None, on_nccl: str | None = None) -> Callable:

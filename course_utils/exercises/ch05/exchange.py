@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_utils.authoring.ranks import finish_device_work, waits
+from course_utils.authoring.ranks import waits
 from course_utils.hardware import device
 from course_utils.intercept import hand_work, listening
 
@@ -133,6 +133,10 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
     memory = {t.untyped_storage().data_ptr() for t in handed if t is not None}
     messages: list[tuple[str, dist.Work]] = []
 
+    def started(name, work):
+        if work is not None:
+            messages.append((name, work))
+
     def hear(name, arguments):
         report.calls.append((name, arguments.get("dst", arguments.get("src"))))
         if name not in MESSAGES:
@@ -141,11 +145,10 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             report.sent += arguments["tensors"][0].nbytes
         else:
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
-        return lambda result: hand_work(result, lambda work: messages.append((name, work)))
+        return lambda result: hand_work(result, lambda work: started(name, work))
 
     with waits() as asked, listening(hear):
         report.received = answer(*handed)
-    finish_device_work()
     unwaited = [m for m in messages if not any(m[1] is other for other in asked)]
     report.unwaited = [name for name, _ in unwaited]
     for _, work in unwaited:
