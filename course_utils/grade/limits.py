@@ -1,11 +1,8 @@
 """What a submission may use."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 MB = 1 << 20
-_CUDA = 1024 * MB  # of the host's memory, what a process that has started CUDA holds
-_RANKS = 8  # at most, in an exercise
 PATIENCE = 10  # so many times `seconds` may pass where a busy machine has no processor for the code
 
 
@@ -26,14 +23,3 @@ class Limits:
     processes: int = 64
     file: int = 256 * MB
     notebook: int = 50 * MB
-
-
-def limits_of(machine: str) -> Limits:
-    """Returns the limits on a "cpu" or a "gpu" machine: there, ranks hold more and start more slowly."""
-    plain = Limits()
-    if machine == "cpu":
-        return plain
-    return Limits(seconds=2 * plain.seconds, memory=plain.memory + _RANKS * _CUDA)
-
-
-DEFAULT_LIMITS = limits_of("gpu" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu")

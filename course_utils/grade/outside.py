@@ -17,7 +17,6 @@ _SETTINGS = (
     *("hosts", "host.conf", "nsswitch.conf", "protocols", "services", "OpenCL", "vulkan"),
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_GPUS = ("nvidia*", "dri", "kfd", "dxg")
 _VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _FAMILIES = ("LC_", "PYTHON", "COURSE_", "OMP_", "MKL_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_")
 _FAMILIES += ("TORCH", "KMP_", "HIP_", "ROCR_")
@@ -35,7 +34,6 @@ def visible() -> list[str]:
     packages = [path for path in sys.path if path and Path(path).resolve() != ROOT]
     course = [ROOT / "course_utils", ROOT / "data"]
     devices = [Path("/dev", name) for name in _DEVICES]
-    devices += [path for name in _GPUS for path in Path("/dev").glob(name)]
     settings = [Path("/etc", name) for name in _SETTINGS]
     wanted = [*_SYSTEM, *python, *packages, *course, *settings, *devices]
     found = {os.path.normpath(path) for path in wanted if os.path.lexists(path)}
