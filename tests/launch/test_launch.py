@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from course_utils import hardware
 from course_utils.launch import RankFailure, output, packing, server, supervise
+from course_utils.launch import rank as rank_module
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch
 
@@ -110,6 +111,20 @@ def test_module_with_its_tied_weights():
 
 
 # --- the world of a rank ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_what_connects_ranks_on_gpus_leaves_no_message_behind(ranks):
+    def connected(rank):
+        rank_module._connect_pairs(torch.device("cpu"))
+        got = torch.empty(1)
+        if ranks > 1:
+            sent = dist.isend(torch.tensor([rank + 10.0]), (rank + 1) % ranks)
+            dist.recv(got, (rank - 1) % ranks)
+            sent.wait()
+        return got.item() if ranks > 1 else 10.0
+
+    assert launch(connected, ranks) == [(rank - 1) % ranks + 10.0 for rank in range(ranks)]
 
 
 def test_rank_is_ready_to_communicate(monkeypatch, tmp_path):
