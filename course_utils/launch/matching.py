@@ -80,9 +80,8 @@ def all_will_end(records: list[list[NotedCall]]) -> bool:
         for call in record:
             made[_meeting_point(rank, call)].add(rank)
     return all(
-        not _untold(call) and _needed(rank, call) <= made[_meeting_point(rank, call)]
+        not any(map(_untold, record)) and _all_met(rank, record, made)
         for rank, record in enumerate(records)
-        for call in record
     )
 
 
