@@ -14,12 +14,11 @@ from course_utils.chapters import ROOT
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _SETTINGS = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone"),
-    *("hosts", "host.conf", "nsswitch.conf", "protocols", "services", "OpenCL", "vulkan"),
+    *("hosts", "host.conf", "nsswitch.conf", "protocols", "services"),
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-_FAMILIES = ("LC_", "PYTHON", "COURSE_", "OMP_", "MKL_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_")
-_FAMILIES += ("TORCH", "KMP_", "HIP_", "ROCR_")
+_FAMILIES = ("LC_", "PYTHON", "COURSE_", "OMP_", "MKL_", "KMP_", "GLOO_", "TORCH")
 
 
 def environment() -> dict[str, str]:
