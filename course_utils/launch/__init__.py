@@ -7,7 +7,8 @@ The rooms, in the order in which a call passes through them:
     arguments    what launch accepts, and one sentence for everything else
     packing      functions, arguments and results as bytes; tensors beside the pickle stream
     unpicklable  which argument, or which variable of the function, cannot be sent
-    server       the fork server that has torch in memory already (preloaded: what else it does)
+    server       the fork server that has torch in memory already (preloaded: what else it does;
+                 huge_pages: why it forks in 2 ms)
     sockets      where the fork server's sockets lie, however long the temporary folder's name
     family       processes below others: handles that mean no other process, and orphans
     guardian     what the fork server does for all below it, also when the kernel is gone

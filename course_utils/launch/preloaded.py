@@ -6,6 +6,7 @@ Only the fork server imports this module.
 import gc
 
 from course_utils import intercept
+from course_utils.launch import huge_pages
 
 intercept.install()
 
@@ -13,3 +14,4 @@ intercept.install()
 # object that it touched would become the rank's private memory.
 gc.collect()
 gc.freeze()
+huge_pages.gather()
