@@ -20,7 +20,11 @@ def gather() -> None:
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return
-    advise = ctypes.CDLL(None).madvise
     for first, last in _ANONYMOUS.findall(maps.read_text()):
-        start, end = int(first, 16), int(last, 16)
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _COLLAPSE)
+        move(int(first, 16), int(last, 16) - int(first, 16))
+
+
+def move(start: int, size: int) -> bool:
+    """Moves `size` bytes from the address `start` onto large pages; whether the system did it."""
+    advise = ctypes.CDLL(None).madvise
+    return advise(ctypes.c_void_p(start), ctypes.c_size_t(size), _COLLAPSE) == 0

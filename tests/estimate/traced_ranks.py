@@ -57,7 +57,11 @@ def wait_for_gloo(seconds: float = 10) -> None:
 
 def _works(stat: Path) -> bool:
     """Whether a thread is one of gloo's that runs, or would if it had a processor (proc(5))."""
-    name, _, state = stat.read_text().partition("(")[2].rpartition(")")
+    try:
+        text = stat.read_text()
+    except OSError:
+        return False  # a thread that has just ended
+    name, _, state = text.partition("(")[2].rpartition(")")
     return name == "pt_gloo_runloop" and state.split()[0] == "R"
 
 

@@ -15,8 +15,7 @@ def _possible() -> bool:
     """Whether the system moves eight megabytes of this process onto large pages."""
     room = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     room.write(b"x" * len(room))
-    advise, start = ctypes.CDLL(None).madvise, ctypes.addressof(ctypes.c_char.from_buffer(room))
-    return advise(ctypes.c_void_p(start), ctypes.c_size_t(len(room)), huge_pages._COLLAPSE) == 0
+    return huge_pages.move(ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room))
 
 
 def _kilobytes(process: int) -> dict[str, int]:
