@@ -49,6 +49,7 @@ _AGAIN = 10.0  # seconds after which a client that waits for engines is replaced
 _SLICE = 0.5  # seconds
 _MOST = 16  # engines that COURSE_CLUSTER starts here: each holds PyTorch
 ENCRYPTED = "--IPController.enable_curve=True"
+_NOBODY = "the controller answers, and no engine is there. Start `ipengine` on each host, and launch again."
 
 
 class Engines:
@@ -86,8 +87,8 @@ def cluster(client: "ipyparallel.Client | int") -> Iterator[list[str]]:
     starts so many engines on this machine, which end with the block, behind ipyparallel's CurveZMQ:
     who has not their key reaches nothing.
 
-    Raises RuntimeError for a client without CurveZMQ, and when a host has another version of Python,
-    PyTorch or the course; HostLost, at the next launch, when one does not answer any more.
+    Raises RuntimeError for a client without CurveZMQ, where no engine is there or one does not answer,
+    and when a host has another version of Python, PyTorch or the course; HostLost, at the next launch, when one does not answer any more.
     """
     if isinstance(client, int):
         with (
@@ -215,10 +216,7 @@ def _connected(file):
         try:
             client = opened.enter_context(with_engines(connect, 1, _ANSWER))
         except TimeoutError:
-            raise RuntimeError(
-                f"COURSE_CLUSTER={file}: the controller answers, and no engine is there. Start "
-                "`ipengine` on each host, and launch again."
-            ) from None
+            raise RuntimeError(f"COURSE_CLUSTER={file}: {_NOBODY}") from None
         yield client
 
 
@@ -231,10 +229,14 @@ def _hosts(client):
 
 
 def look(client: ipyparallel.Client) -> dict[hosts.FarHost, dict]:
-    """The hosts of a client's engines, in the order of their engines, with what their agents tell."""
+    """The hosts of a client's engines, in the order of their engines, with what their agents tell.
+
+    Raises RuntimeError where no engine is there, and where one does not answer.
+    """
     engines = Engines(client)
-    questions = {engine: engines.ask(engine, "about") for engine in client.ids}
-    about = {engine: engines.answer(q, _START) for engine, q in questions.items()}
+    about = dict(_told(engines, client.ids))
+    if not about:
+        raise RuntimeError(_NOBODY)
     places = {engine: (told["name"], told["network"]) for engine, told in about.items()}
     alone = len(set(places.values())) == 1
     chosen = list(about) if alone else [_first(places, place) for place in set(places.values())]
@@ -244,6 +246,24 @@ def look(client: ipyparallel.Client) -> dict[hosts.FarHost, dict]:
         hosts.FarHost(engines, n, _name(n, about[n]["name"], names), toward): about[n]
         for n in sorted(chosen)
     }
+
+
+def _told(engines, numbers):
+    """Of each engine, what its agent tells. One that has ended stays in the controller's list for some
+    seconds: it is left out, as it would be a moment later."""
+    questions = {}
+    for engine in numbers:
+        with contextlib.suppress(EngineError):
+            questions[engine] = engines.ask(engine, "about")
+    for engine, question in questions.items():
+        with contextlib.suppress(EngineError):
+            try:
+                yield engine, engines.answer(question, _START)
+            except NoAnswer:
+                raise RuntimeError(
+                    f"engine {engine} is in the controller's list, and does not answer within "
+                    f"{_START:g} seconds. Look after its host, or end it, and launch again."
+                ) from None
 
 
 def _first(places, place):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -180,7 +181,8 @@ def environment(monkeypatch):
     monkeypatch.setattr(cluster_module, "_asked_for", [])
     monkeypatch.setattr(cluster_module, "_ANSWER", 3.0)
     with contextlib.ExitStack() as kernel:
-        monkeypatch.setattr(cluster_module.atexit, "register", kernel.callback)
+        # In this module alone: the janitor has an end of its own to register.
+        monkeypatch.setattr(cluster_module, "atexit", SimpleNamespace(register=kernel.callback))
         yield lambda value: monkeypatch.setenv("COURSE_CLUSTER", str(value))
 
 
@@ -224,6 +226,31 @@ def test_a_cluster_without_engines_and_one_that_is_gone(environment, tmp_path):
             launch(tells, 1, torch.ones(1))
     with pytest.raises(RuntimeError, match="does not answer within 3 seconds"):
         launch(tells, 1, torch.ones(1))
+
+
+def test_an_engine_that_has_ended_is_no_host():
+    with cluster_module.on_this_machine(2) as own:
+        pids = [own[engine].apply_sync(os.getpid) for engine in (0, 1)]
+        os.kill(pids[0], signal.SIGKILL)  # the controller lists it until it has missed a heartbeat
+        (only,) = cluster_module.look(own)
+        assert only.call("about")["name"]
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="no engine is there. Start `ipengine`"):
+            cluster_module.look(own)
+
+
+def test_an_engine_that_does_not_answer(client, monkeypatch):
+    assert len(cluster_module.look(client)) == 2  # both have imported the course
+    monkeypatch.setattr(cluster_module, "_START", 3.0)
+    pid = client[1].apply_sync(os.getpid)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(
+            RuntimeError, match="engine 1 is in the controller's list, and does not"
+        ):
+            cluster_module.look(client)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 # ---- the doctor ---------------------------------------------------------------------------------
