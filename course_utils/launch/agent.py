@@ -52,13 +52,13 @@ class _HostedRanks:
         self._selector = self._opened.enter_context(selectors.DefaultSelector())
         self._store = None
 
-    def open_store(self) -> int:
-        """Makes the store in which all ranks of the launch meet; returns its port."""
+    def open_store(self) -> tuple[str, int]:
+        """Makes the store in which all ranks of the launch meet; returns its address and port."""
         listening = socket.create_server((self.address, 0))  # TCPStore would take all interfaces
         port, listening = listening.getsockname()[1], listening.detach()  # the store closes it
         own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening}
         self._store = dist.TCPStore(self.address, port, **own)
-        return port
+        return self.address, port
 
     def start(self, told: dict, calls: list[list], which: list[int], store: tuple[str, int]):
         here = job.on_this_host(self._call, self.placement, self._folder, self._sockets)
@@ -203,11 +203,10 @@ def _prepare(call, first, ranks, toward):
     _end()
     _hosted = _HostedRanks(call, first, ranks, toward)
     _watch()
-    return {"backend": _hosted.placement.backend, "address": _hosted.address}
-
-
-def _open_store():
-    return _hosted.open_store()
+    return {
+        "backend": _hosted.placement.backend,
+        "store": _hosted.open_store() if first == 0 else None,  # the first host's is everybody's
+    }
 
 
 def _start(told, calls, which, store):
@@ -262,7 +261,6 @@ _METHODS = {
     "about": _about,
     "equipment": _equipment,
     "prepare": _prepare,
-    "open_store": _open_store,
     "start": _start,
     "begin": _begin,
     "poll": _poll,

@@ -26,7 +26,7 @@ from course_utils.launch.view import Rank
 PATIENCE = 10.0  # seconds without an answer after which a host is lost
 _START = 150.0  # seconds that an agent may take for what it does once: its fork server has 120
 _TICK = 0.25  # seconds that an agent waits for something to happen; at first, and at the end, less:
-_FIRST, _GROWS = 0.02, 0.1  # a question that the kernel has meanwhile waits for so long
+_FIRST, _GROWS = 0.005, 0.2  # a question that the kernel has meanwhile waits for so long
 _LOST = 255
 
 
@@ -143,9 +143,17 @@ class FarHost:
             return [""] * len(ranks)
         return [found[rank.number] for rank in ranks]
 
-    def refresh_records(self) -> None:
+    def bring_records(self) -> Callable[[], None]:
         with suppress(HostLost):
-            for rank, record in zip(self.ranks, self.call("records")):  # none, if it has ended them
+            question = self.ask("records")
+            return lambda: self._write_records(question)
+        return lambda: None
+
+    def _write_records(self, question):
+        with suppress(HostLost):
+            for rank, record in zip(
+                self.ranks, self.answer(question)
+            ):  # none, if it has ended them
                 Path(rank.record).write_bytes(record)
 
     def orphaned(self) -> bool:
@@ -335,14 +343,13 @@ def start(call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
                     "the hosts' ranks would have different backends "
                     f'({", ".join(sorted(backends))}): call launch with backend="gloo".'
                 )
-            store = ready[0]["address"], hosts[0].call("open_store")
             told = call.for_ranks() | {
                 "variables": _set_in_this_kernel(),
                 "directory": os.getcwd(),
                 "path": server.import_path(),
             }
             questions = [
-                host.ask("start", told, *_once(packed[n.start : n.stop]), store)
+                host.ask("start", told, *_once(packed[n.start : n.stop]), ready[0]["store"])
                 for host, n in zip(hosts, places)
             ]
             for host, question in zip(hosts, questions):

@@ -35,8 +35,8 @@ class Here:
     def stacks(self, ranks: list["RankProcess"]) -> list[str]:
         return stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in ranks])
 
-    def refresh_records(self) -> None:
-        """They are where the ranks write them."""
+    def bring_records(self) -> Callable[[], None]:
+        return lambda: None  # they are where the ranks write them
 
     def orphaned(self) -> bool:
         return server.died()

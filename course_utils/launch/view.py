@@ -18,8 +18,8 @@ class Host(Protocol):
     def stacks(self, ranks: list["Rank"]) -> list[str]:
         """What each of these ranks answers when it is asked where it is; "" for one that does not."""
 
-    def refresh_records(self) -> None:
-        """The records of all ranks of the host lie at their `record`."""
+    def bring_records(self) -> Callable[[], None]:
+        """Begins to bring the records of all its ranks to their `record`; returns what waits for that."""
 
     def orphaned(self) -> bool:
         """Whether the process from which the host's ranks are forked has died."""
@@ -121,6 +121,6 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
 
 def records(ranks: list[Rank]) -> list[list[calls.NotedCall]]:
     """The newest calls of each rank, oldest first, by rank."""
-    for host in dict.fromkeys(each.host for each in ranks):
-        host.refresh_records()
+    for wait in [host.bring_records() for host in dict.fromkeys(each.host for each in ranks)]:
+        wait()
     return calls.read([each.record for each in ranks])
