@@ -933,7 +933,9 @@ for count in (0, 1, 3, 7):
     constants = estimate.calibrate(rows[:count], a100) if count else None
     time = estimate.step_time(trillion, megatron, 2048, a100, constants)
     inside = time.low < measured_seconds < time.high
-    print(f"{count} rows: between {time.low:.0f} and {time.high:.0f} s; published inside: {inside}")
+    print(
+        f"with {count} of the rows: between {time.low:.0f} and {time.high:.0f} s; published inside: {inside}"
+    )
 
 # %% [markdown]
 # One row makes the interval narrow, and wrong: it had nothing to say about tensor ranks or stages, and the fit does

@@ -24,6 +24,7 @@ from course_utils.launch import launch
 from course_utils.terminal import loopback
 from tests.benchmarks.apart import Apart, serve
 from tests.benchmarks.measuring import Spread, met, print_table, ratios, side_by_side
+from tests.support import memory_held
 
 WARM, COLD, SPAWN, BY_HAND = "launch, warm", "launch, cold", "mp.spawn", "by hand (os.fork)"
 ACCELERATE, PARALLEL = "accelerate notebook_launcher", "ipyparallel"
@@ -197,24 +198,17 @@ def _print_times(n, quick, slow):
     print_table([f"{n} ranks", "seconds", "times a warm launch"], rows)
 
 
-def _private_memory():
-    """Private memory of this process in MB (Private_* of /proc/self/smaps_rollup)."""
-    with open("/proc/self/smaps_rollup") as file:
-        kilobytes = [int(line.split()[1]) for line in file if line.startswith("Private_")]
-    return sum(kilobytes) / 1024
-
-
 def _memory_of_launched(rank):
-    return _private_memory()
+    return memory_held.private() / 1024
 
 
 def _memory_of_spawned(rank, n, store, answers):
     _group(rank, n, store)
-    answers.put(_private_memory())
+    answers.put(memory_held.private() / 1024)
 
 
 def _print_memory():
-    if not os.path.exists("/proc/self/smaps_rollup"):
+    if not memory_held.told():
         print("Private memory is told by Linux only.\n")
         return
     launched = max(launch(_memory_of_launched, 2))

@@ -2,13 +2,12 @@
 
 import ctypes
 import mmap
-import re
 from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
 
 from course_utils.launch import huge_pages, server
+from tests.support import memory_held
 
 
 def _possible() -> bool:
@@ -18,13 +17,8 @@ def _possible() -> bool:
     return huge_pages.move(ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room))
 
 
-def _kilobytes(process: int) -> dict[str, int]:
-    text = Path(f"/proc/{process}/smaps_rollup").read_text()
-    return {name: int(n) for name, n in re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)}
-
-
 @pytest.mark.skipif(not _possible(), reason="this system has no MADV_COLLAPSE (Linux 6.1)")
 def test_the_fork_server_lies_on_large_pages():
     server.ensure_running()
-    held = _kilobytes(forkserver._forkserver._forkserver_pid)
+    held = memory_held.held(forkserver._forkserver._forkserver_pid)
     assert held["AnonHugePages"] > held["Anonymous"] / 4

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from course_utils import hardware
 from course_utils.launch import RankFailure, output, packing, server, supervise
 from course_utils.launch import rank as rank_module
+from tests.support import memory_held
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch
 
@@ -211,13 +212,9 @@ def test_data_loader_workers_in_a_rank():
 
 
 def test_private_memory_at_start_is_small():
-    def private(rank):
-        with open("/proc/self/smaps_rollup") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("Private_"))
-
-    if not os.path.exists("/proc/self/smaps_rollup"):
+    if not memory_held.told():
         pytest.skip("only Linux tells a process's private memory")
-    assert max(launch(private, 2)) < 40 * 1024  # kB
+    assert max(launch(lambda rank: memory_held.private(), 2)) < 40 * 1024  # kB
 
 
 # --- several calls, and calls within calls ----------------------------------------------------

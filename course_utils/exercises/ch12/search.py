@@ -77,6 +77,7 @@ searching = Exercise(
     failures={"ValueError": "gives-up"},
 )
 REGRET = 0.10
+_HURTS, _HARMLESS = 1.3 * REGRET, 0.7 * REGRET  # more than that and less, with something to spare
 
 
 @dataclass(frozen=True)
@@ -205,12 +206,17 @@ def _regret(fitting: list[tuple], slug: str) -> float:
     return _best_of(fitting, slug) / fitting[0][1] - 1
 
 
-def _is_of(slug: str, chosen: tuple, fitting: list[tuple]) -> bool:
-    """Whether this mistake chooses (bytes, seconds, layout)."""
+def _choices(fitting: list[tuple], slug: str) -> list[tuple]:
+    """What a search with this mistake may choose; several where they are equally good to it."""
     if slug in AIMED:
-        return AIMED[slug](chosen) <= min(map(AIMED[slug], fitting))
+        best = min(map(AIMED[slug], fitting))
+        return [each for each in fitting if AIMED[slug](each) <= best]
     best = _best_of(fitting, slug)
-    return RESTRICTED[slug](chosen[2]) and math.isclose(chosen[1], best, rel_tol=1e-9)
+    return [
+        each
+        for each in fitting
+        if RESTRICTED[slug](each[2]) and math.isclose(each[1], best, rel_tol=1e-9)
+    ]
 
 
 def _illegal(order: _Order, layout: Layout) -> str | None:
@@ -252,7 +258,7 @@ def _check_choice(answer, order: _Order, *suspects: str) -> None:
     if seconds <= (1 + REGRET) * best:
         return
     chosen = held, seconds, got
-    found = [s for s in (*suspects, *AIMED, *RESTRICTED) if _is_of(s, chosen, fitting)]
+    found = [s for s in (*suspects, *AIMED, *RESTRICTED) if chosen in _choices(fitting, s)]
     raise Wrong(
         (*found, "slow")[0],
         expected=f"at most {100 * REGRET:.0f} % more than {best:.4g} s",
@@ -308,8 +314,8 @@ def _hurting(*slugs: str, only: bool = True) -> Callable[[_Order, list[tuple]], 
     def holds(order: _Order, fitting: list[tuple]) -> bool:
         regrets = {slug: _regret(fitting, slug) for slug in (*RESTRICTED, *AIMED)}
         others = [slug for slug in LEFT_OUT if slug not in slugs] if only else []
-        return all(1.3 * REGRET < regrets[slug] < math.inf for slug in slugs) and all(
-            regrets[slug] < 0.7 * REGRET for slug in others
+        return all(_HURTS < regrets[slug] < math.inf for slug in slugs) and all(
+            regrets[slug] < _HARMLESS for slug in others
         )
 
     return holds
@@ -317,13 +323,13 @@ def _hurting(*slugs: str, only: bool = True) -> Callable[[_Order, list[tuple]], 
 
 def _needing(slug: str) -> Callable[[_Order, list[tuple]], bool]:
     """Where this mistake costs more than may be regretted, or finds nothing."""
-    return lambda order, fitting: _regret(fitting, slug) > 1.3 * REGRET
+    return lambda order, fitting: _regret(fitting, slug) > _HURTS
 
 
 def _only_full(order: _Order, fitting: list[tuple]) -> bool:
     """Where no other recomputation will do, and ZeRO 2 behind stages is not needed too."""
     others = _regret(fitting, "no-zero-2-in-stages")
-    return _needing("no-full")(order, fitting) and others < 0.7 * REGRET
+    return _needing("no-full")(order, fitting) and others < _HARMLESS
 
 
 def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
@@ -347,16 +353,22 @@ def _fastest_without(order: _Order, rule: str) -> float:
     return best
 
 
-def _several_ways(order: _Order, fitting: list[tuple]) -> bool:
-    """Where selective recomputation is best, and full and none are different seconds."""
-    hurting = _hurting("no-recomputation", "no-selective")(order, fitting)
-    return hurting and _best_of(fitting, "no-recomputation") != _best_of(fitting, "no-selective")
+def _told_apart(*slugs: str) -> Callable[[_Order, list[tuple]], bool]:
+    """Where each of these mistakes hurts, and no layout is the choice of two of them."""
+
+    def holds(order: _Order, fitting: list[tuple]) -> bool:
+        if not _hurting(*slugs)(order, fitting):
+            return False
+        chosen = [layout for slug in slugs for _, _, layout in _choices(fitting, slug)]
+        return len(set(chosen)) == len(chosen)
+
+    return holds
 
 
 @searching.requires("a model with room to spare: legal, and fast")
 def _(answer, draw):
     suspects = "slowest", "least-memory", "always-full", "always-zero-3"
-    order = _order_where(draw, _hurting(*suspects), memory=[80], heads=[8, 12, 16])
+    order = _order_where(draw, _told_apart(*suspects), memory=[80], heads=[8, 12, 16])
     _check_choice(lambda *given: own(answer, *given), order, *suspects)
     order = _order_where(draw, _hurting("always-selective"), memory=[80], heads=[8], seq=[8192])
     _check_choice(answer, order, "always-selective")
@@ -369,8 +381,9 @@ def _(answer, draw):
 
 @searching.requires("activations that do not fit without recomputation")
 def _(answer, draw):
-    order = _order_where(draw, _several_ways, seq=[8192], memory=[24, 40])
-    _check_choice(answer, order, "no-recomputation", "no-selective")
+    suspects = "no-recomputation", "no-selective"
+    order = _order_where(draw, _told_apart(*suspects), seq=[8192], memory=[24, 40])
+    _check_choice(answer, order, *suspects)
 
 
 @searching.requires("only full recomputation saves it", failures={"ValueError": "no-full"})
