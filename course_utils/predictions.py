@@ -1,12 +1,12 @@
 """The table of *predict, then measure*: what was said beforehand, what the run gave, and the ratio."""
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from numbers import Real
 
-_WIDTH = 96  # columns, as in what `check` prints
+from course_utils.columns import wrapped
+
 _ROUNDED = 0.02  # what rounding may change, as a share: 1.5 is no prediction of 2
 
 
@@ -34,20 +34,7 @@ def compare(
         print(f"{name:{wide}}  {value!s:>12}  {got!s:>12}  {right}")
         if not right:
             for sentence in _about(name, value, got, likely or {}):
-                print(_hanging(sentence, wide + 2))
-
-
-def _hanging(sentence: str, indent: int) -> str:
-    """The sentence, `indent` columns to the right; what does not fit goes below, a little further."""
-    first, rest = " " * indent, " " * (indent + 2)
-    return textwrap.fill(
-        sentence,
-        max(_WIDTH, indent + 40),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+                print(wrapped(sentence, " " * (wide + 2), " " * (wide + 4)))
 
 
 def _about(name: str, value: object, got: object, likely: Mapping) -> Iterator[str]:

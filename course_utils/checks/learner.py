@@ -5,15 +5,14 @@ see `NotPassed`.
 """
 
 import os
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from course_utils.authoring.framework import Exercise, Line, Outcome, judge
 from course_utils.checks import catalogue, points, progress
+from course_utils.columns import clipped, wrapped
 
-_WIDTH = 96
 _hints_shown: dict[str, int] = {}  # per kernel: a stored notebook shows the same hint in every run
 
 
@@ -128,7 +127,7 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
         parts.append(f"  so far: {earned:g} of {worth}")
     if outcome.printed:
         parts.append("  your code printed:")
-        parts += [f"      {line[:_WIDTH]}" for line in outcome.printed[:8]]
+        parts += [f"      {clipped(line)}" for line in outcome.printed[:8]]
         if len(outcome.printed) > 8:
             parts.append("      ...")
     left = len(exercise.hints) > _hints_shown.get(exercise.id, 0)
@@ -160,19 +159,11 @@ def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[
 
 def _wrap(text: str, first: str, rest: str | None = None) -> str:
     """Wraps the sentences of a text; an indented line, which is code, stays one line."""
-    rest = first if rest is None else rest
     lines = []
     for i, line in enumerate(text.splitlines()):
-        indent = first if i == 0 else rest
+        indent = first if i == 0 or rest is None else rest
         if line.startswith("  "):
-            lines.append(indent + line[:_WIDTH])
-        else:
-            lines += textwrap.wrap(
-                line,
-                _WIDTH,
-                initial_indent=indent,
-                subsequent_indent=rest,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            lines.append(indent + clipped(line))
+        elif line.strip():
+            lines.append(wrapped(line, indent, rest))
     return "\n".join(lines)

@@ -7,13 +7,13 @@ its repair. It runs nothing and changes nothing. A set-up that you do not have c
 
 import gc
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from course_utils.columns import wrapped
 from course_utils.hardware import snapshot
 from course_utils.hardware.snapshot import Machine, counted
 
@@ -98,11 +98,8 @@ class Finding:
 
     def __str__(self) -> str:
         rest = [f"evidence: {self.evidence}", f"repair:   {self.repair}"]
-        wrapped = [
-            textwrap.fill(text, 96, initial_indent=" " * 3, subsequent_indent=" " * 13)
-            for text in rest
-        ]
-        return "\n".join([f"{self.cause}: {CAUSES[self.cause]}", *wrapped])
+        below = [wrapped(text, " " * 3, " " * 13) for text in rest]
+        return "\n".join([f"{self.cause}: {CAUSES[self.cause]}", *below])
 
 
 class Diagnosis(list[Finding]):
