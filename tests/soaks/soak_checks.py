@@ -6,6 +6,7 @@ happened to give the same result.
 """
 
 import sys
+from collections import Counter
 
 from course_utils.authoring import load_answer
 from course_utils.authoring.framework import attempt
@@ -24,22 +25,29 @@ def soak(exercise, seeds):
     """Print what went wrong for one exercise."""
     answers = [a for a in collect(int(exercise.id.split(".")[0])) if a.exercise == exercise.id]
     answers.append(Answer(exercise.id, load_answer(exercise.id), None))
-    rejected = accepted = misnamed = 0
+    found = Counter()
     for answer in answers:
         for seed in range(seeds):
             line = first_failure(exercise, answer.answer, str(seed))
-            if answer.names is None:
-                rejected += line is not None
-            elif line is None:
-                accepted += 1
-            elif line.misconception != answer.named_here:
-                misnamed += 1
-                print(f"  seed {seed}: {answer.answer.__name__} is called {line.misconception}")
+            if (word := _wrong(answer, line)) is not None:
+                found[word] += 1
+                said = f" ({line.misconception}: {line.requirement})" if line else ""
+                print(f"  seed {seed}: {answer.answer.__name__} is {word}{said}", flush=True)
     print(
         f"{exercise.id} {exercise.name}: {len(answers)} answers, {seeds} seeds: "
-        f"{rejected} right ones rejected, {accepted} wrong ones accepted, {misnamed} misnamed",
+        f"{found['rejected']} right ones rejected, {found['accepted']} wrong ones accepted, "
+        f"{found['misnamed']} misnamed",
         flush=True,
     )
+
+
+def _wrong(answer, line):
+    """What is wrong with that verdict, if anything."""
+    if answer.names is None:
+        return "rejected" if line else None
+    if line is None:
+        return "accepted"
+    return None if line.misconception == answer.named_here else "misnamed"
 
 
 if __name__ == "__main__":

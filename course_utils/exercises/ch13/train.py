@@ -185,13 +185,11 @@ def _lived(
     return _Life([[rows for rows, _ in own] for own in lines], fit, value)
 
 
-def _asked(draw, parent: str, **fixed) -> _Run:
-    batch = draw.integer(4, 6)
-    rows = batch * draw.integer(3, 4) + draw.integer(1, batch - 1)
-    every = draw.choice([2, 3])
-    steps = 4 * -(-rows // batch) + 3
-    given = {"rows": rows, "batch": batch, "steps": steps, "every": every} | fixed
-    return _Run(**given, folder=Path(parent, "runs", "mine"))
+def _asked(draw, parent: str, every: int | None = None, in_an_epoch: int | None = None) -> _Run:
+    batch, every = draw.integer(4, 6), every or draw.choice([2, 3])
+    in_an_epoch = in_an_epoch or draw.integer(4, 5)
+    rows = batch * (in_an_epoch - 1) + draw.integer(1, batch - 1)
+    return _Run(rows, batch, 4 * in_an_epoch + 3, every, Path(parent, "runs", "mine"))
 
 
 def _prepared(parent: str) -> None:
@@ -284,14 +282,15 @@ def _(answer, draw):
 
 
 def _kill_and_go_on(answer, draw, before: int, after: int) -> None:
+    every = draw.choice([2, 3])
+    # The first step of two digits, because names of files may be sorted as text; and inside an epoch,
+    # because at its first steps several mistakes go on with the same rows.
+    start = every * -(-10 // every)
+    in_an_epoch = draw.choice([n for n in range(4, 8) if start % n > 1])
     with tempfile.TemporaryDirectory() as parent:
         _prepared(parent)
-        asked = _asked(draw, parent)
+        asked = _asked(draw, parent, every, in_an_epoch)
         whole = _whole(answer, asked)
-        # from 10 on, because names of files may be sorted as text; and inside an epoch, because at its
-        # first steps several mistakes go on with the same rows
-        starts = range(0, asked.steps - asked.every + 1, asked.every)
-        start = draw.choice([n for n in starts if n >= 10 and n % asked.in_an_epoch > 1])
         _lived(answer, before, asked, dies=start + draw.integer(1, asked.every - 1))
         _judge_resumed(_lived(answer, after, asked), whole, start, asked.in_an_epoch)
 
