@@ -327,9 +327,11 @@ def _needing(slug: str) -> Callable[[_Order, list[tuple]], bool]:
 
 
 def _only_full(order: _Order, fitting: list[tuple]) -> bool:
-    """Where no other recomputation will do, and ZeRO 2 behind stages is not needed too."""
-    others = _regret(fitting, "no-zero-2-in-stages")
-    return _needing("no-full")(order, fitting) and others < _HARMLESS
+    """Where no other recomputation will do, and neither stages nor ZeRO 2 behind them are needed too."""
+    others = "no-zero-2-in-stages", "no-pipeline"
+    return _needing("no-full")(order, fitting) and all(
+        _regret(fitting, slug) < _HARMLESS for slug in others
+    )
 
 
 def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
