@@ -88,7 +88,8 @@ def cluster(client: "ipyparallel.Client | int") -> Iterator[list[str]]:
     who has not their key reaches nothing.
 
     Raises RuntimeError for a client without CurveZMQ, where no engine is there or one does not answer,
-    and when a host has another version of Python, PyTorch or the course; HostLost, at the next launch, when one does not answer any more.
+    and when a host has another version of Python, PyTorch or the course; HostLost, at the next launch,
+    when one does not answer any more.
     """
     if isinstance(client, int):
         with (

@@ -3,18 +3,20 @@
 import re
 from pathlib import Path
 
-HERE = Path("/proc/self/smaps_rollup")
-
 
 def told() -> bool:
     """Whether this system tells it."""
-    return HERE.exists()
+    return _rollup("self").exists()
 
 
 def held(process: int | str = "self") -> dict[str, int]:
     """Kilobytes of each kind: Pss, Private_Dirty, AnonHugePages and so on."""
-    text = HERE.parents[1].joinpath(str(process), HERE.name).read_text()
+    text = _rollup(process).read_text()
     return {name: int(n) for name, n in re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)}
+
+
+def _rollup(process: int | str) -> Path:
+    return Path(f"/proc/{process}/smaps_rollup")
 
 
 def private() -> int:
