@@ -1,6 +1,7 @@
 """Checkpoints that are whole or none: written aside, verified by digests, owned by one group.
 
-The folder has to be one that all hosts see. It is trusted: loading unpickles.
+The folder has to be one that all hosts see. It is trusted: loading unpickles. Only a digest that
+differs, or a file that no host sees, is damage.
 """
 
 import hashlib

@@ -4,6 +4,10 @@ which the file runs.
     write_file(path, answers, ending)      # the answers and what they need, in one file
     Watched(training, images, folder)      # inside the file: counts samples, and waits at the gate
     with two_nodes(folder, program) as nodes: ...
+
+The file is assembled of the cells in which the answers stand and of what these need: an answer stays a
+cell that nbgrader and the grader know, and the program is the learner's own. The chapter's stations
+run in the notebook; the grader starts no torchrun.
 """
 
 import ast

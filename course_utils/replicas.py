@@ -9,7 +9,9 @@
 
 Chapter 09 has its replicas from here. Needs torchft: pip install "course-utils[torchft]", for Linux on
 x86-64. Where it is not, `recorded()` has what a run left (tests/modules/record_replicas.py wrote it).
-All processes end with the block, and with this process, however it ends.
+The mean is the script's own: torchft 0.2.0's DDP wrapper raises where gloo loses a partner, and so the
+survivor would end. Its HTTP transport listens on all interfaces; the one over the process group does
+not. All processes end with the block, and with this process, however it ends.
 """
 
 import importlib.util

@@ -1,4 +1,8 @@
-"""Turns an exception from a learner's code into a sentence with the learner's own line."""
+"""Turns an exception from a learner's code into a sentence with the learner's own line.
+
+Keys of `failures=` for a hang quote its own words ("waits in recv"), which an exception beside a
+waiting rank does not contain.
+"""
 
 import traceback
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Finds the first point at which the ranks' collective calls do not match."""
+"""Finds the first point at which the ranks' collective calls do not match.
+
+A meeting has a world, a group and its members. The ranks of a world of the learner's own agree on
+its name without waiting, in its store; the kernel translates their numbers into the launch's.
+"""
 
 import math
 from collections import defaultdict

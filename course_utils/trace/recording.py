@@ -1,5 +1,7 @@
 """How a rank's calls are seen.
 
+A message whose end is not known is left out: gloo tells the end of an `isend` only in `wait()`.
+
 `intercept` hears of every collective, whoever starts it. What is private in PyTorch (the boxed
 objects, autograd's number of a backward pass and its callbacks) is used here, in `calls` and in `intercept`
 only; tests/modules/test_trace.py shows for each supported version that it works.

@@ -7,7 +7,8 @@ readme   the command in README.md: one agent with two workers
 slurm    what cluster/slurm.sbatch starts on each of two nodes: two agents with a worker each
 
 The commands are taken from there. An agent that is killed or that gives up is started again, as a
-person or a scheduler would do; a killed node may stay away until the other has gone on alone. What is
+person or a scheduler would do: one that is killed just after a meeting makes the others close the
+rendezvous for good (torch 2.14.1). A killed node may stay away until the other has gone on alone. What is
 frozen gets SIGSTOP, and SIGCONT after 30 s. In the end the run must hold every sample once per
 epoch, have the parameters of a run that nobody disturbed, and leave no process.
 

@@ -2,9 +2,11 @@
 
 Each trains a job on one or more ranks.
 
-A technique is a function `(rank, job) -> Trained` that runs on every rank. The files of this folder
-decorate theirs with `@technique`; one file holds what one family of techniques needs. Code of the
-chapters comes by `load_code` and `load_answer`, never as a second copy. `@mistake` marks one that
+A technique is a function `(rank, job) -> Trained` that runs on every rank: it returns what the rank
+holds, under the names of the whole model. The parts of all ranks are compared with one process, which
+runs on a rank too, with one thread, and together they must be complete. The files of this folder
+decorate theirs with `@technique`; one file holds what one family of techniques needs. They are
+pickled by value, so ranks need not import them. Code of the chapters comes by `load_code` and `load_answer`, never as a second copy. `@mistake` marks one that
 goes wrong: the contract has to see it.
 
 Ranks like (4, 2, 1) mean that the training is interrupted: 4 ranks train the first part of the

@@ -1,4 +1,8 @@
-"""Chapter 10: every rank has some of the tokens of every sequence."""
+"""Chapter 10: every rank has some of the tokens of every sequence.
+
+Attention itself is a job, a module whose parameters are queries, keys and values: dQ, dK and dV are
+then gradients like any other.
+"""
 
 from collections.abc import Callable
 from functools import partial

@@ -4,4 +4,9 @@ a shared vocabulary, a norm on a part of the sequence, clipping by the global no
 Functions whose first argument is `rank` run on real ranks and only report what they saw; the
 requirements, in the notebook's kernel, judge it. Every rank gets the whole layer with the same
 values, and so the kernel knows what each of them should hold and compute.
+
+The chapter cuts modules in place with hooks, as `parallelize_module` does, so that parameters keep the
+names of the whole model and one `part_of` gives every expected shard. Its own loss from cut logits
+exchanges one logsumexp per token and rank; 6.4 asks for the other way, maximum and sum, so that
+nothing leaks.
 """

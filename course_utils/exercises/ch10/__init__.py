@@ -3,5 +3,10 @@ backward, heads for sequence with an all-to-all.
 
 Functions whose first argument is `rank` run on real ranks and only report what they saw. The
 requirements know the whole sequence, compute what each rank should have, and what it has after a
-mistake: `_Slip` says what a mistaken rank believes.
+mistake: `_Slip` says what a mistaken rank believes. Gradients of pages are a table, by the rank of the
+queries and the rank of the pages, of which each mistake on the way home adds other entries.
+
+The chapter computes by pairs of chunks, two chunks a rank, so that one program serves both layouts and
+the work that is counted is the work that is done. Bytes are those that leave a rank: a message as it
+is, collectives by their factor.
 """
