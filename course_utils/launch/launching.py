@@ -46,7 +46,7 @@ def launch(
     Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
     `timeout` seconds after all have begun, when collective calls do not match, or when something
     cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError when the
-    temporary folder cannot be written.
+    temporary folder cannot be written. The stop button and Ctrl-C end the ranks, too.
     """
     if rank.inside:
         raise RuntimeError(
@@ -58,8 +58,12 @@ def launch(
     rules = None if backend else arguments.check_rules(rules)
     call = job.Launch(nprocs, timeout, rules, backend)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
-    with (hosts.start if hosts.chosen() else _start_here)(call, packed) as ranks:
-        return _run(ranks, timeout)
+    try:
+        with (hosts.start if hosts.chosen() else _start_here)(call, packed) as ranks:
+            return _run(ranks, timeout)
+    except KeyboardInterrupt:
+        pass  # where in this package it arrived tells a learner nothing
+    raise KeyboardInterrupt("launch was interrupted, and its ranks have ended.")
 
 
 def _packed(fn, args_of_ranks):

@@ -6,6 +6,7 @@ at what is left of the kernel's processes and files from outside.
 
 import base64
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -235,7 +236,9 @@ def test_interrupt(kernel, loop):
     assert len(ranks) >= 2
     start = time.monotonic()
     kernel.manager.interrupt_kernel()
-    assert "KeyboardInterrupt" in kernel.wait()
+    shown = re.sub(r"\x1b\[[\d;]*m", "", kernel.wait())
+    assert "KeyboardInterrupt: launch was interrupted, and its ranks have ended." in shown
+    assert set(re.findall(r"\w+\.py", shown)) == {"launching.py"}  # besides the cell's own line
     assert time.monotonic() - start < 1 + SECONDS
     _wait_until(lambda: not _alive(ranks))
     assert [p.name for p in kernel.folder.iterdir() if p.name.startswith("course-")] == []
