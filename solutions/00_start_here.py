@@ -306,7 +306,7 @@ check("0.3", pass_on)
 Explorer(figures.star_and_ring, ranks=(2, 8, 4))
 
 # %% [markdown]
-# *Left, all arrows end at rank 0: its load grows with every rank. Right, each rank has two
+# *Left, every arrow begins or ends at rank 0: its load grows with every rank. Right, each rank has two
 # neighbours, and its load stays below four tensors.*
 #
 # The map of the course fills as your checks pass: run the cell again to see where you are. Most chapters take about an

@@ -560,10 +560,11 @@ plots.timelines(panels, unit="steps of one process", seconds=one_step)
 plt.show()
 
 # %% [markdown]
-# *The copies compute at the same time, half of the work each; the exchange at the end is what a step
-# takes beyond half of the time of one process. In the line only one rank computes at any
-# moment, and the step takes as long as alone, plus the trucks. The simulation does not draw the
-# update (the thin green bar): its time is spread over the minutes of the pages.*
+# *In the simulation the copies compute at the same time, half of the work each, and the exchange at
+# the end is what a step takes beyond half of the time of one process. In the line only one rank computes
+# at any moment, and the step takes as long as alone, plus the trucks. Real ranks do it in the same order;
+# their bars are longer where they share the cores. The simulation does not draw the update (the thin
+# green bar): its time is spread over the minutes of the pages.*
 #
 # What the simulation says and what the clock says, as a ratio. A ratio near 1 means that three
 # measured numbers and one formula explain the step. On a busy machine it can be far from 1: two

@@ -211,7 +211,7 @@ print("gradients arrived in the original:", all(p.grad is not None for p in mode
 #
 # (The reduce is called "replicate, back" in the cells below, and the way of the outputs' gradients
 # "gather, back".) Before you compute it: with 4 workers and 1000 images, what makes up more of the
-# bytes, the images or the parameters and their gradients? Write that down first.
+# bytes, the `"images"` or the `"parameters"` (with their gradients)? Write that down first.
 
 # %% tags=["prediction"]
 import math
@@ -369,8 +369,9 @@ compare(predicted, {"the last row counts, times": round(13 * weight[-1].item(), 
 # that, one thing must change. `functional_call` puts the copies into the module while it runs, and
 # takes them out afterwards. Two threads that do so with the *same* module would overwrite each
 # other's tensors. So each worker gets a frame of its own: a copy of the module on the device `meta`,
-# where tensors have a shape and no memory. This move unties tied layers; `MnistNet` has none. A model
-# that has some needs a plain deep copy, in which they stay tied.
+# where tensors have a shape and no memory. Two layers that share one tensor as their weight
+# are **tied**, and this move unties them. `MnistNet` has no such layers. A model that has some needs a
+# plain deep copy, in which they stay tied.
 
 
 # %%
@@ -509,7 +510,7 @@ for batch in (64, 10, 5, 1):
 # The time of a step has the same shape. Forward and backward are shared, the rest is not: loss and
 # update run on the first GPU alone, the batch and the outputs go through its one connection, and so do
 # the copies of the model if they are made one by one. Section 7 puts this into a formula, and shows what
-# NCCL's ring changes.
+# changes where NCCL, NVIDIA's library for exchanges between GPUs, makes the copies in a ring.
 
 
 # %%

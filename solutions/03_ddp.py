@@ -126,7 +126,7 @@ launch(sum_in_pairs, 4)
 #
 # ### Why your function does not start without help
 #
-# Outside this course most people start ranks with `torch.multiprocessing.spawn`. It opens new
+# Outside this course a script can start its ranks with `torch.multiprocessing.spawn`. It opens new
 # Python processes and sends each one your function. With a function from a notebook cell this
 # fails. First look at what is sent. A function is **pickled by reference**: the bytes hold the name
 # of its module and its own name, not its code.
@@ -805,8 +805,8 @@ print("within 1e-5 of alone with twice the rate:", equal(train_alone(2 * LEARNIN
 # %% [markdown]
 # Now the same mistake with Adam. Adam divides each gradient by a running estimate of its size, so a
 # constant factor cancels. If you test with Adam, you do not find this bug. That is why the contract
-# is stated for SGD. The repair is the division. With NCCL, `op=dist.ReduceOp.AVG` adds and divides
-# in one call.
+# is stated for SGD. The repair is the division; `op=dist.ReduceOp.AVG` adds and divides in one
+# call.
 
 # %%
 adam = (start_like_rank_0, torch.optim.Adam, 0.001)
@@ -1155,7 +1155,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
     Called on every rank with the same model and the whole test set: `images` (N, ...) and `labels`
     (N,) int64, N > 0. `model(images)` returns scores (batch, classes). Every image goes through the
     model once, on one rank; no rank takes more than ceil(N / world_size) images, and no batch is
-    larger than `batch_size`. Returns the same number, a float, on every rank. The model is in
+    empty or larger than `batch_size`. Returns the same number, a float, on every rank. The model is in
     evaluation mode meanwhile; afterwards each of its modules is in the mode in which it came (a
     frozen part may be in evaluation mode all the time). No gradients are computed.
     """

@@ -6,7 +6,7 @@
 # of data, batches that grow with the ranks, a layer that looks at its whole batch, and a parameter
 # that no loss uses. At its end you write the machinery of DDP yourself.
 #
-# Each part runs without the others. None needs an answer of the lesson.
+# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
 
 # %% tags=["nbval-ignore-output"]
 from contextlib import nullcontext
@@ -780,8 +780,8 @@ plt.show()
 #   backward. Look for it in a profile: all-reduces that begin before backward ends.
 # * **Accumulation.** It is the usual way to a large batch on few machines. `no_sync` then also cuts the
 #   traffic between machines by the number of micro-batches.
-# * **`Join`.** It needs a collective more in every step, so that the ranks know who is still there. Most people
-#   cut the data to equal lengths and do without.
+# * **`Join`.** It needs two small all-reduces more in every step, so that the ranks know who is still there, and
+#   whether this backward sends its gradients. Most people cut the data to equal lengths and do without.
 # * **`SyncBatchNorm`.** It talks in every such layer, forward and backward: keep its group inside a
 #   machine (`process_group=`).
 # * **A parameter that is not used.** It costs a walk through the graph in each step. If the set of used

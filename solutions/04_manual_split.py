@@ -5,10 +5,9 @@
 # Then you cut the model itself: the first layers live on one device, the rest on another. This is
 # **model parallelism** in its plainest form, and every larger scheme grows out of it.
 #
-# You cut three models here, by hand: an image classifier, a transformer language model, and a
-# convolutional net whose layers are very uneven. You predict what crosses the border, what each
-# side stores and how long it idles, and measure all three. And you learn to find the best place for
-# a cut. What goes beyond that (a model with 1.4 billion parameters planned to the byte, a stream of batches on the
+# You cut two models here, by hand: an image classifier and a transformer language model. You predict
+# what crosses the border, what each side stores and how long it idles, and measure all three. And you
+# learn to find the best place for a cut, in a convolutional net whose layers are very uneven. What goes beyond that (a model with 1.4 billion parameters planned to the byte, a stream of batches on the
 # clock, classes from the web that only look cut, and an experiment with three strategies) is in
 # `04_manual_split_further`.
 
@@ -366,7 +365,8 @@ predicted = {
 }
 
 # %% [markdown]
-# `FlopCounterMode` counts the multiplications and additions of what runs under it, on every machine the same.
+# `FlopCounterMode` counts the multiplications and additions of the matrix products and convolutions that run
+# under it, on every machine the same. ReLU, pooling and the update count as nothing.
 
 
 # %%
@@ -950,9 +950,8 @@ plt.show()
 # *Station 1 has almost two thirds of all work. The cut in the middle leaves almost nothing for building 1.
 # The best cut comes right after station 1.*
 #
-# Does that cut hold on the clock? The further notebook sends a stream of batches through both, and takes the time. A
-# convolution does more operations in a microsecond than a ReLU or a pooling layer, so a count and a clock may
-# disagree.
+# Does that cut hold on the clock? The further notebook sends a stream of batches through both, and takes the
+# time. ReLU and pooling layers take time and count as nothing, so a count and a clock may disagree.
 
 # %% [markdown]
 # ## 5. Break it: mistakes that people make with a cut model
@@ -1237,8 +1236,9 @@ def hand_over(stage: nn.Module, data: Tensor, room: list[Tensor]) -> float | Non
     `data` are the targets, `stage(*tensors, data)` returns the loss, a scalar, and so does the
     function, as a float.
 
-    Gradients are added to `.grad` of both stages' parameters, as `loss.backward()` does it in a
-    model that is not cut: a parameter that the loss does not use keeps None.
+    Gradients are added to `.grad` of both stages' parameters, as `loss.backward()` does it: a
+    parameter of rank 1 that the loss does not use keeps None, and so does one of rank 0 on which
+    nothing depends that crosses.
     """
     ### BEGIN SOLUTION
     if dist.get_rank() == 1:

@@ -361,8 +361,8 @@ plt.show()
 #
 # And what the clock says. It says less than the prediction, and on a machine whose cores do something
 # else it may say the opposite: the count is the argument, the clock a look at this machine. The last
-# line is the best cut for the measured times instead of the counted work. On your machine it may be a different one: a convolution does more operations in a
-# microsecond than a ReLU or a pooling layer, which the count leaves out.
+# line is the best cut for the measured times instead of the counted work. On your machine it may be a different
+# one: ReLU and pooling layers take time, and the count leaves them out.
 
 # %%
 from time import perf_counter

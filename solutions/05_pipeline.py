@@ -10,8 +10,8 @@
 # **schedule**, and the schedule decides how much time is lost and how much memory is needed.
 #
 # At the end of the chapter you can read a schedule, say how long it takes and what it stores, and
-# run it. You have written two schedules yourself, and have run them on four ranks, by hand and with
-# PyTorch, with the gradients of the whole batch. What goes beyond that (an engine for any schedule,
+# run it. You have run two schedules on four ranks, by hand and with PyTorch, with the gradients of the
+# whole batch, and have written both yourself. What goes beyond that (an engine for any schedule,
 # backward in two halves, recomputation, an image classifier, batch normalisation, and the interleaved
 # schedule as an exercise) is in `05_pipeline_further`.
 
@@ -170,7 +170,8 @@ def cut(model, parts):
 # the rest of its slot, like a process that waits for its device. Such figures say *emulated*.
 
 # %% [markdown]
-# `at_pace` does that for each op. Here is the pipeline. `recv` waits for the box, the stage works, `send` hands it on. When all four
+# `at_pace` does that for each pass: `Op("F", i)` names the forward pass of micro-batch i, `Op("B", i)` its
+# backward pass. Here is the pipeline. `recv` waits for the box, the stage works, `send` hands it on. When all four
 # have passed, the gradients come back. The loss of a micro-batch is a mean over its own rows, so it
 # counts for a quarter.
 
@@ -993,7 +994,8 @@ check("5.6", exchange)
 # * Choose ZB-H2 and set the hop latency to 0: no gap is left. Then make the backward pass cheaper or
 #   dearer. The gaps return, since F, B and W no longer take equal times.
 # * Make the last stage heavier, as the head of a language model does. All others wait for it, under every
-#   schedule, and more micro-batches no longer help.
+#   schedule, and more micro-batches help only down to a floor: with 4 stages, the last one twice as heavy,
+#   37.5 % of the time.
 # * Compare what ranks 0 and p - 1 store under 1F1B and under ZB-H1.
 
 # %%

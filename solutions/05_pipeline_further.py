@@ -195,10 +195,10 @@ for name in ("1F1B", "ZB-H1", "ZB-H2"):
 # From the first op of all ranks to the last one, ZB-H2 takes as long as ZB-H1: three units are only
 # the ranks' shift. It wins where step follows step, and each rank begins the next one at once.
 #
-# Interleaved 1F1B has a longer warm-up than these pictures need. The cell below takes some passes out
-# of the warm-up, p - 1 - r of them on rank r, and leaves the order otherwise as it was. The second
-# time, messages take a while: the **hop latency** is the time from the end of an op until its result
-# has reached the next rank, in the same units.
+# Interleaved 1F1B has a longer warm-up than it needs where messages take no time, as in all simulations so
+# far. The cell below takes some passes out of the warm-up, p - 1 - r of them on rank r, and leaves the order
+# otherwise as it was. The second time, messages take a while: the **hop latency** is the time from the end of
+# an op until its result has reached the next rank, in the same units.
 
 # %%
 from itertools import zip_longest
@@ -1008,13 +1008,15 @@ figures.chunks_and_hops(counts, idle)
 plt.show()
 
 # %% [markdown]
-# *With free messages each further chunk helps, less and less. With slow ones the curve turns upwards: a pass is soon
-# shorter than the way of its result, and every rank waits for the mail.*
+# *With free messages each further chunk helps, less and less. With slow ones the curve turns upwards: at the
+# beginning and at the end of a step nothing hides the hops, pv - 1 on the way there and as many back, and they grow
+# with the chunks. With a latency of 0.25 and more than four chunks, a pass is also shorter than the way of its result,
+# and every rank waits for the mail in between, too.*
 #
 # ## 8. On a cluster
 #
-# * **The order of messages.** NCCL ignores tags and matches by order: the post office posts its receives in the sender's
-#   order, and would be right on GPUs even if all tags were equal.
+# * **The order of messages.** NCCL ignores tags and matches by order. The post office uses no tags and posts its
+#   receives in the sender's order, so it is right on GPUs too.
 # * **A step that begins before the others have ended.** Clipping and the check for NaN make all ranks wait, and ZB-H2's
 #   gain goes. The norm of the gradients needs all stages: each sums its own squares, and one all-reduce over the
 #   pipeline follows.

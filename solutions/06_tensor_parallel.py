@@ -200,7 +200,7 @@ compare(predicted, {name: handed_over for name, (_, handed_over) in results.item
 # $5(n-1)/n$ for column, column: two gathers, of $4tW$ and of $tW$.
 
 # %% [markdown]
-# ## 4. By hand, then with PyTorch: a block, a model, and the activations
+# ## 4. By hand, then with PyTorch: a block and a whole model
 #
 # ### What backward needs: a pair of functions
 #

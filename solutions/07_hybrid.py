@@ -248,10 +248,11 @@ for ranks in (4, 6, 8):
 # A ring of $n$ ranks sends $2(n-1)/n$ times what is handed to an all-reduce, a message is sent
 # once. Put numbers in. Narayanan et al. ([2021](https://arxiv.org/abs/2104.04473), table 1) trained
 # a model of 145.6 billion parameters on 1,536 GPUs: $t = 8$, $p = 8$, and so $d = 24$; 80 layers of
-# width 12,288, 2,304 sequences of 2,048 tokens in a batch. Two things that the run did besides are
-# not counted here: it recomputed activations, which repeats the all-reduces of forward, and
-# interleaved its stages (chapter 5), which gives the pipeline more boundaries. With 2 bytes for a
-# number:
+# width 12,288, 2,304 sequences of 2,048 tokens in a batch. Three things that the run did besides
+# are not counted here: it recomputed activations, which repeats the all-reduces of forward; it interleaved
+# its stages (chapter 5), which gives the pipeline more boundaries; and each rank of a tensor group sent
+# only its eighth of what crosses a boundary, which the receivers put together inside their machine. With
+# 2 bytes for a number:
 
 
 # %%
@@ -1401,8 +1402,9 @@ explore.Explorer(
 #
 # The script takes the three sizes as arguments and trains the model of section 4 with PyTorch's own
 # API. The product of the sizes has to be the number of processes; data has to divide the 8 rows of a
-# batch, and each stage needs at least one of the 4 blocks. Below it runs on four; try `1 2 2` and
-# `1 4 1`, and `2 2 2` on eight.
+# batch; each stage needs at least one of the 4 blocks; and a copy at least as many rows as stages, since
+# each row is a micro-batch, and `Schedule1F1B` wants one for each stage. Below it runs on four; try `1 2 2`
+# and `1 4 1`, and `2 2 2` on eight.
 
 # %%
 from course_utils.terminal import scratch, torchrun

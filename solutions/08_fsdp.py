@@ -933,8 +933,8 @@ print("per block needs less than half of it:", peaks["per block"] < peaks["root 
 # while this one computes. That is its prefetch, and the room it takes is that of a second block.
 #
 # `fully_shard(model)` on the root alone runs, gives the right numbers, and shards everything that
-# lies idle between steps. But at the peak it saves nothing. It is easily done: one line less, and
-# no error. The middle curve is a choice: `reshard_after_forward=False` keeps parameters from forward
+# lies idle between steps. But at the peak it saves the optimizer's state alone, as ZeRO-1 does:
+# parameters and gradients take more than without shards. It is easily done: one line less, and no error. The middle curve is a choice: `reshard_after_forward=False` keeps parameters from forward
 # to backward and sends no more than data parallelism, as ZeRO-2 does. A whole number in its place,
 # such as 8, frees after forward to shards among groups of 8 ranks, so that the second gather stays
 # inside a machine.
@@ -1503,7 +1503,8 @@ print("floors of stages 1 and 2:", *(f"{sum(gigabytes(s, 2**40).values()):.0f} G
 # ## 8. On a cluster: the same model under torchrun
 #
 # The script trains the language model of section 4 and saves after every step. Started again, on
-# any number of ranks, it goes on from the newest checkpoint. Here that is the one that four ranks
+# any number of ranks that divides the 12 windows of a batch, it goes on from the newest checkpoint (with
+# another number the mean of the ranks' means is no longer that of the batch). Here that is the one that four ranks
 # saved in section 4. New beside section 4 are the lines for the process group.
 
 # %%
@@ -1617,9 +1618,9 @@ print("as one process:", [line.partition(": ")[2] for line in printed.splitlines
 # 2. Stages 1 and 2 send what data parallelism sends, $2\Psi$; stage 3 sends $3\Psi$ and has no
 #    floor.
 # 3. Shard each block and then the root. The root alone shards what lies idle, and at the peak holds
-#    everything.
-# 4. Wrap first, then make the optimizer. Every rank calls forward. Norms and state dicts by hand
-#    see one shard only.
+#    all parameters and all gradients.
+# 4. Wrap first, then make the optimizer. Every rank calls forward. What you compute by hand from the
+#    parameters of a rank, such as a norm, sees its shards only.
 # 5. A checkpoint is model *and* optimizer, complete or not there at all, and loads on any number of
 #    ranks.
 #

@@ -6,7 +6,7 @@
 # them, tensor parallelism on the second dimension, and what becomes of a checkpoint in the middle of
 # which a rank dies. At its end you write an FSDP yourself.
 #
-# Each part runs without the others. None needs an answer of the lesson.
+# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -771,7 +771,7 @@ for clip in (clip_by_local_norm, clip_by_whole_norm):
 # ## 6. Exercises: an FSDP of your own
 #
 # From the layout of its shards to a checkpoint that fits any number of ranks. 8.4 is the longest exercise of
-# the course, with 150 lines in our answer: a week-end, or a project for two. 8.4 and 8.5 may use your
+# the course, with 130 lines in our answer: a week-end, or a project for two. 8.4 and 8.5 may use your
 # `FlatLayout`.
 
 # %%

@@ -125,7 +125,7 @@ print(run_in_terminal(*torchrun, script, timeout=250), end="")
 # | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same within the node: which GPU to take |
 # | `GROUP_RANK`, `GROUP_WORLD_SIZE` | the node's number, and how many nodes there are |
 # | `ROLE_RANK`, `ROLE_WORLD_SIZE` | as `RANK`, among workers of one role; with one role the same |
-# | `MASTER_ADDR`, `MASTER_PORT` | where rank 0 listens, so that `init_process_group` finds the others; torchrun chooses a free port |
+# | `MASTER_ADDR`, `MASTER_PORT` | where `init_process_group` finds the others: in a store of the agent's on rank 0's node, or, with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` as in this course, in one of rank 0's; torchrun chooses a free port |
 # | `TORCHELASTIC_RESTART_COUNT` | how often this agent restarted its workers after a failure |
 # | `TORCHELASTIC_MAX_RESTARTS` | how often it may: `--max-restarts` |
 # | `TORCHELASTIC_RUN_ID` | the job's name, `--rdzv-id`: agents with the same name belong together |
@@ -292,7 +292,8 @@ compare(
 #
 # An agent is a loop: start the workers, look at them now and then, and if one has died, end all and
 # start again. All, because the others wait for the dead one in a collective, and because a process
-# group cannot lose a member or take in a new one.
+# group cannot take in a new member. (With NCCL, `dist.shrink_group` makes a smaller group of those that
+# are left; torchrun does not use it.)
 
 
 # %%

@@ -7,8 +7,8 @@
 # killed launcher leaves behind.
 # Then cells run over two hosts, and one of these falls silent. You also choose the limits of four runs.
 #
-# Each part runs without the others. None needs an answer of the lesson. The notebook kills processes
-# with signals and needs Linux or macOS.
+# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
+# The notebook kills processes with signals and needs Linux or macOS.
 
 # %% tags=["nbval-ignore-output"]
 import os
