@@ -603,7 +603,7 @@ compare(predicted, measured, likely={"The pages go round again.": {"ring": 2 * S
 # With fewer heads of keys than of queries (grouped-query attention) $S$ of the keys is small, which favours the all-gather,
 # and $n$ may not exceed the heads of keys, which forbids the way by heads early. A hop is
 # hidden if computing takes longer than sending. With $c$ tokens on a rank, computing grows with $c^2$, sending
-# with $c$: above some length the ring sends for nothing (Liu et al. 2023, section 3, *arithmetic intensity*).
+# with $c$: above some length the ring's hops cost no time (Liu et al. 2023, section 3, *arithmetic intensity*).
 #
 # ### A language model on cut sequences
 #
@@ -710,8 +710,10 @@ for data, context, chosen in ((1, 2, {"ring": ring}), (1, 4, {"ring": ring}), (2
 # ### With PyTorch: `context_parallel`
 #
 # PyTorch's own API is a context manager, still called experimental. Inside it the `buffers` are this rank's
-# part, cut by head and tail, and `scaled_dot_product_attention` is replaced by a ring. It leans on kernels that
-# return the logsumexp. Those for GPUs have a rule for cut sequences; the one for CPUs has none, and there the
+# part, cut by head and tail, and `scaled_dot_product_attention` is replaced by one for cut sequences. It merges
+# part by part as our ring does. But all pages come in one all-gather, in backward once more, and only their
+# gradients go round, unless `set_rotate_method("alltoall")` (of `torch.distributed.tensor.experimental`) has
+# asked for hops. It leans on kernels that return the logsumexp. Those for GPUs have a rule for cut sequences; the one for CPUs has none, and there the
 # cell below ends with *does not have a sharding strategy registered*. With two GPUs it computes.
 
 # %% tags=["nbval-ignore-output"]
@@ -747,8 +749,8 @@ launch(
 # ## 5. Break it: six mistakes that run to the end
 #
 # None of the following raises an error. What shows them is the comparison with one process: the first three
-# print it, and the course's tests make it for the others, after training. In the first three one function of the ring is
-# written in another way.
+# and the last print it, and the course's tests make it for the two between, after training. In the first
+# three one function of the ring is written in another way.
 
 
 # %%

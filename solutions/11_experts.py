@@ -968,8 +968,8 @@ check("11.5", average_expert_gradients)
 # A layer with 1,024 tokens that choose two experts each. `preference` is how much the router likes the first
 # experts more than the last. Three things to try:
 #
-# * Leave the preference at 0 and lower the capacity factor to 1: even chance drops something.
-# * Raise the preference. Which capacity factor drops nothing, and how many places are then empty?
+# * Set the preference to 0 and lower the capacity factor to 1: even chance drops something.
+# * Set the preference to 0.7. Which capacity factor drops nothing, and how many places are then empty?
 # * Raise the number of experts: smaller queues, and more of them overflow.
 
 # %%

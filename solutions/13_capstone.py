@@ -371,8 +371,8 @@ def train(
 
     An epoch has each row of `images` once, in an order that differs from epoch to epoch and depends on nothing
     else; a step takes the next `batch` rows of it, the last one of an epoch what is left over. Every rank hands
-    the same global batch to `training.step`. After every `every` steps, and after the last, there is a checkpoint
-    in `folder`, which all ranks see and which may be missing at first, before the next step begins. It
+    the same global batch to `training.step`. All ranks see `folder`; it may not exist yet. After every `every`
+    steps, and after the last, a checkpoint is written there, and is complete before the next step begins. It
     holds `training.state_dict()`, which all ranks call together. Killed at any moment, also while it
     saves, or with its newest file cut or a byte of it changed, it goes on from the newest checkpoint that is whole. It keeps at
     least two. The last step may come in the middle of an epoch; if all steps are done, none is made.

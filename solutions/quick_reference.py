@@ -25,10 +25,10 @@ plt.show()
 # | one process | all: 16 bytes a parameter | nothing | | 7.5 billion parameters: 120 GB | [00](00_start_here.ipynb) |
 # | data parallel (DDP) | all | the gradients, nearly twice | save memory | a ring of 64 ranks sends 1.97 times the gradients, whatever the batch | [03](03_ddp.ipynb) |
 # | ZeRO-1 and 2 | the parameters, a piece of the rest | as data parallel | get below 2 bytes a parameter | 120 GB become 31.41 and 16.64 on 64 ranks | [08](08_fsdp.ipynb) |
-# | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or work with fewer samples than ranks | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
+# | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or give work to more ranks than there are samples | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
 # | tensor parallel | a part of every layer | activations, four times a block | pay between machines: nothing hides its messages | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
-# | context parallel | all; of the activations those of its own tokens | keys and values, in every layer | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
-# | pipeline | some layers | activations and their gradients, at each cut | work without a bubble, or on one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
+# | context parallel | all; of the activations those of its own tokens | keys and values (by heads queries and outputs too), in every layer; gradients as data parallel | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
+# | pipeline | some layers | activations and their gradients, at each cut | be without a bubble and need no more memory (ZB-H2), or gain anything with one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
 # | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
 # | experts | all but the experts, and some of these | tokens to their experts and back, four times a layer; gradients as data parallel, an expert's over its copies | keep its load even, or know beforehand how much it sends | sizes of Mixtral 8x7B: 34.4 GB of tokens a step, 11.3 GB of experts' gradients | [11](11_experts.ipynb) |
 # | elastic | the same, and a checkpoint on the disk | the same | make a failure cost nothing | 16,384 GPUs: a failure every 3.1 hours | [09](09_elastic.ipynb) |
@@ -96,7 +96,7 @@ plt.show()
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
 # | activations kept of a block that is recomputed, in bytes | `T * W * b` | 08 further: 4, *Activation checkpointing* | [Chen et al. 2016](https://arxiv.org/abs/1604.06174) |
-# | largest scores of attention in a ring, in bytes | `4 * H * (T / (2 * n))**2` | 10: 3, *The scores* | counted there |
+# | largest scores of attention in a ring, in bytes | `4 * N * H * (s / (2 * n))**2` | 10: 3, *The scores* | counted there |
 # | micro-batches in flight, GPipe | `m` | 05: 3, *The shelf* | counted there |
 # | micro-batches in flight on rank r, 1F1B | `min(m, p - r)` | 05: 3, *The shelf* | counted there |
 # | first GPU of `nn.DataParallel`, in bytes | `b * (3 * P + I * N + A * ceil(N / n) + 4 * O * N)` | 02: 4, *Why the first GPU* | counted there |

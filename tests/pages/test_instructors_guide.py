@@ -45,3 +45,12 @@ def test_every_chapter_has_misconceptions() -> None:
     known = {chapter for chapter, _, _ in MISTAKES}
     missing = {f"{n:02d}" for n in chapters()} - known
     assert not missing, "INSTRUCTORS.md, What learners get wrong: add a row for each"
+
+
+def test_what_runs_beside_the_answer_is_what_the_guide_says() -> None:
+    whole, single = re.search(
+        r"cannot travel, (.*?) and single(.*?)\. These run", GUIDE, re.DOTALL
+    ).groups()
+    partly = [e for e in exercises() if any(rule.at_home for rule in e.rules)]
+    assert re.findall(r"\d+\.\d+", whole) == [e.id for e in partly if e.at_home]
+    assert re.findall(r"\d+\.\d+", single) == [e.id for e in partly if not e.at_home]
