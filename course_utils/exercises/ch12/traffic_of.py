@@ -10,7 +10,6 @@ from course_utils.exercises.ch12.shared import (
     case,
     check_keys,
     in_other_units,
-    inner_stage,
     own,
 )
 
@@ -175,11 +174,11 @@ def _check_sent(got, model: Model, layout: Layout, seq: int, stage: int) -> None
     expect(got["dp"], _data_bytes(model, layout), what="dp", likely=_slips_of_data(model, layout))
 
 
-@sending.requires("a stage in the middle", at_home=True)
+@sending.requires("the stages in the middle", at_home=True)
 def _(answer, draw):
     model, layout, seq = case(draw)
-    stage = inner_stage(draw, layout)
-    _check_sent(own(answer, model, layout, seq, stage), model, layout, seq, stage)
+    for stage in range(1, layout.pp - 1):
+        _check_sent(own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
 @sending.requires("the first stage and the last")

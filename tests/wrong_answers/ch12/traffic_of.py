@@ -165,6 +165,12 @@ def sends_activations_only(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, ways=int(stage < layout.pp - 1))
 
 
+@wrong("12.2", names="one-way")
+def takes_the_last_but_one_for_the_last(model, layout, seq, stage):
+    neighbours = (stage > 0) + (stage < layout.pp - 2)
+    return _traffic(model, layout, seq, stage, ways=neighbours)
+
+
 @wrong("12.2", names="messages-on-a-ring")
 def sends_messages_on_a_ring(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, pp=(layout.pp - 1) / layout.pp)
