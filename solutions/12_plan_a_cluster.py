@@ -476,7 +476,7 @@ for name, found in plans.items():
     print(f"    found      {estimate.described(found[0].layout)}")
 
 # %% [markdown]
-# At 8k 3 of almost 3,000 are quicker, by no more than the estimate's own error; all of them keep t = 8. With long
+# At 8k 3 of some 2,700 are quicker, by no more than the estimate's own error; all of them keep t = 8. With long
 # context none is quicker. For 8B on 8 GPUs it is FSDP without anything else.
 #
 # But three of the four fill more than a GPU, by the formula, so the search itself refuses them; and they ran. The fullest
@@ -564,7 +564,7 @@ print(f"measured: {82.5 * 2**30 / 1e9:.0f} GB")
 
 # %% [markdown]
 # Korthikanti's table keeps a recomputed layer's input whole on every tensor rank. With sequence parallelism it is shared out, so the
-# formula refuses what ran. Shared out, it says half of what was measured: no formula knows the allocator's fragments, float32 gradients, or
+# formula refuses what ran. Shared out, it says two thirds of what was measured: no formula knows the allocator's fragments, float32 gradients, or
 # what a library holds. Leave a tenth of the memory free, and trace.
 #
 # ### The stage that nobody looked at
@@ -585,12 +585,13 @@ plots.fit(bars, h100.hbm_bytes, "Llama 3 405B at 8k, stages of 7 and of 8 layers
 plt.show()
 
 # %% [markdown]
-# *Stage 0 is just below the line, stage 1 is above it. The last keeps the fewest, and has the logits.*
+# *Three of the four are above the line, stage 1 by most: it has a layer more than stage 0, and more in flight than
+# stage 7. The last keeps the fewest, and has the logits.*
 #
-# The formula says that stage 1 does not fit. It ran: they gave up tensors early that would
-# not be needed again, and only so did without recomputation (section 3.3.2). Whoever looks at stage 0 alone would not have known
-# that anything had to be done. The last stage has its own surprise: the **logits**, $4\,s\,b\,V/t$ bytes in float32, that no layer
-# counts.
+# The formula says that this layout does not fit. It ran: they gave up tensors early that would not be needed
+# again, and only so did without recomputation (section 3.3.2). Whoever makes room for stage 0 alone is still
+# 9 GB short on stage 1. The last stage has its own surprise: the **logits**, $4\,s\,b\,V/t$ bytes in float32, that no
+# layer counts.
 
 # %%
 for vocab in (32_000, 128_256):

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from course_utils import estimate, plots, terminal
 from course_utils.estimate import Hardware, Layout, Plan, Trace, options, published
 from course_utils.estimate.descriptions import sizes_of
+from course_utils.launch.frames import is_own
 
 _EXAMPLE = Path(__file__).with_name("example.py")
 _TRACE = """\
@@ -146,7 +147,7 @@ def _program_in(file: Path) -> Callable:
     if not file.is_file():
         raise ValueError(f"There is no file {file}; say which one has your program.")
     sys.path.insert(0, str(file.resolve().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
     if spec is None:
         raise ValueError(f"{file} is no Python file: its name does not end in .py.")
     module = importlib.util.module_from_spec(spec)
@@ -171,10 +172,10 @@ def _errors_of(file: Path) -> Iterator[None]:
         raise ValueError(f"The program cannot be read.\n{what}") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if Path(f.filename).resolve() == file.resolve()]
+        own = [f for f in frames if f.filename == str(file.resolve()) or is_own(f.filename)]
         what = "".join(traceback.format_exception_only(error)).strip()
         if own:
-            where = f"{file}, line {own[-1].lineno}: {own[-1].line}"
+            where = f"{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}"
             raise ValueError(f"The program stopped at {where}\n{what}") from error
         if not isinstance(error, ValueError | TypeError | RuntimeError | ImportError):
             raise
@@ -202,7 +203,7 @@ def _traced(program: Callable, layout: Layout, rank: int) -> Trace:
 def _print_trace(
     rank: int, trace: Trace, seconds: Mapping[str, float], hardware: Hardware, name: str
 ) -> None:
-    limit = max(seconds, key=seconds.get)
+    limit = max(seconds, key=seconds.get, default="nothing")
     fits = "fits" if trace.peak <= hardware.hbm_bytes else "does not fit"
     kinds = ", ".join(f"{kind} {_giga(size)}" for kind, size in trace.held.items() if size)
     print(f"\nrank {rank}, one step")
@@ -238,7 +239,7 @@ def _as_data(rank: int, trace: Trace, seconds: Mapping[str, float]) -> dict:
         "held": trace.held,
         "calls": [asdict(call) for call in trace.calls],
         "seconds": seconds,
-        "limit": max(seconds, key=seconds.get),
+        "limit": max(seconds, key=seconds.get, default="nothing"),
     }
 
 

@@ -90,6 +90,10 @@ class Model:
             f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly.",
         )
         require(
+            self.width % self.heads == 0,
+            f"A width of {self.width} cannot be shared out among {self.heads} heads.",
+        )
+        require(
             self.top_k <= self.experts and (self.top_k > 0) == (self.experts > 0),
             f"A token visits {self.top_k} of {self.experts} experts: give both, or neither.",
         )
@@ -145,6 +149,10 @@ class Layout:
         require(
             self.chunks == 1 or self.schedule == "interleaved",
             f"{self.chunks} chunks a rank need the interleaved schedule, not {self.schedule!r}.",
+        )
+        require(
+            self.chunks > 1 or self.schedule != "interleaved",
+            "The interleaved schedule needs at least 2 chunks a rank; with one it is 1F1B.",
         )
         require(
             self.schedule != "interleaved" or self.micro_batches % self.pp == 0,
@@ -227,8 +235,11 @@ def described(layout: Layout) -> str:
     """A layout in a line."""
     order = f"{layout.schedule}, {layout.chunks} chunks" if layout.chunks > 1 else layout.schedule
     runs = f"{layout.micro_batches} micro-batches of {layout.micro_batch}"
-    more = f"ZeRO {layout.zero}, recompute {layout.recompute}"
-    return f"{sizes_of(layout)}; {runs}; {order if layout.pp > 1 else 'no pipeline'}; {more}"
+    kept = " (kept after forward)" if layout.zero == 3 and not layout.reshard else ""
+    more = f"ZeRO {layout.zero}{kept}, recompute {layout.recompute}"
+    experts = f"; experts on {layout.ep} ranks" if layout.ep > 1 else ""
+    sizes = f"{sizes_of(layout)}{experts}"
+    return f"{sizes}; {runs}; {order if layout.pp > 1 else 'no pipeline'}; {more}"
 
 
 @dataclass(frozen=True)

@@ -141,16 +141,24 @@ def vocabulary(model: Model, tp: int) -> int:
 
 
 def _states(model: Model, layout: Layout, stage: int, how: Convention) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer; experts are sharded among fewer ranks."""
-    dense, experts = stage_parameters(model, layout, stage)
-    if how.rough:
-        dense, experts = _rough_parameters(model, layout, stage), 0
+    """Bytes of parameters, gradients and optimizer."""
     sizes = {"parameters": how.parameter, "gradients": how.gradient, "optimizer": how.optimizer}
     held = {}
     for (kind, size), from_stage in zip(sizes.items(), (3, 2, 1)):
-        shards = layout.shards if layout.zero >= from_stage else 1
-        held[kind] = size * (dense / shards + experts / max(shards // layout.ep, 1))
+        if how.rough:
+            shards = layout.shards if layout.zero >= from_stage else 1
+            held[kind] = size * _rough_parameters(model, layout, stage) / shards
+        else:
+            held[kind] = size * sharded(model, layout, stage, from_stage)
     return held
+
+
+def sharded(model: Model, layout: Layout, stage: int, from_stage: int) -> float:
+    """How many parameters a rank of `stage` has the state of that ZeRO shards from `from_stage` on:
+    1 the optimizer's, 2 the gradients', 3 their own. Experts are sharded among fewer ranks."""
+    dense, experts = stage_parameters(model, layout, stage)
+    shards = layout.shards if layout.zero >= from_stage else 1
+    return dense / shards + experts / max(shards // layout.ep, 1)
 
 
 def _rough_parameters(model: Model, layout: Layout, stage: int) -> float:
@@ -162,13 +170,20 @@ def _rough_parameters(model: Model, layout: Layout, stage: int) -> float:
     return (layout.stage_layers(model.layers)[stage] * layer + ends) / layout.tp
 
 
-def _layer(model: Model, layout: Layout, seq: int, recompute: str) -> float:
-    """The activations of one layer and micro-batch on a rank; context ranks share the sequence."""
+def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) -> float:
+    """The activations of one layer and micro-batch on a rank; context ranks share the sequence.
+
+    With experts, what the MLP keeps of a token, its input and 2 bytes for each inner number, is
+    kept once for each expert that the token visits.
+    """
     arguments = (seq, layout.micro_batch, model.width, model.heads)
-    return (
-        activations_per_layer(*arguments, layout.tp, layout.sequence_parallel, recompute)
-        / layout.cp
-    )
+    kept = activations_per_layer(*arguments, layout.tp, layout.sequence_parallel, recompute)
+    if model.experts and recompute != "full":
+        entering = 2 * model.width * (1 if layout.sequence_parallel else layout.tp)
+        visited = model.top_k * (entering + (6 if model.gated else 4) * model.ffn)
+        instead = entering + 16 * model.width  # of the paper's one MLP
+        kept += seq * layout.micro_batch * (visited - instead) / layout.tp
+    return kept / layout.cp
 
 
 def in_flight(layout: Layout, stage: int) -> int:
@@ -181,7 +196,7 @@ def in_flight(layout: Layout, stage: int) -> int:
 def _activations(model: Model, layout: Layout, seq: int, stage: int, how: Convention) -> float:
     """What the layers of a stage keep of all its micro-batches in flight."""
     scoreless = how.rough and layout.recompute == "none"
-    layer = _layer(model, layout, seq, "selective" if scoreless else layout.recompute)
+    layer = layer_activations(model, layout, seq, "selective" if scoreless else layout.recompute)
     layers = layout.stage_layers(model.layers)[stage] / layout.chunks
     return layer * layers * in_flight(layout, stage)
 
@@ -191,9 +206,8 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: int) -> float:
 
     2205.05198, section 4.3: the embedding's dropout masks of the micro-batches in flight, s b h / t
     each; on the last stage 4 s b h / t (1 + v / h): the last norm's and the output layer's inputs,
-    and the logits in float32. With ZeRO 3 the gathered parameters of two layers, the one that
-    computes and the next (FSDP, 2304.11277, section 3.2), and from 2 a layer's whole gradient; with
-    full recomputation the activations of the layer that is computed again.
+    and the logits in float32. With full recomputation the activations of the layer that is
+    computed again; with ZeRO 2 and 3 what is not sharded yet, or not any more (`_unsharded`).
     """
     tokens = seq * layout.micro_batch * model.width / (layout.tp * layout.cp)
     flat = replace(layout, schedule="1f1b", chunks=1) if layout.chunks > 1 else layout
@@ -201,17 +215,30 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: int) -> float:
     if stage == layout.pp - 1:
         held += 4 * tokens * (1 + model.vocab / model.width)
     if layout.recompute == "full":
-        held += _layer(model, layout, seq, "selective")
-    if layout.shards > 1:
-        layer = counting.layer_parameters(model, layout.tp, layout.ep)
-        held += 2 * layer * (layout.zero >= 2)  # gradients of 2 bytes
-        held += 2 * layer * _gathered(model, layout, stage)
-    return held
+        held += layer_activations(model, layout, seq, "selective")
+    return held + _unsharded(model, layout, stage)
+
+
+def _unsharded(model: Model, layout: Layout, stage: int) -> float:
+    """What ZeRO 2 and 3 hold whole for a moment, 2 bytes each.
+
+    Gradients are sent once a step (`traffic`): with several micro-batches a stage's are whole until
+    the last one, with one the largest piece's. Pieces are the layers and the root, which is all
+    outside them. With stage 3 the root's parameters and those of the layers that are gathered.
+    """
+    if layout.shards == 1 or layout.zero < 2:
+        return 0
+    layer = counting.layer_parameters(model, layout.tp, layout.ep)
+    stages = sum(stage_parameters(model, layout, stage))
+    root = stages - layout.stage_layers(model.layers)[stage] * layer
+    count = stages if layout.micro_batches > 1 else max(layer, root)
+    if layout.zero == 3:
+        count += root + layer * _gathered(model, layout, stage)
+    return 2 * count
 
 
 def _gathered(model: Model, layout: Layout, stage: int) -> int:
-    """How many layers' parameters are whole at once."""
-    if layout.zero < 3:
-        return 0
+    """How many layers' parameters are whole at once: of two, the one that computes and the next
+    (FSDP, 2304.11277, section 3.2)."""
     layers = layout.stage_layers(model.layers)[stage]
     return min(2, layers) if layout.reshard else layers

@@ -52,11 +52,14 @@ def place_of_ranks(ranks: Sequence[int], node: int) -> Place:
 
 
 def _inside(kind: str, layout: Layout, node: int) -> int:
-    """How many neighbours along one of a layout's sizes share a node."""
+    """How many neighbours along one of a layout's sizes share a node, in the group that has fewest."""
     stride = 1
     for other in layout.order[: layout.order.index(kind)]:
         stride *= getattr(layout, other)
-    return max(min(node // stride, getattr(layout, kind)), 1)
+    size = getattr(layout, kind)
+    if stride * size <= node and node % (stride * size) and layout.gpus > node:
+        return -(-size // 2)  # some of these groups lie on two nodes
+    return max(min(node // stride, size), 1)
 
 
 def latency_of(place: Place, hardware: Hardware) -> float:

@@ -38,6 +38,10 @@ def bubble(
         f"{chunks} chunks a rank need the interleaved schedule, not {schedule!r}.",
     )
     require(
+        chunks > 1 or schedule != "interleaved",
+        "The interleaved schedule needs at least 2 chunks a rank; with one it is 1F1B.",
+    )
+    require(
         schedule != "interleaved" or m % p == 0,
         f"Interleaving needs a multiple of {p} micro-batches (Megatron-LM, 2104.04473, section "
         f"2.2.2), and there are {m}.",
@@ -73,6 +77,4 @@ def _hops(schedule: str, p: int, m: int, chunks: int, usual: bool) -> float | No
         "zb-h1": 4 * (p - 1) if zero_bubble else None,
         "zb-h2": 2 * (p - 1) if zero_bubble else None,
     }
-    if schedule == "interleaved" and chunks == 1:
-        return forms["1f1b"]  # the same order
     return forms[schedule]

@@ -12,11 +12,11 @@ from functools import lru_cache
 from course_utils.estimate import counting
 from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.descriptions import Hardware, Layout, Model
-from course_utils.estimate.memory import activations_per_layer, stage_parameters
+from course_utils.estimate.memory import layer_activations, sharded
 from course_utils.estimate.networks import Place, latency_of, place_of
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.traffic import Call, traffic
-from course_utils.rings import PASSES
+from course_utils.rings import PASSES, bus_factor
 
 OPTIMIZER_BYTES = 30  # Adam in mixed precision reads 16 bytes a parameter and writes 14
 NINE_TENTHS = 1.645  # standard deviations to either side of a normal distribution's middle
@@ -91,9 +91,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Once:
-    """What comes once a step on a stage: its parameters before ZeRO, and calls beside the layers."""
+    """What comes once a step on a stage: the parameters that a rank updates, and calls beside the
+    layers."""
 
-    parameters: int
+    parameters: float
     calls: tuple[Call, ...]
 
 
@@ -164,12 +165,10 @@ def step_time(
 
 @lru_cache(maxsize=20_000)
 def _work(model: Model, layout: Layout, seq: int) -> Work:
-    """Counts what a rank does, in the terms of `flops`, `activations_per_layer` and `traffic`."""
+    """Counts what a rank does, in the terms of `flops`, `memory` and `traffic`."""
     tokens = seq * layout.micro_batch / layout.cp
     weights = counting.attention_matrices(model, layout.tp)
     weights += max(model.top_k, 1) * counting.mlp_matrices(model) / layout.tp
-    shape = (seq, layout.micro_batch, model.width, model.heads, layout.tp)
-    kept = activations_per_layer(*shape, layout.sequence_parallel, "selective") / layout.cp
     middle = layout.pp // 2
     calls = traffic(model, layout, seq, middle)
     messages = [call for call in calls if call.group == "pp"]
@@ -177,7 +176,7 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
         layers=layout.stage_layers(model.layers)[middle],
         matrices=2 * tokens * weights,
         attention=4 * tokens * seq * model.width / layout.tp,
-        activations=kept,
+        activations=layer_activations(model, layout, seq, "selective"),
         head=2 * tokens * model.vocab * model.width / layout.tp,
         logits=4 * tokens * model.vocab / layout.tp,
         inside=tuple(call for call in calls if call.group in INSIDE),
@@ -188,8 +187,8 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
 
 def _beside(model: Model, layout: Layout, seq: int, stage: int) -> Once:
     calls = traffic(model, layout, seq, stage)
-    parameters = sum(stage_parameters(model, layout, stage))
-    return Once(parameters, tuple(call for call in calls if call.group in OUTSIDE))
+    updated = sharded(model, layout, stage, from_stage=1)
+    return Once(updated, tuple(call for call in calls if call.group in OUTSIDE))
 
 
 @dataclass(frozen=True)
@@ -219,14 +218,19 @@ class _Cluster:
 def call_seconds(call: Call, place: Place, hardware: Hardware, known: Calibration) -> float:
     """Seconds of `call.calls` equal collectives or messages of a group that lies at `place`.
 
-    A ring that leaves the node uses the network of all its GPUs there.
+    A ring that leaves the node uses the network of all its GPUs there. In an all-to-all nothing is
+    passed on: what leaves the node leaves by the card of the GPU that has it.
     """
     latency = latency_of(place, hardware)
     rate = known.intra * hardware.intra_bandwidth
     if place.nodes > 1:
         network = known.inter * hardware.inter_bandwidth * place.nodes**-known.slowdown
         share = known.ring if call.op in ("all_gather", "reduce_scatter") else 1.0
-        rate = min(rate, place.beside * network * share)
+        cards = place.beside
+        if call.op == "all_to_all":  # as busbw: of (n - 1) / n, what goes to the other nodes
+            leaving = (place.nodes - 1) / place.nodes
+            cards = bus_factor(call.op, place.ranks) / leaving
+        rate = min(rate, cards * network * share)
     if call.op not in PASSES:
         return call.calls * (latency + call.payload / rate)
     return call.calls * collective_time(call.op, place.ranks, call.payload, rate, latency)
@@ -331,7 +335,6 @@ def _once(work: Work, slowest: Times, cluster: _Cluster) -> dict[str, float]:
     stages = []
     for stage in work.once:
         data = sum(map(cluster.seconds, stage.calls)) - known.overlap * window
-        held = stage.parameters / (layout.shards if layout.zero else 1)
-        update = OPTIMIZER_BYTES * held / cluster.hardware.hbm_bandwidth
+        update = OPTIMIZER_BYTES * stage.parameters / cluster.hardware.hbm_bandwidth
         stages.append({"data": max(data, 0.0), "optimizer": update})
     return max(stages, key=lambda parts: sum(parts.values()))

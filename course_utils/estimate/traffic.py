@@ -72,20 +72,24 @@ def _passes(layout: Layout) -> dict[str, int]:
 def _tensor(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
     """Two pairs a layer and pass; the embedding and the output layer have half a pair each.
 
-    The embedding ends forward in a sum, the output layer backward; there, the sequence is shared
+    Where experts are shared out, the MLP's pair comes between the two ways of `_experts` and
+    carries every token top_k times (Megatron-LM, `MoEAlltoAllTokenDispatcher`). The embedding ends forward in a sum, the output layer backward; there, the sequence is shared
     out again, and gathered on the other way.
     """
     layers, size = layout.stage_layers(model.layers)[stage], _hidden(model, layout, seq)
     first, last = stage == 0, stage == layout.pp - 1
     sums = {"forward": first, "backward": last}
     gathers = {"forward": last, "backward": first}
+    routed = layout.ep > 1 and layout.sequence_parallel
     for when, passes in _passes(layout).items():
-        pairs = 2 * layers * passes
+        pairs = (1 if routed else 2) * layers * passes
         summed = pairs + layout.micro_batches * sums[when]
         gathered = pairs + layout.micro_batches * gathers[when]
         if layout.sequence_parallel:
             yield _collective("tp", "reduce_scatter", layout.tp, summed, size, when)
             yield _collective("tp", "all_gather", layout.tp, gathered, size, when)
+            for op in ("reduce_scatter", "all_gather") if routed else ():
+                yield _collective("tp", op, layout.tp, layers * passes, model.top_k * size, when)
         else:
             yield _collective("tp", "all_reduce", layout.tp, summed, size, when)
 

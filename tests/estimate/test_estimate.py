@@ -408,6 +408,54 @@ def test_uneven_stages():
 
 # ---- nonsense ------------------------------------------------------------------------------------
 
+
+def test_a_token_is_kept_by_each_expert_that_it_visits():
+    model = Model(1, 64, 4, 256, gated=True, ffn=96, experts=8, top_k=2)
+    for tp, sequence_parallel in ((1, True), (2, True), (2, False)):
+        layout = Layout(tp=tp, sequence_parallel=sequence_parallel)
+        two, three = (
+            estimate.memory(replace(model, top_k=k), layout, 32)["activations"] for k in (2, 3)
+        )
+        shared = tp if sequence_parallel else 1
+        assert three - two == 32 * (2 * 64 // shared + 6 * 96 // tp)
+
+
+def test_one_expert_of_the_papers_shape_keeps_what_its_mlp_keeps():
+    model = Model(2, 64, 4, 256)
+    one = replace(model, experts=1, top_k=1)
+    for layout in (Layout(), Layout(tp=2), Layout(tp=2, sequence_parallel=False)):
+        held = [estimate.memory(m, layout, 32)["activations"] for m in (model, one)]
+        assert held[0] == held[1]
+
+
+def test_gradients_wait_for_the_last_micro_batch_and_the_root_is_whole():
+    model = Model(4, 64, 8, 4096, tied=False)
+    layer, whole = estimate.counting.layer_parameters(model), estimate.parameters(model)
+    root = whole - 4 * layer
+    for zero, gathered in ((2, 0), (3, root + 2 * layer)):
+        base, one, two = (
+            estimate.memory(model, layout, 32)["temporary"]
+            for layout in (
+                Layout(dp=4),
+                Layout(dp=4, zero=zero),
+                Layout(dp=4, zero=zero, micro_batches=2),
+            )
+        )
+        assert one - base == 2 * (gathered + root)  # the root is the largest piece
+        assert two - base == 2 * (gathered + whole)
+
+
+def test_tokens_of_experts_cross_the_tensor_group_once_for_each_expert():
+    model = Model(2, 64, 4, 256, experts=8, top_k=3)
+    calls = estimate.traffic(model, Layout(tp=4, dp=8, ep=8), 32, stage=0)
+    size, layers = 2 * 32 * 64, 2
+    for when in ("forward", "backward"):
+        payloads = {c.payload: c.calls for c in calls if (c.group, c.when) == ("tp", when)}
+        assert payloads[3 * size] == layers
+        ways = [c for c in calls if (c.group, c.when) == ("ep", when)]
+        assert [(c.calls, c.payload) for c in ways] == [(2 * layers, 3 * size // 4)]
+
+
 GPU = {
     "peak": 312e12,
     "hbm_bytes": 80 * 10**9,
@@ -425,6 +473,7 @@ SMALL = Model(4, 64, 8, 256)
     ("call", "sentence"),
     [
         (lambda: Model(4, 64, 8, 256, kv_heads=3), "8 heads cannot share 3 KV heads"),
+        (lambda: Model(4, 60, 8, 256), "width of 60 cannot be shared out among 8 heads"),
         (lambda: Model(4, 64, 8, 256, experts=4), "give both, or neither"),
         (lambda: Model(0, 64, 8, 256), "layers is a whole number of at least 1"),
         (lambda: Layout(tp=2.0), "tp is a whole number"),
@@ -436,6 +485,7 @@ SMALL = Model(4, 64, 8, 256)
             lambda: Layout(pp=4, chunks=2, schedule="interleaved", micro_batches=6),
             "a multiple of 4 micro-batches",
         ),
+        (lambda: Layout(schedule="interleaved"), "at least 2 chunks"),
         (lambda: Layout(order=("tp", "dp")), "order names each of tp, cp, dp, pp once"),
         (lambda: Layout(tp=3).check(SMALL, 32), "8 heads cannot be split among 3"),
         (lambda: estimate.memory(SMALL, Layout(pp=5), 32), "4 layers cannot fill 5 stages"),
@@ -462,6 +512,7 @@ SMALL = Model(4, 64, 8, 256)
         (lambda: estimate.flops(SMALL, 32, 32, "6n"), "convention is one of 6n\\+attention"),
         (lambda: estimate.bubble("1f1b", 4, 8, chunks=2), "need the interleaved schedule"),
         (lambda: estimate.bubble("interleaved", 4, 6, chunks=2), "a multiple of 4 micro-batches"),
+        (lambda: estimate.bubble("interleaved", 4, 8), "at least 2 chunks"),
         (lambda: estimate.bubble("1f1b", 4, 8, hop=-1), "Times cannot be negative"),
         (
             lambda: estimate.activations_per_layer(1, 1, 1, 1, recompute="all"),

@@ -93,6 +93,22 @@ def test_a_program_that_cannot_be_traced_gets_a_sentence_with_its_line(text, tmp
     assert PROGRAMS[text] in left(capsys, "trace", file, "--ranks", 4, "--layout", "tp=2")
 
 
+def test_a_program_that_stops_in_another_module_gets_that_modules_line(tmp_path, capsys):
+    helper, file = tmp_path / "steps_of_mine.py", tmp_path / "mine.py"
+    helper.write_text("def program(mesh, layout):\n    return lambda: {}['rate']\n")
+    file.write_text("from steps_of_mine import program\n")
+    said = left(capsys, "trace", file, "--ranks", 4, "--layout", "tp=2")
+    assert f"{helper}, line 2: return lambda: {{}}['rate']\nKeyError: 'rate'" in said
+
+
+def test_a_step_that_does_nothing_is_traced(tmp_path, capsys):
+    file, data = tmp_path / "mine.py", tmp_path / "trace.json"
+    file.write_text("def program(mesh, layout):\n    return lambda: None\n")
+    main(["trace", str(file), "--ranks", "4", "--layout", "tp=2", "--json", str(data)])
+    assert "most of it: nothing" in capsys.readouterr().out
+    assert json.loads(data.read_text())["ranks"][0]["limit"] == "nothing"
+
+
 def test_a_file_that_is_not_there_or_cannot_be_written(tmp_path, capsys):
     nothing = tmp_path / "nothing.py"
     arguments = ["--ranks", 4, "--layout", "tp=2"]

@@ -9,8 +9,7 @@ import pytest
 
 from course_utils import estimate
 from course_utils.estimate import Calibration, Hardware, Layout, Model, here, published, timing
-from course_utils.estimate.memory import stage_parameters
-from course_utils.estimate.networks import place_of
+from course_utils.estimate.networks import Place, place_of
 from tests.benchmarks import bench_plans
 
 MODEL = Model(8, 1024, 16, 32000, ffn=4096)
@@ -168,7 +167,7 @@ def test_search_gives_legal_plans_that_fit_from_the_quickest():
     ("reason", "change"),
     [
         ("heads", {"model": replace(MODEL, heads=4, kv_heads=4)}),
-        ("heads", {"model": replace(MODEL, heads=24, kv_heads=3)}),
+        ("heads", {"model": replace(MODEL, width=1152, heads=24, kv_heads=3)}),
         ("heads", {"model": replace(MODEL, ffn=4100)}),
         ("layers", {"model": replace(MODEL, layers=5)}),
         ("sequence", {"seq": 2044, "model": MODEL}),
@@ -255,7 +254,7 @@ def once(model, layout, hardware, known, stage):
         for call in estimate.traffic(model, layout, SEQ, stage)
         if call.group in timing.OUTSIDE
     ]
-    held = sum(stage_parameters(model, layout, stage)) / (layout.shards if layout.zero else 1)
+    held = estimate.memory(model, layout, SEQ, stage)["optimizer"] / 12
     return sum(sent) + timing.OPTIMIZER_BYTES * held / hardware.hbm_bandwidth
 
 
@@ -346,3 +345,57 @@ def test_this_machine_is_hardware_to_estimate_with():
     assert found.inter_latency == found.intra_latency > 0
     time = estimate.step_time(MODEL, Layout(tp=2), SEQ, found, here.CPU)
     assert time.parts["tensor"] > 0
+
+
+def test_an_all_to_all_between_nodes_takes_as_long_as_the_fullest_card():
+    known = Calibration(intra=1, inter=1, slowdown=0, ring=1)
+    cluster = replace(SMALL, intra_bandwidth=1e18, inter_latency=0.0)
+    for ranks, beside in ((8, 4), (16, 4), (2, 1), (6, 3)):
+        place = Place(ranks, beside)
+        call = estimate.Call("ep", "all_to_all", 1, 10**9, 0, "forward")
+        leaving = 1e9 * (place.nodes - 1) / place.nodes
+        found = timing.call_seconds(call, place, cluster, known)
+        assert found == pytest.approx(leaving / cluster.inter_bandwidth)
+
+
+def members(layout: Layout, kinds: list[str]) -> list[list[int]]:
+    """The ranks of each group that spans these of a layout's sizes."""
+    sizes = [getattr(layout, kind) for kind in layout.order]
+    groups: dict[tuple, list[int]] = {}
+    for rank in range(layout.gpus):
+        left, place = rank, {}
+        for kind, size in zip(layout.order, sizes):
+            left, place[kind] = divmod(left, size)
+        key = tuple(place[kind] for kind in layout.order if kind not in kinds)
+        groups.setdefault(key, []).append(rank)
+    return list(groups.values())
+
+
+def test_a_group_is_within_a_node_if_each_group_of_its_kind_is():
+    sizes = [s for s in itertools.product((1, 2, 3, 4, 6, 8), repeat=4) if math.prod(s) <= 96]
+    for dp, tp, pp, cp in sizes:
+        layout = Layout(dp=dp, tp=tp, pp=pp, cp=cp)
+        for group, kinds in {"tp": ["tp"], "cp": ["cp"], "dp": ["cp", "dp"]}.items():
+            spans = [{rank // 8 for rank in ranks} for ranks in members(layout, kinds)]
+            alone = max(map(len, spans)) == 1
+            assert (place_of(group, layout, 8).nodes == 1) == alone, (group, layout)
+
+
+def test_experts_of_all_ranks_are_updated_once():
+    model = replace(MODEL, experts=8, top_k=2)
+    for zero in (0, 1, 3):
+        one, eight = (
+            estimate.step_time(model, Layout(dp=8, ep=ep, zero=zero), SEQ, SMALL).parts["optimizer"]
+            for ep in (1, 8)
+        )
+        experts = estimate.memory(model, Layout(dp=8, ep=8), SEQ)["optimizer"]
+        whole = estimate.memory(model, Layout(dp=8), SEQ)["optimizer"]
+        wanted = 1.0 if zero else experts / whole
+        assert eight / one == pytest.approx(wanted)
+
+
+def test_plans_that_differ_are_described_in_other_words():
+    model, hardware = replace(MODEL, experts=8, top_k=2), replace(SMALL, hbm_bytes=80 * 10**9)
+    plans, _ = estimate.search(model, 8, 16, SEQ, hardware, keep=300)
+    told = {estimate.described(plan.layout) for plan in plans}
+    assert len(told) == len(plans) == 300
