@@ -191,10 +191,17 @@ class _Job:
             }[broken]
         code = os.waitstatus_to_exitcode(self._report["status"])
         if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name} during the check."
+            return f"its process was killed by {_name_of(-code)} during the check."
         if code == worker.BROKEN:
             return "the code has changed what its own process needs to go on."
         return f"the code ended its process, with exit code {code}, before the check was done."
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def _those_of(ids):

@@ -112,15 +112,39 @@ def run(options: argparse.Namespace) -> None:
             shares = points.read(options.points) if options.points else {}
             students = roster.read(options.roster) if options.roster else []
             _must_be_complete(options)
+            if options.pages:
+                _make_folder(options.pages)
             for target in _files_of(options):
                 terminal.must_be_writable(target)
         except ValueError as error:
             sys.exit(str(error))
         grades = list(_graded(found, students, options, shares))
+        if len(grades) < len(found):
+            options, students = _for_a_part(options), []
         _write(grades, found, students, options)
         if options.copies:
             print(_about_copies(grades, found), end="")
     sys.exit(len(grades) < len(found) or any(grade.reason for grade in grades))
+
+
+def _make_folder(path):
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be the folder of the pages: {error.strerror}.") from None
+
+
+def _for_a_part(options):
+    """Where not all were graded, what an earlier run has written stays: tables go into files beside
+    it, and there is neither a report nor an export."""
+    changed = dict.fromkeys(("report", *export.KINDS))
+    for kind in ("csv", "json"):
+        if target := getattr(options, kind):
+            changed[kind] = target.with_name(f"{target.name}.partial")
+            print(f"{changed[kind]} has those that were graded; {target} is as it was.")
+    if options.roster:
+        print("There are no totals and no exports: grade all files for these.")
+    return argparse.Namespace(**vars(options) | changed)
 
 
 def _must_be_complete(options):

@@ -7,6 +7,7 @@ and does not say when.
 """
 
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ _MOST_TIMES = 100  # as large as packed; a notebook of a few MB becomes some ten
 _FROM = 1 << 20  # bytes
 _UNKNOWN = 0.0  # when something was handed in
 _NESTED = "{} is an archive inside of an archive; unpack the outer one, and grade its folder."
+_CROWDED = f"{{}} has more than {_MOST_MEMBERS:,} members; unpack it, and grade its folder."
+# what a browser or a mail program calls a notebook, and archives of other kinds
+_ALMOST = re.compile(r"\.ipynb(\.\w+)?$|\.(7z|rar|tar|tgz|gz|bz2|xz)$", re.IGNORECASE)
+_OTHER = "{} is neither a notebook (.ipynb) nor a zip archive; rename it, or unpack it."
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,17 @@ def _in_folder(path: Path, folder: Path) -> Iterator[Found]:
     for file in sorted(path.rglob("*")):
         if not _is_wanted(PurePosixPath(*file.relative_to(path).parts)):
             continue
-        if file.suffix == ".ipynb":
+        if file.suffix.lower() == ".ipynb":
             yield Found(file, str(file))
         elif file.suffix.lower() == ".zip" and file.is_file():
-            yield from _in_archive(file, str(file), folder, file.stat().st_mtime)
+            inside = list(_in_archive(file, str(file), folder, file.stat().st_mtime))
+            yield from inside or [
+                Found(file, str(file), f"{file.name} holds no notebook (.ipynb).")
+            ]
+        elif file.is_symlink() and file.is_dir():
+            yield Found(file, str(file), f"{file.name} is a link to a folder; name that folder.")
+        elif _ALMOST.search(file.name):
+            yield Found(file, str(file), _OTHER.format(file.name))
 
 
 def _is_wanted(path: PurePosixPath) -> bool:
@@ -75,12 +87,16 @@ def _in_archive(path: Path, name: str, folder: Path, changed: float) -> Iterator
                     continue
                 if inside.suffix.lower() == ".zip":
                     yield Found(path, f"{name}/{inside}", _NESTED.format(inside))
-                elif inside.suffix == ".ipynb":
+                elif inside.suffix.lower() == ".ipynb":
                     left -= member.file_size
                     found = _unpacked(archive, member, inside, name, folder, number, left)
                     if not found.reason:
                         os.utime(found.path, (changed, changed))
                     yield found
+                elif _ALMOST.search(inside.name):
+                    yield Found(path, f"{name}/{inside}", _OTHER.format(inside))
+            if len(archive.infolist()) > _MOST_MEMBERS:
+                yield Found(path, name, _CROWDED.format(path.name))
     except Exception as error:  # noqa: BLE001 - zipfile raises of all kinds for what is damaged
         yield Found(path, name, f"{path.name} is no archive that can be read: {error}.")
 

@@ -34,6 +34,7 @@ from course_utils.launch import RankFailure
 
 _LONGEST_MESSAGE = 1 << 28  # bytes
 _LONGEST_TEXT = 4000  # characters of anything that an answer says
+_LONGEST_FEEDBACK = 20_000  # characters: the keeper takes 1 MB of JSON
 _RAISABLE = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -99,7 +100,11 @@ def _result(exercise: Exercise, line: "_Line", seed: str) -> dict:
     if outcome.status != "passed":
         feedback += "".join(f"\n  {said}" for said in _lines(ready.get("errors")))
         feedback += _skipped(ready)
-    return {"status": outcome.status, "feedback": feedback, "lines": _met(outcome)}
+    return {
+        "status": outcome.status,
+        "feedback": feedback[:_LONGEST_FEEDBACK],
+        "lines": _met(outcome),
+    }
 
 
 def _met(outcome: Outcome) -> list[list]:

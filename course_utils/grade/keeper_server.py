@@ -59,10 +59,10 @@ def _fork(fd, control, isolated):
 def _look_after(keepers: set[int]) -> None:
     """Forgets the keepers that have ended, and ends what one has left that was killed."""
     ended = tree.reap()
-    killed = any(ended.get(keeper) for keeper in keepers)
+    while any(ended.get(keeper) for keeper in keepers):  # one was killed
+        keepers.difference_update(ended)
+        ended = tree.end(lambda: _strays(keepers))  # others may end meanwhile
     keepers.difference_update(ended)
-    if killed:
-        tree.end(lambda: _strays(keepers))
 
 
 def _strays(keepers):

@@ -122,7 +122,7 @@ def _names_of(node: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
         source = ast.unparse(node)
         binds = set(binds_of(source) | _declared_global(symtable.symtable(source, "cell", "exec")))
         uses = set(uses_of(source))
-    except SyntaxError:  # such as a top-level await
+    except NO_PYTHON:  # such as a top-level await, or an expression too deep to be written
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
         binds = {n.id for n in names if not isinstance(n.ctx, ast.Load)}
         uses = {n.id for n in names if isinstance(n.ctx, ast.Load)}

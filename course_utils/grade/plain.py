@@ -211,7 +211,8 @@ class Reader:
             self._made[number] = mine
             for name, own in theirs[4]:
                 changed = self.replace(getattr(mine, name), own)
-                object.__setattr__(mine, name, changed)
+                if not mine.__dataclass_params__.frozen:  # no honest answer has changed that
+                    object.__setattr__(mine, name, changed)
             return mine
         if tag == "object":
             self._made[number] = mine  # what went there as it is

@@ -11,6 +11,7 @@ and nobody hands in for somebody else by a name that is further behind.
 
 import csv
 import datetime
+import unicodedata
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,15 +71,22 @@ def _student(row):
     return Student(*(row[c].strip() for c in _COLUMNS), (row.get("id") or row["email"]).strip())
 
 
+def _composed(text):
+    """An umlaut is one character here, also where macOS has made two of it."""
+    return unicodedata.normalize("NFC", text)
+
+
 def owner(path: str, students: list[Student]) -> Student | None:
     """The student whose `file` is in the path: that which begins first, and of these the longest.
     None where nobody's is, or two are the same."""
+    path, names = _composed(path), [(_composed(s.file), s) for s in students]
     fitting = sorted(
-        (s for s in students if s.file in path), key=lambda s: (path.index(s.file), -len(s.file))
+        ((path.index(name), -len(name), name, s) for name, s in names if name in path),
+        key=lambda found: found[:2],
     )
-    if len(fitting) > 1 and fitting[0].file == fitting[1].file:
+    if len(fitting) > 1 and fitting[0][2] == fitting[1][2]:
         return None
-    return fitting[0] if fitting else None
+    return fitting[0][3] if fitting else None
 
 
 def days_late(path: Path, due: datetime.datetime | None) -> int:

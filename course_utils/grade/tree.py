@@ -75,18 +75,21 @@ def exact_memory(processes: list[psutil.Process], inherited: int) -> int:
     return found
 
 
-def end(look: Callable[[], list[psutil.Process]]) -> None:
-    """Ends the processes that `look` finds, until it finds none.
+def end(look: Callable[[], list[psutil.Process]]) -> dict[int, int]:
+    """Ends the processes that `look` finds, until it finds none. Returns what `reap` gives, of all
+    children of this process that have ended meanwhile.
 
     A process can start others faster than one can kill. So each is frozen first: what is frozen
     starts nothing, and when several looks find no new one, all of them can be killed.
     """
+    ended = {}
     while found := _freeze(look):
         for process in found:
             _send(process, signal.SIGKILL)
         while any(alive(process) for process in found):
             time.sleep(0.005)
-        reap()
+        ended |= reap()
+    return ended
 
 
 def _freeze(look):

@@ -149,11 +149,12 @@ def test_marks_and_feedback_are_the_same_again(grades):
         assert (known(grade), grade.reason) == (known(again), again.reason)
 
 
+SOLVED = Path(course_utils.__file__).parents[1] / "solutions"
+
+
 def graded_with(folder: Path, change: Callable[[str], str]) -> Grade:
     """The solved chapter 00 with another answer to its first exercise."""
-    notebook = nbformat.read(
-        Path(course_utils.__file__).parents[1] / "solutions" / "00_start_here.ipynb", as_version=4
-    )
+    notebook = nbformat.read(SOLVED / "00_start_here.ipynb", as_version=4)
     [cell] = [c for c in notebook.cells if c.source.startswith("def average_over_ranks")]
     cell.source = change(cell.source)
     nbformat.write(notebook, path := folder / "00_start_here.ipynb")
@@ -175,6 +176,32 @@ def test_ranks_that_wait_for_each_other_are_explained_as_in_the_notebook(tmp_pat
 """
     grade = graded_with(tmp_path, lambda _: answer)
     assert re.search(r"rank 0 waits in all_reduce\n.*, line 3, in", grade.exercises[0].feedback)
+
+
+def test_a_cell_that_is_too_deep_to_be_read_costs_no_marks(tmp_path):
+    deep = "\n\ntotal = " + " + ".join(["1"] * 1000)
+    grade = graded_with(tmp_path, lambda answer: answer + deep)
+    assert grade.exercises[0].status == "passed", grade.exercises[0].feedback
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "return 'line ' * 300_000",
+        "[object.__setattr__(job, name, 0) for name in vars(job) if name != 'asked']; return 'one'",
+    ],
+    ids=["very long", "changes what the judge computes with"],
+)
+def test_what_comes_back_ends_no_grading_and_changes_no_question(line, tmp_path):
+    notebook = nbformat.read(SOLVED / "01_factory.ipynb", as_version=4)
+    [cell] = [c for c in notebook.cells if c.source.startswith("def decide")]
+    cell.source = f"def decide(job):\n    {line}\n"
+    nbformat.write(notebook, path := tmp_path / "01_factory.ipynb")
+    [grade] = grade_files([path], jobs=1, limits=Limits(**LIMITS))
+    marks = {mark.exercise: mark for mark in grade.exercises}
+    assert marks["1.3"].status == "failed"
+    assert len(marks["1.3"].feedback) <= 20_000
+    assert {marks[id].status for id in ("1.1", "1.2")} == {"passed"}
 
 
 def test_in_namespaces_nothing_around_a_submission_can_be_hit(tmp_path):
@@ -203,7 +230,8 @@ def test_without_namespaces_who_is_hit_is_said_and_the_rest_is_graded(tmp_path):
         mark = grades[name].exercises[1]
         # the answer is right, and the verdict may be out
         assert mark.status in ("passed", "stopped")
-        assert mark.status == "passed" or any(sentence in mark.feedback for sentence in hit)
+        said = any(sentence in mark.feedback for sentence in hit)
+        assert mark.status == "passed" or said, mark.feedback
     assert grades["all_right"].earned == 4
 
 

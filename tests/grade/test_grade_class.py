@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from course_utils import exercises
+from course_utils.__main__ import main
 from course_utils.authoring.framework import judge
 from course_utils.chapters import chapters
 from course_utils.checks import catalogue, check, points
@@ -189,6 +191,85 @@ def test_an_archive_inside_of_an_archive_is_not_passed_over_in_silence(tmp_path)
     assert "second/WORK.ZIP is an archive inside of an archive" in second.reason
 
 
+def test_what_is_almost_a_notebook_is_not_passed_over_in_silence(tmp_path):
+    folder = tmp_path / "in"
+    for name in ("a/03_ddp.ipynb.txt", "b/work.tar.gz", "c/03.IPYNB", "d/03.ipynb~", "e/x.pdf"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("{}")
+    with zipfile.ZipFile(folder / "f.zip", "w") as archive:
+        archive.writestr("03.ipynb.json", "{}")
+    with zipfile.ZipFile(folder / "g.zip", "w") as archive:
+        archive.writestr("notes.txt", "")
+    (folder / "h").symlink_to(tmp_path)
+    found = {
+        os.path.relpath(one.name, folder): one.reason
+        for one in gathering.notebooks([str(folder)], tmp_path / "out")
+    }
+    assert found.pop("c/03.IPYNB") == ""
+    assert "neither a notebook" in found.pop("a/03_ddp.ipynb.txt")
+    assert "neither a notebook" in found.pop("b/work.tar.gz")
+    assert "neither a notebook" in found.pop("f.zip/03.ipynb.json")
+    assert "holds no notebook" in found.pop("g.zip")
+    assert "link to a folder" in found.pop("h")
+    assert not found
+
+
+def test_members_beyond_the_most_that_are_read_are_not_passed_over_in_silence(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gathering, "_MOST_MEMBERS", 2)
+    with zipfile.ZipFile(tmp_path / "class.zip", "w") as archive:
+        for number in range(3):
+            archive.writestr(f"{number}/03.ipynb", "{}")
+    *read, more = gathering.notebooks([str(tmp_path / "class.zip")], tmp_path / "out")
+    assert [one.reason for one in read] == ["", ""]
+    assert "has more than" in more.reason
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Grades three files, of which `of` are done when Ctrl-C is pressed; the folder, and what it printed."""
+
+    def run(*arguments, of=3):
+        def graded(paths, **_):
+            for path in list(paths)[:of]:
+                yield grade(path, mark("passed"))
+            if of < 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("course_utils.grade.command.grade_files", graded)
+        with pytest.raises(SystemExit) as ended:
+            main(["grade", str(tmp_path / "in"), *map(str, arguments)])
+        return ended.value.code
+
+    for name in ("first_03", "second_03", "third_03"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "03.ipynb").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    Path("roster.csv").write_text(ROSTER, encoding="utf-8-sig")
+    return run
+
+
+def test_an_interrupted_run_leaves_what_an_earlier_one_has_written(command, capsys):
+    asked = ["--csv", "marks.csv", "--json", "marks.json", "--roster", "roster.csv"]
+    asked += ["--canvas", "canvas.csv", "--report", "report"]
+    assert not command(*asked)
+    names = ["marks.csv", "marks.json", "canvas.csv", "report.md"]
+    before = {name: Path(name).read_text() for name in names}
+    assert command(*asked, of=1) == 1
+    assert {name: Path(name).read_text() for name in names} == before
+    assert "first_03" in Path("marks.csv.partial").read_text()
+    assert "second_03" not in Path("marks.json.partial").read_text()
+    said = capsys.readouterr().out.partition("Interrupted: 1 of 3")[2]
+    assert "marks.csv is as it was" in said and "no totals and no exports" in said
+    assert "points" not in said.partition("files were graded.")[2]
+
+
+def test_pages_that_can_have_no_folder_are_refused_before_anything_is_graded(command):
+    Path("pages").touch()
+    assert "pages cannot be the folder of the pages" in command("--pages", "pages")
+
+
 def test_a_files_name_begins_no_line_about_somebody_else():
     evil = "x\nfirst/00.ipynb"
     for graded in (grade(evil, mark()), Grade(evil, reason=f"{evil} is empty.")):
@@ -325,6 +406,14 @@ def test_nobody_hands_in_for_somebody_else():
     longer = roster.Student("Bobby", "bb@x.org", "bob_77", "77")
     assert roster.owner("in/bob_77/03.ipynb", [bob, longer]) is longer
     assert roster.owner("in/03.ipynb", [bob, longer]) is None
+
+
+def test_an_umlaut_from_a_mac_is_the_same_umlaut():
+    name = "Müller_Jörg"
+    for written, found in (("NFC", "NFD"), ("NFD", "NFC")):
+        student = roster.Student("", "", unicodedata.normalize(written, name), "1")
+        path = unicodedata.normalize(found, f"in/{name}_123/03.ipynb")
+        assert roster.owner(path, [student]) is student
 
 
 def test_what_is_exported_is_what_is_left_after_days_late(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from course_utils.authoring.compare import same
+from course_utils.estimate import Layout
 from course_utils.grade.plain import Reader, Writer
 from course_utils.schedules import Op
 
@@ -63,6 +64,15 @@ def test_a_result_that_is_a_part_of_an_argument_is_that_part_here():
     assert torch.equal(mine, torch.ones(4))
     reader.value(result).fill_(9)
     assert mine.tolist() == [1, 1, 9, 9]
+
+
+def test_what_is_frozen_stays_as_it_was():
+    mine, theirs = Layout(tp=3), Layout(tp=3)
+    object.__setattr__(theirs, "tp", 1)
+    [tree] = (reader := Reader(Writer(lambda value: 0).dump(theirs), lambda *_: None)).trees
+    assert tree[0] == "record"
+    assert reader.replace(mine, tree) is mine
+    assert mine == Layout(tp=3)
 
 
 def test_an_argument_whose_elements_share_memory_stays_as_it_is():

@@ -285,6 +285,13 @@ def kills_its_group(tensor):
     os.killpg(0, signal.SIGKILL)
 
 
+@attack("stopped", because="killed by signal 40")
+def kills_itself_by_a_signal_without_a_name(tensor):
+    import os
+
+    os.kill(os.getpid(), 40)
+
+
 @attack("failed", because="Operation not permitted|memfd_create")  # macOS has no such call
 def hides_memory_in_files_without_a_name(tensor):
     import os
