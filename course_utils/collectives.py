@@ -47,7 +47,7 @@ OPERATORS = {
         "scatter", "scatter", "input_tensors", "output_tensors", alike="output_tensors"
     ),
     "reduce_scatter_": Operator(
-        "reduce_scatter", "reduce_scatter", "input_tensors", alike="output_tensors"
+        "reduce_scatter", "reduce_scatter", "input_tensors", alike="input_tensors"
     ),
     "_reduce_scatter_base_": Operator(
         "reduce_scatter_tensor", "reduce_scatter", "input_tensor", alike="output_tensor"

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import uuid
@@ -32,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.launch.janitor import JOB, janitor
-from course_utils.terminal import loopback
+from course_utils.terminal import loopback, store_on
 
 PATIENCE = 600  # seconds for one thing to happen on a machine that is very busy
 TIMING = {
@@ -118,14 +117,6 @@ def environment(job: str, interface: str) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": interface,
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the store of the workers dies with them
     }
-
-
-def store_on(port: int) -> dist.TCPStore:
-    """A store that only this machine can reach; port 0: a free one. OSError if it is taken."""
-    listening = socket.create_server(("127.0.0.1", port))  # TCPStore would take all interfaces
-    port, listening = listening.getsockname()[1], listening.detach()  # the store closes it itself
-    own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening}
-    return dist.TCPStore("127.0.0.1", port, **own)
 
 
 def torchrun(nodes: str, workers: int, max_restarts: int, endpoint: str) -> list[str]:

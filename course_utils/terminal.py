@@ -2,20 +2,24 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
+import torch.distributed as dist
 
 from course_utils import hardware
+from course_utils.launch.janitor import janitor
 
 _TICK = 1.0  # seconds between two looks at a program that runs
+_TO_END = 40.0  # seconds: torchrun gives its workers 30
 
 
 def scratch() -> Path:
@@ -47,6 +51,14 @@ def must_be_writable(path: Path) -> None:
 def loopback() -> str:
     """The name of this machine's loopback interface."""
     return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
+def store_on(port: int) -> dist.TCPStore:
+    """A store that only this machine can reach; port 0: a free one. OSError if it is taken."""
+    listening = socket.create_server(("127.0.0.1", port))  # TCPStore would take all interfaces
+    port, listening = listening.getsockname()[1], listening.detach()  # the store closes it itself
+    own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening}
+    return dist.TCPStore("127.0.0.1", port, **own)
 
 
 @contextmanager
@@ -83,13 +95,23 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # all that it starts can be ended with it
         ) as program,
+        ExitStack() as opened,
     ):
-        try:
-            printed, errors = _patiently(program, timeout)
-        finally:
-            program.terminate()  # torchrun ends its workers then; a program that is over stays over
+        janitor.keep_with(opened, "rank", program.pid)
+        opened.callback(_end, program)
+        printed, errors = _patiently(program, timeout)
     return printed if program.returncode == 0 else errors[-2000:]
+
+
+def _end(program):
+    """Ends a program that is not over, and what it has left behind, such as mp.spawn's ranks."""
+    program.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        program.wait(_TO_END)
+    with suppress(ProcessLookupError, PermissionError):  # nobody is left; on a Mac, only zombies
+        os.killpg(program.pid, signal.SIGKILL)
 
 
 def _patiently(program, timeout):
@@ -152,16 +174,14 @@ class _Progress:
 def torchrun(ranks: int, script: Path, *arguments: str | Path) -> str:
     """Runs `script` on `ranks` ranks of this machine, as the command torchrun does.
 
-    Chapter 3 explains the options. The ranks meet on a free port of 127.0.0.1
-    (docs.pytorch.org/docs/stable/elastic/run.html).
+    Chapter 3 explains the options. The ranks meet in a store on a free port of 127.0.0.1
+    (docs.pytorch.org/docs/stable/elastic/run.html): torchrun's own would listen on all interfaces,
+    and whoever reaches it can have its agent run a program.
     """
+    store = store_on(0)
     meeting = [
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "127.0.0.1:0",
-        "--local-addr",
-        "127.0.0.1",
+        *("--rdzv-backend", "c10d", "--rdzv-conf", "is_host=0"),
+        *("--rdzv-endpoint", f"127.0.0.1:{store.port}", "--local-addr", "127.0.0.1"),
     ]
     module = [sys.executable, "-m", "torch.distributed.run"]
     return run_in_terminal(*module, "--nproc-per-node", str(ranks), *meeting, script, *arguments)

@@ -45,6 +45,8 @@ class Janitor:
         pidfds (Linux 5.3) shows who belongs to it; elsewhere the janitor does nothing for a job.
         """
         with self._lock:
+            if self._owner not in (None, os.getpid()):
+                self._held.clear()  # in a fork: they are the parent's
             if (what, which) not in self._held:
                 self._held.append((what, which))
                 self._tell("keep", what, which)
@@ -57,8 +59,9 @@ class Janitor:
     def forget(self, what: str, which: int | str) -> None:
         """`which` is gone already."""
         with self._lock:
-            self._held.remove((what, which))
-            self._tell("forget", what, which)
+            if self._owner == os.getpid():
+                self._held.remove((what, which))
+                self._tell("forget", what, which)
 
     def _tell(self, verb, what, which):
         try:
@@ -85,7 +88,7 @@ class Janitor:
         os.write(self._process.stdin.fileno(), f"{verb} {what} {which}\n".encode())
 
     def _stop(self, process):
-        if self._owner == os.getpid():
+        if self._owner == os.getpid() and process is self._process:
             for what, which in self._held:
                 if what == "socket":  # multiprocessing removes that itself
                     self._write("forget", what, which)

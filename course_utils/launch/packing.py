@@ -6,6 +6,8 @@ buffers (PEP 574), and lands in the memory that the received tensor then owns: 1
 0.2 s instead of 2 s.
 """
 
+import functools
+import importlib
 import io
 import pickle
 import socket
@@ -31,6 +33,10 @@ class _Pickler(cloudpickle.Pickler):
         kind = type(obj)
         if kind.__name__ in _TIED and kind.__module__.startswith("torch."):
             raise TypeError(f"it belongs to the ranks' process group: {_TIED[kind.__name__]}")
+        if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)  # of torch.backends, torch.ops: objects
+        if kind is functools._lru_cache_wrapper and obj.__module__ == "__main__":
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
             return _sys_exit, ()
         # Storages, not tensors: two tensors that share memory still share it on the other side.
@@ -52,6 +58,10 @@ class _Pickler(cloudpickle.Pickler):
 
 def _typed_storage(untyped, dtype):
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _cached(function, parameters):
+    return functools.lru_cache(**parameters)(function)
 
 
 def _sys_exit():

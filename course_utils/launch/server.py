@@ -125,6 +125,8 @@ def ensure_running() -> None:
         return
     global _warm, _owner
     with _ready:
+        if _owner not in (None, os.getpid()):
+            _leave_to_the_parent()
         sockets.keep_paths_short()
         _calm_objective_c()
         forkserver.ensure_running()
@@ -135,6 +137,29 @@ def ensure_running() -> None:
             first = start(_nothing, (), 0)
             end(first)
             _warm, _owner = server, os.getpid()
+
+
+def _leave_to_the_parent():
+    """In a fork of the process that has started it, the fork server is the parent's, and so are its
+    ranks and the folder of its sockets."""
+    global _warm, _owner
+    inherited = forkserver._forkserver
+    if inherited._forkserver_alive_fd is not None:
+        os.close(inherited._forkserver_alive_fd)
+    inherited.__init__()
+    multiprocessing.current_process()._config.pop("tempdir", None)
+    _known.clear()
+    _launches.clear()
+    _warm = _owner = None
+
+
+def _renew_locks():
+    """In a fork: who held them is not there."""
+    global _ready, _starting
+    _ready, _starting = threading.Lock(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def import_preloaded() -> None:
@@ -239,13 +264,22 @@ def end_strays() -> None:
     while time.monotonic() < end:
         with _starting:
             below = family.children(forkserver._forkserver._forkserver_pid)
-            strays = [child for child in below if child not in _known]
+            strays = [child for child in below if child not in _known and _of_a_rank(child)]
         for handle in map(family.Handle, strays):
             handle.send(signal.SIGKILL)
             handle.close()
         if not strays:
             return
         time.sleep(0.002)
+
+
+def _of_a_rank(child):
+    """Whether a child of the fork server was left behind by a rank, which has a session of its own.
+    What a learner starts with multiprocessing is in the fork server's."""
+    try:
+        return os.getsid(child) != os.getsid(forkserver._forkserver._forkserver_pid)
+    except ProcessLookupError:
+        return False
 
 
 def _patient(wait):

@@ -24,6 +24,7 @@ ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
 _TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_CHECKPOINT = os.path.join(_TORCH_DISTRIBUTED, "checkpoint", "")  # it waits for disks, too
 _C10D = os.path.join(_TORCH_DISTRIBUTED, "distributed_c10d.py")
 _OPERATORS = os.path.join("torch", "_ops.py")
 _WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
@@ -93,7 +94,8 @@ def collective(frames: list[Frame]) -> str | None:
     if inner.file.endswith(_DDP) and _REBUILD in inner.source:
         return _REBUILD  # at the second forward, ranks agree on them
     on_device = _polls(inner)
-    if not (on_device or _TORCH_DISTRIBUTED in inner.file or _WAIT in inner.file):
+    communicates = _TORCH_DISTRIBUTED in inner.file and _CHECKPOINT not in inner.file
+    if not (on_device or communicates or _WAIT in inner.file):
         return None
     name = "wait" if on_device else inner.function
     for frame in frames:  # the outermost one has the name that the learner has written

@@ -27,6 +27,8 @@ _TAKES_CPU_TENSORS = {
 _VIEWS = (
     "as_strided",
     "view",
+    "view_as_complex",
+    "view_as_real",
     "_reshape_alias",
     "unfold",
     "set_.source_Storage",
@@ -37,6 +39,7 @@ _VIEWS = (
 _OTHER_NAMES = {
     "convolution_overrideable": aten.convolution.default,
     "mse_loss": aten.mse_loss.default,  # its out= resizes what it was given
+    "smooth_l1_loss": aten.smooth_l1_loss.default,
 }
 _libraries = []  # a library that is collected takes its kernels with it
 

@@ -168,7 +168,8 @@ def _start(name, operator, given, communicator):
             work.wait()
             if average:
                 for tensor in _flat(arguments[0]):
-                    tensor.div_(communicator.size())
+                    whole = not (tensor.is_floating_point() or tensor.is_complex())
+                    tensor.div_(communicator.size(), rounding_mode="trunc" if whole else None)
 
         return finish
 

@@ -61,7 +61,10 @@ def _relabelled(tensor, kind):
         result = torch.ops.aten.as_strided.default.redispatch(
             CPU, result, tensor.shape, tensor.stride(), 0
         )
-    return result
+    # DLPack knows no bit that says that numbers are still to be conjugated, or negated
+    if tensor.is_conj():
+        result = torch._conj(result)
+    return torch._neg_view(result) if tensor.is_neg() else result
 
 
 def of_storage(storage: torch.UntypedStorage, size: int) -> Tensor:

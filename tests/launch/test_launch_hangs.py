@@ -525,3 +525,25 @@ def _mesh(rank):
 
 def test_meshes_and_local_groups_are_no_mismatch():
     assert launch(_mesh, 4) == [101, 1010, 101, 1010]
+
+
+def test_who_reads_or_writes_a_checkpoints_files_waits_for_no_rank():
+    def stack(file, function):
+        return [Frame(f"/x/torch/distributed/{file}", 1, function), Frame("mine.py", 2, "save")]
+
+    assert stacks.collective(stack("distributed_c10d.py", "broadcast")) == "broadcast"
+    assert stacks.collective(stack("checkpoint/filesystem.py", "finish")) is None
+
+
+def test_parts_of_a_reduce_scatter_may_differ_in_size():
+    def right(rank):
+        part = torch.empty(rank + 1)
+        dist.reduce_scatter(part, [torch.ones(1), torch.ones(2)])
+        return part.tolist()
+
+    def wrong(rank):
+        dist.reduce_scatter(torch.empty(1), [torch.ones(1), torch.ones(1 + rank)])
+
+    assert launch(right, 2) == [[2], [2, 2]]
+    with pytest.raises(RankFailure, match="rank 1: reduce_scatter of float32 .1., float32 .2."):
+        launch(wrong, 2)

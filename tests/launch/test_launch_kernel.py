@@ -227,6 +227,21 @@ def test_hang_in_a_cell(kernel):
     )
 
 
+def test_a_cell_may_cache_a_function_and_name_torchs_switches(kernel):
+    shown = kernel.run(
+        "@functools.cache\n"
+        "def half(n):\n"
+        "    return n / 2\n"
+        "\n"
+        "def work(rank):\n"
+        "    torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = False\n"
+        "    return half(rank), torch.ops.aten.add(1, rank).item()\n"
+        "\n"
+        "launch(work, 2)"
+    )
+    assert shown == "[(0.0, 1), (0.5, 2)]"
+
+
 @pytest.mark.parametrize("loop", LOOPS, ids=["sleeps", "holds_the_lock"])
 def test_interrupt(kernel, loop):
     before = {p.pid for p in kernel.processes()}

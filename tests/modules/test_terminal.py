@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,56 @@ def test_time_that_is_up_ends_the_program(tmp_path, monkeypatch):
     with pytest.raises(TimeoutError, match="(?s)was still running after .* had printed:\nhalf way"):
         run_in_terminal(sys.executable, "-c", script + "time.sleep(600)", timeout=1)
     assert not psutil.pid_exists(int(mark.read_text()))
+
+
+HANGS = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(rank):
+    meeting = "file://" + os.path.abspath("meeting")
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    open(f"{rank}-{os.getpid()}", "w").close()
+    dist.barrier() if rank == 0 else dist.recv(torch.ones(1), 0)
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_program_has_spawned_ends_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # time begins when both are there
+    monkeypatch.setattr(
+        terminal, "_crowd", lambda: 0.2 if len([*tmp_path.glob("?-*")]) == 2 else 1e6
+    )
+    Path("hangs.py").write_text(HANGS)
+    with pytest.raises(TimeoutError, match="and was ended"):
+        run_in_terminal(sys.executable, "hangs.py", timeout=10)
+    spawned = [int(path.name.partition("-")[2]) for path in tmp_path.glob("?-*")]
+    assert len(spawned) == 2
+    end = time.monotonic() + 5
+    while any(map(runs, spawned)):
+        assert time.monotonic() < end, spawned
+        time.sleep(0.01)
+
+
+LISTENS = """
+import os, psutil
+seen = psutil.Process(os.getppid()).net_connections("tcp")
+print([c.laddr.ip for c in seen if c.status == "LISTEN"])
+"""
+
+
+def test_torchruns_agent_listens_to_nobody(tmp_path):
+    (tmp_path / "listens.py").write_text(LISTENS)
+    assert torchrun(1, tmp_path / "listens.py") == "[]\n"
 
 
 def test_the_limit_grows_with_what_the_machine_is_doing(monkeypatch):

@@ -114,4 +114,4 @@ def _make_own(folder: str) -> None:
     its parent's, and no business of its janitor."""
     tempfile.tempdir = folder
     janitor.__dict__.update(Janitor().__dict__)
-    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
+    forkserver._forkserver.ensure_running = server.ensure_running = lambda: None

@@ -558,3 +558,16 @@ def test_a_version_without_the_rules_is_named(monkeypatch):
     monkeypatch.setattr(versions, "installed", lambda: "2.11.0+cpu")
     with pytest.raises(RuntimeError, match=r"needs PyTorch 2\.14 or newer, and 2\.11\.0\+cpu is"):
         launch(where, 1, rules="nccl")
+
+
+def test_complex_numbers_and_means_of_whole_ones_are_those_of_the_cpu():
+    def work(rank):
+        z, pair = torch.tensor([1 + 2j], device=device()), ones(1, 2)
+        counts = torch.tensor([3, 4], device=device())
+        dist.all_reduce(counts, op=dist.ReduceOp.AVG)
+        loss = nn.functional.smooth_l1_loss(ones(2), 0 * ones(2))
+        seen = (z.conj() * z, -z.conj().imag, torch.view_as_complex(pair), torch.view_as_real(z))
+        return [x.tolist() for x in (*seen, counts, loss)]
+
+    wanted = [[5 + 0j], [2.0], [1 + 1j], [[1.0, 2.0]], [3, 4], 0.5]
+    assert launch(work, RANKS, rules="nccl") == [wanted] * RANKS

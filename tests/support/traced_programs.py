@@ -92,7 +92,7 @@ class Experts(nn.Module):
         self.model, self.group = model, group
         self.router = nn.Linear(model.width, model.experts, bias=False)
         share = model.experts // group.size()
-        self.own = _Each(Gated(model) for _ in range(share))
+        self.own = _Each([Gated(model) for _ in range(share)])
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, ranks = x.flatten(0, 1), self.group.size()
@@ -101,18 +101,22 @@ class Experts(nn.Module):
         splits = [chosen.numel() // ranks] * ranks
         arrived = Exchange.apply(tokens[chosen.flatten()], splits, splits, self.group)
         # by the rank that sent them, the expert here, the token
-        queues = arrived.view(ranks, len(self.own), taken, -1).transpose(0, 1).flatten(1, 2)
+        queues = arrived.view(ranks, -1, taken, arrived.size(-1)).transpose(0, 1).flatten(1, 2)
         results = self.own(queues).unflatten(1, (ranks, taken)).transpose(0, 1)
         back = Exchange.apply(results.reshape_as(arrived), splits, splits, self.group)
         weighted = weights.flatten().unsqueeze(1) * back
         return torch.zeros_like(tokens).index_add(0, chosen.flatten(), weighted).view_as(x)
 
 
-class _Each(nn.ModuleList):
+class _Each(nn.Module):
     """Experts, each with its own row of queues."""
 
+    def __init__(self, experts: list[Gated]) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(experts)
+
     def forward(self, queues: Tensor) -> Tensor:
-        return torch.stack([expert(queue) for expert, queue in zip(self, queues)])
+        return torch.stack([expert(queue) for expert, queue in zip(self.experts, queues)])
 
 
 class Layer(nn.Module):
