@@ -23,7 +23,7 @@ _UNKNOWN = 0.0  # when something was handed in
 _NESTED = "{} is an archive inside of an archive; unpack the outer one, and grade its folder."
 _CROWDED = f"{{}} has more than {_MOST_MEMBERS:,} members; unpack it, and grade its folder."
 # what a browser or a mail program calls a notebook, and archives of other kinds
-_ALMOST = re.compile(r"\.ipynb(\.\w+)?$|\.(7z|rar|tar|tgz|gz|bz2|xz)$", re.IGNORECASE)
+_ALMOST = re.compile(r"\.ipynb(\.\w+)?$|\.(7z|rar|tgz|tar(\.\w+)?)$", re.IGNORECASE)
 _OTHER = "{} is neither a notebook (.ipynb) nor a zip archive; rename it, or unpack it."
 
 

@@ -55,11 +55,12 @@ def grade_folder(chapter: int, folder: Path) -> dict:
             found = list(gathering.notebooks([str(folder)], Path(temporary)))
         except ValueError as error:
             return {"score": 0, "output": str(error)}
-        if len(found) != 1:
-            return {"score": 0, "output": f"There are {len(found)} notebooks; hand in one."}
-        reasons = {0: found[0].reason} if found[0].reason else {}
-        paths = [found[0].path]
-        return results(*grade_files(paths, chapter=chapter, isolated=None, reasons=reasons))
+        readable = [one for one in found if not one.reason]
+        if not readable:
+            return {"score": 0, "output": found[0].reason}
+        if len(readable) > 1:
+            return {"score": 0, "output": f"There are {len(readable)} notebooks; hand in one."}
+        return results(*grade_files([readable[0].path], chapter=chapter, isolated=None))
 
 
 def results(grade: Grade) -> dict:

@@ -348,7 +348,9 @@ class TestCommand:
         shown = capsys.readouterr().out
         assert "The grader's server does not start" in shown
         assert "1 of 3 files were graded" in shown  # the picture needs no server
-        assert len(list(csv.DictReader(table.open()))) == 1
+        assert "marks.csv.partial has those that were graded" in shown
+        with open(f"{table}.partial") as partial:
+            assert len(list(csv.DictReader(partial))) == 1
 
     def test_inputs_of_their_own_for_students(self, tmp_path, capsys):
         """Two who hand in the same are asked for other numbers; a complaint can be tried again."""

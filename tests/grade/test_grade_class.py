@@ -193,7 +193,7 @@ def test_an_archive_inside_of_an_archive_is_not_passed_over_in_silence(tmp_path)
 
 def test_what_is_almost_a_notebook_is_not_passed_over_in_silence(tmp_path):
     folder = tmp_path / "in"
-    for name in ("a/03_ddp.ipynb.txt", "b/work.tar.gz", "c/03.IPYNB", "d/03.ipynb~", "e/x.pdf"):
+    for name in ("a/03_ddp.ipynb.txt", "b/work.tar.gz", "c/03.IPYNB", "d/03.ipynb~", "e/t10k.gz"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("{}")
     with zipfile.ZipFile(folder / "f.zip", "w") as archive:
@@ -492,7 +492,11 @@ def test_an_autograder_for_gradescope(tmp_path):
     assert not [name for name in names if name.endswith(".ipynb") or name.startswith("..")]
     made = gradescope.results(grade("a", mark(), mark("passed")))
     assert (made["score"], [t["score"] for t in made["tests"]]) == (2, [0, 2])
-    assert gradescope.grade_folder(0, tmp_path)["output"].startswith("There is no notebook")
+    said = gradescope.grade_folder(0, tmp_path)["output"]
+    assert said == "autograder.zip holds no notebook (.ipynb)."
+    for name in ("a.ipynb", "b.ipynb"):
+        (tmp_path / name).write_text("{}")
+    assert gradescope.grade_folder(0, tmp_path)["output"] == "There are 2 notebooks; hand in one."
 
 
 # --- what it says about a class -----------------------------------------------------------------
