@@ -229,9 +229,9 @@ def _unsharded(model: Model, layout: Layout, stage: int) -> float:
     if layout.shards == 1 or layout.zero < 2:
         return 0
     layer = counting.layer_parameters(model, layout.tp, layout.ep)
-    stages = sum(stage_parameters(model, layout, stage))
-    root = stages - layout.stage_layers(model.layers)[stage] * layer
-    count = stages if layout.micro_batches > 1 else max(layer, root)
+    every = sum(stage_parameters(model, layout, stage))
+    root = every - layout.stage_layers(model.layers)[stage] * layer
+    count = every if layout.micro_batches > 1 else max(layer, root)
     if layout.zero == 3:
         count += root + layer * _gathered(model, layout, stage)
     return 2 * count

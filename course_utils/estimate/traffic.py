@@ -73,8 +73,9 @@ def _tensor(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call
     """Two pairs a layer and pass; the embedding and the output layer have half a pair each.
 
     Where experts are shared out, the MLP's pair comes between the two ways of `_experts` and
-    carries every token top_k times (Megatron-LM, `MoEAlltoAllTokenDispatcher`). The embedding ends forward in a sum, the output layer backward; there, the sequence is shared
-    out again, and gathered on the other way.
+    carries every token top_k times (Megatron-LM, `MoEAlltoAllTokenDispatcher`). The embedding ends
+    forward in a sum, the output layer backward; there, the sequence is shared out again, and
+    gathered on the other way.
     """
     layers, size = layout.stage_layers(model.layers)[stage], _hidden(model, layout, seq)
     first, last = stage == 0, stage == layout.pp - 1
