@@ -317,12 +317,16 @@ class Nodes(Agents):
         return next((group for group, count in counts.items() if count == ranks), None)
 
     def _wait(self, condition: Callable[[], Any], what: str) -> Any:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        deadline, ended = time.monotonic() + PATIENCE, False
+        while time.monotonic() < deadline and not ended:
+            ended = all(agent.poll() is not None for agent in self.agents.values())
             if found := condition():
                 return found
             time.sleep(0.1)
-        raise TimeoutError(f"Waited for {what} in vain: read {self.folder}/agent-*.log.")
+        raise TimeoutError(
+            f"Waited for {what} in vain: read {self.folder}/agent-*.log"
+            f"{' (all agents have ended)' if ended else ''}."
+        )
 
     def events(self) -> list[dict]:
         """What the workers have noted, in the order of time."""

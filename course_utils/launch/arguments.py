@@ -2,7 +2,6 @@
 
 import errno
 import inspect
-import math
 import operator
 import os
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from course_utils import strict, versions
 
 MOST_RANKS = 64
+_LONGEST = 7 * 24 * 3600  # seconds: gloo counts milliseconds in 32 bits
 _FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
 
 
@@ -122,8 +122,11 @@ def check_backend(backend, rules) -> None:
 def _check_timeout(timeout):
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"launch(timeout=...) is a number of seconds, not {_short(timeout)}.")
-    if not (timeout > 0 and math.isfinite(timeout)):
-        raise ValueError(f"launch(timeout=...) is a positive number of seconds, not {timeout}.")
+    if not 0 < timeout <= _LONGEST:
+        raise ValueError(
+            f"launch(timeout=...) is a positive number of seconds, at most {_LONGEST:,}, which is a "
+            f"week, and not {_short(timeout)}."
+        )
 
 
 def _check_function(fn, args):

@@ -421,7 +421,7 @@ def test_result_instead_of_a_function():
         launch(None, 2)
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan"), 1e10, 10**400])
 def test_timeout_out_of_range(timeout):
     with pytest.raises(ValueError, match="positive number of seconds"):
         launch(total, 2, timeout=timeout)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from course_utils import capstone, network_hosts
 from course_utils.network_hosts import CABLE
-from course_utils.nodes import Gate, gone_within, kill, processes_of
+from course_utils.nodes import Gate, Nodes, gone_within, kill, processes_of
 from course_utils.terminal import loopback
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -316,3 +317,10 @@ def test_a_kernel_that_is_killed_leaves_no_process_and_no_host(why_not, hosts, t
         for process in [kernel, *started]:
             kill(process)
         kernel.wait()
+
+
+def test_nobody_is_waited_for_once_all_agents_have_ended(tmp_path):
+    nodes = Nodes(tmp_path / "run", "nothing.py")
+    nodes.agents = {"a": SimpleNamespace(poll=lambda: 1), "b": SimpleNamespace(poll=lambda: 0)}
+    with pytest.raises(TimeoutError, match="all agents have ended"):
+        nodes.train(2, 0)
