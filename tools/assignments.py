@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from nbgrader.api import Gradebook
+from nbgrader.api import Gradebook, MissingEntry, SubmittedAssignment
 from nbgrader.apps import NbGraderAPI
 from nbgrader.utils import parse_utc
 from source import SourceError
@@ -46,7 +46,10 @@ class Line:
 
 def build(folder: Path, names: list[str]) -> None:
     """Write source and release of the chapters; raise BuildError or SourceError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be the course folder: {error.strerror}.") from None
     if not (folder / CONFIG).exists():
         shutil.copy(Path(__file__).with_name(CONFIG), folder)
     chapters = with_exercises(names)
@@ -111,13 +114,18 @@ def submissions(folder: Path, chapter: str) -> Iterator[Line]:
         for handed_in in sorted(folder.glob(f"submitted/*/{chapter}")):
             student = handed_in.parent.name
             graded = folder / "autograded" / student / chapter / f"{chapter}.ipynb"
-            if graded.exists():
-                submission = gradebook.find_submission(chapter, student)
+            submission = _found(gradebook, chapter, student) if graded.exists() else None
+            if submission:
                 points = f"{submission.score:g} of {submission.max_score:g}"
                 remarks = nbformat.read(graded, as_version=4).metadata[REMARKS]
                 yield Line(student, points, [*remarks, *_ungraded(handed_in)])
             else:
                 yield Line(student, "no grade", [_why_not(handed_in)])
+
+
+def _found(gradebook: Gradebook, chapter: str, student: str) -> SubmittedAssignment | None:
+    with contextlib.suppress(MissingEntry):  # a gradebook that is newer than what was autograded
+        return gradebook.find_submission(chapter, student)
 
 
 def _ungraded(handed_in: Path) -> list[str]:

@@ -18,7 +18,7 @@ def find(exercise_id: str) -> Exercise:
     match = re.fullmatch(r"(\d+)\.(\d+)", str(exercise_id))
     if match and int(match[1]) in chapters():
         _load(int(match[1]))
-    if exercise_id not in registered:
+    if not isinstance(exercise_id, str) or exercise_id not in registered:
         near = [id for id in registered if match and id.split(".")[0] == match[1]]
         known = f"chapter {match[1]} has {', '.join(near)}" if near else 'an id looks like "0.1"'
         raise LookupError(f"There is no exercise {exercise_id!r}; {known}.")

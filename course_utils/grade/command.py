@@ -153,6 +153,8 @@ def _must_be_complete(options):
         if not number.isdigit() or int(number) not in catalogue.chapters():
             raise ValueError(f"There is no chapter {options.chapter} with exercises; say 03.")
         options.chapter = int(number)
+    if options.report and not options.report.name:
+        raise ValueError("--report is a name: with monday, monday.md and monday.png are written.")
     if any(getattr(options, kind) for kind in export.KINDS) and not options.roster:
         raise ValueError("An export needs --roster: it says whose the files are.")
     if options.own_inputs and not options.roster:

@@ -7,13 +7,14 @@ Gradescope runs each submission in a container of its own, to be thrown away, so
 without namespaces where there are none.
 """
 
+import argparse
 import json
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 from course_utils.chapters import ROOT
+from course_utils.checks import catalogue
 from course_utils.grade import gathering
 from course_utils.grade.grading import grade_files
 from course_utils.grade.marks import Grade
@@ -80,10 +81,25 @@ def results(grade: Grade) -> dict:
     return {"score": grade.earned, "tests": tests}
 
 
-if __name__ == "__main__":
-    what, number, *rest = sys.argv[1:]
-    if what == "zip":
-        write_zip(int(number), Path(rest[0]))
+def main(arguments: list[str] | None = None) -> None:
+    """Makes the archive, or grades in it."""
+    parser = argparse.ArgumentParser(prog="python -m course_utils.grade.gradescope")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, about, files in (
+        ("zip", "make the archive to be uploaded", ["file"]),
+        ("run", "what runs on Gradescope", ["folder", "file"]),
+    ):
+        command = commands.add_parser(name, help=about)
+        command.add_argument("chapter", type=int, choices=catalogue.chapters(), metavar="NN")
+        for each in files:
+            command.add_argument(each, type=Path)
+    asked = parser.parse_args(arguments)
+    if asked.command == "zip":
+        write_zip(asked.chapter, asked.file)
     else:
-        written = json.dumps(grade_folder(int(number), Path(rest[0])), indent=1)
-        Path(rest[1]).write_text(written, encoding="utf-8")
+        written = json.dumps(grade_folder(asked.chapter, asked.folder), indent=1)
+        asked.file.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -491,7 +491,7 @@ def test_check_keeps_the_progress(course):
     assert progress.passed() == {"90.1"}
 
 
-@pytest.mark.parametrize("id", ["90.7", "x", 3.1, None, right, "", "90"])
+@pytest.mark.parametrize("id", ["90.7", "x", 3.1, None, right, "", "90", ["90.1"]])
 def test_an_unknown_exercise_is_a_sentence(course, capsys, id):
     assert check(id, right) is None
     assert hint(id) is None

@@ -265,6 +265,10 @@ def test_an_interrupted_run_leaves_what_an_earlier_one_has_written(command, caps
     assert "points" not in said.partition("files were graded.")[2]
 
 
+def test_a_report_without_a_name_is_refused(command):
+    assert "--report is a name" in command("--report", ".")
+
+
 def test_pages_that_can_have_no_folder_are_refused_before_anything_is_graded(command):
     Path("pages").touch()
     assert "pages cannot be the folder of the pages" in command("--pages", "pages")
@@ -490,6 +494,9 @@ def test_an_autograder_for_gradescope(tmp_path):
         assert archive.getinfo("run_autograder").external_attr >> 16 & 0o111
     assert {"setup.sh", "requirements.txt", "solutions/00_start_here.py"} <= set(names)
     assert not [name for name in names if name.endswith(".ipynb") or name.startswith("..")]
+    for wrong in (["zip"], ["zip", "99", "a.zip"], ["zip", "03_ddp", "a.zip"]):
+        with pytest.raises(SystemExit, match="2"):
+            gradescope.main(wrong)
     made = gradescope.results(grade("a", mark(), mark("passed")))
     assert (made["score"], [t["score"] for t in made["tests"]]) == (2, [0, 2])
     said = gradescope.grade_folder(0, tmp_path)["output"]

@@ -4,6 +4,7 @@ feedback."""
 import copy
 import inspect
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,26 @@ def test_report_without_a_gradebook(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert assignments.main(["report", "--folder", str(tmp_path), "03"]) == 1
     assert f"There is no gradebook in {tmp_path}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_report_beside_a_gradebook_that_is_newer_than_the_grades(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    own = Path(sys.executable).parent  # alembic is there
+    monkeypatch.setenv("PATH", str(own), prepend=os.pathsep)
+    for part in ("submitted", "autograded"):
+        (tmp_path / part / "ada" / CHAPTER).mkdir(parents=True)
+        (tmp_path / part / "ada" / CHAPTER / f"{CHAPTER}.ipynb").touch()
+    Gradebook(f"sqlite:///{tmp_path / 'gradebook.db'}").close()
+    assert assignments.main(["report", "--folder", str(tmp_path), "00"]) == 0
+    printed = capsys.readouterr().out
+    assert "no grade" in printed and f"autograde {CHAPTER} --student ada" in printed
+
+
+def test_build_into_a_file_has_a_sentence(tmp_path: Path, capsys) -> None:
+    (file := tmp_path / "course").touch()
+    assert assignments.main(["build", "--folder", str(file), "00"]) == 1
+    assert f"{file} cannot be the course folder" in capsys.readouterr().err
 
 
 # --- validate ----------------------------------------------------------------------------------
