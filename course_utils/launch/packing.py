@@ -39,6 +39,8 @@ class _Pickler(cloudpickle.Pickler):
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
             return _sys_exit, ()
+        if isinstance(obj, torch.Tensor) and obj.dtype in torch.storage._new_dtypes():
+            return _of_new_dtype(obj)
         # Storages, not tensors: two tensors that share memory still share it on the other side.
         if isinstance(obj, torch.storage.TypedStorage):
             return _typed_storage, (obj._untyped_storage, obj.dtype)
@@ -54,6 +56,14 @@ class _Pickler(cloudpickle.Pickler):
         nobody could quote the learner's line."""
         make, parts = self.dispatch_table[types.CodeType](code)
         return make, tuple(code.co_filename if p == "<dynamic-code>" else p for p in parts)
+
+
+def _of_new_dtype(tensor):
+    """Of numbers for which there is no typed storage (uint16, float8), PyTorch's own pickling has the
+    bytes as they are, and its rebuilding asks for a storage with a type, whichever."""
+    make, parts, *_ = tensor.__reduce_ex__(5)
+    bare = make is torch._utils._rebuild_tensor_v3 and isinstance(parts[0], torch.UntypedStorage)
+    return make, (_typed_storage(parts[0], torch.uint8), *parts[1:]) if bare else parts
 
 
 def _typed_storage(untyped, dtype):

@@ -77,6 +77,7 @@ def test_tensors_arrive_as_they_were():
             "views": (shared[:2], shared[2:]),
             "empty": torch.empty(0, 3),
             "half": torch.ones(2, dtype=torch.bfloat16),
+            "tokens": torch.tensor([50_000], dtype=torch.uint16),
             "parameter": torch.nn.Parameter(torch.ones(2)),
             "state": torch.nn.Linear(2, 1).state_dict(),
         }
@@ -88,6 +89,7 @@ def test_tensors_arrive_as_they_were():
         assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
         assert got["empty"].shape == (0, 3)
         assert got["half"].dtype == torch.bfloat16
+        assert got["tokens"].dtype == torch.uint16 and got["tokens"].tolist() == [50_000]
         assert isinstance(got["parameter"], torch.nn.Parameter)
         assert list(got["state"]) == ["weight", "bias"]
         got["state"]["bias"] += 1  # the memory is the receiver's own
