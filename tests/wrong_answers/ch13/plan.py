@@ -192,6 +192,11 @@ def takes_the_smallest(model, gpus, batch, seq, hardware, node_days, disk):
 
 @wrong("13.3", names="data-only")
 def fully_sharded_only(model, gpus, batch, seq, hardware, node_days, disk):
+    return Layout(dp=gpus, zero=3, micro_batch=batch // gpus, recompute="full"), 10
+
+
+@wrong("13.3", names="does-not-fit")
+def fully_sharded_with_gradients_that_wait(model, gpus, batch, seq, hardware, node_days, disk):
     return Layout(dp=gpus, zero=3, micro_batches=batch // gpus, recompute="full"), 10
 
 
