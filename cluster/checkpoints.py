@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Checkpoints:
 
     def _take_over(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove(self.folder.glob("partial-*"))  # of killed writers: they may have filled the disk
         write_whole(self.folder / "owner", self.incarnation.encode())
 
     # --- writing ---
@@ -113,12 +115,7 @@ class Checkpoints:
         """Removes old checkpoints, and what killed writers left."""
         old = sorted(self.folder.glob("step-*"))[:-KEEP]
         torn = [p for p in self.folder.glob("partial-*") if self.incarnation not in p.name]
-        for folder in [*old, *torn]:
-            # a checkpoint without its manifest is none: nobody finds half of one
-            for path in sorted(folder.iterdir(), key=lambda path: path.name != "manifest.json"):
-                path.unlink(missing_ok=True)
-            with suppress(OSError):
-                folder.rmdir()
+        remove([*old, *torn])
 
     # --- reading ---
 
@@ -177,6 +174,16 @@ def judge(path: Path, expected: str) -> str:
         return "" if digest(path) == expected else f"{path.name} has another SHA-256"
     except FileNotFoundError:
         return f"{path.name} is missing"
+
+
+def remove(folders: Iterable[Path]) -> None:
+    """Removes folders of files, each manifest first: without it a checkpoint is none, and nobody finds
+    half of one."""
+    for folder in folders:
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != "manifest.json"):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def write_whole(path: Path, content: bytes) -> None:

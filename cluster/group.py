@@ -221,13 +221,13 @@ class Life:
 
     def __init__(self, folder: Path, incarnation: str) -> None:
         self.folder, self.incarnation = folder, incarnation
-        self.saved = 0  # step of the newest checkpoint
-        self.before = on_rank_0(self._begin)
+        self.before, self.saved = on_rank_0(self._begin)  # saved: step of the newest checkpoint
 
-    def _begin(self) -> dict | None:
+    def _begin(self) -> tuple[dict | None, int]:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "stopped.json").unlink(missing_ok=True)
-        return read_json(self.folder / "last_error.json")
+        steps = [int(path.name.split("-")[1]) for path in self.folder.glob("step-*")]
+        return read_json(self.folder / "last_error.json"), max(steps, default=0)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

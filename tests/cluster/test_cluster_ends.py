@@ -25,6 +25,7 @@ from tests.support.ports import free_ports
 sys.path.insert(0, str(TRAIN.parent))
 import agent
 import check
+import checkpoints
 import group
 import train
 
@@ -190,6 +191,25 @@ def test_the_second_life_that_ends_alike_with_no_step_gained_is_the_last(alone, 
     assert stopped["reason"].endswith("gained no step: ValueError: another")
     group.Life(tmp_path, "5")
     assert not (tmp_path / "stopped.json").exists()  # somebody has started it again on purpose
+
+
+def test_an_error_before_the_first_step_counts_from_the_newest_checkpoint(alone, tmp_path):
+    def tried(name: str) -> BaseException:
+        with pytest.raises(BaseException) as caught, group.Life(tmp_path, name).watched():
+            raise OSError("Stale file handle")
+        return caught.value
+
+    assert isinstance(tried("1"), OSError)
+    (tmp_path / "step-00004000-2").mkdir()  # what the lives between have saved
+    assert isinstance(tried("6"), OSError)
+    assert isinstance(tried("7"), group.Stop)
+
+
+def test_a_start_makes_room_before_it_writes(alone, tmp_path):
+    (tmp_path / "partial-00000004-1").mkdir()
+    (tmp_path / "partial-00000004-1" / "__0_0.distcp").touch()
+    checkpoints.Checkpoints(tmp_path, "2")
+    assert [path.name for path in tmp_path.iterdir()] == ["owner"]
 
 
 def test_errors_that_differ_in_their_numbers_are_alike(alone, tmp_path):

@@ -64,6 +64,26 @@ def test_slurm_starts_again_only_where_it_may_help(tmp_path, code):
     assert ended.returncode == status
 
 
+def test_slurm_tries_again_where_srun_itself_has_failed(tmp_path):
+    ended = run_slurm(tmp_path, srun="exit ${SLURM_EXIT_ERROR:-1}")
+    assert ended.stdout.splitlines()[4:] == ["attempt 5 of start 0 has ended with 129", "requeued"]
+
+
+def test_slurm_asks_again_for_a_requeue_until_the_controller_answers(tmp_path):
+    refuses = f"[ -e {tmp_path}/asked ] && echo requeued || {{ touch {tmp_path}/asked; exit 1; }}"
+    ended = run_slurm(tmp_path, srun="exit 203", requeue=refuses)
+    assert (ended.returncode, ended.stdout.splitlines()[1:]) == (0, ["requeued"])
+
+
+def test_slurm_stops_where_one_node_has_said_so_and_another_has_lost_it(tmp_path):
+    (tmp_path / "runs" / "course-train").mkdir(parents=True)
+    stopped = tmp_path / "runs" / "course-train" / "stopped.json"
+    ended = run_slurm(tmp_path, srun=f"echo {{}} > {stopped}; exit 129")
+    assert ended.stdout.splitlines() == ["attempt 1 of start 0 has ended with 129"]
+    assert ended.returncode == 78
+    assert run_slurm(tmp_path, srun="exit 203").returncode == 0  # of a job before this one
+
+
 def test_slurm_begins_again_under_another_id_when_all_agents_have_given_up(tmp_path):
     ended = run_slurm(tmp_path, srun='[[ "$*" = *rdzv-id=1234567-0-3* ]] || exit 129')
     assert ended.returncode == 0

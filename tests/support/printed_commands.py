@@ -45,19 +45,25 @@ def fewest_nodes(line: str) -> str:
 
 
 def run_slurm(
-    folder: Path, srun: str, live: str = "n[3-4]", fewest: str = "echo 1"
+    folder: Path,
+    srun: str,
+    live: str = "n[3-4]",
+    fewest: str = "echo 1",
+    requeue: str = "echo requeued",
 ) -> subprocess.CompletedProcess:
-    """Runs cluster/slurm.sbatch, as on the first of the nodes n3 and n4, of which `live` live.
+    """Runs cluster/slurm.sbatch in `folder`, as on the first of the nodes n3 and n4, of which `live` live.
 
-    `srun` and `fewest` are lines of bash; the second stands for train.py, asked for the fewest nodes.
+    `srun`, `fewest` and `requeue` are lines of bash; the second stands for train.py, asked for the
+    fewest nodes.
     """
     variables = programs(
         folder,
         squeue=f'[[ "$*" = *"--jobs 1234567"* ]] && echo "{live}"',
         scontrol=(
             'case "$*" in "show hostnames n[3-4]") printf "n3\\nn4\\n";; '
-            '"show hostnames n4") echo n4;; "requeue 1234567") echo requeued;; *) exit 1;; esac'
+            f'"show hostnames n4") echo n4;; "requeue 1234567") {requeue};; *) exit 1;; esac'
         ),
+        sleep=":",
         srun=srun,
         python=fewest_nodes(fewest),
     )
@@ -69,7 +75,9 @@ def run_slurm(
         "SLURM_JOB_NAME": "course-train",
     }
     command = ["bash", str(ROOT / "cluster" / "slurm.sbatch")]
-    return subprocess.run(command, env=variables, check=False, capture_output=True, text=True)
+    return subprocess.run(
+        command, env=variables, check=False, capture_output=True, text=True, cwd=folder
+    )
 
 
 def slurm_command(folder: Path) -> list[str]:
