@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-from setup_env import DRIVER
+from setup_env import has_driver
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "tests"
@@ -134,7 +134,7 @@ def run_step(name: str) -> Result:
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
     started = time.monotonic()
-    end = started + limit(name, beside_gpus=Path(DRIVER).exists())
+    end = started + limit(name, beside_gpus=has_driver())
     statuses = [call(command, end) for command in (STEPS | BY_NAME)[name]]
     result = Result(name, not any(statuses), time.monotonic() - started)
     if report.exists():

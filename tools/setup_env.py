@@ -130,6 +130,11 @@ def call(command):
     return process.returncode, output, errors
 
 
+def has_driver():
+    """Whether there is an NVIDIA driver; under WSL it is Windows's, and /proc does not tell."""
+    return os.path.exists(DRIVER) or call(["nvidia-smi", "-L"])[0] == 0
+
+
 def fingerprint(root):
     """Digest of the files that say what the environment holds."""
     digest = hashlib.sha256()
@@ -158,7 +163,7 @@ def cpu_index(torch):
     torch: "cpu", "cuda", or "auto": without CUDA on a Linux machine that has no NVIDIA driver, if
     the index answers at once (on other systems the usual build has no CUDA anyway).
     """
-    if torch == "cuda" or torch == "auto" and (sys.platform != "linux" or os.path.exists(DRIVER)):
+    if torch == "cuda" or torch == "auto" and (sys.platform != "linux" or has_driver()):
         return None
     try:
         urlopen(CPU_INDEX + "/torch/", timeout=3).close()

@@ -17,8 +17,11 @@ def test_the_container_is_made_by_a_target_that_exists():
     container = read(CONTAINER / "devcontainer.json")
     # containers.dev/implementors/json_reference: general properties, and those of a Dockerfile
     assert container.keys() <= {
-        "name", "build", "hostRequirements", "postCreateCommand", "customizations",
+        "name", "build", "hostRequirements", "postCreateCommand", "containerEnv", "customizations",
     }  # fmt: skip
+    # in the workspace: whatever lies elsewhere goes when the container is built again
+    [progress] = container["containerEnv"].values()
+    assert progress == "${containerWorkspaceFolder}/.course/progress.json"
     assert (CONTAINER / container["build"]["dockerfile"]).is_file()
     command, target = container["postCreateCommand"].split()
     assert command == "make"

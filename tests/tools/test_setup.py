@@ -164,6 +164,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(setup_env, "urlopen", page)
     monkeypatch.setattr(setup_env, "CPU_INDEX", str(tmp_path / "index"))
     monkeypatch.setattr(setup_env, "DRIVER", str(tmp_path / "driver"))
+    smi = tmp_path / "programs" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\nexit 9\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(smi.parent), prepend=os.pathsep)
     monkeypatch.setattr(sys, "platform", "linux")
     return tmp_path / "index"
 
@@ -181,13 +186,15 @@ def test_without_a_driver_both_packages_of_torch_come_without_cuda(
     assert "without CUDA's libraries (--torch cuda" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("reason", ["a driver", "asked for", "no answer", "a Mac"])
+@pytest.mark.parametrize("reason", ["a driver", "Windows's", "asked for", "no answer", "a Mac"])
 def test_otherwise_torch_is_the_usual_one(
     reason: str, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     assert setup_env.cpu_index("auto") == str(index)
     if reason == "a driver":
         Path(setup_env.DRIVER).touch()
+    elif reason == "Windows's":
+        (index.parent / "programs" / "nvidia-smi").write_text("#!/bin/sh\nexit 0\n")
     elif reason == "a Mac":
         monkeypatch.setattr(sys, "platform", "darwin")
     elif reason == "no answer":
