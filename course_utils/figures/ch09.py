@@ -168,8 +168,12 @@ def how_often(mtbf: float, save: float, recovery: float) -> Figure:
     left.set_xticks([0.05, 0.25, 1, 4, 24], ["3 min", "15 min", "1 h", "4 h", "24 h"])
     left.minorticks_off()
     left.set(xlabel="interval between checkpoints", ylabel="time lost (% of the work)")
-    left.set_ylim(0, 60)
+    left.set_ylim(0, max(60, 130 * total.min()))
     title = f"Save every {60 * best:.0f} min: {total.min():.1%} of the work is lost time"
+    if (
+        best + save > mtbf / 2
+    ):  # the formula takes the interval for short against the time to a failure
+        title = "Failures come as fast as saves: the formula does not hold, look at the day"
     figure.suptitle(title, weight="bold")
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "fontsize": 9}
     above |= {"handletextpad": 0.4, "columnspacing": 0.8}
