@@ -4,7 +4,8 @@
 
 Its options are torchrun's. torchrun exits with 1 for any reason; this with the code of the workers
 where that one says whether to start again (see group.py), and otherwise with one above 127: it may
-help. SIGUSR1, which a scheduler sends to all processes of a job, is for the workers only.
+help. SIGUSR1, which a scheduler sends once, to all processes of a job, is for the workers: the agent
+notes it for those that it starts later, and ends one that cannot listen yet by the signal itself.
 """
 
 import os
@@ -15,7 +16,7 @@ import traceback
 from pathlib import Path
 
 import torch.distributed.run as torchrun
-from group import AGAIN, EXIT_CODE_FILE, WRONG_OPTIONS
+from group import AGAIN, EXIT_CODE_FILE, WARNED, WRONG_OPTIONS
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -34,10 +35,10 @@ def meeting(arguments: list[str], node: str | None) -> list[str]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with tempfile.TemporaryDirectory(prefix="agent-") as folder:
         path = Path(folder) / "exit-code"
         os.environ[EXIT_CODE_FILE] = str(path)
+        signal.signal(signal.SIGUSR1, lambda *_: path.with_name(WARNED).touch())
         try:
             # first, so that whoever says it otherwise is heard
             torchrun.main(

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 AGAIN, STOP, WRONG_OPTIONS = 203, 78, 2
 EXIT_CODE_FILE = "TRAIN_EXIT_CODE_FILE"  # where agent.py looks for the code of its workers
+WARNED = "warned"  # a file beside it: SIGUSR1 has reached the agent
 
 
 class Stop(SystemExit):
@@ -192,6 +193,9 @@ class Leaving:
         # waits. The number of the signal comes through the pipe at once, to another thread.
         signal.set_wakeup_fd(wake)
         threading.Thread(target=self._end_after, args=(awake, grace), daemon=True).start()
+        path = os.environ.get(EXIT_CODE_FILE)
+        if path and Path(path).with_name(WARNED).exists():  # while no worker listened
+            self.told[signal.SIGUSR1] = True
 
     def tell(self, number: int, frame=None) -> None:
         self.told[signal.Signals(number)] = True

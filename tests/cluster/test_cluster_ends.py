@@ -105,6 +105,34 @@ class AgentRun:
         return len(EventLog(self.folder).incarnations)
 
 
+TOLD_AS_IT_STARTS = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(TRAIN.parent)!r})
+import group
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":  # as SLURM does, to all processes of the job
+    os.kill(os.getppid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(1000)
+leaving = group.Leaving()
+leaving.listen(20)
+print("told", leaving.told[signal.SIGUSR1])
+"""
+
+
+def test_who_was_told_while_it_started_is_told_again(tmp_path):
+    (tmp_path / "late.py").write_text(TOLD_AS_IT_STARTS)
+    options = ["--standalone", "--nproc-per-node=1", "--max-restarts=1"]
+    ran = subprocess.run(
+        [sys.executable, agent.__file__, *options, tmp_path / "late.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (ran.stdout, ran.returncode) == ("told True\n", 0), ran.stderr
+
+
 def test_told_to_leave_it_saves_and_says_start_again_and_an_error_that_repeats_says_do_not(
     tmp_path,
 ):
