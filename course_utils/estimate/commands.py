@@ -203,7 +203,6 @@ def _traced(program: Callable, layout: Layout, rank: int) -> Trace:
 def _print_trace(
     rank: int, trace: Trace, seconds: Mapping[str, float], hardware: Hardware, name: str
 ) -> None:
-    limit = max(seconds, key=seconds.get, default="nothing")
     fits = "fits" if trace.peak <= hardware.hbm_bytes else "does not fit"
     kinds = ", ".join(f"{kind} {_giga(size)}" for kind, size in trace.held.items() if size)
     print(f"\nrank {rank}, one step")
@@ -217,7 +216,12 @@ def _print_trace(
     _print_table(["group", "call", "when", "calls", "MB each", "GB sent"], rows, words=3)
     print(f"  seconds on {name}, as if nothing went on beside anything else:")
     print("   ", ", ".join(f"{kind} {_short(time)}" for kind, time in seconds.items()))
-    print(f"  most of it: {limit}")
+    print(f"  most of it: {_limit(seconds)}")
+
+
+def _limit(seconds: Mapping[str, float]) -> str:
+    """The kind that takes longest."""
+    return max(seconds, key=seconds.get, default="nothing")
 
 
 def _draw_trace(asked, layout, hardware, traces, seconds) -> None:
@@ -239,7 +243,7 @@ def _as_data(rank: int, trace: Trace, seconds: Mapping[str, float]) -> dict:
         "held": trace.held,
         "calls": [asdict(call) for call in trace.calls],
         "seconds": seconds,
-        "limit": max(seconds, key=seconds.get, default="nothing"),
+        "limit": _limit(seconds),
     }
 
 

@@ -99,6 +99,23 @@ class Model:
         )
 
 
+def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
+    """Raises ValueError where a schedule of p stages cannot run m micro-batches with so many chunks."""
+    require(
+        chunks == 1 or schedule == "interleaved",
+        f"{chunks} chunks a rank need the interleaved schedule, not {schedule!r}.",
+    )
+    require(
+        chunks > 1 or schedule != "interleaved",
+        "The interleaved schedule needs at least 2 chunks a rank; with one it is 1F1B.",
+    )
+    require(
+        schedule != "interleaved" or m % p == 0,
+        f"Interleaving needs a multiple of {p} micro-batches (Megatron-LM, 2104.04473, section "
+        f"2.2.2), and there are {m}.",
+    )
+
+
 @dataclass(frozen=True)
 class Layout:
     """How many ranks split what, and in which order a step runs.
@@ -143,22 +160,7 @@ class Layout:
             self.shards % self.ep == 0,
             f"{self.shards} ranks of data and context cannot form expert groups of {self.ep}.",
         )
-        self._check_pipeline()
-
-    def _check_pipeline(self) -> None:
-        require(
-            self.chunks == 1 or self.schedule == "interleaved",
-            f"{self.chunks} chunks a rank need the interleaved schedule, not {self.schedule!r}.",
-        )
-        require(
-            self.chunks > 1 or self.schedule != "interleaved",
-            "The interleaved schedule needs at least 2 chunks a rank; with one it is 1F1B.",
-        )
-        require(
-            self.schedule != "interleaved" or self.micro_batches % self.pp == 0,
-            f"Interleaving needs a multiple of {self.pp} micro-batches (Megatron-LM, 2104.04473, "
-            f"section 2.2.2), and there are {self.micro_batches}.",
-        )
+        check_chunks(self.schedule, self.pp, self.micro_batches, self.chunks)
 
     @property
     def gpus(self) -> int:

@@ -142,21 +142,19 @@ def vocabulary(model: Model, tp: int) -> int:
 
 def _states(model: Model, layout: Layout, stage: int, how: Convention) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer."""
+    parameters = stage_parameters(model, layout, stage)
+    if how.rough:
+        parameters = _rough_parameters(model, layout, stage), 0
     sizes = {"parameters": how.parameter, "gradients": how.gradient, "optimizer": how.optimizer}
-    held = {}
-    for (kind, size), from_stage in zip(sizes.items(), (3, 2, 1)):
-        if how.rough:
-            shards = layout.shards if layout.zero >= from_stage else 1
-            held[kind] = size * _rough_parameters(model, layout, stage) / shards
-        else:
-            held[kind] = size * sharded(model, layout, stage, from_stage)
-    return held
+    return {
+        kind: size * sharded(layout, *parameters, from_stage)
+        for (kind, size), from_stage in zip(sizes.items(), (3, 2, 1))
+    }
 
 
-def sharded(model: Model, layout: Layout, stage: int, from_stage: int) -> float:
-    """How many parameters a rank of `stage` has the state of that ZeRO shards from `from_stage` on:
-    1 the optimizer's, 2 the gradients', 3 their own. Experts are sharded among fewer ranks."""
-    dense, experts = stage_parameters(model, layout, stage)
+def sharded(layout: Layout, dense: float, experts: float, from_stage: int) -> float:
+    """Of how many parameters a rank has the state that ZeRO shards from `from_stage` on: 1 the
+    optimizer's, 2 the gradients', 3 their own. Experts are sharded among fewer ranks."""
     shards = layout.shards if layout.zero >= from_stage else 1
     return dense / shards + experts / max(shards // layout.ep, 1)
 

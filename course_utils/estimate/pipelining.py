@@ -1,7 +1,7 @@
 """The bubble of a pipeline: the share of a step in which a rank has nothing to do."""
 
 from course_utils import schedules
-from course_utils.estimate.descriptions import SCHEDULES, one_of, require, whole
+from course_utils.estimate.descriptions import SCHEDULES, check_chunks, one_of, require, whole
 
 
 def bubble(
@@ -33,19 +33,7 @@ def bubble(
     require(min(times.values()) >= 0, f"Times cannot be negative: {times}.")
     ideal = m * (forward + backward + weights)
     require(ideal > 0, "A micro-batch that takes no time leaves no share to speak of.")
-    require(
-        chunks == 1 or schedule == "interleaved",
-        f"{chunks} chunks a rank need the interleaved schedule, not {schedule!r}.",
-    )
-    require(
-        chunks > 1 or schedule != "interleaved",
-        "The interleaved schedule needs at least 2 chunks a rank; with one it is 1F1B.",
-    )
-    require(
-        schedule != "interleaved" or m % p == 0,
-        f"Interleaving needs a multiple of {p} micro-batches (Megatron-LM, 2104.04473, section "
-        f"2.2.2), and there are {m}.",
-    )
+    check_chunks(schedule, p, m, chunks)
     extra = _extra(schedule, p, m, chunks, forward, backward + weights, weights, hop)
     return extra / (ideal + extra)
 

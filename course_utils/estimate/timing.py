@@ -12,7 +12,7 @@ from functools import lru_cache
 from course_utils.estimate import counting
 from course_utils.estimate.collectives import collective_time
 from course_utils.estimate.descriptions import Hardware, Layout, Model
-from course_utils.estimate.memory import layer_activations, sharded
+from course_utils.estimate.memory import layer_activations, sharded, stage_parameters
 from course_utils.estimate.networks import Place, latency_of, place_of
 from course_utils.estimate.pipelining import bubble
 from course_utils.estimate.traffic import Call, traffic
@@ -187,7 +187,7 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
 
 def _beside(model: Model, layout: Layout, seq: int, stage: int) -> Once:
     calls = traffic(model, layout, seq, stage)
-    updated = sharded(model, layout, stage, from_stage=1)
+    updated = sharded(layout, *stage_parameters(model, layout, stage), from_stage=1)
     return Once(updated, tuple(call for call in calls if call.group in OUTSIDE))
 
 

@@ -33,8 +33,8 @@ class _Pickler(cloudpickle.Pickler):
         kind = type(obj)
         if kind.__name__ in _TIED and kind.__module__.startswith("torch."):
             raise TypeError(f"it belongs to the ranks' process group: {_TIED[kind.__name__]}")
-        if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)  # of torch.backends, torch.ops: objects
+        if _stands_for_a_module(obj):
+            return importlib.import_module, (obj.__name__,)
         if kind is functools._lru_cache_wrapper and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
@@ -56,6 +56,12 @@ class _Pickler(cloudpickle.Pickler):
         nobody could quote the learner's line."""
         make, parts = self.dispatch_table[types.CodeType](code)
         return make, tuple(code.co_filename if p == "<dynamic-code>" else p for p in parts)
+
+
+def _stands_for_a_module(obj):
+    """True for torch.backends.cudnn, torch.ops and their like, which cloudpickle takes for no module."""
+    a_kind_of = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
+    return a_kind_of and sys.modules.get(obj.__name__) is obj
 
 
 def _of_new_dtype(tensor):

@@ -13,6 +13,7 @@ import pytest
 
 from course_utils import hardware, terminal
 from course_utils.terminal import run_in_terminal, scratch, torchrun
+from tests.support.leftovers import living
 
 SCRIPT = """
 import os, sys
@@ -82,26 +83,24 @@ if __name__ == "__main__":
 """
 
 
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_what_a_program_has_spawned_ends_with_it(tmp_path, monkeypatch):
+    spawned = []
+
+    def crowd():  # time begins when both are there
+        pids = [int(path.name.partition("-")[2]) for path in tmp_path.glob("?-*")]
+        if len(pids) < 2:
+            return math.inf
+        spawned[:] = map(psutil.Process, pids)
+        return 0.2
+
     monkeypatch.chdir(tmp_path)
-    # time begins when both are there
-    monkeypatch.setattr(
-        terminal, "_crowd", lambda: 0.2 if len([*tmp_path.glob("?-*")]) == 2 else 1e6
-    )
+    monkeypatch.setattr(terminal, "_crowd", crowd)
     Path("hangs.py").write_text(HANGS)
     with pytest.raises(TimeoutError, match="and was ended"):
         run_in_terminal(sys.executable, "hangs.py", timeout=10)
-    spawned = [int(path.name.partition("-")[2]) for path in tmp_path.glob("?-*")]
     assert len(spawned) == 2
     end = time.monotonic() + 5
-    while any(map(runs, spawned)):
+    while any(map(living, spawned)):
         assert time.monotonic() < end, spawned
         time.sleep(0.01)
 

@@ -6,8 +6,8 @@ A technique is a function `(rank, job) -> Trained` that runs on every rank: it r
 holds, under the names of the whole model. The parts of all ranks are compared with one process, which
 runs on a rank too, with one thread, and together they must be complete. The files of this folder
 decorate theirs with `@technique`; one file holds what one family of techniques needs. They are
-pickled by value, so ranks need not import them. Code of the chapters comes by `load_code` and `load_answer`, never as a second copy. `@mistake` marks one that
-goes wrong: the contract has to see it.
+pickled by value, so ranks need not import them. Code of the chapters comes by `load_code` and
+`load_answer`, never as a second copy. `@mistake` marks one that goes wrong: the contract has to see it.
 
 Ranks like (4, 2, 1) mean that the training is interrupted: 4 ranks train the first part of the
 batches, 2 the next, 1 the last. All they have of each other lies in the job's folder. These jobs
