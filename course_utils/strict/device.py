@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from course_utils.strict import guard, memory, module, queues, rules, storages
+from course_utils.strict import autocast, guard, memory, module, queues, rules, storages
 from course_utils.strict.memory import CPU, moved_to_device, seen_from_cpu
 
 aten = torch.ops.aten
@@ -56,6 +56,7 @@ def install() -> None:
     _keep_parameters_when_moved()
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_compute, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, autocast.KEY)
     own = torch.library.Library("aten", "IMPL")
     for name, kernel in _KERNELS.items():
         own.impl(name, kernel, "PrivateUse1")
@@ -63,6 +64,8 @@ def install() -> None:
         own.impl(name, _on_the_same_storage(_operator(name)), "PrivateUse1")
     for name, meant in _OTHER_NAMES.items():
         own.impl(name, _under_another_name(meant), "PrivateUse1")
+    for name in autocast.names():
+        own.impl(name, autocast.casting(name, _operator(name)), autocast.KEY)
     for name in ("empty.memory_format", "empty_strided"):
         general = torch.library.get_kernel(f"aten::{name}", "BackendSelect")
         kernel = _unpinned(general)
@@ -111,9 +114,22 @@ def _compute(operator, *args, **kwargs):
     twins = _Twins(operator)
     args = _numbers_as_tensors(operator, args)
     args, kwargs = twins.of(args), {name: twins.of(value) for name, value in kwargs.items()}
-    results = operator.redispatch(CPU, *args, **kwargs)
+    try:
+        results = operator.redispatch(CPU, *args, **kwargs)
+    except NotImplementedError as error:
+        raise _without_a_kernel(operator, error) from error
     twins.adopt_what_was_resized()
     return twins.back(results)
+
+
+def _without_a_kernel(operator, error):
+    """PyTorch's error, or one sentence instead of its page about backends."""
+    if not str(error).startswith("Could not run"):
+        return error
+    return NotImplementedError(
+        f"{operator.name()} has no kernel for CPUs, with which this device computes under NCCL's rules: "
+        "call launch without `rules`, or use a GPU."
+    )
 
 
 def _numbers_as_tensors(operator, args):

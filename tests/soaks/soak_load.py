@@ -2,16 +2,19 @@
 
     python -m tests.soaks.soak_load 8 16 32 [--chapters 00 03]
 
-For each size, so many learners run the solved notebooks from top to bottom at the same time, one half
-in the order of the chapters, the other in the opposite one. Strict nbval looks at every cell: one that
-fails, and a verdict that is not the stored one, count alike. How long it takes decides nothing.
+For each size, so many learners run the solved notebooks from top to bottom at the same time, each in a
+folder of their own, one half in the order of the chapters, the other in the opposite one. Strict nbval
+looks at every cell: one that fails, and a verdict that is not the stored one, count alike. How long it
+takes decides nothing.
 """
 
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,9 +24,11 @@ ROOT = Path(__file__).parents[2]
 CELL_TIMEOUT = 3600  # seconds: with 32 learners on two cores, a cell that takes 10 s takes 160
 
 
-def learner(chapters: list[str]) -> subprocess.Popen:
-    """Starts a learner, who runs these notebooks one after the other."""
-    notebooks = [ROOT / "solutions" / f"{chapter(n).title}.ipynb" for n in chapters]
+def learner(chapters: list[str], home: Path) -> subprocess.Popen:
+    """Starts a learner, who runs these notebooks one after the other in the folder `home`."""
+    home.mkdir()
+    titles = [f"{chapter(n).title}.ipynb" for n in chapters]
+    notebooks = [shutil.copy(ROOT / "solutions" / title, home) for title in titles]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbval"]
     return subprocess.Popen(
         [*command, f"--nbval-cell-timeout={CELL_TIMEOUT}", *notebooks],
@@ -38,8 +43,10 @@ def learner(chapters: list[str]) -> subprocess.Popen:
 def work(size: int, chapters: list[str]) -> int:
     """Lets a class work; prints what became of it and returns how many cells were wrong."""
     started, orders = time.monotonic(), (chapters, chapters[::-1])
-    learners = [learner(orders[number % 2]) for number in range(size)]
-    printed = [each.communicate()[0] for each in learners]
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="class-", dir=ROOT / "build") as homes:
+        learners = [learner(orders[n % 2], Path(homes, str(n))) for n in range(size)]
+        printed = [each.communicate()[0] for each in learners]
     passed, failed = (sum(_count(text, word) for text in printed) for word in ("passed", "failed"))
     stopped = sum(each.returncode not in (0, 1) for each in learners)
     for text in printed:

@@ -571,3 +571,39 @@ def test_complex_numbers_and_means_of_whole_ones_are_those_of_the_cpu():
 
     wanted = [[5 + 0j], [2.0], [1 + 1j], [[1.0, 2.0]], [3, 4], 0.5]
     assert launch(work, RANKS, rules="nccl") == [wanted] * RANKS
+
+
+def mixed(rank: int) -> tuple[list[torch.dtype], float]:
+    """A step in mixed precision: the types on the way, and how far the gradient is from one by hand."""
+    torch.manual_seed(0)
+    layer, x, y = nn.Linear(4, 3), torch.randn(5, 4), torch.arange(5) % 3
+    by_hand = nn.functional.linear(x.half(), layer.weight.half(), layer.bias.half()).float()
+    nn.functional.cross_entropy(by_hand, y).backward()
+    expected, layer.weight.grad = layer.weight.grad, None
+    layer, x, y = layer.to(device()), x.to(device()), y.to(device())
+    scaler = torch.amp.GradScaler(device().type)
+    optimizer = torch.optim.SGD(layer.parameters())
+    with torch.autocast(device().type, dtype=torch.float16):
+        out = layer(x)
+        loss = nn.functional.cross_entropy(out, y)
+        others = nn.functional.softmax(out, 1), out + x[:, :1], x.double() @ x.double().T
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    gradient = layer.weight.grad
+    scaler.step(optimizer)
+    kinds = [t.dtype for t in (out, loss, gradient, *others)]
+    return kinds, (gradient.cpu() - expected).abs().max().item()
+
+
+def test_autocast_casts_what_it_casts_on_a_gpu():
+    half, full = torch.float16, torch.float32
+    kinds, difference = launch(mixed, 1, rules="nccl")[0]
+    assert kinds == [half, full, full, full, full, torch.float64]
+    assert difference < 1e-3
+
+
+def test_an_operator_without_a_kernel_for_cpus_is_named():
+    with pytest.raises(
+        RankFailure, match="_thnn_fused_lstm_cell has no kernel for CPUs, with which"
+    ):
+        launch(lambda rank: nn.LSTM(4, 3).to(device())(ones(2, 1, 4)), 1, rules="nccl")
