@@ -64,7 +64,7 @@ learner are kept and shown only when the check fails; the state of the kernel is
 the message ("for /: 'NoneType'", anything that is not a single word); the name of an exception
 ("ZeroDivisionError"); the kind of a failure: "timeout" (ranks wait for each other), "endless"
 (code still ran when its time was up), "mismatch" (of collectives), "exit", "signal", "pickle",
-"exception". A failure that an earlier requirement met already is named as it
+"lost" (a host), "exception". A failure that an earlier requirement met already is named as it
 was there, so what you map here is what is new here. Map an exception where a mistake leads to it
 and little else does: every bug of a learner may raise a RuntimeError.
 The slugs "returns-nothing", "wrong-kind", "wrong-parameters", and the kinds of failure with
@@ -115,6 +115,7 @@ COMMON = {
     "exit": "",
     "signal": "",
     "pickle": "",
+    "lost": "",
 }
 
 Requirement = Callable[[Any, Draw], None]
@@ -365,7 +366,9 @@ def _mapped(failures: Mapping[str, str], failure: Failure, known: Mapping[str, s
         return _NOT_WAITED
     in_text = [key for key in failures if not key.isidentifier() and key in failure.text]
     key = next((k for k in (*in_text, failure.error, failure.kind) if k in failures), None)
-    return failures[key] if key else failure.kind
+    if key:
+        return failures[key]
+    return failure.kind if failure.kind in known else "exception"  # in a worker, code may say any
 
 
 def misfit(exercise: Exercise, answer: Any) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from course_utils.authoring.framework import Line, Outcome, judge, registered
 from course_utils.checks import catalogue, check, hint, learner
 from course_utils.checks.learner import render
 from course_utils.hardware import device
+from course_utils.launch import RankFailure
 
 
 @pytest.fixture(autouse=True)
@@ -231,6 +232,15 @@ def test_an_answer_that_the_check_cannot_use_is_no_crash(monkeypatch):
     exercise.requires("first of two")(lambda answer, draw: answer(1)[0])
     lines = shown(exercise, lambda values: 3)
     assert "the check could not use what your answer gave: TypeError" in lines[2]
+
+
+@pytest.mark.parametrize("kind", ["lost", "a kind that code in a worker has made up"])
+def test_a_failure_of_any_kind_is_printed(kind):
+    def answer(values):
+        raise RankFailure("the host b was lost", 0, kind, ranks=["was on host b, lost"])
+
+    printed = render(judge(mean_exercise(), answer))
+    assert "the host b was lost" in printed
 
 
 @pytest.mark.parametrize(
