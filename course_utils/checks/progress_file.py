@@ -14,19 +14,19 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import filelock
+import platformdirs
 
 from course_utils.chapters import ROOT
 
 Entries = dict[str, dict]
 
 _LARGEST = 1_000_000  # bytes: a hundred times what the whole course needs
-_LOCK_IS_STALE_AFTER = 10.0
-_WAIT_FOR_LOCK = 3.0
+_WAIT_FOR_LOCK = 3.0  # seconds
 
 
 def location() -> Path:
@@ -36,7 +36,8 @@ def location() -> Path:
     folder = ROOT / ".course"
     if _writable(folder) and _own(folder):
         return folder / "progress.json"
-    return _state_folder() / "progress.json"
+    own = platformdirs.user_state_path("parallelism-course", appauthor=False)
+    return own / "progress.json"
 
 
 def _writable(folder: Path) -> bool:
@@ -50,17 +51,6 @@ def _own(folder: Path) -> bool:
 
 def _existing(folder: Path) -> Path:
     return folder if folder.exists() else folder.parent
-
-
-def _state_folder() -> Path:
-    home = Path.home()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = home / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_STATE_HOME", home / ".local" / "state"))
-    return base / "parallelism-course"
 
 
 def read(path: Path) -> tuple[Entries, bool]:
@@ -150,21 +140,15 @@ def _checksum(entries: Entries) -> str:
 def locked(path: Path) -> Iterator[None]:
     """Keeps other kernels out while this one reads and writes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(path.name + ".lock")
-    end = time.monotonic() + _WAIT_FOR_LOCK
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-            break
-        except FileExistsError:
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - lock.stat().st_mtime > _LOCK_IS_STALE_AFTER:
-                    lock.unlink()  # its owner died between taking and leaving it
-            if time.monotonic() > end:
-                raise OSError(f"another kernel holds {lock}.") from None
-            time.sleep(0.02)
-    try:
+    with _taken(path.with_name(path.name + ".lock")):
         yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            lock.unlink()
+
+
+def _taken(file: Path) -> filelock.BaseFileLock:
+    try:
+        try:
+            return filelock.FileLock(file, _WAIT_FOR_LOCK).acquire()
+        except NotImplementedError:  # a cluster's file system may not know flock
+            return filelock.SoftFileLock(file, _WAIT_FOR_LOCK).acquire()
+    except filelock.Timeout:
+        raise OSError(f"another kernel holds {file}.") from None

@@ -3,7 +3,7 @@
 import json
 import multiprocessing
 import os
-import time
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -35,6 +35,11 @@ def path(monkeypatch, tmp_path):
     return path
 
 
+def beside(path: Path) -> list[str]:
+    """The files in its folder, but for the lock, which stays."""
+    return sorted(p.name for p in path.parent.iterdir() if p.suffix != ".lock")
+
+
 def test_what_was_passed_stays_passed(path):
     assert progress.passed() == set()
     progress.record(exercise("9.1"), False)
@@ -57,7 +62,7 @@ def test_users_of_one_writable_folder_share_no_file(monkeypatch, tmp_path):
 
 def test_nothing_but_the_file_is_left(path):
     progress.record(exercise(), True)
-    assert [p.name for p in path.parent.iterdir()] == ["progress.json"]
+    assert beside(path) == ["progress.json"]
 
 
 DAMAGED = {
@@ -147,22 +152,34 @@ def test_two_kernels_at_once_lose_nothing(path):
     assert len(progress.passed()) == 30
 
 
-def test_a_lock_left_by_a_dead_kernel_is_taken_over(path, monkeypatch):
-    path.parent.mkdir()
-    lock = path.with_name("progress.json.lock")
-    lock.touch()
-    old = time.time() - 2 * progress_file._LOCK_IS_STALE_AFTER
-    os.utime(lock, (old, old))
+def _dies_with_the_lock(path, flock):
+    if not flock:
+        progress_file.filelock.FileLock = _no_flock
+    with progress_file.locked(path):
+        os._exit(0)
+
+
+@pytest.mark.parametrize("flock", [True, False])
+def test_a_lock_left_by_a_dead_kernel_is_taken_over(path, monkeypatch, flock):
+    if not flock:
+        monkeypatch.setattr(progress_file.filelock, "FileLock", _no_flock)
+    spawn = multiprocessing.get_context("spawn")
+    kernel = spawn.Process(target=_dies_with_the_lock, args=(path, flock))
+    kernel.start()
+    kernel.join()
+    assert kernel.exitcode == 0
     progress.record(exercise(), True)
     assert progress.passed() == {"9.1"}
-    assert not lock.exists()
+
+
+def _no_flock(*_):
+    raise NotImplementedError("this file system does not know flock")
 
 
 def test_a_lock_that_stays_is_one_sentence(path, monkeypatch, capsys):
     monkeypatch.setattr(progress_file, "_WAIT_FOR_LOCK", 0.1)
-    path.parent.mkdir()
-    path.with_name("progress.json.lock").touch()
-    progress.record(exercise(), True)
+    with progress_file.locked(path):
+        progress.record(exercise(), True)
     assert capsys.readouterr().out.startswith("(Your progress was not saved: another kernel")
 
 
@@ -177,7 +194,7 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch, capsys):
     progress.record(exercise("9.2"), True)
     assert "No space left on device" in capsys.readouterr().out
     assert path.read_text() == before
-    assert [p.name for p in path.parent.iterdir()] == ["progress.json"]
+    assert beside(path) == ["progress.json"]
 
 
 def test_a_folder_in_the_way_is_one_sentence(path, capsys):
@@ -212,7 +229,7 @@ def test_a_pipe_or_device_is_neither_read_nor_moved(path, capsys):
     progress.record(exercise(), True)
     assert progress.passed() == set()
     assert capsys.readouterr().out.count(f"{path} is not a file.") == 2
-    assert [p.name for p in path.parent.iterdir()] == ["progress.json"]
+    assert beside(path) == ["progress.json"]
 
 
 # ---- the map -------------------------------------------------------------------------------------
@@ -394,7 +411,7 @@ def test_importing_twice_changes_nothing(path, tmp_path, capsys):
     learner.import_progress(tmp_path / "mine.json")
     learner.import_progress(path)
     assert progress.passed() == before
-    assert sorted(p.name for p in path.parent.iterdir()) == ["progress.json"]
+    assert beside(path) == ["progress.json"]
 
 
 def test_an_export_overwrites_nothing(path, tmp_path, capsys):
@@ -419,7 +436,7 @@ def test_a_file_that_cannot_be_named_so_is_one_sentence(path, tmp_path, monkeypa
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(line.endswith(".") for line in lines)
-    assert [p.name for p in path.parent.iterdir()] == ["progress.json"]
+    assert beside(path) == ["progress.json"]
 
 
 def test_an_edited_import_is_explained_and_its_sound_part_taken(path, tmp_path, capsys):
@@ -461,7 +478,7 @@ def test_an_import_of_something_else_leaves_the_progress_as_it_was(path, tmp_pat
     (line,) = capsys.readouterr().out.splitlines()
     assert line == f"{source} holds no progress that can be read; yours is as it was."
     assert progress.passed() == before
-    assert [p.name for p in path.parent.iterdir()] == ["progress.json"]
+    assert beside(path) == ["progress.json"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
