@@ -155,12 +155,15 @@ def call(command: list[str], end: float) -> int:
 
 
 def end_group(process: subprocess.Popen) -> None:
-    """End the process, and first politely: pytest's fixtures stop what they have started."""
-    for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, None)):
-        if process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(timeout=patience)
+    """End the process, and first politely: pytest's fixtures stop what they have started. Then what is
+    left of its group."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def count_tests(report: Path, result: Result) -> None:

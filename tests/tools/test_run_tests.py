@@ -106,6 +106,15 @@ def test_a_step_that_hangs_is_ended_and_has_failed(
     assert hangs not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
 
 
+def test_what_outlives_a_step_is_ended_too(steps: Path) -> None:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)", str(steps)]
+    run_tests.STEPS["lint"] = [
+        [sys.executable, "-c", f"import subprocess; subprocess.Popen({sleeps})"]
+    ]
+    assert run_tests.main(["lint"]) == 0
+    assert sleeps not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+
+
 def test_tests_that_interrupt_do_so_in_the_background_too(steps: Path) -> None:
     """A shell has what it starts in the background ignore SIGINT, and so would all tests' processes."""
     ignored = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
