@@ -150,7 +150,7 @@ def _program_in(file: Path) -> Callable:
     spec = importlib.util.spec_from_file_location(file.stem, file.resolve())
     if spec is None:
         raise ValueError(f"{file} is no Python file: its name does not end in .py.")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     program = getattr(module, "program", None)
     if not callable(program):

@@ -101,6 +101,22 @@ def test_a_program_that_stops_in_another_module_gets_that_modules_line(tmp_path,
     assert f"{helper}, line 2: return lambda: {{}}['rate']\nKeyError: 'rate'" in said
 
 
+def test_a_program_may_hold_a_dataclass_whose_types_are_texts(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    lines = [
+        "from __future__ import annotations",
+        "from dataclasses import dataclass",
+        "@dataclass",
+        "class Width:",
+        "    columns: int = 4",
+        "def program(mesh, layout):",
+        "    return lambda: Width().columns",
+    ]
+    file.write_text("\n".join(lines))
+    main(["trace", str(file), "--ranks", "4", "--layout", "tp=2"])
+    assert "most of it: nothing" in capsys.readouterr().out
+
+
 def test_a_step_that_does_nothing_is_traced(tmp_path, capsys):
     file, data = tmp_path / "mine.py", tmp_path / "trace.json"
     file.write_text("def program(mesh, layout):\n    return lambda: None\n")
