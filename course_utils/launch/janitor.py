@@ -99,6 +99,15 @@ class Janitor:
 janitor = Janitor()
 
 
+def _renew_lock():
+    """In a fork: who held it is not there."""
+    janitor._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _lines():
     """Yields the kernel's lines until the kernel is gone."""
     kernel, rest = os.getppid(), b""
@@ -119,12 +128,17 @@ class _Process:
 
     def __init__(self, number):
         self._number = int(number)
+        self._fd, self._gone = None, False
         try:
             self._fd = os.pidfd_open(self._number)
+        except ProcessLookupError:
+            self._gone = True  # whoever has its number later is a stranger
         except (AttributeError, OSError):
-            self._fd = None
+            pass
 
     def send(self, signal_number):
+        if self._gone:
+            raise ProcessLookupError
         if self._fd is None:
             os.kill(self._number, signal_number)
         else:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -55,6 +56,36 @@ def sleeper(started, job, **options):
 def wait_until_it_sleeps(process):
     while process.name() != "sleep":
         time.sleep(0.01)
+
+
+def test_a_number_that_was_given_back_is_nobodys(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    held = janitor._Process(process.pid)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a stranger may have the number now"))
+    with pytest.raises(ProcessLookupError):
+        held.send(signal.SIGKILL)
+
+
+def test_a_fork_while_another_thread_tells_the_janitor_can_tell_it_too():
+    program = """
+import os, sys, tempfile
+from course_utils.launch.janitor import janitor
+with janitor._lock:  # as a thread that does not exist in the fork
+    child = os.fork()
+    if not child:
+        with tempfile.TemporaryDirectory() as folder:
+            janitor.keep("folder", folder)
+            janitor.forget("folder", folder)
+        sys.exit(7)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+        try:
+            assert process.wait(timeout=60) == 7
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_job_ends_with_a_killed_kernel_and_the_jobs_of_others_go_on(started):
