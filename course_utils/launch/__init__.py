@@ -3,6 +3,7 @@
 The rooms, in the order in which a call passes through them:
 
     launching    the call itself: check, start, watch, explain, clean up
+    interrupts   what an interrupt must not break off
     job          what a rank needs to know: of its call, and of the host that it is on
     arguments    what launch accepts, and one sentence for everything else
     packing      functions, arguments and results as bytes; tensors beside the pickle stream

@@ -23,6 +23,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+import course_utils
 from course_utils import hardware
 from course_utils.launch import frames, job, packing, server, sockets, stacks
 from course_utils.launch.process import RankProcess
@@ -103,21 +104,27 @@ class _HostedRanks:
         if kind == "end":
             self._selector.unregister(key.fileobj)
             rank.process.join()
-            rest = [*self._bytes(rank, "output"), *self._bytes(rank, "message")]
+            rest = [*self._bytes(rank, "output")[0], *self._bytes(rank, "message")[0]]
             rank.code = rank.process.exitcode
             return [*rest, ("end", rank.number, rank.code)]
-        found = self._bytes(rank, kind)
-        if not found:
+        found, more = self._bytes(rank, kind)
+        if not more:
             self._selector.unregister(key.fileobj)
         return found
 
     def _bytes(self, rank, kind):
+        """What has come, and whether more can come."""
         source = rank.channel if kind == "message" else rank.printed
-        data = bytearray()
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while len(data) < _MOST and (piece := os.read(source.fileno(), 1 << 20)):
-                data += piece
-        return [(kind, rank.number, bytes(data))] if data else []
+        data, more = bytearray(), True
+        try:
+            while more and len(data) < _MOST:
+                piece = os.read(source.fileno(), 1 << 20)
+                data, more = data + piece, bool(piece)
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            more = False
+        return ([(kind, rank.number, bytes(data))] if data else []), more
 
     def _new_figures(self):
         new = {path for path in Path(self._folder).glob("*.png")} - self._figures
@@ -171,7 +178,8 @@ def _about():
 
 def versions() -> dict[str, str]:
     """Versions that have to be the same where ranks of one launch are."""
-    texts = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    files = sorted(Path(course_utils.__file__).parent.rglob("*.py"))
+    texts = b"".join(path.read_bytes() for path in files)
     return {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "PyTorch": torch.__version__,

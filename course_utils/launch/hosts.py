@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from course_utils.launch import job, packing, server, stacks
+from course_utils.launch.interrupts import uninterrupted
 from course_utils.launch.view import Rank
 
 PATIENCE = 10.0  # seconds without an answer after which a host is lost
@@ -356,8 +357,9 @@ def start(call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
                 host.answer(question, _START)
             yield [rank for host in hosts for rank in host.ranks]
         finally:
-            for wait in [host.end() for host in hosts]:
-                wait()
+            with uninterrupted():  # an agent that is not told would keep its ranks
+                for wait in [host.end() for host in hosts]:
+                    wait()
 
 
 def _divided(ranks, hosts):

@@ -1,7 +1,5 @@
 """The call itself: check, start, watch, explain, clean up."""
 
-import signal
-import threading
 from contextlib import contextmanager
 
 from course_utils.launch import (
@@ -15,6 +13,7 @@ from course_utils.launch import (
     sockets,
     unpicklable,
 )
+from course_utils.launch.interrupts import uninterrupted
 from course_utils.launch.process import RankProcess
 from course_utils.launch.supervise import Supervision
 
@@ -101,12 +100,12 @@ def _start_here(call, packed):
 
 
 def _start(ranks, record):
-    with _uninterrupted():  # a rank that was started but is not in the list would stay
+    with uninterrupted():  # a rank that was started but is not in the list would stay
         ranks.append(RankProcess(len(ranks), record))
 
 
 def _end(ranks):
-    with _uninterrupted():
+    with uninterrupted():
         for r in ranks:
             r.kill()
         for r in ranks:
@@ -128,20 +127,3 @@ def _run(ranks, timeout):
     if failure:
         raise failure
     return [r.report["result"] for r in ranks]
-
-
-@contextmanager
-def _uninterrupted():
-    """Keeps an interrupt (the stop button, Ctrl-C) waiting until the block is done."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield  # Python hands interrupts to the main thread, and only if it has a handler
-        return
-    waiting = []
-    signal.signal(signal.SIGINT, lambda *received: waiting.append(received))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if waiting:
-        handler(*waiting[0])
