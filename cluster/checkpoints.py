@@ -200,8 +200,10 @@ def write_whole(path: Path, content: bytes) -> None:
 def flush_folder(folder: Path) -> None:
     """Forces the names in a folder to the disk; a rename alone may be lost with the power."""
     descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def digest(path: Path) -> str:

@@ -86,14 +86,9 @@ def until(ended: Callable[[], bool]) -> None:
     _say({})
 
 
-def until_all_have(ended: Callable[[], bool]) -> None:
-    """Returns when ended() is true, which the other ranks' hosts bring about."""
-    behind_a_collective(ended)
-
-
 def behind_a_collective(goes_on: Callable[[], bool]) -> None:
-    """Returns when goes_on() is true. A stack that has this in it says what its rank waits for, also
-    while the rank looks whether it goes on."""
+    """Returns when goes_on() is true, which the other ranks' hosts bring about. A stack that has this in
+    it says what its rank waits for, also while the rank looks whether it goes on."""
     while not goes_on():
         time.sleep(_NAPS[-1])
 

@@ -96,9 +96,9 @@ def _write_whole(content: bytes, path: Path) -> None:
         partial = Path(file.name)
         try:
             file.write(content)
-        except OSError:
-            file.close()
+            file.flush()
+            partial.chmod(0o644)  # temporary files are private to their user; data need not be
+            partial.replace(path)
+        except BaseException:
             partial.unlink()
             raise
-    partial.chmod(0o644)  # temporary files are private to their user; data need not be
-    partial.replace(path)

@@ -472,14 +472,6 @@ def bubble_of_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float:
     return (stages - 1) / (chunks * micro_batches)
 
 
-def bubble_of_total(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """The same bubble as a share of the whole time: (p - 1) / (v m + p - 1).
-
-    GPipe, 1811.06965, section 2.3; it follows from `bubble_of_ideal` with chunks.
-    """
-    return (stages - 1) / (chunks * micro_batches + stages - 1)
-
-
 def bubble_time_of(
     name: str,
     stages: int,

@@ -6,7 +6,7 @@ result and no number, and a tensor has no memory. So FSDP2, `parallelize_module`
 stage run as they are. `_Watching` stands under all of it, where each operation on what this rank
 holds passes, and notes calls, FLOPs and storages.
 
-What PyTorch calls private is named here and nowhere else in the package: `_private` looks it up.
+The modules that PyTorch calls private are named here, for the whole package: `_private` looks them up.
 """
 
 import importlib
@@ -35,8 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course_utils import versions
+from course_utils.estimate import traffic
 from course_utils.estimate.descriptions import GROUPS, Layout, require
-from course_utils.estimate.traffic import Call as Row
 from course_utils.meters import local
 from course_utils.trace import Call, Record, describe, on_a_ring
 
@@ -56,7 +56,7 @@ class Trace:
     as `course_utils.trace` records a real rank's; groups: the name of each one's group.
     """
 
-    calls: list[Row]
+    calls: list[traffic.Call]
     flops: int
     peak: int
     seconds: float
@@ -310,7 +310,7 @@ class _Watching(TorchDispatchMode):
         unnamed = told in ("default", "default_pg", "undefined")
         return self.names.get(call.ranks, f"{len(call.ranks)} ranks" if unnamed else told)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[traffic.Call]:
         """Equal calls together, in the order in which the first of each came."""
         rows: dict[tuple, list[float]] = {}
         for noted in self.calls:
@@ -321,7 +321,7 @@ class _Watching(TorchDispatchMode):
             row[0] += 1
             row[1] += sent
         return [
-            Row(group, op, calls, payload, round(sent), when)
+            traffic.Call(group, op, calls, payload, round(sent), when)
             for (group, op, payload, when), (calls, sent) in rows.items()
         ]
 

@@ -19,7 +19,7 @@ The rooms, in the order in which a submission passes through them:
     integrity     what an answer changed around it
     limits        what a submission may use; marks: Grade and Mark, what comes out
     report        marks as text, CSV, JSON; pages: feedback; summary: a class; copies: equal answers
-    roster        students, late days, totals; points: of requirements; export, gradescope: for LMSs
+    roster        students, late days, totals; export, gradescope: for LMSs
 """
 
 from course_utils.grade.grading import DEFAULT_VARIANT, grade_file, grade_files

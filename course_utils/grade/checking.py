@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from course_utils.grade.limits import MB, PATIENCE, Limits
 from course_utils.grade.marks import Mark
 from course_utils.grade.submission import NotGradable, Submission
 from course_utils.launch.janitor import janitor
+from course_utils.launch.states import signal_name
 
 _TO_BEGIN = 300.0  # seconds until a keeper is at work; the server may still be importing
 _TO_END = 60.0  # seconds beyond the limit until it has ended everything and reported
@@ -75,10 +75,11 @@ def check_all(
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True) as folder:
-        janitor.keep("folder", folder)
+    with contextlib.ExitStack() as opened:
+        own = tempfile.TemporaryDirectory(prefix="grade-", ignore_cleanup_errors=True)
+        folder = opened.enter_context(own)
+        janitor.keep_with(opened, "folder", folder)
         yield folder
-        janitor.forget("folder", folder)
 
 
 class _Job:
@@ -191,17 +192,10 @@ class _Job:
             }[broken]
         code = os.waitstatus_to_exitcode(self._report["status"])
         if code < 0:
-            return f"its process was killed by {_name_of(-code)} during the check."
+            return f"its process was killed by {signal_name(-code)} during the check."
         if code == worker.BROKEN:
             return "the code has changed what its own process needs to go on."
         return f"the code ended its process, with exit code {code}, before the check was done."
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _those_of(ids):

@@ -52,7 +52,7 @@ class Communicator(dist.ProcessGroupGloo):
         self._splits += 1
         flight = Flight("new_group", self.queue, [], watched=False)
         self.queue.put(flight, [lambda: lambda: self._all_split(f"split {self._splits}")])
-        host_waits.until_all_have(flight.ended.is_set)
+        host_waits.behind_a_collective(flight.ended.is_set)
         if flight.error is not None:
             raise flight.error
 
