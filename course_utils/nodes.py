@@ -181,6 +181,29 @@ class Agents:
                 command, env=variables, stdout=log, stderr=log, cwd=cwd
             )
 
+    def events(self) -> list[dict]:
+        """What the workers, or the replicas, have noted, in the order of time."""
+        diaries = [path.read_text() for path in (self.folder / "events").iterdir()]
+        lines = [line for diary in diaries for line in diary.split("\n")[:-1]]  # finished ones
+        return sorted(map(json.loads, lines), key=lambda event: event["time"])
+
+    def _wait(self, condition: Callable[[], Any], what: str) -> Any:
+        """What `condition` returns when it is true. Raises TimeoutError when that will not be."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            hopeless = self._hopeless()  # first: what those that have ended noted last still counts
+            if found := condition():
+                return found
+            if hopeless or time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"Waited for {what} in vain: read {self.folder}/agent-*.log{hopeless}."
+                )
+            time.sleep(0.1)
+
+    def _hopeless(self) -> str:
+        """Why nothing can come any more, in words; nothing while it can."""
+        raise NotImplementedError
+
     def workers(self, name: str) -> list[psutil.Process]:
         """The worker processes below an agent; none while it has just ended them."""
         try:
@@ -316,23 +339,9 @@ class Nodes(Agents):
         counts = Counter(e["group"] for e in held if e["group"] not in self.groups)
         return next((group for group, count in counts.items() if count == ranks), None)
 
-    def _wait(self, condition: Callable[[], Any], what: str) -> Any:
-        deadline, ended = time.monotonic() + PATIENCE, False
-        while time.monotonic() < deadline and not ended:
-            ended = all(agent.poll() is not None for agent in self.agents.values())
-            if found := condition():
-                return found
-            time.sleep(0.1)
-        raise TimeoutError(
-            f"Waited for {what} in vain: read {self.folder}/agent-*.log"
-            f"{' (all agents have ended)' if ended else ''}."
-        )
-
-    def events(self) -> list[dict]:
-        """What the workers have noted, in the order of time."""
-        diaries = [path.read_text() for path in (self.folder / "events").iterdir()]
-        lines = [line for diary in diaries for line in diary.split("\n")[:-1]]  # finished ones
-        return sorted(map(json.loads, lines), key=lambda event: event["time"])
+    def _hopeless(self) -> str:
+        ended = all(agent.poll() is not None for agent in self.agents.values())
+        return " (all agents have ended)" if ended else ""
 
     def restarts_counted(self, node: str) -> int:
         """The restarts that the node's agent has counted."""

@@ -146,12 +146,6 @@ class Replicas(Agents):
         living = {int(name) for name in self.agents if name != "lighthouse"}
         self._wait(lambda: living <= self._held(until), f"replicas {living} at step {until}")
 
-    def events(self) -> list[dict]:
-        """What the replicas have noted, in the order of time."""
-        diaries = [path.read_text() for path in (self.folder / "events").iterdir()]
-        lines = [line for diary in diaries for line in diary.split("\n")[:-1]]  # finished ones
-        return sorted(map(json.loads, lines), key=lambda event: event["time"])
-
     def _held(self, step):
         held = [e for e in self.events() if (e["event"], e["step"]) == ("held", step)]
         return {event["replica"] for event in held}
@@ -164,16 +158,9 @@ class Replicas(Agents):
             waiting, heard = map(int, _STATUS.search(page.read().decode()).groups())
         return heard >= living and waiting >= asking
 
-    def _wait(self, condition, what):
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            ended = [name for name, each in self.agents.items() if each.poll() is not None]
-            if ended or time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"Waited for {what} in vain: read {self.folder}/agent-*.log"
-                    f"{f' ({ended[0]} has ended)' if ended else ''}."
-                )
-            time.sleep(_TICK)
+    def _hopeless(self):
+        ended = [name for name, each in self.agents.items() if each.poll() is not None]
+        return f" ({ended[0]} has ended)" if ended else ""
 
 
 def _address(folder):
