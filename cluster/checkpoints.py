@@ -207,5 +207,6 @@ def flush_folder(folder: Path) -> None:
 
 
 def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

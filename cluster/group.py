@@ -68,6 +68,7 @@ def leave_with_agent(agent: int) -> None:
 
 
 def has_agent() -> bool:
+    """Whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ  # otherwise the parent may be a shell
 
 
@@ -185,6 +186,7 @@ class Leaving:
         self.told = {signal.SIGTERM: False, signal.SIGUSR1: False}
 
     def listen(self, grace: float) -> None:
+        """From now on signals are noted; `grace` seconds after a SIGTERM this process ends, saved or not."""
         awake, wake = os.pipe()
         os.set_blocking(wake, False)
         for number in self.told:
@@ -198,6 +200,7 @@ class Leaving:
             self.told[signal.SIGUSR1] = True
 
     def tell(self, number: int, frame=None) -> None:
+        """Notes a signal."""
         self.told[signal.Signals(number)] = True
 
     def _end_after(self, awake: int, grace: float) -> None:
@@ -268,6 +271,7 @@ class Life:
 
 
 def read_json(path: Path) -> dict | None:
+    """What a file holds, None where it is not there or not whole."""
     with suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
     return None

@@ -230,6 +230,7 @@ class Training:
         }
 
     def save(self, checkpoints: Checkpoints) -> None:
+        """Writes the state, or begins to where that goes on in the background (`Checkpoints`)."""
         notes = {
             "ranks": [self.world, self.device.type],
             "scheduler": self.scheduler.state_dict(),
@@ -281,6 +282,7 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_states(states: dict[str, Tensor]) -> None:
+    """Goes on with the random numbers that `random_states` has noted."""
     torch.set_rng_state(states["cpu"])
     random.setstate((3, tuple(states["python"].tolist()), None))
     if "cuda" in states:
@@ -311,6 +313,7 @@ class Events:
             self._file.write(json.dumps(line).encode() + b"\n")  # one write: whole or not there
 
     def step(self, step: int, loss: float, samples: Tensor) -> None:
+        """Notes a step of this rank with its samples, if samples are asked for."""
         if self._samples:
             self("step", step=step, loss=loss, samples=samples.tolist())
 
@@ -319,6 +322,7 @@ class Events:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command line; ends the program, with a sentence, where one makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--checkpoints", type=Path, required=True, help="a folder that all hosts see")
@@ -367,6 +371,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, device: torch.device, leaving: Leaving | None = None) -> None:
+    """Trains as one rank of a group that exists, and leaves word of an error for who starts it again."""
     incarnation = broadcast(f"{time.time_ns():016x}-{os.getpid()}")  # they sort by time
     life = Life(options.checkpoints, incarnation)
     with life.watched():
@@ -374,6 +379,7 @@ def run(options: argparse.Namespace, device: torch.device, leaving: Leaving | No
 
 
 def train(options: argparse.Namespace, device: torch.device, leaving: Leaving, life: Life) -> None:
+    """Loads what was saved, trains to the end or until it is told to leave, and saves."""
     training = Training(options, device)
     checkpoints = Checkpoints(options.checkpoints, life.incarnation, options.save_in_background)
     events = Events(options.checkpoints / "events", life.incarnation, options.log_samples)
@@ -410,6 +416,7 @@ def train(options: argparse.Namespace, device: torch.device, leaving: Leaving, l
 
 
 def print_smallest(options: argparse.Namespace) -> None:
+    """Prints how many nodes the model needs at least; Stop, with a sentence, where none are enough."""
     with torch.device("meta"):
         nodes = smallest_nodes(Classifier(options), options, options.smallest_nodes)
     if nodes is None:
