@@ -9,6 +9,7 @@ and does not say when.
 import os
 import re
 import stat
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,8 +81,7 @@ def _in_archive(path: Path, name: str, folder: Path, changed: float) -> Iterator
     left = _MOST_BYTES_OF_ALL
     try:
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()[:_MOST_MEMBERS]
-            for number, member in enumerate(members):
+            for member in archive.infolist()[:_MOST_MEMBERS]:
                 inside = PurePosixPath(member.filename.replace("\\", "/"))
                 if member.is_dir() or not _is_wanted(inside):
                     continue
@@ -89,7 +89,7 @@ def _in_archive(path: Path, name: str, folder: Path, changed: float) -> Iterator
                     yield Found(path, f"{name}/{inside}", _NESTED.format(inside))
                 elif inside.suffix.lower() == ".ipynb":
                     left -= member.file_size
-                    found = _unpacked(archive, member, inside, name, folder, number, left)
+                    found = _unpacked(archive, member, inside, name, folder, left)
                     if not found.reason:
                         os.utime(found.path, (changed, changed))
                     yield found
@@ -101,7 +101,7 @@ def _in_archive(path: Path, name: str, folder: Path, changed: float) -> Iterator
         yield Found(path, name, f"{path.name} is no archive that can be read: {error}.")
 
 
-def _unpacked(archive, member, inside, name, folder, number, left):
+def _unpacked(archive, member, inside, name, folder, left):
     known = f"{name}/{inside}"
     if inside.is_absolute() or ".." in inside.parts:
         return Found(
@@ -120,11 +120,11 @@ def _unpacked(archive, member, inside, name, folder, number, left):
             known,
             f"the notebooks before it have {_MOST_BYTES_OF_ALL / 1e6:.0f} MB already; hand in only yours.",
         )
-    place = folder / f"{abs(hash(name)):x}" / str(number) / inside.name
     try:
         with archive.open(member) as packed:
             content = packed.read(_MOST_BYTES + 1)
-        place.parent.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=folder), inside.name)
         place.write_bytes(content)
     except Exception as error:  # noqa: BLE001 - as above; and a name may be too long for a file
         said = getattr(error, "strerror", None) or error

@@ -9,6 +9,7 @@ without namespaces where there are none.
 
 import argparse
 import json
+import re
 import tempfile
 import zipfile
 from pathlib import Path
@@ -20,6 +21,8 @@ from course_utils.grade.grading import grade_files
 from course_utils.grade.marks import Grade
 
 _PARTS = ("course_utils", "solutions", "data")
+# What the course can do without there, and what it has written while somebody worked with it.
+_LEFT_OUT = re.compile(r"\.(ipynb|pyc)$|-ubyte$|^solutions/scratch/")
 _FILES = ("requirements.txt", "pyproject.toml", "README.md", "LICENSE")
 _SETUP = """#!/bin/sh
 set -e
@@ -41,7 +44,7 @@ def write_zip(chapter: int, path: Path) -> None:
     files += [file for part in _PARTS for file in sorted((ROOT / part).rglob("*"))]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
-            if file.is_file() and file.suffix not in (".ipynb", ".pyc"):
+            if file.is_file() and not _LEFT_OUT.search(str(file.relative_to(ROOT))):
                 archive.write(file, file.relative_to(ROOT))
         for name, text in (("setup.sh", _SETUP), ("run_autograder", _RUN.format(chapter=chapter))):
             member = zipfile.ZipInfo(name)

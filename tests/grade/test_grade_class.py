@@ -494,6 +494,7 @@ def test_an_autograder_for_gradescope(tmp_path):
         assert archive.getinfo("run_autograder").external_attr >> 16 & 0o111
     assert {"setup.sh", "requirements.txt", "solutions/00_start_here.py"} <= set(names)
     assert not [name for name in names if name.endswith(".ipynb") or name.startswith("..")]
+    assert not [name for name in names if name.endswith("-ubyte") or "/scratch/" in name]
     for wrong in (["zip"], ["zip", "99", "a.zip"], ["zip", "03_ddp", "a.zip"]):
         with pytest.raises(SystemExit, match="2"):
             gradescope.main(wrong)
