@@ -56,6 +56,10 @@ scatter = Exercise(
         "cut and move, nothing else.",
         "devices-merged": "A device may stand in the list several times. Each time it is a worker of "
         "its own, with a chunk of its own.",
+        "batch-changed": "Your function changes the batch that it was handed. Whether it wants a "
+        "gradient is the caller's decision: cut and move, nothing else.",
+        "needs-contiguous": "A batch may be transposed or cut out of a larger tensor, and `view` refuses "
+        "some of these. Cutting between rows needs no new shape.",
         "devices-changed": "Your function changes the list of devices that it was handed, and the "
         "caller goes on with it.",
         "asked-for-gpus": ASKED_FOR_GPUS,
@@ -66,6 +70,8 @@ scatter = Exercise(
         "Expected a non cpu device": "torchs-own",
         "IndexError": "too-many-chunks",
         "is invalid for input of size": "rest-lost",
+        "view size is not compatible": "needs-contiguous",
+        "can require gradients": "batch-changed",
     },
 )
 
@@ -103,6 +109,7 @@ def _check_scatter(answer, batch, workers):
         what=f"{rows} rows on {workers} devices",
         likely={
             "one-by-one": len(chunks) == rows > count,
+            "reshaped": any(chunk.dim() != batch.dim() for chunk in chunks),
             "columns": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
             "everyone-gets-all": _sizes([batch] * workers),
             "devices-merged": _sizes(chunks) == _sizes([batch]),
@@ -141,6 +148,7 @@ def _(answer, draw):
     _check_scatter(answer, draw.tensor(rows, 2, draw.integer(3, 5)), workers)
     _check_scatter(answer, draw.tensor(workers + 1, 2), workers)
     _check_scatter(answer, draw.integers(3 * draw.integer(2, 5) + 2), 3)
+    _check_scatter(answer, draw.tensor(2, 3, rows).transpose(0, 2), workers)  # not contiguous
     for workers in draw.sample((1, 2, 4, 5), 4):
         _check_scatter(answer, draw.tensor(draw.integer(2, 4) * workers + 1, 2), workers)
 
@@ -157,26 +165,38 @@ def _(answer, draw):
 
 @scatter.requires("chunk i is on devices[i]", needs_earlier=True)
 def _(answer, draw):
-    devices = draw.choice([[CPU, META, META], [META, META, CPU, CPU], [CPU, META, CPU, META]])
-    chunks = _chunks(answer, draw.tensor(2 * len(devices), 2), devices)
-    expect(
-        [str(chunk.device) for chunk in chunks],
-        [str(device) for device in devices],
-        what="the devices of the chunks",
-        likely={"not-moved": True},
-    )
+    more = draw.choice([[CPU, META, META], [META, META, CPU, CPU], [CPU, META, CPU, META]])
+    fewer_rows, single = ([META, CPU, CPU], 2), ([META], 3)
+    for devices, rows in ((more, 2 * len(more)), fewer_rows, single):
+        chunks = _chunks(answer, draw.tensor(rows, 2), devices)
+        expect(
+            [str(chunk.device) for chunk in chunks],
+            [str(device) for device in devices[:rows]],
+            what="the devices of the chunks",
+            likely={"not-moved": True},
+        )
+
+
+def _with_history(answer, batch, devices):
+    chunks = _chunks(answer, batch, devices)
+    if not all(chunk.requires_grad for chunk in chunks):
+        raise Wrong("cut-from-the-graph", expected="chunks with a history", got="chunks without")
+    return chunks
 
 
 @scatter.requires("gradients flow back into the batch", needs_earlier=True, at_home=True)
 def _(answer, draw):
     rows, workers = draw.integer(7, 11), draw.integer(3, 5)
-    batch = draw.tensor(rows, 2).requires_grad_()
-    chunks = _chunks(answer, batch, [CPU] * workers)
+    batch = draw.tensor(rows, 2)
+    _chunks(answer, batch, [CPU] * workers)
+    likely = {"batch-changed": True}
+    expect(batch.requires_grad, False, what="requires_grad of the batch", likely=likely)
+    batch.requires_grad_()
+    _with_history(answer, batch, [CPU, META])
+    chunks = _with_history(answer, batch, [CPU] * workers)
     factors = [draw.number(1, 2) for _ in chunks]
-    total = sum(factor * chunk.sum() for factor, chunk in zip(factors, chunks))
-    if not total.requires_grad:
-        raise Wrong("cut-from-the-graph", expected="chunks with a history", got="chunks without")
-    total.backward()
+    sum(factor * chunk.sum() for factor, chunk in zip(factors, chunks)).backward()
     sizes = _even(rows, workers)
     parts = [torch.full((size, 2), factor) for size, factor in zip(sizes, factors)]
-    expect(batch.grad, torch.cat(parts), what="the gradient of the batch")
+    likely = {"cut-from-the-graph": batch.grad is None}
+    expect(batch.grad, torch.cat(parts), what="the gradient of the batch", likely=likely)

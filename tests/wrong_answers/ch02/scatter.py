@@ -177,3 +177,89 @@ def counts_each_device_once(batch, devices):
 @wrong("2.1", names="devices-changed")
 def takes_the_devices_away(batch, devices):
     return [chunk.to(devices.pop(0)) for chunk in _even_chunks(batch, len(devices))]
+
+
+@wrong("2.1", names="not-moved")
+def hands_the_batch_to_a_single_device(batch, devices):
+    if len(devices) == 1:
+        return [batch]
+    return [part.to(d) for part, d in zip(_even_chunks(batch, len(devices)), devices)]
+
+
+@wrong("2.1", names="not-moved")
+def leaves_rows_where_they_are_few(batch, devices):
+    if len(batch) <= len(devices):
+        return list(batch.split(1))
+    return [part.to(d) for part, d in zip(batch.tensor_split(len(devices)), devices)]
+
+
+@wrong("2.1", names="not-moved")
+def leaves_the_first_chunk(batch, devices):
+    first, *others = _even_chunks(batch, len(devices))
+    return [first, *(part.to(d) for part, d in zip(others, devices[1:]))]
+
+
+@wrong("2.1", names="not-moved")
+def gives_few_rows_to_the_last_devices(batch, devices):
+    chunks = _even_chunks(batch, len(devices))
+    return [part.to(d) for part, d in zip(chunks, devices[-len(chunks) :])]
+
+
+@wrong("2.1", names="cut-from-the-graph")
+def fills_new_tensors_elsewhere(batch, devices):
+    def moved(part, device):
+        if part.device == device:
+            return part
+        return torch.empty_like(part, device=device).copy_(part.detach())
+
+    return [moved(part, d) for part, d in zip(_even_chunks(batch, len(devices)), devices)]
+
+
+@wrong("2.1", names="cut-from-the-graph")
+def makes_new_leaves(batch, devices):
+    chunks = _even_chunks(batch.detach(), len(devices))
+    moved = [part.to(d) for part, d in zip(chunks, devices)]
+    return [part.requires_grad_(batch.requires_grad) for part in moved]
+
+
+@wrong("2.1", names="needs-contiguous")
+def views_the_rows_as_vectors(batch, devices):
+    chunks = _even_chunks(batch.view(len(batch), -1), len(devices))
+    return [part.view(-1, *batch.shape[1:]).to(d) for part, d in zip(chunks, devices)]
+
+
+@wrong("2.1", names="batch-changed")
+def asks_for_gradients_of_the_batch(batch, devices):
+    if batch.is_floating_point():
+        batch.requires_grad_()
+    return [part.to(d) for part, d in zip(_even_chunks(batch, len(devices)), devices)]
+
+
+@wrong("2.1", names="batch-changed")
+def asks_for_gradients_of_labels_too(batch, devices):
+    chunks = _even_chunks(batch.requires_grad_(), len(devices))
+    return [part.to(d) for part, d in zip(chunks, devices)]
+
+
+@wrong("2.1", names="reshaped")
+def takes_single_rows_out(batch, devices):
+    if len(batch) <= len(devices):
+        return [row.to(device) for row, device in zip(batch, devices)]
+    return [part.to(d) for part, d in zip(batch.tensor_split(len(devices)), devices)]
+
+
+@right("2.1")
+def takes_what_the_others_leave(batch, devices):
+    chunks, left = [], batch
+    for i, device in enumerate(devices):
+        take = -(-len(left) // (len(devices) - i))
+        if take:
+            chunks.append(left[:take].to(device))
+        left = left[take:]
+    return chunks
+
+
+@right("2.1")
+def selects_rows_by_number(batch, devices):
+    numbers = _even_chunks(torch.arange(len(batch), device=batch.device), len(devices))
+    return [batch.index_select(0, rows).to(d) for rows, d in zip(numbers, devices)]
