@@ -1,8 +1,10 @@
 """Exercise 2.3, `gather`: what it asks for, and how it is checked."""
 
+import itertools
+
 import torch
 
-from course_utils.authoring import Exercise, Wrong, expect, expect_type
+from course_utils.authoring import Exercise, Wrong, expect
 from course_utils.exercises.ch02.shared import ASKED_FOR_GPUS, CPU, META, NO_GPU, MetaComesBack
 
 gather = Exercise(
@@ -56,19 +58,52 @@ gather = Exercise(
         "rows-lost": "Rows are missing. The workers may have different numbers of rows: keep all.",
         "other-dtype": "The result has another dtype than the outputs. Classes and positions must stay "
         "whole numbers.",
-        "outputs-changed": "Your function changes the list of outputs that it was handed. Make a new "
-        "one.",
+        "outputs-changed": "Your function changes the outputs that it was handed: the list of them, "
+        "or a dict or a list in it. Make a new one.",
         "scalars-averaged": "You made one number of the workers' numbers. Return all of them as a "
         "vector: chunks may have different sizes, and a mean of means is not the mean.",
     },
 )
 
 
+def _map(function, value):
+    """The same containers with what the function makes of each tensor."""
+    if isinstance(value, dict):
+        return {key: _map(function, entry) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_map(function, entry) for entry in value)
+    return function(value) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _moved(outputs, device):
+    return _map(lambda tensor: tensor.to(device), outputs)
+
+
+def _devices(outputs):
+    return _map(lambda tensor: str(tensor.device), outputs)
+
+
+def _untouched(now, before) -> bool:
+    """Whether containers hold the same tensors as before."""
+    if not isinstance(before, (dict, list, tuple)):
+        return now is before
+    if type(now) is not type(before) or len(now) != len(before):
+        return False
+    if isinstance(before, dict):
+        return all(key in now and _untouched(now[key], before[key]) for key in before)
+    return all(map(_untouched, now, before))
+
+
+def _form(value):
+    """The structure of outputs."""
+    return _map(lambda tensor: "a tensor", value)
+
+
 def _gathered(answer, outputs, expected, **likely):
-    given = list(outputs)
+    given = _map(lambda tensor: tensor, outputs)
     got = answer(given, CPU)
-    if any(now is not before for now, before in zip(given, outputs)):
-        raise Wrong("outputs-changed", expected="the list as it was", got="other entries")
+    if not _untouched(given, outputs):
+        raise Wrong("outputs-changed", expected="the outputs as they were", got="other entries")
     likely = {slug.replace("_", "-"): value for slug, value in likely.items()}
     expect(got, expected, likely=likely)
     return got
@@ -111,6 +146,8 @@ def _(answer, draw):
         parts = [draw.tensor(rows, 2, width) for rows in sizes]
         fewer = lambda got, sizes=sizes: len(got) < sum(sizes)
         _gathered(answer, parts, torch.cat(parts), rows_lost=fewer)
+    numbers = [draw.tensor(1) for _ in range(draw.integer(2, 4))]  # one row of one number
+    _gathered(answer, numbers, torch.cat(numbers), stacked=lambda got: got.dim() == 2)
     classes = [draw.integers(rows) for rows in (size, size + 1)]
     other = lambda got: got.dtype != torch.int64
     _gathered(answer, classes, torch.cat(classes), other_dtype=other)
@@ -121,27 +158,26 @@ def _(answer, draw):
     failures={
         **SIDE_BY_SIDE,
         "Sizes of tensors must match": "stacked",
+        "stack expects each tensor to be equal size": "stacked",
         "TypeError": "no-nests",
         "AttributeError": "no-nests",
         "KeyError": "no-nests",
     },
 )
 def _(answer, draw):
-    width = draw.integer(2, 5)
-    outputs = [
-        {"logits": draw.tensor(rows, width), "hidden": (draw.tensor(rows, 2), [draw.tensor(rows)])}
-        for rows in draw.sample(range(1, 5), draw.integer(2, 3))
-    ]
-    expected = {
-        "logits": torch.cat([output["logits"] for output in outputs]),
-        "hidden": (
-            torch.cat([output["hidden"][0] for output in outputs]),
-            [torch.cat([output["hidden"][1][0] for output in outputs])],
-        ),
-    }
-    got = _gathered(answer, outputs, expected, structure_lost=lambda got: type(got) is not dict)
-    for part, kind in ((got["hidden"], tuple), (got["hidden"][1], list)):
-        expect_type(part, kind, likely="structure-lost")
+    width, sizes = draw.integer(2, 5), draw.sample(range(1, 5), draw.integer(2, 3))
+    tensors = [[draw.tensor(n, width), draw.tensor(n, 2), draw.tensor(n)] for n in sizes]
+    nests = (
+        lambda logits, hidden, mask: {"logits": logits, "hidden": (hidden, [mask])},
+        lambda logits, hidden, mask: (logits, {"hidden": hidden, "more": [{"mask": mask}]}),
+    )
+    for nest in nests:
+        expected = nest(*map(torch.cat, zip(*tensors)))
+        outputs = [nest(*own) for own in tensors]
+        other = lambda got, expected=expected: _form(got) != _form(expected)
+        got = _gathered(answer, outputs, expected, structure_lost=other)
+        if other(got):  # equal in value
+            raise Wrong("structure-lost", expected=expected, got=got)
 
 
 @gather.requires(
@@ -159,6 +195,11 @@ def _(answer, draw):
         scalars_lost=lambda got: got.numel() < len(losses),
     )
     _gathered(answer, losses[:1], torch.stack(losses[:1]), one_worker=lambda got: got.dim() == 0)
+    outputs = [{"loss": loss, "rows": draw.tensor(draw.integer(1, 3), 2)} for loss in losses]
+    for own in (outputs, outputs[:1]):
+        rows = torch.cat([output["rows"] for output in own])
+        expected = {"loss": torch.stack(losses[: len(own)]), "rows": rows}
+        _gathered(answer, own, expected, one_worker=lambda got: got["loss"].dim() == 0)
 
 
 @gather.requires(
@@ -169,12 +210,17 @@ def _(answer, draw):
     at_home=True,
 )
 def _(answer, draw):
-    rows = draw.sample(range(1, 5), draw.integer(2, 3))
-    for device, places in ((META, [CPU] * 3), (META, [META, CPU, CPU]), (CPU, [CPU, META, META])):
-        parts = [draw.tensor(count, 3).to(place) for count, place in zip(rows, places)]
+    sizes = draw.sample(range(1, 5), draw.integer(2, 3))
+    rows = [draw.tensor(count, 3) for count in sizes]
+    losses = list(draw.tensor(len(rows)))
+    both = [{"rows": part, "more": (loss, [part])} for part, loss in zip(rows, losses)]
+    cases = ((META, [CPU] * 3), (META, [META, CPU, CPU]), (CPU, [CPU, META, META]), (META, [CPU]))
+    for (device, places), outputs in itertools.product(cases, (rows, losses, both)):
+        parts = [_moved(output, place) for output, place in zip(outputs, places)]
         with MetaComesBack():
             got = answer(parts, device)
-        expect(str(got.device), str(device), what="the device", likely={"not-moved": True})
+        places, wanted = _devices(got), _devices(_moved(parts[0], device))
+        expect(places, wanted, what="the device", likely={"not-moved": True})
 
 
 @gather.requires("gradients flow back to every worker", needs_earlier=True, at_home=True)
@@ -186,7 +232,8 @@ def _(answer, draw):
     if not got.requires_grad:
         raise Wrong("cut-from-the-graph", expected="a result with a history", got="one without")
     (got * weights).sum().backward()
-    expect([part.grad for part in parts], list(weights.split(sizes)), each="worker")
+    likely = {"cut-from-the-graph": all(part.grad is None for part in parts)}
+    expect([part.grad for part in parts], list(weights.split(sizes)), each="worker", likely=likely)
     losses = [draw.tensor(1)[0].requires_grad_() for _ in sizes]
     got, weights = _gathered(answer, losses, torch.stack(losses)), draw.tensor(len(sizes))
     if not got.requires_grad:

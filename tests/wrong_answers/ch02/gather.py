@@ -1,6 +1,7 @@
 """Answers to 2.3, `gather`: wrong in a plausible way, or right in another."""
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.wrong_answers import right, wrong
 
@@ -184,7 +185,124 @@ def makes_vectors_in_place(outputs, device):
 @wrong("2.3", names="cut-from-the-graph")
 def makes_new_leaves_of_losses(outputs, device):
     def join(parts):
-        numbers = [float(part) for part in parts] if parts[0].dim() == 0 else None
-        return torch.cat(parts) if numbers is None else torch.tensor(numbers, requires_grad=True)
+        if parts[0].dim():
+            return torch.cat(parts)
+        numbers = [float(part) for part in parts]
+        return torch.tensor(numbers, device=device, requires_grad=True)
 
     return _joined(outputs, device, join)
+
+
+@wrong("2.3", names="not-moved")
+def moves_no_numbers(outputs, device):
+    def join(parts):
+        return (
+            torch.stack(parts) if parts[0].dim() == 0 else torch.cat([p.to(device) for p in parts])
+        )
+
+    return _map(join, outputs)
+
+
+@wrong("2.3", names="not-moved")
+def hands_the_rows_of_one_worker_on(outputs, device):
+    def join(parts):
+        if len(parts) == 1 and parts[0].dim():
+            return parts[0]
+        return _join([part.to(device) for part in parts])
+
+    return _map(join, outputs)
+
+
+@wrong("2.3", names="not-moved")
+def moves_plain_tensors_only(outputs, device):
+    moved = [output.to(device) if torch.is_tensor(output) else output for output in outputs]
+    return _map(_join, moved)
+
+
+@wrong("2.3", names="scalars-fail")
+def stacks_numbers_outside_of_containers_only(outputs, device):
+    if torch.is_tensor(outputs[0]):
+        return _joined(outputs, device)
+    return _joined(outputs, device, torch.cat)
+
+
+@wrong("2.3", names="one-worker")
+def hands_the_numbers_of_one_worker_on(outputs, device):
+    if len(outputs) > 1 or torch.is_tensor(outputs[0]):
+        return _joined(outputs, device)
+    return _map(lambda parts: parts[0].to(device), outputs)
+
+
+@wrong("2.3", names="stacked")
+def counts_numbers_in_place_of_dimensions(outputs, device):
+    def join(parts):
+        return torch.stack(parts) if all(p.numel() == 1 for p in parts) else torch.cat(parts)
+
+    return _joined(outputs, device, join)
+
+
+@wrong("2.3", names="no-nests")
+def expects_dicts_outside_only(outputs, device):
+    def join(parts):
+        if isinstance(parts[0], (tuple, list)):
+            return type(parts[0])(map(join, zip(*parts)))
+        return _join([part.to(device) for part in parts])
+
+    if isinstance(outputs[0], dict):
+        return {key: join([output[key] for output in outputs]) for key in outputs[0]}
+    return join(outputs)
+
+
+@wrong("2.3", names="structure-lost")
+def makes_tuples_of_inner_dicts(outputs, device):
+    def tuples(value):
+        if isinstance(value, dict):
+            return tuple(map(tuples, value.values()))
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(tuples, value))
+        return value
+
+    whole = _joined(outputs, device)
+    if isinstance(whole, dict):
+        return {key: tuples(value) for key, value in whole.items()}
+    return tuples(whole)
+
+
+@wrong("2.3", names="outputs-changed")
+def writes_into_the_first_dict(outputs, device):
+    first = outputs[0]
+    if not isinstance(first, dict):
+        return _joined(outputs, device)
+    for key in first:
+        first[key] = writes_into_the_first_dict([output[key] for output in outputs], device)
+    return first
+
+
+@wrong("2.3", names="outputs-changed")
+def takes_the_entries_out(outputs, device):
+    first = outputs[0]
+    if not isinstance(first, dict):
+        return _joined(outputs, device)
+    return {
+        key: takes_the_entries_out([output.pop(key) for output in outputs], device)
+        for key in list(first)
+    }
+
+
+@wrong("2.3", names="cut-from-the-graph")
+def makes_new_leaves_of_rows(outputs, device):
+    def join(parts):
+        whole = _join(parts)
+        return whole.detach().requires_grad_(whole.requires_grad) if parts[0].dim() else whole
+
+    return _joined(outputs, device, join)
+
+
+@right("2.3")
+def with_pytorchs_own_trees(outputs, device):
+    flat = [tree_flatten(output) for output in outputs]
+    joined = [
+        torch.cat([torch.atleast_1d(tensor).to(device) for tensor in parts])
+        for parts in zip(*(tensors for tensors, _ in flat))
+    ]
+    return tree_unflatten(joined, flat[0][1])
