@@ -1038,12 +1038,14 @@ def data_parallel_step(
 ) -> float:
     """Does one training step of `model` with the batch divided among `devices`.
 
-    model, images and labels lie on devices[0]. loss_fn(outputs, labels) is the mean over the rows.
+    model, images and labels lie on devices[0]. optimizer, of any kind, holds all parameters of
+    `model`. loss_fn(outputs, labels) is the mean over the rows.
     Each chunk runs on its own device: the first through `model`, every other through a copy of its
     parameters and buffers. The helpers' changes to buffers are lost. Afterwards the gradients
     and the parameters of `model` are those of the same step with the whole batch at once, whatever
-    gradients an earlier step left behind. Every chunk runs once, in the mode, training or evaluation,
-    that each part of `model` has. Written here, without nn.DataParallel.
+    gradients an earlier step left behind; a parameter that gets none in this step has `grad` None.
+    Every chunk runs once, in the mode, training or evaluation, that each part of `model` has.
+    Written here, without nn.DataParallel.
     Returns the loss of the whole batch, as it was before the update.
     """
     ### BEGIN SOLUTION

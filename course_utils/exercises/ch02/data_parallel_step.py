@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 from collections import Counter
 from functools import partial
 from typing import ClassVar
@@ -66,6 +67,8 @@ step = Exercise(
         "no-update": "The parameters have not changed: the optimizer takes the step.",
         "old-gradients": "Gradients of an earlier step are still in the sum. Clear them before "
         "backward.",
+        "first-step-kept": "The first step is right and the second is not: something of the first is "
+        "still in use. Copy the parameters anew in every step.",
         "gradients-cleared": "The gradients are gone after the step. Clear them before backward, "
         "not after the update.",
         "one-device": "The whole batch went through one forward call. Divide it into chunks, one a "
@@ -216,7 +219,6 @@ def _likely(model, images, labels, workers, rate, loss_fn):
         "step-per-chunk": last_of_many_steps,
         "divided-by-workers": lambda m: loss_fn(m(images), labels) / workers,
         "helpers-lost": helpers_detached,
-        "wrong-labels": lambda m: loss_fn(torch.cat([m(x) for x, _ in reversed(chunks)]), labels),
         "own-loss": lambda m: F.cross_entropy(m(images), labels),
         "rows-lost": lambda m: loss_fn(m(images[:floor]), labels[:floor]),
     }
@@ -228,7 +230,19 @@ def _likely(model, images, labels, workers, rate, loss_fn):
     gradients["step-per-chunk"] = lambda got: same(got, last) or same(got, weighted)
     ones = [_gradient_of(model, lambda m, x=x, y=y: loss_fn(m(x), y)) for x, y in chunks]
     gradients["one-chunk-only"] = lambda got: any(same(got, one) for one in ones)
+    gradients["wrong-labels"] = partial(_in_another_order, copy.deepcopy(model), chunks, loss_fn)
     return gradients
+
+
+def _in_another_order(model, chunks, loss_fn, got) -> bool:
+    """Whether these are the gradients where the outputs of the chunks are in any other order."""
+    labels = torch.cat([y for _, y in chunks])
+
+    def loss_of(m, order):
+        return loss_fn(torch.cat([m(x) for x, _ in order]), labels)
+
+    orders = itertools.permutations(chunks)
+    return any(same(got, _gradient_of(model, partial(loss_of, order=o))) for o in orders)
 
 
 @step.requires(
@@ -253,6 +267,28 @@ def _(answer, draw):
 @step.requires("gradients of an earlier step do not count")
 def _(answer, draw):
     _check_step(answer, draw, Plain, draw.integer(7, 11), draw.integer(2, 4), old_gradients=True)
+    _check_two_steps(answer, draw)
+
+
+def _check_two_steps(answer, draw):
+    """Two steps of one model and one optimizer, which keeps something between them."""
+    model = make(Plain, draw)
+    twin, workers, rate = copy.deepcopy(model), draw.integer(2, 4), draw.number(0.05, 0.2)
+    optimizer, usual = (
+        torch.optim.SGD(each.parameters(), lr=rate, momentum=0.9) for each in (model, twin)
+    )
+    for number in ("first", "second"):
+        images, labels = _batch(draw, model, workers * draw.integer(2, 4))
+        answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * workers)
+        usual.zero_grad()
+        F.cross_entropy(twin(images), labels).backward()
+        usual.step()
+        what = f"of the {number} of two steps with momentum"
+        likely = {"first-step-kept": number == "second"}
+        expect(gradients_of(model), gradients_of(twin), what="the gradient " + what, likely=likely)
+        now, right = ({n: p.detach() for n, p in each.named_parameters()} for each in (model, twin))
+        likely = {"other-update": True}
+        expect(now, right, what="the parameter " + what, likely=likely)
 
 
 @step.requires("any loss_fn that is a mean over the rows", needs_earlier=True)
@@ -267,6 +303,8 @@ def _(answer, draw):
 def _(answer, draw):
     model = make(Awkward, draw)
     images, labels = _batch(draw, model, draw.integer(7, 11))
+    for parameter in model.parameters():  # of an earlier step, which used all of them
+        parameter.grad = draw.tensor(*parameter.shape)
     parameters, gradients, _ = _after_step(model, (images, labels), F.cross_entropy, 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     answer(model, optimizer, F.cross_entropy, images, labels, [CPU] * draw.integer(2, 4))
@@ -317,6 +355,7 @@ def _(answer, draw):
 def _(answer, draw):
     devices = [CPU, META, META, CPU][: draw.integer(2, 4)]
     model = make(Counting, draw)
+    model.layer.bias.requires_grad_(False)
     images, labels = _batch(draw, model, 2 * len(devices))
     model = _Watched(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -318,3 +318,81 @@ def updates_after_every_weighted_chunk(model, optimizer, loss_fn, images, labels
     parts = zip(images.chunk(count), labels.chunk(count))
     shares = [(rows, own, len(rows) / len(images)) for rows, own in parts]
     return sum(_update(optimizer, loss_fn(model(rows), own) * w) for rows, own, w in shares)
+
+
+@wrong("2.4", names="other-update")
+def updates_by_hand_with_the_optimizers_rate(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad
+    return loss.item()
+
+
+@wrong("2.4", names="other-update")
+def makes_its_own_optimizer(model, optimizer, loss_fn, images, labels, devices):
+    own = torch.optim.SGD(model.parameters(), lr=optimizer.param_groups[0]["lr"])
+    return _update(own, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
+
+
+_kept = {}
+
+
+@wrong("2.4", names="first-step-kept")
+def copies_once_for_all_steps(model, optimizer, loss_fn, images, labels, devices):
+    key = model, tuple(devices)
+    if key not in _kept:
+        _kept[key] = [copies_of(model, device) for device in devices]
+    kept = iter(_kept[key][1:])
+    outputs = _outputs(model, images, devices, lambda model, device: next(kept))
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="awkward")
+def clears_with_zeros(model, optimizer, loss_fn, images, labels, devices):
+    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
+    optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@wrong("2.4", names="wrong-labels")
+def gathers_the_helpers_first(model, optimizer, loss_fn, images, labels, devices):
+    first, *others = _outputs(model, images, devices)
+    return _update(optimizer, loss_fn(torch.cat([*others, first]), labels))
+
+
+@wrong("2.4", names="not-moved")
+def copies_no_frozen_parameters(model, optimizer, loss_fn, images, labels, devices):
+    def copies(model, device):
+        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        tensors = learning | dict(model.named_buffers())
+        return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+
+    outputs = _outputs(model, images, devices, copies)
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@right("2.4")
+def deep_copies_that_hand_their_gradients_on(model, optimizer, loss_fn, images, labels, devices):
+    model.zero_grad()
+    chunks = images.chunk(len(devices))
+    helpers = [copy.deepcopy(model).to(device) for device in devices[1 : len(chunks)]]
+    outputs = [
+        replica(chunk.to(device)).to(devices[0])
+        for replica, chunk, device in zip([model, *helpers], chunks, devices)
+    ]
+    loss = loss_fn(torch.cat(outputs), labels)
+    loss.backward()
+    for helper in helpers:
+        for parameter, copied in zip(model.parameters(), helper.parameters()):
+            if copied.grad is not None:
+                gradient = copied.grad.to(parameter.device)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    optimizer.step()
+    return float(loss)
