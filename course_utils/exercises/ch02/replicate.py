@@ -1,10 +1,11 @@
 """Exercise 2.2, `replicate`: what it asks for, and how it is checked."""
 
-import contextlib
 import copy
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import nn
@@ -66,6 +67,10 @@ replicate = Exercise(
         "`.clone()` keep it.",
         "gradients-averaged": "The gradients of the replicas are averaged. They must be summed: the "
         "loss divides by the number of rows already.",
+        "gradients-overwritten": "Gradients of some replicas are missing in the model. What a replica "
+        "brings must be added to what is there already, not replace it.",
+        "gradients-cleared": "The gradients that the model had before are gone. Only its caller knows "
+        "when they are not needed any more.",
         "not-moved": "A helper's parameters are not on its device. (`meta` is a second device that "
         "every machine has.)",
         "buffers-forgotten": "A helper's buffers are not on its device. Copy the buffers too.",
@@ -86,7 +91,8 @@ replicate = Exercise(
         "shared-frame": "Two threads run `functional_call` on one module, and each overwrites the "
         "other's tensors. Give every replica a frame of its own: `copy.deepcopy(model)`.",
         "one-at-a-time": "The replicas wait for each other, so two threads cannot run at once.",
-        "frozen-thawed": "A frozen parameter got a gradient.",
+        "frozen-thawed": "A frozen parameter, or its copy, asks for a gradient. A copy by "
+        "`.to(device, copy=True)` stays as frozen as its original.",
         "gradients-again": "The gradients of an earlier backward pass come a second time. A copy that "
         "is a leaf keeps its own `.grad`: hand it on and clear it, or copy so that the history stays.",
         "helpers-share": "Two helpers on one device change the same buffers. Every replica has copies "
@@ -176,12 +182,26 @@ def _(answer, draw):
         likely={
             "gradients-lost": lambda got: not got or same(got, only_first),
             "gradients-averaged": lambda got: same(got, averaged) or same(got, helpers),
+            "gradients-overwritten": partial(_of_some, [_summed(model, [b]) for b in batches]),
         },
     )
+    before = {name: gradient.clone() for name, gradient in gradients_of(model).items()}
+    _replicas(answer, model, [CPU] * workers)
+    what, likely = "the gradient after another call", {"gradients-cleared": True}
+    expect(gradients_of(model), before, what=what, likely=likely)
     model.zero_grad()
     _run_backward(replicas, batches)
     what, likely = "the gradient of a second backward pass", {"gradients-again": True}
     expect(gradients_of(model), expected, what=what, likely=likely)
+
+
+def _of_some(alone, got) -> bool:
+    """Whether each gradient is the sum of those that some of the replicas give alone."""
+    some = [c for n in range(1, len(alone)) for c in itertools.combinations(alone, n)]
+    return all(
+        any(same(gradient, sum(each[name] for each in few)) for few in some)
+        for name, gradient in got.items()
+    )
 
 
 def _runs_on(replica, batch) -> bool:
@@ -203,6 +223,7 @@ def _(answer, draw):
     devices = [CPU, META, CPU, *draw.sample((CPU, META), draw.integer(0, 2))]
     for kind, slug in ((Plain, "not-moved"), (Counting, "buffers-forgotten")):
         model = make(kind, draw)
+        next(model.children()).requires_grad_(False)  # frozen parameters lie there too
         here = draw.tensor(3, model.width)
         replicas = _replicas(answer, model, devices)
         if any(replica is replicas[0] for replica in replicas[1:]):
@@ -289,6 +310,11 @@ def _(answer, draw):
         if copies > 1:
             raise Wrong("tied-twice", expected="one copy of the tied weight", got=f"{copies}")
 
+    model.requires_grad_(False)
+    first, second = _replicas(answer, model, [CPU] * 2)
+    if second(batches[0]).requires_grad or first(batches[0]).requires_grad:
+        raise Wrong("frozen-thawed", expected="outputs of a frozen model", got="a graph")
+
 
 def _first_users(output: torch.Tensor, parameter: nn.Parameter) -> int:
     """How many operations in the history of a tensor use a parameter directly."""
@@ -301,51 +327,66 @@ def _first_users(output: torch.Tensor, parameter: nn.Parameter) -> int:
 @replicate.requires("changes of buffers: replica 0's stay, the helpers' are lost")
 def _(answer, draw):
     model = make(Counting, draw)
-    first, second = draw.tensor(draw.integer(2, 5), model.width), draw.tensor(3, model.width) + 5
+    first = draw.tensor(draw.integer(2, 5), model.width).abs()
+    second = draw.tensor(3, model.width) + 5
+    untouched = copy.deepcopy(model)
     replicas = _replicas(answer, model, [CPU] * draw.integer(3, 4))
-    with torch.no_grad():
-        expected = copy.deepcopy(model)(first)
     replicas[-1](second)
     expect(
         model.rows.item(), 0.0, what="rows after the helper", likely={"buffers-shared": lambda g: g}
     )
-    what, likely = "another helper after the first one", {"helpers-share": True}
-    expect(replicas[1](first).detach(), expected, what=what, likely=likely)
-    replicas[0](first)
+    replicas[0](10 * first)
     expect(
         model.rows.item(),
         float(len(first)),
         what="rows after replica 0",
         likely={"buffers-lost": lambda g: not g},
     )
+    with torch.no_grad():
+        expected, late = untouched(first), copy.deepcopy(model)(first)
+    what, likely = "another helper after both", {"copied-late": late, "helpers-share": True}
+    expect(replicas[1](first).detach(), expected, what=what, likely=likely)
 
 
 @replicate.requires("two threads run two replicas at the same time", needs_earlier=True)
 def _(answer, draw):
     model = make(Plain, draw)
     batch = draw.tensor(draw.integer(2, 5), model.width)
-    replicas = _replicas(answer, model, [CPU] * 2)
+    replicas = _replicas(answer, model, [CPU, CPU, META])
     with torch.no_grad():
         before = model(batch)
         for parameter in model.parameters():
             parameter.mul_(2.0)
         after = model(batch)
-    try:
-        with _both_inside(), ThreadPoolExecutor(2) as threads:
-            outputs = list(threads.map(lambda replica: replica(batch), replicas))
-    except threading.BrokenBarrierError:
-        raise Wrong(
-            "one-at-a-time", expected="both replicas at work", got="one waits for the other"
-        ) from None
-    expect(outputs, [after, before], each="replica", likely={"shared-frame": True})
+    first, helper, elsewhere = _at_once(replicas, [batch, batch, batch.to(META)])
+    likely = {"shared-frame": True}
+    expect([first, helper], [after, before], each="replica", likely=likely)
+    expect(str(elsewhere.device), str(META), what="the device of replica 2", likely=likely)
 
 
-@contextlib.contextmanager
-def _both_inside():
-    """Makes two forward passes of Plain begin together and end together, so that both compute
-    while both frames are in use."""
-    Plain.gate = threading.Barrier(2, timeout=3).wait
+def _at_once(replicas, batches) -> list:
+    """The outputs of the replicas, each called in a thread of its own: the forward passes of Plain
+    begin together and end together, so that all compute while all frames are in use."""
+    barrier = threading.Barrier(len(replicas), timeout=3)
+
+    def call(replica, batch):
+        try:
+            return replica(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is named below
+            barrier.abort()  # the others need not wait
+            return error
+
+    Plain.gate = barrier.wait
     try:
-        yield
+        with ThreadPoolExecutor(len(replicas)) as threads:
+            outputs = list(threads.map(call, replicas, batches))
     finally:
         Plain.gate = None
+    errors = [output for output in outputs if isinstance(output, Exception)]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise Wrong("shared-frame", expected="outputs of all replicas", got=error)
+    if errors:
+        expected, got = "all replicas at work", "one waits for another"
+        raise Wrong("one-at-a-time", expected=expected, got=got)
+    return outputs

@@ -306,3 +306,79 @@ def divides_the_helpers_gradients(model, devices):
                 tensor.register_hook(lambda gradient: gradient / len(devices))
         replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
     return replicas
+
+
+@wrong("2.2", names="gradients-overwritten")
+def puts_its_gradient_in_the_place_of_others(model, devices):
+    def overwrite(parameter, copied):
+        parameter.grad, copied.grad = copied.grad.to(parameter.device), None
+
+    return [model] + [_leaf_replica(model, device, overwrite) for device in devices[1:]]
+
+
+@wrong("2.2", names="gradients-cleared")
+def clears_the_gradients_first(model, devices):
+    model.zero_grad()
+    return _with_frames(model, devices, lambda frame: frame)
+
+
+@wrong("2.2", names="shared-frame")
+def makes_one_frame_for_all_helpers(model, devices):
+    frame = copy.deepcopy(model)
+    return [model] + [partial(functional_call, frame, copies_of(model, d)) for d in devices[1:]]
+
+
+@wrong("2.2", names="one-at-a-time")
+def locks_the_frame_of_the_helpers(model, devices):
+    import threading
+
+    lock, frame = threading.Lock(), copy.deepcopy(model)
+
+    def helper(tensors, batch):
+        with lock:
+            return functional_call(frame, tensors, batch)
+
+    return [model] + [partial(helper, copies_of(model, device)) for device in devices[1:]]
+
+
+@wrong("2.2", names="copied-late")
+def copies_buffers_when_called(model, devices):
+    def helper(frame, parameters, device, batch):
+        buffers = {name: b.to(device, copy=True) for name, b in model.named_buffers()}
+        return functional_call(frame, parameters | buffers, batch)
+
+    replicas = [model]
+    for device in devices[1:]:
+        parameters = {name: p.to(device, copy=True) for name, p in model.named_parameters()}
+        replicas.append(partial(helper, copy.deepcopy(model), parameters, device))
+    return replicas
+
+
+@wrong("2.2", names="not-moved")
+def copies_no_frozen_parameters(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        tensors = learning | dict(model.named_buffers())
+        tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@wrong("2.2", names="frozen-thawed")
+def thaws_the_copies(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        tensors = copies_of(model, device)
+        for name, _ in model.named_parameters():
+            tensors[name].requires_grad_()
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas
+
+
+@right("2.2")
+def makes_a_frame_for_each_call(model, devices):
+    def helper(tensors, batch):
+        return functional_call(copy.deepcopy(model), tensors, batch)
+
+    return [model] + [partial(helper, copies_of(model, device)) for device in devices[1:]]
