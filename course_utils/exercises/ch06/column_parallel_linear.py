@@ -12,10 +12,10 @@ from course_utils.exercises.ch06.shared import (
     check_gradients,
     check_held,
     check_linear,
+    check_linear_sent,
     check_memory,
     check_outputs,
     check_refusal,
-    check_sent,
     check_three_and_one,
     check_without_bias,
     linear_task,
@@ -136,8 +136,7 @@ def _(answer, draw):
 @column.requires("nothing is sent forward, the size of the input backward")
 def _(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
-    for report in run_linear(answer, task):
-        check_sent(report.forward, report.backward, (0, own_bytes(task.x)))
+    check_linear_sent(answer, task, (0, own_bytes(task.x)))
 
 
 @column.requires("a ValueError with both numbers where the sizes do not divide")

@@ -1,8 +1,11 @@
 """Exercise 6.2, `RowParallelLinear`: what it asks for, and how it is checked."""
 
-from torch import nn
+import copy
 
-from course_utils.authoring import Exercise
+import torch
+from torch import Tensor, nn
+
+from course_utils.authoring import Exercise, OwnPart, expect, run
 from course_utils.exercises.ch06.shared import (
     BOTH_CUTS,
     HANGS,
@@ -11,10 +14,10 @@ from course_utils.exercises.ch06.shared import (
     check_double,
     check_held,
     check_linear,
+    check_linear_sent,
     check_memory,
     check_outputs,
     check_refusal,
-    check_sent,
     check_three_and_one,
     check_without_bias,
     linear_task,
@@ -22,6 +25,7 @@ from course_utils.exercises.ch06.shared import (
     run_linear,
     sizes_that_do_not_divide,
 )
+from course_utils.hardware import device
 
 row = Exercise(
     "6.2",
@@ -72,6 +76,10 @@ row = Exercise(
         "bias-gradient": "The output is right, and the bias's gradient is not. A copy that only one "
         "rank uses, or that every rank uses by a fraction, gets another gradient, and the copies "
         "drift apart. Let every rank add the whole bias after the sum.",
+        "needs-contiguous": "x need not lie in memory in the order of its elements, as a slice or a "
+        "transposed tensor does not, and `view` then fails: `reshape` and `flatten` take any layout.",
+        "kept-from-before": "The layer is right for one input and not for one after the other: it keeps "
+        "something of an earlier call. Make in `forward` what depends on x, the sum's tensor too.",
         "outputs-joined": "The ranks' results are put one after the other. Each is a term of *all* output "
         "features: they are added.",
     },
@@ -120,6 +128,42 @@ def _(answer, draw):
     check_without_bias(answer, linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
 
 
+def _called(rank, answer, full, inputs) -> list[Tensor | str]:
+    """What a layer gives for one input after the other, up to the first at which it fails. Those with
+    three dimensions come transposed in memory."""
+    layer = answer(copy.deepcopy(full).to(device()))
+    outputs = []
+    for x in inputs:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() == 3 else x
+        try:
+            outputs.append(layer(x.to(device())))
+        except Exception as error:  # noqa: BLE001 - at which input it fails, tells the mistake
+            outputs.append(f"{type(error).__name__}: {error}")
+            break
+    return [y.detach() if torch.is_tensor(y) else y for y in outputs]
+
+
+@row.requires("inputs of other shapes and layouts, one after the other", needs_earlier=True)
+def _(answer, draw):
+    ranks, rows = draw.choice([2, 3]), draw.integer(2, 4)
+    full = linear_task(draw, ROW, ranks, bias=False).full  # y is then the sum itself
+    cases = [
+        ("kept-from-before", (rows,)),
+        ("kept-from-before", (rows,)),
+        ("kept-from-before", (rows + draw.integer(1, 3),)),
+        ("needs-contiguous", (rows, rows + 1)),
+        ("matrices-only", ()),
+        ("matrices-only", (2, 1, 3)),
+    ]
+    inputs = [draw.tensor(*leading, full.in_features) for _, leading in cases]
+    parts = zip(*(x.chunk(ranks, dim=-1) for x in inputs), strict=True)
+    reports = run(_called, ranks, answer, full, OwnPart([list(part) for part in parts]))
+    for number, ((slug, _), x) in enumerate(zip(cases, inputs, strict=True)):
+        got = [outputs[number] for outputs in reports if number < len(outputs)]
+        what = f"the output for x {tuple(x.chunk(ranks, dim=-1)[0].shape)}, input {number + 1}"
+        expect(got, [full(x).detach()] * ranks, each="rank", what=what, likely={slug: True})
+
+
 @row.requires(
     "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
 )
@@ -136,8 +180,7 @@ def _(answer, draw):
 @row.requires("the size of the output is sent forward, nothing backward")
 def _(answer, draw):
     task = linear_task(draw, ROW, draw.choice([2, 3, 4]))
-    for report in run_linear(answer, task):
-        check_sent(report.forward, report.backward, (own_bytes(task.y), 0))
+    check_linear_sent(answer, task, (own_bytes(task.y), 0))
 
 
 @row.requires("a ValueError with both numbers where the sizes do not divide")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from course_utils.authoring import OwnPart, Wrong, expect, run, same
 from course_utils.authoring.framework import registered
-from course_utils.authoring.ranks import come_late
+from course_utils.authoring.ranks import come_late, following
 from course_utils.hardware import device
 from course_utils.trace import Record, Trace
 
@@ -102,6 +102,26 @@ WHOLE_KEPT_ALIVE = (
 )
 
 
+NOT_WAITED = (
+    "A call goes on in the background, as with `async_op=True`, and nobody waits for it: its result may "
+    "not be there yet when it is used. Call `wait()` on what the call returned."
+)
+
+
+def check_waited(unwaited: list[list[str]]) -> None:
+    """Raises Wrong where a rank has not waited for a call: no number means anything then."""
+    for rank, calls in enumerate(unwaited):
+        if calls:
+            got = f"rank {rank} does not wait for its {calls[0]}"
+            raise Wrong("not-waited", expected="a wait() for every call", got=got)
+
+
+def same_and_learning(given: nn.Module, full: nn.Module) -> bool:
+    """Whether an answer has left the layer that it was `given` as `full` is: values, and none frozen."""
+    learning = [[p.requires_grad for p in layer.parameters()] for layer in (given, full)]
+    return learning[0] == learning[1] and same(list(given.parameters()), list(full.parameters()))
+
+
 def _kept_alive(rank, answer, full) -> int:
     """The bytes of the largest tensor, no parameter of the layer, that lives on when the layer is
     made and the `full` that it was made from is gone."""
@@ -158,14 +178,13 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a rank's layer computed, and the bytes that it sent."""
+    """What a rank's layer computed."""
 
     y: Tensor
     x_gradient: Tensor | None
     gradients: dict[str, Tensor | None]
-    forward: Record
-    backward: Record
     has_bias: bool  # an attribute `bias`, be it None
+    unwaited: list[str]
 
 
 def _held(rank, answer, full) -> _Held:
@@ -181,25 +200,33 @@ def _held(rank, answer, full) -> _Held:
     ]
     shared = [n for n, p in parameters.items() if p.untyped_storage().data_ptr() in of_full]
     held = {name: p.detach().clone() for name, p in parameters.items()}
-    changed = not same(list(given.parameters()), list(full.parameters()))
-    return _Held(held, views, shared, changed)
+    return _Held(held, views, shared, not same_and_learning(given, full))
 
 
 def _ran(rank, answer, full, x, slope, x_learns, beside) -> _Ran:
     """The loss is sum(slope * y); with `beside`, x also reaches it by another way."""
     layer = answer(copy.deepcopy(full).to(device()))
     x = x.clone().to(device()).requires_grad_(x_learns)
-    with Trace() as forward:
-        come_late(rank)
+    come_late(rank)
+    with following() as sent:
         y = layer(x)
-    loss = loss_of(y, slope)
-    if beside is not None:
-        loss = loss + (x * beside.to(device())).sum()
-    with Trace() as backward:
+        loss = loss_of(y, slope)
+        if beside is not None:
+            loss = loss + (x * beside.to(device())).sum()
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
-    calls = forward.record(), backward.record()
-    return _Ran(y.detach(), x.grad, gradients, *calls, hasattr(layer, "bias"))
+    return _Ran(y.detach(), x.grad, gradients, hasattr(layer, "bias"), sent.unwaited)
+
+
+def traced(rank, answer, full, x, slope) -> tuple[Record, Record]:
+    """What a rank's layer sends forward, and backward."""
+    layer = answer(copy.deepcopy(full).to(device()))
+    x = x.clone().to(device()).requires_grad_()
+    with Trace() as forward:
+        y = layer(x)
+    with Trace() as backward:
+        loss_of(y, slope).backward()
+    return forward.record(), backward.record()
 
 
 @dataclass(frozen=True)
@@ -213,6 +240,10 @@ class _LinearTask:
     slope: Tensor  # the gradient of y
     y: Tensor
     x_gradient: Tensor
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-10 if self.y.dtype == torch.float64 else 1e-5
 
     def parts(self, name: str) -> list[Tensor]:
         return _blocks(getattr(self, name), getattr(self.cut, name), self.ranks)
@@ -266,10 +297,16 @@ def linear_task(
 
 
 def run_linear(answer, task: _LinearTask, x_learns=True, beside=None) -> list[_Ran]:
+    own = OwnPart(task.parts("x")), OwnPart(task.slopes())
+    reports = run(_ran, task.ranks, answer, _fresh(task), *own, x_learns, beside)
+    check_waited([report.unwaited for report in reports])
+    return reports
+
+
+def _fresh(task: _LinearTask) -> nn.Linear:
     full = copy.deepcopy(task.full)
     full.zero_grad()
-    own = OwnPart(task.parts("x")), OwnPart(task.slopes())
-    return run(_ran, task.ranks, answer, full, *own, x_learns, beside)
+    return full
 
 
 def check_held(answer, task: _LinearTask) -> None:
@@ -304,9 +341,8 @@ def check_held(answer, task: _LinearTask) -> None:
 def check_memory(answer, task: _LinearTask) -> None:
     for report in run(_held, task.ranks, answer, task.full):
         if report.full_changed:
-            raise Wrong(
-                "full-changed", expected="`full` as before", got="another weight or bias in it"
-            )
+            got = "another weight or bias in it, or a frozen one"
+            raise Wrong("full-changed", expected="`full` as before", got=got)
         if report.views:
             raise Wrong(
                 "a-view",
@@ -337,8 +373,14 @@ def check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
         "matrices-only": lambda got: any(g.dim() != task.y.dim() for g in got),
         "rounded": lambda got: same(got, task.parts("y"), tolerance=0.01),
     }
-    got, likely = [report.y for report in reports], _possible(task.cut, mistakes)
-    expect(got, task.parts("y"), each="rank", what="the output", likely=likely)
+    _expect(task, [report.y for report in reports], task.parts("y"), "the output", mistakes)
+
+
+def _expect(task: _LinearTask, got: list, expected: list, what: str, mistakes: dict) -> None:
+    """Compares what the ranks have, as exactly as their dtype allows."""
+    single = task.tolerance < 1e-5 and same(got, expected)
+    likely = {"other-dtype": single, **_possible(task.cut, mistakes)}
+    expect(got, expected, each="rank", what=what, likely=likely, tolerance=task.tolerance)
 
 
 def _through_summed_inputs(task: _LinearTask) -> list[Tensor]:
@@ -367,19 +409,15 @@ def check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None
         "summed-again": [n * g for g in expected],
         "rounded": lambda got: same(got, expected, tolerance=0.01),
     }
-    got, likely = [report.x_gradient for report in reports], _possible(task.cut, mistakes)
-    expect(got, expected, each="rank", what="the gradient of x", likely=likely)
+    _expect(task, [r.x_gradient for r in reports], expected, "the gradient of x", mistakes)
     for name in task.held()[0]:
-        expect(
-            [report.gradients[name] for report in reports],
-            [gradients[name] for gradients in task.gradients()],
-            each="rank",
-            what=f"the gradient of {name}",
-            likely={
-                **({"bias-gradient": name == "bias"} if task.cut is ROW else {}),
-                "no-gradient": lambda got: any(gradient is None for gradient in got),
-            },
-        )
+        got = [report.gradients[name] for report in reports]
+        expected = [gradients[name] for gradients in task.gradients()]
+        mistakes = {
+            "bias-gradient": name == "bias",
+            "no-gradient": lambda got: any(gradient is None for gradient in got),
+        }
+        _expect(task, got, expected, f"the gradient of {name}", mistakes)
 
 
 def _possible(cut: _Cut, mistakes: dict) -> dict:
@@ -433,19 +471,33 @@ def check_three_and_one(answer, draw, cut: _Cut) -> None:
         check_linear(answer, linear_task(draw, cut, 1))
 
 
+def check_linear_sent(answer, task: _LinearTask, sizes: tuple[int, int]) -> None:
+    own = OwnPart(task.parts("x")), OwnPart(task.slopes())
+    for records in run(traced, task.ranks, answer, _fresh(task), *own):
+        check_sent(*records, sizes)
+
+
 def check_sent(forward: Record, backward: Record, sizes: tuple[int, int]) -> None:
-    """Raises Wrong where more than this many bytes are handed over each way, or in several calls."""
+    """Raises Wrong where more than this many bytes are handed over each way, in several calls, or in
+    another one than an all-reduce."""
     for way, record, size in zip(("forward", "backward"), (forward, backward), sizes, strict=True):
         if record.sent() > size:
             got = f"{record.sent()} bytes"
             raise Wrong("sends-too-much", expected=f"{size} bytes {way}", got=got)
         if record.count() > 1:
             raise Wrong("in-pieces", expected=f"one call {way}", got=f"{record.count()} calls")
+        if record.count() != record.count("all_reduce"):
+            got = f"one {record.calls[0].op}"
+            raise Wrong("gathered-to-add", expected=f"one all_reduce {way}", got=got)
 
 
 IN_PIECES = (
     "The sum is sent in several calls. Each of them waits for the slowest rank and costs its own "
     "start: hand the whole tensor over at once."
+)
+GATHERED_TO_ADD = (
+    "The ranks' terms are gathered, and each rank adds them up itself: it receives and holds n tensors, "
+    "of which it needs the sum alone. An all-reduce adds on the way."
 )
 
 
@@ -485,10 +537,13 @@ BOTH_CUTS = {
     "sends-too-much": "More bytes are sent than needed. The right result does not show that: the "
     "check counts the calls forward and backward.",
     "in-pieces": IN_PIECES,
+    "gathered-to-add": GATHERED_TO_ADD,
+    "not-waited": NOT_WAITED,
     "not-every-rank": NOT_EVERY_RANK,
     "two-ranks": TWO_RANKS,
-    "matrices-only": "The layer takes matrices only, or returns one. `nn.Linear` takes any number of "
-    "dimensions before the last, the features, and keeps them: so does `nn.functional.linear`.",
+    "matrices-only": "The layer takes or returns matrices only, or other shapes only. `nn.Linear` takes "
+    "any number of dimensions before the last, the features, none too, and keeps them: so does "
+    "`nn.functional.linear`.",
     **REFUSAL,
     "refuses-what-divides": "Sizes that divide evenly are refused: the error belongs where the remainder "
     "is not zero.",

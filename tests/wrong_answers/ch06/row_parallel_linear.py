@@ -38,17 +38,6 @@ class _Row(nn.Module):
 
 
 @right("6.2")
-class GathersPartialSums(_Row):
-    def forward(self, x):
-        rank, n = place()
-        own = self.partial(x).contiguous()
-        everyone = [torch.empty_like(own) for _ in range(n)]
-        dist.all_gather(everyone, own.detach())
-        everyone[rank] = own  # autograd goes this way; the others' terms are constants
-        return self.with_bias(sum(everyone))
-
-
-@right("6.2")
 class AddsTheOthersAsAConstant(_Row):
     def forward(self, x):
         own = self.partial(x)
@@ -349,3 +338,112 @@ class SumsItsDataInPlace(_Row):
         own = self.partial(x).contiguous()
         dist.all_reduce(own.data)
         return self.with_bias(own)
+
+
+@wrong("6.2", names="gathered-to-add")
+class GathersPartialSums(_Row):
+    def forward(self, x):
+        rank, n = place()
+        own = self.partial(x).contiguous()
+        everyone = [torch.empty_like(own) for _ in range(n)]
+        dist.all_gather(everyone, own.detach())
+        everyone[rank] = own  # autograd goes this way; the others' terms are constants
+        return self.with_bias(sum(everyone))
+
+
+class _IntoBuffer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor, buffer):
+        dist.all_reduce(buffer.copy_(tensor))
+        return buffer.view_as(buffer)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+@wrong("6.2", names="kept-from-before")
+class KeepsTheFirstSum(_Row):
+    total = None
+
+    def kept(self, own):
+        return self.total is not None
+
+    def forward(self, x):
+        own = self.partial(x)
+        if not self.kept(own):
+            self.total = torch.empty_like(own, requires_grad=False)
+        return self.with_bias(_IntoBuffer.apply(own, self.total))
+
+
+@wrong("6.2", names="kept-from-before")
+class OverwritesEarlierSums(KeepsTheFirstSum):
+    """Without a bias, an output is the sum itself."""
+
+    def kept(self, own):
+        return self.total is not None and self.total.shape == own.shape
+
+
+@wrong("6.2", names="full-changed")
+class FreezesFull(_Row):
+    """To cut it without a graph."""
+
+    def __init__(self, full):
+        super().__init__(full.requires_grad_(False))
+
+
+class _SumInSinglePrecision(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        return summed_in_place(tensor.float()).to(tensor.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+@wrong("6.2", names="other-dtype")
+class SendsSinglePrecision(_Row):
+    def forward(self, x):
+        return self.with_bias(_SumInSinglePrecision.apply(self.partial(x)))
+
+
+@wrong("6.2", names="matrices-only")
+class TakesTwoOrThreeDimensions(_Row):
+    def partial(self, x):
+        return torch.einsum("ni,oi->no" if x.dim() == 2 else "nti,oi->nto", x, self.weight)
+
+
+@wrong("6.2", names="needs-contiguous")
+class ViewsTheInputAsAMatrix(_Row):
+    def forward(self, x):
+        y = SumForward.apply(x.view(-1, x.shape[-1]) @ self.weight.T)
+        return self.with_bias(y.view(*x.shape[:-1], -1))
+
+
+class _SumNotWaitedFor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tensor):
+        total = tensor.clone()
+        dist.all_reduce(total, async_op=True)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+@wrong("6.2", names="not-waited")
+class DoesNotWait(_Row):
+    def forward(self, x):
+        return self.with_bias(_SumNotWaitedFor.apply(self.partial(x)))
+
+
+@right("6.2")
+class WaitsItself(_Row):
+    def forward(self, x):
+        own = self.partial(x)
+        total = own.detach().clone()
+        work = dist.all_reduce(total, async_op=True)
+        work.wait()
+        return self.with_bias(own + (total - own.detach()))
