@@ -671,9 +671,10 @@ def clip_gradient_norm(
     """Scales all gradients so that the norm of the whole model's is at most `max_norm`, in place.
 
     `sharded` are this rank's shards: other ranks have other values, and some may have a gradient on
-    one rank and none on another. `replicated` have the same gradient on every rank. Returns the
-    2-norm of all gradients before clipping, the same number on every rank. Leaves gradients alone
-    where that norm is at most `max_norm`; a `.grad` that is None stays None.
+    one rank and none on another, or no elements. `replicated` have the same gradient on every rank.
+    Returns the 2-norm of all gradients before clipping, to the last digit the same number on every
+    rank. Leaves gradients alone where that norm is at most `max_norm`; a `.grad` that is None stays
+    None.
     """
     ### BEGIN SOLUTION
     shards = [parameter.grad for parameter in sharded if parameter.grad is not None]

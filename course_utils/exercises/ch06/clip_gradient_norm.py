@@ -6,9 +6,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
-from course_utils.authoring.ranks import come_late
-from course_utils.exercises.ch06.shared import HANGS, TWO_RANKS, only_for_two
+from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
+from course_utils.authoring.ranks import come_late, following
+from course_utils.exercises.ch06.shared import (
+    HANGS,
+    NOT_WAITED,
+    TWO_RANKS,
+    check_waited,
+    only_for_two,
+)
 from course_utils.hardware import device
 
 clipping = Exercise(
@@ -34,6 +40,9 @@ clipping = Exercise(
         ),
     ],
     misconceptions={
+        "not-waited": NOT_WAITED,
+        "zero-here": "A rank that has no gradients returns 0. The norm is that of the whole model, and the "
+        "same number on every rank, also on one that has nothing to scale.",
         "local-norm": "Each rank computes the norm of its own gradients. The ranks then scale by "
         "different factors: add the squares of the shards over the ranks.",
         "replicated-per-rank": "The replicated gradients count once per rank: they are in every "
@@ -74,6 +83,15 @@ clipping = Exercise(
         "one, such as DDP with its buckets, does not see it.",
         "not-a-number-hidden": "A gradient is not a number, and your norm is one. Let NaN through: the norm "
         "is where a broken step is noticed.",
+        "last-digits": "The ranks' norms differ in their last digits: each adds the same terms in another "
+        "order, scales by another factor, and the copies drift apart. An all-reduce gives every rank the "
+        "same bits; what you add yourself, add in the order of the ranks.",
+        "kept-from-before": "The first call is right and a later one is not: a sum goes on from call to "
+        "call. A default argument or a variable outside of the function keeps what is added to it.",
+        "limit-of-zero": "A limit of 0 is taken for no limit. It is one like any other: the gradients end as "
+        "zeros. In Python 0 counts as False: compare the norm with the limit, and nothing else.",
+        "empty-shard": "A shard may have no elements, where a tensor has fewer rows than there are ranks. A "
+        "maximum of nothing is an error, a sum of nothing is 0.",
         "zero-norm": "Where all gradients are zero, you divide by a norm of zero.",
         "sum-of-nothing": "Where there are no gradients to add up, Python's `sum` gives the int 0, which is "
         "no tensor, and `torch.stack` fails. Begin with `torch.zeros((), device=hardware.device())`.",
@@ -88,6 +106,7 @@ clipping = Exercise(
 )
 
 Values = list[Tensor | None]
+STEPS = 40  # in one of four or five, terms added in another order give other last digits
 
 
 @dataclass(frozen=True)
@@ -97,6 +116,12 @@ class _Clipped:
     replicated: Values
     moved: bool
     replaced: bool  # is a gradient another tensor than before?
+    unwaited: list[str]
+
+
+def _norms(rank, answer, steps) -> list[float]:
+    """What an answer returns for one step's gradients after the other."""
+    return [_clipped(0, answer, [own], copies, limit).norm for own, copies, limit in steps]
 
 
 def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
@@ -110,14 +135,16 @@ def _clipped(rank, answer, sharded, replicated, max_norm) -> _Clipped:
     shards, copies = parameters(sharded[rank]), parameters(replicated)
     before = [parameter.grad for parameter in shards + copies]
     come_late(rank)
-    norm = answer(shards, copies, max_norm)
+    with following() as sent:
+        norm = answer(shards, copies, max_norm)
     moved = any(not torch.equal(p, torch.ones_like(p)) for p in shards + copies)
     after = [parameter.grad for parameter in shards + copies]
     replaced = any(
         a is not None and b is not None and a.data_ptr() != b.data_ptr()
         for a, b in zip(after, before, strict=True)
     )
-    return _Clipped(norm, [p.grad for p in shards], [p.grad for p in copies], moved, replaced)
+    own, everywhere = [p.grad for p in shards], [p.grad for p in copies]
+    return _Clipped(norm, own, everywhere, moved, replaced, sent.unwaited)
 
 
 @dataclass(frozen=True)
@@ -133,8 +160,10 @@ class _ClipTask:
     def mistaken_norms(self) -> dict[str, list[float]]:
         shards, copies = [_squares(values) for values in self.sharded], _squares(self.replicated)
         ranks, own = len(shards), [math.sqrt(square + copies) for square in shards]
+        nothing = [all(g is None for g in (*values, *self.replicated)) for values in self.sharded]
         root = math.sqrt
         return {
+            "zero-here": [0.0 if empty else self.norm() for empty in nothing],
             "local-norm": own,
             "replicated-per-rank": [root(sum(shards) + ranks * copies)] * ranks,
             "replicated-left-out": [root(sum(shards))] * ranks,
@@ -164,7 +193,7 @@ def _squares(values: Values) -> float:
 
 
 def _scaled(values: Values, factor: float) -> Values:
-    return [None if g is None else g * factor for g in values]
+    return [None if g is None else g * factor + 0.0 for g in values]  # 0, not minus 0
 
 
 def _clamped(values: Values, limit: float) -> Values:
@@ -176,6 +205,13 @@ def _clip_task(draw, ranks: int) -> _ClipTask:
         [draw.tensor(draw.integer(2, 4), 2), draw.tensor(draw.integer(2, 5))] for _ in range(ranks)
     ]
     return _ClipTask(sharded, [draw.tensor(draw.integer(3, 5)), draw.tensor(2, draw.integer(2, 4))])
+
+
+def _run(answer, task: _ClipTask, max_norm: float) -> list[_Clipped]:
+    ranks = len(task.sharded)
+    reports = run(_clipped, ranks, answer, task.sharded, task.replicated, max_norm)
+    check_waited([report.unwaited for report in reports])
+    return reports
 
 
 def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> None:
@@ -202,8 +238,8 @@ def _check_norms(reports: list[_Clipped], task: _ClipTask, max_norm: float) -> N
 def _check_clipped(answer, task: _ClipTask, share: float) -> None:
     """Clips at `share` of the norm, or at 1 where the norm is 0."""
     ranks, norm = len(task.sharded), task.norm()
-    max_norm = share * norm or 1.0
-    reports = run(_clipped, ranks, answer, task.sharded, task.replicated, max_norm)
+    max_norm = share * norm if norm else 1.0
+    reports = _run(answer, task, max_norm)
     _check_norms(reports, task, max_norm)
     if any(report.moved for report in reports):
         raise Wrong("parameters-changed", expected="parameters as before", got="other values")
@@ -219,6 +255,7 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
     missing = [[g is None for g in (*own, *task.replicated)] for own in task.sharded]
     likely = {
         "zeros-for-none": lambda got: [[g is None for g in (*a, *b)] for a, b in got] != missing,
+        "limit-of-zero": share == 0 and by([1.0] * ranks),
         "not-scaled": share < 1 and by([1.0] * ranks),
         "each-value-clamped": [
             [_clamped(own, max_norm), _clamped(task.replicated, max_norm)] for own in task.sharded
@@ -241,7 +278,7 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
 def _(answer, draw):
     task = _clip_task(draw, 2)
     max_norm = 0.5 * task.norm()
-    reports = run(_clipped, 2, answer, task.sharded, task.replicated, max_norm)
+    reports = _run(answer, task, max_norm)
     _check_norms(reports, task, max_norm)
 
 
@@ -289,12 +326,43 @@ def _(answer, draw):
 @clipping.requires(
     "gradients of any layout in memory",
     needs_earlier=True,
-    failures={"view size is not compatible": "needs-contiguous"},
+    failures={
+        "view size is not compatible": "needs-contiguous",
+        "numel() == 0": "empty-shard",
+    },
 )
 def _(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
-    sharded = [[draw.tensor(3, 4).T, *values] for values in task.sharded]
-    _check_clipped(answer, replace(task, sharded=sharded), 0.5)
+    sharded = [[draw.tensor(3, 4).T, draw.tensor(0, 4), *values] for values in task.sharded]
+    replicated = [draw.tensor(4, 3).T, *task.replicated]
+    _check_clipped(answer, _ClipTask(sharded, replicated), 0.5)
+
+
+@clipping.requires("the same number on every rank, step after step", needs_earlier=True)
+def _(answer, draw):
+    ranks = draw.choice([3, 4])
+    tasks = [_clip_task(draw, ranks) for _ in range(STEPS)]
+    limits = [draw.number(0.5, 1.5) * task.norm() for task in tasks]
+    parts = [
+        [
+            (task.sharded[rank], task.replicated, limit)
+            for task, limit in zip(tasks, limits, strict=True)
+        ]
+        for rank in range(ranks)
+    ]
+    norms = run(_norms, ranks, answer, OwnPart(parts))
+    expected = [[task.norm() for task in tasks]] * ranks
+    what, likely = "the norms of the steps", {"kept-from-before": True}
+    expect(norms, expected, each="rank", what=what, likely=likely)
+    for step, found in enumerate(zip(*norms, strict=True)):
+        if len(set(found)) > 1:
+            got = f"{min(found)!r} and {max(found)!r} in step {step}"
+            raise Wrong("last-digits", expected="the same number on every rank", got=got)
+
+
+@clipping.requires("a limit of 0", needs_earlier=True)
+def _(answer, draw):
+    _check_clipped(answer, _clip_task(draw, draw.choice([2, 3])), 0.0)
 
 
 @clipping.requires("gradients that are all zero", failures={"ZeroDivisionError": "zero-norm"})
@@ -308,6 +376,6 @@ def _(answer, draw):
 def _(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     task.sharded[draw.integer(0, 1)][0][0, 0] = math.nan
-    for report in run(_clipped, len(task.sharded), answer, task.sharded, task.replicated, 1.0):
+    for report in _run(answer, task, 1.0):
         if not math.isnan(report.norm):
             raise Wrong("not-a-number-hidden", expected="nan", got=report.norm)

@@ -340,3 +340,97 @@ def takes_pytorchs_total_norm(sharded, replicated, max_norm):
     norm = torch.hypot(squares.sqrt(), copies.to(device()))
     nn.utils.clip_grads_with_norm_([*sharded, *replicated], max_norm, norm)
     return norm.item()
+
+
+@wrong("6.6", names="not-waited")
+def does_not_wait(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded)
+    dist.all_reduce(squares, async_op=True)
+    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@right("6.6")
+def waits_itself(sharded, replicated, max_norm):
+    squares = _sum_of_squares(sharded)
+    work = dist.all_reduce(squares, async_op=True)
+    copies = _sum_of_squares(replicated)
+    work.wait()
+    norm = (squares + copies).sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="zero-here")
+def returns_0_where_there_is_nothing(sharded, replicated, max_norm):
+    norm = divides_replicated_squares(sharded, replicated, max_norm)
+    return norm if _gradients(sharded + replicated) else 0.0
+
+
+_squares = []
+
+
+@wrong("6.6", names="kept-from-before")
+def adds_to_a_list_outside(sharded, replicated, max_norm):
+    _squares.append(_over_ranks(_sum_of_squares(sharded)) + _sum_of_squares(replicated))
+    norm = torch.stack(_squares).sum().sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="last-digits")
+def begins_with_its_own_squares(sharded, replicated, max_norm):
+    own = _sum_of_squares(sharded)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own)
+    squares = own + _sum_of_squares(replicated)
+    for rank, other in enumerate(everyone):
+        if rank != dist.get_rank():
+            squares = squares + other
+    norm = squares.sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@right("6.6")
+def adds_in_the_order_of_the_ranks(sharded, replicated, max_norm):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, _sum_of_squares(sharded).item())
+    norm = (sum(everyone) + _sum_of_squares(replicated).item()) ** 0.5
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="limit-of-zero")
+def takes_0_for_no_limit(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    if max_norm:
+        _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="needs-contiguous")
+def views_the_replicated_as_one_vector(sharded, replicated, max_norm):
+    flat = [torch.zeros(1, device=device()), *(g.view(-1) for g in _gradients(replicated))]
+    squares = _over_ranks(_sum_of_squares(sharded)) + torch.cat(flat).square().sum()
+    norm = squares.sqrt().item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
+
+
+@wrong("6.6", names="empty-shard")
+def divides_by_the_largest_value(sharded, replicated, max_norm):
+    """So that no square overflows."""
+    largest = [gradient.abs().max() for gradient in _gradients(sharded + replicated)]
+    high = torch.stack([torch.full((), 1e-30, device=device()), *largest]).max()
+    dist.all_reduce(high, op=dist.ReduceOp.MAX)
+    squares = torch.zeros((), device=device())
+    for gradient in _gradients(sharded):
+        squares += (gradient / high).square().sum()
+    squares = _over_ranks(squares)
+    for gradient in _gradients(replicated):
+        squares += (gradient / high).square().sum()
+    norm = (squares.sqrt() * high).item()
+    _clip(sharded + replicated, norm, max_norm)
+    return norm
