@@ -1335,7 +1335,8 @@ class HeadParallelAttention(nn.Module):
 
     Of n ranks, rank r has the r-th of n equal blocks of consecutive heads, and parameters for them
     alone: n ranks together hold those of `full`, and only the bias of `full.out` more than once.
-    Raises ValueError with both numbers in its message where n does not divide `full.heads`.
+    They have `full`'s dtype, in memory of their own; `full` does not change. Raises ValueError with
+    both numbers in its message where n does not divide `full.heads`.
     """
 
     def __init__(self, full: Attention) -> None:

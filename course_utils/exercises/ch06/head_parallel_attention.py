@@ -10,23 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from course_utils.authoring import Exercise, Wrong, expect, run, same
+from course_utils.authoring.ranks import come_late, following
 from course_utils.exercises.ch06.shared import (
+    BOTH_CUTS,
+    GATHERED_TO_ADD,
     HANGS,
     IN_PIECES,
     NOT_EVERY_RANK,
+    NOT_WAITED,
     REFUSAL,
     TWO_RANKS,
     WHOLE_KEPT_ALIVE,
     check_nothing_whole,
     check_refusal,
     check_sent,
+    check_waited,
     loss_of,
     only_for_two,
     own_bytes,
+    same_and_learning,
+    traced,
 )
 from course_utils.hardware import device
 from course_utils.models import Attention
-from course_utils.trace import Record, Trace
 
 attention = Exercise(
     "6.3",
@@ -102,13 +108,20 @@ attention = Exercise(
         "wrong-after-a-step": "Output and input gradient are right, but a step of SGD leads "
         "elsewhere: a parameter's gradient is wrong. Look at the bias of the output projection: "
         "every rank adds all of it, after the sum.",
-        "full-changed": "Your `__init__` changes `full` itself, which belongs to the caller: regroup the "
-        "rows of a copy.",
+        "bias-lost": "The bias of `full.qkv`, or that of `full.out`, is missing from your result.",
+        "kept-from-before": "The layer is right for one x and not for one of another size: it keeps "
+        "something of an earlier call, such as the mask. Make in `forward` what depends on x.",
+        "other-dtype": BOTH_CUTS["other-dtype"],
+        "shares-memory": BOTH_CUTS["shares-memory"],
+        "full-changed": "Your `__init__` changes `full` itself, which belongs to the caller: cut, regroup or "
+        "freeze a copy.",
         "holds-too-much": "A rank holds more than its heads' share of the parameters: does it keep a "
         "whole matrix, or a view into one?",
         "sends-too-much": "More bytes are sent than one all-reduce of x's size each way. Queries, keys "
         "and values come from the same x: sum its gradient once.",
         "in-pieces": IN_PIECES,
+        "gathered-to-add": GATHERED_TO_ADD,
+        "not-waited": NOT_WAITED,
         "not-every-rank": NOT_EVERY_RANK,
         "two-ranks": TWO_RANKS,
         **REFUSAL,
@@ -129,11 +142,12 @@ LEARNING_RATE = 0.1
 class _Attended:
     y: Tensor
     x_gradient: Tensor | None
+    y_other: Tensor | str  # for an x of another size, or the exception there
     y_after: Tensor  # after a step of SGD
     held: int  # bytes of parameters
     full_changed: bool
-    forward: Record
-    backward: Record
+    full_learns: bool  # does the step change `full`?
+    unwaited: list[str]
 
 
 def _step(model: nn.Module) -> None:
@@ -144,20 +158,29 @@ def _step(model: nn.Module) -> None:
                 parameter -= LEARNING_RATE * parameter.grad
 
 
-def _attended(rank, answer, full, x, slope) -> _Attended:
+def _attended(rank, answer, full, x, slope, other) -> _Attended:
     given = copy.deepcopy(full).to(device())
     model = answer(given)
-    changed = not same(list(given.parameters()), list(full.parameters()))
+    changed = not same_and_learning(given, full)
     x = x.clone().to(device()).requires_grad_()
-    with Trace() as forward:
+    come_late(rank)
+    with following() as sent:
         y = model(x)
-    with Trace() as backward:
         loss_of(y, slope).backward()
+    y_other = _output(model, other.to(device()))
     _step(model)
+    learns = not changed and not same_and_learning(given, full)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
     held = sum(storage.nbytes() for storage in storages.values())
-    calls = forward.record(), backward.record()
-    return _Attended(y.detach(), x.grad, model(x).detach(), held, changed, *calls)
+    after = model(x).detach()
+    return _Attended(y.detach(), x.grad, y_other, after, held, changed, learns, sent.unwaited)
+
+
+def _output(model: nn.Module, x: Tensor) -> Tensor | str:
+    try:
+        return model(x).detach()
+    except Exception as error:  # noqa: BLE001 - that it fails for this x tells the mistake
+        return f"{type(error).__name__}: {error}"
 
 
 def _by_head(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
@@ -213,6 +236,7 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
     results = {
         "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
         "bias-across-the-parts": [_attend(bias_in_runs, heads)],
+        "bias-lost": [_attend(qkv - bias, heads)],
         "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
         "heads-first": [_attend(qkv[..., _in_place_of(wanted, heads_first)], heads)],
         "parts-swapped": [
@@ -230,7 +254,10 @@ def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, lis
             for scale in (1 / math.sqrt(width), 1 / math.sqrt(width / ranks), 1.0)
         ],
     }
-    return {slug: [full.out(y) for y in given] for slug, given in results.items()}
+    outputs = {slug: [full.out(y) for y in given] for slug, given in results.items()}
+    for y in (_attend(qkv, heads), _attend(qkv - bias, heads)):
+        outputs["bias-lost"].append(full.out(y) - full.out.bias)
+    return outputs
 
 
 @torch.no_grad()
@@ -244,22 +271,28 @@ class _AttentionTask:
     ranks: int
     full: Attention
     x: Tensor
+    other: Tensor  # more tokens, and other samples
     slope: Tensor
     y: Tensor
     x_gradient: Tensor
+    y_other: Tensor
     y_after: Tensor
 
 
-def _attention_task(draw, ranks: int, heads: int) -> _AttentionTask:
+def _attention_task(draw, ranks: int, heads: int, dtype=torch.float32) -> _AttentionTask:
     torch.manual_seed(draw.seed())
-    full = Attention(width=heads * draw.choice([3, 4, 5, 6]), heads=heads)
-    x = 2 * draw.tensor(draw.integer(1, 3), draw.integer(4, 7), full.qkv.in_features)
-    slope = draw.tensor(*x.shape)
+    full = Attention(width=heads * draw.choice([3, 4, 5, 6]), heads=heads).to(dtype)
+    samples, tokens, width = draw.integer(1, 3), draw.integer(4, 7), full.qkv.in_features
+    x = 2 * draw.tensor(samples, tokens, width, dtype=dtype)
+    other = draw.tensor(samples + 1, tokens + draw.integer(1, 3), width, dtype=dtype)
+    slope = draw.tensor(*x.shape, dtype=dtype)
     trained, leaf = copy.deepcopy(full), x.clone().requires_grad_()
     y = trained(leaf)
     (y * slope).sum().backward()
+    y_other = trained(other).detach()
     _step(trained)
-    return _AttentionTask(ranks, full, x, slope, y.detach(), leaf.grad, trained(x).detach())
+    after = trained(x).detach()
+    return _AttentionTask(ranks, full, x, other, slope, y.detach(), leaf.grad, y_other, after)
 
 
 def _numbers_held(rank, answer, full) -> Tensor:
@@ -285,7 +318,10 @@ def _check_own_heads(answer, task: _AttentionTask) -> None:
 
 
 def _run_attention(answer, task: _AttentionTask) -> list[_Attended]:
-    return run(_attended, task.ranks, answer, task.full, task.x, task.slope)
+    own = task.full, task.x, task.slope, task.other
+    reports = run(_attended, task.ranks, answer, *own)
+    check_waited([report.unwaited for report in reports])
+    return reports
 
 
 def _manages(answer, task: _AttentionTask) -> bool:
@@ -356,7 +392,10 @@ def _check_attention(answer, task: _AttentionTask) -> None:
     got = [report.y for report in reports]
     expect(got, [task.y] * n, each="rank", what="the output", likely=likely)
     if any(report.full_changed for report in reports):
-        raise Wrong("full-changed", expected="`full` as before", got="other values in it")
+        got = "other values in it, or frozen ones"
+        raise Wrong("full-changed", expected="`full` as before", got=got)
+    got, likely = [report.y_other for report in reports], {"kept-from-before": True}
+    expect(got, [task.y_other] * n, each="rank", what="the output for another x", likely=likely)
     likely = {
         "cuts-the-graph": lambda got: any(g is None for g in got),
         "summed-again": [n * task.x_gradient] * n,
@@ -399,9 +438,13 @@ def _(answer, draw):
     qkv, out = task.full.qkv, task.full.out
     cut = sum(map(own_bytes, (qkv.weight, qkv.bias, out.weight)))
     limit = cut // task.ranks + own_bytes(out.bias)
-    held = max(report.held for report in _run_attention(answer, task))
+    reports = _run_attention(answer, task)
+    held = max(report.held for report in reports)
     if held > limit:
         raise Wrong("holds-too-much", expected=f"{limit} bytes on each rank", got=f"{held} bytes")
+    if any(report.full_learns for report in reports):
+        got = "a step of the layer changes `full`"
+        raise Wrong("shares-memory", expected="parameters in memory of their own", got=got)
     _check_own_heads(answer, task)
     check_nothing_whole(answer, task.full, ranks)
 
@@ -411,8 +454,20 @@ def _(answer, draw):
     ranks = draw.choice([2, 3, 4])
     task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
     size = own_bytes(task.x)
-    for report in _run_attention(answer, task):
-        check_sent(report.forward, report.backward, (size, size))
+    for records in run(traced, ranks, answer, task.full, task.x, task.slope):
+        check_sent(*records, (size, size))
+
+
+@attention.requires(
+    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
+)
+def _(answer, draw):
+    ranks = draw.choice([2, 3])
+    task = _attention_task(draw, ranks, 2 * ranks, torch.float64)
+    expected = [[task.y, task.x_gradient]] * ranks
+    got = [[report.y, report.x_gradient] for report in _run_attention(answer, task)]
+    what, likely = "the output and the gradient of x", {"other-dtype": True}
+    expect(got, expected, each="rank", what=what, likely=likely, tolerance=1e-10)
 
 
 @attention.requires("12 heads on 8 ranks: a ValueError with both numbers")

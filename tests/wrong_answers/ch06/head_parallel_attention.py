@@ -398,3 +398,81 @@ class HasThreeLayers(_Heads):
         parts = [linear(x, w, b) for w, b in zip(self.weights, self.biases)]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         return self.leave(linear(self.mix(q, k, v).transpose(1, 2).flatten(2), self.out_weight))
+
+
+@wrong("6.3", names="full-changed")
+class FreezesTheAttention(_Heads):
+    def __init__(self, full):
+        super().__init__(full.requires_grad_(False))
+
+
+@wrong("6.3", names="kept-from-before")
+class KeepsTheMask(_Heads):
+    """That of the first call's length."""
+
+    seen = None
+
+    def mix(self, q, k, v):
+        if self.seen is None:
+            self.seen = torch.ones(
+                q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device
+            ).tril()
+        return scaled_dot_product_attention(q, k, v, attn_mask=self.seen)
+
+
+@wrong("6.3", names="other-dtype")
+class MakesNewLinearLayers(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        for name in ("weight", "bias", "out_weight", "out_bias"):
+            getattr(self, name).data = getattr(self, name).detach().float()
+
+
+@wrong("6.3", names="shares-memory")
+class TakesTheOutputsBias(_Heads):
+    def __init__(self, full):
+        super().__init__(full)
+        self.out_bias = full.out.bias
+
+
+@wrong("6.3", names="bias-lost")
+class ForgetsTheFirstBias(_Heads):
+    def rows(self, tensor):
+        return super().rows(tensor if tensor.dim() > 1 else torch.zeros_like(tensor))
+
+
+@wrong("6.3", names="bias-lost")
+class ForgetsTheOutputsBias(_Heads):
+    def leave(self, y):
+        return SumForward.apply(y)
+
+
+@wrong("6.3", names="not-waited")
+class DoesNotWaitForTheHeads(_Heads):
+    def leave(self, y):
+        total = y.detach().clone()
+        dist.all_reduce(total, async_op=True)
+        return y + (total - y.detach()) + self.out_bias
+
+
+@wrong("6.3", names="gathered-to-add")
+class GathersTheHeadsTerms(_Heads):
+    def leave(self, y):
+        rank, n = place()
+        everyone = [torch.empty_like(y) for _ in range(n)]
+        dist.all_gather(everyone, y.detach().contiguous())
+        everyone[rank] = y
+        return sum(everyone) + self.out_bias
+
+
+@right("6.3")
+class AddsTheBiasOnRank0(_Heads):
+    """And has it there alone."""
+
+    def __init__(self, full):
+        super().__init__(full)
+        if dist.get_rank() > 0:
+            del self.out_bias
+
+    def leave(self, y):
+        return SumForward.apply(y + self.out_bias if dist.get_rank() == 0 else y)
