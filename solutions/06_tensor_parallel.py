@@ -1394,8 +1394,8 @@ def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor
 
     `logits` (N, V/n) are this rank's: rank r has classes r * V/n to (r + 1) * V/n - 1. `targets`
     (N,) int64 are classes from 0 to V - 1, or -100 for a token that does not count, the same on
-    every rank; at least one token counts. As `nn.functional.cross_entropy(all_logits, targets)`,
-    and as stable: logits may be in the tens of thousands.
+    every rank; at least one token counts. As `nn.functional.cross_entropy(all_logits, targets)`, in
+    the logits' dtype, and as stable: logits may be in the tens of thousands.
     Backward gives each rank the gradient of its own logits; `logits` and `targets` do not change.
     A rank hands over at most four numbers a token, forward and backward together.
     """

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_utils.authoring.ranks import come_late
-from course_utils.exercises.ch06.shared import HANGS, TWO_RANKS, only_for_two
+from course_utils.authoring.ranks import come_late, following
+from course_utils.exercises.ch06.shared import (
+    HANGS,
+    NOT_WAITED,
+    TWO_RANKS,
+    check_waited,
+    only_for_two,
+)
 from course_utils.hardware import device
 from course_utils.trace import Trace
 
@@ -70,6 +76,8 @@ cross_entropy = Exercise(
         "lost its own.",
         "overflow": "Logits of ten thousands give no finite loss: subtract the row's largest logit "
         "before you take the exponential. `all_reduce` adds, unless you ask for `ReduceOp.MAX`.",
+        "one-ranks-max": "You subtract the largest logit of one rank, and another rank's may be much larger: "
+        "its exponential overflows. Take the largest of all ranks, with `ReduceOp.MAX`.",
         "cut-off": "Large logits give a finite loss, and a wrong one: you cut them off, by `clamp` or the "
         "like. Subtracting the row's largest logit changes no loss and leaves nothing to cut.",
         "one-max-for-all": "The exponentials of some tokens add up to 0: you subtract a number "
@@ -95,6 +103,16 @@ cross_entropy = Exercise(
         "handed.",
         "changes-the-targets": "The targets that were handed in have changed: work on a new tensor, as "
         "`targets.clamp(min=0)` or `torch.where` give it.",
+        "not-waited": NOT_WAITED,
+        "kept-from-before": "Two losses, and then one backward: the first loss's gradient is made of what "
+        "the second has left. Keep what belongs to a call in its `ctx`, not on the class or outside.",
+        "other-dtype": "The logits are in double precision, and the loss does not stay so: something is "
+        "float32 on the way. Take the dtype from the logits.",
+        "needs-contiguous": "The logits need not lie in memory in the order of their elements, as a slice or "
+        "a transposed tensor does not, and `view` then fails: `gather` and `reshape` take any layout.",
+        "too-many-numbers": "More than four numbers a token are handed over. The largest logit, the sum of "
+        "the exponentials and the target's logit are three; what a rank can find out from `targets` "
+        "need not be sent.",
         "gathers-the-logits": "More than four numbers a token are handed over: the logits must stay "
         "where they are.",
         "changes-the-logits": "The logits that were handed in have changed: work on a new tensor.",
@@ -117,24 +135,40 @@ PADDING = -100  # the target of a token that does not count
 class _Loss:
     value: Tensor
     gradient: Tensor | None
-    sent: int  # numbers
     logits_changed: bool
     targets_changed: bool
+    unwaited: list[str]
 
 
-def _lost(rank, answer, own, targets, factor=1.0) -> _Loss:
-    """The gradient is that of `factor` times the loss."""
+def _lost(rank, answer, own, targets, turned=False) -> _Loss:
+    """With `turned`, the logits lie in memory class by class."""
     leaf = own.clone().to(device()).requires_grad_()
     logits, given = leaf * 1.0, targets.clone().to(device())
-    with Trace() as trace:
-        come_late(rank)
+    logits = logits.T.contiguous().T if turned else logits
+    come_late(rank)
+    with following() as sent:
         value = answer(logits, given)
         if torch.is_tensor(value) and value.requires_grad:
-            (value * factor).backward()
+            value.backward()
     changed = not torch.equal(logits, own.to(device())), not torch.equal(given.cpu(), targets)
     value = value.detach() if torch.is_tensor(value) else value
-    sent = sum(call.elements for call in trace.record().calls if call.sends)
-    return _Loss(value, leaf.grad, sent, *changed)
+    return _Loss(value, leaf.grad, *changed, sent.unwaited)
+
+
+def _told(rank, answer, own, targets) -> int:
+    """How many numbers a rank hands over, forward and backward."""
+    logits = own.clone().to(device()).requires_grad_()
+    with Trace() as trace:
+        answer(logits * 1.0, targets.clone().to(device())).backward()
+    return sum(call.elements for call in trace.record().calls if call.sends)
+
+
+def _lost_together(rank, answer, parts, targets, factors) -> list[Tensor | None]:
+    """The gradients of several logits, of the sum of their losses, each times its factor."""
+    leaves = [own.clone().to(device()).requires_grad_() for own in parts]
+    losses = [answer(leaf * 1.0, t.to(device())) for leaf, t in zip(leaves, targets, strict=True)]
+    sum(factor * loss for factor, loss in zip(factors, losses, strict=True)).backward()
+    return [leaf.grad for leaf in leaves]
 
 
 @dataclass(frozen=True)
@@ -162,6 +196,12 @@ def _loss_task(draw, logits: Tensor, ranks: int, padding=()) -> _LossTask:
     value = nn.functional.cross_entropy(leaf, targets)
     value.backward()
     return _LossTask(logits, targets, value.detach(), leaf.grad)
+
+
+def _run(answer, task: _LossTask, ranks: int, turned=False) -> list[_Loss]:
+    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets, turned)
+    check_waited([report.unwaited for report in reports])
+    return reports
 
 
 def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]]]:
@@ -229,7 +269,7 @@ def _mistaken_losses(task: _LossTask, ranks: int) -> dict[str, list[list[Tensor]
 
 def _check_loss(answer, draw, tokens: int, classes: int, ranks: int) -> None:
     task = _loss_task(draw, draw.tensor(tokens, classes), ranks)
-    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
+    reports = _run(answer, task, ranks)
     for report in reports:
         likely = None if report.value is None else "no-tensor"
         expect_type(report.value, Tensor, likely=likely)
@@ -295,13 +335,29 @@ def _(answer, draw):
         _check_loss(answer, draw, draw.integer(1, 2), many * draw.integer(2, 4), many)
 
 
+def _manages_with_the_largest_on(rank: int, answer, task: _LossTask, ranks: int) -> bool:
+    """Whether every rank has the right loss where this rank has each token's largest logit."""
+    logits = task.logits.clone()
+    logits[:, rank * logits.shape[1] // ranks] = logits.max() + 1.0
+    value = nn.functional.cross_entropy(logits, task.targets)
+    other = _LossTask(logits, task.targets, value, task.gradient)
+    try:
+        return same([r.value for r in _run(answer, other, ranks)], [value] * ranks, tolerance=2e-3)
+    except Exception:  # noqa: BLE001 - whatever fails here, it does not manage
+        return False
+
+
 def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
     ranks = draw.choice([2, 3])
     tokens, classes = draw.integer(6, 8), ranks * draw.integer(4, 6)
     task = _loss_task(draw, scale * draw.tensor(tokens, classes) + offset, ranks)
-    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
+    reports = _run(answer, task, ranks)
     likely = {
         "one-max-for-all": lambda got: scale > 1 and any(value == -math.inf for value in got),
+        "one-ranks-max": lambda got: (
+            scale > 1
+            and any(_manages_with_the_largest_on(r, answer, task, ranks) for r in (0, ranks - 1))
+        ),
         slug: lambda got: not all(math.isfinite(value) for value in got),
         "cut-off": True,
     }
@@ -334,7 +390,7 @@ def _(answer, draw):
     tokens, ranks = draw.integer(5, 8), draw.choice([2, 3])
     padding = draw.sample(range(tokens), 2)
     task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
-    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
+    reports = _run(answer, task, ranks)
     likely = {
         "divided-by-all": [task.value * (tokens - len(padding)) / tokens] * ranks,
         "padding-counted": True,
@@ -351,10 +407,10 @@ def _(answer, draw):
     tokens, ranks = draw.integer(3, 6), draw.choice([2, 3, 4])
     task = _loss_task(draw, draw.tensor(tokens, 40 * ranks), ranks)
     limit = 4 * tokens
-    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
-    sent = max(report.sent for report in reports)
+    sent = max(run(_told, ranks, answer, OwnPart(task.parts(ranks)), task.targets))
     if sent > limit:
-        raise Wrong("gathers-the-logits", expected=f"at most {limit} numbers", got=f"{sent}")
+        slug = "gathers-the-logits" if sent >= task.logits.numel() // ranks else "too-many-numbers"
+        raise Wrong(slug, expected=f"at most {limit} numbers", got=f"{sent}")
 
 
 @cross_entropy.requires("the logits and the targets stay as they are")
@@ -362,7 +418,7 @@ def _(answer, draw):
     ranks, tokens = draw.choice([2, 3]), draw.integer(3, 5)
     padding = [draw.integer(0, tokens - 1)]
     task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
-    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets)
+    reports = _run(answer, task, ranks)
     if any(report.logits_changed for report in reports):
         raise Wrong("changes-the-logits", expected="the logits as before", got="other values")
     if any(report.targets_changed for report in reports):
@@ -372,13 +428,35 @@ def _(answer, draw):
 @cross_entropy.requires("the loss is one term of a sum", needs_earlier=True)
 def _(answer, draw):
     ranks, factor = draw.choice([2, 3]), draw.number(0.2, 0.6)
-    task = _loss_task(draw, draw.tensor(draw.integer(3, 5), 4 * ranks), ranks)
-    reports = run(_lost, ranks, answer, OwnPart(task.parts(ranks)), task.targets, factor)
-    gradients = task.gradient.chunk(ranks, dim=1)
+    tokens = draw.integer(3, 5)
+    tasks = [_loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks) for _ in range(2)]
+    parts = [list(part) for part in zip(*(task.parts(ranks) for task in tasks), strict=True)]
+    targets = [task.targets for task in tasks]
+    got = run(_lost_together, ranks, answer, OwnPart(parts), targets, [factor, 1.0])
+    chunks = [task.gradient.chunk(ranks, dim=1) for task in tasks]
     expect(
-        [report.gradient for report in reports],
-        [factor * gradient for gradient in gradients],
+        got,
+        [[factor * first, second] for first, second in zip(*chunks, strict=True)],
         each="rank",
-        what="the gradient of the logits",
-        likely={"upstream-ignored": list(gradients)},
+        what="the gradient of two losses' logits",
+        likely={
+            "upstream-ignored": [list(pair) for pair in zip(*chunks, strict=True)],
+            "kept-from-before": True,
+        },
     )
+
+
+@cross_entropy.requires(
+    "logits in double precision, and of any layout in memory",
+    needs_earlier=True,
+    failures={"view size is not compatible": "needs-contiguous", "exception": "other-dtype"},
+)
+def _(answer, draw):
+    ranks = draw.choice([2, 3])
+    logits = draw.tensor(draw.integer(4, 6), 4 * ranks, dtype=torch.float64)
+    task = _loss_task(draw, logits, ranks)
+    reports = _run(answer, task, ranks, turned=True)
+    expected = [[task.value, part] for part in task.gradient.chunk(ranks, dim=1)]
+    got = [[report.value, report.gradient] for report in reports]
+    what, likely = "the loss and the gradient of the logits", {"other-dtype": True}
+    expect(got, expected, each="rank", what=what, likely=likely, tolerance=1e-10)

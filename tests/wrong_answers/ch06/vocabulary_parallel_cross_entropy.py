@@ -234,11 +234,15 @@ def knows_two_parts_of_the_vocabulary(logits, targets):
     return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
 
 
-def _with_maximum(highest, logits, targets):
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+def _with(highest, logits, targets):
     z = logits - highest.unsqueeze(1)
     at_target = SumForward.apply(_at_target(z, targets))
     return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+
+
+def _with_maximum(highest, logits, targets):
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    return _with(highest, logits, targets)
 
 
 @wrong("6.4", names="max-has-gradient")
@@ -431,3 +435,81 @@ def subtracts_the_largest_of_all_tokens(logits, targets):
     z = logits - highest
     total = SumForward.apply(z.exp().sum(dim=1)).log()
     return _mean(total - SumForward.apply(_at_target(z, targets)), targets)
+
+
+class _OfTheLastCall(torch.autograd.Function):
+    saved = None
+
+    @staticmethod
+    def forward(ctx, logits, targets):
+        own = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = sums_both_in_one_call(own, targets)
+        _OfTheLastCall.saved = torch.autograd.grad(loss, own)[0]
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * _OfTheLastCall.saved, None
+
+
+@wrong("6.4", names="kept-from-before")
+def keeps_the_gradient_on_the_class(logits, targets):
+    return _OfTheLastCall.apply(logits, targets)
+
+
+@wrong("6.4", names="needs-contiguous")
+def picks_from_a_flat_view(logits, targets):
+    def at_target(z):
+        share = z.shape[1]
+        column = targets - dist.get_rank() * share
+        here = (column >= 0) & (column < share)
+        first = torch.arange(len(z), device=z.device) * share
+        picked = z.view(-1)[first + column.clamp(0, share - 1)]
+        return SumForward.apply(picked.where(here, 0.0))
+
+    return _loss_with(logits, targets, at_target)
+
+
+@wrong("6.4", names="other-dtype")
+def computes_in_single_precision(logits, targets):
+    return sums_both_in_one_call(logits.float(), targets)
+
+
+@wrong("6.4", names="other-dtype")
+def sends_single_precision(logits, targets):
+    z = logits - _highest(logits).unsqueeze(1)
+    both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
+    total, at_target = SumForward.apply(both.float()).to(logits.dtype)
+    return _mean(total.log() - at_target, targets)
+
+
+@wrong("6.4", names="not-waited")
+def does_not_wait_for_the_maximum(logits, targets):
+    highest = logits.detach().amax(dim=1)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX, async_op=True)
+    return _with(highest, logits, targets)
+
+
+@right("6.4")
+def waits_for_the_maximum_itself(logits, targets):
+    highest = logits.detach().amax(dim=1)
+    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, async_op=True)
+    work.wait()
+    return _with(highest, logits, targets)
+
+
+@wrong("6.4", names="one-ranks-max")
+def subtracts_the_first_ranks_maximum(logits, targets):
+    highest = logits.detach().amax(dim=1)
+    dist.broadcast(highest, src=0)
+    return _with(highest, logits, targets)
+
+
+@wrong("6.4", names="too-many-numbers")
+def asks_who_has_the_target_too(logits, targets):
+    share = logits.shape[1]
+    here = summed_in_place((targets // share == dist.get_rank()).float())
+    count = summed_in_place((targets >= 0).float()) / dist.get_world_size()
+    loss = sums_both_in_one_call(logits, targets)
+    return loss * (count * here).sum() / count.sum()
