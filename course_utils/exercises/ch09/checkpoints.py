@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
+import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from unittest import mock
 
 from course_utils import intercept
 from course_utils.authoring import Exercise, Wrong, expect, run, same
+from course_utils.authoring.ranks import described, following
 from course_utils.exercises.ch09.shared import Raised
 from course_utils.launch import RankFailure
 
@@ -21,7 +23,8 @@ _AT_RENAME = 1e9  # a file's time of change, in seconds, by which it is seen tha
 
 @dataclass(frozen=True)
 class _Event:
-    """A recorded call: "fsync" or "rename" of a file with so many bytes, or a "collective"."""
+    """A recorded call: "fsync" or "rename" of a file with so many bytes, or a "collective"; "to one
+    rank" is one in which the others do not wait for rank 0."""
 
     kind: str
     file: int = 0
@@ -67,15 +70,22 @@ def _recorded() -> Iterator[list[_Event]]:
     events: list[_Event] = []
 
     def noting(kind: str, original: Callable) -> Callable:
-        def call(file, *args, **kwargs):
+        def call(*args, **kwargs):
+            file = args[0] if args else kwargs.get("src", kwargs.get("fd"))
+            file = file.fileno() if hasattr(file, "fileno") else file
             found = os.stat(file)
             place = str(Path(file).resolve().parent) if kind == "rename" else ""
             events.append(_Event(kind, found.st_ino, found.st_size, place))
             if kind == "rename":
                 os.utime(file, (_AT_RENAME, _AT_RENAME))  # whoever writes to it now changes that
-            return original(file, *args, **kwargs)
+            return original(*args, **kwargs)
 
         return call
+
+    def hear(name: str, given: dict) -> None:
+        kind = described(name, given)[0]
+        one_way = kind in ("reduce", "gather", "recv") or given.get("root_rank", 0) != 0
+        events.append(_Event("to one rank" if one_way else "collective"))
 
     kinds = {"fsync": "fsync", "fdatasync": "fsync", "replace": "rename", "rename": "rename"}
     kinds["link"] = "rename"  # gives a file its name at once, too
@@ -84,18 +94,26 @@ def _recorded() -> Iterator[list[_Event]]:
             if hasattr(os, name):
                 patch = mock.patch.object(os, name, noting(kind, getattr(os, name)))
                 stack.enter_context(patch)
-        collective = _Event("collective")
-        stack.enter_context(intercept.listening(lambda name, given: events.append(collective)))
+        stack.enter_context(intercept.listening(hear))
         yield events
 
 
-def _saved_once(rank, answer, folders, state) -> tuple[list[_Event], list[tuple[int, int, float]]]:
-    """The events of a save, and the (inode, bytes, time of change) of the files in this rank's folder."""
+@dataclass(frozen=True)
+class _Saved:
+    """What a rank did in a save, and the (inode, bytes, time of change) of the files in its folder."""
+
+    events: list[_Event]
+    files: list[tuple[int, int, float]]
+    unwaited: list[str]  # the calls for which it has not waited
+
+
+def _saved_once(rank, answer, folders, state) -> _Saved:
     checkpoints = answer(folders[rank], 2)
-    with _recorded() as events:
+    with following() as sent, _recorded() as events:
         checkpoints.save(1, state)
     found = [path.stat() for path in _files(folders[rank])]
-    return events, [(stat.st_ino, stat.st_size, stat.st_mtime) for stat in found]
+    files = [(stat.st_ino, stat.st_size, stat.st_mtime) for stat in found]
+    return _Saved(events, files, sent.unwaited)
 
 
 def _shared(rank, answer, folder, states) -> Any:
@@ -111,7 +129,7 @@ def _brings_an_object(rank, answer, folder) -> bool:
     checkpoints = answer(folder, 2)
     try:
         checkpoints.save(1, {"object": Path("anything")})
-        _, state = checkpoints.load()
+        _, state = answer(folder, 2).load()
         return isinstance(state["object"], Path)
     except NotImplementedError:
         raise
@@ -134,14 +152,35 @@ def _one_bit(content: bytes, weights: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def _after_damage(rank, answer, folder, states, damage, count) -> Any:
-    """What is loaded after the `count` latest checkpoints were damaged."""
+def _after_damage(rank, answer, folder, states, damage, count) -> tuple:
+    """What a new object loads after the `count` latest checkpoints were damaged, and what the one
+    that has saved them does."""
     checkpoints = answer(folder, len(states))
     saved = [(state, _save(checkpoints, folder, step, state)) for step, state in states.items()]
     for state, files in saved[len(saved) - count :]:
         for path in files:
             path.write_bytes(damage(path.read_bytes(), state["weights"].numpy().tobytes()))
-    return _load(answer(folder, len(states)))
+    return _load(answer(folder, len(states))), _load(checkpoints)
+
+
+def _after_a_bit(rank, answer, folder, state) -> Any:
+    """What is loaded first that was never saved, of step 5 and 6, as one bit of the latter changes: in
+    each byte of the state's rate, wherever the files of the two differ, at the start and at the end."""
+    whole, files = [], []
+    for step in (5, 6):
+        files += _save(answer(folder, 2), folder, step, state)
+        whole.append((step, state))
+    other, content = (path.read_bytes() for path in (files[0], files[-1]))
+    rate = content.find(struct.pack(">d", state["rate"]))  # as pickle writes it
+    traces = [i for i, pair in enumerate(zip(other, content, strict=False)) if len({*pair}) > 1]
+    places = [*range(8), *range(len(content) - 8, len(content)), *traces[:100]]
+    for place in [*places, *(range(rate, rate + 8) if rate >= 0 else [])]:
+        changed = bytes([content[place] ^ 1])
+        files[-1].write_bytes(content[:place] + changed + content[place + 1 :])
+        got = _load(answer(folder, 2))
+        if not any(same(got, one, tolerance=0) for one in whole):
+            return got
+    return whole[0]
 
 
 def _left_by_load(rank, answer, folder, states) -> bool:
@@ -158,9 +197,20 @@ def _case_folder(parent: str, case: int) -> Path:
     return Path(parent, f"run-{case}", "checkpoints")
 
 
-def _one_by_one(rank, function, answer, parent, cases) -> list:
-    """What `function` gives for each case, in a folder of its own that may not be there yet."""
-    return [function(rank, answer, _case_folder(parent, i), *case) for i, case in enumerate(cases)]
+def _one_by_one(rank, answer, parent, cases) -> list:
+    """What the function of each case gives for what follows it there, in a folder of its own that may
+    not be there yet."""
+    return [
+        function(rank, answer, _case_folder(parent, i), *case)
+        for i, (function, *case) in enumerate(cases)
+    ]
+
+
+def _each(answer, *cases: tuple) -> list:
+    """The same, on one rank, in folders that nobody needs later."""
+    with tempfile.TemporaryDirectory() as parent:
+        [got] = run(_one_by_one, 1, answer, parent, cases)
+    return got
 
 
 def _prepared(rank, answer, folder, keep, states) -> int:
@@ -234,6 +284,12 @@ def _saved_again(rank, answer, folder, step, states) -> tuple[int, Any]:
     return report
 
 
+def _remaining_after_restart(rank, answer, folder, keep, earlier, states) -> tuple[int, Any]:
+    """The same, where another object has saved the `earlier` checkpoints in this folder."""
+    _remaining(rank, answer, folder, keep, earlier)
+    return _remaining(rank, answer, folder, keep, states)
+
+
 def _remaining_after_damage(rank, answer, folder, keep, earlier, states) -> tuple[int, Any]:
     """The same, where the latest of `earlier` checkpoints in this folder was damaged before."""
     _after_damage(rank, answer, folder, earlier, _cut, 1)
@@ -248,9 +304,11 @@ def _save_torn(answer, folder: Path, keep: int, step: int, state: dict, size: in
         if failure.kind != "signal":
             raise
     else:
+        cut = any(path.stat().st_size == size // 2 for path in _files(folder))
         raise Wrong(
+            "short-write" if cut else None,
             expected=f"a save that writes about {size} bytes, as the one before",
-            got=f"one that wrote less than {size // 2}",
+            got=f"one that wrote {'' if cut else 'less than '}{size // 2}",
         )
 
 
@@ -308,6 +366,8 @@ checkpoints = Exercise(
         "with `parents=True` and `exist_ok=True`.",
         "not-found": "A checkpoint was saved, and `load` finds none. Does it look for the names that `save` "
         "gives?",
+        "zero-is-none": "The checkpoint of step 0 is not found. 0 counts as false, and is not larger than "
+        "a 0 to begin with: ask whether something is None.",
         "sorted-as-text": "You take the highest name as text, and step-9 comes after step-10. Compare "
         "numbers, or write them with as many digits each.",
         "too-few-digits": "Step 1,000,000 counts as earlier than step 999,999: where a number has "
@@ -324,6 +384,11 @@ checkpoints = Exercise(
         "the same file at the same time.",
         "returns-early": "Nothing lets the other ranks know that rank 0 has finished the file: after "
         "the rename it makes no collective call. They would return before the checkpoint is there.",
+        "one-way": "A `reduce` or a `gather` to rank 0 lets rank 0 wait for the others, and the others for "
+        "nobody: they would return before the checkpoint is there. Take a call from which nobody "
+        "returns before rank 0 has made it.",
+        "not-waited": "With `async_op=True` a call comes back at once, and nobody waits: the other "
+        "ranks would return before the checkpoint is there. Call `wait()` on what it returned.",
         "one-rank-waits": "Rank 0 waits in a collective that the others never call. What is inside "
         "`if rank == 0` is called by rank 0 only, a barrier too.",
         "load-not-on-all": "`load` leaves by two ways, and only one of them passes the collective: "
@@ -338,6 +403,15 @@ checkpoints = Exercise(
         "whole, or none is left.",
         "byte-unnoticed": "One bit of a weight has changed, and you load it. `torch.load` does not "
         "check the bytes of a tensor: compare a checksum of your own.",
+        "partly-protected": "One bit has changed, and you load what was never saved: your checksum does "
+        "not cover everything. The step and the numbers beside the tensors can change as well; take "
+        "it over all bytes that you read.",
+        "from-memory": "You return what this object remembers, and the file is damaged by now. The "
+        "next process has the files alone, and so has another rank: read them each time.",
+        "short-write": "The system took a part of the bytes only, and you went on as if all were "
+        "written. `os.write`, and `write` of a file without a buffer, say how many they took: fewer where the "
+        "disk is full, and never more than 2 GB on Linux. Write the rest as well, or leave that to a "
+        "file with a buffer.",
         "in-place": "A save that was killed has destroyed the checkpoint that had this step before. "
         "Write under another name, and rename when all is written.",
         "dies-between": "A save that was killed between two of its calls has left no checkpoint: "
@@ -354,8 +428,12 @@ checkpoints = Exercise(
         "on their names; the earlier one has to go.",
         "deletes-too-much": "Fewer files remain than `keep`.",
         "leftovers": "What a killed save has left still lies in the folder after the next save.",
-        "keeps-later": "A damaged file of a later step counts as one of those to keep, and the one "
-        "just saved had to go for it. Only steps up to this one count.",
+        "own-files-only": "You remove what this object has saved. After a restart there is another "
+        "object, and what the one before has saved stays for ever: look at what is in the folder.",
+        "later-stays": "A file of a later step than the one just saved remains. Who saves step 15 has "
+        "gone back to there, and `load` would bring the step 20 that was given up.",
+        "keeps-later": "A file of a later step counts as one of those to keep, and one that had to "
+        "stay was removed for it. Only steps up to the one just saved count.",
         "makes-any-object": "`load` makes whatever object the file asks for, and that can run any "
         "code. Read with `weights_only=True`.",
         "never-renamed": "The checkpoint's file has had its name since before it had its bytes: it was written "
@@ -379,22 +457,24 @@ checkpoints = Exercise(
 def _(answer, draw):
     step = draw.integer(20, 80)
     cases = [
-        (_states(draw, draw.choice((9, 99)), 100), (1, 0)),
-        (_states(draw, 999_999, 1_000_000), (1, 0)),
-        (_states(draw, step, step + 1), (0, 1)),
+        (_in_order, _states(draw, draw.choice((9, 99)), 100), (1, 0)),
+        (_in_order, _states(draw, 999_999, 1_000_000), (1, 0)),
+        (_in_order, _states(draw, step, step + 1), (0, 1)),
+        (_in_order, _states(draw, 0), (0,)),
     ]
-    with tempfile.TemporaryDirectory() as parent:
-        [loaded] = run(_one_by_one, 1, _in_order, answer, parent, cases)
-    slugs = "sorted-as-text", "too-few-digits", "newest-by-time"
-    for (states, _), (first, latest), slug in zip(cases, loaded, slugs, strict=True):
+    slugs = "sorted-as-text", "too-few-digits", "newest-by-time", None
+    for (_, states, _), (first, latest), slug in zip(
+        cases, _each(answer, *cases), slugs, strict=True
+    ):
         if first is not None:
             raise Wrong("nothing-there", expected="None where no folder is", got=first)
-        earlier, last = states
+        *earlier, last = states
         likely = {
+            "zero-is-none": last == 0 and latest is None,
             "not-found": latest is None,
             "state-only": any(same(latest, state) for state in states.values()),
             "step-of-the-state": same(latest, (states[last]["step"], states[last])),
-            slug: _is_checkpoint(states, earlier),
+            slug: _is_checkpoint(states, *earlier),  # of one step there is none
         }
         expect(latest, (last, states[last]), what="load()", likely=likely)
 
@@ -408,18 +488,24 @@ def _(answer, draw):
     # each rank has a folder of its own here, so that who writes cannot get into another's way
     with tempfile.TemporaryDirectory() as parent:
         folders = [Path(parent, f"of-rank-{rank}") for rank in range(ranks)]
-        (events, files), *others = run(_saved_once, ranks, answer, folders, _state(draw))
-    for rank, (_, written) in enumerate(others, start=1):
-        if written:
+        saved = run(_saved_once, ranks, answer, folders, _state(draw))
+    for rank, other in enumerate(saved[1:], start=1):
+        if other.files:
             raise Wrong("every-rank-writes", expected=f"no file written by rank {rank}", got="one")
-    likely = {"two-files": len(files) > 1}
-    expect(len(files), 1, what="files written by rank 0", likely=likely)
-    kinds = [event.kind for event in events]
+    written = len(saved[0].files)
+    likely = {"two-files": written > 1}
+    expect(written, 1, what="files written by rank 0", likely=likely)
+    kinds = [event.kind for event in saved[0].events]
     renamed = max((i for i, kind in enumerate(kinds) if kind == "rename"), default=-1)
-    if "collective" not in kinds[renamed + 1 :]:
-        raise Wrong(
-            "returns-early", expected="a collective call after the file is there", got="none"
-        )
+    after = kinds[renamed + 1 :]
+    if "collective" not in after:
+        one_way = "to one rank" in after
+        slug, got = ("one-way", "one to one rank") if one_way else ("returns-early", "none")
+        raise Wrong(slug, expected="a collective call in which all wait for rank 0", got=got)
+    for rank, each in enumerate(saved):
+        if each.unwaited:
+            got = f"rank {rank} does not wait for its {each.unwaited[0]}"
+            raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
 @checkpoints.requires(
@@ -441,36 +527,48 @@ def _(answer, draw):
     "after a save, the newest up to this step remain, and nothing else", needs_earlier=True
 )
 def _(answer, draw):
-    keep = draw.choice((2, 3))
-    states = _states(draw, *range(1, keep + 3))
-    with tempfile.TemporaryDirectory() as folder:
-        [(count, _)] = run(_remaining, 1, answer, Path(folder), keep, states)
-    likely = {"never-deletes": count > keep, "deletes-too-much": count < keep}
-    expect(count, keep, what=f"files after {keep + 2} saves with keep={keep}", likely=likely)
+    keeps = draw.choice((2, 3)), 1
+    plain = [_states(draw, *range(1, keep + 3)) for keep in keeps]
     millionth = _states(draw, 999_998, 999_999, 1_000_000)
-    with tempfile.TemporaryDirectory() as folder:
-        [(count, _)] = run(_remaining, 1, answer, Path(folder), 2, millionth)
-    what, likely = "files after steps 999,998 to 1,000,000 with keep=2", {"too-few-digits": True}
-    expect(count, 2, what=what, likely=likely)
     again = [_state(draw) for _ in range(3)]
-    with tempfile.TemporaryDirectory() as folder:
-        [got] = run(_saved_again, 1, answer, Path(folder), 7, again)
+    restarted = _states(draw, 1, 2), _states(draw, 3, 4)
+    back = _states(draw, 10, 20, 15)
+    damaged = _states(draw, 10, 20), _states(draw, 15)
+    *remaining, after_million, saved_again, after_restart, after_back, after_damage = _each(
+        answer,
+        *((_remaining, keep, states) for keep, states in zip(keeps, plain, strict=True)),
+        (_remaining, 2, millionth),
+        (_saved_again, 7, again),
+        (_remaining_after_restart, 2, *restarted),
+        (_remaining, 2, back),
+        (_remaining_after_damage, 1, *damaged),
+    )
+    for keep, (count, _) in zip(keeps, remaining, strict=True):
+        likely = {"never-deletes": count > keep, "deletes-too-much": count < keep}
+        expect(count, keep, what=f"files after {keep + 2} saves with keep={keep}", likely=likely)
+    what, likely = "files after steps 999,998 to 1,000,000 with keep=2", {"too-few-digits": True}
+    expect(after_million[0], 2, what=what, likely=likely)
     what = "files and load() after step 7 was saved three times"
-    expect(got, (1, (7, again[-1])), what=what, likely={"saved-twice": True})
-    earlier, last = _states(draw, 10, 20), _states(draw, 15)
-    with tempfile.TemporaryDirectory() as folder:
-        [got] = run(_remaining_after_damage, 1, answer, Path(folder), 1, earlier, last)
+    expect(saved_again, (1, (7, again[-1])), what=what, likely={"saved-twice": True})
+    what, likely = "files after a restart with keep=2", {"own-files-only": after_restart[0] > 2}
+    expect(after_restart[0], 2, what=what, likely=likely)
+    what = "files and load() after steps 10, 20 and 15 were saved, with keep=2"
+    likely = {"later-stays": after_back[0] > 2, "keeps-later": True}
+    expect(after_back, (2, (15, back[15])), what=what, likely=likely)
     what = "files and load() after step 20 was damaged and 15 saved, with keep=1"
-    expect(got, (1, (15, last[15])), what=what, likely={"keeps-later": True})
+    likely = {"later-stays": after_damage[0] > 1, "keeps-later": True}
+    expect(after_damage, (1, (15, damaged[1][15])), what=what, likely=likely)
 
 
 @checkpoints.requires("a damaged one is passed over", needs_earlier=True)
 def _(answer, draw):
     damages = (_cut, 1), (_emptied, 1), (_one_bit, 1), (_cut, 2), (_one_bit, 3)
-    cases = [(_states(draw, 5, 6, 7), *damage) for damage in damages]
-    with tempfile.TemporaryDirectory() as parent:
-        [loaded] = run(_one_by_one, 1, _after_damage, answer, parent, cases)
-    for (states, damage, count), got in zip(cases, loaded, strict=True):
+    cases = [(_after_damage, _states(draw, 5, 6, 7), *damage) for damage in damages]
+    small = _state(draw) | {"weights": draw.tensor(3)}  # so that there are few bytes
+    *loaded, left, after_bit = _each(
+        answer, *cases, (_left_by_load, _states(draw, 5, 6)), (_after_a_bit, small)
+    )
+    for (_, states, damage, count), (got, own) in zip(cases, loaded, strict=True):
         whole = 7 - count
         mistakes = {
             "one-step-back": count > 1 and (got is None or _failed(got)),
@@ -478,10 +576,12 @@ def _(answer, draw):
             "no-fallback": True,
         }
         expected = (whole, states[whole]) if whole in states else None
-        expect(got, expected, what=f"load() after damage to {count} of 3", likely=mistakes)
-    with tempfile.TemporaryDirectory() as folder:
-        [left] = run(_left_by_load, 1, answer, Path(folder), _states(draw, 5, 6))
+        what = f"load() after damage to {count} of 3"
+        expect(got, expected, what=what, likely=mistakes)
+        expect(own, expected, what=f"{what}, by who saved them", likely={"from-memory": True})
     expect(left, True, what="all files there after load()", likely={"load-removes": True})
+    mistakes = {"no-fallback": after_bit is None or _failed(after_bit), "partly-protected": True}
+    expect(after_bit, (5, small), what="load() after one bit of step 6 changed", likely=mistakes)
 
 
 @checkpoints.requires(
@@ -491,13 +591,13 @@ def _(answer, draw):
     if not hasattr(signal, "SIGXFSZ"):  # Windows cannot kill at a byte
         return
     keeps, steps, slugs = (2, 1), (5, 6), ("in-place", "deletes-first")
-    cases = [(keep, _states(draw, 4, 5)) for keep in keeps]
+    cases = [(_prepared, keep, _states(draw, 4, 5)) for keep in keeps]
     with tempfile.TemporaryDirectory() as parent:
-        [sizes] = run(_one_by_one, 1, _prepared, answer, parent, cases)
+        [sizes] = run(_one_by_one, 1, answer, parent, cases)
         for i, (keep, step, size) in enumerate(zip(keeps, steps, sizes, strict=True)):
             _save_torn(answer, _case_folder(parent, i), keep, step, _state(draw), size)
-        [loaded] = run(_one_by_one, 1, _loaded, answer, parent, [(keep,) for keep in keeps])
-    for (_, states), got, slug in zip(cases, loaded, slugs, strict=True):
+        [loaded] = run(_one_by_one, 1, answer, parent, [(_loaded, keep) for keep in keeps])
+    for (_, _, states), got, slug in zip(cases, loaded, slugs, strict=True):
         mistakes = {"takes-the-torn": _failed(got), slug: True}
         expect(got, (5, states[5]), what="load() after the kill", likely=mistakes)
 
@@ -505,11 +605,9 @@ def _(answer, draw):
 @checkpoints.requires("a save may end between any two of its calls", needs_earlier=True)
 def _(answer, draw):
     calls, new = range(5), _state(draw)  # as many as write, sync, rename, remove
-    befores = [_states(draw, *steps) for steps in ((4,), (5,), ())]
-    cases = [(call, before, 5, new) for before in befores for call in calls]
-    with tempfile.TemporaryDirectory() as parent:
-        [loaded] = run(_one_by_one, 1, _dies, answer, parent, cases)
-    for (call, before, *_), got in zip(cases, loaded, strict=True):
+    befores = [_states(draw, *steps) for steps in ((4,), (5,), (6,), ())]
+    cases = [(_dies, call, before, 5, new) for before in befores for call in calls]
+    for (_, call, before, *_), got in zip(cases, _each(answer, *cases), strict=True):
         old = next(iter(before.items()), None)
         if not (same(got, old) or same(got, (5, new))):
             likely = {"takes-the-torn": _failed(got) or not before, "dies-between": True}
@@ -537,9 +635,9 @@ def _(answer, draw):
     # so few bytes that Python's buffer holds them all until somebody flushes it
     state = _state(draw) | {"weights": draw.tensor(draw.integer(50, 90))}
     with tempfile.TemporaryDirectory() as place:
-        [(events, files)] = run(_saved_once, 1, answer, [Path(place)], state)
-    for inode, size, changed in files:
-        own = [event for event in events if event.file == inode]
+        [saved] = run(_saved_once, 1, answer, [Path(place)], state)
+    for inode, size, changed in saved.files:
+        own = [event for event in saved.events if event.file == inode]
         named = next((i for i, event in enumerate(own) if event.kind == "rename"), None)
         if named is None:
             got = "a file that had its name while its bytes were written"

@@ -345,9 +345,8 @@ class TakesAnythingThatHasAStep(_Checkpoints):
 @wrong("9.1", names="deletes-first")
 class MakesRoomFirst(_Checkpoints):
     def make(self, step, state):
-        for path in [path for path in self.latest_first() if path != self.path(step)][
-            self.keep - 1 :
-        ]:
+        earlier = [path for path in self.latest_first() if self.step(path) < step]
+        for path in earlier[self.keep - 1 :]:
             path.unlink()
         super().make(step, state)
 
@@ -598,3 +597,172 @@ class WritesInAFolderBelow(_Checkpoints):
         for path in self.folder.rglob("*"):
             if path.is_file() and path not in until_now[: self.keep]:
                 path.unlink()
+
+
+@right("9.1")
+class SyncsTheFileItself(_Checkpoints):
+    """os.fsync takes whatever has a descriptor; and the arguments by name."""
+
+    def write(self, path, data):
+        other = path.with_suffix(".new")
+        with other.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file)
+        os.replace(src=other, dst=path)
+
+
+@wrong("9.1", names="zero-is-none")
+class LooksForMoreThanStep0(_Checkpoints):
+    def load(self):
+        best, found = 0, None
+        for path in self.latest_first():
+            state = self.unpacked(path)
+            if state is not None and self.step(path) > best:
+                best, found = self.step(path), (self.step(path), state)
+        return found
+
+
+@wrong("9.1", names="one-way")
+class ReducesToRank0(_Checkpoints):
+    def save(self, step, state):
+        if dist.get_rank() == 0:
+            self.make(step, state)
+        dist.reduce(torch.zeros(1, device=device()), dst=0)
+
+
+@wrong("9.1", names="not-waited")
+class StartsABarrier(_Checkpoints):
+    def save(self, step, state):
+        if dist.get_rank() == 0:
+            self.make(step, state)
+        dist.barrier(async_op=True)
+
+
+@wrong("9.1", names="never-deletes")
+class SlicesToMinusZero(_Checkpoints):
+    """With keep=1 nothing is older than all."""
+
+    def remove(self, step):
+        until_now = [path for path in self.latest_first() if self.step(path) <= step][::-1]
+        for path in set(self.folder.iterdir()) - set(until_now):
+            path.unlink()
+        for path in until_now[:-1][: -(self.keep - 1)]:
+            path.unlink()
+
+
+@wrong("9.1", names="own-files-only")
+class RemovesWhatItHasSaved(_Checkpoints):
+    def __init__(self, folder, keep=2):
+        super().__init__(folder, keep)
+        self.saved = []
+
+    def remove(self, step):
+        self.saved = [s for s in self.saved if s < step] + [step]
+        for path in self.folder.iterdir():
+            if path not in self.latest_first() or self.step(path) > step:
+                path.unlink()
+        while len(self.saved) > self.keep:
+            self.path(self.saved.pop(0)).unlink()
+
+
+@wrong("9.1", names="later-stays")
+class LeavesLaterSteps(_Checkpoints):
+    def remove(self, step):
+        until_now = [path for path in self.latest_first() if self.step(path) <= step]
+        later = set(self.latest_first()) - set(until_now)
+        for path in set(self.folder.iterdir()) - set(until_now[: self.keep]) - later:
+            path.unlink()
+
+
+@wrong("9.1", names="keeps-later")
+class KeepsTheNewestFiles(_Checkpoints):
+    """By the time at which they were written."""
+
+    def remove(self, step):
+        files = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[: -self.keep]:
+            path.unlink()
+
+
+@wrong("9.1", names="dies-between")
+class RemovesLaterStepsFirst(_Checkpoints):
+    def make(self, step, state):
+        for path in self.latest_first():
+            if self.step(path) > step:
+                path.unlink()
+        super().make(step, state)
+
+
+@wrong("9.1", names="from-memory")
+class RemembersTheLast(_Checkpoints):
+    last = None
+
+    def save(self, step, state):
+        super().save(step, state)
+        self.last = step, state
+
+    def load(self):
+        return self.last or super().load()
+
+
+@wrong("9.1", names="from-memory")
+class RemembersTheBytes(_Checkpoints):
+    last = None
+
+    def save(self, step, state):
+        super().save(step, state)
+        self.last = step, _serialised(state)
+
+    def load(self):
+        return (self.last[0], _read(self.last[1])) if self.last else super().load()
+
+
+@wrong("9.1", names="partly-protected")
+class PutsTheStepInFront(_Checkpoints):
+    """Where the checksum does not cover it."""
+
+    def make(self, step, state):
+        self.write(self.path(step), step.to_bytes(8, "big") + self.packed(state))
+        self.remove(step)
+
+    def load(self):
+        for path in self.latest_first():
+            stored = path.read_bytes()
+            content = stored[12:]
+            if content and stored[8:12] == zlib.crc32(content).to_bytes(4, "big"):
+                return int.from_bytes(stored[:8], "big"), _read(content)
+        return None
+
+
+def _all_tensors(value):
+    if isinstance(value, dict):
+        return [tensor for one in value.values() for tensor in _all_tensors(one)]
+    return [value] if torch.is_tensor(value) else []
+
+
+@wrong("9.1", names="partly-protected")
+class SumsUpTheTensors(_Checkpoints):
+    def digest(self, state):
+        return [zlib.crc32(tensor.numpy().tobytes()) for tensor in _all_tensors(state)]
+
+    def packed(self, state):
+        return _serialised([state, self.digest(state)])
+
+    def unpacked(self, path):
+        try:
+            state, digest = _read(path.read_bytes())
+        except Exception:  # noqa: BLE001 - damage shows in many ways
+            return None
+        return state if self.digest(state) == digest else None
+
+
+@wrong("9.1", names="short-write")
+class WritesOnce(_Checkpoints):
+    def write(self, path, data):
+        other = self.folder / "unfinished"
+        descriptor = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+        os.close(descriptor)
+        other.rename(path)
