@@ -2,7 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import Any
 
 from course_utils.authoring import Exercise, Wrong, expect, same
 from course_utils.exercises.ch07.shared import Sizes
@@ -35,6 +37,8 @@ coordinates = Exercise(
         "reversed": "The right coordinates in reverse: asked is (d, p, t).",
         "fractions": "Coordinates are whole numbers, and `/` gives fractions: `//` is the quotient "
         "without them.",
+        "not-an-int": "The right number, but not an `int`. A float cannot be an index, and a tensor is not "
+        "found in a set or a dict. `//` and `%` of ints give ints.",
         "remainder-missing": "A coordinate is larger than its size: it lacks the remainder.",
         "another-grid": "These are the coordinates of another grid, which was asked before or made since. "
         "What a grid knows belongs to `self`, not to the class or the module.",
@@ -81,12 +85,20 @@ def _check_coordinates(grid, sizes: Sizes, beside: Sequence[Sizes] = ()) -> None
         "wrong-stride": len(set(sizes)) == 3,
     }
     expect(got, right, each="rank", likely=likely)
+    _check_ints(number for place in got for number in place)
+
+
+def _check_ints(numbers: Iterable[Any]) -> None:
+    for number in numbers:
+        if not isinstance(number, Integral):  # NumPy's are
+            raise Wrong("not-an-int", expected="an int", got=f"a {type(number).__name__}")
 
 
 def _check_back(answer, sizes: Sizes) -> None:
     grid = answer(*sizes)
     got = [grid.rank(*place) for place in _all_coordinates(sizes)]
     expect(got, list(range(len(got))), each="place", likely={"back-is-wrong": True})
+    _check_ints(got)
 
 
 def _must_refuse(question: Callable, *numbers: int) -> None:
@@ -134,3 +146,5 @@ def _(answer, draw):
     _must_refuse(grid.coordinates, -1)
     for dim in range(3):
         _must_refuse(grid.rank, *(-1 if i == dim else 0 for i in range(3)))
+    for dim in range(3):  # the others bring the rank, or the sum, above 0
+        _must_refuse(grid.rank, *(-1 if i == dim else sizes[i] - 1 for i in range(3)))

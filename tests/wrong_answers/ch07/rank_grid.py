@@ -2,6 +2,9 @@
 
 import itertools
 
+import numpy as np
+import torch
+
 from tests.wrong_answers import right, wrong
 
 
@@ -126,3 +129,51 @@ class ComparesWithTheSizeOnly(_Grid):
 class Asserts(_Grid):
     def refuse(self, fits):
         assert fits
+
+
+@right("7.2")
+class AsksNumpy:
+    """Its functions refuse what is outside by themselves, and give NumPy's ints."""
+
+    def __init__(self, dp, pp, tp):
+        self.shape = dp, pp, tp
+
+    def coordinates(self, rank):
+        return np.unravel_index(rank, self.shape)
+
+    def rank(self, d, p, t):
+        return np.ravel_multi_index((d, p, t), self.shape)
+
+
+@wrong("7.2", names="not-an-int")
+class CutsFloatsOff(_Grid):
+    def split(self, rank):
+        return rank / (self.pp * self.tp) // 1, rank / self.tp // 1 % self.pp, rank % self.tp
+
+
+@wrong("7.2", names="not-an-int")
+class UnravelsATensor(_Grid):
+    def split(self, rank):
+        return torch.unravel_index(torch.tensor(rank), (self.dp, self.pp, self.tp))
+
+
+@wrong("7.2", names="not-an-int")
+class DividesOnTheWayBack(_Grid):
+    def number(self, d, p, t):
+        ranks = self.dp * self.pp * self.tp
+        return d * ranks / self.dp + p * self.tp + t
+
+
+@wrong("7.2", names="negative")
+class LooksForANegativeRank(_Grid):
+    def rank(self, d, p, t):
+        number = self.number(d, p, t)
+        self.refuse(d < self.dp and p < self.pp and t < self.tp and number >= 0)
+        return number
+
+
+@wrong("7.2", names="negative")
+class LooksForANegativeSum(_Grid):
+    def rank(self, d, p, t):
+        self.refuse(d < self.dp and p < self.pp and t < self.tp and d + p + t >= 0)
+        return self.number(d, p, t)
