@@ -1,5 +1,6 @@
 """Exercise 7.5, `cheapest_placement`: what it asks for, and how it is checked."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -50,8 +51,16 @@ placing = Exercise(
         "in machines of four. Every group has to be looked at, not the first alone.",
         "divisors-only": "A dimension counts as outside though its groups lie inside. What counts is "
         "where their ranks are, not whether the sizes divide.",
+        "end-off-by-one": "You look one stride too far: a group of n ranks ends n - 1 strides after its first "
+        "rank. One stride on is another group's rank, perhaps in the next machine.",
         "slowest-only": "You count the slowest dimension alone. The times add up.",
         "size-one": "A dimension of size 1 is counted: it has nobody to send to.",
+        "by-place": "You take the first entry of `sent` for the first of `sizes`, and so on. The two dicts "
+        "need not have their keys in one order: what belongs together has the same name.",
+        "remembers": "This order is that of an earlier call, with other numbers. The names alone do not "
+        "decide which order is cheapest.",
+        "greedy": "You choose the dimension with most bytes before the others, since it fits into a machine. "
+        "Two others that fit together may send more: compare whole orders.",
         "first-order": "You take the order as given. Another one is cheaper.",
         "other-seconds": "This order is a cheapest one, and its seconds are not these. Each dimension of "
         "more than one rank adds its bytes divided by one of the two rates.",
@@ -73,7 +82,18 @@ class _Cluster:
     between: float
 
     def arguments(self) -> tuple:
-        return dict(self.sizes), dict(self.sent), self.per_machine, self.inside, self.between
+        sent = dict(reversed(self.sent.items()))  # the dicts belong together by name, not by place
+        return dict(self.sizes), sent, self.per_machine, self.inside, self.between
+
+    def renamed(self, names: dict[str, str]) -> "_Cluster":
+        """The same cluster, in which what was called `old` is now called `names[old]`."""
+        sizes, sent = ({names[k]: v for k, v in d.items()} for d in (self.sizes, self.sent))
+        return dataclasses.replace(self, sizes=sizes, sent=sent)
+
+    def zipped(self) -> "_Cluster":
+        """What one reads who takes the entries of the two dicts by their place."""
+        sizes, sent, *_ = self.arguments()
+        return dataclasses.replace(self, sent=dict(zip(sizes, sent.values(), strict=True)))
 
     def orders(self) -> list[tuple[str, ...]]:
         return list(itertools.permutations(self.sizes))
@@ -86,6 +106,7 @@ class _Groups:
     stride: int
     size: int
     machines: list[set[int]]  # those that each group touches
+    beyond: list[int]  # that of the rank one stride after each group
 
 
 def _placed(cluster: _Cluster, order: tuple[str, ...]) -> dict[str, _Groups]:
@@ -95,7 +116,9 @@ def _placed(cluster: _Cluster, order: tuple[str, ...]) -> dict[str, _Groups]:
     for dim, name in enumerate(order):
         groups = grid.movedim(dim, -1).reshape(-1, cluster.sizes[name]).tolist()
         machines = [{rank // cluster.per_machine for rank in group} for group in groups]
-        placed[name] = _Groups(grid.stride(dim), cluster.sizes[name], machines)
+        stride = grid.stride(dim)
+        beyond = [(group[-1] + stride) // cluster.per_machine for group in groups]
+        placed[name] = _Groups(stride, cluster.sizes[name], machines, beyond)
     return placed
 
 
@@ -121,7 +144,8 @@ def _seconds(
     return together([0.0, *times])
 
 
-def _check_placement(answer, cluster: _Cluster) -> None:
+def _read(answer, cluster: _Cluster) -> tuple[tuple[str, ...], float]:
+    """An answer's order and seconds; raises Wrong where it gives something else."""
     arguments = cluster.arguments()
     got = answer(*arguments)
     if got is not None:
@@ -133,23 +157,64 @@ def _check_placement(answer, cluster: _Cluster) -> None:
     expect_type(got, tuple)
     if arguments != cluster.arguments():
         raise Wrong("inputs-changed", expected="the dicts as they were", got="other contents")
+    return got
+
+
+def _is_right(cluster: _Cluster, got: tuple) -> bool:
+    best = min(_seconds(cluster, order) for order in cluster.orders())
+    return same(_seconds(cluster, got[0]), best) and same(got[1], best)
+
+
+def _right_under_other_names(answer, cluster: _Cluster) -> bool:
+    renamed = cluster.renamed({name: f"{name} of today" for name in cluster.sizes})
+    return _is_right(renamed, _read(answer, renamed))
+
+
+def _gives_back(answer) -> bool:
+    """Whether the order given comes back where the other one is cheaper."""
+    two = _Cluster({"tensor": 4, "data": 4}, {"tensor": 9 * GB, "data": GB}, 4, 10 * GB, GB)
+    return _read(answer, two)[0] == tuple(two.sizes)
+
+
+def _check_placement(answer, cluster: _Cluster) -> None:
+    got = _read(answer, cluster)
     true = {order: _seconds(cluster, order) for order in cluster.orders()}
     best = min(true.values())
     if same(true[got[0]], best) and same(got[1], best):
         return
+    honest = same(got[1], true[got[0]])
 
-    def picks(**mistake) -> bool:
+    def picks(seen: _Cluster = cluster, **mistake) -> bool:
         """Whether this is a cheapest order, and its time, as one who makes the mistake counts."""
-        counted = {order: _seconds(cluster, order, **mistake) for order in true}
+        counted = {order: _seconds(seen, order, **mistake) for order in true}
         return same(counted[got[0]], min(counted.values())) and same(got[1], counted[got[0]])
 
+    def chooses(**mistake) -> bool:
+        """The same, where the time of the order that was chosen is the true one."""
+        counted = {order: _seconds(cluster, order, **mistake) for order in true}
+        return honest and same(counted[got[0]], min(counted.values()))
+
+    def in_room(groups: _Groups) -> bool:
+        return groups.stride * groups.size <= room
+
+    def ends_beyond(groups: _Groups) -> bool:
+        pairs = zip(groups.machines, groups.beyond, strict=True)
+        return all(touched == {beyond} for touched, beyond in pairs)
+
     room, most = cluster.per_machine, max(cluster.sent, key=cluster.sent.get)
-    honest = same(got[1], true[got[0]])
+    cheapest = [order for order, seconds in true.items() if same(seconds, best)]
+    orders = got[0], *cheapest
+    most_inside = [order for order in orders if _within(_placed(cluster, order)[most])]
     likely = {
+        "by-place": picks(cluster.zipped()),
+        "remembers": lambda _: _right_under_other_names(answer, cluster),
         "divisors-only": picks(fits=lambda groups: room % (groups.stride * groups.size) == 0),
+        "end-off-by-one": not honest and picks(fits=ends_beyond),
+        "greedy": honest and most_inside == [got[0]],
         "last-only": picks(fits=lambda groups: groups.stride == 1 and _within(groups)),
         "straddles": picks(fits=lambda groups: len(groups.machines[0]) == 1)
-        or picks(fits=lambda groups: groups.stride * groups.size <= room),
+        or picks(fits=in_room)
+        or chooses(fits=in_room),
         "most-bytes-last": got[0][-1] == most and cluster.sizes[most] > room,
         "most-expensive": honest and same(got[1], max(true.values())),
         "reversed": same(got[1], best) and same(true[got[0][::-1]], best),
@@ -157,15 +222,14 @@ def _check_placement(answer, cluster: _Cluster) -> None:
         "stride-ignored": picks(fits=lambda groups: groups.size <= room),
         "slowest-only": picks(together=max),
         "size-one": picks(counts=lambda groups: True),
-        "first-order": honest and got[0] == tuple(cluster.sizes),
+        "first-order": lambda _: honest and got[0] == tuple(cluster.sizes) and _gives_back(answer),
         "other-seconds": same(true[got[0]], best),
         "not-cheapest": honest,
         "neither": True,
     }
     if same(true[got[0]], best):
         expect(got[1], best, what="the seconds of this order", likely=likely)
-    cheapest = next(order for order, seconds in true.items() if same(seconds, best))
-    words = [f"{', '.join(order)}: {true[order]:.4g} seconds" for order in (got[0], cheapest)]
+    words = [f"{', '.join(order)}: {true[order]:.4g} seconds" for order in (got[0], cheapest[0])]
     expect(*words, likely=likely)
 
 
@@ -206,6 +270,15 @@ def _(answer, draw):
     _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
+@placing.requires("two dimensions together send more than the one with most bytes")
+def _(answer, draw):
+    room, data, pipeline = draw.choice([(4, 2, 2), (6, 2, 3), (6, 3, 2), (8, 2, 4), (8, 4, 2)])
+    sizes = {"data": data, "tensor": room, "pipeline": pipeline}
+    sent = {"data": draw.number(6, 8), "tensor": draw.number(9, 10), "pipeline": draw.number(6, 8)}
+    sent = {name: number * GB for name, number in sent.items()}
+    _check_placement(answer, _Cluster(sizes, sent, room, 200 * GB, 20 * GB))
+
+
 @placing.requires("groups that lie across the end of a machine")
 def _(answer, draw):
     size, room = draw.choice([(3, 4), (3, 5), (4, 5), (4, 6), (5, 6)])
@@ -217,7 +290,7 @@ def _(answer, draw):
 
 @placing.requires("fewer ranks than a machine has room for")
 def _(answer, draw):
-    data, tensor, room = draw.choice([(3, 2, 8), (2, 3, 7), (3, 3, 10), (2, 2, 7)])
+    data, tensor, room = draw.choice([(3, 2, 8), (2, 3, 7), (3, 3, 10), (2, 2, 5)])
     sizes, sent = {"data": data, "tensor": tensor}, {"data": 3, "tensor": 9}
     _check_placement(answer, _cluster(draw, sizes, sent, room))
 
@@ -228,3 +301,12 @@ def _(answer, draw):
     sent = {"replica": 1, "data": 7, "pipeline": 3, "tensor": 12}
     for per_machine in (4, 1):
         _check_placement(answer, _cluster(draw, sizes, sent, per_machine))
+
+
+@placing.requires("a single dimension, and five")
+def _(answer, draw):
+    size = draw.integer(2, 5)
+    _check_placement(answer, _cluster(draw, {"data": size}, {"data": 3}, draw.choice([1, size])))
+    sizes = {"expert": draw.choice([2, 3]), "data": 2, "tensor": 2, "replica": 2, "pipeline": 2}
+    sent = {"expert": 1, "data": 3, "tensor": 12, "replica": 2, "pipeline": 7}
+    _check_placement(answer, _cluster(draw, sizes, sent, per_machine=4))

@@ -182,3 +182,101 @@ def takes_names_away(sizes, sent, per_machine, inside, between):
     result = _best(sizes, sent, per_machine, inside, between)
     sizes.clear()
     return result
+
+
+@right("7.5")
+def asks_whether_blocks_divide(sizes, sent, per_machine, fast, slow):
+    """A group lies inside if all that changes as fast as it fills a part of a machine exactly, or if there
+    is one machine only."""
+
+    def fits(stride, size, ranks, room):
+        return room % (stride * size) == 0 or ranks <= room
+
+    order, seconds = _best(sizes, sent, per_machine, fast, slow, inside=fits)
+    return list(order), seconds
+
+
+@wrong("7.5", names="by-place")
+def zips_the_dicts(sizes, sent, *others):
+    return _best(sizes, dict(zip(sizes, sent.values(), strict=True)), *others)
+
+
+@wrong("7.5", names="end-off-by-one")
+def ends_one_stride_late(*given):
+    def inside(stride, size, ranks, room):
+        firsts = [r for r in range(ranks) if r // stride % size == 0]
+        return all(first // room == (first + stride * size) // room for first in firsts)
+
+    return _best(*given, inside=inside)
+
+
+_kept = {}
+
+
+@wrong("7.5", names="remembers")
+def keeps_orders_by_name(sizes, sent, per_machine, inside, between):
+    names = tuple(sorted(sizes))
+    if names not in _kept:
+        _kept[names] = _best(sizes, sent, per_machine, inside, between)[0]
+    times = _times(_kept[names], sizes, sent, per_machine, (inside, between))
+    return _kept[names], sum(times)
+
+
+@wrong("7.5", names="greedy")
+def takes_what_fits_by_bytes(sizes, sent, per_machine, inside, between):
+    """From the last place on, each time the one with most bytes that still fits."""
+    left, order, stride, ranks = dict(sent), (), 1, math.prod(sizes.values())
+    while left:
+        fitting = [
+            name
+            for name in left
+            if ranks % (stride * sizes[name]) == 0
+            and _inside(stride, sizes[name], ranks, per_machine)
+        ]
+        name = max(fitting or left, key=sent.get)
+        order, stride = (name, *order), stride * sizes[name]
+        del left[name]
+    return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+
+@wrong("7.5", names="not-cheapest")
+def swaps_neighbours(sizes, sent, per_machine, inside, between):
+    """Until no swap makes it cheaper."""
+    order = list(sizes)
+
+    def seconds(order):
+        return sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+    better = True
+    while better:
+        better = False
+        for i in range(len(order) - 1):
+            swapped = [*order[:i], order[i + 1], order[i], *order[i + 2 :]]
+            if seconds(swapped) < seconds(order):
+                order, better = swapped, True
+    return tuple(order), seconds(order)
+
+
+@wrong("7.5", names="straddles")
+def chooses_by_the_product(sizes, sent, per_machine, inside, between):
+    """Those with most bytes whose sizes multiply to no more than a machine; counts rightly."""
+    chosen = max(
+        (
+            names
+            for count in range(len(sizes) + 1)
+            for names in itertools.combinations(sizes, count)
+            if math.prod(sizes[name] for name in names) <= per_machine
+        ),
+        key=lambda names: sum(sent[name] for name in names),
+    )
+    order = (*(name for name in sizes if name not in chosen), *chosen)
+    return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+
+@wrong("7.5", names="not-an-order")
+def loops_over_four_places(sizes, sent, per_machine, inside, between):
+    def seconds(order):
+        return sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+    best = min(itertools.permutations(sizes, min(4, len(sizes))), key=seconds)
+    return best, seconds(best)
