@@ -1157,7 +1157,7 @@ class ElasticSampler(Sampler[list[int]]):
         ### END SOLUTION
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of `epoch`; in the epoch that is under way it changes nothing."""
+        """Goes to the beginning of `epoch`; in the epoch under way, at its end too, it changes nothing."""
         ### BEGIN SOLUTION
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0

@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
 
-from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
+from course_utils.authoring import Exercise, Wrong, expect, expect_type, run, same
 from course_utils.exercises.ch09.shared import through_file
 
 
@@ -49,6 +50,10 @@ def _steps(samplers: list, draw, count: int | None = None) -> tuple[list, list]:
         expect_type(sampler, torch.utils.data.Sampler)
         for batch in sampler if count != 0 else []:
             expect_type(batch, (list, tuple), likely="not-lists")
+            for index in batch:
+                if not isinstance(index, Integral):  # NumPy's are
+                    got = f"a list with a {type(index).__name__}"
+                    raise Wrong("not-lists", expected="a list of ints", got=got)
             lists[-1].append([int(index) for index in batch])
             if len(lists[-1]) == count:
                 states.append(sampler.state_dict())
@@ -123,6 +128,8 @@ sampler = Exercise(
         "not-shuffled": "The samples come in the order of their numbers.",
         "drops-last": "The rest that fills no whole batch is dropped: those samples are never seen "
         "in this epoch.",
+        "empty-step": "Where the last batch is full, one more step comes after it, with nothing in it. The "
+        "number of steps is a quotient rounded up, which is not the quotient plus one.",
         "padded": "Samples come twice to make all lists equally long. The lists may differ by one.",
         "starts-late": "After `set_epoch` an epoch lacks its first samples: go back to position 0.",
         "own-order": "The ranks draw different orders, so they take the same samples in one step. "
@@ -138,6 +145,11 @@ sampler = Exercise(
         "steps-differ": "The ranks do not make the same number of steps, and a collective of one "
         "would wait for ever. A rank with nothing to do yields an empty list.",
         "same-order": "Every epoch has the same order. `set_epoch` has to reach the random numbers.",
+        "seed-zero": "With seed 0, the default, every epoch has the same order: whatever you multiply it "
+        "with, it stays 0. Let the epoch in by another way.",
+        "per-process": "In another process the same seed and epoch give another order, and ranks are "
+        "processes, as is a resumed run. `hash` of a text, the time and a process's number must have no "
+        "say in it.",
         "seed-ignored": "Another seed gives the same order.",
         "global-random": "You change the process's global random state: dropout would get other "
         "numbers. Use a `torch.Generator` of your own.",
@@ -157,6 +169,12 @@ sampler = Exercise(
         "of the iteration does not.",
         "set-epoch-resets": "A resumed loop calls `set_epoch` with the epoch that it has just loaded, "
         "and your position is gone. In the epoch under way it changes nothing.",
+        "ended-begins-again": "The epoch has ended, and `set_epoch` with its number begins it a second time. A "
+        "run that resumes there makes all its steps again: only another epoch goes to a beginning.",
+        "iterates-from-start": "An epoch that was left in the middle begins anew when somebody iterates "
+        "again: what was used is used again. Yield the steps that are left, after the last none.",
+        "order-kept": "The samples are those of the epoch before `load_state_dict`: you keep its order. "
+        "Loading may bring another epoch, and with it another order.",
         "position-kept": "A new epoch begins in the middle: `set_epoch` has to go back to the start.",
         "never-goes-back": "`set_epoch` does nothing for an epoch before the one under way. A run that makes an "
         "epoch again goes to its beginning, too.",
@@ -165,6 +183,8 @@ sampler = Exercise(
         "restores-rank": "After loading, ranks have the same rank, or the old world size: the state "
         "brings them along. They belong to the process, not to the run.",
         "states-differ": "The ranks' states differ, so it matters which of them is saved.",
+        "world-size-in-state": "The state is another one with another number of ranks. It says where "
+        "all of them are together, which is the same for any world size: leave theirs out.",
         "state-moves": "A state that was handed out or loaded changes as the sampler goes on: it is the "
         "very dict in which the sampler counts. Hand out a copy, and take in the numbers.",
     },
@@ -187,6 +207,10 @@ def _(answer, draw):
         expect(got, order.sizes(), what=f"samples of each step, epoch {epoch}", likely=mistakes)
         flat = _flat(_together(steps))
         expect(sorted(flat), list(range(order.samples)), what=f"all samples of epoch {epoch}")
+    even = _order(draw, rest=0)
+    got = [len(step) for step in _whole_epoch(answer, even, draw)]
+    likely = {"empty-step": got == [*even.sizes(), 0]}
+    expect(got, even.sizes(), what="samples of each step, where batches divide them", likely=likely)
     if _flat([step[0] for step in steps]) == list(range(order.samples)):
         raise Wrong("not-shuffled", expected="an order drawn from the seed", got="0, 1, 2, ...")
 
@@ -231,15 +255,38 @@ def _(answer, draw):
     other = _Order(order.samples, order.global_batch, order.seed + 1000)
     if _whole_epoch(answer, other, draw) == first:
         raise Wrong("seed-ignored", expected="another order for another seed", got="the same")
+    zero = _Order(order.samples, order.global_batch, 0)
+    if _whole_epoch(answer, zero, draw) == _whole_epoch(answer, zero, draw, epoch=1):
+        raise Wrong(
+            "seed-zero", expected="another order in epoch 1 of seed 0", got="that of epoch 0"
+        )
+    [elsewhere] = run(_in_another_process, 1, answer, order)
+    likely = {"per-process": True}
+    expect(elsewhere, first, each="step", what="in another process", likely=likely)
+
+
+def _in_another_process(rank, answer, order: _Order) -> list[list[int]]:
+    [alone] = _samplers(answer, order, 1)
+    return [sorted(batch) for batch in alone]
 
 
 @sampler.requires("the global random states are left alone")
 def _(answer, draw):
-    [alone] = _samplers(answer, _order(draw), 1, epoch=2)
     before = _global_random_states()
-    list(alone)
-    if not same(_global_random_states(), before):
-        raise Wrong("global-random", expected="the random states as before", got="others")
+
+    def check_random_states(when: str) -> None:
+        if not same(_global_random_states(), before):
+            got = f"others {when}"
+            raise Wrong("global-random", expected="the random states as before", got=got)
+
+    [alone] = _samplers(answer, _order(draw), 1, epoch=2)
+    check_random_states("after set_epoch")
+    state = alone.state_dict()
+    for _ in alone:
+        check_random_states("within a step")
+    check_random_states("after the last step")
+    alone.load_state_dict(state)
+    check_random_states("after load_state_dict")
 
 
 def _global_random_states() -> list:
@@ -283,7 +330,34 @@ def _(answer, draw):
     if got == whole:
         expected = "no step that was made before"
         raise Wrong("end-forgotten", expected=expected, got=f"all of epoch {epoch} once more")
+    resumed = _loaded_into(_samplers(answer, order, 1), state)
+    resumed[0].set_epoch(epoch)
+    got = _together(_steps(resumed, draw)[0])
+    likely = {"ended-begins-again": True}
+    expect(
+        got, [], what=f"steps after the end of epoch {epoch} and set_epoch({epoch})", likely=likely
+    )
     _check_states_stay(answer, order, draw)
+    _check_iterates_again(answer, order, draw)
+
+
+def _check_iterates_again(answer, order: _Order, draw) -> None:
+    """Iterates twice over an epoch, the second time after a break, and then over another that was
+    loaded."""
+    whole, samplers = _whole_epoch(answer, order, draw), _samplers(answer, order, 1)
+    _steps(samplers, draw, 2)
+    likely = {"iterates-from-start": True}
+    for expected, what in (
+        (whole[2:], "iterating again after two steps"),
+        ([], "after the last step"),
+    ):
+        got = _together(_steps(samplers, draw)[0])
+        expect(got, expected, each="step", what=what, likely=likely)
+    _, [state] = _steps(_samplers(answer, order, 1, epoch=3), draw, 2)
+    got = _together(_steps(_loaded_into(samplers, state), draw)[0])
+    expected = _whole_epoch(answer, order, draw, epoch=3)[2:]
+    what, likely = "epoch 3, loaded after epoch 0", {"order-kept": whole[2:]}
+    expect(got, expected, each="step", what=what, likely=likely)
 
 
 def _check_states_stay(answer, order: _Order, draw) -> None:
@@ -316,6 +390,9 @@ def _(answer, draw):
             if next_size:
                 samplers = _samplers(answer, order, next_size)
                 samplers = _loaded_into(samplers, draw.choice(states))
+    _, [alone] = _steps(_samplers(answer, order, 1), draw, 2)
+    _, [other, *_] = _steps(_samplers(answer, order, draw.choice((2, 3))), draw, 2)
+    expect(other, alone, what="the state after two steps", likely={"world-size-in-state": True})
 
 
 def _expect_steps_together(steps: list, expected: list, what: str) -> None:

@@ -404,3 +404,127 @@ class YieldsTensors(_Sampler):
     def __iter__(self):
         for batch in super().__iter__():
             yield torch.tensor(batch)
+
+
+@wrong("9.2", names="not-lists")
+class YieldsListsOfTensors(_Sampler):
+    def order(self):
+        generator = torch.Generator().manual_seed(1000 * self.seed + self.epoch)
+        return list(torch.randperm(self.samples, generator=generator))
+
+
+@wrong("9.2", names="empty-step")
+class AddsAStepAlways(_Sampler):
+    def steps(self):
+        return super().steps() + [[]] * (self.samples % self.global_batch == 0)
+
+
+@wrong("9.2", names="seed-zero")
+class MultipliesBySeed(_Sampler):
+    def order(self):
+        generator = torch.Generator().manual_seed(self.seed * (self.epoch + 1))
+        return torch.randperm(self.samples, generator=generator).tolist()
+
+
+@wrong("9.2", names="per-process")
+class HashesAText(_Sampler):
+    def order(self):
+        generator = torch.Generator().manual_seed(hash(f"{self.seed}/{self.epoch}"))
+        return torch.randperm(self.samples, generator=generator).tolist()
+
+
+@wrong("9.2", names="global-random")
+class SeedsAsAnEpochIsSet(_Sampler):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.shuffle()
+
+    def shuffle(self):
+        torch.manual_seed(1000 * self.seed + self.epoch)
+        self.shuffled = torch.randperm(self.samples).tolist()
+
+    def order(self):
+        return self.shuffled
+
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch)
+        self.shuffle()
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.shuffle()
+
+
+@wrong("9.2", names="global-random")
+class ForksAroundAllSteps(_Sampler):
+    """The training runs within the fork, with the sampler's random numbers."""
+
+    def order(self):
+        torch.manual_seed(1000 * self.seed + self.epoch)
+        return torch.randperm(self.samples).tolist()
+
+    def __iter__(self):
+        with torch.random.fork_rng(devices=[]):
+            yield from super().__iter__()
+
+
+@right("9.2")
+class ForksAroundTheOrder(_Sampler):
+    def order(self):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1000 * self.seed + self.epoch)
+            return torch.randperm(self.samples).tolist()
+
+
+@wrong("9.2", names="ended-begins-again")
+class BeginsAnEndedEpochAgain(_Sampler):
+    def set_epoch(self, epoch):
+        if epoch != self.epoch or self.done * self.global_batch >= self.samples:
+            self.epoch, self.done = epoch, 0
+
+
+@wrong("9.2", names="iterates-from-start")
+class GoesOnAfterALoadOnly(_Sampler):
+    loaded = False
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.loaded = True
+
+    def set_epoch(self, epoch):
+        self.loaded = self.loaded and epoch == self.epoch
+        super().set_epoch(epoch)
+
+    def __iter__(self):
+        self.done = self.done if self.loaded else 0
+        self.loaded = False
+        yield from super().__iter__()
+
+
+@wrong("9.2", names="order-kept")
+class DrawsAsAnEpochIsSet(_Sampler):
+    drawn = None
+
+    def order(self):
+        self.drawn = self.drawn or super().order()
+        return self.drawn
+
+    def set_epoch(self, epoch):
+        if epoch != self.epoch:
+            self.drawn = None
+        super().set_epoch(epoch)
+
+
+@wrong("9.2", names="world-size-in-state")
+class SavesTheWorldSize(_Sampler):
+    def state_dict(self):
+        return {**super().state_dict(), "world_size": self.world_size}
+
+
+@right("9.2")
+class TakesNumpysIndices(_Sampler):
+    def order(self):
+        return np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+
+    def share(self, batch):
+        return list(np.array_split(batch, self.world_size)[self.rank])
