@@ -63,7 +63,7 @@ accumulation = Exercise(
         "the number of its own samples over the number of all.",
         "count-rounded-down": "`len(inputs) // size` leaves out the smaller micro-batch at the end. "
         "And even with their true number, one weight for all would give its samples too much.",
-        "last-lost": "The samples of the last, smaller micro-batch play no part.",
+        "last-lost": "The samples of the last micro-batch play no part.",
         "last-only": "Only the last micro-batch's gradient is left: the earlier ones were cleared. "
         "Clear once, before the first micro-batch.",
         "loss-not-mean": "You return the sum of the micro-batches' losses: asked is the mean over all "
@@ -72,16 +72,27 @@ accumulation = Exercise(
         "loss-unweighted": "You return the mean of the micro-batches' losses. Weigh the last one by "
         "its size, as you do for the gradients.",
         "none-gradient": "A frozen or unused parameter has no gradient: its `.grad` is None. Skip it.",
+        "later-use-missed": "A parameter that only a later micro-batch uses has no gradient. Which "
+        "parameters take part can differ from one micro-batch to the next, so the first does not "
+        "decide it for all.",
+        "none-for-zeros": "A parameter that the loss uses has lost its gradient, because all of it is "
+        "0. That too is a gradient: weight decay and momentum move the parameter on.",
         "zeros-for-none": "A parameter without a gradient has received one. A `.grad` of zeros is "
         "not the same as None: weight decay and momentum would move the parameter.",
         "tied-twice": "A tied parameter, one tensor in two layers, was scaled once per layer.",
         "old-gradients": "What stood in `.grad` before is still in it. Clear the gradients before "
-        "the first micro-batch.",
+        "the first micro-batch, those of frozen parameters too.",
+        "hooks-left": "A hook that you registered is still there after the call, and changes every "
+        "gradient that comes later, here that of the next step. Remove it before you return.",
+        "thawed": "The `requires_grad` of a parameter has changed: one learns that was frozen, or the "
+        "other way round. A frozen parameter needs no gradient on the way either: leave it frozen.",
         "parameters-moved": "The parameters have changed. The optimizer's step is not part of this.",
         "whole-batch": "The model has seen more than `size` samples at once: that is the memory that "
         "micro-batches are to save.",
         "other-sizes": "The micro-batches have other sizes than asked: `size` samples each, and the "
         "rest in the last. `split(n)` cuts pieces of n samples, `chunk(n)` cuts n pieces.",
+        "seen-twice": "The model sees every sample twice. The loss is there already in the pass that "
+        "you go backward from; a second one costs its time again, and with dropout gives another loss.",
         "other-order": "The micro-batches hold other samples than asked: the batch is cut in its order, "
         "the first `size` samples first.",
         "evaluation-mode": "The model is not in training mode, in its forward passes or afterwards: "
@@ -93,6 +104,9 @@ accumulation = Exercise(
         "graph-kept": "A micro-batch's graph has outlived its backward pass: its activations are "
         "still there when the next forward pass begins. `retain_graph=True` does that, for a second "
         "backward pass; here each graph has one.",
+        "outputs-kept": "You keep the model's outputs of all micro-batches. They are activations as "
+        "well: a language model's logits are its largest. Of each micro-batch only the number for "
+        "its loss has to stay.",
         "one-backward": "A forward pass began before the micro-batch before it was through its "
         "backward pass: its activations are kept. Call backward in every turn of the loop.",
     },
@@ -111,7 +125,8 @@ def _plain(features: int, classes: int) -> nn.Module:
 
 
 class _Awkward(nn.Module):
-    """A frozen layer, one that the loss does not use, and a weight that two layers share."""
+    """A frozen layer, one that the loss does not use, a weight that two layers share, a layer for
+    samples that begin with a positive number, and one behind a ReLU that lets nothing through."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -120,10 +135,16 @@ class _Awkward(nn.Module):
         self.unused = nn.Linear(features, 3)
         self.tied = nn.Linear(features, features)
         self.tied.weight = self.first.weight
+        self.some = nn.Linear(features, features)
+        self.dead = nn.Linear(features, features)
         self.last = nn.Linear(features, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.tied(self.frozen(self.first(x)).tanh()).tanh())
+        hidden = self.tied(self.frozen(self.first(x)).tanh()).tanh()
+        chosen = x[..., :1] > 0
+        if chosen.any():
+            hidden = hidden + chosen * self.some(hidden)
+        return self.last(hidden + (self.dead(hidden) - 99).relu())
 
 
 @dataclass
@@ -141,6 +162,8 @@ class _Batch:
     activations: list[weakref.ref] = field(default_factory=list)  # memory kept for backward
     fed: list[Tensor] = field(default_factory=list)  # the samples of each forward pass
     outlived: bool = False  # was any of it still there when a later forward pass began?
+    outputs: list[weakref.ref] = field(default_factory=list)  # memory of what the model returned
+    most_outputs: int = 0  # of earlier forward passes, still there when a later one began
 
     def watch(self) -> None:
         self.model.register_forward_pre_hook(self._begin, with_kwargs=True)
@@ -156,12 +179,14 @@ class _Batch:
         self.evaluated |= self.not_training()
         self.fed.append((*inputs, *keywords.values())[0])
         self.outlived |= any(memory() is not None for memory in self.activations)
+        kept = sum(memory() is not None for memory in self.outputs)
+        self.most_outputs = max(self.most_outputs, kept)
 
     def _keep(self, module, inputs, output):
-        with contextlib.suppress(NotImplementedError):  # tensors of torch.func show no memory
-            self.activations.append(weakref.ref(output.untyped_storage()))
+        _note_memory(output, self.activations)
 
     def _forward(self, model, inputs, output):
+        _note_memory(output, self.outputs)
         self.seen.append(len(output) if output.dim() > 1 else 1)  # 1: a sample without a batch
         if output.requires_grad:
             self.open += 1
@@ -173,6 +198,11 @@ class _Batch:
 
     def parts(self) -> list[tuple[Tensor, Tensor]]:
         return list(zip(self.inputs.split(self.size), self.targets.split(self.size), strict=True))
+
+
+def _note_memory(tensor: Tensor, notes: list[weakref.ref]) -> None:
+    with contextlib.suppress(NotImplementedError):  # tensors of torch.func show no memory
+        notes.append(weakref.ref(tensor.untyped_storage()))
 
 
 def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -210,10 +240,11 @@ def _gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[float,
 
 def _weighted(parts: list[Gradients], weights: Sequence[float]) -> Gradients:
     """The weighted sum by name; None where no part has a gradient."""
-    return {
-        name: None if parts[0][name] is None else sum(w * p[name] for w, p in zip(weights, parts))
+    terms = {
+        name: [w * p[name] for w, p in zip(weights, parts) if p[name] is not None]
         for name in parts[0]
     }
+    return {name: sum(each) if each else None for name, each in terms.items()}
 
 
 def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
@@ -224,8 +255,11 @@ def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
     own = [len(x) for x, _ in parts]
     uneven = own[-1] != own[0]
     mean = [n / total for n in own]
-    dropped = [[w * (i < count - 1) for i, w in enumerate(ws)] for ws in _weightings(batch)]
-    whole = sum(own[:-1])
+    without_last = [n / max(1, sum(own[:-1])) for n in own]
+    dropped = [
+        [w * (i < count - 1) for i, w in enumerate(ws)]
+        for ws in (*_weightings(batch), without_last)
+    ]
     windows = [
         _gradient(batch.model, *(t[i : i + batch.size] for t in (batch.inputs, batch.targets)))[1]
         for i in range(count)
@@ -249,11 +283,7 @@ def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
         and total > batch.size
         and _weighted(each, [1 / (total // batch.size)] * count),
         "last-lost": lambda got: (
-            uneven
-            and any(
-                same(got, _weighted(each, weights))
-                for weights in (*dropped, [n / whole * (n == own[0]) for n in own])
-            )
+            count > 1 and any(same(got, _weighted(each, weights)) for weights in dropped)
         ),
         "divided-by-samples": _weighted(each, [1 / total] * count),
         "divided-twice": count > 1 and _weighted(each, [w / count for w in mean]),
@@ -272,12 +302,16 @@ def _check_gradients(answer, batch: _Batch, likely: Mapping | None = None) -> fl
     _, expected = _gradient(batch.model, batch.inputs, batch.targets)
     mistakes = {**(likely or {}), **_gradient_mistakes(batch)}
     before = copy.deepcopy(batch.model.state_dict())
+    learning = [parameter.requires_grad for parameter in batch.model.parameters()]
     batch.watch()
     value = answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
     if batch.evaluated or batch.not_training():
         raise Wrong("evaluation-mode", expected="training mode", got="evaluation mode")
     if any(not torch.equal(tensor, before[k]) for k, tensor in batch.model.state_dict().items()):
         raise Wrong("parameters-moved", expected="the same parameters as before", got="others")
+    now = [parameter.requires_grad for parameter in batch.model.parameters()]
+    if now != learning:
+        raise Wrong("thawed", expected="the same parameters frozen as before", got="others")
     expect(_gradients(batch.model), expected, what="the gradients", likely=mistakes)
     return value
 
@@ -323,24 +357,38 @@ def _(answer, draw):
 )
 def _(answer, draw):
     batch = _batch(draw, _Awkward, *_uneven(draw, 2))
+    signs = -torch.ones(len(batch.inputs))
+    signs[batch.size : 2 * batch.size] = 1  # of three micro-batches, the second uses all layers
+    batch.inputs[:, 0] = signs * batch.inputs[:, 0].abs()
     _, expected = _gradient(batch.model, batch.inputs, batch.targets)
-    without = [name for name in expected if expected[name] is None]
-    for name in without:  # as if the parameter had learned until now
+    for name in _without(expected):  # as if the parameter had learned until now
         parameter = batch.model.get_parameter(name)
         parameter.grad = torch.ones_like(parameter)
+    _check_gradients(answer, batch, _awkward_mistakes(expected))
 
-    def old(got):
-        return all(got[name] is not None and got[name].all() for name in without)
 
-    def zeros(got):
-        return any(got[name] is not None for name in without)
+def _without(gradients: Gradients) -> list[str]:
+    return [name for name in gradients if gradients[name] is None]
 
-    def twice(got):
-        others = [n for n in expected if n != "first.weight"]
-        return all(same(got[n], expected[n]) for n in others)
 
-    likely = {"old-gradients": old, "zeros-for-none": zeros, "tied-twice": twice}
-    _check_gradients(answer, batch, likely)
+def _awkward_mistakes(expected: Gradients) -> dict[str, Callable[[Gradients], bool]]:
+    """What people do to parameters that are not plain: the mistakes, by misconception."""
+    without = _without(expected)
+
+    def all_but(prefix, got):
+        return all(same(got[n], expected[n]) for n in expected if not n.startswith(prefix))
+
+    def old(got):  # the ones that stood there, or a share of them
+        left = [got[name] for name in without if got[name] is not None]
+        return any(g.any() and (g == g.flatten()[0]).all() for g in left)
+
+    return {
+        "old-gradients": old,
+        "zeros-for-none": lambda got: any(got[name] is not None for name in without),
+        "later-use-missed": lambda got: got["some.bias"] is None and all_but("some.", got),
+        "none-for-zeros": lambda got: got["dead.bias"] is None and all_but("dead.", got),
+        "tied-twice": lambda got: all_but("first.weight", got),
+    }
 
 
 @torch.no_grad()
@@ -354,6 +402,12 @@ def _step(model: nn.Module) -> None:
 def _(answer, draw):
     batch = _batch(draw, _plain, *_uneven(draw, 3))
     alone = copy.deepcopy(batch.model)
+
+    def hooked(got):
+        loss = _loss(batch.model(batch.inputs), batch.targets)
+        now = torch.autograd.grad(loss, list(batch.model.parameters()))
+        return not same(list(now), list(gradients.values()))
+
     for step in range(3):
         answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
         _, gradients = _gradient(alone, batch.inputs, batch.targets)
@@ -363,7 +417,7 @@ def _(answer, draw):
             _gradients(batch.model),
             gradients,
             what=f"the gradients of step {step}",
-            likely={"old-gradients": step > 0},
+            likely={"hooks-left": hooked, "old-gradients": step > 0},
         )
         for model in (batch.model, alone):
             _step(model)
@@ -381,6 +435,7 @@ def _(answer, draw):
     sizes = [len(x) for x, _ in batch.parts()]
     if batch.seen != sizes:
         slug = "other-order" if sorted(batch.seen) == sorted(sizes) else "other-sizes"
+        slug = "seen-twice" if sorted(batch.seen) == sorted(2 * sizes) else slug
         raise Wrong(slug, expected=f"micro-batches of {sizes} samples", got=batch.seen)
     if not same(batch.fed, [x for x, _ in batch.parts()]):
         raise Wrong("other-order", expected="the samples in their order", got="another order")
@@ -389,3 +444,6 @@ def _(answer, draw):
     if batch.outlived:
         got = "those of the one before are still there"
         raise Wrong("graph-kept", expected="no activations when a forward pass begins", got=got)
+    if batch.most_outputs > 1:  # the last ones may still have a name
+        got = f"{batch.most_outputs} are kept"
+        raise Wrong("outputs-kept", expected="no outputs of earlier micro-batches", got=got)

@@ -385,3 +385,146 @@ def returns_a_loss_with_its_graph(model, loss_function, inputs, targets, size):
         share.backward()
         mean = mean + share
     return mean
+
+
+@wrong("5.5", names="other-weights")
+def scales_again_what_is_there(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    parts = _cut(inputs, targets, size)
+    losses = []
+    for (x, y), share in zip(parts, _shares(parts), strict=True):
+        losses += _accumulate(model, loss_function, [(x, y)], [1])
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= share
+    return _mean(losses, parts)
+
+
+@wrong("5.5", names="last-lost")
+def ends_its_range_too_early(model, loss_function, inputs, targets, size):
+    """A last micro-batch is lost where it is a single sample."""
+    model.zero_grad()
+    mean = 0.0
+    for i in range(0, len(inputs) - 1, size):
+        x, y = inputs[i : i + size], targets[i : i + size]
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        share.backward()
+        mean += share.item()
+    return mean
+
+
+@wrong("5.5", names="later-use-missed")
+def takes_the_first_for_all(model, loss_function, inputs, targets, size):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    model.zero_grad()
+    mean = 0.0
+    for i, (x, y) in enumerate(_cut(inputs, targets, size)):
+        share = loss_function(model(x), y) * (len(x) / len(inputs))
+        gradients = torch.autograd.grad(share, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if i == 0:
+                parameter.grad = gradient
+            elif parameter.grad is not None and gradient is not None:
+                parameter.grad += gradient
+        mean += share.item()
+    return mean
+
+
+@right("5.5")
+def adds_up_what_each_one_has(model, loss_function, inputs, targets, size):
+    learning = [p for p in model.parameters() if p.requires_grad]
+    sums = [None] * len(learning)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        outputs = model(x)  # still there as the next pass begins: one micro-batch's, as before
+        loss = loss_function(outputs, y)
+        share = len(x) / len(inputs)
+        for i, gradient in enumerate(torch.autograd.grad(loss, learning, allow_unused=True)):
+            if gradient is not None:
+                sums[i] = gradient * share + (0 if sums[i] is None else sums[i])
+        mean += share * loss.item()
+    model.zero_grad()
+    for parameter, gradient in zip(learning, sums, strict=True):
+        parameter.grad = gradient
+    return mean
+
+
+@wrong("5.5", names="none-for-zeros")
+def takes_zeros_for_nothing(model, loss_function, inputs, targets, size):
+    mean = sets_old_gradients_to_zero(model, loss_function, inputs, targets, size)
+    for parameter in model.parameters():
+        if parameter.grad is not None and not parameter.grad.any():
+            parameter.grad = None
+    return mean
+
+
+@wrong("5.5", names="old-gradients")
+def clears_only_what_learns(model, loss_function, inputs, targets, size):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = None
+    parts = _cut(inputs, targets, size)
+    return _mean(_accumulate(model, loss_function, parts, _shares(parts)), parts)
+
+
+@wrong("5.5", names="hooks-left")
+def scales_in_hooks(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    share = 1.0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: gradient * share)
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = len(x) / len(inputs)
+        loss = loss_function(model(x), y)
+        loss.backward()
+        mean += share * loss.item()
+    return mean
+
+
+@right("5.5")
+def scales_in_hooks_and_removes_them(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    share = 1.0
+    learning = [p for p in model.parameters() if p.requires_grad]
+    hooks = [p.register_hook(lambda gradient: gradient * share) for p in learning]
+    mean = 0.0
+    for x, y in _cut(inputs, targets, size):
+        share = len(x) / len(inputs)
+        loss = loss_function(model(x), y)
+        loss.backward()
+        mean += share * loss.item()
+    for hook in hooks:
+        hook.remove()
+    return mean
+
+
+@wrong("5.5", names="thawed")
+def lets_all_learn(model, loss_function, inputs, targets, size):
+    """So that every parameter has a gradient to divide; the frozen ones' are dropped."""
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    model.requires_grad_(True)
+    mean = divides_at_the_end(model, loss_function, inputs, targets, size)
+    for parameter in frozen:
+        parameter.grad = None
+    return mean
+
+
+@wrong("5.5", names="outputs-kept")
+def takes_the_loss_at_the_end(model, loss_function, inputs, targets, size):
+    model.zero_grad()
+    outputs = []
+    for x, y in _cut(inputs, targets, size):
+        outputs.append(model(x))
+        (loss_function(outputs[-1], y) * len(x) / len(inputs)).backward()
+    return loss_function(torch.cat(outputs), targets).item()
+
+
+@wrong("5.5", names="seen-twice")
+def computes_the_loss_once_more(model, loss_function, inputs, targets, size):
+    parts = _cut(inputs, targets, size)
+    model.zero_grad()
+    _accumulate(model, loss_function, parts, _shares(parts))
+    with torch.no_grad():
+        return _mean([loss_function(model(x), y).item() for x, y in parts], parts)
