@@ -953,9 +953,9 @@ def exchange(
     the first one. Returns (the previous rank's activations, the next rank's gradients); the first is
     None on the first rank, the second on the last rank. What comes in from the previous rank looks
     like `gradients`, what comes in from the next rank looks like `activations`: same shape, dtype
-    and device. The tensors that were handed in may be of any layout in memory and do not change. A
-    rank talks to its neighbours only, point to point, sends these tensors and nothing else, and
-    returns when all its messages are through.
+    and device, but it requires no gradient. The tensors that were handed in may be of any layout in
+    memory and do not change. A rank talks to its neighbours only, point to point, sends these tensors
+    and nothing else, and returns when all its messages are through.
     """
     ### BEGIN SOLUTION
     rank = dist.get_rank()

@@ -1,6 +1,7 @@
 """Exercise 5.6, `exchange`: what it asks for, and how it is checked."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from course_utils.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_utils.authoring.ranks import waits
+from course_utils.authoring.ranks import come_late, waits
 from course_utils.hardware import device
 from course_utils.intercept import hand_work, listening
 
@@ -61,15 +62,21 @@ exchanging = Exercise(
         "one-way-only": "Only one of the two directions works. Activations go to the next rank, and "
         "gradients to the previous one.",
         "not-waited": "A message was started and nobody waited for it: its tensor may not be there "
-        "yet, or not be sent. Call `wait()` on every handle before you return.",
+        "yet, or not be sent. Call `wait()` on every handle before you return; `is_completed()` "
+        "only asks.",
         "into-what-is-sent": "You receive into a tensor that was handed in. It may still be on its "
         "way to the neighbour: receive into a new one.",
         "handed-in-changed": "A tensor that was handed in has changed.",
+        "cut-from-its-graph": "An activation that was handed in has lost its graph, and this stage "
+        "needs it for its backward pass. `detach_()` works in place, and `contiguous()` gives the same "
+        "tensor again where it is contiguous already.",
         "belongs-to-a-graph": "What you return belongs to the graph of what was handed in, as a "
         "clone of it does: that graph stays in memory, and backward would run through it. Make the "
         "room with `torch.empty_like`.",
-        "zeros-left-out": "A tensor of zeros is not handed over. Only None says that there is no "
-        "neighbour: ask `is not None`.",
+        "requires-a-gradient": "What you return requires a gradient. Whoever goes on with it asks for "
+        "one where it is needed: what comes from the next rank is a gradient itself.",
+        "zeros-left-out": "A tensor of zeros, or one without rows, is not handed over. Only None says "
+        "that there is no neighbour: ask `is not None`.",
         "more-than-the-tensors": "More bytes are sent than the tensors have. Shape and dtype of "
         "what comes are known on both sides: no message about them is needed, and no object whose "
         "pickle carries them.",
@@ -84,6 +91,11 @@ exchanging = Exercise(
         "returned changes under the hands of whoever keeps it. Make a new one in each call.",
         "dtype-lost": "The room for what comes in has the wrong dtype: `torch.empty` makes float32. "
         "`torch.empty_like` takes the tensor's own.",
+        "precision-lost": "What comes in has the right dtype, and lost digits on its way: it was sent "
+        "in a shorter one. Send every tensor in the dtype that it has.",
+        "layout-assumed": "The right numbers come in, in the wrong places: you send them as they lie "
+        "in memory, and the neighbour's tensor lies there in another way. Send "
+        "`tensor.contiguous()`, and make the room contiguous.",
         "needs-contiguous": "`send` and `recv` need contiguous memory. Send `tensor.contiguous()`, "
         "and make the room with the same shape, but contiguous.",
     },
@@ -107,19 +119,22 @@ class _Exchanged:
     changed: bool = False  # have the tensors changed that were handed in?
     calls: list[tuple[str, int | None]] = field(default_factory=list)  # name and peer
     sent: int = 0  # bytes
+    cut: bool = False  # has one of them lost its graph?
     graph: bool = False  # does what it returned belong to a graph?
+    asks: bool = False  # does what it returned require a gradient?
     reused: bool = False  # was something received into a tensor that was handed in?
     returned_before: bool = False  # has an earlier call returned this very memory?
     unwaited: list[str] = field(default_factory=list)  # messages that nobody waited for
 
 
 def _exchanged(rank, answer, own: list[Handed], prepare) -> list[_Exchanged]:
-    """Runs the answer on this rank's tensors of each case; `prepare` gives them their layout."""
+    """Runs the answer on this rank's tensors of each case, as `prepare` makes them."""
+    come_late(rank)
     reports, returned = [], set()
     for handed in own:
         report = _one_exchange(answer, handed, prepare)
         tensors = filter(torch.is_tensor, tree_leaves(report.received))
-        came = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        came = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
         report.returned_before = bool(came & returned)
         returned |= came
         reports.append(report)
@@ -128,9 +143,10 @@ def _exchanged(rank, answer, own: list[Handed], prepare) -> list[_Exchanged]:
 
 def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
     handed = [None if t is None else prepare(t.to(device())) for t in own]
-    before = [None if t is None else (t.detach().clone(), t.stride()) for t in handed]
+    tensors = [t for t in handed if t is not None]
+    before = [(t.detach().clone(), t.stride(), t.requires_grad, t.grad_fn) for t in tensors]
     report = _Exchanged(None)
-    memory = {t.untyped_storage().data_ptr() for t in handed if t is not None}
+    memory = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
     messages: list[tuple[str, dist.Work]] = []
 
     def started(name, work):
@@ -147,36 +163,57 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
         return lambda result: hand_work(result, lambda work: started(name, work))
 
-    with waits() as asked, listening(hear):
+    with waits() as asked, _found_under_way() as under_way, listening(hear):
         report.received = answer(*handed)
-    unwaited = [m for m in messages if not any(m[1] is other for other in asked)]
+    unwaited = [m for m in messages if _count(m[1], asked) == _count(m[1], under_way)]
     report.unwaited = [name for name, _ in unwaited]
     for _, work in unwaited:
         work.wait()  # so that what comes next is the same in every run
-    report.graph = any(t.requires_grad for t in tree_leaves(report.received) if torch.is_tensor(t))
-    report.changed = not same(
-        [(t, t.stride()) for t in handed if t is not None], [b for b in before if b is not None]
-    )
+    received = [t for t in tree_leaves(report.received) if torch.is_tensor(t)]
+    report.graph = any(t.grad_fn is not None for t in received)
+    report.asks = any(t.requires_grad for t in received)
+    report.cut = any(b[-1] and not t.grad_fn for b, t in zip(before, tensors, strict=True))
+    now = [(t, t.stride(), t.requires_grad, t.grad_fn) for t in tensors]
+    report.changed = not same(now, before, tolerance=0)
     return report
+
+
+@contextlib.contextmanager
+def _found_under_way() -> Iterator[list[dist.Work]]:
+    """Within `waits`: yields a list of the calls that somebody asked after before they were complete."""
+    found: list[dist.Work] = []
+    plain = dist.Work.is_completed
+
+    def noting(work):
+        complete = plain(work)
+        if not complete:
+            found.append(work)
+        return complete
+
+    dist.Work.is_completed = noting
+    try:
+        yield found
+    finally:
+        dist.Work.is_completed = plain
+
+
+def _count(work: dist.Work, among: list[dist.Work]) -> int:
+    return sum(work is other for other in among)
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _transposed(tensor: Tensor) -> Tensor:
-    return tensor.t()
-
-
 def _in_a_graph(tensor: Tensor) -> Tensor:
     return tensor.clone().requires_grad_() * 1
 
 
-def _line(ranks: int, make: Callable[[int], Tensor]) -> list[Handed]:
+def _line(ranks: int, make: Callable[[int], Tensor], back: Callable | None = None) -> list[Handed]:
     """What each rank of a line is handed; `make(link)` makes a tensor for the link from rank
-    `link` to the next."""
+    `link` to the next, and `back(link)`, if it is another function, the one that goes back."""
     to_next = [*(make(link) for link in range(ranks - 1)), None]
-    to_previous = [None, *(make(link) for link in range(ranks - 1))]
+    to_previous = [None, *((back or make)(link) for link in range(ranks - 1))]
     return list(zip(to_next, to_previous, strict=True))
 
 
@@ -198,11 +235,15 @@ def _check_exchange(
         expected = list(zip([None, *to_next[:-1]], [*to_previous[1:], None], strict=True))
         own = list(zip(to_next, to_previous, strict=True))
         _check_received([report.received for report in seen], expected, own)
+        if any(report.cut for report in seen):
+            raise Wrong("cut-from-its-graph", expected="the graph of before", got="none")
         if any(report.changed for report in seen):
             raise Wrong("handed-in-changed", expected="the tensors as they were", got="others")
         if any(report.graph for report in seen):
+            raise Wrong("belongs-to-a-graph", expected="a tensor by itself", got="one in a graph")
+        if any(report.asks for report in seen):
             got = "one that requires a gradient"
-            raise Wrong("belongs-to-a-graph", expected="a tensor by itself", got=got)
+            raise Wrong("requires-a-gradient", expected="a tensor by itself", got=got)
         for report, tensors in zip(seen, own, strict=True):
             whole = sum(t.nbytes for t in tensors if t is not None)
             if alone and report.sent > whole:
@@ -246,8 +287,16 @@ def _check_received(got: list, expected: list[Handed], own: list[Handed]) -> Non
         "one-way-only": lambda got: any(
             all(pair[i] is None or not pair[i].any() for pair in got) for i in (0, 1)
         ),
+        "precision-lost": lambda got: same(got, expected, tolerance=0.02),  # bfloat16 has 8 bits
+        "layout-assumed": lambda got: same(_sorted(got), _sorted(expected)),
     }
-    expect(got, expected, each="rank", likely=likely)
+    expect(got, expected, each="rank", likely=likely, tolerance=0)
+
+
+def _sorted(pairs: list[Handed]) -> list:
+    """The numbers of each tensor in ascending order, in its shape."""
+    tensors = [tensor for pair in pairs for tensor in pair if tensor is not None]
+    return [tensor.flatten().sort().values.view(tensor.shape) for tensor in tensors]
 
 
 AT_AN_END = ("TypeError", "AttributeError", "ValueError")
@@ -298,10 +347,11 @@ def _(answer, draw):
     failures=dict.fromkeys(("mismatch", "signal", "timeout"), "dtype-lost"),
 )
 def _(answer, draw):
-    ranks = draw.integer(2, 3)
-    double = draw.tensor(draw.integer(2, 4), 2, dtype=torch.float64)
-    _check_exchange(answer, [_line(ranks, lambda link: double * (link + 1))])
-    _check_exchange(answer, [_line(ranks, _whole_numbers(draw))], _in_a_graph)
+    ranks = draw.integer(3, 4)
+    rows = draw.integer(2, 4)
+    dtypes = [*draw.sample((torch.float64, torch.float32), 2), torch.float64]  # of each link
+    line = _line(ranks, lambda link: draw.tensor(rows, 2, dtype=dtypes[link]))
+    _check_exchange(answer, [line], _in_a_graph)
 
 
 @exchanging.requires(
@@ -311,7 +361,8 @@ def _(answer, draw):
 )
 def _(answer, draw):
     ranks, rows = draw.integer(2, 3), draw.integer(2, 4)
-    _check_exchange(answer, [_line(ranks, lambda link: torch.zeros(rows, 3))])
+    cases = [_line(ranks, lambda link, n=n: torch.zeros(n, 3)) for n in (rows, 0)]
+    _check_exchange(answer, cases)
 
 
 @exchanging.requires(
@@ -319,4 +370,21 @@ def _(answer, draw):
     failures=dict.fromkeys(("exception", "timeout", "mismatch", "signal"), "needs-contiguous"),
 )
 def _(answer, draw):
-    _check_exchange(answer, [_line(draw.integer(2, 3), _whole_numbers(draw))], _transposed)
+    ranks = draw.integer(2, 3)
+    (rows, columns), pages = draw.sample(range(2, 6), 2), draw.integer(2, 3)
+
+    def plain(link):
+        return draw.whole(rows, columns)
+
+    def transposed(link):
+        return draw.whole(columns, rows).t()
+
+    def permuted(link):
+        return draw.whole(pages, columns, rows).permute(2, 0, 1)
+
+    def every_second(link):
+        return draw.whole(rows, pages, 2 * columns)[..., ::2]
+
+    # The two ends of a link lay out their tensors in different ways.
+    _check_exchange(answer, [_line(ranks, transposed, plain), _line(ranks, plain, transposed)])
+    _check_exchange(answer, [_line(ranks, permuted, every_second)])

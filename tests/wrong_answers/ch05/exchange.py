@@ -446,3 +446,130 @@ def sends_objects(activations, gradients):
     ways = [(activations, rank + 1), (gradients, rank - 1)]
     came = [swap(*way, send_first=rank % 2 == 0) for way in (ways if rank % 2 == 0 else ways[::-1])]
     return tuple(came[::-1] if rank % 2 == 0 else came)
+
+
+def _as_they_are_sent(activations, gradients, sent, room, returned=lambda room, own: room):
+    """Starts everything and waits; each tensor goes as `sent` makes it, into `room` of that."""
+    rank = dist.get_rank()
+    rooms, handles = [], []
+    for own, neighbour in ((gradients, rank - 1), (activations, rank + 1)):
+        goes = None if own is None else sent(own)
+        rooms.append(None if own is None else room(goes))
+        handles += _started(goes, rooms[-1], neighbour)
+    for handle in handles:
+        handle.wait()
+    own = gradients, activations
+    return tuple(None if r is None else returned(r, o) for r, o in zip(rooms, own, strict=True))
+
+
+@wrong("5.6", names="cut-from-its-graph")
+def detaches_in_place(activations, gradients):
+    return _as_they_are_sent(activations, gradients, lambda t: t.detach_().contiguous(), _room)
+
+
+@wrong("5.6", names="cut-from-its-graph")
+def detaches_what_contiguous_gives(activations, gradients):
+    """Another tensor only where this one is not contiguous."""
+    return _as_they_are_sent(activations, gradients, lambda t: t.contiguous().detach_(), _room)
+
+
+@wrong("5.6", names="dtype-lost")
+def makes_both_rooms_of_one_dtype(activations, gradients):
+    some = activations if activations is not None else gradients
+    return _as_they_are_sent(
+        activations,
+        gradients,
+        sent=lambda tensor: tensor.detach().contiguous(),
+        room=lambda tensor: torch.empty_like(tensor, dtype=some.dtype),
+    )
+
+
+@wrong("5.6", names="precision-lost")
+def sends_everything_as_float32(activations, gradients):
+    return _as_they_are_sent(
+        activations,
+        gradients,
+        sent=lambda tensor: tensor.detach().float().contiguous(),
+        room=torch.empty_like,
+        returned=lambda room, own: room.to(own.dtype),
+    )
+
+
+@wrong("5.6", names="layout-assumed")
+def sends_the_transposed_tensor(activations, gradients):
+    """As if what is not contiguous were transposed, and at both ends of a link."""
+
+    def turned(tensor):
+        return tensor if tensor.is_contiguous() else tensor.t()
+
+    return _as_they_are_sent(
+        activations,
+        gradients,
+        sent=lambda tensor: turned(tensor.detach()),
+        room=torch.empty_like,
+        returned=lambda room, own: room if own.is_contiguous() else room.t(),
+    )
+
+
+@wrong("5.6", names="layout-assumed")
+def sends_the_memory_as_it_lies(activations, gradients):
+    return _as_they_are_sent(
+        activations,
+        gradients,
+        sent=lambda tensor: tensor.detach().as_strided((tensor.numel(),), (1,)),
+        room=torch.empty_like,
+        returned=lambda room, own: room.as_strided(own.shape, own.stride()),
+    )
+
+
+@wrong("5.6", names="zeros-left-out")
+def leaves_out_what_has_no_elements(activations, gradients):
+    def something(tensor):
+        return None if tensor is None or not tensor.numel() else tensor
+
+    return starts_everything_then_waits(something(activations), something(gradients))
+
+
+@right("5.6")
+def sends_no_message_without_elements(activations, gradients):
+    rooms = leaves_out_what_has_no_elements(activations, gradients)
+    own = gradients, activations
+    return tuple(_room(o) if r is None else r for r, o in zip(rooms, own, strict=True))
+
+
+@wrong("5.6", names="not-waited")
+def only_asks(activations, gradients):
+    rank = dist.get_rank()
+    from_previous, from_next = _room(gradients), _room(activations)
+    handles = _started(gradients, from_previous, rank - 1)
+    handles += _started(activations, from_next, rank + 1)
+    for handle in handles:
+        if not handle.is_completed():
+            pass  # it will come
+    return from_previous, from_next
+
+
+@wrong("5.6", names="requires-a-gradient")
+def prepares_the_next_forward_pass(activations, gradients):
+    from_previous, from_next = starts_everything_then_waits(activations, gradients)
+    if from_previous is not None:
+        from_previous.requires_grad_()
+    return from_previous, from_next
+
+
+@wrong("5.6", names="handed-in-changed")
+def lets_what_goes_out_learn(activations, gradients):
+    if activations is not None:
+        activations.requires_grad_()
+    return starts_everything_then_waits(activations, gradients)
+
+
+@right("5.6")
+def sends_flat_copies(activations, gradients):
+    return _as_they_are_sent(
+        activations,
+        gradients,
+        sent=lambda tensor: tensor.detach().reshape(-1).clone(),
+        room=torch.empty_like,
+        returned=lambda room, own: room.view(own.shape),
+    )
