@@ -4,7 +4,8 @@ The style is applied on import. Colours mean the same everywhere. Saturated colo
 palette) say *what*: a phase of training and the memory it leaves share one colour, so activations
 look like the forward pass that made them, gradients like the backward pass, the optimizer's state
 like the update. Pale colours (Tol's light palette) say *who*: the rank that data belongs to. Both
-palettes are safe for colour-blind readers, and no figure says anything by colour alone.
+palettes are safe for colour-blind readers, and no figure says anything by colour alone. Lines that are
+no kind of thing are ink and grey, in dashes of their own; what there is room for is ink and dashed.
 
 Every function returns its Figure (the drawing kit draws on axes that `canvas` gives). The last line
 of a cell is `plt.show()`.
@@ -25,11 +26,14 @@ from course_utils.plots.kit import (
 )
 from course_utils.plots.pipelines import gantt, gantt_lanes
 from course_utils.plots.plans import fit, fit_and_time, where_time_goes
-from course_utils.plots.style import COLORS, RANK_COLORS, WIDTH, legend
+from course_utils.plots.style import COLORS, LIMIT, LINES, NEUTRALS, RANK_COLORS, WIDTH, legend
 from course_utils.plots.timelines import lanes, timeline, timelines
 
 __all__ = [
     "COLORS",
+    "LIMIT",
+    "LINES",
+    "NEUTRALS",
     "RANK_COLORS",
     "WIDTH",
     "arrow",

@@ -3,46 +3,35 @@
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from course_utils.plots.style import WIDTH, ink_on, legend, look_of
+from course_utils.plots.style import LINES, WIDTH, ink_on, legend, look_of
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def human_bytes(count: float) -> str:
     """Returns a number of bytes as people read it: "155.3 KiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
+    power = _power(count)
+    return f"{count / 1024**power:.{min(power, 1)}f} {UNITS[power]}"
+
+
+def _power(count: float) -> int:
+    """Of 1,024: that of the largest unit of which there is at least one."""
+    return next((p for p in range(4) if abs(count) < 1024 ** (p + 1)), 4)
 
 
 def memory(
     ledgers: Sequence[Mapping[str, int]], labels: Sequence[str], title: str = "Memory"
 ) -> Figure:
-    """Draws one bar per ledger (bytes by kind, as `trace.memory_ledger` gives them)."""
+    """Draws one bar per ledger (bytes by kind, as `trace.memory_ledger` gives them).
+
+    All numbers are in the unit of the largest bar. A kind whose number has no room in it has none.
+    """
     figure, ax = plt.subplots(figsize=(WIDTH, 1.35 + 0.52 * len(ledgers)))
     largest = max(sum(ledger.values()) for ledger in ledgers)
-    shown = {}
-    for row, ledger in enumerate(ledgers):
-        left = 0
-        for kind, count in ledger.items():
-            if count == 0:
-                continue
-            bar = ax.barh(row, count, left=left, height=0.62, **look_of(kind))
-            shown.setdefault(kind, bar)
-            if count > 0.11 * largest:
-                ax.text(
-                    left + count / 2,
-                    row,
-                    human_bytes(count),
-                    ha="center",
-                    va="center",
-                    fontsize=9,
-                    color=ink_on(kind),
-                )
-            left += count
-        ax.text(left + 0.01 * largest, row, human_bytes(left), va="center", weight="bold")
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.set_xlim(0, largest * 1.16)
@@ -50,8 +39,36 @@ def memory(
     ax.set_xticks([])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.set_title(title)
+    shown, numbers = {}, []
+    for row, ledger in enumerate(ledgers):
+        left = 0
+        for kind, count in ledger.items():
+            if count == 0:
+                continue
+            bar = ax.barh(row, count, left=left, height=0.62, **look_of(kind))
+            shown.setdefault(kind, bar)
+            look = {"ha": "center", "va": "center", "fontsize": 9, "color": ink_on(kind)}
+            numbers.append(ax.text(left + count / 2, row, _in_unit_of(largest, count), **look))
+            left += count
+        ax.text(left + 0.01 * largest, row, _in_unit_of(largest, left), va="center", weight="bold")
     legend(figure, shown)
+    _without_those_that_do_not_fit(ax, numbers)
     return figure
+
+
+def _in_unit_of(largest: float, count: float) -> str:
+    """A number of bytes in the unit in which people read the largest one, to three of its digits."""
+    power = _power(largest)
+    decimals = 0 if power == 0 else 2 if largest < 10 * 1024**power else 1
+    return f"{count / 1024**power:.{decimals}f} {UNITS[power]}"
+
+
+def _without_those_that_do_not_fit(ax: Axes, numbers: Sequence[Text]) -> None:
+    """Removes the numbers that are wider than their bars, of which there is one for each."""
+    ax.figure.draw_without_rendering()  # the layout says how long the axis is
+    for number, bar in zip(numbers, list(ax.patches), strict=True):
+        if number.get_window_extent().width > 0.94 * bar.get_window_extent().width:
+            number.remove()
 
 
 def loss_curves(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Figure:
@@ -59,7 +76,8 @@ def loss_curves(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> F
     figure, ax = plt.subplots()
     for i, (label, values) in enumerate(curves.items()):
         width = 1.6 + 1.2 * (len(curves) - 1 - i)
-        ax.plot(range(1, len(values) + 1), values, label=label, linewidth=width)
+        look = LINES[i % len(LINES)]
+        ax.plot(range(1, len(values) + 1), values, label=label, linewidth=width, **look)
     ax.set_xlabel("step")
     ax.set_ylabel("loss")
     ax.set_title(title)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from course_utils.plots.style import COLORS, WIDTH, legend
+from course_utils.plots.style import COLORS, LIMIT, WIDTH, legend
 
 Looks = Mapping[str, tuple[str, str]]  # of each kind a colour, and a hatch that tells it without
 Rows = Mapping[str, Mapping[str, float]]  # by name: amounts by kind
@@ -17,8 +17,8 @@ BYTES = {
     "gradients": (COLORS["gradients"], ""),
     "optimizer": (COLORS["optimizer"], ""),
     "activations": (COLORS["activations"], ""),
-    "temporary": (COLORS["buffers"], ""),
-    "gathered": (COLORS["buffers"], "///"),
+    "temporary": (COLORS["temporary"], ""),
+    "gathered": (COLORS["temporary"], "///"),
 }
 SECONDS = {
     "matrices": (COLORS["matrices"], ""),
@@ -36,13 +36,13 @@ SECONDS = {
     "overhead": (COLORS["other"], "///"),
 }
 HAS = "dashed: what a GPU has"
+HAIR = 0.005  # of an axis: what is shorter has no room for an edge, nor for a colour to be told by
 
 
 def fit(ledgers: Rows, limit: float, title: str) -> Figure:
     """A bar for each ledger (bytes by kind), in GB, and the line that it must not cross."""
     figure, ax = plt.subplots(figsize=(WIDTH, 1.7 + 0.5 * len(ledgers)))
-    _stacked(ax, ledgers, BYTES, 1e9, "GB")
-    _line(ax, limit)
+    _stacked(ax, ledgers, BYTES, 1e9, "GB", limit)
     ax.set_xlabel(f"bytes of a rank, in GB; {HAS}")
     ax.set_title(title)
     legend(figure, _patches(ledgers, BYTES))
@@ -61,39 +61,44 @@ def where_time_goes(steps: Rows, title: str) -> Figure:
 
 def fit_and_time(ledgers: Rows, steps: Rows, limit: float, below: str, title: str) -> Figure:
     """Both, one above the other, each with its legend; `below` stands under the seconds."""
-    figure, axes = plt.subplots(2, figsize=(WIDTH, 3.8 + 0.8 * len(ledgers)))
-    _stacked(axes[0], ledgers, BYTES, 1e9, "GB")
-    _line(axes[0], limit)
+    figure, axes = plt.subplots(2, figsize=(WIDTH, 4.2 + 0.8 * len(ledgers)))
+    _stacked(axes[0], ledgers, BYTES, 1e9, "GB", limit)
     axes[0].set_xlabel(f"bytes of the fullest rank, in GB; {HAS}")
     _stacked(axes[1], steps, SECONDS, 1.0, "s")
     axes[1].set_xlabel(below)
     for ax, rows, looks in ((axes[0], ledgers, BYTES), (axes[1], steps, SECONDS)):
         shown = _patches(rows, looks)
-        place = {"loc": "lower left", "bbox_to_anchor": (0, 0.98), "ncols": 6, "fontsize": 8}
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 0.98), "ncols": 6, "fontsize": 9}
         ax.legend(list(shown.values()), list(shown), **place)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", fontsize=11)
     return figure
 
 
-def _line(ax: Axes, limit: float) -> None:
-    ax.set_xlim(right=max(1.17 * limit / 1e9, ax.get_xlim()[1]))
-    ax.axvline(limit / 1e9, color=COLORS["ink"], linestyle="--", linewidth=1.4)
-
-
-def _stacked(ax: Axes, rows: Rows, looks: Looks, unit: float, name: str) -> None:
-    """A bar for each row, its kinds one after the other, and its sum at the edge, clear of the line."""
-    longest = max(sum(_shown(row, looks).values()) for row in rows.values()) / unit
+def _stacked(
+    ax: Axes, rows: Rows, looks: Looks, unit: float, name: str, limit: float = 0.0
+) -> None:
+    """A bar for each row, its kinds one after the other, and its sum behind it, clear of the line of
+    the `limit`, if there is one."""
+    end = 1.17 * max(limit, _longest(rows, looks)) / unit
     for place, row in enumerate(rows.values()):
         left = 0.0
         for kind, amount in _shown(row, looks).items():
             color, hatch = looks[kind]
-            ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec="white", hatch=hatch)
+            edge = "none" if amount / unit < HAIR * end else "white"  # which would hide the bar
+            ax.barh(place, amount / unit, left=left, height=0.6, fc=color, ec=edge, hatch=hatch)
             left += amount / unit
-        at_edge = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "center"}
-        ax.text(1.0, place, f"{left:.3g} {name}", fontsize=10, **at_edge)
+        crossed = limit / unit - 0.15 * end < left < limit / unit
+        behind = (limit / unit if crossed else left) + 0.01 * end
+        ax.text(behind, place, f"{left:.1f} {name}", va="center", weight="bold", fontsize=10)
+    if limit:
+        ax.axvline(limit / unit, **LIMIT)
     ax.set_yticks(range(len(rows)), rows)
     ax.tick_params(axis="y", length=0)
-    ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.17 * longest))
+    ax.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, end))
+
+
+def _longest(rows: Rows, looks: Looks) -> float:
+    return max(sum(_shown(row, looks).values()) for row in rows.values())
 
 
 def _shown(row: Mapping[str, float], looks: Looks) -> dict[str, float]:
@@ -102,6 +107,7 @@ def _shown(row: Mapping[str, float], looks: Looks) -> dict[str, float]:
 
 
 def _patches(rows: Rows, looks: Looks) -> dict[str, Patch]:
-    """The legend: the kinds that any row shows."""
-    shown = [kind for kind in looks if any(kind in _shown(row, looks) for row in rows.values())]
+    """The legend: the kinds that make up a hair of any row, and so can be seen."""
+    hair = HAIR * _longest(rows, looks)
+    shown = [kind for kind in looks if any(row.get(kind, 0) > hair for row in rows.values())]
     return {kind: Patch(fc=looks[kind][0], ec="white", hatch=looks[kind][1]) for kind in shown}

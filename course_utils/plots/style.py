@@ -15,6 +15,7 @@ COLORS = {
     "optimizer": "#009E73",
     "parameters": "#CC79A7",
     "buffers": "#5F5F5F",
+    "temporary": "#A87B4F",
     "matrices": "#332288",
     "attention": "#882255",
     "load": "#F0E442",
@@ -28,6 +29,12 @@ COLORS = {
 RANK_COLORS = [
     "#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00",
 ]  # fmt: skip
+NEUTRALS = ["#222222", "#7A7A7A", "#B0B0B0"]
+LINES = [  # looks of lines that are no kind of thing: their dashes tell them apart
+    {"color": NEUTRALS[i % 2], "linestyle": dashes}
+    for i, dashes in enumerate(("-", "--", ":", "-.", (0, (7, 2)), (0, (1, 3))))
+]
+LIMIT = {"color": COLORS["ink"], "linestyle": "--", "linewidth": 1.4}  # what there is room for
 WIDTH = 8.0  # inches: the width of a notebook's column at 100 dots per inch
 
 plt.rcParams.update(
@@ -53,9 +60,7 @@ plt.rcParams.update(
         "legend.fontsize": 10,
         "hatch.linewidth": 0.6,
         "hatch.color": "#8C8C8C",
-        "axes.prop_cycle": plt.cycler(
-            color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#222222"]
-        ),
+        "axes.prop_cycle": plt.cycler(color=NEUTRALS),
     }
 )
 

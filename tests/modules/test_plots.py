@@ -229,11 +229,21 @@ def test_memory_in_human_units():
     assert not list(overlaps(figure))
 
 
+def test_the_numbers_of_a_memory_figure_are_in_one_unit_and_stay_in_their_bars():
+    ledger = {"parameters": 3 << 30, "gradients": 700 << 20, "optimizer": 10 << 20}
+    figure = plots.memory([ledger, {"parameters": 512 << 20}], ["a", "b"])
+    (ax,) = figure.axes
+    numbers = [text.get_text() for text in ax.texts]
+    assert numbers == ["3.00 GiB", "0.68 GiB", "3.69 GiB", "0.50 GiB", "0.50 GiB"]
+    assert not list(overlaps(figure))
+
+
 def test_loss_curves_leave_equal_curves_visible():
     figure = plots.loss_curves({"one": [3, 2, 1], "two": [3, 2, 1], "three": [3, 2, 1]})
     first, second, third = figure.axes[0].lines
     assert first.get_linewidth() > second.get_linewidth() > third.get_linewidth()
     assert list(first.get_xdata()) == [1, 2, 3]
+    assert len({line.get_linestyle() for line in (first, second, third)}) == 3
     assert not list(overlaps(figure))
 
 
@@ -296,7 +306,7 @@ def test_the_drawing_kit_stays_on_its_canvas():
         assert limits.x0 <= box.x0 and box.x1 <= limits.x1 + 1 and limits.y0 <= box.y0
 
 
-@pytest.mark.parametrize("held", [30e9, 78.8e9, 120e9])
+@pytest.mark.parametrize("held", [30e9, 66e9, 78.8e9, 120e9])
 def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held):
     ledgers = {f"stage {n}": {"parameters": held / 2, "activations": held / 2} for n in range(3)}
     seconds = {name: {"matrices": 3.0, "messages": 1.0} for name in ledgers}
@@ -305,11 +315,19 @@ def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held):
         assert not list(overlaps(figure))
         ax = figure.axes[0]
         (line,) = ax.lines
-        ends = [80, held / 1e9]
         assert line.get_xdata()[0] == 80 < ax.get_xlim()[1]
-        right = max(ax.transData.transform((end, 0))[0] for end in ends)
-        assert [text.get_text() for text in ax.texts] == [f"{held / 1e9:.3g} GB"] * 3
-        assert all(text.get_window_extent().x0 > right for text in ax.texts)
+        bar, limit = (ax.transData.transform((end, 0))[0] for end in (held / 1e9, 80))
+        assert [text.get_text() for text in ax.texts] == [f"{held / 1e9:.1f} GB"] * 3
+        for box in (text.get_window_extent() for text in ax.texts):
+            assert bar < box.x0 and not box.x0 <= limit <= box.x1
+
+
+def test_a_kind_too_small_to_be_seen_has_no_edge_over_it_and_no_place_in_the_legend():
+    ledger = {"parameters": 0.1e9, "gradients": 2e9, "activations": 60e9}
+    figure = plots.fit({"a rank": ledger}, 80e9, "a plan")
+    edges = [bar.get_edgecolor()[3] for bar in figure.axes[0].patches]
+    assert edges == [0, 1, 1]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["gradients", "activations"]
 
 
 def test_seconds_of_a_plan_have_the_colours_of_what_they_are():
@@ -346,10 +364,19 @@ def test_colours_differ_for_eyes_that_see_no_red_or_no_green():
     protan = np.array([[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]])
     deutan = np.array([[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]])
     time_kinds = ["forward", "backward", "update", "communication", "waiting", "load"]
-    memory_kinds = ["parameters", "gradients", "optimizer", "activations", "buffers"]
+    memory_kinds = ["parameters", "gradients", "optimizer", "activations", "buffers", "temporary"]
     for kinds in (time_kinds, memory_kinds):
         for matrix in (np.eye(3), protan, deutan):
             seen = [matrix @ (np.array(to_rgb(plots.COLORS[kind])) ** 2.2) for kind in kinds]
             seen = [np.clip(color, 0, 1) ** (1 / 2.2) for color in seen]
             for (one, a), (two, b) in itertools.combinations(zip(kinds, seen), 2):
                 assert np.linalg.norm(a - b) > 0.1, (one, two)
+
+
+def test_a_line_that_is_no_kind_of_thing_has_no_kinds_colour():
+    kinds = {to_rgb(color) for name, color in plots.COLORS.items() if name != "ink"}
+    cycle = [to_rgb(look["color"]) for look in plt.rcParams["axes.prop_cycle"]]
+    lines = [to_rgb(look["color"]) for look in plots.LINES]
+    assert not kinds & {*cycle, *lines}
+    looks = {(look["color"], str(look["linestyle"])) for look in plots.LINES}
+    assert len(looks) == len(plots.LINES)
