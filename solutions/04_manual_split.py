@@ -905,7 +905,7 @@ def operations_of(line, items):
 
 
 work = operations_of(uneven_line(), all_images[:16])
-for number, millions in enumerate(work):
+for number, millions in enumerate(work, start=1):
     print(f"station {number}: {millions:8.1f} million operations, {millions / sum(work):6.1%}")
 
 # %% [markdown]
@@ -935,7 +935,7 @@ def try_all_cuts(work, stages):
 equal_layers, best = (4,), try_all_cuts(work, 2)
 for name, cuts in (("equal numbers of layers", equal_layers), ("best cut", best)):
     shares = " | ".join(f"{part / sum(work):.0%}" for part in stage_work(work, cuts))
-    print(f"{name}: after station {cuts[0] - 1}, work {shares}")
+    print(f"{name}: after station {cuts[0]}, work {shares}")
 print(f"24 layers in 4 stages: {math.comb(23, 3):,} cuts to try; 96 in 8: {math.comb(95, 7):,}")
 
 # %% [markdown]
@@ -947,8 +947,8 @@ figures.stations(work, {"equal numbers of layers": 4, "best cut": best[0]})
 plt.show()
 
 # %% [markdown]
-# *Station 1 has almost two thirds of all work. The cut in the middle leaves almost nothing for building 1.
-# The best cut comes right after station 1.*
+# *Station 2 has almost two thirds of all work. The cut in the middle leaves almost nothing for building 1.
+# The best cut comes right after station 2.*
 #
 # Does that cut hold on the clock? The further notebook sends a stream of batches through both, and takes the
 # time. ReLU and pooling layers take time and count as nothing, so a count and a clock may disagree.

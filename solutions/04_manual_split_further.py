@@ -263,7 +263,7 @@ print(f"{sum(p.numel() for p in article.parameters()):,} parameters in the artic
 # %% [markdown]
 # ## 4. By hand, then on the clock: a stream through two cuts
 #
-# The lesson looked for the best cut of an uneven line by counting operations, and found it after station 1. A stream of
+# The lesson looked for the best cut of an uneven line by counting operations, and found it after station 2. A stream of
 # eight batches goes through two ranks now, forward only, with both cuts. Here is the count again, and the search
 # that tries all cuts:
 
@@ -386,7 +386,7 @@ ends = [end_of(records) for records in streams.values()]
 print(f"measured: the best cut takes {ends[1] / ends[0]:.2f} of the time of the equal one")
 times = seconds_of(uneven_line().requires_grad_(False), all_images[:16])
 print("shares of the time:", ", ".join(f"{share / sum(times):.0%}" for share in times))
-print("best cut by time: after station", try_all_cuts(times, 2)[0] - 1)
+print("best cut by time: after station", try_all_cuts(times, 2)[0])
 
 # %% [markdown]
 # ## 5. Break it: models that look cut
@@ -701,7 +701,7 @@ def conclusion() -> str:
         "for backward, so with 2, 3 and 4 stages this cut also has the largest stage in memory.\n"
         "Where memory is short I would take the profile for two stages, since its fuller stage is\n"
         "the smallest there too, and equal layers for three or four. They cost a quarter more\n"
-        "time with three stages and nearly none with four, where station 1 alone sets the pace."
+        "time with three stages and nearly none with four, where station 2 alone sets the pace."
     )
     ### END SOLUTION
 

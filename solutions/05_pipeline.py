@@ -100,7 +100,8 @@ class ChunkedModel(nn.Module):
 
 # %% [markdown]
 # The original moves each chunk with `.to("cuda:1")` and back. Here everything stays in one process
-# on the CPU, the stages are equally large, and `passes` notes when each begins and ends.
+# on the CPU, the stages are equally large, and `passes` notes when each begins and ends. It lets each pass last
+# equally long, whatever else the machine does, so that you see who waits for whom.
 
 # %%
 from itertools import pairwise

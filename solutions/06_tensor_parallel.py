@@ -1505,7 +1505,7 @@ for n, a, b in zip(sizes, compute, communicate):
     )
 
 # %% [markdown]
-# *The blue part halves with every doubling. The orange part stays small, until the ring leaves
+# *The violet part halves with every doubling. The orange part stays small, until the ring leaves
 # the machine at 16: then the whole bar grows again, and 32 ranks take as long as 8.* How high that
 # step is, is the assumption of 25 GB/s, which is one network adapter. Machines with an adapter for each
 # GPU have eight times as much, and then `seconds_of_block(16, between=200e9)` falls further. The model

@@ -706,7 +706,7 @@ check("6.6", clip_gradient_norm)
 ranks = [1, 2, 4, 8, 16, 32]
 parts = {
     "tensor parallel": [(2 * W + 2 + 8 * W / n) / (10 * W + 2) for n in ranks],
-    "with sequence": [(W + (W + 2) / n + 8 * W / n) / (10 * W + 2) for n in ranks],
+    "tensor + sequence parallel": [(W + (W + 2) / n + 8 * W / n) / (10 * W + 2) for n in ranks],
 }
 figure = ch06.what_stays(ranks, parts)
 plt.show()

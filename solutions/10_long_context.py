@@ -1113,8 +1113,8 @@ figures.compared(131_072, 32, 128, [2, 4, 8, 16, 32, 64])
 plt.show()
 
 # %% [markdown]
-# *Left: ring and all-gather send the same, nearly whole sequence however many ranks there are; by heads it gets
-# less, and ends at 32 ranks, since there are 32 heads. Right: without a fused kernel only the ring's scores
+# *Left: ring and all-gather send the same, which approaches the whole sequence, 4 GiB of keys and values, as
+# ranks are added; by heads it gets less, and ends at 32 ranks, since there are 32 heads. Right: without a fused kernel only the ring's scores
 # shrink with the square of the ranks.* Computed from the formulas of section 3, not measured.
 #
 # ## 8. On a cluster: the same model under torchrun

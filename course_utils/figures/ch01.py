@@ -20,8 +20,9 @@ def two_ways() -> Figure:
         plots.arrow(axes, (x + 0.85, 1.06), (x + 0.85, 1.46))
     plots.head_office(axes, 2.06, 3.3, width=0.78)
     axes.text(2.45, 3.22, "average", ha="center", va="top", fontsize=9)
-    for start, end in ((1.72, 2.02), (3.18, 2.88)):
-        plots.arrow(axes, (start, 3.6), (end, 3.6), color=plots.COLORS["communication"])
+    for sheet, office in ((1.64, 2.04), (3.26, 2.86)):
+        for (start, end), y in (((sheet, office), 3.66), ((office, sheet), 3.4)):  # and back
+            plots.arrow(axes, (start, y), (end, y), color=plots.COLORS["communication"])
     for i, (x, color) in enumerate(((5.4, blue), (8.1, red))):
         plots.building(axes, x, 1.5, width=1.7, height=1.4, label=f"building {i}", color=color)
         plots.blueprint(axes, x + 0.4, 3.15, part=(i / 2, (i + 1) / 2))
@@ -52,7 +53,8 @@ def company(
     left.text(alone, -0.6, "one building alone ", ha="right", va="bottom", fontsize=9)
     for row, ledger in enumerate(ledgers):
         shown |= _shelves(right, row, ledger, shelves)
-    right.axvline(shelves, color=plots.COLORS["wrong"], linestyle=":", linewidth=1.5)
+    right.axvline(shelves, **plots.LIMIT)
+    right.text(shelves, -0.6, "room", ha="center", va="bottom", fontsize=9)
     fullest = max(sum(ledger.values()) for ledger in ledgers)
     right.set_xlim(0, max(2 * shelves, 1.7 * fullest))
     right.set_xlabel("shelves")

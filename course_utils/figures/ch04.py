@@ -62,16 +62,21 @@ def _foreground(records: Sequence[Record]) -> list[Record]:
 
 def stations(work: Sequence[float], cuts: Mapping[str, int]) -> Figure:
     """The work of each station in million operations, and where the cuts {name: stations before
-    it} lie. The last cut, drawn as a full line, colours the stations."""
+    it} lie. The last cut, drawn as a full line, colours the stations after their buildings."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
     *_, best = cuts.values()
     colors = [plots.RANK_COLORS[int(station >= best)] for station in range(len(work))]
-    ax.bar(range(len(work)), work, color=colors, edgecolor=plots.COLORS["ink"], linewidth=0.8)
+    numbers, top = range(1, len(work) + 1), 1.25 * max(work)
+    ax.bar(numbers, work, color=colors, edgecolor=plots.COLORS["ink"], linewidth=0.8)
     for name, cut in cuts.items():
         color, style = ("ink", "-") if cut == best else ("wrong", ":")
-        ax.axvline(cut - 0.5, color=plots.COLORS[color], linestyle=style)
-        ax.text(cut - 0.45, 0.97 * max(work), name, va="top", fontsize=10)
-    ax.set(xlabel="station", ylabel="million operations", title="Work of the stations (counted)")
+        ax.axvline(cut + 0.5, color=plots.COLORS[color], linestyle=style)
+        ax.text(cut + 0.55, 0.85 * top, name, va="top", fontsize=10)
+    for shift, side, building in ((-0.05, "right", 0), (0.05, "left", 1)):
+        name, place = f"building {building}", (best + 0.5 + shift, 0.98 * top)
+        ax.text(*place, name, ha=side, va="top", fontsize=10, weight="bold")
+    ax.set(xlabel="station", ylabel="million operations", xticks=numbers, ylim=(0, top))
+    ax.set_title("Work of the stations (counted)")
     return figure
 
 

@@ -1,6 +1,5 @@
 """The pictures of chapter 5: an assembly line, a loop that is none, schedules and their prices."""
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 
@@ -10,8 +9,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_utils import plots
+from course_utils.pace import paced
 from course_utils.schedules import Simulation
-from course_utils.trace import Record, Span
+from course_utils.trace import Record, Trace
 
 
 def assembly_line() -> Figure:
@@ -35,26 +35,30 @@ def assembly_line() -> Figure:
 def passes(
     model: nn.Module, devices: Mapping[nn.Module, tuple[int, int]], x: Tensor
 ) -> list[Record]:
-    """Runs `model` on x and returns a Record for each device: which stage worked on which chunk,
-    and when. `devices` says of each stage (its device, its place among the device's stages)."""
-    spans, started = [[] for _ in {device for device, _ in devices.values()}], []
-    chunks = {stage: count() for stage in devices}
+    """Runs `model` on x, each pass of a stage in three slots, and returns a Record for each device:
+    which stage worked on which chunk, and when. `devices` says of each stage (its device, its place
+    among the device's stages)."""
+    ran, chunks = [], {stage: count() for stage in devices}
 
     def begin(stage: nn.Module, inputs: tuple) -> None:
-        started.append(time.perf_counter())
+        device, place = devices[stage]
+        name = f"F{next(chunks[stage])}" + (f".{place}" if place else "")
+        ran.append((device, paced(trace, name, 3)))
+        ran[-1][1].__enter__()
 
     def end(stage: nn.Module, inputs: tuple, output: Tensor) -> None:
-        device, place = devices[stage]
-        number, after = next(chunks[stage]), f".{place}" if place else ""
-        span = Span(f"F{number}{after}", "compute", started[-1], time.perf_counter())
-        spans[device].append(span)
+        ran[-1][1].__exit__(None, None, None)
 
     hooks = [stage.register_forward_pre_hook(begin) for stage in devices]
     hooks += [stage.register_forward_hook(end) for stage in devices]
-    model(x)
+    with Trace() as trace:
+        model(x)
     for hook in hooks:
         hook.remove()
-    return [Record(device, found) for device, found in enumerate(spans)]
+    of_devices = {device: Record(device, []) for device, _ in sorted(devices.values())}
+    for (device, _), span in zip(ran, trace.record().spans, strict=True):
+        of_devices[device].spans.append(span)
+    return list(of_devices.values())
 
 
 def loop(records: Sequence[Record]) -> Figure:
@@ -63,7 +67,7 @@ def loop(records: Sequence[Record]) -> Figure:
     shown = plots.gantt_lanes(ax, records)
     ax.set_yticks([0, 1], ["device 0", "device 1"])
     ax.set_xlabel("time (passes of a chunk through two stages)")
-    ax.set_title("Chunks in a loop (measured on the CPU)")
+    ax.set_title("Chunks in a loop (emulated: every pass keeps its slot)")
     plots.legend(figure, dict(zip(("stages 1 and 2", "stage 3", "idle"), shown.values())))
     return figure
 
@@ -105,15 +109,16 @@ def _shelves(ax: Axes, micro_batches: Sequence[float]) -> None:
 
 def prices(sizes: Sequence[int], idle: Mapping[str, list], stored: Mapping[str, list]) -> Figure:
     """For each schedule, over the number of micro-batches: its idle share in percent, and the
-    micro-batches on its fullest rank. Curves that lie on each other are of different widths."""
+    micro-batches on its fullest rank. Where curves lie on each other, the larger marks are below."""
     figure, axes = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
-    titles = ("Idle share (%)", "Stored on the fullest rank")
-    for ax, title, curves in zip(axes, titles, (idle, stored)):
-        for width, (name, values) in zip((5, 4, 3, 2, 1), curves.items()):
-            ax.plot(sizes, values, marker="o", markersize=4 + width, linewidth=width, label=name)
+    marks = [{"marker": m, "markersize": size} for m, size in zip("so^Dv", (10, 7, 8, 5, 6))]
+    units = {"Idle share": "per cent", "Stored on the fullest rank": "micro-batches"}
+    for ax, (title, unit), curves in zip(axes, units.items(), (idle, stored)):
+        for (name, values), look, mark in zip(curves.items(), plots.LINES, marks):
+            ax.plot(sizes, values, label=name, clip_on=False, **look, **mark)
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, sizes)
-        ax.set(xlabel="micro-batches of a step", title=title, ylim=(-1, None))
+        ax.set(xlabel="micro-batches of a step", ylabel=unit, title=title, ylim=(0, None))
     axes[0].legend()
     return figure
 
@@ -126,8 +131,8 @@ def ledgers(of_ranks: Mapping[str, Mapping[str, int]]) -> Figure:
 def chunks_and_hops(counts: Sequence[int], percent: Mapping[float, Sequence[float]]) -> Figure:
     """The idle share over the number of chunks, a curve for each hop latency."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.2))
-    for latency, values in percent.items():
-        ax.plot(counts, values, marker="o", label=f"hop latency {latency:g}")
+    for (latency, values), look in zip(percent.items(), plots.LINES):
+        ax.plot(counts, values, marker="o", label=f"hop latency {latency:g}", **look)
     ax.set(xlabel="chunks of a rank", ylabel="idle share (%)", xticks=counts, ylim=(0, None))
     ax.set_title("Free messages: more chunks. Slow ones: fewer (simulated)")
     ax.legend()

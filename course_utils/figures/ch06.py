@@ -32,7 +32,7 @@ def one_station() -> Figure:
     ax.text(5.15, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
     ax.text(7.3, 2.05, "+", ha="center", va="center", fontsize=22)
     plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), **to_all)
-    plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result")
+    plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result,\nat every worker")
     return figure
 
 
@@ -65,12 +65,12 @@ def stacked(stacks: dict[str, list[float]], layers: list[str]) -> Figure:
 def what_stays(ranks: list[int], parts: dict[str, list[float]]) -> Figure:
     """The share of one rank's bytes that is kept on each of more ranks, a line for each of `parts`."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
-    for (name, shares), style in zip(parts.items(), ("-", "--")):
-        ax.plot(ranks, shares, style, marker="o", label=name)
+    for (name, shares), look in zip(parts.items(), plots.LINES):
+        ax.plot(ranks, shares, marker="o", label=name, **look)
     ax.set_xscale("log", base=2)
     ax.set_xticks(ranks, ranks)
-    ax.set(xlabel="ranks", ylabel="of one rank's bytes, computed", ylim=(0, 1.05))
-    ax.set_title("What backward needs from a norm and an MLP")
+    ax.set(xlabel="ranks", ylabel="share of one rank's bytes", ylim=(0, 1.05))
+    ax.set_title("What backward needs from a norm and an MLP (computed)")
     ax.legend()
     return figure
 
@@ -152,16 +152,22 @@ def _holder(ax: Axes, holder: Tensor, x: float, top: float, scale: float = 0.033
     return x + width
 
 
-def block_times(sizes: list[int], compute: list[float], communicate: list[float]) -> Figure:
-    """The seconds of a block for each number of ranks, computing below communicating."""
+def block_times(
+    sizes: list[int], compute: list[float], communicate: list[float], machine: int = 8
+) -> Figure:
+    """The seconds of a block for each number of ranks, computing below communicating; `machine` of
+    them are in one machine."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
     places, below = range(len(sizes)), [1e3 * c for c in compute]
-    ax.bar(places, below, color=plots.COLORS["forward"], label="compute")
+    ax.bar(places, below, color=plots.COLORS["matrices"], label="compute, forward and backward")
     above = {"color": plots.COLORS["communication"], "label": "all-reduce"}
     ax.bar(places, [1e3 * c for c in communicate], bottom=below, **above)
     ax.set_xticks(places, sizes)
     ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
     ax.set_ylim(0, 1.08 * max(a + b for a, b in zip(compute, communicate)) * 1e3)
+    end = sizes.index(machine) + 0.5
+    ax.axvline(end, ymax=0.75, color=plots.COLORS["ink"], linestyle=":")  # below the legend
+    ax.text(end + 0.05, 0.5 * ax.get_ylim()[1], "the machine ends", va="center", fontsize=10)
     ax.set_title("To cut further pays only inside a machine")
     ax.legend()
     return figure

@@ -70,13 +70,12 @@ def through_a_step(readings: dict[str, list[tuple[int, int, int]]], whole: int) 
     """Parameters and gradients at every layer, for each wrapping; `whole` is the bytes of all
     parameters."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 4.0))
-    styles = {"root only": ":", "per block, kept": "--", "per block": "-"}
-    for name, style in styles.items():
+    for name, look in zip(("root only", "per block, kept", "per block"), plots.LINES[2::-1]):
         layers, *held = zip(*readings[name])
         together = [sum(pair) / 1024 for pair in zip(*held)]
         label = f"{name}: at most {max(together):.0f} KiB"
-        ax.plot(layers, together, style, label=label, linewidth=2.2)
-    ax.axhline(2 * whole / 1024, color=plots.COLORS["other"], linewidth=1)
+        ax.plot(layers, together, label=label, linewidth=2.2, **look)
+    ax.axhline(2 * whole / 1024, color=plots.NEUTRALS[1], linewidth=1)
     words = "all parameters and gradients, without shards"
     ax.text(0, 2 * whole / 1024, words, va="bottom", fontsize=10)
     ax.axvline(max(layers) / 2, color=plots.COLORS["idle"], linewidth=2, zorder=0)
@@ -135,14 +134,15 @@ def resumed(losses: dict[str, list[float]]) -> Figure:
     """The losses of twelve steps, and their differences from the first entry, undisturbed."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
     undisturbed = next(iter(losses.values()))
-    for (what, own), style in zip(losses.items(), ("-", "--", ":")):
+    looks = [(plots.COLORS["ink"], "-"), (plots.NEUTRALS[1], "--"), (plots.COLORS["wrong"], ":")]
+    for (what, own), (color, style) in zip(losses.items(), looks):
         gap = [a - b for a, b in zip(own, undisturbed)]
-        left.plot(range(1, 13), own, style, label=what, linewidth=2.2)
-        right.plot(range(1, 13), gap, style, linewidth=2.2)
+        left.plot(range(1, 13), own, style, color=color, label=what, linewidth=2.2)
+        right.plot(range(1, 13), gap, style, color=color, linewidth=2.2)
     left.set(xlabel="step", ylabel="loss", title="Looks fine")
     right.set(xlabel="step", ylabel="difference in loss", title="Is not")
     for ax in (left, right):
-        ax.axvline(6.5, color=plots.COLORS["other"], linewidth=1)
+        ax.axvline(6.5, color=plots.NEUTRALS[1], linewidth=1)
         ax.set_xticks(range(2, 13, 2))
     left.text(6.7, max(own), "resumed", va="top", fontsize=10)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -164,8 +164,8 @@ def ledgers(of_stages: list[dict[str, float]], chosen: int, title: str) -> Figur
         crossed = 80 - 0.1 * end < left < 80  # the label would stand on the line of 80 GB
         ax.text(80 if crossed else left, row, f"  {left:,.1f} GB", **words)
     ax.add_patch(Rectangle((0, chosen - 0.42), end, 0.84, facecolor="#FFF3D6", zorder=0))
-    ax.axvline(80, color=plots.COLORS["wrong"], linestyle="--", linewidth=1.5)
-    ax.text(80, -0.62, " 80 GB", color=plots.COLORS["wrong"], va="center")
+    ax.axvline(80, **plots.LIMIT)
+    ax.text(80, -0.62, " 80 GB: a GPU", va="center")
     ax.set_yticks(range(4), [f"stage {row}" for row in range(4)])
     ax.set(xlim=(0, end), ylim=(3.5, -0.85), xlabel="GB on a rank (1e9 bytes), computed")
     ax.set_title(title)
@@ -178,12 +178,12 @@ def floors(gigabytes: Callable[[int, int], dict[str, float]]) -> Figure:
     ledger."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.8))
     counts = [2**k for k in range(11)]
-    for stage, style in enumerate(("-", "--", "-.", "-")):
+    for stage, look in enumerate(plots.LINES[:4]):
         totals = [sum(gigabytes(stage, n).values()) for n in counts]
-        ax.plot(counts, totals, style, linewidth=2.2)
+        ax.plot(counts, totals, marker="so^D"[stage], markersize=5, **look)
         ax.text(1150, totals[-1], f"stage {stage}", va="center")
-    ax.axhline(80, color=plots.COLORS["other"], linewidth=1)
-    ax.text(1024, 72, "80 GB", ha="right", va="top", fontsize=10)
+    ax.axhline(80, **plots.LIMIT)
+    ax.text(1024, 72, "80 GB: a GPU", ha="right", va="top", fontsize=10)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(counts[::2], counts[::2])

@@ -92,8 +92,7 @@ def night(nodes: Nodes) -> Figure:
         if previous:
             below.plot(*zip(previous, curve[0]), color=GREY, ls="--", lw=1.2)
         below.plot(*zip(*curve), color=plots.COLORS["backward"], marker=".", lw=2)
-        words = {"va": "center", "textcoords": "offset points"}
-        words["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        words = {"va": "center", "textcoords": "offset points", "fontsize": 9}
         below.annotate(f"from step {curve[0][1]}", (curve[-1][0], curve[0][1]), (4, 0), **words)
         previous = curve[-1]
     for when, kind, node in nodes.happened:
@@ -122,7 +121,7 @@ def _present(ax: Axes, members: list[dict], start: float) -> None:
         ax.barh(row, ready - born, left=born, height=0.45, edgecolor=GREY, **STARTING)
         color = plots.RANK_COLORS[own[0]["rank"]]
         ax.barh(row, end - ready, left=ready, height=0.45, color=color, edgecolor=INK)
-        label = f"{own[0]['rank']} of {own[0]['ranks']}"
+        label = f"rank {own[0]['rank']} of {own[0]['ranks']}"
         ax.text(born, row + 0.28, label, va="bottom", fontsize=9)
 
 
@@ -148,7 +147,12 @@ def uses(counts: dict[str, Tensor]) -> Figure:
         place = range(len(times))
         ax.fill_between(place, times, step="mid", color=plots.COLORS["forward"])
         ax.fill_between(place, times, 1, where=times > 1, step="mid", color=RED)
+        never = [sample for sample, used in enumerate(times) if used == 0]
+        if never:
+            middle = sum(never) / len(never)
+            ax.text(middle, 0.5, "never", ha="center", va="center", fontsize=9)
         ax.set(title=name, xlabel="sample, in the epoch's order", ylim=(0, 2.4), yticks=[0, 1, 2])
+        ax.set(xlim=(0, len(times)), xticks=[0, len(times) // 2, len(times)])
     panels[0].set_ylabel("times used")
     return figure
 

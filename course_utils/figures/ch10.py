@@ -149,18 +149,18 @@ def costs(tokens: int, heads: int, head_width: int, ranks: int) -> dict[str, tup
 def compared(tokens: int, heads: int, head_width: int, sizes: Sequence[int]) -> Figure:
     """What leaves a rank, and the scores that it holds, over the number of ranks."""
     figure, axes = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.6))
-    looks = {"all-gather": ("s", 9), "by heads": ("^", 7), "ring": ("o", 5)}
+    marks = {"all-gather": ("s", 9), "by heads": ("^", 7), "ring": ("o", 5)}
     for ax, index in zip(axes, (0, 1), strict=True):
-        for method in METHODS:
+        for method, look in zip(METHODS, plots.LINES):
             some = [n for n in sizes if method != "by heads" or heads % n == 0]
             values = [costs(tokens, heads, head_width, n)[method][index] / 2**30 for n in some]
-            marker, size = looks[method]
-            ax.plot(some, values, marker=marker, markersize=size, label=method)
+            marker, size = marks[method]
+            ax.plot(some, values, marker=marker, markersize=size, label=method, **look)
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, sizes)
         ax.set_xlabel("ranks")
-    axes[0].set(ylabel="GiB that leave a rank", title="sent in forward")
-    axes[1].set(ylabel="GiB of scores at once", title="scores without a fused kernel")
+    axes[0].set(ylabel="GiB that leave a rank", title="Sent in forward")
+    axes[1].set(ylabel="GiB of scores at once", title="Scores without a fused kernel")
     axes[1].set_yscale("log", base=2)
     axes[1].yaxis.set_major_formatter("{x:g}")
     axes[0].legend()

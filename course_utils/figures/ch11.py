@@ -63,9 +63,11 @@ def _queue_bars(ax: Axes, load: Sequence[int], capacity: float) -> None:
     numbers = range(len(load))
     ax.bar(numbers, served, color=SERVED, edgecolor="white")
     ax.bar(numbers, dropped, bottom=served, color=DROPPED, edgecolor="white", hatch="///")
-    ax.axhline(capacity, color=plots.COLORS["ink"], linewidth=1.4, linestyle="--")
+    ax.axhline(capacity, **plots.LIMIT)
     for expert, pieces in enumerate(load if len(load) <= 16 else []):  # else there is no room
-        ax.text(expert, 0.02 * max(load), str(pieces), ha="center", va="bottom", fontsize=9)
+        look = {"ha": "center", "va": "bottom", "fontsize": 9}
+        look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # over the capacity
+        ax.text(expert, pieces + 0.015 * max(load), str(pieces), **look)
     ax.set(xlabel="expert", ylabel="pieces", ylim=(0, 1.35 * max([*load, capacity])))
     ax.set_xticks(list(numbers)[:: 1 + len(load) // 17])
     handles = [Patch(color=SERVED), Patch(fc=DROPPED, hatch="///", ec="white"), ax.lines[0]]

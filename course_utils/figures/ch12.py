@@ -51,12 +51,13 @@ def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
     if not found:
         return _nothing(refused, model, gpus)
     (best,) = found
+    *ranks, schedule, states = estimate.described(best.layout).split("; ")  # too long for a line
     return plots.fit_and_time(
         {"": best.memory},
         {"": best.time.parts},
         hardware.hbm_bytes,
         f"seconds of a step of {batch} sequences; most of it: {best.limit}",
-        estimate.described(best.layout),
+        f"{'; '.join(ranks)};\n{schedule}; {states}",
     )
 
 

@@ -42,7 +42,7 @@ def budget(ranks: int, width: int) -> Figure:
             held = estimate.model_states(count, ranks, zero, **own) / (4 * count)
             ax.barh(zero, held, left=left, color=plots.COLORS[kind], label=kind if not zero else "")
             left += held
-    ax.axvline(BUDGET, color=plots.COLORS["ink"], linestyle="--", linewidth=1.4)
+    ax.axvline(BUDGET, **plots.LIMIT)
     ax.set_yticks(range(4), ["copies", "ZeRO 1", "ZeRO 2", "ZeRO 3"])
     ax.invert_yaxis()
     ax.set_xlim(0, 3.2)

@@ -20,7 +20,6 @@ CLOCKS = {"perf_counter", "monotonic"}
 SETTLES = {"settle", "barrier"}  # after dist.barrier() the host has waited for its device, too
 ON_THE_CPU = {  # what is timed there is on the CPU, also beside a GPU
     ("04_manual_split_further", "seconds_of"): "stations and images as they are loaded",
-    ("ch05", "passes"): "chapter 05 makes model and batch without a device, and says so",
 }
 
 
