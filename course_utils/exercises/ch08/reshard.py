@@ -301,31 +301,41 @@ def _tensors_of(part: dict) -> Iterator[Tensor]:
         yield from (value for value in state.values() if torch.is_tensor(value))
 
 
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 @resharding.requires("every new tensor has memory of its own", needs_earlier=True)
 def _(answer, draw):
-    parameters, states = _wholes(draw)
-    before, after = draw.sample((2, 3, 4), 2)
-    old = _checkpoint(parameters, states, before)
-    tensors = [tensor for part in answer(old, after) for tensor in _tensors_of(part)]
-    taken = {tensor.untyped_storage().data_ptr() for part in old for tensor in _tensors_of(part)}
-    for tensor in tensors:
-        place = tensor.untyped_storage().data_ptr()
-        if larger_than_itself(tensor) or place in taken:
-            raise Wrong("a-view", expected="memory of exactly its size", got="shared memory")
-        taken.add(place)
+    before, other = draw.sample((2, 3, 4), 2)
+    for after in (other, before, 1):
+        old = _checkpoint(*_wholes(draw), before)
+        new = answer(old, after)
+        taken = {_memory(tensor) for part in old for tensor in _tensors_of(part)}
+        for tensor in (tensor for part in new for tensor in _tensors_of(part)):
+            if larger_than_itself(tensor) or _memory(tensor) in taken:
+                raise Wrong("a-view", expected="memory of exactly its size", got="shared memory")
+            taken.add(_memory(tensor))
 
 
 @resharding.requires("what is not a whole checkpoint is refused with a ValueError")
 def _(answer, draw):
     ranks = draw.integer(4, 6)
     last = ranks - 1
-    parts, other = (_checkpoint(*_wholes(draw), n) for n in (ranks, last))
-    gone = draw.integer(1, last - 1)
-    _check_refused(answer, [p for p in parts if p["rank"] != gone], "missing-rank", gone)
-    _check_refused(answer, parts[:last], "missing-rank", last)
-    _check_refused(answer, [*parts[:last], parts[0]], "twice", last)
-    _check_refused(answer, [*parts, parts[gone]], "twice", None)
-    _check_refused(answer, [*other, parts[last]], "twice", None)
+    wholes = _wholes(draw)
+    parts, other = (_checkpoint(*wholes, n) for n in (ranks, last))
+    gone, lost = draw.sample(range(1, last), 2)
+    without = {rank: [p for p in parts if p["rank"] != rank] for rank in (gone, lost)}
+    said = [_refusal(answer, without[rank], "missing-rank", rank) for rank in (gone, lost)]
+    if said[0] == said[1]:  # as one that lists all ranks there should be
+        expected = f"another message without rank {gone} than without rank {lost}"
+        raise Wrong("error-without-rank", expected=expected, got=said[0])
+    _refusal(answer, parts[:last], "missing-rank", last)
+    _refusal(answer, [*parts[:last], parts[0]], "twice", last)
+    _refusal(answer, [*parts, parts[gone]], "twice", None)
+    _refusal(answer, [*other, parts[last]], "twice", None)
+    _refusal(answer, [*parts[:gone], other[gone], *parts[gone + 1 :]], "twice", None)
+    _refusal(answer, [], "missing-rank", None)
 
 
 @resharding.requires(
@@ -336,16 +346,20 @@ def _(answer, draw):
     _check_reshard(answer, draw, before, after, dtype=torch.bfloat16)
 
 
-def _check_refused(answer, parts: list[dict], slug: str, missing: int | None) -> None:
+def _refusal(answer, parts: list[dict], slug: str, missing: int | None) -> str:
+    """The message with which `parts` are refused, to two ranks as to as many as there are parts."""
     there = [part["rank"] for part in parts]
     expected = f"a ValueError, where the ranks {there} are there"
-    try:
-        answer(parts, 2)
-    except ValueError as error:
-        if missing is not None and str(missing) not in re.findall(r"\d+", str(error)):
-            expected = f"a message that names rank {missing}"
-            raise Wrong("error-without-rank", expected=expected, got=str(error)) from None
-        return
-    except Exception as error:  # noqa: BLE001 - which one it is, is the question
-        raise Wrong("other-error", expected=expected, got=type(error).__name__) from None
-    raise Wrong(slug, expected=expected, got="no exception")
+    for world_size in (len(parts) or 1, 2):
+        try:
+            answer(copy.deepcopy(parts), world_size)
+        except ValueError as error:
+            said = str(error)
+        except Exception as error:  # noqa: BLE001 - which one it is, is the question
+            raise Wrong("other-error", expected=expected, got=type(error).__name__) from None
+        else:
+            raise Wrong(slug, expected=expected, got="no exception")
+    if missing is not None and str(missing) not in re.findall(r"\d+", said):
+        expected = f"a message that names rank {missing}"
+        raise Wrong("error-without-rank", expected=expected, got=said)
+    return said

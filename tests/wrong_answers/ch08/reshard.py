@@ -9,7 +9,7 @@ from tests.wrong_answers import right, wrong
 
 def _whole_checkpoint(parts):
     ordered = sorted(parts, key=lambda part: part["rank"])
-    n = ordered[0]["world_size"]
+    n = ordered[0]["world_size"] if ordered else 1
     there = {part["rank"] for part in ordered}
     missing = [rank for rank in range(n) if rank not in there]
     if missing or len(ordered) != n or any(part["world_size"] != n for part in ordered):
@@ -384,3 +384,69 @@ def takes_one_element_for_a_number(checkpoints, world_size):
             return super().again(torch.Size() if single else shape, values, n)
 
     return Counting()(checkpoints, world_size)
+
+
+@right("8.5")
+def looks_at_the_parts_one_by_one(checkpoints, world_size):
+    found = {}
+    for part in checkpoints:
+        found.setdefault(part["world_size"], {}).setdefault(part["rank"], []).append(part)
+    if len(found) != 1:
+        raise ValueError(f"parts of runs on {sorted(found)} ranks; of none, rank 0 is missing")
+    [(n, by_rank)] = found.items()
+    for rank in range(n):
+        if rank not in by_rank:
+            raise ValueError(f"rank {rank} of {n} is not there")
+    if any(len(same_rank) > 1 for same_rank in by_rank.values()) or len(by_rank) > n:
+        raise ValueError("more parts than ranks")
+    return _Resharding()(checkpoints, world_size)
+
+
+@wrong("8.5", names="twice")
+def looks_at_one_world_size(checkpoints, world_size):
+    class Trusting(_Resharding):
+        def order(self, parts):
+            n = min((part["world_size"] for part in parts[:1]), default=1)
+            return _whole_checkpoint([{**part, "world_size": n} for part in parts])
+
+    return Trusting()(checkpoints, world_size)
+
+
+@wrong("8.5", names="other-error")
+def expects_a_first_part(checkpoints, world_size):
+    assert checkpoints[0]["shapes"]
+    return _Resharding()(checkpoints, world_size)
+
+
+@wrong("8.5", names="a-view")
+def hands_the_same_parts_back(checkpoints, world_size):
+    whole = _whole_checkpoint(checkpoints)
+    return whole if world_size == len(whole) else _Resharding()(checkpoints, world_size)
+
+
+@wrong("8.5", names="missing-rank")
+def copies_as_many_as_there_are(checkpoints, world_size):
+    """Nothing to do for as many ranks as before, it thinks, before it has looked at the parts."""
+    if world_size == len(checkpoints):
+        return copy.deepcopy(sorted(checkpoints, key=lambda part: part["rank"]))
+    return _Resharding()(checkpoints, world_size)
+
+
+@wrong("8.5", names="a-view")
+def cuts_nothing_for_one_rank(checkpoints, world_size):
+    class Whole(_Resharding):
+        def again(self, shape, values, n):
+            if n == 1 and _is_cut(shape, values[0]):
+                return [torch.cat(values)[: shape.numel()]]
+            return super().again(shape, values, n)
+
+    return Whole()(checkpoints, world_size)
+
+
+@wrong("8.5", names="error-without-rank")
+def says_which_there_should_be(checkpoints, world_size):
+    try:
+        return _Resharding()(checkpoints, world_size)
+    except ValueError:
+        n = max((part["world_size"] for part in checkpoints), default=1)
+        raise ValueError(f"asked are the parts of the ranks {list(range(n))}") from None
