@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from course_utils.authoring import Exercise, Wrong, expect, expect_type, same
 from course_utils.exercises.ch08.shared import drawn_tensors, shard_size
@@ -40,8 +41,12 @@ layout = Exercise(
         "padded-in-front": "The zeros are in front. The tensors come first, the padding at the end.",
         "strided": "Each rank gets every n-th element. Asked are consecutive ones: n equal pieces of the "
         "vector, one after the other.",
+        "padding-returned": "The zeros at the end come out as part of the last tensor. `unflatten` gives each "
+        "tensor as many elements as its shape has, and leaves the rest.",
         "too-few-shards": "There are not as many shards as ranks. `chunk` and `split` round up, and may "
         "give fewer pieces than you asked for.",
+        "shard-sizes": "A shard has more or fewer elements than `shard_size`. Shards are equal pieces of the "
+        "whole vector, one for each rank, with its zeros.",
         "shards-copied": "A shard is a copy. What an all-gather writes into the shards must be in the "
         "vector.",
         "tensors-copied": "What comes out is a copy. `unflatten` returns views: what is written into the "
@@ -50,12 +55,18 @@ layout = Exercise(
         "is a new one.",
         "buffer-kept": "Two calls of `flatten` return the same memory: the second overwrites what the first has "
         "returned. Make a new vector in each.",
-        "input-changed": "`flatten` has changed what was handed in: the tensors, as `a.copy_(b)` writes into "
-        "`a`, or the list of them.",
+        "last-flatten": "`shards` or `unflatten` goes by what the last `flatten` has noted. The shapes alone tell "
+        "where everything lies, and the vector is the argument: an all-gather fills one that no "
+        "`flatten` has made.",
+        "input-changed": "You have changed what was handed in: the tensors, as `a.copy_(b)` writes into "
+        "`a`, the list of them, or that of the shapes.",
         "dtype-lost": "The vector has another dtype than the tensors.",
+        "device-lost": "The zeros are on another device than the tensors: `torch.zeros` makes them on the "
+        "CPU. A vector of GPU's tensors belongs on that GPU.",
         "not-contiguous": "A tensor that is not contiguous, such as a transposed one, has no flat view. "
         "Row-major order is that of its indices: `flatten()` and `copy_` know it.",
         "scalars": "A tensor without dimensions has the shape () and one element.",
+        "no-elements": "A shape may have a 0 in it. Such a tensor has no elements, and takes no place.",
         "dimensions-left-out": "A shape may have any number of dimensions: its elements are the product of all "
         "of them, which is `shape.numel()`.",
     },
@@ -67,7 +78,21 @@ def _sizes(shapes: list[tuple[int, ...]]) -> list[int]:
 
 
 def _laid_out(answer, shapes: list[tuple[int, ...]], ranks: int):
-    return answer([torch.Size(shape) for shape in shapes], ranks)
+    handed = [torch.Size(shape) for shape in shapes]
+    made = answer(handed, ranks)
+    if len(handed) != len(shapes):
+        got = f"{len(handed)} shapes in it"
+        raise Wrong("input-changed", expected=f"the list of {len(shapes)} shapes", got=got)
+    return made
+
+
+class _EmptyIsNaN(TorchFunctionMode):
+    """Within the block, memory from `torch.empty` holds NaN, and not by chance zeros."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        new = getattr(function, "__name__", "").removeprefix("new_").startswith("empty")
+        return made.fill_(math.nan) if new and made.is_floating_point() else made
 
 
 def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
@@ -103,19 +128,22 @@ def _check_layout(answer, tensors: list[Tensor], ranks: int) -> None:
     shards = made.shards(flat)
     expect_type(shards, (list, tuple))
     likely = {
-        "too-few-shards": lambda got: len(got) != ranks,
+        "too-few-shards": lambda got: len(got) < ranks,
         "strided": [flat[rank::ranks] for rank in range(ranks)],
+        "shard-sizes": lambda got: any(len(shard) != size for shard in got),
     }
     expect(list(shards), list(flat.view(ranks, size)), each="rank", likely=likely)
     back = made.unflatten(flat)
     expect_type(back, (list, tuple))
-    expect(list(back), tensors, each="tensor", what="unflatten")
+    likely = {"padding-returned": lambda got: got[-1].numel() > sizes[-1]}
+    expect(list(back), tensors, each="tensor", what="unflatten", likely=likely)
 
 
 def _check_shard_size(got, shapes: list[tuple[int, ...]], ranks: int) -> None:
     sizes = _sizes(shapes)
     total = sum(sizes)
     likely = {
+        "no-elements": 0 in sizes and shard_size(total + sizes.count(0), ranks),
         "rounded-down": total % ranks > 0 and total // ranks,
         "padded-each": sum(shard_size(size, ranks) for size in sizes),
         "padded-too-much": lambda got: got > shard_size(total, ranks),
@@ -130,22 +158,24 @@ def _(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(ranks, 3), (2, 2, ranks), (ranks,)]), ranks)
 
 
-@layout.requires("tensors that do not divide are padded once, with zeros, at the end")
+@layout.requires("tensors that do not divide are padded once, with zeros, at the end", at_home=True)
 def _(answer, draw):
-    torch.empty(1000).fill_(math.nan)  # what torch.empty gets next is less often zero
     # each tensor has one element more than divides: to pad each by itself makes another size
     awkward = [([(3, 7), (5,), (1, 3, 3)], 4), ([(3, 7), (11,), (2, 1, 3)], 5)]
     shapes, ranks = draw.choice([*awkward, ([(5, 5), (7,), (13, 1)], 6)])
-    _check_layout(answer, drawn_tensors(draw, shapes), ranks)
-    _check_layout(answer, drawn_tensors(draw, [(draw.choice((2, 4, 5)), 3), (5,)]), 7)
-    _check_layout(answer, drawn_tensors(draw, [(2, 3), (1,)]), 5)  # the last shard is padding only
+    with _EmptyIsNaN():
+        _check_layout(answer, drawn_tensors(draw, shapes), ranks)
+        _check_layout(answer, drawn_tensors(draw, [(draw.choice((2, 4, 5)), 3), (5,)]), 7)
+        # the last shard is padding only
+        _check_layout(answer, drawn_tensors(draw, [(2, 3), (1,)]), 5)
 
 
 @layout.requires("shards and tensors are views into the vector, and the vector is new")
 def _(answer, draw):
     tensors = drawn_tensors(draw, [(3, draw.integer(4, 6)), (7,)])
     shapes = [tuple(tensor.shape) for tensor in tensors]
-    made = _laid_out(answer, shapes, draw.integer(3, 5))
+    ranks = draw.integer(3, 5)
+    made = _laid_out(answer, shapes, ranks)
     flat = made.flatten(tensors)
     places = made.unflatten(flat)
     if any(t.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr() for t in places):
@@ -164,10 +194,32 @@ def _(answer, draw):
         raise Wrong("flatten-aliases", expected="a vector with memory of its own", got=got)
 
 
-@layout.requires("more ranks than elements", failures={"exception": "too-few-shards"})
+@layout.requires(
+    "a vector that no `flatten` has made",
+    needs_earlier=True,
+    failures={"AttributeError": "last-flatten", "TypeError": "last-flatten"},
+)
+def _(answer, draw):
+    shapes, ranks = [(draw.integer(2, 4), 5), (3,)], draw.integer(3, 5)
+    used = _laid_out(answer, shapes, ranks)
+    used.flatten(drawn_tensors(draw, shapes))
+    flat = draw.tensor(ranks * shard_size(sum(_sizes(shapes)), ranks))
+    parts = flat[: sum(_sizes(shapes))].split(_sizes(shapes))
+    expected = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    for made in (used, _laid_out(answer, shapes, ranks)):
+        likely = {"last-flatten": True}
+        tensors, shards = list(made.unflatten(flat)), list(made.shards(flat))
+        expect(tensors, expected, each="tensor", what="unflatten", likely=likely)
+        expect(shards, list(flat.view(ranks, -1)), each="rank", what="shards", likely=likely)
+
+
+@layout.requires(
+    "more ranks than elements, and tensors without any", failures={"exception": "too-few-shards"}
+)
 def _(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(2, 1)]), draw.integer(3, 6))
     _check_layout(answer, drawn_tensors(draw, [(1, 2), (draw.integer(1, 3),)]), 7)
+    _check_layout(answer, drawn_tensors(draw, [(2, 4), (0, draw.integer(2, 4)), (4,)]), 4)
 
 
 @layout.requires("a tensor without dimensions, and one rank", failures={"exception": "scalars"})
@@ -183,3 +235,18 @@ def _(answer, draw):
     ranks = draw.integer(2, 4)
     _check_layout(answer, drawn_tensors(draw, [(3, 4), (5,)], torch.bfloat16), ranks)
     _check_layout(answer, [draw.tensor(3, 4).T, draw.tensor(6)[::2]], ranks)
+
+
+@layout.requires(
+    "the vector is on the tensors' device",
+    at_home=True,
+    failures={"device meta": "device-lost", "of meta tensor": "device-lost"},
+)
+def _(answer, draw):
+    tensors = drawn_tensors(draw, [(3, 4), (draw.integer(2, 6),)])
+    made = _laid_out(answer, [tuple(tensor.shape) for tensor in tensors], 5)
+    with torch.device("meta"):  # what names no device comes here, as beside a GPU to the CPU
+        flat = made.flatten(tensors)
+    expect_type(flat, Tensor)
+    if flat.device != tensors[0].device:
+        raise Wrong("device-lost", expected="the tensors' device", got="PyTorch's default device")

@@ -184,3 +184,107 @@ class MultipliesTheShape(JoinsAndPads):
             tensors.append(flat[start : start + size].view(shape))
             start += size
         return tensors
+
+
+@right("8.3")
+class KeepsWhereEachBegins:
+    def __init__(self, shapes, world_size):
+        self.places, self.total, self.ranks = [], 0, world_size
+        for shape in shapes:
+            self.places.append((self.total, shape))
+            self.total += shape.numel()
+
+    @property
+    def shard_size(self):
+        return math.ceil(self.total / self.ranks)
+
+    def flatten(self, tensors):
+        flat = tensors[0].new_zeros(self.ranks * self.shard_size)
+        parts = [tensor.contiguous().view(-1) for tensor in tensors]
+        torch.cat(parts, out=flat[: self.total])
+        return flat
+
+    def shards(self, flat):
+        return list(flat.tensor_split(self.ranks))
+
+    def unflatten(self, flat):
+        strides = [torch.empty(shape, device="meta").stride() for _, shape in self.places]
+        return [
+            flat.as_strided(shape, stride, flat.storage_offset() + begin)
+            for (begin, shape), stride in zip(self.places, strides, strict=True)
+        ]
+
+
+@wrong("8.3", names="last-flatten")
+class NotesThePadding(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = super().flatten(tensors)
+        self.end = sum(tensor.numel() for tensor in tensors)
+        return flat
+
+    def unflatten(self, flat):
+        return super().unflatten(flat[: self.end])
+
+
+@wrong("8.3", names="last-flatten")
+class CutsTheLastVector(JoinsAndPads):
+    def flatten(self, tensors):
+        self.flat = super().flatten(tensors)
+        return self.flat
+
+    def unflatten(self, flat):
+        return super().unflatten(self.flat)
+
+
+@wrong("8.3", names="device-lost")
+class FillsAVectorOnTheCPU(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = torch.zeros(self.n * self.shard_size, dtype=tensors[0].dtype)
+        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
+            place.copy_(tensor)
+        return flat
+
+
+@wrong("8.3", names="device-lost")
+class JoinsZerosOfTheCPU(JoinsAndPads):
+    def flatten(self, tensors):
+        padding = torch.zeros(self.n * self.shard_size - self.total, dtype=tensors[0].dtype)
+        return torch.cat([*(tensor.reshape(-1) for tensor in tensors), padding])
+
+
+@wrong("8.3", names="no-elements")
+class GivesEveryTensorAPlace(JoinsAndPads):
+    def __init__(self, shapes, world_size):
+        super().__init__(shapes, world_size)
+        self.total = sum(math.prod(shape) or 1 for shape in self.shapes)
+        self.shard_size = math.ceil(self.total / world_size)
+
+
+@wrong("8.3", names="input-changed")
+class AppendsAShapeForThePadding(JoinsAndPads):
+    def __init__(self, shapes, world_size):
+        super().__init__(shapes, world_size)
+        if missing := self.n * self.shard_size - self.total:
+            shapes.append(torch.Size([missing]))
+
+
+@wrong("8.3", names="padding-not-zero")
+class TakesEmptyMemory(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = tensors[0].new_empty(self.n * self.shard_size)
+        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
+            place.copy_(tensor)
+        return flat
+
+
+@wrong("8.3", names="shard-sizes")
+class SplitsIntoRoundedDown(JoinsAndPads):
+    def shards(self, flat):
+        return list(flat.split(max(1, self.total // self.n)))
+
+
+@wrong("8.3", names="padding-returned")
+class LastOneGetsTheRest(JoinsAndPads):
+    def unflatten(self, flat):
+        *tensors, last = super().unflatten(flat)
+        return [*tensors, flat[self.total - last.numel() :]]
