@@ -52,9 +52,11 @@ sharding = Exercise(
         "dropped": "The last samples are left out, as with `drop_last=True`. Lengthen the order "
         "instead of cutting it.",
         "padded-once": "For a dataset smaller than the number of ranks the order has to be repeated "
-        "more than once.",
+        "more than once, as often as it takes.",
         "empty-dataset": "A dataset without samples has no indices to share out: return an empty "
         "list on every rank.",
+        "order-kept": "A call has the order of an earlier call, though the epoch is another one: what you keep "
+        "between calls must depend on length, seed and epoch.",
         "global-generator": "The notebook's own random numbers have changed: `torch.manual_seed` "
         "sets the generator that everybody uses. Make a `torch.Generator` of your own.",
         "not-a-list": "Return a list of ints; of a tensor, `tolist()` makes one.",
@@ -131,7 +133,8 @@ def _ranks_disagree(got: list[list[int]], length: int, ranks: int) -> bool:
     return sizes == {math.ceil(length / ranks)} and len({i for part in got for i in part}) < length
 
 
-def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> None:
+def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int, likely=None) -> None:
+    """`likely` are mistakes that come before the others."""
     with called(DistributedSampler.__init__, DistributedSampler.__iter__) as forbidden:
         got = [answer(length, rank, ranks, epoch, seed) for rank in range(ranks)]
     if forbidden:
@@ -141,14 +144,15 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int) -> Non
         for index in part:
             expect_type(index, int, likely="not-a-list")
     small = length < ranks
-    likely = {} if small else _sharding_mistakes(length, ranks, epoch, seed)
+    likely = (likely or {}) | ({} if small else _sharding_mistakes(length, ranks, epoch, seed))
     expected = _sampler(length, ranks, epoch, seed)
-    if small:
-        likely["padded-once"] = sum(map(len, got)) < ranks * math.ceil(length / ranks)
     what = f"{length} samples, world size {ranks}, epoch {epoch}, seed {seed}"
     if ranks > 1:
         shifted = got[:-1] == expected[1:] or got[1:] == expected[:-1]
         likely = {"ranks-from-one": shifted, **likely}
+    if small:
+        too_few = sum(map(len, got)) < ranks * math.ceil(length / ranks)
+        likely = {"padded-once": too_few, **likely}
     expect(got, expected, each="rank", what=what, likely=likely)
 
 
@@ -163,6 +167,10 @@ def _(answer, draw):
     ranks = draw.integer(2, 4)
     for epoch in (1, draw.integer(2, 9)):
         _check_shards(answer, ranks * draw.integer(5, 9), ranks, epoch, draw.integer(1, 99))
+    length, seed = ranks * draw.integer(10, 14), draw.integer(1, 99)
+    kept = {"order-kept": _sampler(length, ranks, 0, seed)}
+    for epoch in (0, draw.integer(1, 9)):  # the same dataset again
+        _check_shards(answer, length, ranks, epoch, seed, kept if epoch else {})
 
 
 @sharding.requires("a dataset that does not divide by the number of ranks")
@@ -190,6 +198,7 @@ def _(answer, draw):
 
 @sharding.requires("the notebook's own random numbers stay as they are", at_home=True)
 def _(answer, draw):
+    torch.rand(3)  # the state is not that of a fresh seed, which seeding once more would bring back
     before = torch.get_rng_state()
     answer(draw.integer(8, 12), 1, 2, draw.integer(0, 9), draw.integer(1, 99))
     if not torch.equal(torch.get_rng_state(), before):

@@ -165,3 +165,28 @@ def takes_the_remainder(length, rank, world_size, epoch, seed):
 def asks_a_group_that_may_be_there(length, rank, world_size, epoch, seed):
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     return _padded(_shuffled(length, seed + epoch), world_size)[rank::world_size]
+
+
+_kept = {"of": None}
+
+
+@wrong("3.3", names="order-kept")
+def keeps_the_order_of_a_dataset(length, rank, world_size, epoch, seed):
+    if _kept["of"] != (length, seed):
+        _kept.update({"of": (length, seed), "order": _shuffled(length, seed + epoch)})
+    return _padded(_kept["order"], world_size)[rank::world_size]
+
+
+@wrong("3.3", names="global-generator")
+def seeds_everybody_as_before(length, rank, world_size, epoch, seed):
+    before = torch.initial_seed()
+    torch.manual_seed(seed + epoch)
+    order = torch.randperm(length).tolist()
+    torch.manual_seed(before)
+    return _padded(order, world_size)[rank::world_size]
+
+
+@wrong("3.3", names="padded-once")
+def repeats_three_times(length, rank, world_size, epoch, seed):
+    order = _shuffled(length, seed + epoch) * 3
+    return order[: math.ceil(length / world_size) * world_size][rank::world_size]
