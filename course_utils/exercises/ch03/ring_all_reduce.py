@@ -1,5 +1,6 @@
 """Exercise 3.2, `ring_all_reduce`: what it asks for, and how it is checked."""
 
+import contextlib
 import math
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from course_utils.authoring import Exercise, OwnPart, Wrong, expect, run
-from course_utils.authoring.ranks import come_late, following
+from course_utils.authoring.ranks import UsedEarly, come_late, following
 from course_utils.hardware import device
 from course_utils.trace import Call, Trace
 
@@ -68,6 +69,12 @@ ring = Exercise(
         "chunk-sizes": "A rank receives a chunk of another size than was sent. Chunks may differ by "
         "one element: make the buffer like the chunk that arrives, chunk (r - s - 1) mod n in step "
         "s.",
+        "first-dimension": "You cut the tensor along its first dimension, which may be missing, or have a "
+        "single row. Chunks are made of elements, whatever the shape: lay the tensor flat first.",
+        "uneven-chunks": "Some chunks are more than one element larger than others, and in every step the "
+        "ring waits for the largest. `tensor_split` shares the elements out evenly.",
+        "leaves-early": "A rank leaves because of what is in its own tensor, and its neighbours wait for it. "
+        "Every rank takes every step: the others may have something to add.",
         "short-wrong": "The ring works for long tensors only: with fewer elements than ranks, some "
         "chunks are empty.",
         "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `contiguous` "
@@ -77,6 +84,8 @@ ring = Exercise(
         "dtype-lost": "The buffer that you receive into has the wrong dtype: `torch.empty` makes "
         "float32. `torch.empty_like` takes the tensor's own.",
         "rounded": "Large integers come back rounded: somewhere the sum was made in floating point.",
+        "sent-as-another": "You send another dtype than the tensor's, and with it more bytes or fewer. Sum in "
+        "the tensor's own dtype.",
         "whole-tensor": "You send the whole tensor in every step: (n-1) times the tensor. Cut it "
         "into n chunks.",
         "through-one-rank": "One rank sends far more than the others: everything passes through it. "
@@ -100,21 +109,32 @@ ring = Exercise(
 
 @dataclass(frozen=True)
 class _Summed:
-    """The tensors of a rank after each call, and the messages that nobody waited for."""
+    """The tensors of a rank after each call, the messages that nobody waited for, and those whose
+    tensor was used before somebody did."""
 
     tensors: list[Tensor]
     unwaited: list[str]
+    early: list[str]
 
 
-def _summed(rank, answer, own: list[Tensor], columns: bool = False) -> _Summed:
+def _summed(rank, answer, own: list[Tensor], columns: bool = False, watched=False) -> _Summed:
     """Hands in the rank's tensor of each case; with `columns`, every second column of it, which is
-    a view that is not contiguous."""
+    a view that is not contiguous. `watched` says whether to look for what is used early."""
     tensors = [tensor.to(device()) for tensor in own]
     come_late(rank)
     with following() as sent:
-        for tensor in tensors:
-            answer(tensor[:, ::2] if columns else tensor)
-    return _Summed(tensors, sent.unwaited)
+        with UsedEarly(sent) if watched else contextlib.nullcontext() as used:
+            for tensor in tensors:
+                answer(tensor[:, ::2] if columns else tensor)
+        early = used.kinds if used else []
+    return _Summed(tensors, sent.unwaited, early)
+
+
+def _used_early(answer, tensors: list[Tensor]) -> bool:
+    """Whether a message's tensor is used before it has come. It takes a run of its own, since to
+    look for it takes seconds, and only a wrong sum asks."""
+    own = OwnPart([[tensor] for tensor in tensors])
+    return any(report.early for report in run(_summed, len(tensors), answer, own, False, True))
 
 
 def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[list[Tensor]]:
@@ -128,10 +148,15 @@ def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[
     return [list(tensors) for tensors in zip(*(report.tensors for report in reports), strict=True)]
 
 
-def _traced_sum(rank, answer, own: Tensor) -> list[Call]:
-    with Trace() as trace:
-        answer(own.to(device()))
-    return trace.record().calls
+def _traced_sums(rank, answer, own: list[Tensor], columns: list[bool]) -> list[list[Call]]:
+    """The calls for the rank's tensor of each case; for every second column of it, if `columns`."""
+    reports = []
+    for tensor, strided in zip(own, columns, strict=True):
+        tensor = tensor.to(device())
+        with Trace() as trace:
+            answer(tensor[:, ::2] if strided else tensor)
+        reports.append(trace.record().calls)
+    return reports
 
 
 def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
@@ -145,6 +170,7 @@ def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
             "mean-not-sum": [total / ranks] * ranks,
             "sums-overwritten": _of_one_rank(got, tensors),
             "added-again": _added_again(got, tensors),
+            "not-waited": lambda _, tensors=tensors: _used_early(answer, tensors),
             "no-all-gather": _complete_somewhere(got, total),
         }
         extra = {slug: fits(got, tensors) for slug, fits in (mistaken or {}).items()}
@@ -171,13 +197,17 @@ def _added_again(got: list[Tensor], tensors: list[Tensor]) -> bool:
 
 
 def _remainder_left(got: list[Tensor], tensors: list[Tensor]) -> bool:
-    rest = len(tensors[0]) % len(tensors)
-    done = len(tensors[0]) - rest
+    rest = tensors[0].numel() % len(tensors)
+    done = tensors[0].numel() - rest
     total = sum(tensors)
     pairs = zip(got, tensors, strict=True)
-    return rest > 0 and all(
-        torch.equal(g[:done], total[:done]) and torch.equal(g[done:], own[done:])
-        for g, own in pairs
+    return (
+        rest > 0
+        and tensors[0].dim() > 0
+        and all(
+            torch.equal(g[:done], total[:done]) and torch.equal(g[done:], own[done:])
+            for g, own in pairs
+        )
     )
 
 
@@ -216,6 +246,9 @@ def _(answer, draw):
 @ring.requires(
     "tensors with fewer elements than ranks, and with none",
     failures={
+        "1-dimensional tensor": "first-dimension",
+        "0-d tensor": "first-dimension",
+        "has no dimensions": "first-dimension",
         "raised IndexError": "too-few-chunks",
         "exception": "short-wrong",
         "timeout": "short-wrong",
@@ -224,6 +257,7 @@ def _(answer, draw):
 def _(answer, draw):
     ranks = draw.integer(3, 4)
     cases = [[draw.whole(length) for _ in range(ranks)] for length in (ranks - 1, 1, 0)]
+    cases.append([draw.whole(1).view(()) for _ in range(ranks)])
     _check_sums(answer, cases, {"remainder-lost": _remainder_left})
 
 
@@ -263,32 +297,49 @@ def _(answer, draw):
         expect(got, [total] * ranks, each="rank", tolerance=tolerance, likely=likely)
 
 
-@ring.requires("every rank sends 2(n-1)/n of the tensor's bytes, point to point")
+@ring.requires(
+    "every rank sends 2(n-1)/n of the tensor's bytes, point to point",
+    failures=dict.fromkeys((" in recv", "timeout"), "leaves-early"),
+)
 def _(answer, draw):
     first = draw.integer(3, 4)
-    for ranks, remainder in ((first, 0), (7 - first, 0), (3, 1)):
-        length = ranks * draw.integer(20, 40) + remainder
-        tensors = [draw.whole(length) for _ in range(ranks)]
-        _check_traffic(run(_traced_sum, ranks, answer, OwnPart(tensors)), length)
+    for ranks in (first, 7 - first):
+        length, pairs = ranks * draw.integer(20, 40), draw.integer(20, 30)
+        shapes = [(length,), (length + 1,), (length - 1,), (1, length), (ranks - 1,)]
+        shapes += [(3, 2 * pairs), (length,)]
+        columns = [False] * 5 + [True, False]
+        cases = [[draw.whole(*shape) for _ in range(ranks)] for shape in shapes]
+        cases[-1][draw.integer(0, ranks - 1)].zero_()  # the others have something to add
+        own = OwnPart([*zip(*cases, strict=True)])
+        reports = run(_traced_sums, ranks, answer, own, columns)
+        for shape, strided, calls in zip(shapes, columns, zip(*reports, strict=True), strict=True):
+            length = math.prod(shape) // (2 if strided else 1)
+            _check_traffic([*calls], length, rows=len(shape) > 1 and not strided)
 
 
-def _check_traffic(calls: list[list[Call]], length: int) -> None:
-    """Raises Wrong unless every rank sent 2(n-1) chunks of `length` / n float32, up to padding."""
+def _check_traffic(calls: list[list[Call]], length: int, rows: bool) -> None:
+    """Raises Wrong unless every rank sent 2(n-1) chunks of `length` / n float32, up to padding.
+    `rows` says that the tensor has a single row."""
     ranks = len(calls)
     others = {call.op for own in calls for call in own} - {"send", "recv"}
     if others:
         raise Wrong("built-in-collective", expected="send and recv", got=", ".join(sorted(others)))
+    dtypes = {call.dtype for own in calls for call in own} - {"float32"}
+    if dtypes:
+        got = f"{', '.join(sorted(dtypes))} on the way"
+        raise Wrong("sent-as-another", expected="float32, as the tensor", got=got)
     sent = [sum(call.bytes for call in own if call.sends) for own in calls]
+    messages = {call.bytes for own in calls for call in own if call.sends}
     steps, size = 2 * (ranks - 1), 4
-    low, high = steps * (length // ranks) * size, steps * math.ceil(length / ranks) * size
+    smallest, largest = length // ranks * size, math.ceil(length / ranks) * size
+    low, high = steps * smallest, steps * largest
     if all(low <= bytes <= high for bytes in sent):
-        receivers = [{call.ranks[1] for call in own if call.sends} for own in calls]
-        if max(map(len, receivers)) > 1:
-            expected = "messages to one neighbour"
-            raise Wrong("not-a-ring", expected=expected, got=f"messages to {receivers}")
+        _check_messages(calls, smallest, largest, length * size)
         return
     mistakes = {
+        "first-dimension": rows and messages == {0, length * size},
         "whole-tensor": all(bytes >= (ranks - 1) * length * size for bytes in sent),
+        "uneven-chunks": max(messages) - min(messages) > size and len(messages) < ranks,
         "through-one-rank": max(sent) >= 2 * max(1, min(sent)),
         "sent-too-little": max(sent) < low,
         "sent-too-much": True,
@@ -298,3 +349,16 @@ def _check_traffic(calls: list[list[Call]], length: int) -> None:
         expected=f"{low} bytes from each of {ranks} ranks" if low == high else f"{low} to {high}",
         got=f"{sent}, for a tensor of {length * size} bytes",
     )
+
+
+def _check_messages(calls: list[list[Call]], smallest: int, largest: int, whole: int) -> None:
+    """Raises Wrong unless a rank sends to one other, chunks between these two sizes, in bytes."""
+    receivers = [{call.ranks[1] for call in own if call.sends} for own in calls]
+    if max(map(len, receivers)) > 1:
+        expected = "messages to one neighbour"
+        raise Wrong("not-a-ring", expected=expected, got=f"messages to {receivers}")
+    messages = sorted({call.bytes for own in calls for call in own if call.sends})
+    if any(not smallest <= bytes <= largest for bytes in messages):
+        slug = "whole-tensor" if messages == [whole] else "uneven-chunks"
+        expected = f"chunks of {smallest} to {largest} bytes"
+        raise Wrong(slug, expected=expected, got=f"chunks of {messages} bytes")

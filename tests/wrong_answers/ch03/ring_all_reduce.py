@@ -355,3 +355,115 @@ def everybody_writes_to_everybody(tensor):
     for work in works:
         work.wait()
     tensor.copy_(flat.view_as(tensor))
+
+
+@wrong("3.2", names="first-dimension")
+def cuts_rows(tensor):
+    rank, n, *_ = neighbours()
+    whole = tensor.contiguous()
+    chunks = whole.tensor_split(n)
+    _go_round(chunks, n - 1, rank, add=True)
+    _go_round(chunks, n - 1, rank + 1, add=False)
+    tensor.copy_(whole)
+
+
+@wrong("3.2", names="first-dimension")
+def cuts_rows_of_what_has_some(tensor):
+    cuts_rows(tensor if tensor.dim() > 0 else tensor.view(1))
+
+
+def _ring_of(cut):
+    def sums(tensor):
+        rank, n, *_ = neighbours()
+        flat = tensor.contiguous().view(-1)
+        chunks = cut(flat, n)
+        _go_round(chunks, n - 1, rank, add=True)
+        _go_round(chunks, n - 1, rank + 1, add=False)
+        tensor.copy_(flat.view_as(tensor))
+
+    return sums
+
+
+@wrong("3.2", names="uneven-chunks")
+def gives_the_rest_to_the_last_chunk(tensor):
+    def cut(flat, n):
+        size = len(flat) // n
+        return [flat[i * size : (i + 1) * size if i < n - 1 else None] for i in range(n)]
+
+    _ring_of(cut)(tensor)
+
+
+@wrong("3.2", names="uneven-chunks")
+def rounds_the_size_up(tensor):
+    def cut(flat, n):
+        size = math.ceil(len(flat) / n)
+        return [flat[i * size : (i + 1) * size] for i in range(n)]
+
+    _ring_of(cut)(tensor)
+
+
+@wrong("3.2", names="built-in-collective")
+def calls_all_reduce_for_a_few(tensor):
+    if tensor.numel() < dist.get_world_size():
+        calls_all_reduce(tensor)
+    else:
+        ring_in_two_loops(tensor)
+
+
+@wrong("3.2", names="built-in-collective")
+def calls_all_reduce_of_a_copy(tensor):
+    if tensor.is_contiguous():
+        ring_in_two_loops(tensor)
+    else:
+        calls_all_reduce(tensor)
+
+
+@wrong("3.2", names="whole-tensor")
+def sends_a_few_whole(tensor):
+    if tensor.numel() < dist.get_world_size():
+        sends_everything_round(tensor)
+    else:
+        ring_in_two_loops(tensor)
+
+
+@wrong("3.2", names="leaves-early")
+def has_nothing_to_add(tensor):
+    if tensor.numel() == 0 or tensor.any():
+        ring_in_two_loops(tensor)
+
+
+@wrong("3.2", names="sent-as-another")
+def sums_in_double_precision(tensor):
+    double = tensor.double()
+    ring_in_two_loops(double)
+    tensor.copy_(double)
+
+
+@wrong("3.2", names="not-waited")
+def adds_before_it_waits(tensor):
+    rank, n, right_rank, left_rank = neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.zeros_like(kept)
+        works = [dist.irecv(incoming, left_rank), dist.isend(outgoing, right_rank)]
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+        for work in works:
+            work.wait()
+    tensor.copy_(flat.view_as(tensor))
+
+
+@wrong("3.2", names="not-waited")
+def waits_after_the_second_half(tensor):
+    rank, n, right_rank, left_rank = neighbours()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    _go_round(chunks, n - 1, rank, add=True)
+    works = []
+    for step in range(n - 1):
+        outgoing, kept = chunks[(rank + 1 - step) % n], chunks[(rank - step) % n]
+        works += [dist.irecv(kept, left_rank), dist.isend(outgoing, right_rank)]
+    for work in works:
+        work.wait()
+    tensor.copy_(flat.view_as(tensor))
