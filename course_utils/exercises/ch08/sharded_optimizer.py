@@ -1,7 +1,7 @@
 """Exercise 8.2, `ShardedOptimizer`: what it asks for, and how it is checked."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from course_utils.authoring import Exercise, Wrong, expect, run, same
-from course_utils.authoring.ranks import following
+from course_utils.authoring.ranks import described, following
 from course_utils.exercises.ch08.shared import drawn_tensors
 from course_utils.hardware import device
+from course_utils.intercept import listening
 
 sharding = Exercise(
     "8.2",
@@ -69,6 +70,10 @@ sharding = Exercise(
         "drops-gradients": "After `step` a `.grad` is gone or has changed. An optimizer leaves "
         "gradients as they are: their owner clears them, with `zero_grad`, and may want to look at "
         "them before.",
+        "gradients-left": "`zero_grad()` leaves gradients of parameters that other ranks own, and the next "
+        "backward adds to them. It clears all that were handed in, as torch's own does.",
+        "parameters-missing": "Your `param_groups` lack the parameters that other ranks own. Schedulers, "
+        "`zero_grad` and the clipping of gradients look for all of them there; only `state` is a rank's own.",
         "closure-late": "The closure is called after the update, which then has the gradients of "
         "an earlier step or none: call it first.",
         "groups-lost": "All parameters are updated with the same options. A group has its own learning "
@@ -122,11 +127,12 @@ class _Updates:
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD
     kwargs: dict = field(default_factory=lambda: {"lr": 0.1, "momentum": 0.9})
     groups: list[tuple[list[int], dict]] | None = None  # which parameters, and their options
-    added: tuple[list[int], dict] | None = None  # a group that comes after the first step
+    added: Sequence[tuple[list[int], dict]] = ()  # groups that come after the first step
     frozen: tuple[int, ...] = ()  # at first; they learn after the first step
     later: dict | None = None  # options that every group gets after the first step
     decay: float | None = None  # a scheduler multiplies the learning rates with it at each step
     tied: bool = False  # they come from a model that has the first one at two places
+    generators: bool = False  # a group's parameters come as `parameters()` gives them
 
 
 @dataclass
@@ -137,6 +143,10 @@ class _Updated:
     held: list[int] = field(default_factory=list)  # parameters of which an inner one has state
     options: list[str] = field(default_factory=list)
     left_gradients: bool = True  # does every parameter have the gradient that it had before a step?
+    grouped: list[int] = field(default_factory=list)  # parameters in `param_groups`
+    cleared: bool = True  # does `zero_grad` clear every gradient?
+    places: dict[int, int] = field(default_factory=dict)  # the parameters by their address
+    broadcasts: list[tuple] = field(default_factory=list)  # from whom, and of which parameter
 
 
 def _tied(parameters: list[nn.Parameter]) -> nn.Module:
@@ -149,7 +159,10 @@ def _tied(parameters: list[nn.Parameter]) -> nn.Module:
 
 def _update(rank, make: Callable, task: _Updates) -> _Updated:
     """Runs on a rank with the answer for `make`, and in the kernel with the optimizer itself."""
-    parameters = [nn.Parameter(tensor.clone().to(device())) for tensor in task.tensors]
+    way = -1 if rank % 2 else 1  # the order of their `id` is another one on the next rank
+    parameters = [nn.Parameter(tensor.clone().to(device())) for tensor in task.tensors[::way]][
+        ::way
+    ]
     for index in task.frozen:
         parameters[index].requires_grad_(False)
     names = {parameter: index for index, parameter in enumerate(parameters)}
@@ -160,16 +173,16 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    later = task.added[0] if task.added else []
+    later = [index for own, _ in task.added for index in own]
     whole = [p for index, p in enumerate(parameters) if index not in later]
-    groups = [{"params": [parameters[i] for i in own], **o} for own, o in task.groups or []]
+    given = iter if task.generators else list
+    groups = [{"params": given([parameters[i] for i in own]), **o} for own, o in task.groups or []]
     handed = _tied(whole).parameters() if task.tied else groups or whole
     optimizer = make(handed, Watched, **task.kwargs)
     scheduler = task.decay and torch.optim.lr_scheduler.ExponentialLR(optimizer, task.decay)
-    report = _Updated([])
+    report = _Updated([], places={p.data_ptr(): index for p, index in names.items()})
     for step, gradients in enumerate(task.steps):
-        if step == 1 and task.added:
-            own, options = task.added
+        for own, options in task.added if step == 1 else ():
             optimizer.add_param_group({"params": [parameters[i] for i in own], **options})
         if step == 1:
             for group in optimizer.param_groups:
@@ -190,15 +203,26 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
         {names[p] for inner in made for p, s in inner.state.items() if s and p in names}
     )
     report.options = sorted(optimizer.param_groups[0])
+    report.grouped = sorted(names[p] for group in optimizer.param_groups for p in group["params"])
+    optimizer.zero_grad()
+    report.cleared = all(p.grad is None or not p.grad.any() for p in parameters)
     return report
 
 
 def _sharded(rank, answer, tasks: list[_Updates]) -> list[_Updated]:
     reports = []
     for task in tasks:
-        with following() as sent:
+        heard: list[tuple[int, int]] = []
+
+        def hear(name: str, arguments: dict, heard=heard) -> None:
+            kind, payload = described(name, arguments)
+            if kind == "broadcast":
+                heard.extend((arguments["root_rank"], tensor.data_ptr()) for tensor in payload)
+
+        with following() as sent, listening(hear):
             report = _update(rank, answer, task)
-        reports.append(replace(report, unwaited=sent.unwaited))
+        calls = [(root, report.places.get(place)) for root, place in heard]
+        reports.append(replace(report, unwaited=sent.unwaited, broadcasts=calls))
     return reports
 
 
@@ -224,12 +248,23 @@ def _check_updates(
     return reports
 
 
+def _match(own: list[tuple], others: list[tuple]) -> bool:
+    """Whether two ranks' broadcasts can be the same, where some are of other tensors than ours."""
+    return len(own) == len(others) and all(
+        a[0] == b[0] and (a[1] == b[1] or None in (a[1], b[1]))
+        for a, b in zip(own, others, strict=True)
+    )
+
+
 def _judge_updates(reports: list[_Updated], task: _Updates, likely: dict[str, Callable]) -> None:
     """`likely` maps a misconception to a function of (step, parameter, what every rank has)."""
     ranks = len(reports)
     for report in reports:
         if report.unwaited:
             raise Wrong("not-waited", expected="a wait() for every message", got="none")
+        if not _match(report.broadcasts, reports[0].broadcasts):
+            wanted = "the same broadcasts, from the same ranks, on all ranks"
+            raise Wrong("not-every-rank", expected=wanted, got="others on one rank than on rank 0")
     expected = _expected(task).values
     for step, right in enumerate(expected):
         before = expected[step - 1] if step else task.tensors
@@ -249,6 +284,12 @@ def _judge_updates(reports: list[_Updated], task: _Updates, likely: dict[str, Ca
         raise Wrong(
             "drops-gradients", expected="every `.grad` as before the step", got="another one"
         )
+    for report in reports:
+        likely = {"parameters-missing": True}
+        everyone = list(range(len(task.tensors)))
+        expect(report.grouped, everyone, what="the parameters in `param_groups`", likely=likely)
+        if not report.cleared:
+            raise Wrong("gradients-left", expected="no gradient after zero_grad()", got="some")
 
 
 def _as_if(task: _Updates, **changes) -> Callable:
@@ -310,8 +351,9 @@ def _(answer, draw):
     others = replace(task, later={"momentum": draw.number(0.3, 0.6), "dampening": 0.2})
     reports = run(_sharded, draw.choice((2, 3)), answer, [task, scheduled, others])
     both = list(zip(*reports, strict=True))
-    plain = [(own, {}) for own, _ in groups]
-    _judge_updates(both[0], task, {"groups-lost": _as_if(task, groups=plain)})
+    alike = [_as_if(task, groups=[(own, o) for own, _ in groups]) for o in ({}, groups[0][1])]
+    likely = {"groups-lost": lambda *place: any(made(*place) for made in alike)}
+    _judge_updates(both[0], task, likely)
     _judge_updates(both[1], scheduled, {"scheduler-unheard": _as_if(task)})
     _judge_updates(both[2], others, {"options-unheard": lambda *_: True})
 
@@ -319,14 +361,16 @@ def _(answer, draw):
 @sharding.requires("the shares are fair over many groups", needs_earlier=True)
 def _(answer, draw):
     ranks = draw.choice((2, 3))
-    alike = [(draw.integer(3, 5), 2)] * (2 * ranks)
-    task = _updates(draw, alike, groups=[([index], {}) for index in range(len(alike))])
-    _check_owners(_check_updates(answer, task, ranks), task, "unbalanced-groups")
+    shapes = [(draw.integer(3, 5), 2)] * (2 * ranks)
+    alike = _updates(draw, shapes, groups=[([index], {}) for index in range(len(shapes))])
     width = draw.integer(6, 9)
-    mixed = [(width, width), *[(2,)] * (ranks - 1)] * (2 * ranks)
-    groups = [(list(range(i, i + ranks)), {}) for i in range(0, len(mixed), ranks)]
-    task = _updates(draw, mixed, groups=groups)
-    _check_owners(_check_updates(answer, task, ranks), task)
+    shapes = [(width, width), *[(2,)] * (ranks - 1)] * (2 * ranks)
+    groups = [(list(range(i, i + ranks)), {}) for i in range(0, len(shapes), ranks)]
+    mixed = _updates(draw, shapes, groups=groups)
+    of_tasks = zip(*run(_sharded, ranks, answer, [alike, mixed]), strict=True)
+    for task, reports in zip((alike, mixed), of_tasks, strict=True):
+        _judge_updates(reports, task, {})
+        _check_owners(reports, task, "unbalanced" if task is mixed else "unbalanced-groups")
 
 
 class _StateAtOnce(torch.optim.SGD):
@@ -379,8 +423,14 @@ def _(answer, draw):
     failures={"empty parameter list": "generator-used-up"},
 )
 def _(answer, draw):
-    task = _updates(draw, _small(draw), tied=True)
-    _check_owners(_check_updates(answer, task, draw.choice((2, 3))), task)
+    tied = _updates(draw, _small(draw), tied=True)
+    groups = [([0, 1], {}), ([2, 3, 4], {"lr": 0.2})]
+    parts = _updates(draw, _small(draw), groups=groups, generators=True)
+    of_tasks = zip(*run(_sharded, draw.choice((2, 3)), answer, [tied, parts]), strict=True)
+    for task, reports in zip((tied, parts), of_tasks, strict=True):
+        likely = {"generator-used-up": lambda *_, task=task: task is parts}
+        _judge_updates(reports, task, likely)
+        _check_owners(reports, task)
 
 
 @sharding.requires(
@@ -394,10 +444,16 @@ def _(answer, draw):
 
 @sharding.requires("a group that is added later")
 def _(answer, draw):
-    task = _updates(draw, _small(draw), added=([3, 4], {"lr": 0.3}), optimizer=torch.optim.Adam)
-    task = replace(task, kwargs={"lr": 0.1})
-    likely = {"new-group-lost": lambda step, index, got: index in (3, 4)}
-    _check_owners(_check_updates(answer, task, draw.choice((2, 3)), likely), task)
+    one = _updates(draw, _small(draw), added=(([3, 4], {"lr": 0.3}),), optimizer=torch.optim.Adam)
+    one = replace(one, kwargs={"lr": 0.1})
+    groups = [([index], {}) for index in range(7)]
+    many = _updates(draw, [(draw.integer(3, 5), 2)] * 7, groups=groups[:1], added=groups[1:])
+    of_tasks = zip(*run(_sharded, draw.choice((2, 3)), answer, [one, many]), strict=True)
+    for task, reports in zip((one, many), of_tasks, strict=True):
+        later = {index for own, _ in task.added for index in own}
+        likely = {"new-group-lost": lambda step, index, got, later=later: index in later}
+        _judge_updates(reports, task, likely)
+        _check_owners(reports, task, "unbalanced-groups")
 
 
 @sharding.requires(

@@ -506,3 +506,83 @@ class GoesRoundTheSorted(_Sharded):
         for parameter, owner in self.owners.items():
             if parameter.grad is not None:  # the others have not changed
                 dist.broadcast(parameter, owner)
+
+
+@wrong("8.2", names="generator-used-up")
+class ReadsAGroupTwice(_Sharded):
+    def handed(self, params):
+        params = list(params)
+        groups = params if isinstance(params[0], dict) else [{"params": params}]
+        self.elements = sum(p.numel() for group in groups for p in group["params"])
+        return groups
+
+
+@wrong("8.2", names="unbalanced-groups")
+class SharesOutAnAddedGroupByItself(_Sharded):
+    counted = None
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        super().__init__(params, optimizer_cls, **kwargs)
+        self.counted = {}
+
+    def share_out(self, group):
+        if self.counted is not None:
+            self.counted = {}
+        super().share_out(group)
+
+    def next_owner(self, parameter):
+        if self.counted is None:
+            return super().next_owner(parameter)
+        loads = [0] * dist.get_world_size()
+        for other, owner in self.counted.items():
+            loads[owner] += other.numel()
+        self.counted[parameter] = loads.index(min(loads))
+        return self.counted[parameter]
+
+
+@wrong("8.2", names="gradients-left")
+class ClearsItsOwnGradients(_Sharded):
+    def zero_grad(self, set_to_none=True):
+        for inner in self.inner:
+            inner.zero_grad(set_to_none)
+
+
+@wrong("8.2", names="parameters-missing")
+class GroupsItsOwn(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.owners, self.loads = {}, [0] * dist.get_world_size()
+        self.inner = optimizer_cls([{"params": []}], **kwargs)
+        self.inner.param_groups.clear()
+        super().__init__(params, self.inner.defaults)
+
+    def add_param_group(self, group):
+        params = list(group["params"])
+        for parameter in params:
+            self.owners[parameter] = self.loads.index(min(self.loads))
+            self.loads[self.owners[parameter]] += parameter.numel()
+        mine = [p for p in params if self.owners[p] == dist.get_rank()]
+        super().add_param_group({**group, "params": mine})
+        self.inner.param_groups.append({**self.param_groups[-1]})
+
+    def step(self, closure=None):
+        loss = None if closure is None else closure()
+        for theirs, own in zip(self.inner.param_groups, self.param_groups, strict=True):
+            theirs.update(own)
+        self.inner.state = self.state
+        self.inner.step()
+        for parameter, owner in self.owners.items():
+            dist.broadcast(parameter.detach(), owner)
+        return loss
+
+
+@wrong("8.2", names="groups-lost")
+class HandsOnTheFirstGroup(_Sharded):
+    def hand_over(self, group, inner):
+        super().hand_over(self.param_groups[0], inner)
+
+
+@wrong("8.2", names="not-every-rank")
+class BreaksTiesByTheirId(_Sharded):
+    def share_out(self, group):
+        ordered = sorted(group["params"], key=lambda p: (-p.numel(), id(p)))
+        super().share_out({**group, "params": ordered})
