@@ -1157,7 +1157,8 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
     model once, on one rank; no rank takes more than ceil(N / world_size) images, and no batch is
     empty or larger than `batch_size`. Returns the same number, a float, on every rank. The model is in
     evaluation mode meanwhile; afterwards each of its modules is in the mode in which it came (a
-    frozen part may be in evaluation mode all the time). No gradients are computed.
+    frozen part may be in evaluation mode all the time), nothing else of it has changed, and autograd is
+    as it was. No gradients are computed.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -59,8 +59,9 @@ evaluation = Exercise(
         "miscounted": "Each image went through the model once, so it is the counting that is off. An "
         "image is correct where `argmax(dim=1)` of its scores equals its label; add these up over the "
         "batches and over the ranks.",
-        "empty-batch": "The model is called with a batch without images, after the last one: not every "
-        "model can take that. The loop goes one step too far.",
+        "empty-batch": "The model is called with a batch without images: not every model can take that. "
+        "Either the loop goes one step too far, or a rank has no images, of which `split` makes one "
+        "empty batch.",
         "uneven-gather": "The ranks' shares differ by an image, and all_gather takes tensors of one "
         "shape. Send what always has the same shape: the count of correct images.",
         "collective-per-batch": "A rank waits in a collective for ranks that have no batch left. Keep "
@@ -76,6 +77,10 @@ evaluation = Exercise(
         "often is, comes back in training mode, or the other way round: `model.train()` and "
         "`model.eval()` set every part. Remember the mode of each of `model.modules()`.",
         "not-a-float": "Return a number of Python's: `.item()` takes it out of a tensor.",
+        "gradients-left-off": "After the evaluation autograd is still off, and the training that goes on learns "
+        "nothing. `with torch.no_grad():` switches it on again by itself.",
+        "thawed": "A parameter that was frozen learns after the evaluation, or the other way round. "
+        "`torch.no_grad()` needs no change of the parameters.",
         "gradients-on": "Autograd records the evaluation, which costs memory: use `torch.no_grad()`.",
         "batch-too-large": "A batch is larger than `batch_size`.",
         "uneven-shares": "One rank evaluates more than ceil(N / world_size) images.",
@@ -98,6 +103,8 @@ class _Scores(nn.Module):
         self.modes: set[bool] = set()
         self.recorded: set[bool] = set()
         self.part = nn.Sequential(nn.Identity())
+        self.scale = nn.Parameter(torch.ones(()))
+        self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor:
         numbers = images.flatten(1)
@@ -115,6 +122,8 @@ class _Evaluated:
     recorded: set[bool]
     mode_after: bool
     parts_after: list[bool]  # the modes of the model's parts
+    grad_after: bool  # is autograd on?
+    learning: list[bool]  # which of the two parameters learns afterwards
 
     def seen(self) -> list[int]:
         return [image for batch in self.batches for image in batch]
@@ -127,7 +136,9 @@ def _evaluated(rank, answer, images, labels, batch_size, training, *parts) -> _E
     come_late(rank)
     value = answer(model, images.to(device()), labels.to(device()), batch_size)
     after = [module.training for module in model.part.modules()]
-    return _Evaluated(value, model.batches, model.modes, model.recorded, model.training, after)
+    learning = [model.scale.requires_grad, model.frozen.requires_grad]
+    mode, on = model.training, torch.is_grad_enabled()
+    return _Evaluated(value, model.batches, model.modes, model.recorded, mode, after, on, learning)
 
 
 def _evaluate(answer, draw, count, ranks, batch_size, modes=(True, True, True)):
@@ -179,7 +190,7 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
     for report in reports:
         expect_type(report.value, (float, int), likely="not-a-float")
         sizes = [len(batch) for batch in report.batches]
-        if len(sizes) > 1 and 0 in sizes:  # `split` makes a single empty batch of no images
+        if 0 in sizes:
             raise Wrong("empty-batch", expected="batches with images", got=f"batches of {sizes}")
 
 
@@ -230,8 +241,8 @@ def _(answer, draw):
     "fewer images than ranks", failures={"exception": "empty-rank", "timeout": "empty-rank"}
 )
 def _(answer, draw):
-    _check_evaluation(answer, draw, 3, 4, 4)
     _check_evaluation(answer, draw, 2, 4, 4)  # the last rank begins behind the end
+    _check_evaluation(answer, draw, 3, 4, 4)
 
 
 @evaluation.requires("no batch is larger than batch_size")
@@ -246,21 +257,24 @@ def _(answer, draw):
 @evaluation.requires("evaluation mode meanwhile, then the mode it had; no gradients")
 def _(answer, draw):
     alike = (True, True, True), (False, False, False), (True, False, False), (False, True, True)
-    for training, *parts in (*alike, (True, True, False)):
-        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, (training, *parts))
-        if True in report.modes:
-            raise Wrong("train-mode", expected="model.training is False", got="True")
-        expect(
-            report.mode_after,
-            training,
-            what="model.training afterwards",
-            likely={"mode-not-restored": True},
-        )
-        expect(
-            report.parts_after,
-            parts,
-            what="the training of the model's parts afterwards",
-            likely={"parts-mode-lost": True},
-        )
-        if True in report.recorded:
-            raise Wrong("gradients-on", expected="no autograd", got="autograd records")
+    for modes in (*alike, (True, True, False)):
+        [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, modes)
+        _check_afterwards(report, *modes)
+    reports, _ = _evaluate(answer, draw, 2, 3, 4, alike[0])  # one of them has no images
+    for report in reports:
+        _check_afterwards(report, *alike[0])
+
+
+def _check_afterwards(report: _Evaluated, training: bool, *parts: bool) -> None:
+    if True in report.modes:
+        raise Wrong("train-mode", expected="model.training is False", got="True")
+    likely = {"mode-not-restored": True}
+    expect(report.mode_after, training, what="model.training afterwards", likely=likely)
+    what = "the training of the model's parts afterwards"
+    expect(report.parts_after, [*parts], what=what, likely={"parts-mode-lost": True})
+    if True in report.recorded:
+        raise Wrong("gradients-on", expected="no autograd", got="autograd records")
+    likely = {"gradients-left-off": True}
+    expect(report.grad_after, True, what="autograd on afterwards", likely=likely)
+    what = "requires_grad of a parameter and a frozen one"
+    expect(report.learning, [True, False], what=what, likely={"thawed": True})

@@ -337,3 +337,47 @@ def remembers_the_children_alone(model, images, labels, batch_size):
         child.train(training)
     dist.all_reduce(correct)
     return correct.item() / len(images)
+
+
+@wrong("3.5", names="empty-batch")
+def splits_an_empty_share(model, images, labels, batch_size):
+    correct = torch.zeros((), dtype=torch.int64, device=images.device)
+    batches = zip(_mine(images).split(batch_size), _mine(labels).split(batch_size), strict=True)
+    with torch.no_grad(), _evaluating(model):
+        for x, y in batches:
+            correct += (model(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="mode-not-restored")
+def leaves_before_it_restores(model, images, labels, batch_size):
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    correct = torch.zeros(1, device=images.device)
+    if len(_mine(images)) > 0:
+        correct = _count(model, _mine(images), _mine(labels), batch_size)
+        for module, mode in training:
+            module.training = mode
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="gradients-left-off")
+def switches_gradients_off(model, images, labels, batch_size):
+    torch.set_grad_enabled(False)
+    correct = torch.zeros(1, device=images.device)
+    with _evaluating(model):
+        for x, y in _batches(_mine(images), _mine(labels), batch_size):
+            correct += (model(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="thawed")
+def freezes_and_thaws(model, images, labels, batch_size):
+    model.requires_grad_(False)
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    model.requires_grad_(True)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
