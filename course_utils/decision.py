@@ -87,7 +87,7 @@ def decision_guide() -> Figure:
 
 
 def _buildings(ax: Axes, y: float, step: Step) -> None:
-    places = (4.65, 5.8) if len(step.holds) == 2 else (5.22,)
+    places = (4.5, 5.85) if len(step.holds) == 2 else (5.175,)
     for rank, (x, parts) in enumerate(zip(places, step.holds)):
         plots.building(ax, x, y, 0.8, 0.82, color=plots.RANK_COLORS[rank])
         sheet = (x + 0.13, y + 0.1, 0.54, 0.38)
@@ -97,8 +97,8 @@ def _buildings(ax: Axes, y: float, step: Step) -> None:
             place = (left, bottom, sheet[2] * part[2], sheet[3] * part[3])
             _paper(ax, place, plots.COLORS["parameters"])
     if len(step.holds) == 2:
-        middle, color = 5.625, plots.COLORS["communication"]
-        for end in (5.78, 5.47):
+        middle, color = 5.575, plots.COLORS["communication"]
+        for end in (5.83, 5.32):
             plots.arrow(ax, (middle, y + 0.3), (end, y + 0.3), color)
 
 

@@ -138,7 +138,7 @@ def accuracy(model: nn.Module) -> float:
 print("test accuracy at least 96 %:", accuracy(model) >= 0.96)
 
 # %%
-figure = plots.loss_curves({"loss of each batch of 200": losses})
+figure = plots.loss_curves({"each batch of 200": losses})
 plt.show()
 
 # %% [markdown]

@@ -1244,10 +1244,10 @@ def draw_overlap(world_size, million_parameters, bucket_MB, GB_per_s, backward_m
     bars = [(start, end - start) for start, end in schedule(buckets, backward_ms, all_reduce_ms)]
     look = {"facecolor": plots.COLORS["communication"], "edgecolor": "white"}
     ax.broken_barh(bars, (-0.4, 0.8), linewidth=min(1, 20 / buckets), **look)
-    ax.axvspan(backward_ms, backward_ms + exposed, color=plots.COLORS["waiting"], zorder=0)
+    ax.axvspan(backward_ms, backward_ms + exposed, zorder=0, **plots.look_of("waiting"))
     ax.set_yticks([1, 0], ["backward", f"all-reduce\n{buckets} x {all_reduce_ms:.2f} ms"])
     ax.set_xlabel("time (ms), simulated")
-    ax.set_title(f"exposed communication: {exposed:.1f} ms, {share:.0%} of the time")
+    ax.set_title(f"Exposed communication: {exposed:.1f} ms, {share:.0%} of the time")
     return figure
 
 
@@ -1263,7 +1263,7 @@ explore.Explorer(
 
 # %% [markdown]
 # *At the start, the upper bar is backward. Under it four all-reduces follow each other, and each
-# one begins when its quarter of backward is done. The grey stripe at the right is the part of the
+# one begins when its quarter of backward is done. The hatched stripe at the right is the part of the
 # last all-reduce that nothing hides.*
 
 # %% [markdown]

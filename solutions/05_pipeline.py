@@ -1022,7 +1022,7 @@ explore.Explorer(draw_pipeline, schedule=names, **sliders, **times, hop_latency=
 
 # %% [markdown]
 # *At the start: interleaved 1F1B with two chunks on four ranks. The bars on the left compare the idle
-# share of the five schedules, with the chosen one in orange. Those on the right say how many
+# share of the five schedules, with the chosen one framed. Those on the right say how many
 # micro-batches each rank stores at most; the first rank stores the most.*
 #
 # And the figure to remember, for 8 stages: what more micro-batches gain, and what they cost.

@@ -839,8 +839,11 @@ figure = plots.loss_curves(
     {"undisturbed": undisturbed_losses, "resumed, model only": undisturbed_losses[:6] + losses},
     title="Resumed after step 6 with the model only",
 )
-figure.axes[0].axvline(6.5, color="#8C8C8C", lw=1)
-figure.axes[0].set_ylim(bottom=1)
+(ax,) = figure.axes
+ax.lines[1].set_color(plots.COLORS["wrong"])
+ax.axvline(6.5, color="#8C8C8C", lw=1)
+ax.text(6.6, max(undisturbed_losses), "resumed", va="top")
+ax.legend()
 plt.show()
 print("the loss still falls:", losses[-1] < undisturbed_losses[5])
 print("losses as undisturbed, with all parts:", losses_with_all == undisturbed_losses[6:])

@@ -52,8 +52,8 @@ def load(
     right.set_title(f"{faster:.2f} times as fast as one GPU")
     kinds = {"inputs and outputs": "other", "copying": "communication", "waiting": "waiting"}
     kinds = {k: k for k in ("parameters", "gradients", "optimizer", "activations")} | kinds
-    patches = [Patch(color=plots.COLORS[kind]) for kind in kinds.values()]
-    figure.legend(patches, kinds, loc="outside lower center", ncols=4)
+    patches = {name: Patch(**plots.look_of(kind)) for name, kind in kinds.items()}
+    plots.legend(figure, patches)
     return figure
 
 
@@ -67,15 +67,18 @@ def _memory(axes: Axes, gpu: int, ledger: dict[str, float]) -> None:
 
 
 def _time(axes: Axes, gpus: int, phases: dict[str, float]) -> None:
-    """One lane per GPU: coloured where it computes or copies, pale where it waits."""
+    """One lane per GPU: coloured where it computes or copies, hatched where it waits."""
     start, total = 0.0, sum(phases.values())
     for phase, seconds in phases.items():
         kind, width = _PHASES.get(phase, "communication"), seconds / total
         for gpu in range(gpus):
             busy = gpu == 0 or phase in ("forward", "backward")
-            color = plots.COLORS[kind if busy else "waiting"]
-            axes.barh(gpu, width, left=start, height=0.8, color=color, edgecolor="white")
-        if width > 0.18:
-            ink = "white" if phase == "backward" else "black"
-            axes.text(start + width / 2, 0, phase, ha="center", va="center", color=ink, fontsize=9)
+            look = plots.look_of(kind if busy else "waiting")
+            axes.barh(gpu, width, left=start, height=0.8, **look)
+        if width > 0.06:
+            look = {"color": "white" if kind in ("backward", "update") else "black", "fontsize": 9}
+            turned = 0 if width > 0.18 else 90
+            middle = start + width / 2
+            axes.text(middle, 0, phase, ha="center", va="center", rotation=turned, **look)
         start += width
+    axes.set_xlim(0, 1)

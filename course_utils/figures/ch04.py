@@ -138,13 +138,20 @@ def split(minutes: Sequence[float], cuts: Sequence[int], spans: Spans, alone: fl
     above.set(xlabel="station", ylabel="minutes", ylim=(0, 12.5), xticks=numbers)
     times = [sum(m for m, home in zip(minutes, homes) if home == b) for b in range(len(spans))]
     above.set_title(f"Buildings of {', '.join(f'{t:g}' for t in times)} minutes (simulated)")
-    records = [Record(stage, [_span(*found) for found in row]) for stage, row in enumerate(spans)]
-    end = max(span.end for record in records for span in record.spans)
+    end = max(found[1] for row in spans for found in row)
+    records = [Record(stage, _with_waiting(row, end)) for stage, row in enumerate(spans)]
     names = [f"building {number}" for number in range(len(spans))]
     plots.legend(figure, plots.lanes(below, records, end, names, unit="minutes"))
     idle = 1 - alone / (len(spans) * end)
     below.set_title(f"{end:g} minutes; one building: {alone:g}; idle: {idle:.0%}")
     return figure
+
+
+def _with_waiting(work: Sequence[tuple], end: float) -> list[Span]:
+    """The stretches of work of a building, and what is left of the time from 0 to `end`."""
+    spans = [_span(*found) for found in work]
+    free = zip([0.0, *(span.end for span in spans)], [*(span.start for span in spans), end])
+    return spans + [Span("wait", "waiting", a, b) for a, b in free if b > a]
 
 
 def _span(start: float, end: float, name: str = "forward") -> Span:
@@ -178,10 +185,10 @@ def kept_of_a_block() -> Figure:
             ax.add_patch(Rectangle(place, size, size, linewidth=0.8, **box))
         middle = left + count * size / 2
         if count == 1:
-            ax.text(middle, 1.72, name.strip(), rotation=38, ha="left", va="bottom", fontsize=9)
+            ax.text(middle, 1.72, name.strip(), rotation=90, ha="center", va="bottom", fontsize=9)
         else:
             words = name.replace(" the", "\nthe", 1)
-            ax.text(middle, 2.05, words, ha="center", va="bottom", fontsize=9)
+            ax.text(middle, 1.72, words, ha="center", va="bottom", fontsize=9)
         left += count * size + 0.06
     look = {"arrowstyle": "|-|", "mutation_scale": 3}
     for start, end, part in ((0.35, 4.4, "norm and attention"), (4.4, 9.3, "norm, linear layers")):

@@ -21,13 +21,15 @@ def assembly_line() -> Figure:
     for rank, x in enumerate((0.1, 2.75, 5.4, 8.05)):
         plots.building(ax, x, 1.55, width=1.6, label=f"stage {rank}", color=plots.RANK_COLORS[rank])
         plots.pile(ax, x + 0.42, 0.55, [plots.COLORS["activations"]] * (4 - rank))
+        ax.plot([x + 0.3, x + 1.3], [0.53] * 2, color=plots.COLORS["ink"], linewidth=1.8)
         if rank < 3:
             plots.arrow(ax, (x + 1.7, 2.2), (x + 2.55, 2.2), color=road)
             plots.truck(ax, x + 1.68, 2.28, label=f"{3 - rank}", color=road)
             plots.arrow(ax, (x + 2.55, 1.7), (x + 1.7, 1.7), color=back)
-    ax.text(5, 3.3, "boxes go to the right", ha="center", fontsize=9)
-    below = "complaints go to the left; the shelves hold notes on open boxes"
-    ax.text(5, 0.2, below, ha="center", fontsize=9)
+    words = {"ha": "center", "va": "top", "fontsize": 9}
+    ax.text(2.22, 1.46, "complaints go\nto the left", **words)
+    ax.text(2.22, 3.3, "boxes go\nto the right", **words)
+    ax.text(5, 0.35, "the shelves hold notes on open boxes", **words)
     ax.set_title("Four buildings, and a box on every truck")
     return figure
 
@@ -35,7 +37,7 @@ def assembly_line() -> Figure:
 def passes(
     model: nn.Module, devices: Mapping[nn.Module, tuple[int, int]], x: Tensor
 ) -> list[Record]:
-    """Runs `model` on x, each pass of a stage in three slots, and returns a Record for each device:
+    """Runs `model` on x, each pass of a stage in five slots, and returns a Record for each device:
     which stage worked on which chunk, and when. `devices` says of each stage (its device, its place
     among the device's stages)."""
     ran, chunks = [], {stage: count() for stage in devices}
@@ -43,7 +45,7 @@ def passes(
     def begin(stage: nn.Module, inputs: tuple) -> None:
         device, place = devices[stage]
         name = f"F{next(chunks[stage])}" + (f".{place}" if place else "")
-        ran.append((device, paced(trace, name, 3)))
+        ran.append((device, paced(trace, name, 5)))
         ran[-1][1].__enter__()
 
     def end(stage: nn.Module, inputs: tuple, output: Tensor) -> None:
@@ -92,9 +94,11 @@ def compared(results: Mapping[str, Simulation], chosen: str, chunks: int) -> Fig
 
 
 def _idle_shares(ax: Axes, percent: Mapping[str, float], chosen: str) -> None:
-    colors = [plots.COLORS["wrong" if name == chosen else "waiting"] for name in percent]
-    bars = ax.barh(list(percent), list(percent.values()), color=colors)
-    ax.bar_label(bars, fmt="%.1f", padding=3, fontsize=9)
+    bars = ax.barh(list(percent), list(percent.values()), **plots.look_of("waiting"))
+    for bar, name, number in zip(bars, percent, ax.bar_label(bars, fmt="%.1f", padding=3)):
+        number.set(fontsize=9, weight="bold" if name == chosen else "normal")
+        if name == chosen:
+            bar.set(edgecolor=plots.COLORS["ink"], linewidth=2)
     ax.set(xlabel="idle share (%)", xlim=(0, 100))
     ax.invert_yaxis()
 

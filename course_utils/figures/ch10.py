@@ -92,7 +92,7 @@ def shares(ranks: int, names: Sequence[str] = ("blocks", "zig-zag")) -> Figure:
     )
     for (above, below), name in zip(axes.T, names, strict=True):
         _mask(above, ranks, LAYOUTS[name])
-        above.set_title(name)
+        above.set_title(name.capitalize())
         _work(below, ranks, LAYOUTS[name])
     axes[0][0].set_ylabel("queries: chunk")
     axes[1][0].set_ylabel("pairs")
@@ -178,7 +178,7 @@ def explored(layout: str, ranks: int, tokens: int) -> Figure:
     )
     _mask(axes[0], ranks, LAYOUTS[layout])
     axes[0].set_ylabel("queries: chunk")
-    axes[0].set_title(layout)
+    axes[0].set_title(layout.capitalize())
     work = [pairs_of(rank, ranks, LAYOUTS[layout]) for rank in range(ranks)]
     busy = sum(work) / (ranks * max(work))
     lines = [

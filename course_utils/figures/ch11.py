@@ -11,10 +11,11 @@ from matplotlib.patches import Patch, Rectangle
 from course_utils import plots
 
 SERVED, DROPPED = plots.COLORS["activations"], plots.COLORS["wrong"]
-LINKS = {  # where a piece goes, from near to far
-    "stays in its rank": plots.COLORS["waiting"],
-    "inside the machine": plots.COLORS["communication"],
-    "between machines": plots.COLORS["other"],
+ROAD = {"facecolor": plots.COLORS["communication"], "edgecolor": "white"}
+LINKS = {  # where a piece goes, from near to far, and how that is drawn
+    "stays in its rank": {"facecolor": "white", "edgecolor": plots.NEUTRALS[1]},
+    "inside the machine": ROAD,
+    "between machines": ROAD | {"hatch": "///"},
 }
 MACHINE = 8  # ranks in one machine
 
@@ -87,8 +88,8 @@ def load_and_capacity(experts: int, preference: float, capacity_factor: float) -
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
     _queue_bars(ax, load, capacity)
     ax.set_title(
-        f"{100 * dropped / sum(load):.0f} % of the pieces are dropped, "
-        f"{100 * empty / (capacity * experts):.0f} % of the places stay empty"
+        f"{dropped / sum(load):.0%} of the pieces are dropped, "
+        f"{empty / (capacity * experts):.0%} of the places stay empty"
     )
     return figure
 
@@ -106,21 +107,15 @@ def links(groups: Sequence[int]) -> Figure:
     for row, ranks in enumerate(groups):
         left = 0.0
         for name, share in shares_by_link(ranks).items():
-            look = {"facecolor": LINKS[name], "edgecolor": "white"}
-            look |= {"hatch": "///"} if name == "between machines" else {}
-            ax.barh(row, share, left=left, height=0.6, **look)
+            ax.barh(row, share, left=left, height=0.6, **LINKS[name])
             if share > 0.05:
                 words = {"ha": "center", "va": "center", "fontsize": 10}
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-                ax.text(left + share / 2, row, f"{100 * share:.3g} %", bbox=box, **words)
+                ax.text(left + share / 2, row, f"{100 * share:.3g}%", bbox=box, **words)
             left += share
     ax.set_yticks(range(len(groups)), [f"{ranks} ranks" for ranks in groups])
     ax.set(xlabel="share of a rank's pieces", xlim=(0, 1), ylim=(len(groups) - 0.5, -0.5))
-    patches = [
-        Patch(fc=color, ec="white", hatch="///" if name == "between machines" else "")
-        for name, color in LINKS.items()
-    ]
-    figure.legend(patches, LINKS, loc="outside lower center", ncols=3)
+    plots.legend(figure, {name: Patch(**look) for name, look in LINKS.items()})
     ax.set_title("Beyond one machine, almost every piece takes the slow links")
     return figure
 

@@ -26,7 +26,16 @@ from course_utils.plots.kit import (
 )
 from course_utils.plots.pipelines import gantt, gantt_lanes
 from course_utils.plots.plans import fit, fit_and_time, where_time_goes
-from course_utils.plots.style import COLORS, LIMIT, LINES, NEUTRALS, RANK_COLORS, WIDTH, legend
+from course_utils.plots.style import (
+    COLORS,
+    LIMIT,
+    LINES,
+    NEUTRALS,
+    RANK_COLORS,
+    WIDTH,
+    legend,
+    look_of,
+)
 from course_utils.plots.timelines import lanes, timeline, timelines
 
 __all__ = [
@@ -49,6 +58,7 @@ __all__ = [
     "human_bytes",
     "lanes",
     "legend",
+    "look_of",
     "loss_curves",
     "memory",
     "pile",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from course_utils import schedules
-from course_utils.plots.style import COLORS, WIDTH, legend
+from course_utils.plots.style import COLORS, WIDTH, legend, look_of
 from course_utils.schedules import Op, Simulation
 from course_utils.trace import Record
 
@@ -78,7 +78,7 @@ def _gantt_lanes(ax: Axes, spans: list[schedules.TimedOp], end: float) -> dict[s
     ax.spines["left"].set_visible(False)
     points = ax.get_figure().get_figwidth() * 72 * ax.get_position().width / end
     for rank in range(ranks):
-        lane = {"facecolor": COLORS["waiting"], "linewidth": 0}
+        lane = look_of("waiting") | {"linewidth": 0}
         ax.add_patch(Rectangle((0, rank - 0.43), max(s.end for s in spans), 0.86, **lane))
     shown = {}
     for kind, chunk in sorted({(s.op.kind, s.op.chunk) for s in spans}, key=_drawing_order):
@@ -86,7 +86,7 @@ def _gantt_lanes(ax: Axes, spans: list[schedules.TimedOp], end: float) -> dict[s
         color = _mixed(color, later, 0.85 * chunk / chunks)
         _op_boxes(ax, [s for s in spans if (s.op.kind, s.op.chunk) == (kind, chunk)], color, points)
         shown.setdefault(f"{kind}, chunk > 0" if chunk else name, Patch(facecolor=color))
-    shown["idle"] = Patch(facecolor=COLORS["waiting"])
+    shown["idle"] = Patch(**look_of("waiting"))
     return shown
 
 

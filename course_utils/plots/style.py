@@ -1,5 +1,6 @@
 """Colours that mean the same in every figure, and the style, which is applied on import."""
 
+import math
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
@@ -29,6 +30,10 @@ COLORS = {
 RANK_COLORS = [
     "#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00",
 ]  # fmt: skip
+ORDER = [  # of kinds in a legend
+    *("load", "forward", "backward", "update", "communication"),
+    *("parameters", "gradients", "optimizer", "activations", "buffers", "temporary", "waiting"),
+]
 NEUTRALS = ["#222222", "#7A7A7A", "#B0B0B0"]
 LINES = [  # looks of lines that are no kind of thing: their dashes tell them apart
     {"color": NEUTRALS[i % 2], "linestyle": dashes}
@@ -66,12 +71,16 @@ plt.rcParams.update(
 
 
 def legend(figure: Figure, shown: Mapping[str, Patch]) -> None:
-    """Puts one legend under all axes of a figure, in as many columns as fit."""
+    """Puts one legend under all axes of a figure, in as few rows as fit, which are equally long.
+
+    Kinds have the same order in all figures, whichever a figure shows first.
+    """
     column = 0.6 + 0.075 * max(map(len, shown), default=0)  # inches
-    columns = min(len(shown), int(figure.get_figwidth() / column))
-    figure.legend(
-        handles=list(shown.values()), labels=list(shown), loc="outside lower center", ncols=columns
-    )
+    rows = math.ceil(len(shown) / int(figure.get_figwidth() / column)) or 1
+    kinds = (kind for kind in ORDER if kind in shown)
+    names = [next(kinds) if name in ORDER else name for name in shown]
+    handles, columns = [shown[name] for name in names], math.ceil(len(shown) / rows)
+    figure.legend(handles=handles, labels=names, loc="outside lower center", ncols=columns or 1)
 
 
 def look_of(key: str) -> dict:

@@ -64,7 +64,7 @@ def test_a_timeline_shows_every_span_at_its_time():
     forward = bars(ax, plots.COLORS["forward"])
     assert [(p.get_x(), p.get_width()) for p in forward] == [(0, 10), (0, 11)]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["forward", "backward", "waiting", "communication", "update"]
+    assert legend == ["forward", "backward", "update", "communication", "waiting"]
     assert not list(overlaps(figure))
 
 
@@ -101,6 +101,17 @@ def test_a_legend_has_as_many_columns_as_fit(count):
     ]
     plots.legend(figure, {name: Rectangle((0, 0), 1, 1) for name in names[:count]})
     assert not list(overlaps(figure))
+
+
+def test_a_legend_has_kinds_in_one_order_and_other_names_where_they_were():
+    figure, _ = plt.subplots()
+    names = ["waiting", "a name", "backward", "parameters", "forward"]
+    plots.legend(figure, {name: Rectangle((0, 0), 1, 1) for name in names})
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["forward", "a name", "backward", "parameters", "waiting"]
+    figure, _ = plt.subplots()
+    plots.legend(figure, {f"one of nine {n}": Rectangle((0, 0), 1, 1) for n in range(9)})
+    assert figure.legends[0]._ncols == 5, "nine in rows of at most five: five and four"
 
 
 def boxes(ax, color):
