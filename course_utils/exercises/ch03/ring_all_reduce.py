@@ -181,6 +181,13 @@ def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
         expect(got, [total] * ranks, each="rank", what=what, likely=likely)
 
 
+def _not_zero(draw, shape: tuple[int, ...]) -> Tensor:
+    """Whole numbers, none of them 0: of a few, all might be, and a rank that then leaves is a
+    mistake that another requirement names."""
+    numbers = draw.whole(max(1, math.prod(shape)))[: math.prod(shape)].view(shape)
+    return numbers.where(numbers != 0, torch.ones(()))
+
+
 def _of_one_rank(got: list[Tensor], tensors: list[Tensor]) -> bool:
     """Whether each element is what it was on some rank."""
     return all(torch.stack([g == own for own in tensors]).any(dim=0).all() for g in got)
@@ -256,8 +263,8 @@ def _(answer, draw):
 )
 def _(answer, draw):
     ranks = draw.integer(3, 4)
-    cases = [[draw.whole(length) for _ in range(ranks)] for length in (ranks - 1, 1, 0)]
-    cases.append([draw.whole(1).view(()) for _ in range(ranks)])
+    shapes = [(ranks - 1,), (1,), (0,), ()]
+    cases = [[_not_zero(draw, shape) for _ in range(ranks)] for shape in shapes]
     _check_sums(answer, cases, {"remainder-lost": _remainder_left})
 
 
