@@ -79,6 +79,8 @@ evaluation = Exercise(
         "not-a-float": "Return a number of Python's: `.item()` takes it out of a tensor.",
         "gradients-left-off": "After the evaluation autograd is still off, and the training that goes on learns "
         "nothing. `with torch.no_grad():` switches it on again by itself.",
+        "gradients-left-on": "Autograd was off before the evaluation, and is on after it. `with torch.no_grad():` "
+        "leaves it as it was.",
         "thawed": "A parameter that was frozen learns after the evaluation, or the other way round. "
         "`torch.no_grad()` needs no change of the parameters.",
         "gradients-on": "Autograd records the evaluation, which costs memory: use `torch.no_grad()`.",
@@ -122,7 +124,7 @@ class _Evaluated:
     recorded: set[bool]
     mode_after: bool
     parts_after: list[bool]  # the modes of the model's parts
-    grad_after: bool  # is autograd on?
+    grad_after: bool  # is autograd on? Before, it was where the model was in training mode
     learning: list[bool]  # which of the two parameters learns afterwards
 
     def seen(self) -> list[int]:
@@ -134,11 +136,13 @@ def _evaluated(rank, answer, images, labels, batch_size, training, *parts) -> _E
     for module, mode in zip(model.part.modules(), parts, strict=True):
         module.training = mode
     come_late(rank)
-    value = answer(model, images.to(device()), labels.to(device()), batch_size)
+    with torch.set_grad_enabled(training):  # off, as where somebody evaluates within `no_grad`
+        value = answer(model, images.to(device()), labels.to(device()), batch_size)
+        on = torch.is_grad_enabled()
     after = [module.training for module in model.part.modules()]
     learning = [model.scale.requires_grad, model.frozen.requires_grad]
-    mode, on = model.training, torch.is_grad_enabled()
-    return _Evaluated(value, model.batches, model.modes, model.recorded, mode, after, on, learning)
+    seen = model.batches, model.modes, model.recorded
+    return _Evaluated(value, *seen, model.training, after, on, learning)
 
 
 def _evaluate(answer, draw, count, ranks, batch_size, modes=(True, True, True)):
@@ -274,7 +278,7 @@ def _check_afterwards(report: _Evaluated, training: bool, *parts: bool) -> None:
     expect(report.parts_after, [*parts], what=what, likely={"parts-mode-lost": True})
     if True in report.recorded:
         raise Wrong("gradients-on", expected="no autograd", got="autograd records")
-    likely = {"gradients-left-off": True}
-    expect(report.grad_after, True, what="autograd on afterwards", likely=likely)
+    likely = {"gradients-left-off": training, "gradients-left-on": True}
+    expect(report.grad_after, training, what="autograd on afterwards", likely=likely)
     what = "requires_grad of a parameter and a frozen one"
     expect(report.learning, [True, False], what=what, likely={"thawed": True})
