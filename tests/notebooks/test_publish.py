@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HERE = {"COLAB_RELEASE_TAG": "release-colab_20260901"}
-PROVIDED = {"torch", "torchvision", "IPython", "course_utils"}
+PROVIDED = {"torch", "torchvision", "IPython", "course_utils", "filelock"}  # torch needs that too
 OPTIONAL = {"ipyparallel", "torchft"}  # what needs it says what to install
 WRITTEN = {"elastic_files", "elastic_parts"}  # by cells of chapter 09
 NOT_IN_CHAPTERS = ("grade/", "nbgrader.py", "estimate/commands.py")
