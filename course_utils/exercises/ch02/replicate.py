@@ -69,6 +69,8 @@ replicate = Exercise(
         "loss divides by the number of rows already.",
         "gradients-overwritten": "Gradients of some replicas are missing in the model. What a replica "
         "brings must be added to what is there already, not replace it.",
+        "one-backward-pass": "The replicas can be used for one backward pass only: how you copied them "
+        "keeps values that the first pass frees. `.to(device, copy=True)` and `.clone()` keep none.",
         "gradients-cleared": "The gradients that the model had before are gone. Only its caller knows "
         "when they are not needed any more.",
         "not-moved": "A helper's parameters are not on its device. (`meta` is a second device that "
@@ -161,7 +163,10 @@ def _check_modes(answer, draw, model: Moody) -> None:
             expect(replica(batch), expected, what=what, likely={"other-mode": True})
 
 
-@replicate.requires("the gradients of all replicas are summed in the model")
+@replicate.requires(
+    "the gradients of all replicas are summed in the model",
+    failures={"backward through the graph a second time": "one-backward-pass"},
+)
 def _(answer, draw):
     model = make(Plain, draw)
     workers = draw.integer(3, 4)

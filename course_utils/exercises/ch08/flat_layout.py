@@ -1,5 +1,6 @@
 """Exercise 8.3, `FlatLayout`: what it asks for, and how it is checked."""
 
+import contextlib
 import math
 
 import torch
@@ -240,13 +241,16 @@ def _(answer, draw):
 @layout.requires(
     "the vector is on the tensors' device",
     at_home=True,
-    failures={"device meta": "device-lost", "of meta tensor": "device-lost"},
+    failures={"device meta": "device-lost"},
 )
 def _(answer, draw):
     tensors = drawn_tensors(draw, [(3, 4), (draw.integer(2, 6),)])
     made = _laid_out(answer, [tuple(tensor.shape) for tensor in tensors], 5)
-    with torch.device("meta"):  # what names no device comes here, as beside a GPU to the CPU
+    flat = None
+    # What names no device comes to meta, as beside a GPU to the CPU. From there nothing comes back:
+    # an answer that moves it to the tensors' device, or reads sizes from it, is right all the same.
+    with torch.device("meta"), contextlib.suppress(NotImplementedError):
         flat = made.flatten(tensors)
-    expect_type(flat, Tensor)
-    if flat.device != tensors[0].device:
+        expect_type(flat, Tensor)
+    if flat is not None and flat.device != tensors[0].device:
         raise Wrong("device-lost", expected="the tensors' device", got="PyTorch's default device")

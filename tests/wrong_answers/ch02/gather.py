@@ -1,5 +1,7 @@
 """Answers to 2.3, `gather`: wrong in a plausible way, or right in another."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -306,3 +308,12 @@ def with_pytorchs_own_trees(outputs, device):
         for parts in zip(*(tensors for tensors, _ in flat))
     ]
     return tree_unflatten(joined, flat[0][1])
+
+
+@right("2.3")
+def moves_in_threads(outputs, device):
+    def join(parts):
+        with ThreadPoolExecutor() as pool:
+            return _join(list(pool.map(lambda part: part.to(device), parts)))
+
+    return _map(join, outputs)

@@ -382,3 +382,14 @@ def makes_a_frame_for_each_call(model, devices):
         return functional_call(copy.deepcopy(model), tensors, batch)
 
     return [model] + [partial(helper, copies_of(model, device)) for device in devices[1:]]
+
+
+@wrong("2.2", names="one-backward-pass")
+def multiplies_by_one(model, devices):
+    replicas = [model]
+    for device in devices[1:]:
+        tensors = copies_of(model, device)
+        for name, parameter in model.named_parameters():
+            tensors[name] = (parameter * 1).to(device) if parameter.requires_grad else tensors[name]
+        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
+    return replicas

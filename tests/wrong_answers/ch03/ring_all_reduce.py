@@ -467,3 +467,26 @@ def waits_after_the_second_half(tensor):
     for work in works:
         work.wait()
     tensor.copy_(flat.view_as(tensor))
+
+
+@right("3.2")
+def two_messages_a_chunk(tensor):
+    rank, n, *_ = neighbours()
+
+    def halves(chunk):
+        return [half for half in chunk.tensor_split(2) if len(half)]
+
+    def pass_on(outgoing, incoming):
+        works = [dist.isend(half, (rank + 1) % n) for half in halves(outgoing)]
+        works += [dist.irecv(half, (rank - 1) % n) for half in halves(incoming)]
+        for work in works:
+            work.wait()
+
+    flat = tensor.contiguous().view(-1).clone()
+    chunks = flat.tensor_split(n)
+    for step in range(2 * (n - 1)):
+        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(kept)
+        pass_on(outgoing, incoming)
+        kept.copy_(kept + incoming if step < n - 1 else incoming)
+    tensor.copy_(flat.view_as(tensor))

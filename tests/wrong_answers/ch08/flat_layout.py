@@ -288,3 +288,12 @@ class LastOneGetsTheRest(JoinsAndPads):
     def unflatten(self, flat):
         *tensors, last = super().unflatten(flat)
         return [*tensors, flat[self.total - last.numel() :]]
+
+
+@right("8.3")
+class MovesItsZeros(JoinsAndPads):
+    def flatten(self, tensors):
+        flat = torch.zeros(self.n * self.shard_size).to(tensors[0])
+        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
+            place.copy_(tensor)
+        return flat
