@@ -974,7 +974,7 @@ def replicate(
     * In a backward pass the gradients of all replicas are added into the parameters of `model`.
       Tied parameters (one tensor under two names) stay tied, and frozen ones stay frozen.
     * Every replica computes in the mode, training or evaluation, that each part of `model` has.
-    * Threads may call different replicas at the same time.
+    * Threads may call different replicas at the same time, and none waits for another.
     Written here, without torch.nn.parallel.
     """
     ### BEGIN SOLUTION

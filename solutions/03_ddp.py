@@ -1117,7 +1117,7 @@ check("3.2", ring_all_reduce)
 def shard_indices(length: int, rank: int, world_size: int, epoch: int, seed: int) -> list[int]:
     """Returns the indices of the samples that `rank` reads in `epoch`, in order.
 
-    `length` is the number of samples in the dataset. The order of an epoch is
+    `length`, 0 or more, is the number of samples in the dataset. The order of an epoch is
     `torch.randperm(length)`, drawn from a `torch.Generator` of its own with seed `seed + epoch`.
     Every rank gets ceil(length / world_size) indices: where the order is too short, it starts again
     from its beginning, as often as needed. No communication, no process group, and no

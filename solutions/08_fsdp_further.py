@@ -1108,8 +1108,8 @@ def reshard(checkpoints: list[dict], world_size: int) -> list[dict]:
     state is not in `optimizer`.
 
     `checkpoints` are in any order. Raises ValueError unless they are the parts of ranks 0 to n - 1, each
-    once, of a run on n > 0 ranks; the message names a rank that is missing. New tensors have memory of
-    exactly their size, and `checkpoints` stay as they are.
+    once, of a run on n > 0 ranks; the message names a rank that is missing. Every tensor of the new
+    parts has memory of its own, of exactly its size, and `checkpoints` stay as they are.
     """
     ### BEGIN SOLUTION
     parts = sorted(checkpoints, key=lambda part: part["rank"])

@@ -1178,7 +1178,10 @@ class ElasticSampler(Sampler[list[int]]):
         ### END SOLUTION
 
     def state_dict(self) -> dict:
-        """Returns where all ranks together are: the same on each of them, of any world size."""
+        """Returns where all ranks together are: the same on each of them, of any world size.
+
+        What `torch.save` writes of it, `torch.load(..., weights_only=True)` reads.
+        """
         ### BEGIN SOLUTION
         return {"epoch": self.epoch, "position": self.position}
         ### END SOLUTION

@@ -9,6 +9,7 @@ buffers (PEP 574), and lands in the memory that the received tensor then owns: 1
 import functools
 import importlib
 import io
+import operator
 import pickle
 import socket
 import struct
@@ -35,6 +36,8 @@ class _Pickler(cloudpickle.Pickler):
             raise TypeError(f"it belongs to the ranks' process group: {_TIED[kind.__name__]}")
         if _stands_for_a_module(obj):
             return importlib.import_module, (obj.__name__,)
+        if obj is torch._C._functions:  # what once_differentiable uses; no import finds it
+            return operator.attrgetter("_C._functions"), (torch,)
         if kind is functools._lru_cache_wrapper and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook

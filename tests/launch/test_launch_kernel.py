@@ -242,6 +242,30 @@ def test_a_cell_may_cache_a_function_and_name_torchs_switches(kernel):
     assert shown == "[(0.0, 1), (0.5, 2)]"
 
 
+def test_a_cells_autograd_function_may_be_once_differentiable(kernel):
+    shown = kernel.run(
+        "import torch\n"
+        "\n"
+        "class Double(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        return 2 * x\n"
+        "\n"
+        "    @staticmethod\n"
+        "    @torch.autograd.function.once_differentiable\n"
+        "    def backward(ctx, gradient):\n"
+        "        return 2 * gradient\n"
+        "\n"
+        "def work(rank):\n"
+        "    x = torch.ones((), requires_grad=True)\n"
+        "    Double.apply(x).backward()\n"
+        "    return x.grad.item()\n"
+        "\n"
+        "launch(work, 2)"
+    )
+    assert shown == "[2.0, 2.0]"
+
+
 @pytest.mark.parametrize("loop", LOOPS, ids=["sleeps", "holds_the_lock"])
 def test_interrupt(kernel, loop):
     before = {p.pid for p in kernel.processes()}

@@ -90,6 +90,8 @@ clipping = Exercise(
         "call. A default argument or a variable outside of the function keeps what is added to it.",
         "limit-of-zero": "A limit of 0 is taken for no limit. It is one like any other: the gradients end as "
         "zeros. In Python 0 counts as False: compare the norm with the limit, and nothing else.",
+        "divided-by-limit": "You divide by the limit, or by what is 0 with it. Multiply the gradients by the limit "
+        "over the norm instead.",
         "empty-shard": "A shard may have no elements, where a tensor has fewer rows than there are ranks. A "
         "maximum of nothing is an error, a sum of nothing is 0.",
         "zero-norm": "Where all gradients are zero, you divide by a norm of zero.",
@@ -360,7 +362,9 @@ def _(answer, draw):
             raise Wrong("last-digits", expected="the same number on every rank", got=got)
 
 
-@clipping.requires("a limit of 0", needs_earlier=True)
+@clipping.requires(
+    "a limit of 0", needs_earlier=True, failures={"ZeroDivisionError": "divided-by-limit"}
+)
 def _(answer, draw):
     _check_clipped(answer, _clip_task(draw, draw.choice([2, 3])), 0.0)
 

@@ -69,8 +69,10 @@ resharding = Exercise(
         "ValueError.",
         "other-error": "An incomplete checkpoint ends in another exception than a ValueError.",
         "error-without-rank": "The ValueError does not say which rank is missing.",
-        "a-view": "A new tensor is a view into the whole, or shares its memory with another part: a rank "
-        "that saves it, saves the whole. `clone()` what you cut.",
+        "a-view": "A new tensor is a view into the whole: a rank that saves it, saves the whole. `clone()` what "
+        "you cut.",
+        "shared": "A tensor is also one of another part, or of the old checkpoint: a step of one run would "
+        "change the other. `clone()` what is not cut, too.",
         "input-changed": "The parts that were handed in have changed.",
     },
 )
@@ -313,8 +315,13 @@ def _(answer, draw):
         new = answer(old, after)
         taken = {_memory(tensor) for part in old for tensor in _tensors_of(part)}
         for tensor in (tensor for part in new for tensor in _tensors_of(part)):
-            if larger_than_itself(tensor) or _memory(tensor) in taken:
-                raise Wrong("a-view", expected="memory of exactly its size", got="shared memory")
+            if larger_than_itself(tensor):
+                raise Wrong(
+                    "a-view", expected="memory of exactly its size", got="a part of a larger one"
+                )
+            if _memory(tensor) in taken:
+                got = f"one, of shape {tuple(tensor.shape)}, shared with another part or with `checkpoints`"
+                raise Wrong("shared", expected="memory of its own for every tensor", got=got)
             taken.add(_memory(tensor))
 
 

@@ -33,8 +33,8 @@ sharding = Exercise(
         (
             "Keep one inner optimizer for each group, made of that group's options and the parameters that "
             "this rank owns, perhaps none. Before it steps, copy the options of your own group into its "
-            "group, and let it use your `state` as its own. Then schedulers and `load_state_dict` need "
-            "nothing more."
+            "group, take what it has in its `state` into yours, and let it use yours as its own. Then "
+            "schedulers and `load_state_dict` need nothing more."
         ),
     ],
     misconceptions={

@@ -64,6 +64,12 @@ def _in_order(rank, answer, folder, states, ages) -> tuple:
     return first, _load(checkpoints)
 
 
+def _folder_of(file: str | os.PathLike, beside: int | None) -> str:
+    """The folder of a file whose name may be relative to the descriptor of a folder."""
+    parent = Path(file).parent if beside is None else Path(f"/proc/self/fd/{beside}", file).parent
+    return str(parent.resolve())
+
+
 @contextlib.contextmanager
 def _recorded() -> Iterator[list[_Event]]:
     """Within the block, calls that put bytes on the disk, name a file or wait for others."""
@@ -73,11 +79,14 @@ def _recorded() -> Iterator[list[_Event]]:
         def call(*args, **kwargs):
             file = args[0] if args else kwargs.get("src", kwargs.get("fd"))
             file = file.fileno() if hasattr(file, "fileno") else file
-            found = os.stat(file)
-            place = str(Path(file).resolve().parent) if kind == "rename" else ""
+            beside = kwargs.get("src_dir_fd")  # the folder that a name may be relative to
+            found = os.stat(file, dir_fd=beside)
+            place = _folder_of(file, beside) if kind == "rename" else ""
             events.append(_Event(kind, found.st_ino, found.st_size, place))
             if kind == "rename":
-                os.utime(file, (_AT_RENAME, _AT_RENAME))  # whoever writes to it now changes that
+                os.utime(
+                    file, (_AT_RENAME, _AT_RENAME), dir_fd=beside
+                )  # whoever writes to it now changes that
             return original(*args, **kwargs)
 
         return call

@@ -434,3 +434,12 @@ def divides_by_the_largest_value(sharded, replicated, max_norm):
     norm = (squares.sqrt() * high).item()
     _clip(sharded + replicated, norm, max_norm)
     return norm
+
+
+@wrong("6.6", names="divided-by-limit")
+def divides_by_how_much_too_large(sharded, replicated, max_norm):
+    norm = _global_norm(sharded, replicated)
+    for gradient in _gradients(sharded + replicated):
+        if norm > max_norm:
+            gradient.div_(norm / max_norm)
+    return norm

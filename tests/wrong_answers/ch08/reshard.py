@@ -418,7 +418,7 @@ def expects_a_first_part(checkpoints, world_size):
     return _Resharding()(checkpoints, world_size)
 
 
-@wrong("8.5", names="a-view")
+@wrong("8.5", names="shared")
 def hands_the_same_parts_back(checkpoints, world_size):
     whole = _whole_checkpoint(checkpoints)
     return whole if world_size == len(whole) else _Resharding()(checkpoints, world_size)
@@ -450,3 +450,13 @@ def says_which_there_should_be(checkpoints, world_size):
     except ValueError:
         n = max((part["world_size"] for part in checkpoints), default=1)
         raise ValueError(f"asked are the parts of the ranks {list(range(n))}") from None
+
+
+@wrong("8.5", names="shared")
+def hands_on_what_is_not_cut(checkpoints, world_size):
+    parts = _Resharding()(checkpoints, world_size)
+    old = min(checkpoints, key=lambda part: part["rank"])["optimizer"]
+    for part in parts:
+        for name, state in part["optimizer"].items():
+            state.update((k, v) for k, v in old[name].items() if torch.is_tensor(v) and not v.dim())
+    return parts

@@ -766,3 +766,18 @@ class WritesOnce(_Checkpoints):
         os.fsync(descriptor)
         os.close(descriptor)
         other.rename(path)
+
+
+@right("9.1")
+class NamesFilesWithinTheFolder(_Checkpoints):
+    """All names are relative to the folder's descriptor."""
+
+    def write(self, path, data):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        new = os.open("unfinished", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=folder)
+        with os.fdopen(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file)
+        os.replace("unfinished", path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.close(folder)
