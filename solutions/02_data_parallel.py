@@ -1180,8 +1180,8 @@ for ring in (False, True):
 from course_utils.explore import Explorer
 
 
-def draw_load(gpus, batch, million_parameters, outputs, copies):
-    sizes = (batch, million_parameters * 1_000_000, IMAGE)
+def draw_load(gpus, batch, million_parameters, thousand_outputs, copies):
+    sizes, outputs = (batch, million_parameters * 1_000_000, IMAGE), thousand_outputs * 1000
     first, helper = memory_model(gpus, *sizes, KEPT, outputs)
     ring = copies == "NCCL's ring"
     phases = time_model(gpus, *sizes, outputs, ring)
@@ -1194,7 +1194,7 @@ Explorer(
     gpus=(1, 8, 4),
     batch=(8, 1024, 256),
     million_parameters=(1, 500, 25),
-    outputs=(10, 100_000, 1000),
+    thousand_outputs=(1, 100, 1),
     copies=["one by one", "NCCL's ring"],
 )
 
