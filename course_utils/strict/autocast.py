@@ -36,9 +36,8 @@ _WIDEST = {
 
 def names() -> list[str]:
     """The operators of aten that autocast changes on a GPU, those aside that take the widest type."""
-    changed = torch._C._dispatch_has_kernel_for_dispatch_key
-    everything = (name for name in torch._C._dispatch_get_all_op_names() if name[:6] == "aten::")
-    found = {name[6:] for name in everything if changed(name, "AutocastCUDA")}
+    changed = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    found = {name.removeprefix("aten::") for name in changed if name.startswith("aten::")}
     return sorted(found - _WIDEST)
 
 

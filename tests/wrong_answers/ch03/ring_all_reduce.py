@@ -9,7 +9,7 @@ from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch03.shared import exchange, neighbours
 
 
-def _go_round(chunks, steps, first, add):
+def _go_round(chunks, steps, first, add, exchange=exchange):
     """Passes chunks on, beginning with chunk `first`; what arrives is added or replaces."""
     n = len(chunks)
     for step in range(steps):
@@ -19,14 +19,18 @@ def _go_round(chunks, steps, first, add):
         kept.copy_(kept + incoming if add else incoming)
 
 
-@right("3.2")
-def ring_in_two_loops(tensor):
+def _ring(tensor, cut=torch.tensor_split, exchange=exchange):
     rank, n, *_ = neighbours()
     flat = tensor.contiguous().view(-1)
-    chunks = flat.tensor_split(n)
-    _go_round(chunks, n - 1, rank, add=True)
-    _go_round(chunks, n - 1, rank + 1, add=False)
+    chunks = cut(flat, n)
+    _go_round(chunks, n - 1, rank, add=True, exchange=exchange)
+    _go_round(chunks, n - 1, rank + 1, add=False, exchange=exchange)
     tensor.copy_(flat.view_as(tensor))
+
+
+@right("3.2")
+def ring_in_two_loops(tensor):
+    _ring(tensor)
 
 
 @right("3.2")
@@ -372,25 +376,13 @@ def cuts_rows_of_what_has_some(tensor):
     cuts_rows(tensor if tensor.dim() > 0 else tensor.view(1))
 
 
-def _ring_of(cut):
-    def sums(tensor):
-        rank, n, *_ = neighbours()
-        flat = tensor.contiguous().view(-1)
-        chunks = cut(flat, n)
-        _go_round(chunks, n - 1, rank, add=True)
-        _go_round(chunks, n - 1, rank + 1, add=False)
-        tensor.copy_(flat.view_as(tensor))
-
-    return sums
-
-
 @wrong("3.2", names="uneven-chunks")
 def gives_the_rest_to_the_last_chunk(tensor):
     def cut(flat, n):
         size = len(flat) // n
         return [flat[i * size : (i + 1) * size if i < n - 1 else None] for i in range(n)]
 
-    _ring_of(cut)(tensor)
+    _ring(tensor, cut)
 
 
 @wrong("3.2", names="uneven-chunks")
@@ -399,7 +391,7 @@ def rounds_the_size_up(tensor):
         size = math.ceil(len(flat) / n)
         return [flat[i * size : (i + 1) * size] for i in range(n)]
 
-    _ring_of(cut)(tensor)
+    _ring(tensor, cut)
 
 
 @wrong("3.2", names="built-in-collective")
@@ -471,22 +463,15 @@ def waits_after_the_second_half(tensor):
 
 @right("3.2")
 def two_messages_a_chunk(tensor):
-    rank, n, *_ = neighbours()
+    _, _, right_rank, left_rank = neighbours()
 
     def halves(chunk):
         return [half for half in chunk.tensor_split(2) if len(half)]
 
     def pass_on(outgoing, incoming):
-        works = [dist.isend(half, (rank + 1) % n) for half in halves(outgoing)]
-        works += [dist.irecv(half, (rank - 1) % n) for half in halves(incoming)]
+        works = [dist.isend(half, right_rank) for half in halves(outgoing)]
+        works += [dist.irecv(half, left_rank) for half in halves(incoming)]
         for work in works:
             work.wait()
 
-    flat = tensor.contiguous().view(-1).clone()
-    chunks = flat.tensor_split(n)
-    for step in range(2 * (n - 1)):
-        outgoing, kept = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
-        incoming = torch.empty_like(kept)
-        pass_on(outgoing, incoming)
-        kept.copy_(kept + incoming if step < n - 1 else incoming)
-    tensor.copy_(flat.view_as(tensor))
+    _ring(tensor, exchange=pass_on)
