@@ -44,8 +44,8 @@ def refuse_older() -> None:
 
 
 def quieten() -> None:
-    """In a rank: leaves out what only older versions, or only those with NCCL, warn of, so that all
-    versions and machines print the same."""
+    """In the ranks of this process: leaves out what only older versions, or only those with NCCL, warn of,
+    so that all versions and machines print the same."""
     logging.getLogger("torch.distributed.pipelining._p2p").setLevel(logging.ERROR)
     for message in _OF_OLD_VERSIONS:
         warnings.filterwarnings("ignore", message)

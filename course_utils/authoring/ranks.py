@@ -18,26 +18,32 @@ from course_utils.collectives import OPERATORS, Operator
 def come_late(rank: int) -> None:
     """Rank 0 is early: if it does not wait for a result, it reads one that has not arrived."""
     if rank > 0:
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
 def waits() -> Iterator[list[dist.Work]]:
-    """Yields a list of the calls that somebody has waited for, or asked after, meanwhile."""
-    asked: list[dist.Work] = []
+    """Yields a list of the calls that somebody has waited for meanwhile: with `wait`, through their
+    future, or by asking until they were complete. Who asks once and hears that one is still under way
+    has not waited."""
+    awaited: list[dist.Work] = []
     plain = {name: getattr(dist.Work, name) for name in ("wait", "is_completed", "get_future")}
 
-    def noting(method):
+    def noting(name):
         def noted(work, *args, **kwargs):
-            asked.append(work)
-            return method(work, *args, **kwargs)
+            if name != "is_completed":
+                awaited.append(work)  # before: a wait that fails was one
+            result = plain[name](work, *args, **kwargs)
+            if result is True and name == "is_completed":
+                awaited.append(work)
+            return result
 
         return noted
 
-    for name, method in plain.items():
-        setattr(dist.Work, name, noting(method))
+    for name in plain:
+        setattr(dist.Work, name, noting(name))
     try:
-        yield asked
+        yield awaited
     finally:
         for name, method in plain.items():
             setattr(dist.Work, name, method)
@@ -59,11 +65,11 @@ class Sent:
     dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
     unwaited: list[str] = field(default_factory=list)
     calls: list[SeenCall] = field(default_factory=list, repr=False)
-    asked: list[dist.Work] = field(default_factory=list, repr=False)
+    awaited: list[dist.Work] = field(default_factory=list, repr=False)
 
     def open_calls(self) -> list[SeenCall]:
         """Those for which nobody has waited so far."""
-        return [c for c in self.calls if not any(c.work is other for other in self.asked)]
+        return [c for c in self.calls if not any(c.work is other for other in self.awaited)]
 
 
 def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
@@ -103,14 +109,14 @@ def following() -> Iterator[Sent]:
             else None
         )
 
-    with waits() as asked, intercept.listening(hear):
-        sent.asked = asked
+    with waits() as awaited, intercept.listening(hear):
+        sent.awaited = awaited
         yield sent
     unwaited = sent.open_calls()
     for call in unwaited:
         call.work.wait()
     sent.unwaited = [call.kind for call in unwaited]
-    sent.calls, sent.asked = [], []
+    sent.calls, sent.awaited = [], []
 
 
 class UsedEarly(TorchDispatchMode):

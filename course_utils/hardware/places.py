@@ -106,7 +106,8 @@ def compute_alike() -> None:
     cuDNN's convolutions would take TF32, with 10 bits of mantissa for 23, and the quickest of several
     algorithms, whose sums differ from run to run (docs.pytorch.org, notes/numerical_accuracy and
     notes/randomness). And the first matrix product in a new thread, such as autograd's, does not warn
-    that the thread had no CUDA context yet. `report` calls it in the notebook, `launch` in each rank.
+    that the thread had no CUDA context yet. `report` calls it in the notebook, the fork
+    server for all its ranks.
     """
     warnings.filterwarnings(
         "ignore", "Attempting to run cuBLAS, but there was no current CUDA context"

@@ -21,7 +21,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from course_utils import gpu_sharing, hardware, host_waits, intercept, strict, versions
+from course_utils import gpu_sharing, hardware, host_waits, intercept, strict
 from course_utils.launch import family, figures, output, packing, peers, stacks
 from course_utils.launch.calls import Recorder, place
 from course_utils.launch.frames import is_own
@@ -89,8 +89,6 @@ def _adopt(job, rank):
     # else the fork server's own, for which semaphores are kept on a list that is never cleared
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
-    versions.quieten()
-    hardware.compute_alike()
     builtins.input = _no_keyboard
     sys.breakpointhook = _no_debugger
 
@@ -127,7 +125,7 @@ def _work(job, rank, call, channel):
         try:
             _join_group(job, rank)
             _wait_for_all(channel)
-            _draw_random_state()
+            _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
             result = fn(rank, *args)
             figures.show_open()
             _finish_on_device()
@@ -165,10 +163,13 @@ def _wait_for_all(channel):
         raise EOFError("the kernel is gone")
 
 
-def _draw_random_state():
+def _draw_random_state(on_gpu):
     """Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
     missing would not show."""
-    torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+    # For a CUDA that has not started, torch.manual_seed keeps a stack of calls: a tenth of what
+    # starting a rank costs.
+    draw = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
+    draw(int.from_bytes(os.urandom(8)) >> 1)
     numpy.random.seed(list(os.urandom(16)))
     random.seed()
 

@@ -30,6 +30,7 @@ _PRELOADED = [
     "course_utils.strict.device",
     "course_utils.strict.group",
     "torch._dynamo",
+    "multiprocessing.popen_forkserver",
     "torchvision",
     "course_utils.mnist",
     "course_utils.models",

@@ -665,9 +665,9 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         return found
 
     def alive() -> list[int]:
-        # only reductions are asked after below, and a gather's Work holds what it has gathered
+        # only reductions are asked for below, and a gather's Work holds what it has gathered
         own = reductions + of_vectors
-        asked[:] = [work for work in asked if any(work is other for other in own)]
+        awaited[:] = [work for work in awaited if any(work is other for other in own)]
         return [index for index, seen in enumerate(storages) if any(map(_has_memory, seen))]
 
     def see(index: int, weight: Tensor) -> None:
@@ -686,7 +686,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         report.beside = max(report.beside, len(under_way(reductions + of_vectors)))
 
     def under_way(works: list[dist.Work]) -> list[dist.Work]:
-        return [work for work in works if not any(work is other for other in asked)]
+        return [work for work in works if not any(work is other for other in awaited)]
 
     for index, layer in enumerate(module.layers):
         layer.see = partial(see, index)
@@ -712,7 +712,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         report.unfinished = max(report.unfinished, len(under_way(reductions)) + 1)
         return lambda result: hand_work(result, reductions.append)
 
-    with waits() as asked, listening(hear):
+    with waits() as awaited, listening(hear):
         _forward_backward(model, x)
         model.finish_gradient_synchronization()
     report.alive_afterwards = settled(lambda found: not found)

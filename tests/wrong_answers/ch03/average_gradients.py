@@ -40,6 +40,16 @@ def does_not_wait(model):
             parameter.grad = parameter.grad / dist.get_world_size()
 
 
+@wrong("3.1", names="not-waited")
+def asks_once_whether_it_is_there(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            work = dist.all_reduce(parameter.grad, async_op=True)
+            if not work.is_completed():
+                pass  # it will come
+            parameter.grad /= dist.get_world_size()
+
+
 @wrong("3.1", names="unchanged")
 def averages_a_copy(model):
     for parameter in model.parameters():

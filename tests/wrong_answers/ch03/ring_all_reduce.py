@@ -446,6 +446,19 @@ def adds_before_it_waits(tensor):
     tensor.copy_(flat.view_as(tensor))
 
 
+def _asks_once(outgoing, incoming):
+    _, _, right_rank, left_rank = neighbours()
+    send = dist.P2POp(dist.isend, outgoing.contiguous(), right_rank)
+    for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, incoming, left_rank)]):
+        if not work.is_completed():
+            pass  # it will come
+
+
+@wrong("3.2", names="not-waited")
+def asks_once_for_each_message(tensor):
+    _ring(tensor, exchange=_asks_once)
+
+
 @wrong("3.2", names="not-waited")
 def waits_after_the_second_half(tensor):
     rank, n, right_rank, left_rank = neighbours()
