@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from course_utils.plots.style import LINES, WIDTH, ink_on, legend, look_of
+from course_utils.plots.style import LINES, NEUTRALS, WIDTH, ink_on, legend, look_of
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -72,12 +72,17 @@ def _without_those_that_do_not_fit(ax: Axes, numbers: Sequence[Text]) -> None:
 
 
 def loss_curves(curves: Mapping[str, Sequence[float]], title: str = "Loss") -> Figure:
-    """Draws {label: loss after each step}. Equal curves stay visible: the later ones are thinner."""
+    """Draws {label: loss after each step}. Equal curves stay visible: the later ones are thinner and
+    darker."""
     figure, ax = plt.subplots()
     for i, (label, values) in enumerate(curves.items()):
-        width = 1.6 + 1.2 * (len(curves) - 1 - i)
-        look = LINES[i % len(LINES)]
-        ax.plot(range(1, len(values) + 1), values, label=label, linewidth=width, **look)
+        above = len(curves) - 1 - i  # curves that are drawn on this one
+        look = {
+            "color": NEUTRALS[min(above, len(NEUTRALS) - 1)],
+            "linestyle": LINES[i % len(LINES)]["linestyle"],
+            "linewidth": 1.6 + 1.2 * above,
+        }
+        ax.plot(range(1, len(values) + 1), values, label=label, **look)
     ax.set_xlabel("step")
     ax.set_ylabel("loss")
     ax.set_title(title)

@@ -255,6 +255,7 @@ def test_loss_curves_leave_equal_curves_visible():
     assert first.get_linewidth() > second.get_linewidth() > third.get_linewidth()
     assert list(first.get_xdata()) == [1, 2, 3]
     assert len({line.get_linestyle() for line in (first, second, third)}) == 3
+    assert len({line.get_color() for line in (first, second, third)}) == 3
     assert not list(overlaps(figure))
 
 
