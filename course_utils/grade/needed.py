@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 import symtable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,8 +68,14 @@ class Statement:
 
     @cached_property
     def changes(self) -> frozenset[str]:
-        """The names whose object it may change, not counting calls of functions."""
-        return frozenset(_changed(self.node))
+        """The names whose object it may change, not counting calls of functions; for a function or a
+        class that it defines, when that is called."""
+        return frozenset(_changed(ast.walk(self.node)))
+
+    @cached_property
+    def changes_now(self) -> frozenset[str]:
+        """Those of them that it may change when it is executed itself."""
+        return frozenset(_changed(_executed_now(self.node)))
 
 
 def statements_of(
@@ -128,7 +134,7 @@ def _names_of(node: ast.stmt) -> tuple[frozenset[str], frozenset[str]]:
         uses = {n.id for n in names if isinstance(n.ctx, ast.Load)}
     for inner in ast.walk(node):
         if isinstance(inner, ast.AugAssign) and isinstance(inner.target, ast.Name):
-            uses.add(inner.target.id)
+            uses |= binds & {inner.target.id}  # not where it is a function's own
         elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
             if len(inner.value) < 200 and (file := _SOME_FILE.match(inner.value)):
                 binds.add(f"file:{file[1] or file[2]}")
@@ -152,9 +158,9 @@ def _declared_global(table: symtable.SymbolTable) -> set[str]:
     return found.union(*(_declared_global(child) for child in table.get_children()))
 
 
-def _changed(node: ast.AST) -> Iterator[str]:
+def _changed(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Roots of what is assigned to or deleted, receivers of methods, arguments of setattr."""
-    for inner in ast.walk(node):
+    for inner in nodes:
         if isinstance(inner, (ast.Attribute, ast.Subscript)):
             adds = isinstance(inner, ast.Attribute) and inner.attr in _ADDS  # map(TABLE.append, x)
             if adds or not isinstance(inner.ctx, ast.Load):
@@ -164,6 +170,23 @@ def _changed(node: ast.AST) -> Iterator[str]:
                 yield from _root(inner.func.value)
             elif isinstance(inner.func, ast.Name) and inner.func.id in ("setattr", "delattr"):
                 yield from (name for argument in inner.args[:1] for name in _root(argument))
+
+
+def _executed_now(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of a statement but the bodies of the functions that it defines with `def`: of those
+    only decorators and default values are executed."""
+    todo = [node]
+    while todo:
+        inner = todo.pop()
+        yield inner
+        if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            todo += [
+                *inner.decorator_list,
+                *inner.args.defaults,
+                *filter(None, inner.args.kw_defaults),
+            ]
+        else:
+            todo += ast.iter_child_nodes(inner)
 
 
 def _root(node: ast.AST) -> Iterator[str]:
@@ -186,6 +209,9 @@ class Needed:
         self._imports = {
             name: module for s in statements for name, module in _imported(s.node).items()
         }
+        bound = frozenset().union(*(s.binds for s in statements))
+        # What is no object of the submission: whoever writes super().__init__() changes no `super`.
+        self._not_data = set(self._imports) | (set(vars(builtins)) - bound)
         self._functions: dict[str, list[Statement]] = {}
         for s in statements:
             if name := _function_in(s.node):
@@ -219,9 +245,8 @@ class Needed:
             return "needed"
         if statement.number in self._own and not self._shows(statement.node):
             return "needed"
-        own = statement.changes
-        data = {name for name in own & self.names if name not in self._imports}
-        if data and not self._shows(statement.node):
+        own = statement.changes_now
+        if (own & self.names) - self._not_data and not self._shows(statement.node):
             return "needed"
         if own & set(self._imports) and self._sets_up(statement.node):
             return "needed"
@@ -233,10 +258,13 @@ class Needed:
                 if isinstance(n, ast.Name)
             }
             own = decorated & self.names - set(self._imports)
-            # An __init_subclass__ of its bases may register it.
+            # An __init_subclass__ of its bases may register it, and a decorator may call it.
             bases = getattr(statement.node, "bases", [])
             asked = decorated | {base.id for base in bases if isinstance(base, ast.Name)}
-            return "needed" if own or any(map(self._changes_needed, asked)) else None
+            called = (
+                statement.node.decorator_list and statement.changes & self.names - self._not_data
+            )
+            return "needed" if own or called or any(map(self._changes_needed, asked)) else None
         if self._shows(statement.node) or isinstance(statement.node, (ast.Import, ast.ImportFrom)):
             return None
         called = {c.func.id for c in _calls(statement.node) if isinstance(c.func, ast.Name)}
@@ -245,15 +273,17 @@ class Needed:
         handed = {
             argument.id
             for call in _calls(statement.node)
+            if not (isinstance(call.func, ast.Name) and call.func.id in _SHOWS)
             for argument in (*call.args, *(k.value for k in call.keywords))
             if isinstance(argument, ast.Name)
         }
-        return "optional" if (handed & self.names) - set(self._imports) else None
+        may_change = (handed & self.names) - self._not_data
+        return "optional" if may_change or any(map(self._changes_needed, handed)) else None
 
     def _changes_needed(self, name: str) -> bool:
         """Whether a function of the submission changes, or binds, one of the names."""
         own = self._functions.get(name, [])
-        known = self.names - set(self._imports)
+        known = self.names - self._not_data
         return any((s.changes | s.binds - {name}) & known for s in own)
 
     def _sets_up(self, node: ast.stmt) -> bool:

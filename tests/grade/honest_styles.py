@@ -435,6 +435,27 @@ style(
     "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
 )
 style(
+    "map_of_a_function_for_effect",
+    "K = []\ndef add(x):\n    K.append(x)\nlist(map(add, [1]))",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "thread_runs_a_function",
+    "import threading\nK = []\ndef add():\n    K.append(1)\nt = threading.Thread(target=add)\nt.start()\nt.join()",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "called_by_its_decorator",
+    "K = []\ndef at_once(f):\n    f()\n@at_once\ndef add():\n    K.append(1)",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
+    "method_fills",
+    "K = []\nclass Filler:\n    def fill(self):\n        K.append(1)",
+    "filler = Filler()\nfiller.fill()",
+    "def message_bytes(tensor):\n    return K[0] * tensor.numel() * tensor.element_size()",
+)
+style(
     "variable_of_the_environment",
     "import os\nos.environ['MY_UNIT'] = '1'",
     "def message_bytes(tensor):\n    return int(os.environ['MY_UNIT']) * tensor.numel() * tensor.element_size()",
