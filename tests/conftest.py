@@ -7,7 +7,7 @@ import signal
 import pytest
 
 # Folders and modules whose tests wait most of their time: for a host that falls silent, for the end
-# of a limit. Last, they would leave one of two workers with nothing to do.
+# of a limit. Last, they would leave the other workers with nothing to do.
 WAITING = {"two_hosts", "cluster", "grade", "test_launch_hosts.py", "test_replicas.py"}
 
 

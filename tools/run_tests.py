@@ -28,8 +28,10 @@ from setup_env import has_driver
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "tests"
 PYTHON = [sys.executable]
+# Three on two cores: many tests wait a while, for an end, a limit or a host that falls silent.
+WORKERS = "-n3"
 # faulthandler prints where every thread is when one test takes longer than this (seconds)
-PYTEST = [*PYTHON, "-m", "pytest", "-n2", "-o", "faulthandler_timeout=300"]
+PYTEST = [*PYTHON, "-m", "pytest", WORKERS, "-o", "faulthandler_timeout=300"]
 IN_THEIR_ORDER = ["--dist", "loadscope", "--no-loadscope-reorder"]  # tests/conftest.py sorts them
 NOTEBOOKS = ["notebooks", "solutions"]
 UNDER_RULES = ["env", "COURSE_RULES=nccl", *PYTEST, "--dist", "loadfile"]
