@@ -434,9 +434,9 @@ plots.ring_steps(4)
 plt.show()
 
 # %% [markdown]
-# *Rows are ranks, columns are pieces, and the colours say whose numbers are in a piece. A thick edge: it
-# has just arrived from the rank above. After three steps each rank holds one complete sum, another one on
-# each; after six, all hold all.*
+# *Rows are ranks, columns are pieces. The stripes of a piece, a colour and a number for each rank, say whose
+# part is in it. A thick edge: it has just arrived from the rank above. After three steps each rank holds one
+# complete sum, another one on each; after six, all hold all.*
 #
 # `record.sent` counts what a rank hands over. What then travels is the algorithm's affair. With S for
 # the bytes of the larger one of a rank's input and output, the usual algorithms have the busiest link

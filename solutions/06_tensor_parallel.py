@@ -113,8 +113,8 @@ figure = ch06.two_cuts()
 plt.show()
 
 # %% [markdown]
-# *Above, the column cut: every rank needs all of X, and each colour makes its own columns of Y.
-# Below, the row cut: each colour needs only its columns of X, and makes a full sheet that is one
+# *A colour and a number for each rank. Above, the column cut: every rank needs all of X, and makes its own
+# columns of Y. Below, the row cut: each needs only its columns of X, and makes a full sheet that is one
 # term of Y.*
 #
 # ### Why column and then row

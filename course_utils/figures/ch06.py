@@ -1,6 +1,9 @@
 """The pictures of chapter 6: matrices that are cut, who holds what, and what a cut costs in time."""
 
+from collections.abc import Iterator
+
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -115,7 +118,17 @@ def _matrix(ax: Axes, x, y, width, height, label: str, ranks: int, along: str) -
         else:
             box, color = ((x, y), width, height), "white"
         ax.add_patch(Rectangle(*box, facecolor=color, edgecolor=plots.COLORS["ink"]))
+        if along in ("columns", "rows"):
+            (left, bottom), across, up = box
+            _number(ax, left + across / 2, bottom + up / 2, str(rank))
+    if along == "sum":
+        _number(ax, x + width / 2, y + height / 2, " + ".join(map(str, range(ranks))))
     ax.text(x + width / 2, y - 0.12, label, ha="center", va="top", fontsize=9)
+
+
+def _number(ax: Axes, x: float, y: float, ranks: str) -> None:
+    """Says in a piece whose it is, for who sees no colours."""
+    ax.text(x, y, ranks, ha="center", va="center", fontsize=9)
 
 
 def block_of(holders: dict[str, Tensor]) -> Figure:
@@ -149,7 +162,22 @@ def _holder(ax: Axes, holder: Tensor, x: float, top: float, scale: float = 0.033
     box = (x, x + width, top - height, top)
     ax.imshow(holder, cmap=colors, vmin=0, vmax=4, extent=box, interpolation="nearest")
     ax.add_patch(Rectangle((x, top - height), width, height, fill=False, linewidth=0.8))
+    if holder.shape[1] > 1:  # a bias, and what is whole, is narrow
+        for rank, (row, column) in _pieces(holder):
+            _number(ax, x + (column + 0.5) * scale, top - (row + 0.5) * scale, str(rank))
     return x + width
+
+
+def _pieces(holder: Tensor) -> Iterator[tuple[int, tuple[float, float]]]:
+    """The rank of each piece of a matrix that is cut along one dimension, and its middle."""
+    along = 0 if (holder == holder[:, :1]).all() else 1
+    line = holder[:, 0] if along == 0 else holder[0]
+    ranks, counts = torch.unique_consecutive(line, return_counts=True)
+    across, begin = (holder.shape[1 - along] - 1) / 2, 0
+    for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True):
+        middle = begin + (count - 1) / 2
+        yield rank, (middle, across) if along == 0 else (across, middle)
+        begin += count
 
 
 def block_times(

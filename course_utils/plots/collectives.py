@@ -96,10 +96,13 @@ def _ring_panel(
         ax.text(-0.15, rank + 0.45, f"{name}{rank}", ha="right", va="center", fontsize=9)
         for piece, parts in enumerate(row):
             stripe = 0.9 / len(parts)
+            new = (rank, piece) in arrived
             for i, part in enumerate(sorted(parts)):
                 corner = (piece + i * stripe, rank)
                 ax.add_patch(Rectangle(corner, stripe, 0.9, facecolor=RANK_COLORS[part], lw=0))
-            new = (rank, piece) in arrived
+                if new or not arrived:
+                    look = {"ha": "center", "va": "center", "fontsize": 7}
+                    ax.text(piece + (i + 0.5) * stripe, rank + 0.45, str(part), **look)
             edge = {"edgecolor": COLORS["ink"], "linewidth": 2.4 if new else 0.6}
             ax.add_patch(Rectangle((piece, rank), 0.9, 0.9, fill=False, zorder=2 + new, **edge))
 

@@ -222,16 +222,14 @@ def test_without_namespaces_who_is_hit_is_said_and_the_rest_is_graded(tmp_path):
     handed_in = hand_in(tmp_path, ["kills_its_parent", "kills_its_ancestors", "all_right"])
     with nothing_left():
         grades = grade_all(handed_in, isolated=False)
-    started, watched = (
-        f"the code killed the process that {did}" for did in ("had started it", "watched over it")
-    )
-    # the second one kills both: which of the two is missed first is the system's choice
-    for name, hit in (("kills_its_parent", [started]), ("kills_its_ancestors", [started, watched])):
+    # A check calls the answer more than once: the first call kills the worker's parent, the next one the
+    # keeper, unless it has ended the worker by then.
+    hit = re.compile("the code killed the process that (had started|watched over) it")
+    for name in ("kills_its_parent", "kills_its_ancestors"):
         mark = grades[name].exercises[1]
         # the answer is right, and the verdict may be out
         assert mark.status in ("passed", "stopped")
-        said = any(sentence in mark.feedback for sentence in hit)
-        assert mark.status == "passed" or said, mark.feedback
+        assert mark.status == "passed" or hit.search(mark.feedback), mark.feedback
     assert grades["all_right"].earned == 4
 
 
