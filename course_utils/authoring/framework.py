@@ -322,8 +322,13 @@ def untouched(answer: Any) -> bool:
 
 def _as_before(line: Line, earlier: list[Line]) -> Line:
     """The same failure has the same cause: what an earlier requirement called it."""
-    same = [other for other in earlier if line.text and other.text == line.text]
+    same = [other for other in earlier if line.text and _cause(other) == _cause(line)]
     return dataclasses.replace(line, misconception=same[0].misconception) if same else line
+
+
+def _cause(line: Line) -> str:
+    """What the line says of a failure, but for what the other ranks did: there may be more of them now."""
+    return line.text.partition("\nMeanwhile ")[0]
 
 
 def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:

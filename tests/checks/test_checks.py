@@ -291,6 +291,17 @@ def test_a_failure_met_before_keeps_its_name():
     assert judge(exercise, divides).misconceptions == ["waits"]
 
 
+def test_a_failure_met_before_keeps_its_name_on_more_ranks():
+    exercise = make()
+    exercise.requires("two")(lambda answer, draw: run(_call, 2, answer))
+    exercise.requires("three", failures={"exception": "waits"})(
+        lambda answer, draw: run(_call, 3, answer)
+    )
+    outcome = judge(exercise, divides)
+    assert outcome.misconceptions == ["exception"] * 2
+    assert outcome.lines[0].text != outcome.lines[1].text  # of what the others did meanwhile
+
+
 def test_an_endless_loop_is_ended_and_the_rest_left_out():
     exercise = make(failures={"endless": "waits", "timeout": "division"})
     exercise.requires("one", seconds=0.3)(lambda answer, draw: answer(1))
