@@ -82,6 +82,8 @@ averaging = Exercise(
         "`wait()` on what all_reduce returns before you touch the tensor.",
         "unchanged": "Each rank still has its own gradients. Either nothing was averaged, or the "
         "average was not written back into `parameter.grad`.",
+        "added-to-own": "The mean was added to this rank's own gradient, which is still there. Let it take "
+        "the gradient's place: `parameter.grad.copy_(mean)`.",
         "parameters-averaged": "The parameters have changed. Average their gradients, "
         "`parameter.grad`: the optimizer moves the parameters later.",
         "rank-0s-gradient": "All ranks have rank 0's gradient. That is a broadcast: the other ranks' "
@@ -157,6 +159,7 @@ def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_A
         **{slug: mistake(local, got) for slug, mistake in (likely or {}).items()},
         "sum-not-mean": [sum_of(local)] * ranks,
         "unchanged": local,
+        "added-to-own": [sum_of([own, mean]) for own in local],
         "in-place": all(g is None for own in got for g in own.values()),
         "device-count": lambda got: (
             not all(g.isfinite().all() for own in got for g in own.values() if g is not None)

@@ -40,6 +40,15 @@ def does_not_wait(model):
             parameter.grad = parameter.grad / dist.get_world_size()
 
 
+@wrong("3.1", names="added-to-own")
+def adds_the_mean_to_what_is_there(model):
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            mean = parameter.grad / dist.get_world_size()
+            dist.all_reduce(mean)
+            parameter.grad.add_(mean)
+
+
 @wrong("3.1", names="not-waited")
 def asks_once_whether_it_is_there(model):
     for parameter in model.parameters():
