@@ -8,6 +8,7 @@ process of its own and a limit: one that hangs, or fails, is a row that says so,
 import datetime
 import importlib
 import platform
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ LIMIT = 1800.0  # seconds for a part
 
 
 def main(names: list[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it takes its part along
     parts = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
     unknown = [name for name in names if f"bench_{name}" not in parts]
     if unknown:
