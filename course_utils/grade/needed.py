@@ -227,6 +227,11 @@ class Needed:
             s for s in statements if s.number not in self._kept and s.uses & names and not _asks(s)
         ]
 
+    @property
+    def _data(self) -> set[str]:
+        """The names needed so far whose objects are the submission's own."""
+        return self.names - self._not_data
+
     def _grow(self) -> bool:
         """Keeps what the names need so far. Returns whether that was more than before."""
         before = len(self._kept)
@@ -246,7 +251,7 @@ class Needed:
         if statement.number in self._own and not self._shows(statement.node):
             return "needed"
         own = statement.changes_now
-        if (own & self.names) - self._not_data and not self._shows(statement.node):
+        if own & self._data and not self._shows(statement.node):
             return "needed"
         if own & set(self._imports) and self._sets_up(statement.node):
             return "needed"
@@ -261,9 +266,7 @@ class Needed:
             # An __init_subclass__ of its bases may register it, and a decorator may call it.
             bases = getattr(statement.node, "bases", [])
             asked = decorated | {base.id for base in bases if isinstance(base, ast.Name)}
-            called = (
-                statement.node.decorator_list and statement.changes & self.names - self._not_data
-            )
+            called = statement.node.decorator_list and statement.changes & self._data
             return "needed" if own or called or any(map(self._changes_needed, asked)) else None
         if self._shows(statement.node) or isinstance(statement.node, (ast.Import, ast.ImportFrom)):
             return None
@@ -277,14 +280,14 @@ class Needed:
             for argument in (*call.args, *(k.value for k in call.keywords))
             if isinstance(argument, ast.Name)
         }
-        may_change = (handed & self.names) - self._not_data
-        return "optional" if may_change or any(map(self._changes_needed, handed)) else None
+        may_change = handed & self._data or any(map(self._changes_needed, handed))
+        return "optional" if may_change else None
 
     def _changes_needed(self, name: str) -> bool:
         """Whether a function of the submission changes, or binds, one of the names."""
         own = self._functions.get(name, [])
-        known = self.names - self._not_data
-        return any((s.changes | s.binds - {name}) & known for s in own)
+        data = self._data
+        return any((s.changes | s.binds - {name}) & data for s in own)
 
     def _sets_up(self, node: ast.stmt) -> bool:
         """Whether it changes a module: nn.Module.f = f, torch.manual_seed(0), sys.path.append(x)."""
