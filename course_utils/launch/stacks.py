@@ -35,6 +35,7 @@ _HOST = os.path.join("course_utils", "host_waits.py")
 _OUTERMOST = (" in <module>\n", "\n  ...\n", " in _run_module_as_main\n")
 _WAIT_OPERATOR = "torch.ops._c10d_functional.wait_tensor"
 _TORCH = f"{os.sep}torch{os.sep}"
+_AGAIN = 0.25  # seconds after which a rank that has not answered is asked again
 
 
 def answer_with_stacks(pipe) -> str:
@@ -131,22 +132,33 @@ def ask(ranks: list[tuple], patience: float = 2.0) -> list[str]:
     """Asks several ranks for their stacks, all at the same time; returns what each wrote, empty
     for one that has not answered in `patience` seconds.
 
+    Asks again who is silent. A rank may still be in the handler of the request before, whose last
+    line was read a moment ago; then the system gives the signal to another of its threads, gloo's
+    for example, where faulthandler sees that it is at work already, and writes nothing.
+
     ranks: for each its pipe, a function that sends it a signal, and the name of its main thread.
     """
-    texts = {}
+    texts, waiting = {}, {}
     for pipe, send_signal, main in ranks:
         drain(pipe)
-        texts[pipe] = ""
-        send_signal(ASK)
-    mains = {pipe: main for pipe, _, main in ranks}
-    waiting, end = set(texts), time.monotonic() + patience
-    while waiting and time.monotonic() < end:
-        for pipe in connection.wait(waiting, 0.05):
+        texts[pipe], waiting[pipe] = "", (send_signal, main)
+    for _ in range(round(patience / _AGAIN)):
+        for send_signal, _ in waiting.values():
+            send_signal(ASK)
+        _read_answers(texts, waiting)
+    return ["" if pipe in waiting else texts[pipe] for pipe, _, _ in ranks]
+
+
+def _read_answers(texts, waiting):
+    """Adds to `texts` what ranks write in the next moment, and takes those that have answered out
+    of `waiting`. What is there is read even if this process was held up meanwhile."""
+    end = time.monotonic() + _AGAIN
+    while waiting and (ready := connection.wait(waiting, max(0.0, end - time.monotonic()))):
+        for pipe in ready:
             text = drain(pipe)
             texts[pipe] += text
-            if not text or _complete(texts[pipe], mains[pipe]):  # the rank is gone; all is there
-                waiting.remove(pipe)
-    return ["" if pipe in waiting else texts[pipe] for pipe, _, _ in ranks]
+            if not text or _complete(texts[pipe], waiting[pipe][1]):  # it is gone; all is there
+                del waiting[pipe]
 
 
 def _complete(text, main):
