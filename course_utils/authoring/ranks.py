@@ -69,7 +69,7 @@ class Sent:
 
     def open_calls(self) -> list[SeenCall]:
         """Those for which nobody has waited so far."""
-        return [c for c in self.calls if not any(c.work is other for other in self.awaited)]
+        return [call for call in self.calls if call.work not in self.awaited]
 
 
 def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:

@@ -164,7 +164,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
 
     with waits() as awaited, listening(hear):
         report.received = answer(*handed)
-    unwaited = [m for m in messages if not any(m[1] is work for work in awaited)]
+    unwaited = [(name, work) for name, work in messages if work not in awaited]
     report.unwaited = [name for name, _ in unwaited]
     for _, work in unwaited:
         work.wait()  # so that what comes next is the same in every run

@@ -667,7 +667,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     def alive() -> list[int]:
         # only reductions are asked for below, and a gather's Work holds what it has gathered
         own = reductions + of_vectors
-        awaited[:] = [work for work in awaited if any(work is other for other in own)]
+        awaited[:] = [work for work in awaited if work in own]
         return [index for index, seen in enumerate(storages) if any(map(_has_memory, seen))]
 
     def see(index: int, weight: Tensor) -> None:
@@ -686,7 +686,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         report.beside = max(report.beside, len(under_way(reductions + of_vectors)))
 
     def under_way(works: list[dist.Work]) -> list[dist.Work]:
-        return [work for work in works if not any(work is other for other in awaited)]
+        return [work for work in works if work not in awaited]
 
     for index, layer in enumerate(module.layers):
         layer.see = partial(see, index)
