@@ -38,12 +38,14 @@ from course_utils.trace import Trace
 
 
 class _Sometimes(nn.Module):
-    """A layer that rank 0 does not use and the others do, and one that only the last rank uses."""
+    """A layer that rank 0 does not use and the others do, one that only the last rank uses, and
+    between them one that nobody uses."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(width, width)
         self.sometimes = nn.Linear(width, width)
+        self.never = nn.Linear(width, width)
         self.rarely = nn.Linear(width, width)
         self.last = nn.Linear(width, width)
 
@@ -569,14 +571,27 @@ def _(answer, draw):
     needs_earlier=True,
 )
 def _(answer, draw):
+    def right_where_it_came(local, got):
+        means = {name: mean for name, mean in mean_of(local).items() if mean is not None}
+        pairs = [(own[name], mean) for own in got for name, mean in means.items()]
+        return all(gradient is None or same(gradient, mean) for gradient, mean in pairs)
+
     def missing(local, got):
-        return any(gradient is None for own in got for gradient in own.values())
+        used = [name for name, total in sum_of(local).items() if total is not None]
+        return right_where_it_came(local, got) and any(g[n] is None for g in got for n in used)
+
+    def too_many(local, got):
+        return right_where_it_came(local, got) and zeros_for_none(got, local)
 
     def divided_by_users(local, got):
         used = [g["sometimes.weight"] for g in local if g["sometimes.weight"] is not None]
         return same(got[-1]["sometimes.weight"], sum(used) / len(used))
 
-    likely = {"used-elsewhere": missing, "users-only": divided_by_users}
+    likely = {
+        "used-elsewhere": missing,
+        "zeros-for-unused": too_many,
+        "users-only": divided_by_users,
+    }
     for bucket_bytes in (64, 2**20):
         ranks = draw.integer(3, 4)
         _check_steps(answer, draw, _Sometimes, ranks, bucket_bytes, likely, "order-differs")

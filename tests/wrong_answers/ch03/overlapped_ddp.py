@@ -447,6 +447,16 @@ class KeepsNone(Bucketed):
             parameter.grad = mean.clone()
 
 
+@wrong("3.4", names="zeros-for-unused")
+class FillsTheBucketWhereRanksDiffer(Bucketed):
+    def unpack(self, bucket, flat):
+        *parts, users = flat.split([*(p.numel() for p in bucket), len(bucket)])
+        differ = any(0 < count < dist.get_world_size() for count in users)
+        for parameter, part, count in zip(bucket, parts, users, strict=True):
+            if count > 0 or differ:
+                self.write(parameter, part.view_as(parameter), count)
+
+
 @wrong("3.4", names="users-only")
 class DividesByUsers(Bucketed):
     def write(self, parameter, mean, users):
