@@ -571,17 +571,19 @@ def _(answer, draw):
     needs_earlier=True,
 )
 def _(answer, draw):
-    def right_where_it_came(local, got):
+    def pairs(local, got):
+        """What came where some rank has a gradient, each with what should have come."""
         means = {name: mean for name, mean in mean_of(local).items() if mean is not None}
-        pairs = [(own[name], mean) for own in got for name, mean in means.items()]
-        return all(gradient is None or same(gradient, mean) for gradient, mean in pairs)
+        return [(own[name], mean) for own in got for name, mean in means.items()]
+
+    def otherwise_right(local, got):
+        return all(came is None or same(came, mean) for came, mean in pairs(local, got))
 
     def missing(local, got):
-        used = [name for name, total in sum_of(local).items() if total is not None]
-        return right_where_it_came(local, got) and any(g[n] is None for g in got for n in used)
+        return otherwise_right(local, got) and any(came is None for came, _ in pairs(local, got))
 
     def too_many(local, got):
-        return right_where_it_came(local, got) and zeros_for_none(got, local)
+        return otherwise_right(local, got) and zeros_for_none(got, local)
 
     def divided_by_users(local, got):
         used = [g["sometimes.weight"] for g in local if g["sometimes.weight"] is not None]
