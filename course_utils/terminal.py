@@ -16,6 +16,7 @@ import platformdirs
 import torch.distributed as dist
 
 from course_utils import hardware
+from course_utils.hardware.fair import FairClock
 from course_utils.launch.janitor import janitor
 
 _TICK = 1.0  # seconds between two looks at a program that runs
@@ -82,8 +83,8 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
 
     Its ranks find each other through the loopback interface and take one thread each. While it
     runs, a line under the cell counts the seconds. It is ended when the notebook is interrupted,
-    and after `timeout` seconds of a quiet machine: where more programs run than there are cores,
-    it gets as much longer as each of them gets less. Raises TimeoutError with a sentence then.
+    and after `timeout` seconds, without those in which a busy machine had no processor for it. Raises
+    TimeoutError with a sentence then.
     """
     own = {"GLOO_SOCKET_IFNAME": loopback(), "OMP_NUM_THREADS": "1", **hardware.QUIET}
     own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart meets in a store of its own
@@ -117,23 +118,19 @@ def _end(program):
 def _patiently(program, timeout):
     """What the program prints to its two streams, when it has ended."""
     started, spent, progress = time.monotonic(), 0.0, _Progress()
+    clock = FairClock(program.pid)
     try:
         while True:
             try:
                 return program.communicate(timeout=_TICK)
             except subprocess.TimeoutExpired as late:
-                spent += _TICK / _crowd()
+                spent += clock.passed()
                 seconds = time.monotonic() - started
                 progress.show(f"still running after {seconds:.0f} seconds ...")
                 if spent >= timeout:
                     raise TimeoutError(_sentence(program, seconds, late)) from None
     finally:
         progress.clear()
-
-
-def _crowd():
-    """How many programs want each core, at least 1."""
-    return max(1.0, os.getloadavg()[0] / hardware.cores()) if hasattr(os, "getloadavg") else 1.0
 
 
 def _sentence(program, seconds, late):

@@ -56,9 +56,10 @@ class RankProcess(Rank):
             self.stacks, stacking = map(opened.enter_context, server.context.Pipe(duplex=False))
             ends = (theirs, printing, stacking)
             self.process = server.start(rank.main, (number, *ends), number)
-            janitor.keep("rank", self.process.pid)
-            self._handle = family.Handle(self.process.pid)
-            self._activity = _activity(self.process.pid)
+            self.pid = self.process.pid
+            janitor.keep("rank", self.pid)
+            self._handle = family.Handle(self.pid)
+            self._activity = _activity(self.pid)
             opened.pop_all()
         for end in ends:
             end.close()
@@ -130,7 +131,7 @@ class RankProcess(Rank):
 
     def handles_signals(self) -> bool:
         try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
             return True  # a system that does not tell
         caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
@@ -151,12 +152,12 @@ class RankProcess(Rank):
         if self._handle.send(0):  # else its number may be another process's by now
             # It has no group of its own before main; macOS refuses a group that is all zombies.
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
         self._handle.send(signal.SIGKILL)
 
     def close(self) -> None:
         """After kill: waits for the end and frees what the kernel holds of the rank."""
-        janitor.forget("rank", self.process.pid)
+        janitor.forget("rank", self.pid)
         self._handle.close()
         server.end(self.process)
         for channel in (self.channel, self.printed, self.stacks):

@@ -37,6 +37,7 @@ class Rank:
 
     def __init__(self, number: int, host: Host, record: str, folder: str):
         self.number = number
+        self.pid = None  # of a rank on this machine
         self.host = host
         self.record = record
         self.report = None

@@ -1,5 +1,6 @@
 """guard: code of a learner that hangs, floods or changes its process."""
 
+import itertools
 import os
 import queue
 import random
@@ -8,11 +9,13 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from course_utils.authoring.guard import Deadline, TimeIsUp, undisturbed
+from course_utils.hardware import fair
 
 
 def spin():
@@ -108,12 +111,53 @@ def test_paused_time_does_not_count():
 
 
 def test_time_without_a_processor_does_not_count(monkeypatch):
-    # a machine so busy that this process computes for a tenth of the time
+    """A machine so busy that this thread gets a tenth of a processor; and one that does not say it."""
+    own = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}")
+    begin = time.monotonic()
+
+    def schedule(file):
+        passed = (time.monotonic() - begin) * 1e9
+        return f"{passed / 10:.0f} {passed * 9 / 10:.0f} 1" if file.parent == own else "0 0 0"
+
+    monkeypatch.setattr(Path, "read_text", schedule)
+    assert _seconds_until_the_end() > 0.8
+
+    monkeypatch.setattr(fair, "_threads", lambda pid: ())
     monkeypatch.setattr(time, "process_time", lambda: time.monotonic() / 10)
+    assert _seconds_until_the_end() > 0.8
+
+
+def _seconds_until_the_end():
     started = time.monotonic()
     with pytest.raises(TimeIsUp), Deadline(0.1):
         spin()
-    assert time.monotonic() - started > 0.8
+    return time.monotonic() - started
+
+
+def test_what_the_check_itself_does_counts_a_tenth():
+    def work():
+        sum(itertools.repeat(1, 10**8))
+
+    with Deadline(60) as deadline:
+        sum(itertools.repeat(1, 10**8))  # in the frame that has the deadline, as a check's own line
+        spent = 60 - deadline.left
+    with Deadline(60) as deadline:
+        work()
+        assert 0 < spent < (60 - deadline.left) / 3
+
+
+def test_the_clock_sees_children_and_delays_that_are_told_late(monkeypatch):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        threads = dict(fair._threads(os.getpid()))
+        child.communicate(b"\n")
+    (childs,) = (name for name in threads if f"/{child.pid}/" in name)
+    monkeypatch.setattr(fair, "_threads", lambda pid: threads.items())
+    clock = fair.FairClock()
+    time.sleep(0.05)
+    assert clock.passed() >= 0.05
+    ran, delayed = threads[childs]
+    threads[childs] = ran, delayed + 0.05  # ready to run all the time, as one hears afterwards
+    assert clock.passed() < 0
 
 
 def test_the_state_of_the_kernel_comes_back():

@@ -417,6 +417,12 @@ def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):
     assert launch(lambda rank: rank, 2, timeout=2.0) == [0, 1]
 
 
+def test_time_in_which_a_rank_had_no_processor_does_not_count(monkeypatch):
+    """As on a busy machine; here it is said of a rank that sleeps for longer than the limit."""
+    monkeypatch.setattr(supervise, "longest_delay", lambda pids: 100.0 * len(list(pids)))
+    assert launch(lambda rank: time.sleep(1.5), 1, timeout=0.5) == [None]
+
+
 class _SlowToUnpack:
     def __init__(self, seconds):
         self.seconds = seconds

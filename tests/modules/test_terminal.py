@@ -1,6 +1,5 @@
 """Programs that a chapter runs as in a terminal: what they print, how they fail, how they end."""
 
-import math
 import os
 import sys
 import time
@@ -61,7 +60,7 @@ def test_torchrun_leaves_no_folder_of_logs(tmp_path, monkeypatch):
 
 def test_time_that_is_up_ends_the_program(tmp_path, monkeypatch):
     mark = tmp_path / "pid"
-    monkeypatch.setattr(terminal, "_crowd", lambda: 1.0 if mark.exists() else math.inf)
+    time_counts(monkeypatch, lambda: 1.0 if mark.exists() else 0.0)
     script = "import os, pathlib, time\nprint('half way', flush=True)\n"
     script += f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\n"
     with pytest.raises(TimeoutError, match="(?s)was still running after .* had printed:\nhalf way"):
@@ -86,15 +85,15 @@ if __name__ == "__main__":
 def test_what_a_program_has_spawned_ends_with_it(tmp_path, monkeypatch):
     spawned = []
 
-    def crowd():  # time begins when both are there
+    def passed():  # time begins when both are there
         pids = [int(path.name.partition("-")[2]) for path in tmp_path.glob("?-*")]
         if len(pids) < 2:
-            return math.inf
+            return 0.0
         spawned[:] = map(psutil.Process, pids)
-        return 0.2
+        return 5.0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(terminal, "_crowd", crowd)
+    time_counts(monkeypatch, passed)
     Path("hangs.py").write_text(HANGS)
     with pytest.raises(TimeoutError, match="and was ended"):
         run_in_terminal(sys.executable, "hangs.py", timeout=10)
@@ -117,11 +116,16 @@ def test_torchruns_agent_listens_to_nobody(tmp_path):
     assert torchrun(1, tmp_path / "listens.py") == "[]\n"
 
 
-def test_the_limit_grows_with_what_the_machine_is_doing(monkeypatch):
+def test_time_without_a_processor_does_not_count(monkeypatch):
     monkeypatch.setattr(terminal, "_TICK", 0.01)
-    monkeypatch.setattr(os, "getloadavg", lambda: (40.0 * hardware.cores(), 0.0, 0.0))
+    time_counts(monkeypatch, lambda: 0.0)
     rests = [sys.executable, "-c", "import time; time.sleep(1); print('there')"]
-    assert run_in_terminal(*rests, timeout=0.1) == "there\n"  # 0.1 s of this machine are 4 s
+    assert run_in_terminal(*rests, timeout=0.1) == "there\n"
+
+
+def time_counts(monkeypatch, passed):
+    """Puts a clock in place that says how many seconds count of each tick."""
+    monkeypatch.setattr(terminal, "FairClock", lambda pid: SimpleNamespace(passed=passed))
 
 
 def test_a_line_counts_the_seconds_and_goes(monkeypatch):
