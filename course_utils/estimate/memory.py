@@ -102,7 +102,9 @@ def memory(
     (`_temporary`). "playbook": what the Ultra-Scale Playbook plots, whose GB are GiB: 8 bytes for
     the optimizer, matrices alone, activations of 34 s b h a layer, nothing temporary.
 
-    Not counted: the allocator's fragments, the libraries' own buffers, float32 gradients.
+    Not counted: the allocator's fragments, the libraries' own buffers, float32 gradients, and the
+    buffer for each micro-batch's message that `torch.distributed.pipelining` keeps up to PyTorch
+    2.14 (since 2.15 it makes one when it receives; `trace` has what the installed one does).
     """
     one_of("convention", convention, CONVENTIONS)
     layout.check(model, seq)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from course_utils import estimate
+from course_utils import estimate, versions
 from course_utils.estimate import Layout, Model
 from course_utils.launch import launch
 from tests.benchmarks import bench_trace
@@ -41,8 +41,10 @@ LAYOUTS = {
 ALL = pytest.mark.parametrize("model, layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def traced(model: Model, layout: Layout, rank: int = 0, dtype=torch.bfloat16) -> estimate.Trace:
-    return estimate.trace(partial(decoder, model=model, seq=SEQ, dtype=dtype), layout, rank)
+def traced(
+    model: Model, layout: Layout, rank: int = 0, dtype=torch.bfloat16, seq: int = SEQ
+) -> estimate.Trace:
+    return estimate.trace(partial(decoder, model=model, seq=seq, dtype=dtype), layout, rank)
 
 
 def ranks_of_all_stages(layout: Layout) -> range:
@@ -103,10 +105,24 @@ def test_a_rank_holds_its_share_of_the_parameters(name):
     ids=estimate.described,
 )
 def test_what_zero_3_gathers_and_has_not_sent_yet_is_counted(layout):
-    model = replace(DENSE, layers=8, width=1024, ffn=4096, kv_heads=8, vocab=1024)
-    held = estimate.memory(model, layout, SEQ)
+    """Of 16 tokens: a layer here keeps 60 bytes a token and number of its width where the arithmetic's
+    paper has 39 (norms in float32, a gated MLP), and of 128 tokens the test would measure that. PyTorch
+    before 2.15 has a layer's gradients once more at the peak of the first layout: 8.6 % of it."""
+    seq, model = 16, replace(DENSE, layers=8, width=1024, ffn=4096, kv_heads=8, vocab=1024)
+    held = estimate.memory(model, layout, seq)
     own = held["total"] - held["optimizer"] * 8 / 12  # the program's Adam has bfloat16 moments
-    assert traced(model, layout).peak == pytest.approx(own, rel=0.12)
+    assert traced(model, layout, seq=seq).peak == pytest.approx(own, rel=0.09)
+
+
+def test_up_to_2_14_a_stage_keeps_what_it_receives_in_a_step():
+    """`torch.distributed.pipelining` has a buffer for each micro-batch's message from the first step on;
+    since 2.15 it makes one when it receives, and lets go of it."""
+    layout = Layout(pp=2, micro_batch=2, micro_batches=4, schedule="1f1b")
+    twice = replace(layout, micro_batches=8)  # of which no more are in flight
+    tokens = 8 * layout.micro_batch * SEQ
+    message = 2 * layout.micro_batch * SEQ * DENSE.width
+    kept = message if versions.older_than("2.15") else 0
+    assert traced(DENSE, twice).peak - traced(DENSE, layout).peak == 4 * (tokens + kept)
 
 
 LARGE = """
