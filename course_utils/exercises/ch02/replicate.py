@@ -4,7 +4,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from course_utils.exercises.ch02.shared import (
     make,
     moody,
 )
+from course_utils.hardware.fair import FairClock
 
 replicate = Exercise(
     "2.2",
@@ -133,7 +134,7 @@ def _run_backward(replicas, batches):
         "required positional argument": "other-outputs",  # of the constructor of a new model
     },
 )
-def _(answer, draw):
+def every_replica_gives_the_outputs_of_the_model(answer, draw):
     model = make(Plain, draw)
     for workers in (1, draw.integer(2, 4)):
         replicas = _replicas(answer, model, [CPU] * workers)
@@ -167,7 +168,7 @@ def _check_modes(answer, draw, model: Moody) -> None:
     "the gradients of all replicas are summed in the model",
     failures={"backward through the graph a second time": "one-backward-pass"},
 )
-def _(answer, draw):
+def the_gradients_of_all_replicas_are_summed(answer, draw):
     model = make(Plain, draw)
     workers = draw.integer(3, 4)
     batches = [draw.tensor(rows, model.width) for rows in draw.sample(range(1, 6), workers)]
@@ -224,7 +225,7 @@ def _runs_on(replica, batch) -> bool:
     seconds=30,
     failures={"NotImplementedError": "same-model"},  # model.to(CPU) after model.to(META)
 )
-def _(answer, draw):
+def each_helper_computes_on_its_own_device(answer, draw):
     devices = [CPU, META, CPU, *draw.sample((CPU, META), draw.integer(0, 2))]
     for kind, slug in ((Plain, "not-moved"), (Counting, "buffers-forgotten")):
         model = make(kind, draw)
@@ -270,7 +271,7 @@ def _history(output: torch.Tensor) -> set:
 @replicate.requires(
     "replica 0 uses the model's own tensors, the helpers copies made at once", needs_earlier=True
 )
-def _(answer, draw):
+def replica_0_uses_the_model_own_tensors(answer, draw):
     model = make(Plain, draw)
     batch = draw.tensor(draw.integer(2, 5), model.width)
     replicas = _replicas(answer, model, [CPU] * draw.integer(2, 4))
@@ -292,7 +293,7 @@ def _(answer, draw):
     failures={"ValueError": "tied-twice", "RuntimeError": "tied-once"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def tied_parameters_stay_tied(answer, draw):
     model = make(Awkward, draw)
     batches = [
         draw.tensor(rows, model.width) for rows in draw.sample(range(1, 6), draw.integer(2, 4))
@@ -330,7 +331,7 @@ def _first_users(output: torch.Tensor, parameter: nn.Parameter) -> int:
 
 
 @replicate.requires("changes of buffers: replica 0's stay, the helpers' are lost")
-def _(answer, draw):
+def changes_of_buffers(answer, draw):
     model = make(Counting, draw)
     first = draw.tensor(draw.integer(2, 5), model.width).abs()
     second = draw.tensor(3, model.width) + 5
@@ -354,7 +355,7 @@ def _(answer, draw):
 
 
 @replicate.requires("two threads run two replicas at the same time", needs_earlier=True)
-def _(answer, draw):
+def two_threads_run_two_replicas_at_the_same(answer, draw):
     model = make(Plain, draw)
     batch = draw.tensor(draw.integer(2, 5), model.width)
     replicas = _replicas(answer, model, [CPU, CPU, META])
@@ -371,8 +372,9 @@ def _(answer, draw):
 
 def _at_once(replicas, batches) -> list:
     """The outputs of the replicas, each called in a thread of its own: the forward passes of Plain
-    begin together and end together, so that all compute while all frames are in use."""
-    barrier = threading.Barrier(len(replicas), timeout=3)
+    begin together and end together, so that all compute while all frames are in use. They get three
+    seconds to meet, without those in which they have no processor."""
+    barrier = threading.Barrier(len(replicas))
 
     def call(replica, batch):
         try:
@@ -384,9 +386,14 @@ def _at_once(replicas, batches) -> list:
     Plain.gate = barrier.wait
     try:
         with ThreadPoolExecutor(len(replicas)) as threads:
-            outputs = list(threads.map(call, replicas, batches))
+            outputs = [threads.submit(call, *each) for each in zip(replicas, batches)]
+            clock, left = FairClock(), 3.0
+            while wait(outputs, timeout=0.1).not_done and left > 0:
+                left -= clock.passed()
+            barrier.abort()  # who has not come by now never will
     finally:
         Plain.gate = None
+    outputs = [output.result() for output in outputs]
     errors = [output for output in outputs if isinstance(output, Exception)]
     for error in errors:
         if not isinstance(error, threading.BrokenBarrierError):

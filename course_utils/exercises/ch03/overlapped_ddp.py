@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from course_utils.exercises.ch03.shared import (
     zeros_for_none,
 )
 from course_utils.hardware import device
+from course_utils.hardware.fair import FairClock
 from course_utils.trace import Trace
 
 
@@ -241,7 +243,7 @@ def _check_start(answer, draw, frozen=False) -> None:
     "every rank starts with rank 0's parameters and buffers",
     failures={"AttributeError": "no-module"},
 )
-def _(answer, draw):
+def every_rank_starts_with_rank_0_parameters(answer, draw):
     _check_start(answer, draw)
 
 
@@ -330,12 +332,12 @@ def _check_steps(
 
 
 @overlapping.requires("after each of three steps every rank has the mean gradients")
-def _(answer, draw):
+def after_each_of_three_steps_every_rank_has(answer, draw):
     _check_steps(answer, draw, plain, 2, 25 * 2**20)
 
 
 @overlapping.requires("three ranks do, with small buckets, and zero_grad(set_to_none=False)")
-def _(answer, draw):
+def three_ranks_do(answer, draw):
     _check_steps(answer, draw, plain, 3, 64)
     _check_steps(answer, draw, plain, 1, 64, keep_zeros=True)
 
@@ -414,14 +416,16 @@ def _tower(draw) -> tuple[Plan, int]:
 
 
 def _appears(path: Path, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < end:
+    """Waits for a file of another rank; the seconds in which a rank gets no processor do not count."""
+    clock = FairClock(os.getppid())  # of the server, whose children all ranks are
+    while not path.exists() and seconds > 0:
         time.sleep(0.005)
+        seconds -= clock.passed()
     return path.exists()
 
 
 @overlapping.requires("all-reduces start while backward still runs")
-def _(answer, draw):
+def all_reduces_start_while_backward_still_runs(answer, draw):
     reports = run(_tower_backward, draw.integer(2, 3), answer, *_tower(draw), 2)
     if not all(report.started_early for report in reports):
         raise Wrong(
@@ -434,7 +438,7 @@ def _(answer, draw):
 @overlapping.requires(
     "backward does not wait for the other ranks", needs_earlier=True, at_home=True
 )
-def _(answer, draw):
+def backward_does_not_wait_for_the_other_ranks(answer, draw):
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "rank_0_is_at_its_first_layer"
         reports = run(_tower_backward, 2, answer, *_tower(draw), 2, mark)
@@ -447,7 +451,7 @@ def _(answer, draw):
 
 
 @overlapping.requires("gradients travel in buckets of bucket_bytes")
-def _(answer, draw):
+def gradients_travel_in_buckets_of_bucket_bytes(answer, draw):
     plan, layers = _tower(draw)
     for limit in (2, 3, 2.75):
         sizes, bucket = run(_tower_backward, 2, answer, plan, layers, limit)[0].sizes, int(limit)
@@ -482,7 +486,7 @@ def _calls_in_no_sync(rank, answer, plan: Plan) -> int:
     "no_sync() sends nothing",
     failures={"TypeError": "no-context-manager", "AttributeError": "no-context-manager"},
 )
-def _(answer, draw):
+def no_sync_sends_nothing(answer, draw):
     ranks = draw.integer(2, 3)
     calls = run(_calls_in_no_sync, ranks, answer, drawn_plan(draw))
     expect(
@@ -491,7 +495,7 @@ def _(answer, draw):
 
 
 @overlapping.requires("the backward after no_sync() averages the whole sum")
-def _(answer, draw):
+def the_backward_after_no_sync_averages_the_whole(answer, draw):
     ranks, micro_batches = draw.integer(2, 3), draw.integer(2, 4)
     _check_steps(answer, draw, plain, ranks, 128, micro_batches=micro_batches)
     tower = _tower(draw)
@@ -521,7 +525,7 @@ def _calls_after_an_inner_no_sync(rank, answer, plan: Plan) -> int:
 @overlapping.requires(
     "no_sync() within no_sync()", failures={"exception": "nested"}, needs_earlier=True
 )
-def _(answer, draw):
+def no_sync_within_no_sync(answer, draw):
     calls = run(_calls_after_an_inner_no_sync, 2, answer, drawn_plan(draw))
     expect(calls, [0, 0], each="rank", what="number of calls", likely={"nested": True})
 
@@ -530,14 +534,14 @@ def _(answer, draw):
     "a frozen parameter is broadcast and then left alone",
     failures=dict.fromkeys(("'NoneType'", "exception"), "frozen-hook"),
 )
-def _(answer, draw):
+def a_frozen_parameter_is_broadcast_and_then_left(answer, draw):
     _check_start(answer, draw, frozen=True)
     likely = {"frozen-gradient": lambda local, got: zeros_for_none(got, local)}
     _check_steps(answer, draw, Frozen, draw.integer(2, 3), 128, likely)
 
 
 @overlapping.requires("a tied parameter is averaged once")
-def _(answer, draw):
+def a_tied_parameter_is_averaged_once(answer, draw):
     for bucket_bytes in (64, 2**20):
         ranks = draw.integer(2, 3)
         _check_steps(answer, draw, Tied, ranks, bucket_bytes, otherwise="tied-twice")
@@ -551,7 +555,7 @@ def _(answer, draw):
         "timeout": "bucket-never-full",
     },
 )
-def _(answer, draw):
+def an_unused_parameter_keeps_no_gradient(answer, draw):
     def still_local(local, got):
         pairs = zip(got, local, strict=True)
         return any(same(g[name], own[name]) for g, own in pairs for name in ("last.weight",))
@@ -570,7 +574,7 @@ def _(answer, draw):
     ),
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_parameter_that_only_some_ranks_used_is(answer, draw):
     def pairs(local, got):
         """What came where some rank has a gradient, each with what should have come."""
         means = {name: mean for name, mean in mean_of(local).items() if mean is not None}
