@@ -31,7 +31,7 @@ the check can name, each with the sentence that the learner reads.
         return [p.grad for p in model.parameters()]
 
     @exercise.requires("every rank ends with the mean of all ranks' gradients")
-    def _(answer, draw):
+    def every_rank_ends_with_the_mean(answer, draw):
         seeds = [draw.seed() for _ in range(3)]
         got = run(gradients_after, 3, answer, seeds)
         summed = ...

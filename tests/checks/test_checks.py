@@ -551,3 +551,10 @@ def test_lines_are_not_wider_than_a_notebook():
         raise Wrong("waits", expected="word " * 60, got="word " * 60)
 
     assert max(map(len, shown(exercise, right))) <= 100
+
+
+def test_a_requirement_has_a_name_that_a_traceback_shows():
+    unnamed = [
+        e.id for e in catalogue.exercises() for rule in e.rules if rule.function.__name__ == "_"
+    ]
+    assert unnamed == []

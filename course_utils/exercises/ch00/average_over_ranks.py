@@ -124,19 +124,19 @@ def _check_average(answer, values):
 
 
 @average.requires("three ranks that hold 2, 4 and 9 all get 5")
-def _(answer, draw):
+def three_ranks_that_hold_2(answer, draw):
     _check_average(answer, [torch.tensor([value]) for value in (2.0, 4.0, 9.0)])
 
 
 @average.requires("any shape and any number of ranks give the mean", needs_earlier=True)
-def _(answer, draw):
+def any_shape_and_any_number_of_ranks_give(answer, draw):
     shape = draw.integer(2, 5), draw.integer(2, 5)
     for ranks in (draw.integer(4, 6), 2, 1):
         _check_average(answer, [draw.tensor(*shape) for _ in range(ranks)])
 
 
 @average.requires("the tensor that was handed in is unchanged", needs_earlier=True)
-def _(answer, draw):
+def the_tensor_that_was_handed_in_is_unchanged(answer, draw):
     length = draw.integer(3, 9)
     values = [draw.tensor(length) for _ in range(2)]
     if not all(untouched for _, untouched, _ in run(_averages, 2, answer, OwnPart(values))):

@@ -79,13 +79,13 @@ size = Exercise(
 
 
 @size.requires("a float32 tensor of any shape")
-def _(answer, draw):
+def a_float32_tensor_of_any_shape(answer, draw):
     tensor = draw.tensor(draw.integer(5, 8), draw.integer(5, 8), 3)
     _check_size(answer, tensor)
 
 
 @size.requires("dtypes of 1, 2 and 8 bytes")
-def _(answer, draw):
+def dtypes_of_1(answer, draw):
     ordinary = torch.bfloat16, torch.uint8, torch.float64
     for dtype in (*ordinary, torch.bool, torch.complex64):
         otherwise = None if dtype in ordinary else "dtype-table"
@@ -93,17 +93,17 @@ def _(answer, draw):
 
 
 @size.requires("a view of a larger tensor")
-def _(answer, draw):
+def a_view_of_a_larger_tensor(answer, draw):
     _check_size(answer, draw.tensor(8, 10)[2:5, : draw.integer(3, 7)])
 
 
 @size.requires("an expanded tensor")
-def _(answer, draw):
+def an_expanded_tensor(answer, draw):
     _check_size(answer, draw.tensor(draw.integer(2, 6), 1).expand(-1, draw.integer(3, 7)))
 
 
 @size.requires("a single number and an empty tensor")
-def _(answer, draw):
+def a_single_number_and_an_empty_tensor(answer, draw):
     _check_size(answer, torch.tensor(1.0))
     _check_size(answer, torch.zeros(0, 4))
 

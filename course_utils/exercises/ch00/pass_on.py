@@ -121,7 +121,7 @@ def _check_pass(answer, values):
 
 
 @pass_on.requires("three ranks: each gets its predecessor's tensor")
-def _(answer, draw):
+def three_ranks_each_gets_its_predecessor_tensor(answer, draw):
     length = draw.integer(2, 8)
     _check_pass(answer, [draw.tensor(length) for _ in range(3)])
 
@@ -130,7 +130,7 @@ def _(answer, draw):
     "two ranks, and more than three, with tensors of two dimensions and other dtypes",
     needs_earlier=True,
 )
-def _(answer, draw):
+def two_ranks_and_more_than_three_with_tensors(answer, draw):
     shape = draw.integer(2, 5), draw.integer(2, 5)
     for ranks in (draw.integer(4, 6), 2):
         _check_pass(answer, [draw.tensor(*shape) for _ in range(ranks)])
@@ -142,7 +142,7 @@ def _(answer, draw):
 
 
 @pass_on.requires("the tensor that was handed in is unchanged", needs_earlier=True)
-def _(answer, draw):
+def the_tensor_that_was_handed_in_is_unchanged(answer, draw):
     values = [draw.tensor(4) for _ in range(2)]
     if not all(report.unchanged for report in run(_passed, 2, answer, OwnPart(values))):
         raise Wrong("input-changed", expected="the same values as before", got="other values")
@@ -154,7 +154,7 @@ def _(answer, draw):
         ("RuntimeError", "ValueError", "there is no rank", "timeout"), "sends-to-itself"
     ),
 )
-def _(answer, draw):
+def one_rank_gets_a_copy_of_its_own(answer, draw):
     value = draw.tensor(4)
     [report] = run(_passed, 1, answer, OwnPart([value]))
     expect_type(report.result, torch.Tensor)

@@ -126,14 +126,14 @@ def _job(gpus, gpu_gb, state_gb, sample_gb, compute, exchange):
 
 
 @decisions.requires("a small model on several GPUs, where sharing pays")
-def _(answer, draw):
+def a_small_model_on_several_gpus(answer, draw):
     _decide(answer, _job(draw.integer(2, 8), 80, draw.integer(4, 20), 1, 1.0, 0.1))
     gpus = draw.integer(3, 8)
     _decide(answer, _job(gpus, 80, draw.integer(4, 20), 1, 1.0, 0.9 - 1 / gpus))
 
 
 @decisions.requires("a small model whose exchange costs more than sharing saves")
-def _(answer, draw):
+def a_small_model_whose_exchange_costs_more_than(answer, draw):
     gpus = draw.integer(2, 4)
     _decide(answer, _job(gpus, 80, draw.integer(4, 20), 1, 1.0, 1.0))
     _decide(answer, _job(gpus, 80, draw.integer(4, 20), 1, 1.0, 1.02 - 1 / gpus))
@@ -141,7 +141,7 @@ def _(answer, draw):
 
 
 @decisions.requires("a copy that has to be cut, with room for one copy and for several")
-def _(answer, draw):
+def a_copy_that_has_to_be_cut(answer, draw):
     needed = draw.integer(4, 6)  # GPUs that a copy fills, the last of them by half
     state = 40 * needed - 21
     for gpus in (needed + 1, 2 * needed - 1, 2 * needed, 2 * needed + 1, 5 * needed):
@@ -150,31 +150,31 @@ def _(answer, draw):
 
 
 @decisions.requires("a copy that does not fit on all GPUs together")
-def _(answer, draw):
+def a_copy_that_does_not_fit_on_all(answer, draw):
     gpus = draw.integer(2, 6)
     _decide(answer, _job(gpus, 40, 80 * gpus + 10, 1, 1.0, 0.1))
 
 
 @decisions.requires("a copy for which the activations of one sample fit, and those of two do not")
-def _(answer, draw):
+def a_copy_for_which_the_activations(answer, draw):
     _decide(answer, _job(draw.integer(2, 6), 80, draw.integer(10, 30), 45, 1.0, 0.1))
 
 
 @decisions.requires("a copy whose activations are what does not fit")
-def _(answer, draw):
+def a_copy_whose_activations_are_what_does_not(answer, draw):
     _decide(answer, _job(3, 24, 23, draw.integer(4, 16), 1.0, 0.1))
     _decide(answer, _job(3, 24, 23, draw.integer(17, 22), 1.0, 0.1))
 
 
 @decisions.requires("a copy that fills its GPUs to the last byte")
-def _(answer, draw):
+def a_copy_that_fills_its_gpus(answer, draw):
     gpus = draw.integer(2, 4)
     _decide(answer, _job(2 * gpus - 1, 16, 16 * gpus - 3, 3, 1.0, 0.1))
     _decide(answer, _job(3, 16, 13, 3, 1.0, 0.1))
 
 
 @decisions.requires("the six jobs of the notebook")
-def _(answer, draw):
+def the_six_jobs_of_the_notebook(answer, draw):
     for name, job in _six_jobs():
         _decide(answer, job, what=name)
 

@@ -126,21 +126,21 @@ def _both(answer, minutes, truck, factories):
 @deliveries.requires(
     "one line of 3, 6, 2 and 4 minutes, free trucks: an order every 6 minutes", at_home=True
 )
-def _(answer, draw):
+def one_line_of_3(answer, draw):
     _both(answer, [3.0, 6.0, 2.0, 4.0], 0.0, 1)
 
 
 @deliveries.requires("several factories with a line each")
-def _(answer, draw):
+def several_factories_with_a_line_each(answer, draw):
     _both(answer, drawn_minutes(draw, 4), 0.0, draw.integer(2, 5))
 
 
 @deliveries.requires("trucks that take longer than any building")
-def _(answer, draw):
+def trucks_that_take_longer_than_any_building(answer, draw):
     minutes = drawn_minutes(draw, draw.integer(3, 5))
     _both(answer, minutes, longer(draw, minutes), draw.integer(2, 5))
 
 
 @deliveries.requires("a line of a single building, which needs no truck")
-def _(answer, draw):
+def a_line_of_a_single_building(answer, draw):
     _both(answer, [float(draw.integer(2, 9))], float(draw.integer(1, 5)), draw.integer(2, 4))

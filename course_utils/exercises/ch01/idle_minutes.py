@@ -165,25 +165,25 @@ def _any(value, *candidates):
 
 
 @idle.requires("one order: while one building works, the others do nothing", at_home=True)
-def _(answer, draw):
+def one_order_while_one_building_works_the_others(answer, draw):
     _idle(answer, [2.0, 6.0, 3.0], 0.0, 1)
 
 
 @idle.requires("several orders, the slowest building in the middle")
-def _(answer, draw):
+def several_orders_the_slowest_building_in_the_middle(answer, draw):
     first, last, slow = sorted(drawn_minutes(draw, 3))
     _idle(answer, [first, slow, last], 0.0, draw.integer(3, 9))
 
 
 @idle.requires("the slowest building at the beginning, and at the end")
-def _(answer, draw):
+def the_slowest_building_at_the_beginning(answer, draw):
     rising = sorted(drawn_minutes(draw, 4))
     _idle(answer, rising, 0.0, draw.integer(3, 9))
     _idle(answer, rising[::-1], 0.0, draw.integer(3, 9))
 
 
 @idle.requires("trucks that take longer than any building")
-def _(answer, draw):
+def trucks_that_take_longer_than_any_building(answer, draw):
     minutes = drawn_minutes(draw, draw.integer(3, 5))
     # with as many orders as buildings, a truck for each order costs what one for each road does
     _idle(answer, minutes, longer(draw, minutes), draw.integer(7, 12))

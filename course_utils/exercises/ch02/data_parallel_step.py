@@ -249,12 +249,12 @@ def _in_another_order(model, chunks, loss_fn, got) -> bool:
     "12 rows on 3 workers: the step of the big batch",
     failures={**NO_GPU, "ValueError": "tied-twice"},
 )
-def _(answer, draw):
+def with_12_rows_on_3_workers(answer, draw):
     _check_step(answer, draw, Plain, 12, 3)
 
 
 @step.requires("chunks of different sizes, and fewer rows than workers")
-def _(answer, draw):
+def chunks_of_different_sizes(answer, draw):
     for rows, workers in (
         draw.choice([(13, 4), (10, 4), (14, 4), (7, 3), (13, 5)]),  # the last chunk is smaller
         draw.choice([(5, 4), (6, 4), (9, 4), (7, 5)]),  # and there are fewer chunks than workers
@@ -265,7 +265,7 @@ def _(answer, draw):
 
 
 @step.requires("gradients of an earlier step do not count")
-def _(answer, draw):
+def gradients_of_an_earlier_step_do_not_count(answer, draw):
     _check_step(answer, draw, Plain, draw.integer(7, 11), draw.integer(2, 4), old_gradients=True)
     _check_two_steps(answer, draw)
 
@@ -292,7 +292,7 @@ def _check_two_steps(answer, draw):
 
 
 @step.requires("any loss_fn that is a mean over the rows", needs_earlier=True)
-def _(answer, draw):
+def any_loss_fn_that_is_a_mean_over(answer, draw):
     smooth = partial(F.cross_entropy, label_smoothing=draw.number(0.2, 0.5))
     _check_step(answer, draw, Plain, draw.integer(7, 11), draw.integer(2, 4), loss_fn=smooth)
 
@@ -300,7 +300,7 @@ def _(answer, draw):
 @step.requires(
     "tied, frozen and unused parameters", failures={"RuntimeError": "tied-once"}, needs_earlier=True
 )
-def _(answer, draw):
+def tied_frozen_and_unused_parameters(answer, draw):
     model = make(Awkward, draw)
     images, labels = _batch(draw, model, draw.integer(7, 11))
     for parameter in model.parameters():  # of an earlier step, which used all of them
@@ -314,7 +314,7 @@ def _(answer, draw):
 
 
 @step.requires("BatchNorm: every chunk in the mode that the model is in", needs_earlier=True)
-def _(answer, draw):
+def batchnorm_every_chunk_in_the_mode(answer, draw):
     for modes in MODES:
         model, workers = moody(draw, *modes), draw.integer(2, 4)
         images, labels = _batch(draw, model, 3 * workers - 1)
@@ -331,7 +331,7 @@ def _(answer, draw):
 
 
 @step.requires("changes of buffers: worker 0's stay, the helpers' are lost", needs_earlier=True)
-def _(answer, draw):
+def changes_of_buffers(answer, draw):
     model = make(Counting, draw)
     images, labels = _batch(draw, model, draw.integer(7, 11))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -352,7 +352,7 @@ def _(answer, draw):
     failures={"not on the expected device": "not-brought-back"},
     seconds=30,  # see 2.2
 )
-def _(answer, draw):
+def each_worker_computes_on_its_own_device(answer, draw):
     devices = [CPU, META, META, CPU][: draw.integer(2, 4)]
     model = make(Counting, draw)
     model.layer.bias.requires_grad_(False)

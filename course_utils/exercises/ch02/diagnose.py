@@ -114,7 +114,7 @@ def _describe(m: Machine, s: Setup) -> str:
 
 
 @diagnosis.requires("a variable that leaves GPUs out", at_home=True)
-def _(answer, draw):
+def a_variable_that_leaves_gpus_out(answer, draw):
     gpus = draw.integer(3, 8)
     for count in (1, gpus - 1):
         visible = _list(sorted(draw.sample(range(gpus), count)))
@@ -124,7 +124,7 @@ def _(answer, draw):
 
 
 @diagnosis.requires("a variable that names a GPU that does not exist")
-def _(answer, draw):
+def a_variable_that_names_a_gpu_that_does(answer, draw):
     for gpus in (2, draw.integer(3, 8)):
         for absent in (gpus, gpus + draw.integer(1, 3)):  # the numbers end at gpus - 1
             machine = Machine(driver_gpus=gpus, visible=_list([*range(gpus - 1), absent, gpus - 1]))
@@ -132,7 +132,7 @@ def _(answer, draw):
 
 
 @diagnosis.requires("a variable that was changed after CUDA had started")
-def _(answer, draw):
+def a_variable_that_was_changed_after_cuda_had(answer, draw):
     gpus = draw.integer(3, 8)
     everything = _list(range(gpus))
     for visible in (everything, None, "0"):  # more than at the start, and fewer
@@ -143,7 +143,7 @@ def _(answer, draw):
 
 
 @diagnosis.requires("a loop that calls the bare model")
-def _(answer, draw):
+def a_loop_that_calls_the_bare_model(answer, draw):
     gpus = draw.integer(2, 8)
     setup = _good(draw, gpus, wrappers=(), other_wrapper=True)
     _check_case(
@@ -157,7 +157,7 @@ def _(answer, draw):
 
 
 @diagnosis.requires("a batch on the CPU")
-def _(answer, draw):
+def a_batch_on_the_cpu(answer, draw):
     gpus = draw.integer(2, 8)
     setup = _good(draw, gpus, batch_device="cpu")
     machine = Machine(driver_gpus=gpus, started_gpus=draw.choice([None, gpus]))
@@ -172,7 +172,7 @@ def _(answer, draw):
 
 
 @diagnosis.requires("a batch with fewer chunks than GPUs")
-def _(answer, draw):
+def a_batch_with_fewer_chunks_than_gpus(answer, draw):
     gpus = draw.integer(3, 8)
     small = _good(draw, gpus, batch_size=draw.integer(1, gpus - 1))
     _check_case(
@@ -191,7 +191,7 @@ def _(answer, draw):
 
 
 @diagnosis.requires("healthy set-ups, with and without the variable")
-def _(answer, draw):
+def healthy_set_ups(answer, draw):
     few, many = draw.integer(2, 8), draw.integer(12, 16)
     for gpus, machine in (
         (few, Machine(driver_gpus=few)),

@@ -114,7 +114,7 @@ def _gathered(answer, outputs, expected, **likely):
     "equal chunks: the rows of all workers, in order",
     failures={**NO_GPU, "not implemented for CPU": "torchs-own"},
 )
-def _(answer, draw):
+def equal_chunks_the_rows_of_all_workers(answer, draw):
     rows, width = draw.integer(2, 4), draw.integer(2, 5)
     parts = [draw.tensor(rows, width) for _ in range(draw.integer(2, 4))]
     _gathered(
@@ -141,7 +141,7 @@ SIDE_BY_SIDE = dict.fromkeys(("except in dimension 1", "except in dimension 2"),
     "chunks of different sizes, one or four workers",
     failures={**SIDE_BY_SIDE, "RuntimeError": "stacked"},
 )
-def _(answer, draw):
+def chunks_of_different_sizes(answer, draw):
     size, width = draw.integer(2, 5), draw.integer(2, 4)
     for sizes in ((size, size, size, draw.integer(1, size - 1)), (size + 1,), (1, size)):
         parts = [draw.tensor(rows, 2, width) for rows in sizes]
@@ -165,7 +165,7 @@ def _(answer, draw):
         "KeyError": "no-nests",
     },
 )
-def _(answer, draw):
+def tuples_lists_and_dicts_also_nested(answer, draw):
     width, sizes = draw.integer(2, 5), draw.sample(range(1, 5), draw.integer(2, 3))
     tensors = [[draw.tensor(n, width), draw.tensor(n, 2), draw.tensor(n)] for n in sizes]
     nests = (
@@ -185,7 +185,7 @@ def _(answer, draw):
     "tensors without dimensions become a vector",
     failures={"RuntimeError": "scalars-fail", "ValueError": "scalars-fail"},
 )
-def _(answer, draw):
+def tensors_without_dimensions_become_a_vector(answer, draw):
     losses = list(draw.tensor(draw.integer(3, 5)))
     _gathered(
         answer,
@@ -210,7 +210,7 @@ def _(answer, draw):
     seconds=30,  # see 2.2
     at_home=True,
 )
-def _(answer, draw):
+def the_result_is_on_the_device_that_was(answer, draw):
     sizes = draw.sample(range(1, 5), draw.integer(2, 3))
     rows = [draw.tensor(count, 3) for count in sizes]
     losses = list(draw.tensor(len(rows)))
@@ -229,7 +229,7 @@ def _(answer, draw):
 
 
 @gather.requires("gradients flow back to every worker", needs_earlier=True, at_home=True)
-def _(answer, draw):
+def gradients_flow_back_to_every_worker(answer, draw):
     sizes = draw.sample(range(1, 5), draw.integer(2, 4))
     parts = [draw.tensor(rows, 2).requires_grad_() for rows in sizes]
     weights = draw.tensor(sum(sizes), 2)

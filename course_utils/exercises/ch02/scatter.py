@@ -137,12 +137,12 @@ def _check_scatter(answer, batch, workers):
 
 
 @scatter.requires("12 rows on 3 devices give chunks of 4 rows, in order", failures=NO_GPU)
-def _(answer, draw):
+def with_12_rows_on_3_devices_give_chunks(answer, draw):
     _check_scatter(answer, draw.tensor(12, draw.integer(2, 5)), 3)
 
 
 @scatter.requires("sizes that do not divide: images, labels, 1 to 5 devices")
-def _(answer, draw):
+def sizes_that_do_not_divide(answer, draw):
     # the rest has at least two rows, and torch.chunk gives other sizes
     rows, workers = draw.choice([(6, 4), (7, 5), (8, 5), (10, 4), (13, 5)])
     _check_scatter(answer, draw.tensor(rows, 2, draw.integer(3, 5)), workers)
@@ -157,14 +157,14 @@ def _(answer, draw):
     "fewer rows than devices: one row each, no empty chunk",
     failures=dict.fromkeys(("IndexError", "exception"), "fails-when-small"),
 )
-def _(answer, draw):
+def fewer_rows_than_devices(answer, draw):
     _check_scatter(answer, draw.tensor(1, 4), draw.integer(2, 4))
     rows = draw.integer(2, 4)
     _check_scatter(answer, draw.tensor(rows, 3), rows + draw.integer(1, 3))
 
 
 @scatter.requires("chunk i is on devices[i]", needs_earlier=True)
-def _(answer, draw):
+def chunk_i_is_on_devices_i(answer, draw):
     more = draw.choice([[CPU, META, META], [META, META, CPU, CPU], [CPU, META, CPU, META]])
     fewer_rows, single = ([META, CPU, CPU], 2), ([META], 3)
     for devices, rows in ((more, 2 * len(more)), fewer_rows, single):
@@ -185,7 +185,7 @@ def _with_history(answer, batch, devices):
 
 
 @scatter.requires("gradients flow back into the batch", needs_earlier=True, at_home=True)
-def _(answer, draw):
+def gradients_flow_back_into_the_batch(answer, draw):
     rows, workers = draw.integer(7, 11), draw.integer(3, 5)
     batch = draw.tensor(rows, 2)
     _chunks(answer, batch, [CPU] * workers)

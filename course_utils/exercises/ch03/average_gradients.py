@@ -187,12 +187,12 @@ def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_A
     # here every parameter has a gradient: what is None came from all_reduce
     failures={"'NoneType'": "in-place", "ZeroDivisionError": "device-count"},
 )
-def _(answer, draw):
+def two_ranks_end_with_the_mean_of_their(answer, draw):
     _check_average(answer, draw, plain, 2)
 
 
 @averaging.requires("three ranks do, and one rank keeps its own")
-def _(answer, draw):
+def three_ranks_do(answer, draw):
     for ranks in (3, 1):
         _check_average(answer, draw, plain, ranks)
 
@@ -201,7 +201,7 @@ def _(answer, draw):
     "a frozen or unused parameter keeps no gradient",
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
-def _(answer, draw):
+def a_frozen_or_unused_parameter_keeps_no_gradient(answer, draw):
     for make in (Frozen, Unused, _FrozenFirst):
         likely = {
             "zeros-for-none": lambda local, got: zeros_for_none(got, local),
@@ -211,7 +211,7 @@ def _(answer, draw):
 
 
 @averaging.requires("a tied parameter is averaged once")
-def _(answer, draw):
+def a_tied_parameter_is_averaged_once(answer, draw):
     def twice(local, got):
         mean = mean_of(local)
         return [{**mean, "first.weight": mean["first.weight"] / len(local)}] * len(local)

@@ -223,13 +223,13 @@ def _check_seen(seen: list[list[int]], count: int) -> None:
     # here every rank has as many batches as the other
     failures=dict.fromkeys(("timeout", "mismatch"), "not-every-rank"),
 )
-def _(answer, draw):
+def two_ranks_share_the_images_and_agree_on(answer, draw):
     batch_size = draw.integer(3, 5)
     _check_evaluation(answer, draw, 2 * batch_size * draw.integer(2, 4), 2, batch_size)
 
 
 @evaluation.requires("image counts that divide neither by ranks nor by batches; one rank")
-def _(answer, draw):
+def image_counts_that_divide_neither_by_ranks_nor(answer, draw):
     # one rank has an image more than the others, and with it a batch more
     ranks, batch_size = draw.integer(3, 4), draw.integer(3, 5)
     count = ranks * batch_size * draw.integer(2, 3) + 1
@@ -244,13 +244,13 @@ def _(answer, draw):
 @evaluation.requires(
     "fewer images than ranks", failures={"exception": "empty-rank", "timeout": "empty-rank"}
 )
-def _(answer, draw):
+def fewer_images_than_ranks(answer, draw):
     _check_evaluation(answer, draw, 2, 4, 4)  # the last rank begins behind the end
     _check_evaluation(answer, draw, 3, 4, 4)
 
 
 @evaluation.requires("no batch is larger than batch_size")
-def _(answer, draw):
+def no_batch_is_larger_than_batch_size(answer, draw):
     limit = draw.integer(2, 5)
     reports, _ = _evaluate(answer, draw, draw.integer(17, 23), draw.integer(2, 3), limit)
     largest = max(len(batch) for report in reports for batch in report.batches)
@@ -259,7 +259,7 @@ def _(answer, draw):
 
 
 @evaluation.requires("evaluation mode meanwhile, then the mode it had; no gradients")
-def _(answer, draw):
+def evaluation_mode_meanwhile(answer, draw):
     alike = (True, True, True), (False, False, False), (True, False, False), (False, True, True)
     for modes in (*alike, (True, True, False)):
         [report], _ = _evaluate(answer, draw, draw.integer(5, 9), 1, 3, modes)

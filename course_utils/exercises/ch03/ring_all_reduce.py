@@ -221,13 +221,13 @@ def _remainder_left(got: list[Tensor], tensors: list[Tensor]) -> bool:
 
 
 @ring.requires("two ranks end with the sum of their tensors")
-def _(answer, draw):
+def two_ranks_end_with_the_sum_of_their(answer, draw):
     length = 2 * draw.integer(2, 6)
     _check_sums(answer, [[draw.whole(length) for _ in range(2)]])
 
 
 @ring.requires("three ranks do", failures={"timeout": "two-ranks-only"})
-def _(answer, draw):
+def three_ranks_do(answer, draw):
     length = 3 * draw.integer(2, 6)
     cases = [[draw.whole(length) for _ in range(3)]]
     _check_sums(answer, cases, {"two-ranks-only": lambda got, tensors: True})
@@ -237,7 +237,7 @@ def _(answer, draw):
     "one rank keeps its tensor",
     failures=dict.fromkeys(("exception", "timeout"), "one-rank-hangs"),
 )
-def _(answer, draw):
+def one_rank_keeps_its_tensor(answer, draw):
     _check_sums(answer, [[draw.whole(5)]])
 
 
@@ -245,7 +245,7 @@ def _(answer, draw):
     "lengths that do not divide by the number of ranks",
     failures={"raised IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
 )
-def _(answer, draw):
+def lengths_that_do_not_divide_by_the_number(answer, draw):
     ranks = draw.integer(3, 4)
     lengths = [ranks * draw.integer(3, 6) + rest for rest in (1, ranks - 1)] + [ranks + 1]
     cases = [[draw.whole(length) for _ in range(ranks)] for length in lengths]
@@ -263,7 +263,7 @@ def _(answer, draw):
         "timeout": "short-wrong",
     },
 )
-def _(answer, draw):
+def tensors_with_fewer_elements_than_ranks(answer, draw):
     ranks = draw.integer(3, 4)
     shapes = [(ranks - 1,), (1,), (0,), ()]
     cases = [[_not_zero(draw, shape) for _ in range(ranks)] for shape in shapes]
@@ -274,7 +274,7 @@ def _(answer, draw):
     "several dimensions, and a tensor that is not contiguous",
     failures={"RuntimeError": "needs-contiguous"},
 )
-def _(answer, draw):
+def several_dimensions_and_a_tensor_that_is_not(answer, draw):
     ranks, rows, pairs = draw.integer(2, 3), draw.integer(3, 5), draw.integer(2, 4)
     _check_sums(answer, [[draw.whole(rows, 5) for _ in range(ranks)]])
     # of 6 columns, every second one can be viewed as a vector with a stride; of 7 it cannot
@@ -294,7 +294,7 @@ def _(answer, draw):
         **dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
     },
 )
-def _(answer, draw):
+def integers_and_double_precision_are_summed_exactly(answer, draw):
     ranks, length = draw.integer(2, 3), draw.integer(5, 9)
     large = [2**40 + draw.integers(length) for _ in range(ranks)]
     precise = [1 + draw.tensor(length, dtype=torch.float64) * 1e-9 for _ in range(ranks)]
@@ -310,7 +310,7 @@ def _(answer, draw):
     "every rank sends 2(n-1)/n of the tensor's bytes, point to point",
     failures=dict.fromkeys((" in recv", "timeout"), "leaves-early"),
 )
-def _(answer, draw):
+def every_rank_sends_2_n_1_n(answer, draw):
     first = draw.integer(3, 4)
     for ranks in (first, 7 - first):
         length, pairs = ranks * draw.integer(20, 40), draw.integer(20, 30)

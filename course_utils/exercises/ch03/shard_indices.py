@@ -157,13 +157,13 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int, likely
 
 
 @sharding.requires("a dataset that divides by the number of ranks", at_home=True)
-def _(answer, draw):
+def a_dataset_that_divides_by_the_number(answer, draw):
     ranks = draw.integer(3, 5)
     _check_shards(answer, ranks * draw.integer(5, 9), ranks, 0, draw.integer(1, 99))
 
 
 @sharding.requires("every epoch has its own order")
-def _(answer, draw):
+def every_epoch_has_its_own_order(answer, draw):
     ranks = draw.integer(2, 4)
     for epoch in (1, draw.integer(2, 9)):
         _check_shards(answer, ranks * draw.integer(5, 9), ranks, epoch, draw.integer(1, 99))
@@ -174,7 +174,7 @@ def _(answer, draw):
 
 
 @sharding.requires("a dataset that does not divide by the number of ranks")
-def _(answer, draw):
+def a_dataset_that_does_not_divide(answer, draw):
     ranks = draw.integer(3, 5)
     for extra in draw.sample((1, ranks - 1), 2):
         length = ranks * draw.integer(5, 9) + extra
@@ -182,7 +182,7 @@ def _(answer, draw):
 
 
 @sharding.requires("one rank, and more ranks than samples")
-def _(answer, draw):
+def one_rank_and_more_ranks_than_samples(answer, draw):
     few = draw.integer(2, 4)
     more = draw.integer(2 * few + 1, 3 * few)  # one repetition is not enough
     for length, ranks in ((draw.integer(5, 9), 1), (few + 1, few + 2), (few, more), (1, 4)):
@@ -190,14 +190,14 @@ def _(answer, draw):
 
 
 @sharding.requires("an empty dataset", failures={"exception": "empty-dataset"})
-def _(answer, draw):
+def an_empty_dataset(answer, draw):
     ranks = draw.integer(2, 4)
     got = [answer(0, rank, ranks, draw.integer(0, 9), draw.integer(1, 99)) for rank in range(ranks)]
     expect(got, [[]] * ranks, each="rank")
 
 
 @sharding.requires("the notebook's own random numbers stay as they are", at_home=True)
-def _(answer, draw):
+def the_notebook_own_random_numbers_stay_as_they(answer, draw):
     torch.rand(3)  # the state is not that of a fresh seed, which seeding once more would bring back
     before = torch.get_rng_state()
     answer(draw.integer(8, 12), 1, 2, draw.integer(0, 9), draw.integer(1, 99))

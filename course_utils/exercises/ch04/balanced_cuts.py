@@ -200,7 +200,7 @@ def _must_be_best(got: Cuts, costs: list[float], stages: int, likely: str) -> No
 
 
 @cutting.requires("layers that cost the same")
-def _(answer, draw):
+def layers_that_cost_the_same(answer, draw):
     cost = draw.integer(2, 9)
     for stages in draw.sample(range(2, 6), 3):
         size = draw.integer(2, 4)
@@ -211,7 +211,7 @@ def _(answer, draw):
 
 
 @cutting.requires("layers of different costs, on which simple rules fail")
-def _(answer, draw):
+def layers_of_different_costs(answer, draw):
     lists = [
         ([factor * cost for cost in costs], stages)
         for costs, stages in draw.sample(MISLEADING, 3)
@@ -231,7 +231,7 @@ def _(answer, draw):
     "one stage; as many stages as layers; layers that cost nothing",
     failures={"ValueError": "refuses-too-much", "AssertionError": "refuses-too-much"},
 )
-def _(answer, draw):
+def one_stage_as_many_stages_as_layers_layers(answer, draw):
     count = draw.integer(3, 7)
     costs = [draw.integer(1, 20) for _ in range(count)]
     expect(_cuts_of(answer, costs, 1), [], what="the cuts for one stage")
@@ -246,7 +246,7 @@ def _(answer, draw):
     "many random lists, of whole numbers and of fractions",
     failures={"cannot be interpreted as an integer": "fractions"},
 )
-def _(answer, draw):
+def many_random_lists(answer, draw):
     for unit, likely in ((1, "not-best"), (2**-8, "fractions"), (2**-23, "too-coarse")):
         for _ in range(12):
             costs = [unit * draw.integer(0, 99) for _ in range(draw.integer(6, 11))]
@@ -255,13 +255,13 @@ def _(answer, draw):
 
 
 @cutting.requires("96 layers in 12 stages, in seconds", seconds=5)
-def _(answer, draw):
+def with_96_layers_in_12_stages(answer, draw):
     costs = [draw.integer(1, 1000) for _ in range(96)]
     _must_be_best(_cuts_of(answer, costs, 12), costs, 12, "not-best")
 
 
 @cutting.requires("stages that cannot be filled are refused")
-def _(answer, draw):
+def stages_that_cannot_be_filled_are_refused(answer, draw):
     layers = draw.integer(2, 6)
     too_many = (layers, layers + 1), (layers, layers + draw.integer(2, 5))
     for count, stages in (*too_many, (layers, 0), (layers, -1), (0, 1)):

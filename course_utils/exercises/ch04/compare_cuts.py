@@ -428,25 +428,25 @@ def _frozen_case(draw) -> _Case:
 
 
 @comparing.requires("three rows, each with its strategy's cuts")
-def _(answer, draw):
+def three_rows_each_with_its_strategy_cuts(answer, draw):
     for count, stages in (_even(draw), _even(draw), _uneven(draw), _uneven(draw)):
         _checked_cuts(answer, _case(draw, count, stages))
 
 
 @comparing.requires("the slowest stage and the idle share")
-def _(answer, draw):
+def the_slowest_stage_and_the_idle_share(answer, draw):
     for count, stages in (_even(draw), _uneven(draw)):
         _check_times(answer, _case(draw, count, stages))
 
 
 @comparing.requires("the memory of every stage, to the byte")
-def _(answer, draw):
+def the_memory_of_every_stage(answer, draw):
     for count, stages in (_uneven(draw), _uneven(draw)):
         _check_memory(answer, _case(draw, count, stages))
 
 
 @comparing.requires("frozen layers, buffers, a tied layer; layers that keep the same tensor")
-def _(answer, draw):
+def frozen_layers_buffers_a_tied_layer_layers(answer, draw):
     with_frozen, with_buffers, with_tied = (
         _frozen_case(draw),
         *(_case(draw, draw.integer(6, 8), 2) for _ in range(2)),
@@ -475,7 +475,7 @@ def _lengthen(case: _Case, make: Callable[[int], list[nn.Module]]) -> None:
 
 
 @comparing.requires("token numbers as inputs, other dtypes, one stage")
-def _(answer, draw):
+def token_numbers_as_inputs(answer, draw):
     torch.manual_seed(draw.seed())
     vocabulary, width, wider = draw.integer(5, 9), draw.integer(3, 8), draw.integer(9, 12)
     tokens = draw.integers(draw.integer(3, 6), 5, low=0, high=vocabulary - 1)

@@ -346,7 +346,7 @@ def _check_crossing(answer, draw, kind, dtype=torch.float32, steps=1) -> None:
     "one tensor crosses: both stages get the whole model's gradients",
     failures={"'NoneType'": "no-leaf", "does not require grad": "no-leaf"},
 )
-def _(answer, draw):
+def one_tensor_crosses(answer, draw):
     _check_crossing(answer, draw, "one")
 
 
@@ -354,19 +354,19 @@ def _(answer, draw):
     "two tensors cross that share a part of the graph",
     failures={"finished without": "unanswered", "timeout": "waits-too-early"},
 )
-def _(answer, draw):
+def two_tensors_cross_that_share_a_part(answer, draw):
     _check_crossing(answer, draw, "two")
 
 
 @crossing.requires(
     "gradients add up over two steps, in float64", failures={"mismatch": "float32-only"}
 )
-def _(answer, draw):
+def gradients_add_up_over_two_steps(answer, draw):
     _check_crossing(answer, draw, "two", torch.float64, steps=2)
 
 
 @crossing.requires("a tensor that is not contiguous")
-def _(answer, draw):
+def a_tensor_that_is_not_contiguous(answer, draw):
     _check_crossing(answer, draw, "turned")
 
 
@@ -376,7 +376,7 @@ def _(answer, draw):
         ("floating point", "'NoneType'", "does not require grad"), "integer-leaf"
     ),
 )
-def _(answer, draw):
+def an_integer_tensor_between_two_others(answer, draw):
     _check_crossing(answer, draw, "numbers")
 
 
@@ -384,7 +384,7 @@ def _(answer, draw):
     "a tensor that the loss does not use",
     failures={"'NoneType'": "unused-tensor", "timeout": "unused-tensor"},
 )
-def _(answer, draw):
+def a_tensor_that_the_loss_does_not_use(answer, draw):
     _check_crossing(answer, draw, "unused")
 
 
@@ -396,5 +396,5 @@ def _(answer, draw):
         "mismatch": "constant-tensor",
     },
 )
-def _(answer, draw):
+def a_floating_point_tensor_without_a_graph_behind(answer, draw):
     _check_crossing(answer, draw, "constant")

@@ -161,12 +161,12 @@ def _check_logits(answer, draw, image_size) -> None:
     # Rows of 4 numbers: the width that pooling leaves, so nothing was flattened.
     failures={**LOST_BATCH, "x4 and ": "no-flatten", "mat1 and mat2": "in-features-wrong"},
 )
-def _(answer, draw):
+def images_of_16_x_16_pixels(answer, draw):
     _check_logits(answer, draw, (16, 16))
 
 
 @repairing.requires("other sizes", failures={**LOST_BATCH, "mat1 and mat2": "in-features-wrong"})
-def _(answer, draw):
+def other_sizes(answer, draw):
     for size in (draw.choice([24, 28, 32]), draw.choice([19, 23, 25])):
         _check_logits(answer, draw, (size, size))
 
@@ -180,7 +180,7 @@ def _(answer, draw):
     },
     needs_earlier=True,
 )
-def _(answer, draw):
+def height_and_width_differ(answer, draw):
     for short, long in zip(draw.sample([12, 14, 18], 2), draw.sample([22, 27, 31], 2)):
         _check_logits(answer, draw, (short, long))
         _check_logits(answer, draw, (long, short))
@@ -190,7 +190,7 @@ def _(answer, draw):
     "each part is on its device, and what passes is moved",
     failures={**LOST_BATCH, "x4 and ": "no-flatten", "mat1 and mat2": "in-features-wrong"},
 )
-def _(answer, draw):
+def each_part_is_on_its_device(answer, draw):
     moved = {p.device for p in _repaired(answer, draw, (16, 16), [META, META]).parameters()}
     for devices in ([CPU, META], [META, META]):
         model = _repaired(answer, draw, (16, 16), devices)

@@ -166,14 +166,14 @@ def _check_values(answer, draw, count: int, double: bool = False) -> None:
 
 
 @buildings.requires("three parts on one device give the chain's output and gradients")
-def _(answer, draw):
+def three_parts_on_one_device_give_the_chain(answer, draw):
     for count in (3, 3 * draw.integer(2, 4)):
         _check_values(answer, draw, count)
     _check_values(answer, draw, 3, double=True)
 
 
 @buildings.requires("numbers of layers that do not divide by three")
-def _(answer, draw):
+def numbers_of_layers_that_do_not_divide(answer, draw):
     for count in (4, 5, *_awkward(draw)):
         _check_values(answer, draw, count)
 
@@ -189,7 +189,7 @@ def _places(answer, draw, count: int, devices) -> list[torch.device]:
 
 
 @buildings.requires("part i is on devices[i]; no two parts differ by more than one layer")
-def _(answer, draw):
+def part_i_is_on_devices_i(answer, draw):
     for count in (3, *_awkward(draw)):
         # The meta device shows one border at a time: once behind part 1, once behind part 0.
         first_two = _places(answer, draw, count, [CPU, CPU, META])
@@ -212,7 +212,7 @@ def _(answer, draw):
 
 
 @buildings.requires("activations move from part to part, and the output stays on the last device")
-def _(answer, draw):
+def activations_move_from_part_to_part(answer, draw):
     for devices in ([CPU, CPU, META], [CPU, META, META], [META] * 3):
         layers, _, inputs = _stations(draw, draw.choice([4, 5, 7, 8]))
         model = answer(layers, devices)

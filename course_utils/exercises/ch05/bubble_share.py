@@ -79,7 +79,7 @@ def _check_bubble(answer, cases, likely: Mapping[str, Callable[..., float]]) -> 
 
 
 @bubble.requires("the idle share of the total time, with one chunk per rank")
-def _(answer, draw):
+def the_idle_share_of_the_total_time(answer, draw):
     cases = [(p, draw.integer(p + 2, 20)) for p in draw.sample(range(3, 9), 3)]
     _check_bubble(
         answer,
@@ -102,12 +102,12 @@ def _(answer, draw):
 
 
 @bubble.requires("one stage, and one micro-batch")
-def _(answer, draw):
+def one_stage_and_one_micro_batch(answer, draw):
     _check_bubble(answer, [(1, draw.integer(2, 9)), (draw.integer(2, 9), 1), (1, 1)], {})
 
 
 @bubble.requires("with several chunks per rank", failures={"positional argument": "no-chunks"})
-def _(answer, draw):
+def with_several_chunks_per_rank(answer, draw):
     cases = [(p, p * draw.integer(2, 6), draw.integer(2, 4)) for p in draw.sample(range(3, 9), 3)]
     _check_bubble(
         answer,

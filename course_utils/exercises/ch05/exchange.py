@@ -287,12 +287,12 @@ def _whole_numbers(draw) -> Callable[[int], Tensor]:
 
 
 @exchanging.requires("two stages hand over at the same time", failures=HANGS | ENDS)
-def _(answer, draw):
+def two_stages_hand_over_at_the_same_time(answer, draw):
     _check_exchange(answer, [_line(2, _whole_numbers(draw))])
 
 
 @exchanging.requires("three stages do, and four", failures=ENDS | {"timeout": "two-stages-only"})
-def _(answer, draw):
+def three_stages_do(answer, draw):
     for ranks in (3, 4):
         _check_exchange(answer, [_line(ranks, _whole_numbers(draw))])
 
@@ -303,7 +303,7 @@ def _(answer, draw):
         (*AT_AN_END, "exception", "timeout", "names itself", "there is no rank"), "alone"
     ),
 )
-def _(answer, draw):
+def a_single_stage_hands_over_nothing(answer, draw):
     _check_exchange(answer, [_line(1, _whole_numbers(draw))])
 
 
@@ -311,7 +311,7 @@ def _(answer, draw):
     "shapes that differ from stage to stage, several times in a row",
     failures=dict.fromkeys(("mismatch", "signal", "timeout"), "shapes-assumed"),
 )
-def _(answer, draw):
+def shapes_that_differ_from_stage_to_stage(answer, draw):
     shapes = [(draw.integer(2, 3), 4), (draw.integer(4, 5), 2, 3), (draw.integer(5, 6), 7)]
     ranks, times = draw.integer(3, 4), draw.integer(2, 3)
     cases = [_line(ranks, lambda link: draw.whole(*shapes[link])) for _ in range(times)]
@@ -322,7 +322,7 @@ def _(answer, draw):
     "double precision, and activations that belong to a graph",
     failures=dict.fromkeys(("mismatch", "signal", "timeout"), "dtype-lost"),
 )
-def _(answer, draw):
+def double_precision_and_activations_that_belong(answer, draw):
     ranks = draw.integer(3, 4)
     rows = draw.integer(2, 4)
     dtypes = [*draw.sample((torch.float64, torch.float32), 2), torch.float64]  # of each link
@@ -335,7 +335,7 @@ def _(answer, draw):
     failures=dict.fromkeys(("timeout", "exception", "mismatch"), "zeros-left-out"),
     needs_earlier=True,
 )
-def _(answer, draw):
+def tensors_of_zeros(answer, draw):
     ranks, rows = draw.integer(2, 3), draw.integer(2, 4)
     cases = [_line(ranks, lambda link, n=n: torch.zeros(n, 3)) for n in (rows, 0)]
     _check_exchange(answer, cases)
@@ -345,7 +345,7 @@ def _(answer, draw):
     "tensors that are not contiguous",
     failures=dict.fromkeys(("exception", "timeout", "mismatch", "signal"), "needs-contiguous"),
 )
-def _(answer, draw):
+def tensors_that_are_not_contiguous(answer, draw):
     ranks = draw.integer(2, 3)
     (rows, columns), pages = draw.sample(range(2, 6), 2), draw.integer(2, 3)
 

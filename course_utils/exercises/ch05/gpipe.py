@@ -44,19 +44,19 @@ _gpipe = Judge(
 
 
 @gpipe_exercise.requires("the schedule can run: all the work, in an order that works", at_home=True)
-def _(answer, draw):
+def the_schedule_can_run(answer, draw):
     _gpipe.legal(answer, flow(draw))
 
 
 @gpipe_exercise.requires(
     "no slower than (micro_batches + stages - 1) * (F + B)", needs_earlier=True
 )
-def _(answer, draw):
+def no_slower_than_micro_batches_stages_1_f(answer, draw):
     _gpipe.in_time(answer, flow(draw))
 
 
 @gpipe_exercise.requires("all forward passes before the first backward pass", needs_earlier=True)
-def _(answer, draw):
+def all_forward_passes_before_the_first_backward_pass(answer, draw):
     case = flow(draw)
     for rank, first in enumerate(warm_ups_of(_gpipe.legal(answer, case))):
         if first < case.micro_batches:
@@ -70,7 +70,7 @@ def _(answer, draw):
 @gpipe_exercise.requires(
     "one stage, one micro-batch, and more stages than micro-batches", needs_earlier=True
 )
-def _(answer, draw):
+def one_stage_one_micro_batch_and_more_stages(answer, draw):
     stages, some = draw.integer(3, 6), draw.integer(2, 5)
     for case in (Case(1, some), Case(stages, 1), Case(stages, 2), Case(1, 1)):
         _gpipe.in_time(answer, case)

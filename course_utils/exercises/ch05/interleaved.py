@@ -128,7 +128,7 @@ def _groups(draw) -> Case:
 
 
 @interleaving.requires("the schedule can run: all the work, in an order that works", at_home=True)
-def _(answer, draw):
+def the_schedule_can_run(answer, draw):
     case = _groups(draw)
     schedule = form(_interleaved.call(answer, case), case)
     if not any(op.chunk for row in schedule for op in row):
@@ -143,7 +143,7 @@ def _(answer, draw):
 @interleaving.requires(
     "no slower than (chunks * micro_batches + stages - 1) * (F + B)", needs_earlier=True
 )
-def _(answer, draw):
+def no_slower_than_chunks_micro_batches_stages_1(answer, draw):
     _interleaved.in_time(answer, _groups(draw))
 
 
@@ -151,7 +151,7 @@ def _(answer, draw):
     "rank r holds at most (chunks - 1) * stages + 2 * (stages - r) - 1 activations",
     needs_earlier=True,
 )
-def _(answer, draw):
+def rank_r_holds_at_most_chunks_1_stages(answer, draw):
     _interleaved.in_memory(answer, _groups(draw))
 
 
@@ -160,7 +160,7 @@ def _(answer, draw):
     failures={"IndexError": "warm-up-not-capped", "ValueError": "warm-up-not-capped"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def as_many_micro_batches_as_stages(answer, draw):
     stages, chunks = draw.integer(3, 5), draw.integer(2, 3)
     few, alone = Case(stages, stages, 2), Case(1, draw.integer(2, 5), chunks)
     for case in (few, alone, Case(1, 1, 1), Case(stages, 2 * stages, 1)):

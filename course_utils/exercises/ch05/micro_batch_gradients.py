@@ -317,20 +317,20 @@ def _check_gradients(answer, batch: _Batch, likely: Mapping | None = None) -> fl
 
 
 @accumulation.requires("equal micro-batches give the gradients of the batch's mean loss")
-def _(answer, draw):
+def equal_micro_batches_give_the_gradients(answer, draw):
     size = draw.integer(4, 6)  # unlike the number of micro-batches, which tells mistakes apart
     _check_gradients(answer, _batch(draw, _plain, 3 * size, size))
 
 
 @accumulation.requires("so they do where the last micro-batch is smaller, or the only one")
-def _(answer, draw):
+def so_they_do_where_the_last_micro_batch(answer, draw):
     size = draw.integer(4, 6)
     for samples, own in (_uneven(draw, 3), (size - 1, size), (draw.integer(2, 4), 1)):
         _check_gradients(answer, _batch(draw, _plain, samples, own))
 
 
 @accumulation.requires("the result is the mean loss of the whole batch")
-def _(answer, draw):
+def the_result_is_the_mean_loss(answer, draw):
     equal = draw.integer(4, 6)
     for samples, size in ((3 * equal, equal), _uneven(draw, 3)):
         batch = _batch(draw, _plain, samples, size)
@@ -355,7 +355,7 @@ def _(answer, draw):
     "frozen and unused parameters keep no gradient, and a tied one has one",
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
-def _(answer, draw):
+def frozen_and_unused_parameters_keep_no_gradient(answer, draw):
     batch = _batch(draw, _Awkward, *_uneven(draw, 2))
     signs = -torch.ones(len(batch.inputs))
     signs[batch.size : 2 * batch.size] = 1  # of three micro-batches, the second uses all layers
@@ -399,7 +399,7 @@ def _step(model: nn.Module) -> None:
 
 
 @accumulation.requires("three steps of SGD end with the parameters of whole-batch training")
-def _(answer, draw):
+def three_steps_of_sgd_end_with_the_parameters(answer, draw):
     batch = _batch(draw, _plain, *_uneven(draw, 3))
     alone = copy.deepcopy(batch.model)
 
@@ -425,7 +425,7 @@ def _(answer, draw):
 
 
 @accumulation.requires("one micro-batch of `size` samples at a time, and no more activations")
-def _(answer, draw):
+def one_micro_batch_of_size_samples_at(answer, draw):
     size = draw.integer(4, 6)
     batch = _batch(draw, _plain, 2 * size + 1, size)  # `chunk(5)` would cut 11 into 3, 3, 3, 2
     batch.watch()

@@ -88,19 +88,19 @@ _1f1b = Judge(
 
 
 @alternating.requires("the schedule can run: all the work, in an order that works", at_home=True)
-def _(answer, draw):
+def the_schedule_can_run(answer, draw):
     _1f1b.legal(answer, flow(draw))
 
 
 @alternating.requires("no slower than (micro_batches + stages - 1) * (F + B)", needs_earlier=True)
-def _(answer, draw):
+def no_slower_than_micro_batches_stages_1_f(answer, draw):
     _1f1b.in_time(answer, flow(draw))
 
 
 @alternating.requires(
     "rank r holds at most the activations of stages - r micro-batches", needs_earlier=True
 )
-def _(answer, draw):
+def rank_r_holds_at_most_the_activations(answer, draw):
     _1f1b.in_memory(answer, flow(draw))
 
 
@@ -109,7 +109,7 @@ def _(answer, draw):
     failures={"IndexError": "warm-up-not-capped", "ValueError": "warm-up-not-capped"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def one_stage_one_micro_batch_and_more_stages(answer, draw):
     stages, some = draw.integer(4, 6), draw.integer(2, 5)
     for case in (Case(1, some), Case(stages, 2), Case(stages, 1), Case(1, 1)):
         _1f1b.legal(answer, case, strange_work="warm-up-not-capped")

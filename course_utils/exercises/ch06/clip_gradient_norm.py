@@ -277,7 +277,7 @@ def _check_clipped(answer, task: _ClipTask, share: float) -> None:
 
 
 @clipping.requires("two ranks agree on the norm of the whole model")
-def _(answer, draw):
+def two_ranks_agree_on_the_norm(answer, draw):
     task = _clip_task(draw, 2)
     max_norm = 0.5 * task.norm()
     reports = _run(answer, task, max_norm)
@@ -285,18 +285,18 @@ def _(answer, draw):
 
 
 @clipping.requires("gradients above the limit are scaled by one factor")
-def _(answer, draw):
+def gradients_above_the_limit_are_scaled(answer, draw):
     # so low a limit that single values are above it, too
     _check_clipped(answer, _clip_task(draw, 2), draw.number(0.05, 0.15))
 
 
 @clipping.requires("gradients below the limit stay as they are")
-def _(answer, draw):
+def gradients_below_the_limit_stay_as_they_are(answer, draw):
     _check_clipped(answer, _clip_task(draw, 2), draw.number(1.5, 3.0))
 
 
 @clipping.requires("three ranks and one; nothing replicated, nothing sharded", needs_earlier=True)
-def _(answer, draw):
+def three_ranks(answer, draw):
     share = draw.number(0.3, 0.7)
     with only_for_two():
         for ranks in (3, 1):
@@ -310,14 +310,14 @@ def _(answer, draw):
     "a parameter without a gradient",
     failures={"TypeError": "none-gradient", "AttributeError": "none-gradient"},
 )
-def _(answer, draw):
+def a_parameter_without_a_gradient(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [[values[0], None] for values in task.sharded]
     _check_clipped(answer, _ClipTask(sharded, [None, *task.replicated]), 0.5)
 
 
 @clipping.requires("a rank without any gradient of its own", needs_earlier=True)
-def _(answer, draw):
+def a_rank_without_any_gradient_of_its_own(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [[None, None], *task.sharded[1:]]
     _check_clipped(answer, replace(task, sharded=draw.sample(sharded, len(sharded))), 0.5)
@@ -333,7 +333,7 @@ def _(answer, draw):
         "numel() == 0": "empty-shard",
     },
 )
-def _(answer, draw):
+def gradients_of_any_layout_in_memory(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [[draw.tensor(3, 4).T, draw.tensor(0, 4), *values] for values in task.sharded]
     replicated = [draw.tensor(4, 3).T, *task.replicated]
@@ -341,7 +341,7 @@ def _(answer, draw):
 
 
 @clipping.requires("the same number on every rank, step after step", needs_earlier=True)
-def _(answer, draw):
+def the_same_number_on_every_rank(answer, draw):
     ranks = draw.choice([3, 4])
     tasks = [_clip_task(draw, ranks) for _ in range(STEPS)]
     limits = [draw.number(0.5, 1.5) * task.norm() for task in tasks]
@@ -365,19 +365,19 @@ def _(answer, draw):
 @clipping.requires(
     "a limit of 0", needs_earlier=True, failures={"ZeroDivisionError": "divided-by-limit"}
 )
-def _(answer, draw):
+def a_limit_of_0(answer, draw):
     _check_clipped(answer, _clip_task(draw, draw.choice([2, 3])), 0.0)
 
 
 @clipping.requires("gradients that are all zero", failures={"ZeroDivisionError": "zero-norm"})
-def _(answer, draw):
+def gradients_that_are_all_zero(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     sharded = [_scaled(values, 0.0) for values in task.sharded]
     _check_clipped(answer, _ClipTask(sharded, _scaled(task.replicated, 0.0)), 0.5)
 
 
 @clipping.requires("a gradient that is not a number", needs_earlier=True)
-def _(answer, draw):
+def a_gradient_that_is_not_a_number(answer, draw):
     task = _clip_task(draw, draw.choice([2, 3]))
     task.sharded[draw.integer(0, 1)][0][0, 0] = math.nan
     for report in _run(answer, task, 1.0):

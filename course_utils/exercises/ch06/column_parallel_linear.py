@@ -76,18 +76,18 @@ column = Exercise(
 
 
 @column.requires("each of two ranks holds its block of the output features", failures=REFUSES)
-def _(answer, draw):
+def each_of_two_ranks_holds_its_block(answer, draw):
     check_held(answer, linear_task(draw, COLUMN, 2))
 
 
 @column.requires("each rank computes its block of the outputs")
-def _(answer, draw):
+def each_rank_computes_its_block_of_the_outputs(answer, draw):
     task = linear_task(draw, COLUMN, 2)
     check_outputs(run_linear(answer, task), task)
 
 
 @column.requires("every rank has the whole gradient of the input")
-def _(answer, draw):
+def every_rank_has_the_whole_gradient(answer, draw):
     check_linear(answer, linear_task(draw, COLUMN, 2))
 
 
@@ -96,24 +96,24 @@ def _(answer, draw):
     failures={"must be a matrix": "matrices-only", "exception": "two-ranks"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def three_ranks(answer, draw):
     check_three_and_one(answer, draw, COLUMN)
 
 
 @column.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
-def _(answer, draw):
+def a_layer_without_bias(answer, draw):
     check_without_bias(answer, linear_task(draw, COLUMN, draw.choice([2, 3]), bias=False))
 
 
 @column.requires(
     "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
 )
-def _(answer, draw):
+def a_layer_in_double_precision(answer, draw):
     check_double(answer, draw, COLUMN)
 
 
 @column.requires("what goes past the layer is not summed")
-def _(answer, draw):
+def what_goes_past_the_layer_is_not_summed(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
     beside = draw.tensor(*task.x.shape)
     check_gradients(run_linear(answer, task, beside=beside), task, beside)
@@ -122,24 +122,24 @@ def _(answer, draw):
 @column.requires(
     "an input that needs no gradient", failures={"register a hook": "needs-input-gradient"}
 )
-def _(answer, draw):
+def an_input_that_needs_no_gradient(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3]))
     check_outputs(run_linear(answer, task, x_learns=False), task)
 
 
 @column.requires("the shards are contiguous, in memory of exactly their size")
-def _(answer, draw):
+def the_shards_are_contiguous(answer, draw):
     for ranks in (draw.choice([2, 3, 4]), 1):
         check_memory(answer, linear_task(draw, COLUMN, ranks))
 
 
 @column.requires("nothing is sent forward, the size of the input backward")
-def _(answer, draw):
+def nothing_is_sent_forward(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
     check_linear_sent(answer, task, (0, own_bytes(task.x)))
 
 
 @column.requires("a ValueError with both numbers where the sizes do not divide")
-def _(answer, draw):
+def a_valueerror_with_both_numbers_where_the_sizes(answer, draw):
     ranks, size = sizes_that_do_not_divide(draw)
     check_refusal(answer, nn.Linear(2 * ranks, size), ranks, size)

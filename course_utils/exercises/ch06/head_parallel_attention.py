@@ -414,7 +414,7 @@ def _check_attention(answer, task: _AttentionTask) -> None:
 
 
 @attention.requires("two ranks with two heads each give the whole attention")
-def _(answer, draw):
+def two_ranks_with_two_heads_each_give(answer, draw):
     _check_attention(answer, _attention_task(draw, 2, 4))
 
 
@@ -423,7 +423,7 @@ def _(answer, draw):
     failures=dict.fromkeys(("exception", *attention.failures), "two-ranks") | HANGS,
     needs_earlier=True,
 )
-def _(answer, draw):
+def three_ranks(answer, draw):
     alone = draw.choice([2, 4])
     with only_for_two():
         _check_attention(answer, _attention_task(draw, 3, draw.choice([6, 9])))
@@ -432,7 +432,7 @@ def _(answer, draw):
 
 
 @attention.requires("each rank holds the parameters of its heads alone", needs_earlier=True)
-def _(answer, draw):
+def each_rank_holds_the_parameters_of_its_heads(answer, draw):
     ranks = draw.choice([2, 3, 4])
     task = _attention_task(draw, ranks, ranks * draw.choice([2, 3]))
     qkv, out = task.full.qkv, task.full.out
@@ -450,7 +450,7 @@ def _(answer, draw):
 
 
 @attention.requires("one all-reduce of the input's size each way", needs_earlier=True)
-def _(answer, draw):
+def one_all_reduce_of_the_input_size_each(answer, draw):
     ranks = draw.choice([2, 3, 4])
     task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
     size = own_bytes(task.x)
@@ -461,7 +461,7 @@ def _(answer, draw):
 @attention.requires(
     "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
 )
-def _(answer, draw):
+def a_layer_in_double_precision(answer, draw):
     ranks = draw.choice([2, 3])
     task = _attention_task(draw, ranks, 2 * ranks, torch.float64)
     expected = [[task.y, task.x_gradient]] * ranks
@@ -471,6 +471,6 @@ def _(answer, draw):
 
 
 @attention.requires("12 heads on 8 ranks: a ValueError with both numbers")
-def _(answer, draw):
+def with_12_heads_on_8_ranks(answer, draw):
     # the width divides: only the heads do not
     check_refusal(answer, Attention(width=12 * draw.choice([2, 4, 6]), heads=12), 8, 12)

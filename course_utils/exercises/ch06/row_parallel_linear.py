@@ -95,18 +95,18 @@ row = Exercise(
 @row.requires(
     "each of two ranks holds its block of the input features, and the whole bias", failures=REFUSES
 )
-def _(answer, draw):
+def each_of_two_ranks_holds_its_block(answer, draw):
     check_held(answer, linear_task(draw, ROW, 2))
 
 
 @row.requires("every rank has the whole output")
-def _(answer, draw):
+def every_rank_has_the_whole_output(answer, draw):
     task = linear_task(draw, ROW, 2)
     check_outputs(run_linear(answer, task), task)
 
 
 @row.requires("the gradients are those of the whole layer")
-def _(answer, draw):
+def the_gradients_are_those_of_the_whole_layer(answer, draw):
     check_linear(answer, linear_task(draw, ROW, 2))
 
 
@@ -119,12 +119,12 @@ def _(answer, draw):
     },
     needs_earlier=True,
 )
-def _(answer, draw):
+def three_ranks(answer, draw):
     check_three_and_one(answer, draw, ROW)
 
 
 @row.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
-def _(answer, draw):
+def a_layer_without_bias(answer, draw):
     check_without_bias(answer, linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
 
 
@@ -144,7 +144,7 @@ def _called(rank, answer, full, inputs) -> list[Tensor | str]:
 
 
 @row.requires("inputs of other shapes and layouts, one after the other", needs_earlier=True)
-def _(answer, draw):
+def inputs_of_other_shapes_and_layouts(answer, draw):
     ranks, rows = draw.choice([2, 3]), draw.integer(2, 4)
     full = linear_task(draw, ROW, ranks, bias=False).full  # y is then the sum itself
     cases = [
@@ -167,23 +167,23 @@ def _(answer, draw):
 @row.requires(
     "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
 )
-def _(answer, draw):
+def a_layer_in_double_precision(answer, draw):
     check_double(answer, draw, ROW)
 
 
 @row.requires("the shards are contiguous, in memory of exactly their size")
-def _(answer, draw):
+def the_shards_are_contiguous(answer, draw):
     for ranks in (draw.choice([2, 3, 4]), 1):
         check_memory(answer, linear_task(draw, ROW, ranks))
 
 
 @row.requires("the size of the output is sent forward, nothing backward")
-def _(answer, draw):
+def the_size_of_the_output_is_sent_forward(answer, draw):
     task = linear_task(draw, ROW, draw.choice([2, 3, 4]))
     check_linear_sent(answer, task, (own_bytes(task.y), 0))
 
 
 @row.requires("a ValueError with both numbers where the sizes do not divide")
-def _(answer, draw):
+def a_valueerror_with_both_numbers_where_the_sizes(answer, draw):
     ranks, size = sizes_that_do_not_divide(draw)
     check_refusal(answer, nn.Linear(size, 2 * ranks), ranks, size)

@@ -217,7 +217,7 @@ def _check_norms_gradients(reports: list[_Normed], task: _NormTask, passes: int)
 
 
 @sequence_norm.requires("two ranks normalise their tokens, and both have the whole sequence")
-def _(answer, draw):
+def two_ranks_normalise_their_tokens(answer, draw):
     _check_norm(answer, _norm_task(draw, 2))
 
 
@@ -226,24 +226,24 @@ def _(answer, draw):
     failures={"exception": "two-ranks"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def three_ranks(answer, draw):
     with only_for_two():
         for ranks, share in ((3, None), (1, None), (draw.choice([2, 3, 4]), 1)):
             _check_norm(answer, _norm_task(draw, ranks, share))
 
 
 @sequence_norm.requires("the gradients of two backward passes add up", needs_earlier=True)
-def _(answer, draw):
+def the_gradients_of_two_backward_passes_add_up(answer, draw):
     _check_norm(answer, _norm_task(draw, draw.choice([2, 3])), passes=2)
 
 
 @sequence_norm.requires("a frozen norm", failures={"exception": "frozen-norm"})
-def _(answer, draw):
+def a_frozen_norm(answer, draw):
     _check_norm(answer, _norm_task(draw, draw.choice([2, 3]), frozen=True))
 
 
 @sequence_norm.requires("autograd keeps less than the whole sequence", needs_earlier=True)
-def _(answer, draw):
+def autograd_keeps_less_than_the_whole_sequence(answer, draw):
     task = _norm_task(draw, draw.choice([4, 5]), share=draw.choice([6, 8]))
     kept = max(report.kept for report in _check_norm(answer, task))
     if kept >= own_bytes(task.x):

@@ -318,7 +318,7 @@ def _through_the_maximum(task: _LossTask, gradients: list[Tensor]) -> list[Tenso
 
 
 @cross_entropy.requires("two ranks agree on the loss, and each has its logits' gradient")
-def _(answer, draw):
+def two_ranks_agree_on_the_loss(answer, draw):
     _check_loss(answer, draw, draw.integer(5, 8), 2 * draw.integer(4, 7), 2)
 
 
@@ -327,7 +327,7 @@ def _(answer, draw):
     failures={"exception": "two-ranks"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def three_ranks(answer, draw):
     many = draw.choice([3, 4])
     with only_for_two():
         _check_loss(answer, draw, draw.integer(6, 9), 3 * draw.integer(3, 6), 3)
@@ -371,13 +371,13 @@ def _check_large(answer, draw, offset: float, scale: float, slug: str) -> None:
 
 
 @cross_entropy.requires("logits of ten thousands, and minus ten thousands", needs_earlier=True)
-def _(answer, draw):
+def logits_of_ten_thousands(answer, draw):
     for offset in (1e4, -1e4):
         _check_large(answer, draw, offset, 1.0, "overflow")
 
 
 @cross_entropy.requires("classes that are far from likely", needs_earlier=True)
-def _(answer, draw):
+def classes_that_are_far_from_likely(answer, draw):
     _check_large(answer, draw, 0.0, 1e4, "log-of-zero")
 
 
@@ -386,7 +386,7 @@ def _(answer, draw):
     failures=dict.fromkeys(("out of bounds", "exception"), "padding-counted"),
     needs_earlier=True,
 )
-def _(answer, draw):
+def tokens_with_the_target_100_do_not_count(answer, draw):
     tokens, ranks = draw.integer(5, 8), draw.choice([2, 3])
     padding = draw.sample(range(tokens), 2)
     task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
@@ -403,7 +403,7 @@ def _(answer, draw):
 
 
 @cross_entropy.requires("at most four numbers a token are handed over", needs_earlier=True)
-def _(answer, draw):
+def at_most_four_numbers_a_token_are_handed(answer, draw):
     tokens, ranks = draw.integer(3, 6), draw.choice([2, 3, 4])
     task = _loss_task(draw, draw.tensor(tokens, 40 * ranks), ranks)
     limit = 4 * tokens
@@ -414,7 +414,7 @@ def _(answer, draw):
 
 
 @cross_entropy.requires("the logits and the targets stay as they are")
-def _(answer, draw):
+def the_logits_and_the_targets_stay_as_they(answer, draw):
     ranks, tokens = draw.choice([2, 3]), draw.integer(3, 5)
     padding = [draw.integer(0, tokens - 1)]
     task = _loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks, padding)
@@ -426,7 +426,7 @@ def _(answer, draw):
 
 
 @cross_entropy.requires("the loss is one term of a sum", needs_earlier=True)
-def _(answer, draw):
+def the_loss_is_one_term_of_a_sum(answer, draw):
     ranks, factor = draw.choice([2, 3]), draw.number(0.2, 0.6)
     tokens = draw.integer(3, 5)
     tasks = [_loss_task(draw, draw.tensor(tokens, 4 * ranks), ranks) for _ in range(2)]
@@ -451,7 +451,7 @@ def _(answer, draw):
     needs_earlier=True,
     failures={"view size is not compatible": "needs-contiguous", "exception": "other-dtype"},
 )
-def _(answer, draw):
+def logits_in_double_precision(answer, draw):
     ranks = draw.choice([2, 3])
     logits = draw.tensor(draw.integer(4, 6), 4 * ranks, dtype=torch.float64)
     task = _loss_task(draw, logits, ranks)

@@ -244,7 +244,7 @@ def _cluster(draw, sizes: dict[str, int], sent: dict[str, int], per_machine: int
 
 
 @placing.requires("one dimension fits into a machine")
-def _(answer, draw):
+def one_dimension_fits_into_a_machine(answer, draw):
     room, pipeline, data = draw.choice([(4, 2, 4), (4, 2, 2), (6, 2, 3), (6, 3, 2), (8, 2, 4)])
     sizes = {"tensor": room, "pipeline": pipeline, "data": data}
     sent = {"tensor": 9, "pipeline": 1, "data": 3}
@@ -252,7 +252,7 @@ def _(answer, draw):
 
 
 @placing.requires("two dimensions fit together")
-def _(answer, draw):
+def two_dimensions_fit_together(answer, draw):
     tensor, pipeline = draw.choice([(4, 2), (2, 3), (3, 2), (2, 4)])
     sizes = {"tensor": tensor, "data": draw.choice([2, 3, 4]), "pipeline": pipeline}
     sent = {"tensor": 9, "data": 2, "pipeline": 4}
@@ -263,7 +263,7 @@ def _(answer, draw):
 
 
 @placing.requires("the dimension with most bytes is larger than a machine")
-def _(answer, draw):
+def the_dimension_with_most_bytes_is_larger_than(answer, draw):
     room = draw.choice([4, 5, 6])
     sizes = {"tensor": room, "data": room + draw.choice([1, 2, 4]), "pipeline": 2}
     sent = {"tensor": 4, "data": 9, "pipeline": 1}
@@ -271,7 +271,7 @@ def _(answer, draw):
 
 
 @placing.requires("two dimensions together send more than the one with most bytes")
-def _(answer, draw):
+def two_dimensions_together_send_more_than(answer, draw):
     room, data, pipeline = draw.choice([(4, 2, 2), (6, 2, 3), (6, 3, 2), (8, 2, 4), (8, 4, 2)])
     sizes = {"data": data, "tensor": room, "pipeline": pipeline}
     sent = {"data": draw.number(6, 8), "tensor": draw.number(9, 10), "pipeline": draw.number(6, 8)}
@@ -280,7 +280,7 @@ def _(answer, draw):
 
 
 @placing.requires("groups that lie across the end of a machine")
-def _(answer, draw):
+def groups_that_lie_across_the_end(answer, draw):
     size, room = draw.choice([(3, 4), (3, 5), (4, 5), (4, 6), (5, 6)])
     sizes, sent = {"tensor": size, "data": room}, {"tensor": 9, "data": 3}
     _check_placement(answer, _cluster(draw, sizes, sent, room))
@@ -289,14 +289,14 @@ def _(answer, draw):
 
 
 @placing.requires("fewer ranks than a machine has room for")
-def _(answer, draw):
+def fewer_ranks_than_a_machine_has_room(answer, draw):
     data, tensor, room = draw.choice([(3, 2, 8), (2, 3, 7), (3, 3, 10), (2, 2, 5)])
     sizes, sent = {"data": data, "tensor": tensor}, {"data": 3, "tensor": 9}
     _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
 @placing.requires("four dimensions, one of them of size 1; machines of four ranks, and of one")
-def _(answer, draw):
+def four_dimensions_one_of_them_of_size_1(answer, draw):
     sizes = {"replica": draw.choice([2, 3, 5]), "data": 1, "pipeline": 2, "tensor": 2}
     sent = {"replica": 1, "data": 7, "pipeline": 3, "tensor": 12}
     for per_machine in (4, 1):
@@ -304,7 +304,7 @@ def _(answer, draw):
 
 
 @placing.requires("a single dimension, and five")
-def _(answer, draw):
+def a_single_dimension(answer, draw):
     size = draw.integer(2, 5)
     _check_placement(answer, _cluster(draw, {"data": size}, {"data": 3}, draw.choice([1, size])))
     sizes = {"expert": draw.choice([2, 3]), "data": 2, "tensor": 2, "replica": 2, "pipeline": 2}

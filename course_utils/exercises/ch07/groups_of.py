@@ -133,18 +133,18 @@ def _as_lists(groups: Iterable) -> list:
 
 
 @grouping.requires("the groups of 2 x 3 x 4 ranks")  # where no two mistakes look the same
-def _(answer, draw):
+def the_groups_of_2_x_3_x_4(answer, draw):
     _check_groups(answer, (2, 3, 4))
 
 
 @grouping.requires("other sizes")
-def _(answer, draw):
+def other_sizes(answer, draw):
     for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (2, 2, 2)):
         _check_groups(answer, sizes)
 
 
 @grouping.requires("dimensions of size 1")
-def _(answer, draw):
+def dimensions_of_size_1(answer, draw):
     size, other = draw.integer(2, 6), draw.integer(2, 4)
     for sizes in ((size, 1, other), (1, size, 1), (1, 1, 1)):
         _check_groups(answer, sizes)

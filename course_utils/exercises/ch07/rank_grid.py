@@ -117,12 +117,12 @@ INSIDE = {"ValueError": "refuses-what-is-inside"}
 
 
 @coordinates.requires("the coordinates of every rank of 2 x 3 x 4", failures=INSIDE)
-def _(answer, draw):
+def the_coordinates_of_every_rank_of_2_x(answer, draw):
     _check_coordinates(answer(2, 3, 4), (2, 3, 4))
 
 
 @coordinates.requires("other sizes, and sizes of 1", failures=INSIDE)
-def _(answer, draw):
+def other_sizes_and_sizes_of_1(answer, draw):
     larger = tuple(draw.sample([2, 3, 4, 5, 6], 3))
     lines = (1, draw.integer(2, 6), 1), larger  # the larger is made last: it has all ranks of both
     grids = [answer(*sizes) for sizes in lines]
@@ -131,13 +131,13 @@ def _(answer, draw):
 
 
 @coordinates.requires("back to the rank", failures=INSIDE)
-def _(answer, draw):
+def back_to_the_rank(answer, draw):
     for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (2, 2, 2)):
         _check_back(answer, sizes)
 
 
 @coordinates.requires("a ValueError for what is outside the grid")
-def _(answer, draw):
+def a_valueerror_for_what_is_outside_the_grid(answer, draw):
     sizes = tuple(draw.sample([2, 3, 4, 5, 6], 3))
     grid, ranks = answer(*sizes), math.prod(sizes)
     _must_refuse(grid.coordinates, ranks)

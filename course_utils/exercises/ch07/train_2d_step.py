@@ -89,36 +89,36 @@ TWO = ("data", "tensor")
 
 
 @two_dimensions.requires("3 x 2 ranks end with the parts of one process's step")
-def _(answer, draw):
+def with_3_x_2_ranks_end_with_the_parts(answer, draw):
     _check_2d(answer, drawn_task(draw, _two(3, 2), order=TWO))
 
 
 @two_dimensions.requires("every rank returns the mean loss of the global batch")
-def _(answer, draw):
+def every_rank_returns_the_mean_loss(answer, draw):
     task = drawn_task(draw, _two(draw.choice([2, 3]), 1), order=TWO)
     check_losses(_check_2d(answer, task), task)
 
 
 @two_dimensions.requires("layers cut in three, without copies; and a single rank")
-def _(answer, draw):
+def layers_cut_in_three(answer, draw):
     for sizes in (_two(1, 3), _two(1, 1)):
         task = drawn_task(draw, sizes, order=TWO)
         check_losses(_check_2d(answer, task), task)
 
 
 @two_dimensions.requires("gradients that were there before", needs_earlier=True)
-def _(answer, draw):
+def gradients_that_were_there_before(answer, draw):
     sizes, stale = _two(draw.choice([2, 3]), 1), draw.number(1, 2)
     _check_2d(answer, drawn_task(draw, sizes, order=TWO, stale=stale))
 
 
 @two_dimensions.requires("the step of another optimizer, Adam", needs_earlier=True)
-def _(answer, draw):
+def the_step_of_another_optimizer(answer, draw):
     _check_2d(answer, drawn_task(draw, _two(draw.choice([2, 3]), 1), order=TWO, adam=True))
 
 
 @two_dimensions.requires("a frozen parameter", failures={"exception": "frozen"}, needs_earlier=True)
-def _(answer, draw):
+def a_frozen_parameter(answer, draw):
     frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
     with blaming("frozen"):
         sizes, extra = _two(draw.choice([2, 3]), 1), as_it_may_be(draw)
@@ -130,6 +130,6 @@ def _(answer, draw):
     failures=any_failure("by-arithmetic"),
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_mesh_whose_first_dimension_is_tensor(answer, draw):
     with blaming("by-arithmetic"):
         _check_2d(answer, drawn_task(draw, _two(draw.choice([2, 3]), 2), order=TWO[::-1]))

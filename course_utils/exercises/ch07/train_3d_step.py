@@ -148,19 +148,19 @@ def _check_3d(answer, task: Task) -> None:
 
 
 @three_dimensions.requires("3 x 2 x 1 ranks: two stages, three times, take the step of one process")
-def _(answer, draw):
+def with_3_x_2_x_1_ranks(answer, draw):
     task = drawn_task(draw, (3, 2, 1))
     _check_readers(check_update(answer, task, _slips_3d(task), three=True), task)
 
 
 @three_dimensions.requires("1 x 2 x 2 ranks: each of two stages is cut")
-def _(answer, draw):
+def with_1_x_2_x_2_ranks(answer, draw):
     task = drawn_task(draw, (1, 2, 2))
     check_update(answer, task, _slips_3d(task), three=True)
 
 
 @three_dimensions.requires("every rank returns the mean loss of the global batch")
-def _(answer, draw):
+def every_rank_returns_the_mean_loss(answer, draw):
     for sizes in (draw.choice([(2, 2, 1), (3, 2, 1)]), (1, 2, 2)):
         task = drawn_task(draw, sizes)
         check_losses(run_step(answer, task, three=True), task)
@@ -169,7 +169,7 @@ def _(answer, draw):
 @three_dimensions.requires(
     "one stage", failures=any_failure("single-stage", *FAILURES_3D), needs_earlier=True
 )
-def _(answer, draw):
+def one_stage(answer, draw):
     with blaming("single-stage"):
         _check_3d(answer, drawn_task(draw, (draw.choice([2, 3]), 1, 1)))
 
@@ -177,13 +177,13 @@ def _(answer, draw):
 @three_dimensions.requires(
     "three stages", failures=any_failure("middle-stage", *FAILURES_3D), needs_earlier=True
 )
-def _(answer, draw):
+def three_stages(answer, draw):
     with blaming("middle-stage"):
         _check_3d(answer, drawn_task(draw, (1, 3, 1)))
 
 
 @three_dimensions.requires("gradients that were there before", needs_earlier=True)
-def _(answer, draw):
+def gradients_that_were_there_before(answer, draw):
     sizes, stale = draw.choice([(1, 2, 1), (2, 2, 1)]), draw.number(1, 2)
     _check_3d(answer, drawn_task(draw, sizes, stale=stale))
 
@@ -191,7 +191,7 @@ def _(answer, draw):
 @three_dimensions.requires(
     "a frozen parameter", failures=any_failure("frozen", *FAILURES_3D), needs_earlier=True
 )
-def _(answer, draw):
+def a_frozen_parameter(answer, draw):
     frozen = (draw.choice([*SHARED_OUT, *REPLICATED]),)
     with blaming("frozen"):
         sizes, extra = draw.choice([(1, 2, 1), (1, 2, 2)]), as_it_may_be(draw)
@@ -203,12 +203,12 @@ def _(answer, draw):
     failures=any_failure("by-arithmetic", *FAILURES_3D),
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_mesh_in_another_order(answer, draw):
     with blaming("by-arithmetic"):
         sizes, order = draw.choice(OTHER_ORDERS)
         _check_3d(answer, drawn_task(draw, sizes, order=order))
 
 
 @three_dimensions.requires("2 x 2 x 2 ranks", needs_earlier=True)
-def _(answer, draw):
+def with_2_x_2_x_2_ranks(answer, draw):
     _check_3d(answer, drawn_task(draw, (2, 2, 2), adam=True))

@@ -154,13 +154,13 @@ def _check_shard_size(got, shapes: list[tuple[int, ...]], ranks: int) -> None:
 
 
 @layout.requires("tensors that divide evenly come back, and nothing is padded")
-def _(answer, draw):
+def tensors_that_divide_evenly_come_back(answer, draw):
     ranks = draw.integer(2, 4)
     _check_layout(answer, drawn_tensors(draw, [(ranks, 3), (2, 2, ranks), (ranks,)]), ranks)
 
 
 @layout.requires("tensors that do not divide are padded once, with zeros, at the end", at_home=True)
-def _(answer, draw):
+def tensors_that_do_not_divide_are_padded_once(answer, draw):
     # each tensor has one element more than divides: to pad each by itself makes another size
     awkward = [([(3, 7), (5,), (1, 3, 3)], 4), ([(3, 7), (11,), (2, 1, 3)], 5)]
     shapes, ranks = draw.choice([*awkward, ([(5, 5), (7,), (13, 1)], 6)])
@@ -172,7 +172,7 @@ def _(answer, draw):
 
 
 @layout.requires("shards and tensors are views into the vector, and the vector is new")
-def _(answer, draw):
+def shards_and_tensors_are_views_into_the_vector(answer, draw):
     tensors = drawn_tensors(draw, [(3, draw.integer(4, 6)), (7,)])
     shapes = [tuple(tensor.shape) for tensor in tensors]
     ranks = draw.integer(3, 5)
@@ -200,7 +200,7 @@ def _(answer, draw):
     needs_earlier=True,
     failures={"AttributeError": "last-flatten", "TypeError": "last-flatten"},
 )
-def _(answer, draw):
+def a_vector_that_no_flatten_has_made(answer, draw):
     shapes, ranks = [(draw.integer(2, 4), 5), (3,)], draw.integer(3, 5)
     used = _laid_out(answer, shapes, ranks)
     used.flatten(drawn_tensors(draw, shapes))
@@ -217,14 +217,14 @@ def _(answer, draw):
 @layout.requires(
     "more ranks than elements, and tensors without any", failures={"exception": "too-few-shards"}
 )
-def _(answer, draw):
+def more_ranks_than_elements(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(2, 1)]), draw.integer(3, 6))
     _check_layout(answer, drawn_tensors(draw, [(1, 2), (draw.integer(1, 3),)]), 7)
     _check_layout(answer, drawn_tensors(draw, [(2, 4), (0, draw.integer(2, 4)), (4,)]), 4)
 
 
 @layout.requires("a tensor without dimensions, and one rank", failures={"exception": "scalars"})
-def _(answer, draw):
+def a_tensor_without_dimensions(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(), (2, draw.integer(2, 5))]), 2)
     _check_layout(answer, drawn_tensors(draw, [(2, 3), ()]), 1)
 
@@ -232,7 +232,7 @@ def _(answer, draw):
 @layout.requires(
     "bfloat16, and tensors that are not contiguous", failures={"exception": "not-contiguous"}
 )
-def _(answer, draw):
+def bfloat16_and_tensors_that_are_not_contiguous(answer, draw):
     ranks = draw.integer(2, 4)
     _check_layout(answer, drawn_tensors(draw, [(3, 4), (5,)], torch.bfloat16), ranks)
     _check_layout(answer, [draw.tensor(3, 4).T, draw.tensor(6)[::2]], ranks)
@@ -243,7 +243,7 @@ def _(answer, draw):
     at_home=True,
     failures={"device meta": "device-lost"},
 )
-def _(answer, draw):
+def the_vector_is_on_the_tensors_device(answer, draw):
     tensors = drawn_tensors(draw, [(3, 4), (draw.integer(2, 6),)])
     made = _laid_out(answer, [tuple(tensor.shape) for tensor in tensors], 5)
     flat = None

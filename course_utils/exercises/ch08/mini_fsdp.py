@@ -311,7 +311,7 @@ def _shards_of(whole: Named, ranks: int) -> list[Named]:
     "every rank starts with rank 0's parameters and buffers, and full_parameters() gives them",
     failures={"AttributeError": "no-module", "IndexError": "wrong-shard", "signal": "a-view"},
 )
-def _(answer, draw):
+def every_rank_starts_with_rank_0_parameters(answer, draw):
     ranks = draw.choice((2, 3))
     reports = run(_started, ranks, answer, _recipe(draw, _with_buffers, ranks), draw.seed())
     first = reports[0]
@@ -347,7 +347,7 @@ def _(answer, draw):
 
 
 @fsdp.requires("a rank keeps its shard of each matrix, and every vector")
-def _(answer, draw):
+def a_rank_keeps_its_shard_of_each_matrix(answer, draw):
     ranks = draw.choice((2, 3))
     reports = run(_started, ranks, answer, _recipe(draw, _plain, ranks), draw.seed())
     whole = reports[0].module
@@ -540,7 +540,7 @@ def _expect_gradients(steps: tuple[_Step, ...], where: str, first: dict, last: d
 
 
 @fsdp.requires("full_parameters() gives copies", needs_earlier=True)
-def _(answer, draw):
+def full_parameters_gives_copies(answer, draw):
     for report in run(_started, 2, answer, _recipe(draw, _plain, 2), draw.seed()):
         if report.aliased:
             got = f"{report.aliased[0]} in the memory of the parameter"
@@ -548,7 +548,7 @@ def _(answer, draw):
 
 
 @fsdp.requires("two ranks compute and learn as one process does")
-def _(answer, draw):
+def two_ranks_compute_and_learn_as_one_process(answer, draw):
     _check_training(answer, _training(draw, _recipe(draw, _plain, 2), 2, steps=3))
 
 
@@ -757,14 +757,14 @@ def _gathered_elements(sizes: _Sizes, ranks: int) -> int:
 
 
 @fsdp.requires("a layer's matrices are whole while it computes, and only then", needs_earlier=True)
-def _(answer, draw):
+def a_layer_matrices_are_whole_while_it_computes(answer, draw):
     ranks = draw.choice((2, 3))
     sizes = _sizes_of_tower(draw, ranks)
     _check_memory(run(_passage, ranks, answer, sizes, draw.seed()), sizes)
 
 
 @fsdp.requires("no byte more than needed goes over the wire", needs_earlier=True)
-def _(answer, draw):
+def no_byte_more_than_needed_goes_over(answer, draw):
     ranks = draw.choice((2, 3))
     sizes = _sizes_of_tower(draw, ranks)
     gathered, vectors = _gathered_elements(sizes, ranks), sizes.layers * sizes.width
@@ -782,7 +782,7 @@ def _(answer, draw):
     failures={"mismatch": "remainder-lost", "is invalid for input of size": "remainder-lost"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def three_ranks_and_one_sizes_that_do_not(answer, draw):
     recipe = _Recipe(_uneven, draw.choice((5, 7, 8)), draw.choice((4, 5, 7)))
     for ranks in (3, 1):
         _check_training(answer, _training(draw, recipe, ranks), "remainder-lost")
@@ -793,7 +793,7 @@ def _(answer, draw):
     failures={"exception": "accumulated-wrong"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def two_backward_passes_before_one_update(answer, draw):
     task = _training(draw, _recipe(draw, _plain, 2), 2, passes=2)
     _check_training(answer, replace(task, keep_zeros=True), "accumulated-wrong")
 
@@ -807,7 +807,7 @@ def _with_frozen(rank, answer, task: _Training, sizes: _Sizes) -> tuple[list[_St
     failures={"exception": "frozen", "'NoneType'": "frozen"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_frozen_layer(answer, draw):
     task, sizes = _training(draw, _recipe(draw, _FrozenMiddle, 2), 2), _sizes_of_tower(draw, 2)
     trainings, passages = zip(*run(_with_frozen, 2, answer, task, sizes), strict=True)
     _judge_training(trainings, "frozen")
@@ -820,7 +820,7 @@ def _requires_training(text: str, kind: Callable, slug: str, failures, rows=(4,)
     failures = dict.fromkeys(["'NoneType'", *failures], slug)
 
     @fsdp.requires(text, failures=failures, needs_earlier=True)
-    def _(answer, draw):
+    def models_of_this_kind_are_trained(answer, draw):
         ranks = draw.choice((2, 3))
         task = _training(draw, _recipe(draw, kind, ranks), ranks, rows=rows)
         _check_training(answer, task, slug)
@@ -834,7 +834,7 @@ _requires_training("a layer that is not called", _UnusedLayer, "unused", ["excep
     failures={"exception": "tied"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_tied_matrix(answer, draw):
     ranks = draw.choice((2, 3))
     task = _training(draw, _recipe(draw, _TiedEnds, ranks), ranks)
     reports = run(_trained, ranks, answer, task)
@@ -871,14 +871,14 @@ def _looked(rank, answer, recipe: _Recipe, seed: int, x: Tensor) -> tuple[Tensor
     failures=dict.fromkeys(("exception", "signal", "'NoneType'"), "without-gradients"),
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_forward_without_gradients(answer, draw):
     recipe = _recipe(draw, _plain, 2)
     for got, expected in run(_looked, 2, answer, recipe, draw.seed(), draw.tensor(4, recipe.width)):
         expect(got, expected, what="the output", likely={"without-gradients": True})
 
 
 @fsdp.requires("shapes has those of the whole parameters", needs_earlier=True)
-def _(answer, draw):
+def shapes_has_those_of_the_whole_parameters(answer, draw):
     reports = run(_started, 2, answer, _recipe(draw, _plain, 2), draw.seed())
     shapes = {name: tuple(value.shape) for name, value in reports[0].module.items()}
     likely = {"shapes-of-shards": True}
@@ -904,7 +904,7 @@ def _in_double(rank, answer, recipe: _Recipe, seed: int, x: Tensor) -> dict[str,
 @fsdp.requires(
     "a module in double precision", failures={"exception": "double-lost"}, needs_earlier=True
 )
-def _(answer, draw):
+def a_module_in_double_precision(answer, draw):
     recipe = _recipe(draw, _plain, 2)
     for found in run(_in_double, 2, answer, recipe, draw.seed(), draw.tensor(4, recipe.width)):
         for what, dtypes in found.items():
@@ -916,7 +916,7 @@ def _(answer, draw):
     failures={"same dtype": "dtypes-mixed", "scalar type": "dtypes-mixed"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def with_compute_dtype(answer, draw):
     task = replace(_training(draw, _recipe(draw, _plain, 2), 2), dtype=torch.bfloat16)
     reports = run(_trained, 2, answer, task)
     for index, steps in enumerate(zip(*reports, strict=True)):
@@ -975,14 +975,14 @@ def _read_words(rank, answer, width: int, tokens: Tensor) -> torch.dtype:
     failures={"argument #1 'indices'": "integers-cast", "same dtype": "dtypes-mixed"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def with_compute_dtype_whole_numbers_stay_whole_and_keywords_are_cast(answer, draw):
     tokens = torch.tensor([draw.integer(0, 6) for _ in range(5)])
     dtypes = run(_read_words, 2, answer, draw.integer(3, 6), tokens)
     expect(dtypes, [torch.bfloat16] * 2, each="rank", likely={"dtypes-mixed": True})
 
 
 @fsdp.requires("the next gather, and one reduction, run beside backward", needs_earlier=True)
-def _(answer, draw):
+def the_next_gather(answer, draw):
     sizes = _sizes_of_tower(draw, 2)
     for report in run(_passage, 2, answer, sizes, draw.seed()):
         if report.blocking:

@@ -99,27 +99,27 @@ def _check_ledger(answer, count: int, ranks: int, stage: int, sizes=MIXED) -> No
 
 
 @ledger.requires("the 7.5 billion parameters of the ZeRO paper's first figure, on 64 ranks")
-def _(answer, draw):
+def the_7_5_billion_parameters_of_the_zero(answer, draw):
     for stage in range(4):
         _check_ledger(answer, 7_500_000_000, 64, stage)
 
 
 @ledger.requires("numbers of parameters that do not divide")
-def _(answer, draw):
+def numbers_of_parameters_that_do_not_divide(answer, draw):
     ranks = draw.choice([5, 9, 11])  # a shard of one more is no whole number of bytes at any stage
     for stage in (3, 2, 1):
         _check_ledger(answer, ranks * draw.integer(100, 200) + 1, ranks, stage)
 
 
 @ledger.requires("other bytes for one parameter")
-def _(answer, draw):
+def other_bytes_for_one_parameter(answer, draw):
     sizes = dict(zip(SORTS, draw.sample(range(3, 12), 3), strict=True))
     for stage in range(4):
         _check_ledger(answer, 60 * draw.integer(10, 20), draw.integer(3, 6), stage, sizes)
 
 
 @ledger.requires("one rank holds everything, and more ranks than parameters hold one each")
-def _(answer, draw):
+def one_rank_holds_everything(answer, draw):
     few = draw.integer(3, 6)
     for stage in range(4):
         _check_ledger(answer, draw.integer(10, 99), 1, stage)
@@ -127,7 +127,7 @@ def _(answer, draw):
 
 
 @ledger.requires("a stage that does not exist is refused with a ValueError")
-def _(answer, draw):
+def a_stage_that_does_not_exist_is_refused(answer, draw):
     for stage in (-1, 4):
         expected = f"a ValueError for stage {stage}"
         try:

@@ -248,7 +248,7 @@ def _check_reshard(
 
 
 @resharding.requires("from two ranks to four, and from four to two")
-def _(answer, draw):
+def from_two_ranks_to_four(answer, draw):
     width = draw.integer(3, 6)
     shapes = {"up.weight": (4, width), "up.bias": (4,), "down.weight": (width, 4)}
     _check_reshard(answer, draw, 2, 4, shapes)
@@ -256,7 +256,7 @@ def _(answer, draw):
 
 
 @resharding.requires("the parts come in any order")
-def _(answer, draw):
+def the_parts_come_in_any_order(answer, draw):
     ranks = draw.integer(3, 5)
     _check_reshard(answer, draw, ranks, ranks, {"w": (ranks, 6), "b": (4,)}, shuffled=True)
 
@@ -265,7 +265,7 @@ def _(answer, draw):
     "from three ranks to four and to two, with sizes that do not divide",
     failures={"exception": "multiples-only"},
 )
-def _(answer, draw):
+def from_three_ranks_to_four_and_to_two(answer, draw):
     for before, after in ((3, 4), (3, 2), (4, 3)):
         _check_reshard(answer, draw, before, after)
 
@@ -274,7 +274,7 @@ def _(answer, draw):
     "to one rank, from one, and to more ranks than elements",
     failures={"IndexError": "fewer-pieces"},
 )
-def _(answer, draw):
+def to_one_rank(answer, draw):
     many = draw.integer(16, 19)  # more than elements of the smaller matrix
     for before, after in ((draw.integer(3, 5), 1), (1, draw.choice((3, 6))), (2, many), (many, 2)):
         _check_reshard(answer, draw, before, after)
@@ -284,14 +284,14 @@ def _(answer, draw):
     "a parameter without optimizer state; steps that are plain numbers",
     failures={"KeyError": "stateless", "TypeError": "step-cut", "AttributeError": "step-cut"},
 )
-def _(answer, draw):
+def a_parameter_without_optimizer_state(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
     _check_reshard(answer, draw, before, after, stateless=("up.weight", "up.bias"))
     _check_reshard(answer, draw, before, after, number=True)
 
 
 @resharding.requires("a parameter of three dimensions", failures={"exception": "three-dimensions"})
-def _(answer, draw):
+def a_parameter_of_three_dimensions(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
     shapes = {"filter": (draw.integer(2, 3), 3, draw.integer(2, 5)), "bias": (3,)}
     _check_reshard(answer, draw, before, after, shapes)
@@ -308,7 +308,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 @resharding.requires("every new tensor has memory of its own", needs_earlier=True)
-def _(answer, draw):
+def every_new_tensor_has_memory_of_its_own(answer, draw):
     before, other = draw.sample((2, 3, 4), 2)
     for after in (other, before, 1):
         old = _checkpoint(*_wholes(draw), before)
@@ -326,7 +326,7 @@ def _(answer, draw):
 
 
 @resharding.requires("what is not a whole checkpoint is refused with a ValueError")
-def _(answer, draw):
+def what_is_not_a_whole_checkpoint_is_refused(answer, draw):
     ranks = draw.integer(4, 6)
     last = ranks - 1
     wholes = _wholes(draw)
@@ -348,7 +348,7 @@ def _(answer, draw):
 @resharding.requires(
     "parameters in bfloat16, with an optimizer in float32", failures={"exception": "other-dtype"}
 )
-def _(answer, draw):
+def parameters_in_bfloat16(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
     _check_reshard(answer, draw, before, after, dtype=torch.bfloat16)
 

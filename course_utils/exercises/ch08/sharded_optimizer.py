@@ -324,12 +324,12 @@ def _small(draw) -> list[tuple[int, ...]]:
 @sharding.requires(
     "two ranks end each step with what one optimizer gives", failures={"IndexError": "exception"}
 )
-def _(answer, draw):
+def two_ranks_end_each_step_with_what(answer, draw):
     _check_updates(answer, _updates(draw, _small(draw)), 2)
 
 
 @sharding.requires("every parameter's state is on one rank, and the shares are fair")
-def _(answer, draw):
+def every_parameter_state_is_on_one_rank(answer, draw):
     ranks, width = draw.choice((2, 3)), draw.integer(6, 9)
     large_and_small = [(width, width), *[(2,)] * (ranks - 1)]  # dealt out, rank 0 gets all large
     task = _updates(draw, large_and_small * (2 * ranks))
@@ -344,7 +344,7 @@ def _(answer, draw):
         "TypeError": "groups-as-parameters",
     },
 )
-def _(answer, draw):
+def groups_keep_their_options(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
     task = _updates(draw, _small(draw), groups=groups)
     scheduled = replace(task, decay=0.5)
@@ -359,7 +359,7 @@ def _(answer, draw):
 
 
 @sharding.requires("the shares are fair over many groups", needs_earlier=True)
-def _(answer, draw):
+def the_shares_are_fair_over_many_groups(answer, draw):
     ranks = draw.choice((2, 3))
     shapes = [(draw.integer(3, 5), 2)] * (2 * ranks)
     alike = _updates(draw, shapes, groups=[([index], {}) for index in range(len(shapes))])
@@ -388,7 +388,7 @@ def _updated_alike(task: _Updates, step: int, index: int, got: list[Tensor]) -> 
 
 
 @sharding.requires("any inner optimizer, with all its options to see")
-def _(answer, draw):
+def any_inner_optimizer(answer, draw):
     tasks = [
         _updates(draw, _small(draw), optimizer=optimizer, kwargs=kwargs)
         for optimizer, kwargs in (
@@ -412,7 +412,7 @@ def _(answer, draw):
 
 
 @sharding.requires("three ranks, and one")
-def _(answer, draw):
+def three_ranks(answer, draw):
     for ranks in (3, 1):
         task = _updates(draw, _small(draw))
         _check_owners(_check_updates(answer, task, ranks), task)
@@ -422,7 +422,7 @@ def _(answer, draw):
     "`model.parameters()`, a generator, of a model with a tied matrix",
     failures={"empty parameter list": "generator-used-up"},
 )
-def _(answer, draw):
+def model_parameters_a_generator_of_a_model(answer, draw):
     tied = _updates(draw, _small(draw), tied=True)
     groups = [([0, 1], {}), ([2, 3, 4], {"lr": 0.2})]
     parts = _updates(draw, _small(draw), groups=groups, generators=True)
@@ -437,13 +437,13 @@ def _(answer, draw):
     "more ranks than parameters",
     failures={"IndexError": "empty-rank"},
 )
-def _(answer, draw):
+def more_ranks_than_parameters(answer, draw):
     shapes = [(draw.integer(2, 5), 2), (draw.integer(2, 5),)]
     _check_updates(answer, _updates(draw, shapes), draw.choice((3, 4)))
 
 
 @sharding.requires("a group that is added later")
-def _(answer, draw):
+def a_group_that_is_added_later(answer, draw):
     one = _updates(draw, _small(draw), added=(([3, 4], {"lr": 0.3}),), optimizer=torch.optim.Adam)
     one = replace(one, kwargs={"lr": 0.1})
     groups = [([index], {}) for index in range(7)]
@@ -460,7 +460,7 @@ def _(answer, draw):
     "a parameter without a gradient, and one that is frozen at first",
     failures={"AttributeError": "none-gradient", "TypeError": "none-gradient"},
 )
-def _(answer, draw):
+def a_parameter_without_a_gradient(answer, draw):
     task = _updates(draw, _small(draw), frozen=(1, 2))
     for gradients in task.steps:
         gradients[3] = None
@@ -497,7 +497,7 @@ def _with_closure(rank, answer, tensors: list[Tensor]) -> _Closed:
 
 
 @sharding.requires("step(closure) calls it once and returns its loss")
-def _(answer, draw):
+def step_closure_calls_it_once_and_returns_its(answer, draw):
     tensors = drawn_tensors(draw, [(draw.integer(2, 5), 2), (4,)])
     loss = sum(tensor.square().sum().item() for tensor in tensors)
     after = torch.cat([0.8 * tensor.flatten() for tensor in tensors])
@@ -538,7 +538,7 @@ def _resumed(rank, answer, task: _Updates) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @sharding.requires("state_dict() and load_state_dict() resume a rank's part", needs_earlier=True)
-def _(answer, draw):
+def state_dict_and_load_state_dict_resume(answer, draw):
     task = _updates(draw, _small(draw), optimizer=torch.optim.Adam, kwargs={"lr": 0.1})
     for straight, resumed in run(_resumed, draw.choice((2, 3)), answer, task):
         likely = {"state-not-restored": True}

@@ -158,14 +158,14 @@ interval = Exercise(
 
 
 @interval.requires("one node: the interval that loses least, in steps")
-def _(answer, draw):
+def one_node_the_interval_that_loses_least(answer, draw):
     cluster = _cluster(draw, 1)
     steps, _ = _answered(answer, cluster)
     _expect_steps(steps, cluster)
 
 
 @interval.requires("many nodes fail more often than one")
-def _(answer, draw):
+def many_nodes_fail_more_often_than(answer, draw):
     for nodes in (draw.integer(3, 9), draw.integer(100, 900)):
         cluster = _cluster(draw, nodes)
         steps, _ = _answered(answer, cluster)
@@ -176,7 +176,7 @@ def _(answer, draw):
 
 
 @interval.requires("the share that this interval loses", needs_earlier=True)
-def _(answer, draw):
+def the_share_that_this_interval_loses(answer, draw):
     for nodes in (1, draw.integer(3, 9)):
         cluster = _cluster(draw, nodes)
         _, share = _answered(answer, cluster)
@@ -201,7 +201,7 @@ def _(answer, draw):
 
 
 @interval.requires("long steps: at least one of them", failures={"ZeroDivisionError": "zero-steps"})
-def _(answer, draw):
+def long_steps_at_least_one_of_them(answer, draw):
     cluster = _with_ideal(draw, draw.number(0.2, 0.4))
     steps, _ = _answered(answer, cluster)
     likely = {"zero-steps": lambda got: got == 0, "never-one": lambda got: got > 1}
@@ -209,7 +209,7 @@ def _(answer, draw):
 
 
 @interval.requires("of two whole numbers the better one", needs_earlier=True)
-def _(answer, draw):
+def of_two_whole_numbers_the_better(answer, draw):
     # a little above the root of 1 * 2, where both lose the same, and below the middle
     beside_one = draw.number(1.1, 1.35), draw.number(1.43, 1.48)
     for ideal in (*beside_one, draw.number(4.1, 4.3), draw.number(4.6, 4.9)):

@@ -463,7 +463,7 @@ checkpoints = Exercise(
 
 
 @checkpoints.requires("what was saved comes back, and the highest step is the latest")
-def _(answer, draw):
+def what_was_saved_comes_back(answer, draw):
     step = draw.integer(20, 80)
     cases = [
         (_in_order, _states(draw, draw.choice((9, 99)), 100), (1, 0)),
@@ -492,7 +492,7 @@ def _(answer, draw):
     "rank 0 alone writes one file, and the others wait for it",
     failures={"timeout": "one-rank-waits"},
 )
-def _(answer, draw):
+def rank_0_alone_writes_one_file(answer, draw):
     ranks = draw.choice((2, 3))
     # each rank has a folder of its own here, so that who writes cannot get into another's way
     with tempfile.TemporaryDirectory() as parent:
@@ -520,7 +520,7 @@ def _(answer, draw):
 @checkpoints.requires(
     "every rank loads the same one", failures={"timeout": "load-not-on-all"}, needs_earlier=True
 )
-def _(answer, draw):
+def every_rank_loads_the_same(answer, draw):
     ranks, step = draw.choice((2, 3)), draw.integer(3, 8)
     states = _states(draw, step, step + 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -535,7 +535,7 @@ def _(answer, draw):
 @checkpoints.requires(
     "after a save, the newest up to this step remain, and nothing else", needs_earlier=True
 )
-def _(answer, draw):
+def after_a_save(answer, draw):
     keeps = draw.choice((2, 3)), 1
     plain = [_states(draw, *range(1, keep + 3)) for keep in keeps]
     millionth = _states(draw, 999_998, 999_999, 1_000_000)
@@ -570,7 +570,7 @@ def _(answer, draw):
 
 
 @checkpoints.requires("a damaged one is passed over", needs_earlier=True)
-def _(answer, draw):
+def a_damaged_one_is_passed_over(answer, draw):
     damages = (_cut, 1), (_emptied, 1), (_one_bit, 1), (_cut, 2), (_one_bit, 3)
     cases = [(_after_damage, _states(draw, 5, 6, 7), *damage) for damage in damages]
     small = _state(draw) | {"weights": draw.tensor(3)}  # so that there are few bytes
@@ -596,7 +596,7 @@ def _(answer, draw):
 @checkpoints.requires(
     "a save that is killed destroys nothing, also of the same step", needs_earlier=True
 )
-def _(answer, draw):
+def a_save_that_is_killed_destroys_nothing(answer, draw):
     if not hasattr(signal, "SIGXFSZ"):  # Windows cannot kill at a byte
         return
     keeps, steps, slugs = (2, 1), (5, 6), ("in-place", "deletes-first")
@@ -612,7 +612,7 @@ def _(answer, draw):
 
 
 @checkpoints.requires("a save may end between any two of its calls", needs_earlier=True)
-def _(answer, draw):
+def a_save_may_end_between_any_two(answer, draw):
     calls, new = range(5), _state(draw)  # as many as write, sync, rename, remove
     befores = [_states(draw, *steps) for steps in ((4,), (5,), (6,), ())]
     cases = [(_dies, call, before, 5, new) for before in befores for call in calls]
@@ -626,7 +626,7 @@ def _(answer, draw):
 
 
 @checkpoints.requires("the next save removes what a killed one has left", needs_earlier=True)
-def _(answer, draw):
+def the_next_save_removes_what_a_killed(answer, draw):
     if not hasattr(signal, "SIGXFSZ"):
         return
     after = _states(draw, 4)
@@ -640,7 +640,7 @@ def _(answer, draw):
 
 
 @checkpoints.requires("the bytes are on the disk before the file gets its name")
-def _(answer, draw):
+def the_bytes_are_on_the_disk_before(answer, draw):
     # so few bytes that Python's buffer holds them all until somebody flushes it
     state = _state(draw) | {"weights": draw.tensor(draw.integer(50, 90))}
     with tempfile.TemporaryDirectory() as place:
@@ -667,7 +667,7 @@ def _(answer, draw):
 
 
 @checkpoints.requires("load makes tensors, numbers and the like, and nothing else")
-def _(answer, draw):
+def load_makes_tensors(answer, draw):
     with tempfile.TemporaryDirectory() as folder:
         [brings] = run(_brings_an_object, 1, answer, Path(folder))
     if brings:

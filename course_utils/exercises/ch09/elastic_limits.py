@@ -74,13 +74,13 @@ def _check_limits(answer, available: int, fits: int, useful: int, losses: int, j
 
 
 @limits.requires("sharded over everything that you have")
-def _(answer, draw):
+def sharded_over_everything_that_you_have(answer, draw):
     nodes, losses = draw.integer(10, 20), draw.integer(5, 9)
     _check_limits(answer, nodes, nodes, 4 * nodes, losses, losses - 1)
 
 
 @limits.requires("spare nodes beside those that have work")
-def _(answer, draw):
+def spare_nodes_beside_those_that_have_work(answer, draw):
     fits = draw.integer(2, 4)
     useful = fits + draw.integer(2, 4)
     for losses in (draw.integer(5, 9), 1, 0):
@@ -89,7 +89,7 @@ def _(answer, draw):
 
 
 @limits.requires("nodes that come and go")
-def _(answer, draw):
+def nodes_that_come_and_go(answer, draw):
     fits = draw.integer(2, 4)
     available = fits + draw.integer(20, 40)
     losses = draw.integer(100, 200)
@@ -97,7 +97,7 @@ def _(answer, draw):
 
 
 @limits.requires("new code")
-def _(answer, draw):
+def new_code(answer, draw):
     fits = draw.integer(2, 4)
     available, useful = fits + draw.integer(5, 9), fits + draw.integer(5, 9)
     got = answer(available, fits, useful, draw.integer(5, 9), draw.integer(5, 9), True)

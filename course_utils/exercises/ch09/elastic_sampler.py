@@ -193,7 +193,7 @@ sampler = Exercise(
 
 
 @sampler.requires("one rank gets every sample once, in steps of the global batch")
-def _(answer, draw):
+def one_rank_gets_every_sample_once(answer, draw):
     order = _order(draw, rest=draw.integer(2, 5))
     for epoch in (0, draw.integer(1, 9)):
         steps, _ = _steps(_samplers(answer, order, 1, epoch), draw)
@@ -216,7 +216,7 @@ def _(answer, draw):
 
 
 @sampler.requires("any number of ranks makes the same steps, shared out evenly")
-def _(answer, draw):
+def any_number_of_ranks_makes_the_same_steps(answer, draw):
     divides, remainder = draw.sample((2, 3, 4), 2), draw.choice(((3, 10), (4, 10), (5, 12)))
     more_than_samples = draw.choice(((5, 3), (6, 4)))
     pairs = [*((world_size, 12) for world_size in divides), remainder, more_than_samples]
@@ -246,7 +246,7 @@ def _check_shares(answer, order: _Order, world_size: int, draw) -> None:
 
 
 @sampler.requires("seed and epoch decide the order, and nothing else")
-def _(answer, draw):
+def seed_and_epoch_decide_the_order(answer, draw):
     order = _order(draw)
     first = _whole_epoch(answer, order, draw)
     expect(_whole_epoch(answer, order, draw), first, what="the same epoch of the same seed")
@@ -271,7 +271,7 @@ def _in_another_process(rank, answer, order: _Order) -> list[list[int]]:
 
 
 @sampler.requires("the global random states are left alone")
-def _(answer, draw):
+def the_global_random_states_are_left_alone(answer, draw):
     before = _global_random_states()
 
     def check_random_states(when: str) -> None:
@@ -294,7 +294,7 @@ def _global_random_states() -> list:
 
 
 @sampler.requires("a resumed epoch goes on where it was, and the next one is whole")
-def _(answer, draw):
+def a_resumed_epoch_goes_on_where_it_was(answer, draw):
     order, epoch, done = _order(draw), draw.integer(2, 5), draw.integer(2, 3)
     whole = _whole_epoch(answer, order, draw, epoch)
     _, [state] = _steps(_samplers(answer, order, 1, epoch), draw, done)
@@ -372,7 +372,7 @@ def _check_states_stay(answer, order: _Order, draw) -> None:
 
 
 @sampler.requires("resumed on other numbers of ranks, every sample comes once", needs_earlier=True)
-def _(answer, draw):
+def resumed_on_other_numbers_of_ranks(answer, draw):
     for batch in (12, 7, 3):
         sizes = draw.sample((1, 2, 3, 4 if batch > 3 else 5), 4)
         order, epoch = _order(draw, multiple_of=batch, rest=2), draw.integer(1, 5)

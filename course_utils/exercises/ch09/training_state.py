@@ -222,7 +222,7 @@ training_state = Exercise(
 
 
 @training_state.requires("torch.load(..., weights_only=True) reads the state")
-def _(answer, draw):
+def torch_load_weights_only_true_reads_the_state(answer, draw):
     job = _job(draw.seed(), _data(draw))
     job.step()
     state = answer(*job.parts()).state_dict()
@@ -234,7 +234,7 @@ def _requires_part(index: int, text: str, slug: str) -> None:
     """Adds the requirement that a part comes back."""
 
     @training_state.requires(text, needs_earlier=True)
-    def _(answer, draw):
+    def the_part_comes_back(answer, draw):
         resumed = _resumed(answer, draw)
         got = _copied(resumed.second.parts()[index].state_dict())
         mistakes = {
@@ -256,7 +256,7 @@ _requires_part(3, "the sampler comes back", "sampler-lost")
 
 
 @training_state.requires("the next random numbers are those that would have come")
-def _(answer, draw):
+def the_next_random_numbers_are_those_that_would(answer, draw):
     resumed = _resumed(answer, draw)
     slugs = {
         "Python": "python-lost",
@@ -323,7 +323,7 @@ def _check_gpus_state(answer, draw) -> None:
 
 
 @training_state.requires("a resumed run is the run that nothing disturbed", needs_earlier=True)
-def _(answer, draw):
+def a_resumed_run_is_the_run_that_nothing(answer, draw):
     data, seed = _data(draw), draw.seed()
     undisturbed = _job(seed, data)
     losses = [undisturbed.step() for _ in range(9)]
@@ -339,7 +339,7 @@ def _(answer, draw):
 
 
 @training_state.requires("the state of another model is refused", needs_earlier=True)
-def _(answer, draw):
+def the_state_of_another_model_is_refused(answer, draw):
     job = _job(draw.seed(), _data(draw))
     saved = through_file(answer(*job.parts()).state_dict())
     other = nn.Sequential()
@@ -395,7 +395,7 @@ def _across_a_wrapper(rank, answer, seeds, data) -> list:
 @training_state.requires(
     "a state fits with and without DistributedDataParallel", needs_earlier=True
 )
-def _(answer, draw):
+def a_state_fits_with_and_without_distributeddataparallel(answer, draw):
     seeds, data = [draw.seed(), draw.seed()], _data(draw)
     [reports] = run(_across_a_wrapper, 1, answer, seeds, data)
     for what, report in zip(("from DDP to plain", "from plain to DDP"), reports, strict=True):

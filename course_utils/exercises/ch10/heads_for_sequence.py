@@ -202,12 +202,12 @@ def _check_swap_gradients(reports: list[_Swapped], slope: Tensor, ranks: int) ->
 
 
 @swapping.requires("each rank has all tokens of its heads, and gradients come home")
-def _(answer, draw):
+def each_rank_has_all_tokens_of_its_heads(answer, draw):
     _check_swap(answer, draw, draw.choice([2, 3]))
 
 
 @swapping.requires("four ranks and one", needs_earlier=True)
-def _(answer, draw):
+def four_ranks(answer, draw):
     with only_so_many():
         for ranks in (4, 1):
             _check_swap(answer, draw, ranks)
@@ -223,7 +223,7 @@ def _refusal(rank, answer, x) -> tuple[str, str] | None:
 
 
 @swapping.requires("heads that do not divide are refused with both numbers", needs_earlier=True)
-def _(answer, draw):
+def heads_that_do_not_divide_are_refused(answer, draw):
     ranks = draw.choice([2, 3])
     heads = ranks * draw.integer(2, 4) + 1
     expected = f"a ValueError that names {heads} and {ranks}"

@@ -120,12 +120,12 @@ def _is_one_weight(got: Tensor, out_a: Tensor, out_b: Tensor) -> bool:
 
 
 @merging.requires("two parts of the keys give output and logsumexp over all keys")
-def _(answer, draw):
+def two_parts_of_the_keys_give_output(answer, draw):
     _check_merge(answer, *_two_parts(draw, cut=draw.integer(1, 3)))
 
 
 @merging.requires("what is merged can be merged again, in another order")
-def _(answer, draw):
+def what_is_merged_can_be_merged_again(answer, draw):
     halves, (out, lse) = _two_parts(draw, cut=draw.integer(2, 4))
     _check_merge(answer, [*halves[2:], *halves[:2]], [out, lse])
 
@@ -133,7 +133,7 @@ def _(answer, draw):
 @merging.requires(
     "scores in the thousands, of either sign, on both sides or on one", needs_earlier=True
 )
-def _(answer, draw):
+def scores_in_the_thousands(answer, draw):
     far = draw.number(2e3, 5e3)
     for shifts in ((far, far), (-far, -far), (far, 0), (0, far)):
         given, (out, lse) = _two_parts(draw)
@@ -150,7 +150,7 @@ def _(answer, draw):
 
 
 @merging.requires("a query that has seen none of one part's keys", needs_earlier=True)
-def _(answer, draw):
+def a_query_that_has_seen_none(answer, draw):
     for junk in (0.0, float("nan")):
         given, _ = _two_parts(draw)
         a, b = ([x.clone() for x in part] for part in (given[:2], given[2:]))
@@ -163,7 +163,7 @@ def _(answer, draw):
 
 
 @merging.requires("a query that has seen no key at all", needs_earlier=True)
-def _(answer, draw):
+def a_query_that_has_seen_no_key_at(answer, draw):
     for junk in (0.0, float("nan")):
         given, whole = _two_parts(draw)
         for (out, lse), value in ((given[:2], junk), (given[2:], junk), (whole, 0.0)):
@@ -172,7 +172,7 @@ def _(answer, draw):
 
 
 @merging.requires("the arguments stay as they are", at_home=True)
-def _(answer, draw):
+def the_arguments_stay_as_they_are(answer, draw):
     for unseen in (False, True):
         given, _ = _two_parts(draw)
         if unseen:  # by the first query on one side, by the second on the other

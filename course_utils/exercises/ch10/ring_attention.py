@@ -96,19 +96,19 @@ def _check_forward(answer, task: Ring) -> list[_Forward]:
 
 
 @ring.requires("queries see what the mask allows of the pages of all ranks")
-def _(answer, draw):
+def queries_see_what_the_mask_allows(answer, draw):
     _check_forward(answer, ring_task(draw, draw.choice([3, 4])))
 
 
 @ring.requires("two ranks, and one", needs_earlier=True, failures={"exception": "two-ranks"})
-def _(answer, draw):
+def two_ranks(answer, draw):
     with only_so_many():
         for ranks in (2, 1):
             _check_forward(answer, ring_task(draw, ranks))
 
 
 @ring.requires("keys and values make n - 1 hops, and nothing else is sent", needs_earlier=True)
-def _(answer, draw):
+def keys_and_values_make_n_1_hops(answer, draw):
     task = ring_task(draw, draw.choice([3, 4]))
     for report in _run_forward(answer, task):
         if report.collectives:
@@ -124,7 +124,7 @@ def _(answer, draw):
 @ring.requires(
     "scores of one set of pages at a time, and of visible pairs only", needs_earlier=True
 )
-def _(answer, draw):
+def scores_of_one_set_of_pages_at(answer, draw):
     ranks, heads, half, width = draw.choice([3, 4]), 2, draw.choice([12, 16]), 2
     shape = 1, heads, 2 * half * ranks, width
     task = Ring(ranks, *(draw.tensor(*shape) for _ in range(4)))
@@ -345,21 +345,21 @@ def _wrong_page_gradients(right: _Gradients, which: int) -> dict[str, object]:
 
 
 @with_backward.requires("output and gradients of q, k and v are those of one process")
-def _(answer, draw):
+def output_and_gradients_of_q(answer, draw):
     _check_both(answer, ring_task(draw, draw.choice([3, 4])))
 
 
 @with_backward.requires(
     "two ranks and one", needs_earlier=True, failures={"exception": "two-ranks"}
 )
-def _(answer, draw):
+def two_ranks_2(answer, draw):
     with only_so_many():
         for ranks in (2, 1):
             _check_both(answer, ring_task(draw, ranks))
 
 
 @with_backward.requires("forward keeps this rank's own tensors only", needs_earlier=True)
-def _(answer, draw):
+def forward_keeps_this_rank_own_tensors_only(answer, draw):
     task = ring_task(draw, draw.choice([3, 4]))
     # q, k, v, the output, a mask for each hop and the logsumexp, generously
     limit = (
@@ -378,7 +378,7 @@ def _(answer, draw):
 
 
 @with_backward.requires("backward sends pages and their gradients n - 1 times", needs_earlier=True)
-def _(answer, draw):
+def backward_sends_pages_and_their_gradients_n_1(answer, draw):
     task = ring_task(draw, draw.choice([3, 4]))
     limit = 4 * (task.ranks - 1) * task.own_bytes()
     for report in _run_both(answer, task):

@@ -91,13 +91,13 @@ def _check_places(answer, length: int, ranks: int, rank: int) -> None:
 
 
 @layout.requires("the first rank has the first chunk and the last one")
-def _(answer, draw):
+def the_first_rank_has_the_first_chunk(answer, draw):
     ranks = draw.choice([3, 4, 5])
     _check_places(answer, 2 * ranks * draw.integer(2, 5), ranks, 0)
 
 
 @layout.requires("any rank of any number of ranks", failures={"exception": "tail-off-by-one"})
-def _(answer, draw):
+def any_rank_of_any_number_of_ranks(answer, draw):
     for ranks in draw.sample([2, 3, 4, 6], 2):
         length = 2 * ranks * draw.integer(2, 5)
         for rank in range(ranks):
@@ -105,7 +105,7 @@ def _(answer, draw):
 
 
 @layout.requires("one rank has everything, and a chunk may be one token")
-def _(answer, draw):
+def one_rank_has_everything(answer, draw):
     length = 2 * draw.integer(2, 6)
     expect(answer(length, 1, 0), torch.arange(length), what="the places")
     ranks = draw.integer(2, 5)
@@ -113,7 +113,7 @@ def _(answer, draw):
 
 
 @layout.requires("a length that does not divide is refused with both numbers")
-def _(answer, draw):
+def a_length_that_does_not_divide_is_refused(answer, draw):
     ranks = draw.choice([2, 3, 4])
     # one that divides by the ranks, and not by twice as many
     lengths = [ranks * (2 * draw.integer(2, 5) + 1), 2 * ranks * draw.integer(2, 5) + 1]

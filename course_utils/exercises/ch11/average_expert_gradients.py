@@ -249,12 +249,12 @@ def _alike(got: list[dict], expected: list[dict]) -> bool:
 @averaging.requires(
     "three copies of two groups, or two of three"
 )  # where no two mistakes look alike
-def _(answer, draw):
+def three_copies_of_two_groups(answer, draw):
     _check_averages(answer, _grid(draw, draw.choice([(3, 2), (2, 3)])))
 
 
 @averaging.requires("one copy, and one expert's rank")
-def _(answer, draw):
+def one_copy_and_one_expert_rank(answer, draw):
     for sizes in ((1, draw.choice([2, 3])), (2, 1)):
         _check_averages(answer, _grid(draw, sizes))
 
@@ -264,7 +264,7 @@ def _(answer, draw):
     failures={name: "first-dimension" for name in ("exception", "mismatch", "timeout")},
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_mesh_in_another_order(answer, draw):
     with blaming("first-dimension", known=True):
         _check_averages(answer, _grid(draw, draw.choice([(1, 2), (2, 1), (1, 3)]), NAMES[::-1]))
 
@@ -273,11 +273,11 @@ def _(answer, draw):
     "an expert that nobody chose has no gradient",
     failures={name: "skips-missing" for name in ("timeout", "mismatch", "exception")},
 )
-def _(answer, draw):
+def an_expert_that_nobody_chose_has_no_gradient(answer, draw):
     _check_averages(answer, _grid(draw, (2, draw.choice([1, 2])), missing=True))
 
 
 @averaging.requires("a frozen parameter", failures={"exception": "frozen"})
-def _(answer, draw):
+def a_frozen_parameter(answer, draw):
     frozen = (draw.choice(["norm.weight", "norm.bias", "experts_router.weight"]),)
     _check_averages(answer, _grid(draw, (1, 2), frozen=frozen))

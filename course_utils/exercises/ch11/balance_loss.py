@@ -184,7 +184,7 @@ def _gradient(batch: _Batch, rank: int) -> Tensor:
 
 
 @balancing.requires("the parts of two or three ranks")
-def _(answer, draw):
+def the_parts_of_two_or_three_ranks(answer, draw):
     _check_balance(answer, _batch(draw, [draw.integer(5, 8)] * draw.choice([2, 3])))
 
 
@@ -192,7 +192,7 @@ def _(answer, draw):
     "ranks with different numbers of tokens",
     failures={name: "unequal" for name in ("mismatch", "signal", "exception")},
 )
-def _(answer, draw):
+def ranks_with_different_numbers_of_tokens(answer, draw):
     with blaming("unequal"):
         _check_balance(answer, _batch(draw, draw.sample([3, 6, 9], 3)))
 
@@ -202,6 +202,6 @@ def _(answer, draw):
     failures={name: "empty-rank" for name in ("timeout", "mismatch", "exception")},
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_rank_without_tokens(answer, draw):
     with blaming("empty-rank", known=True):
         _check_balance(answer, _batch(draw, draw.sample([0, 5], 2)))

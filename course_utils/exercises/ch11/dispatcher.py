@@ -188,12 +188,12 @@ def _check_load(loads: list, table: Tensor) -> None:
 
 
 @sending.requires("two ranks with three experts each")
-def _(answer, draw):
+def two_ranks_with_three_experts_each(answer, draw):
     _check_delivery(answer, _tables(draw, 2, 6), draw)
 
 
 @sending.requires("three ranks, or one")
-def _(answer, draw):
+def three_ranks(answer, draw):
     ranks = draw.choice([1, 3])
     _check_delivery(answer, _tables(draw, ranks, 2 * ranks), draw)
     _check_delivery(answer, _tables(draw, 4 - ranks, 4 - ranks), draw)
@@ -204,7 +204,7 @@ def _(answer, draw):
     failures={name: "nothing-to-do" for name in ("exception", "mismatch")},
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_rank_that_sends_nothing(answer, draw):
     table = _tables(draw, 3, 6) + 1
     table[draw.integer(0, 2)] = 0
     _check_delivery(answer, table, draw)

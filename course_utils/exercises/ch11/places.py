@@ -188,21 +188,21 @@ def _in_one_queue(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
 
 
 @queueing.requires("two ranks, with room for all")
-def _(answer, draw):
+def two_ranks_with_room_for_all(answer, draw):
     experts, tokens = draw.integer(3, 4), draw.integer(6, 8)
     parts = [_choices(draw, tokens, experts, 2) for _ in range(2)]
     _check_places(answer, parts, torch.full((experts,), 100))
 
 
 @queueing.requires("two or three ranks, and queues with an end")
-def _(answer, draw):
+def two_or_three_ranks(answer, draw):
     experts, tokens, ranks = draw.integer(3, 4), draw.integer(7, 9), draw.choice([2, 3])
     parts = [_choices(draw, tokens, experts, 2) for _ in range(ranks)]
     _check_places(answer, parts, torch.arange(experts) + draw.integer(3, 4))
 
 
 @queueing.requires("ranks with different numbers of tokens")
-def _(answer, draw):
+def ranks_with_different_numbers_of_tokens(answer, draw):
     experts = draw.integer(3, 4)
     parts = [_choices(draw, tokens, experts, 1) for tokens in draw.sample([3, 5, 8], 3)]
     _check_places(answer, parts, torch.arange(experts) + draw.integer(4, 6))
@@ -213,7 +213,7 @@ def _(answer, draw):
     failures={name: "empty-rank" for name in ("timeout", "mismatch", "exception")},
     needs_earlier=True,
 )
-def _(answer, draw):
+def a_rank_without_tokens(answer, draw):
     experts = draw.integer(3, 4)
     parts = [_choices(draw, tokens, experts, 2) for tokens in draw.choice([(4, 0, 5), (0, 6, 3)])]
     _check_places(answer, parts, torch.arange(experts) + 4)

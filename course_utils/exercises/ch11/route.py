@@ -91,12 +91,12 @@ def _check_route(answer, logits: Tensor, k: int) -> None:
 
 
 @routing.requires("two of several experts")
-def _(answer, draw):
+def two_of_several_experts(answer, draw):
     _check_route(answer, draw.tensor(draw.integer(6, 9), draw.integer(4, 5)), 2)
 
 
 @routing.requires("another k", failures={"exception": "fixed-k"}, needs_earlier=True)
-def _(answer, draw):
+def another_k(answer, draw):
     experts = draw.integer(4, 6)
     for k in (1, 3, experts):
         with blaming("fixed-k", known=True):
@@ -104,7 +104,7 @@ def _(answer, draw):
 
 
 @routing.requires("the gradient of the weights reaches the logits", at_home=True)
-def _(answer, draw):
+def the_gradient_of_the_weights_reaches_the_logits(answer, draw):
     logits, factors = draw.tensor(5, 6).requires_grad_(), draw.tensor(5, 2)
     weights = answer(logits, 2)[1]
     if not weights.requires_grad:
@@ -116,5 +116,5 @@ def _(answer, draw):
 
 
 @routing.requires("no tokens", failures={"exception": "no-tokens"})
-def _(answer, draw):
+def no_tokens(answer, draw):
     _check_route(answer, draw.tensor(0, draw.integer(3, 6)), 2)

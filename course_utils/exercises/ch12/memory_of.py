@@ -172,14 +172,14 @@ def _check_held(got, model: Model, layout: Layout, seq: int, stage: int) -> None
 
 
 @holding.requires("a stage in the middle, nothing sharded", at_home=True)
-def _(answer, draw):
+def a_stage_in_the_middle(answer, draw):
     model, layout, seq = case(draw)
     stage = inner_stage(draw, layout)
     _check_held(own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
 @holding.requires("the first stage and the last, where the tables are")
-def _(answer, draw):
+def the_first_stage_and_the_last(answer, draw):
     for tied in (True, False):
         model, layout, seq = case(draw, tied)
         for stage in (0, layout.pp - 1):
@@ -187,14 +187,14 @@ def _(answer, draw):
 
 
 @holding.requires("one stage that has both ends, tied and not")
-def _(answer, draw):
+def one_stage_that_has_both_ends(answer, draw):
     for tied in (True, False):
         model, layout, seq = case(draw, tied, pp=1)
         _check_held(answer(model, layout, seq, 0), model, layout, seq, 0)
 
 
 @holding.requires("ZeRO's three stages")
-def _(answer, draw):
+def zero_three_stages(answer, draw):
     for zero in (1, 2, 3):
         model, layout, seq = case(draw, zero=zero)
         stage = draw.integer(0, layout.pp - 1)
@@ -202,7 +202,7 @@ def _(answer, draw):
 
 
 @holding.requires("selective and full recomputation")
-def _(answer, draw):
+def selective_and_full_recomputation(answer, draw):
     for recompute in ("selective", "full"):
         model, layout, seq = case(draw, recompute=recompute)
         stage = draw.integer(0, layout.pp - 1)
@@ -210,13 +210,13 @@ def _(answer, draw):
 
 
 @holding.requires("fewer micro-batches than stages")
-def _(answer, draw):
+def fewer_micro_batches_than_stages(answer, draw):
     model, layout, seq = case(draw, pp=6, micro_batches=draw.integer(2, 3))
     for stage in (0, 3):
         _check_held(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
 @holding.requires("one GPU")
-def _(answer, draw):
+def one_gpu(answer, draw):
     model, layout, seq = case(draw, tp=1, pp=1, dp=1)
     _check_held(answer(model, layout, seq, 0), model, layout, seq, 0)

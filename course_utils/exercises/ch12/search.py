@@ -368,7 +368,7 @@ def _told_apart(*slugs: str) -> Callable[[_Order, list[tuple]], bool]:
 
 
 @searching.requires("a model with room to spare: legal, and fast")
-def _(answer, draw):
+def a_model_with_room_to_spare(answer, draw):
     suspects = "slowest", "least-memory", "always-full", "always-zero-3"
     order = _order_where(draw, _told_apart(*suspects), memory=[80], heads=[8, 12, 16])
     _check_choice(lambda *given: own(answer, *given), order, *suspects)
@@ -377,31 +377,31 @@ def _(answer, draw):
 
 
 @searching.requires("model states that do not fit without ZeRO", needs_earlier=True)
-def _(answer, draw):
+def model_states_that_do_not_fit_without_zero(answer, draw):
     _check_choice(answer, _order_where(draw, _hurting("no-zero"), memory=[24, 40]), "no-zero")
 
 
 @searching.requires("activations that do not fit without recomputation")
-def _(answer, draw):
+def activations_that_do_not_fit_without_recomputation(answer, draw):
     suspects = "no-recomputation", "no-selective"
     order = _order_where(draw, _told_apart(*suspects), seq=[8192], memory=[24, 40])
     _check_choice(answer, order, *suspects)
 
 
 @searching.requires("only full recomputation saves it", failures={"ValueError": "no-full"})
-def _(answer, draw):
+def only_full_recomputation_saves_it(answer, draw):
     order = _order_where(draw, _only_full, seq=[8192], memory=[16], heads=[25, 35])
     _check_choice(answer, order, "no-full")
 
 
 @searching.requires("slow links between nodes")
-def _(answer, draw):
+def slow_links_between_nodes(answer, draw):
     order = _order_where(draw, _hurting("no-pipeline"), between=[2, 5])
     _check_choice(answer, order, "no-pipeline", "data-first")
 
 
 @searching.requires("layers too wide for one GPU")
-def _(answer, draw):
+def layers_too_wide_for_one_gpu(answer, draw):
     order = _order_where(draw, _hurting("no-tensor"), heads=[24, 32, 40])
     _check_choice(answer, order, "no-tensor", "data-first")
 
@@ -409,7 +409,7 @@ def _(answer, draw):
 @searching.requires(
     "a number of GPUs that is no power of two", failures={"ValueError": "powers-of-two"}
 )
-def _(answer, draw):
+def a_number_of_gpus_that_is_no_power(answer, draw):
     order = _order_where(draw, _hurting(only=False), gpus=[24, 48])
     _check_choice(answer, order, "powers-of-two")
 
@@ -417,7 +417,7 @@ def _(answer, draw):
 @searching.requires(
     "all GPUs for one copy of the model", failures={"ValueError": "never-all-in-one"}
 )
-def _(answer, draw):
+def all_gpus_for_one_copy_of_the_model(answer, draw):
     one = {"batch": [1], "heads": [24, 32, 40]}
     slow = one | {"gpus": [8], "node": [2], "between": [2, 5]}
     order = _order_where(draw, _hurting("always-copies", only=False), **slow)
@@ -430,7 +430,7 @@ def _(answer, draw):
 @searching.requires(
     "stages with ZeRO 2, and not with ZeRO 3", failures={"ValueError": "no-zero-2-in-stages"}
 )
-def _(answer, draw):
+def stages_with_zero_2(answer, draw):
     tight = {"gpus": [16], "batch": [4], "heads": [40], "between": [2, 5], "memory": [8]}
     slug = "no-zero-2-in-stages"
     _check_choice(answer, _order_where(draw, _needing(slug), **tight), slug)
@@ -438,7 +438,7 @@ def _(answer, draw):
 
 
 @searching.requires("heads, layers, sequences and batches that do not divide")
-def _(answer, draw):
+def heads_layers_sequences_and_batches_that_do_not(answer, draw):
     odd = {"heads": [9, 11, 15], "layers": [16, 24], "gpus": [16, 32]}
     _check_choice(answer, _order_where(draw, _without("heads"), **odd))
     odd = {"layers": [13, 17, 22], "gpus": [16, 32], "between": [2, 5]}
@@ -452,7 +452,7 @@ def _(answer, draw):
 @searching.requires(
     "only ZeRO 3 saves it, in large micro-batches", failures={"ValueError": "zero-up-to-2"}
 )
-def _(answer, draw):
+def only_zero_3_saves_it(answer, draw):
     odd = {"layers": [11, 13], "heads": [33, 35, 37], "gpus": [16, 32], "batch": [4, 6]}
     odd |= {"memory": [8], "between": [2, 5], "seq": [256, 512]}
     order = _order_where(draw, _hurting("one-sequence", only=False), **odd)
@@ -460,7 +460,7 @@ def _(answer, draw):
 
 
 @searching.requires("the last byte of a GPU")
-def _(answer, draw):
+def the_last_byte_of_a_gpu(answer, draw):
     order = _order_where(draw, lambda order, fitting: min(held for held, *_ in fitting) % 1 == 0)
     least = int(min(held for held, *_ in order.fitting()))
     exact, roomier = (_with_memory(order, size) for size in (least, least + 1))
@@ -491,7 +491,7 @@ def _finds_some(answer, order: _Order) -> bool:
     failures={"ValueError": "no-error", "exception": "other-error"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def nothing_fits(answer, draw):
     order = _order(draw, gpus=[8, 16], heads=[32, 40], layers=[36, 48])
     try:
         got = _chosen(answer, _with_memory(order, 10**9))

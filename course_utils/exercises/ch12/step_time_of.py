@@ -200,7 +200,7 @@ def _step(
 
 
 @timing.requires("kernels alone: each has a limit of its own", at_home=True)
-def _(answer, draw):
+def kernels_alone_each_has_a_limit_of_its(answer, draw):
     step = _step(draw, ())
     moving = replace(step, kernels=[(f / 100, moved) for f, moved in step.kernels])
     for each in (moving, step):
@@ -208,7 +208,7 @@ def _(answer, draw):
 
 
 @timing.requires("tensor ranks inside a node, and as many as it has")
-def _(answer, draw):
+def tensor_ranks_inside_a_node(answer, draw):
     node = draw.choice([4, 8])
     for tp in (2, node):
         step = _step(draw, ("tp",), node=node, tp=tp)
@@ -216,7 +216,7 @@ def _(answer, draw):
 
 
 @timing.requires("groups that leave the node")
-def _(answer, draw):
+def groups_that_leave_the_node(answer, draw):
     step = _step(draw, ("tp", "cp", "pp"), cp=4, pp=draw.choice([16, 32]))
     _check_time(answer(*step.arguments()), step)
     step = _step(draw, ("tp", "cp"), tp=draw.choice([2, 4]), cp=8)
@@ -224,13 +224,13 @@ def _(answer, draw):
 
 
 @timing.requires("stages, and their bubble")
-def _(answer, draw):
+def stages_and_their_bubble(answer, draw):
     step = _step(draw, ("tp", "pp"), bubble=draw.number(0.1, 0.4), pp=draw.choice([4, 8]))
     _check_time(answer(*step.arguments()), step)
 
 
 @timing.requires("data ranks beside the rest: hidden, and longer than it")
-def _(answer, draw):
+def data_ranks_beside_the_rest(answer, draw):
     for large in (0.5, 900.0):
         bubble = draw.number(0.1, 0.4)
         step = _step(draw, GROUPS, large, bubble, dp=draw.choice([3, 6]), pp=4)
@@ -238,7 +238,7 @@ def _(answer, draw):
 
 
 @timing.requires("another order of the groups")
-def _(answer, draw):
+def another_order_of_the_groups(answer, draw):
     for node, order in ((8, ("dp", "tp", "cp", "pp")), (4, ("cp", "pp", "tp", "dp"))):
         step = _step(draw, ("tp", "cp", "dp"), 900.0, node=node, cp=2, dp=4)
         step = replace(step, layout=replace(step.layout, order=order))

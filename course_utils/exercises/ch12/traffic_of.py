@@ -175,21 +175,21 @@ def _check_sent(got, model: Model, layout: Layout, seq: int, stage: int) -> None
 
 
 @sending.requires("the stages in the middle", at_home=True)
-def _(answer, draw):
+def the_stages_in_the_middle(answer, draw):
     model, layout, seq = case(draw)
     for stage in range(1, layout.pp - 1):
         _check_sent(own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
 @sending.requires("the first stage and the last")
-def _(answer, draw):
+def the_first_stage_and_the_last(answer, draw):
     model, layout, seq = case(draw)
     for stage in (0, layout.pp - 1):
         _check_sent(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
 @sending.requires("ZeRO 1 and 2")
-def _(answer, draw):
+def zero_1_and_2(answer, draw):
     for zero in (1, 2):
         model, layout, seq = case(draw, zero=zero)
         stage = draw.integer(0, layout.pp - 1)
@@ -197,14 +197,14 @@ def _(answer, draw):
 
 
 @sending.requires("ZeRO 3, with several micro-batches and with one")
-def _(answer, draw):
+def zero_3_with_several_micro_batches(answer, draw):
     for m in (draw.integer(4, 9), 1):
         model, layout, seq = case(draw, zero=3, pp=1, micro_batches=m)
         _check_sent(answer(model, layout, seq, 0), model, layout, seq, 0)
 
 
 @sending.requires("selective and full recomputation")
-def _(answer, draw):
+def selective_and_full_recomputation(answer, draw):
     for more in (
         {"recompute": "selective"},
         {"recompute": "full"},
@@ -216,7 +216,7 @@ def _(answer, draw):
 
 
 @sending.requires("groups of one rank")
-def _(answer, draw):
+def groups_of_one_rank(answer, draw):
     for name in GROUPS:
         model, layout, seq = case(draw, **{name: 1})
         _check_sent(answer(model, layout, seq, 0), model, layout, seq, 0)

@@ -176,13 +176,13 @@ def _check_interval(order: _Order, got) -> None:
 
 
 @planning.requires("a layout that is legal, fits, and is fast", seconds=60)
-def _(answer, draw):
+def a_layout_that_is_legal(answer, draw):
     order = _drawn(draw)
     _check_layout(order, answer(*order.arguments()))
 
 
 @planning.requires("the interval between two checkpoints", seconds=120, needs_earlier=True)
-def _(answer, draw):
+def the_interval_between_two_checkpoints(answer, draw):
     order = _drawn(draw)
     for disk in (order.disk, 1e7 * order.disk):  # with the second, a save is over in no time
         asked = replace(order, disk=disk)

@@ -264,7 +264,7 @@ def _judge_resumed(life: _Life, whole: list[list[int]], start: int, in_an_epoch:
 
 
 @loop.requires("each row once an epoch, in another order each time, the same batch on every rank")
-def _(answer, draw):
+def each_row_once_an_epoch(answer, draw):
     ranks = draw.choice([2, 3])
     with tempfile.TemporaryDirectory() as parent:
         _prepared(parent)
@@ -273,12 +273,12 @@ def _(answer, draw):
 
 
 @loop.requires("killed between two saves, and started again")
-def _(answer, draw):
+def killed_between_two_saves(answer, draw):
     _kill_and_go_on(answer, draw, before=2, after=2)
 
 
 @loop.requires("started again with another number of ranks", needs_earlier=True)
-def _(answer, draw):
+def started_again_with_another_number_of_ranks(answer, draw):
     before, after = draw.choice([(1, 3), (3, 1), (3, 2)])
     _kill_and_go_on(answer, draw, before, after)
 
@@ -307,7 +307,7 @@ def _whole(answer, asked: _Run) -> list[list[int]]:
     failures={"exception": "in-place", "EOFError": "in-place", "RuntimeError": "in-place"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def killed_in_the_middle_of_a_save(answer, draw):
     if not hasattr(signal, "SIGXFSZ"):  # Windows cannot kill at a byte
         return
     with tempfile.TemporaryDirectory() as parent:
@@ -327,7 +327,7 @@ def _(answer, draw):
     failures={"exception": "no-fallback", "RuntimeError": "no-fallback", "EOFError": "no-fallback"},
     needs_earlier=True,
 )
-def _(answer, draw):
+def the_newest_file_cut(answer, draw):
     for damage in (_cut, _one_bit):
         with tempfile.TemporaryDirectory() as parent:
             _prepared(parent)
@@ -356,7 +356,7 @@ def _one_bit(content: bytes) -> bytes:
 
 
 @loop.requires("nothing more to do when all steps are done", needs_earlier=True)
-def _(answer, draw):
+def nothing_more_to_do_when_all_steps_are(answer, draw):
     with tempfile.TemporaryDirectory() as parent:
         _prepared(parent)
         asked = _asked(draw, parent, every=4)

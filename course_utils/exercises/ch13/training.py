@@ -295,21 +295,21 @@ def _task(draw, batches: tuple[int, ...], blocks: int | None = None) -> _Task:
 
 
 @training.requires("batches that divide: parameters, momentum and loss of one process")
-def _(answer, draw):
+def batches_that_divide(answer, draw):
     ranks = draw.choice([2, 3])
     task = _task(draw, (ranks * draw.integer(2, 4), ranks * draw.integer(5, 7)))
     _judge(run(_trained, ranks, answer, task), task)
 
 
 @training.requires("batches that do not divide, on four ranks")
-def _(answer, draw):
+def batches_that_do_not_divide(answer, draw):
     ends = draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
     task = _task(draw, (4 * draw.integer(2, 4) + ends[0], 4 * draw.integer(5, 6) + ends[1]))
     _judge(run(_trained, 4, answer, task), task)
 
 
 @training.requires("one rank alone, and fewer rows than ranks")
-def _(answer, draw):
+def one_rank_alone(answer, draw):
     task = _task(draw, (draw.integer(3, 9), 2))
     for ranks in (1, 3):
         _judge(run(_trained, ranks, answer, task), task)
@@ -321,7 +321,7 @@ def _judge(reports: list[_Trained], task: _Task) -> None:
 
 
 @training.requires("a state that is a copy, and goes on with any number of ranks")
-def _(answer, draw):
+def a_state_that_is_a_copy(answer, draw):
     ranks, before = draw.choice([2, 3]), _task(draw, (5, 7, 9))
     _, state = _alone(before)
     task = replace(before, batches=(draw.integer(6, 9), draw.integer(4, 5)), seed=draw.seed())
@@ -355,7 +355,7 @@ def _sent(call: Call) -> float:
 @training.requires(
     "on four ranks, at most twice the parameters' bytes held and few sent", needs_earlier=True
 )
-def _(answer, draw):
+def on_four_ranks(answer, draw):
     task = _Task(36, draw.integer(10, 12), draw.seed(), (21, 23, 22))
     reports = run(_measured, 4, answer, task)
     size = 4 * sum(p.numel() for p in task.model().parameters())
