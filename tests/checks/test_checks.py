@@ -420,11 +420,9 @@ def rank_1_leaves_out_the_collective(values):
 
 
 def test_a_hang_of_ranks_is_mapped():
-    started = time.monotonic()
     outcome = judge(ranks_exercise({"timeout": "waits"}), rank_1_leaves_out_the_collective)
     assert outcome.misconceptions == ["waits"]
     assert outcome.lines[0].kind == "timeout"
-    assert time.monotonic() - started < 60
 
 
 def test_time_in_ranks_is_not_the_kernels():
