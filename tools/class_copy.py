@@ -9,6 +9,7 @@ import argparse
 import fnmatch
 import io
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -32,15 +33,16 @@ class ClassError(Exception):
 
 def write(folder: Path, commit: str = "HEAD") -> None:
     """Write the learner's copy of `commit` into `folder`, new or empty; raise ClassError."""
-    refuse(folder)
-    wanted = [*FOLDERS, *FILES, *packages(commit)]
-    archive = io.BytesIO(git("archive", "--format=tar", commit, "--", *wanted))
     try:
+        refuse(folder)
+        wanted = [*FOLDERS, *FILES, *packages(commit)]
+        archive = io.BytesIO(git("archive", "--format=tar", commit, "--", *wanted))
         with tarfile.open(fileobj=archive) as files:
             files.extractall(folder, filter="data")
-        makefile = folder / "Makefile"
-        makefile.write_text(cut(makefile.read_text(encoding="utf-8")), encoding="utf-8")
-        (folder / "README.md").write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
+        for name, cut in {"Makefile": cut_makefile, "pyproject.toml": cut_settings}.items():
+            text = (folder / name).read_text(encoding="utf-8")
+            (folder / name).write_text(cut(text), encoding="utf-8")
+        shutil.copyfile(README, folder / "README.md")
     except OSError as error:
         raise ClassError(f"{folder} cannot be written: {error.strerror}.") from None
 
@@ -62,20 +64,25 @@ def packages(commit: str) -> list[str]:
     return sorted(found - LEFT_OUT)
 
 
-def cut(makefile: str) -> str:
+def cut_makefile(makefile: str) -> str:
     """The Makefile with TARGETS only, in its rules and in what it says of them."""
     paragraphs = [
         paragraph
         for paragraph in makefile.strip().split("\n\n")
-        if not (rule := re.match(r"(\w+):", paragraph)) or rule[1] in TARGETS
+        if not (rule := re.match(r"([\w-]+):", paragraph)) or rule[1] in TARGETS
     ]
     lines = [
         line
         for line in "\n\n".join(paragraphs).split("\n")
-        if not (told := re.match(r"(?:#   |\t@echo ')make (\w+)", line)) or told[1] in TARGETS
+        if not (told := re.match(r"(?:#   |\t@echo ')make ([\w-]+)", line)) or told[1] in TARGETS
     ]
     phony = f".PHONY: {' '.join(sorted(TARGETS))}"
     return re.sub(r"(?m)^\.PHONY:.*$", phony, "\n".join(lines)) + "\n"
+
+
+def cut_settings(settings: str) -> str:
+    """pyproject.toml without the entry points of packages that are left out."""
+    return re.sub(rf'(?m)^\w+ = "({"|".join(LEFT_OUT)})\b.*\n', "", settings)
 
 
 def git(*arguments: str) -> bytes:

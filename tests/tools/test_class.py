@@ -118,10 +118,17 @@ def test_an_answer_is_found_wherever_it_stands(
 
 def test_the_makefile_has_only_what_works_there(copy: Path) -> None:
     makefile = (copy / "Makefile").read_text(encoding="utf-8")
-    rules = set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+    rules = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
     assert rules == class_copy.TARGETS
-    assert set(re.findall(r"make (\w+) ", makefile)) == rules - {"help"}
+    assert set(re.findall(r"make ([\w-]+) ", makefile)) == rules - {"help"}
     assert all((copy / name).exists() for name in re.findall(r"tools/\w+\.py", makefile))
+
+
+def test_nothing_in_it_needs_what_is_left_out(copy: Path) -> None:
+    assert not any((copy / name).exists() for name in class_copy.LEFT_OUT)
+    for path in [copy / "pyproject.toml", *copy.rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        assert not any(name in text for name in class_copy.LEFT_OUT), path
 
 
 def test_pages_lead_nowhere_outside(copy: Path) -> None:
@@ -164,6 +171,13 @@ def test_an_exercise_is_checked(copy: Path, tmp_path: Path) -> None:
 # --- what it is made of, and where it goes -----------------------------------------------------
 
 
+COMMANDS = (
+    '[project.entry-points."course_utils.commands"]\nplan = "course_planner.commands:add_to"\n'
+)
+GRADE = 'grade = "course_grader.command:add_to"\n'
+PACKAGES = '[tool.setuptools.packages.find]\ninclude = ["course_*"]\n'
+
+
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small course under git, whose packages are one for learners and the grader."""
@@ -172,8 +186,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [*learners, "course_utils/a.py", "course_grader/a.py", "tests/a.py"]:
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         (clone / name).write_text("as committed\n")
-    include = '[tool.setuptools.packages.find]\ninclude = ["course_*"]\n'
-    (clone / "pyproject.toml").write_text(include)
+    (clone / "pyproject.toml").write_text(COMMANDS + GRADE + PACKAGES)
     monkeypatch.setattr(class_copy, "ROOT", clone)
     class_copy.git("init", "--quiet")
     class_copy.git("add", ".")
@@ -192,6 +205,7 @@ def test_it_is_of_the_last_commit_and_of_nothing_else(clone: Path, tmp_path: Pat
     folders = {f"{folder}/file" for folder in class_copy.FOLDERS}
     assert files == {*class_copy.FILES, *folders, "README.md", "course_utils/a.py"}
     assert (tmp_path / "copy/notebooks/file").read_text() == "as committed\n"
+    assert (tmp_path / "copy/pyproject.toml").read_text() == COMMANDS + PACKAGES
 
 
 def test_it_refuses_what_is_not_a_new_folder_outside(clone: Path, tmp_path: Path) -> None:
