@@ -2,7 +2,7 @@
 # behind each target for people without make.
 #
 #   make lab ARGS="--no-browser --port 8888"     options for JupyterLab
-#   make test PYTHON=python3.12                  the Python that a new .venv is made with
+#   make lab PYTHON=python3.12                   the Python that a new .venv is made with
 #   make lab TORCH=cuda                          PyTorch with CUDA's libraries, or TORCH=cpu
 
 BOOT := $(shell command -v python3 || command -v python || command -v "$(PYTHON)")
@@ -14,7 +14,7 @@ RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test oldest rules check notebooks assignments browser book bench mutants clean
+.PHONY: help setup lab test oldest rules check notebooks class assignments browser book bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
@@ -24,6 +24,7 @@ help:
 	@echo 'make rules        notebooks, right answers and techniques under the rules of NCCL (slow)'
 	@echo 'make check        the fast part of it: lint, notebooks against their sources'
 	@echo 'make notebooks    rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
+	@echo 'make class        what learners get, without answers, in a new folder (DIR=/path/to/folder)'
 	@echo 'make assignments  the chapters as assignments for nbgrader, in build/assignments'
 	@echo 'make browser      run every notebook in headless Chromium and move its sliders'
 	@echo 'make book         the notebooks as a static website, in build/book/html'
@@ -57,6 +58,10 @@ check:
 notebooks:
 	@$(SETUP) --extra dev
 	@$(RUN) tools/notebooks.py build $(ARGS)
+
+class:
+	@$(SETUP)
+	@$(RUN) tools/class_copy.py "$(DIR)"
 
 assignments:
 	@$(SETUP) --extra dev

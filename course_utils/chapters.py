@@ -2,7 +2,8 @@
 
 The sources are `solutions/NN_topic.py`, the lesson, and `solutions/NN_topic_further.py`, where there
 is one. Both are one chapter: their exercises are numbered through, and a mention of the chapter
-means the lesson. Whoever lists chapters asks here.
+means the lesson. Whoever lists chapters asks here. A learner's copy of the course has no sources:
+there the notebooks take their place.
 """
 
 import json
@@ -43,7 +44,8 @@ class Chapter:
 
 def chapters(root: Path = ROOT) -> list[Chapter]:
     """All chapters, in their order."""
-    sources = [p for p in sorted((root / "solutions").glob("*.py")) if _SOURCE.fullmatch(p.stem)]
+    written = list((root / "solutions").glob("*.py")) or _notebooks(root)
+    sources = sorted(path for path in written if _SOURCE.fullmatch(path.stem))
     further = {p.stem.removesuffix(FURTHER): p for p in sources if is_further(p.stem)}
     lessons = [path for path in sources if not is_further(path.stem)]
     return [Chapter(int(p.stem[:2]), p, further.get(p.stem)) for p in lessons]
@@ -61,10 +63,19 @@ def chapter(number: int | str, root: Path = ROOT) -> Chapter:
 def minutes(title: str, root: Path = ROOT) -> list[int]:
     """How long a chapter's lesson takes to read and run, and what goes beyond it, if it is there;
     empty where nobody has built it."""
-    path = root / MINUTES
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept = _minutes(root)
     found = [kept[name] for name in (title, title + FURTHER) if name in kept]
     return [row["read"] + row["run"] for row in found if "read" in row]
+
+
+def _notebooks(root: Path) -> list[Path]:
+    """The course's own notebooks: a learner may keep others beside them."""
+    return [root / "notebooks" / f"{name}.ipynb" for name in _minutes(root)]
+
+
+def _minutes(root: Path) -> dict[str, dict]:
+    path = root / MINUTES
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def is_further(name: str) -> bool:

@@ -112,10 +112,10 @@ def progress_text() -> str:
 
 
 def _notebook_of(exercise: Exercise) -> str:
-    """The notebook that asks for it, or its chapter where the course came without its sources."""
+    """The notebook that asks for it, or its chapter where that notebook is not there."""
     try:
         return source_of(exercise.id).stem
-    except LookupError:
+    except (LookupError, OSError):
         return f"chapter {exercise.id.split('.')[0]}"
 
 

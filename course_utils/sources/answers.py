@@ -39,7 +39,7 @@ def load_answer(
 ) -> Any:
     """Returns the answer to an exercise: what its check cell passes to `check`.
 
-    `path` is a py:percent source or a notebook; without it, the one in solutions/ that asks for it.
+    `path` is a py:percent source or a notebook; without it, the source that asks for it.
     `source` takes the place of the code in the answer's cell.
     Raises LookupError where file or exercise do not exist, and what the code itself raises.
     """
@@ -83,11 +83,11 @@ def grade_id_of(exercise_id: str) -> str:
 
 
 def source_of(exercise_id: str) -> Path:
-    """The source of the notebook that asks for an exercise. Raises LookupError where there is
-    none."""
+    """The source of the notebook that asks for an exercise, or in a learner's copy that notebook.
+    Raises LookupError where there is none."""
     sources = sources_of(exercise_id.split(".")[0])
-    id = f'"grade_id": "{exercise_id}-check"'
-    asking = (path for path in sources if id in path.read_text(encoding="utf-8"))
+    id = re.compile(f'"grade_id": "{exercise_id.replace(".", "[.-]")}-check"')
+    asking = (path for path in sources if id.search(path.read_text(encoding="utf-8")))
     return next(asking, sources[0])
 
 

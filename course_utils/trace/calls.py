@@ -47,17 +47,14 @@ def describe(name: str, arguments: dict) -> Call | None:
     tensors = _flat(arguments[payload if sends else received]) if payload or received else []
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
     elements = sum(tensor.numel() for tensor in tensors)
-    return Call(operator.op, sum(map(bytes_of, tensors)), elements, dtype, sends, ranks, root)
+    size = sum(tensor.nbytes for tensor in tensors)
+    return Call(operator.op, size, elements, dtype, sends, ranks, root)
 
 
 def _flat(tensors) -> list[torch.Tensor]:
     if torch.is_tensor(tensors):
         return [tensors]
     return [tensor for item in tensors for tensor in _flat(item)]
-
-
-def bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def on_a_ring(call: Call) -> tuple[int, float]:

@@ -9,8 +9,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_utils.trace.calls import bytes_of
-
 
 def memory_ledger(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -104,4 +102,4 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _held(tensors) -> int:
-    return sum(bytes_of(_local(tensor)) for tensor in tensors)
+    return sum(_local(tensor).nbytes for tensor in tensors)

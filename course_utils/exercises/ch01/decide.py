@@ -84,12 +84,11 @@ def _decide(answer, job, what=""):
 def _right(job, size=None, gpus_a_copy=None):
     size = size or job.state_bytes + job.sample_bytes
     gpus_a_copy = gpus_a_copy or math.ceil(size / job.gpu_bytes)
-    if gpus_a_copy > job.gpus:
-        return "none"
-    if gpus_a_copy > 1:
-        return "both" if job.gpus // gpus_a_copy >= 2 else "model"
-    shared = job.compute_seconds / job.gpus + job.exchange_seconds
-    return "data" if shared < job.compute_seconds else "one"
+    if gpus_a_copy <= 1:
+        saved = job.compute_seconds * (1 - 1 / job.gpus)
+        return ("one", "data")[saved > job.exchange_seconds]
+    copies = int(job.gpus // gpus_a_copy)
+    return ("none", "model", "both")[min(copies, 2)]
 
 
 def _mistake(job, right, got):
