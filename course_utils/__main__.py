@@ -3,10 +3,10 @@
 import argparse
 import sys
 
+from course_exercises.checks import progress
+from course_grader import command as grade
+from course_planner import commands as estimate
 from course_utils import hardware
-from course_utils.checks import progress
-from course_utils.estimate import commands as estimate
-from course_utils.grade import command as grade
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,7 +41,7 @@ def _doctor(options: argparse.Namespace) -> None:
 
 def _cluster_doctor(cluster: str) -> None:
     try:
-        from course_utils import cluster_doctor  # needs ipyparallel, which not everybody has
+        from course_hosts import cluster_doctor  # needs ipyparallel, which not everybody has
 
         sys.exit(not cluster_doctor.report(cluster))
     except (ImportError, ValueError, RuntimeError) as error:

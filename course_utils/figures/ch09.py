@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 from torch import Tensor
 
+from course_hosts.nodes import Nodes
 from course_utils import plots
-from course_utils.nodes import Nodes
 
 INK, RED, GREY = plots.COLORS["ink"], plots.COLORS["wrong"], "#8C8C8C"
 STARTING = {"color": "white", "hatch": "////"}  # Python and torch start

@@ -29,9 +29,9 @@ The rooms, in the order in which a call passes through them:
     janitor      ends ranks and jobs, and removes folders, when the kernel itself is killed
 """
 
-from course_utils.launch import server
-from course_utils.launch.failure import RankFailure
-from course_utils.launch.launching import launch
+from course_utils.launch.keepers import server
+from course_utils.launch.ranks.launching import launch
+from course_utils.launch.story.failure import RankFailure
 
 __all__ = ["RankFailure", "launch"]
 

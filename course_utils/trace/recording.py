@@ -17,7 +17,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware, intercept
+from course_utils import hardware
+from course_utils.comm import intercept
 from course_utils.trace.calls import Call, describe
 from course_utils.trace.records import Record, Span, cut
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from course_strict.rules import RULES
 from course_utils import hardware
 from course_utils.launch import RankFailure, launch
-from course_utils.strict.rules import RULES
 from tests.soaks import random_programs
 
 # `fresh` makes a tensor with which no call has to do with yet; `other` is the next rank of the ring.

@@ -15,13 +15,14 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils import hardware, intercept, versions
-from course_utils.authoring import load_answer, load_code
-from course_utils.authoring.ranks import following
+from course_exercises.authoring import load_answer, load_code
+from course_exercises.authoring.ranks import following
+from course_strict.rules import RULES
+from course_utils import hardware
+from course_utils.comm import intercept, versions
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
-from course_utils.meters import Sampling, storage_bytes
-from course_utils.strict.rules import RULES
+from course_utils.trace.meters import Sampling, storage_bytes
 from tests.support.needing_rules import needs_rules
 
 pytestmark = needs_rules

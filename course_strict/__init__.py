@@ -1,0 +1,26 @@
+"""NCCL's rules on a machine without GPUs: `launch(..., rules="nccl")`.
+
+Ranks compute on the CPU and gloo carries the bytes, on a device and in process groups that take and
+refuse what a GPU with NCCL does. The rooms:
+
+    memory    the device's tensors: the same bytes under two devices
+    device    its kernels; storages: what C++ would ask an allocator for
+    module    what torch.<device> has to offer
+    guard     what autograd asks of it, also beside an error
+    group     the process groups: NCCL by name, gloo by transport
+    queues    one queue a communicator; who has waited for what
+    rules     what is refused, in whose words
+"""
+
+RULES = ("nccl",)  # what `rules` may be
+OLDEST = "2.14"  # of PyTorch; 2.11 lets nobody else make groups that are called "nccl"
+
+
+def install():
+    """In a rank, before it joins its group: gives the process the device and the groups. Returns
+    the device."""
+    from course_strict import device, group, memory  # only ranks under rules need them
+
+    device.install()
+    group.install()
+    return memory.device()
