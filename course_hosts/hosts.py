@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from course_utils.launch.keepers import server
 from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import job, packing
+from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import stacks
 from course_utils.launch.story.view import Rank
 
@@ -243,7 +244,8 @@ class FarRank(Rank):
     """A rank on another host."""
 
     def __init__(self, number: int, host: FarHost, folder: str):
-        super().__init__(number, host, os.path.join(folder, f"calls-{number}"), folder)
+        output = Output(number, folder, live=number == 0)
+        super().__init__(number, host, os.path.join(folder, f"calls-{number}"), output)
         self._letters = _Letters()
         self._inbox = packing.Inbox(self._letters)
 
@@ -269,7 +271,7 @@ class FarRank(Rank):
             with suppress(BlockingIOError):
                 while True:  # it reads piece by piece
                     if self._inbox.read():
-                        self.take(self._inbox.parts)
+                        self.take(packing.message(self._inbox.parts))
                         self._inbox = packing.Inbox(self._letters)
 
     def lose(self, why: str) -> None:

@@ -108,6 +108,14 @@ def unpack(parts: list) -> object:
     return pickle.loads(parts[0], buffers=parts[1:])
 
 
+def message(parts: list) -> dict:
+    """Returns what a rank has sent, or that it cannot be rebuilt here."""
+    try:
+        return unpack(parts)
+    except Exception as error:  # noqa: BLE001 - what a rank could send may not be rebuilt
+        return {"kind": "pickle", "what": "receive", "text": f"{type(error).__name__}: {error}"}
+
+
 def culprit(name: str, obj: object) -> tuple[str, Exception] | None:
     """Returns the innermost part of `obj` that cannot be packed, as `name["key"][2]` with the
     error of its pickling; None if all of it can."""

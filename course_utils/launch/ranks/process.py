@@ -15,6 +15,7 @@ import psutil
 from course_utils.launch.keepers import family, server
 from course_utils.launch.keepers.janitor import janitor
 from course_utils.launch.ranks import packing, rank
+from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import stacks
 from course_utils.launch.story.view import Rank
 
@@ -51,7 +52,8 @@ class RankProcess(Rank):
     """The process of one rank."""
 
     def __init__(self, number: int, record: str):
-        super().__init__(number, _here, record, os.path.dirname(record))
+        output = Output(number, os.path.dirname(record), live=number == 0)
+        super().__init__(number, _here, record, output)
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
             self.printed, printing = map(opened.enter_context, server.context.Pipe(duplex=False))
@@ -88,7 +90,7 @@ class RankProcess(Rank):
         """Takes what has arrived from the rank; False when nothing more can come."""
         try:
             while self._inbox.read():
-                self.take(self._inbox.parts)
+                self.take(packing.message(self._inbox.parts))
                 self._inbox = packing.Inbox(self.channel)
         except BlockingIOError:
             return True

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from course_utils.launch.ranks import packing
-from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import calls, stacks
 
 START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
@@ -31,12 +29,13 @@ class Rank:
 
     host:    where it is
     record:  the file with its record of calls, as the kernel has it
+    output:  what it has printed
     report:  what the rank has delivered (a dict with the key "kind"), None before
     code:    its exit code once it is dead (negative: the number of a signal), None before
     lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
     """
 
-    def __init__(self, number: int, host: Host, record: str, folder: str):
+    def __init__(self, number: int, host: Host, record: str, output: Any):
         self.number = number
         self.host = host
         self.record = record
@@ -45,11 +44,10 @@ class Rank:
         self.lost = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
         self.joined = False  # true when it is connected to all others, and waits to begin
-        self.output = Output(number, folder, live=number == 0)
+        self.output = output
 
-    def take(self, parts: list) -> None:
+    def take(self, message: dict) -> None:
         """Takes a message of the rank."""
-        message = _unpacked(parts)
         if message["kind"] == "ready":
             self.main_thread = message["main_thread"]
         elif message["kind"] == "joined":
@@ -100,13 +98,6 @@ class Rank:
     def last_words(self) -> stacks.Stacks:
         """The stack that a rank wrote when it crashed."""
         raise NotImplementedError
-
-
-def _unpacked(parts):
-    try:
-        return packing.unpack(parts)
-    except Exception as error:  # noqa: BLE001 - what a rank could send may not be rebuilt
-        return {"kind": "pickle", "what": "receive", "text": f"{type(error).__name__}: {error}"}
 
 
 def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
