@@ -5,9 +5,9 @@ from torch import nn
 from course_exercises.authoring import Exercise
 from course_exercises.chapters.ch06.shared import (
     BOTH_CUTS,
-    COLUMN,
     HANGS,
     REFUSES,
+    Cut,
     check_double,
     check_gradients,
     check_held,
@@ -73,6 +73,7 @@ column = Exercise(
     },
     failures=HANGS,
 )
+COLUMN = Cut(frozenset(column.misconceptions), weight=0, bias=0, x=None, y=-1)
 
 
 @column.requires("each of two ranks holds its block of the output features", failures=REFUSES)

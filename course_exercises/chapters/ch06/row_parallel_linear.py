@@ -10,7 +10,7 @@ from course_exercises.chapters.ch06.shared import (
     BOTH_CUTS,
     HANGS,
     REFUSES,
-    ROW,
+    Cut,
     check_double,
     check_held,
     check_linear,
@@ -90,6 +90,7 @@ row = Exercise(
         "does not require grad": "cuts-the-graph",
     },
 )
+ROW = Cut(frozenset(row.misconceptions), weight=1, bias=None, x=-1, y=None)
 
 
 @row.requires(

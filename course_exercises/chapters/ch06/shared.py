@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import OwnPart, Wrong, expect, run, same
-from course_exercises.authoring.framework import registered
 from course_exercises.authoring.ranks import come_late, following
 from course_utils.hardware import device
 from course_utils.trace import Record, Trace
@@ -153,17 +152,15 @@ def check_nothing_whole(answer, full: nn.Module, ranks: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """The dimension in which each tensor is shared out; None where every rank has all of it."""
+class Cut:
+    """The dimension in which each tensor is shared out, None where every rank has all of it; and the
+    mistakes that the exercise about this cut can name."""
 
+    known: frozenset[str]
     weight: int
     bias: int | None
     x: int | None
     y: int | None
-
-
-COLUMN = _Cut(weight=0, bias=0, x=None, y=-1)
-ROW = _Cut(weight=1, bias=None, x=-1, y=None)
 
 
 @dataclass(frozen=True)
@@ -233,7 +230,7 @@ def traced(rank, answer, full, x, slope) -> tuple[Record, Record]:
 class _LinearTask:
     """A whole layer and its input, what it gives, and each rank's part of all that."""
 
-    cut: _Cut
+    cut: Cut
     ranks: int
     full: nn.Linear
     x: Tensor
@@ -283,7 +280,7 @@ class _LinearTask:
 
 
 def linear_task(
-    draw, cut: _Cut, ranks: int, leading=None, bias=True, dtype=torch.float32
+    draw, cut: Cut, ranks: int, leading=None, bias=True, dtype=torch.float32
 ) -> _LinearTask:
     """Both dimensions divide by the ranks, into blocks of more than one feature, and differ."""
     inside, outside = (ranks * share for share in draw.sample([2, 3, 4, 5], 2))
@@ -368,7 +365,7 @@ def check_outputs(reports: list[_Ran], task: _LinearTask) -> None:
         "bias-lost": _blocks(task.y - bias, task.cut.y, n),
         "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
         "mean-not-sum": [(task.y - bias) / n + bias] * n,
-        "inputs-summed": _through_summed_inputs(task) if task.cut is ROW else False,
+        "inputs-summed": _through_summed_inputs(task) if task.cut.x is not None else False,
         "one-rank-only": lambda got: any(same(g, task.y) for g in got),
         "matrices-only": lambda got: any(g.dim() != task.y.dim() for g in got),
         "rounded": lambda got: same(got, task.parts("y"), tolerance=0.01),
@@ -420,10 +417,9 @@ def check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None
         _expect(task, got, expected, f"the gradient of {name}", mistakes)
 
 
-def _possible(cut: _Cut, mistakes: dict) -> dict:
+def _possible(cut: Cut, mistakes: dict) -> dict:
     """Those of the mistakes that the exercise about this cut can name."""
-    known = registered["6.1" if cut is COLUMN else "6.2"].misconceptions
-    return {slug: mistake for slug, mistake in mistakes.items() if slug in known}
+    return {slug: mistake for slug, mistake in mistakes.items() if slug in cut.known}
 
 
 def check_linear(answer, task: _LinearTask) -> None:
@@ -442,7 +438,7 @@ def check_without_bias(answer, task: _LinearTask) -> None:
         )
 
 
-def check_double(answer, draw, cut: _Cut) -> None:
+def check_double(answer, draw, cut: Cut) -> None:
     """Everything that a layer holds and gives has the dtype of `full`."""
     for bias in (True, False):
         _check_dtypes(answer, linear_task(draw, cut, 2, bias=bias, dtype=torch.float64))
@@ -464,7 +460,7 @@ def _check_dtypes(answer, task: _LinearTask) -> None:
     check_gradients(reports, task)
 
 
-def check_three_and_one(answer, draw, cut: _Cut) -> None:
+def check_three_and_one(answer, draw, cut: Cut) -> None:
     leading = draw.integer(2, 3), draw.integer(3, 6)
     with only_for_two():
         check_linear(answer, linear_task(draw, cut, 3, leading))
