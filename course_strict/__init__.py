@@ -12,7 +12,8 @@ refuse what a GPU with NCCL does. The rooms:
     rules     what is refused, in whose words
 """
 
-RULES = ("nccl",)  # what `rules` may be
+from course_utils.comm import intercept
+
 OLDEST = "2.14"  # of PyTorch; 2.11 lets nobody else make groups that are called "nccl"
 
 
@@ -21,6 +22,7 @@ def install():
     the device."""
     from course_strict import device, group, memory  # only ranks under rules need them
 
+    intercept.stand_between(__name__)
     device.install()
     group.install()
     return memory.device()

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
 from course_strict import rules
-from course_utils.comm import host_waits
+from course_utils.comm import host_waits, serving
 
 _flights: list["Flight"] = []  # those whose end nobody has needed yet, in order
 _lock = threading.RLock()  # autograd's threads touch tensors too
@@ -106,7 +106,7 @@ class Queue:
         """Starts all of `starts` together when their turn comes, and ends the flight with them."""
         with _lock:
             elsewhere = [f for f in _flights if f.awaited and f.queue is not self]
-        self._thread.submit(_carry, flight, starts, elsewhere)
+        self._thread.submit(serving.serve, _carry, flight, starts, elsewhere)
 
 
 def _carry(flight, starts, before):

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_utils.comm import host_waits
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -46,8 +48,8 @@ RULES = {
         "torch/csrc/distributed/c10d/Backend.hpp, recvAnysource",
     ),
     "in flight": Rule(
-        "The result of {call} is used before anybody has waited for it. NCCL fills it on a stream of "
-        "its own: call wait() on what {call} returned first.",
+        f"The result of {{call}} {host_waits.USED_EARLY}. NCCL fills it on a stream of its own: call "
+        "wait() on what {call} returned first.",
         "docs.pytorch.org, distributed, Synchronous and asynchronous collective operations: the "
         "output can be used on the default stream after wait()",
     ),

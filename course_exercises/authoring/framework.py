@@ -97,11 +97,10 @@ from course_exercises.authoring.compare import Wrong, show
 from course_exercises.authoring.draw import Draw, fresh_seed
 from course_exercises.authoring.failures import Failure, explain, explain_stub, is_stub
 from course_exercises.authoring.guard import Deadline, undisturbed
-from course_strict.rules import RULES
+from course_utils.comm import host_waits
 from course_utils.hardware import without_gpus
 from course_utils.launch import launch
 
-_USED_EARLY = RULES["in flight"].text.partition("{call}")[2].partition(".")[0].strip()
 _NOT_WAITED = "not-waited"  # the mistake behind it, in the exercises that can meet it
 # Mistakes that every exercise can meet. Where the line itself says it all, no sentence follows.
 COMMON = {
@@ -367,7 +366,7 @@ def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
 def _mapped(failures: Mapping[str, str], failure: Failure, known: Mapping[str, str]) -> str:
     """The misconception behind a failure: the most special key that fits. Under NCCL's rules a result
     that is used early is refused before a check can look at it."""
-    if _USED_EARLY in " ".join(failure.text.split()) and _NOT_WAITED in known:
+    if host_waits.USED_EARLY in " ".join(failure.text.split()) and _NOT_WAITED in known:
         return _NOT_WAITED
     in_text = [key for key in failures if not key.isidentifier() and key in failure.text]
     key = next((k for k in (*in_text, failure.error, failure.kind) if k in failures), None)

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from course_utils.comm import intercept
 
+# What an error says of a result that is read too early, where something replays a device's order.
+USED_EARLY = "is used before anybody has waited for it"
 _NAPS = (0.0002, 0.0005, 0.001, 0.002, 0.005)  # seconds between two looks, longer and longer
 _READERS = (
     *("item", "tolist", "cpu", "equal", "allclose", "nonzero"),

@@ -22,13 +22,8 @@ from torch._C._dynamo import eval_frame as _dynamo
 Listener = Callable[[str, dict], Callable[[object], None] | None]
 
 # The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
-_BETWEEN = (
-    *(
-        __name__,
-        "course_utils.comm.host_waits",
-        "course_strict",
-        "course_exercises.authoring.ranks",
-    ),
+_between = (
+    __package__,
     *("torch._ops", "torch.library", "torch._compile", "torch._dynamo.eval_frame"),
 )
 
@@ -101,10 +96,16 @@ def python_caller() -> str | None:
     return None
 
 
+def stand_between(module: str) -> None:
+    """From now on the frames of this module, or of a package's modules, lie between."""
+    global _between
+    _between = (*_between, module)
+
+
 def _is_between(frame) -> bool:
     """Whether a frame only hands on the calls of others; so does each mode, whoever has written it."""
     module = frame.f_globals.get("__name__", "")
-    return module.startswith(_BETWEEN) or frame.f_code.co_name == "__torch_dispatch__"
+    return module.startswith(_between) or frame.f_code.co_name == "__torch_dispatch__"
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from course_strict.rules import RULES
 from course_utils import hardware
+from course_utils.comm import host_waits
 from course_utils.launch import RankFailure, launch
 from tests.soaks import random_programs
 
@@ -61,7 +62,7 @@ _RIGHT = (
 )
 
 # rule: (lines that break it, its words)
-_IN_FLIGHT = RULES["in flight"].text.partition("{call}")[2].split(".")[0]
+_IN_FLIGHT = host_waits.USED_EARLY
 _BROKEN = {
     "CPU tensor": (
         (

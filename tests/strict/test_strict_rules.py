@@ -19,7 +19,7 @@ from course_exercises.authoring import load_answer, load_code
 from course_exercises.authoring.ranks import following
 from course_strict.rules import RULES
 from course_utils import hardware
-from course_utils.comm import intercept, versions
+from course_utils.comm import host_waits, intercept, versions
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
 from course_utils.trace.meters import Sampling, storage_bytes
@@ -119,7 +119,7 @@ def drawn(on: torch.device) -> list:
     return list(random.to(device()).shape)
 
 
-IN_FLIGHT = RULES["in flight"].text.partition("{call}")[2].split(".")[0]
+IN_FLIGHT = host_waits.USED_EARLY
 REFUSED = {
     "a CPU tensor": (
         lambda _: all_reduce_of(torch.ones(2)),

@@ -15,30 +15,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
 from multiprocessing import connection, forkserver, spawn, util
-from pathlib import Path
 
 from course_utils.launch.keepers import family, sockets
 from course_utils.launch.keepers.janitor import janitor
 
-_COURSE = Path(__file__).resolve().parents[3]
-
-# What ranks import sooner or later. (An optimizer imports torch._dynamo when it is first used;
-# a module that is missing is skipped.)
+# What ranks import sooner or later, as it is known here and by others (`course_utils.preloaded`, functions
+# that return names of modules). An optimizer imports torch._dynamo when it is first used; a module that
+# is missing is skipped.
 _PRELOADED = [
     "course_utils.launch.ranks.rank",
-    "course_strict.device",
-    "course_strict.group",
     "torch._dynamo",
     "multiprocessing.popen_forkserver",
     "torchvision",
-    "course_utils.lesson.mnist",
-    "course_utils.lesson.models",
-    "course_utils.trace",
-    *(
-        f"course_exercises.chapters.{file.parent.name}.{file.stem}"
-        for file in sorted(_COURSE.glob("course_exercises/chapters/ch*/*.py"))
-    ),
+    *(name for each in entry_points(group="course_utils.preloaded") for name in each.load()()),
     "course_utils.launch.ranks.preloaded",
 ]
 # What only the fork server itself does, not a process from which others are forked.

@@ -6,12 +6,14 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
-import course_strict as strict
 from course_utils.comm import versions
 
 MOST_RANKS = 64
+_RULES = ("nccl",)
 _LONGEST = 7 * 24 * 3600  # seconds: gloo counts milliseconds in 32 bits
 _FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
 
@@ -98,16 +100,23 @@ def _check_files(nprocs):
 def check_rules(rules) -> str | None:
     """Returns the rules to launch under: those given, else those of the environment."""
     given = os.environ.get("COURSE_RULES") or None if rules is None else rules
-    if given is not None and given not in strict.RULES:
+    if given is not None and given not in _RULES:
         raise ValueError(
             f'launch(rules=...), or COURSE_RULES, is "nccl" or not given, not {_short(given)}.'
         )
-    if given and versions.older_than(strict.OLDEST):
+    if given and versions.older_than(oldest := rules_called(given).OLDEST):
         raise RuntimeError(
-            f"launch(rules=...), or COURSE_RULES, needs PyTorch {strict.OLDEST} or newer, and "
+            f"launch(rules=...), or COURSE_RULES, needs PyTorch {oldest} or newer, and "
             f"{versions.installed()} is installed."
         )
     return given
+
+
+def rules_called(name: str) -> ModuleType:
+    """What replays these rules: OLDEST, of PyTorch; install(), in a rank that has joined no group yet,
+    which returns the rank's device."""
+    (found,) = entry_points(group="course_utils.rules", name=name)
+    return found.load()
 
 
 def check_backend(backend, rules) -> None:

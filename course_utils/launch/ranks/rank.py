@@ -21,12 +21,11 @@ import numpy
 import torch
 import torch.distributed as dist
 
-import course_strict as strict
 from course_utils import hardware
 from course_utils.comm import host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family
-from course_utils.launch.ranks import figures, output, packing, peers
+from course_utils.launch.ranks import arguments, figures, output, packing, peers
 from course_utils.launch.story import stacks
 from course_utils.launch.story.calls import Recorder, place
 from course_utils.launch.story.frames import is_own
@@ -204,7 +203,7 @@ def _join_group(job, rank):
         if job["sharing"] > 1:
             torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
     if job["rules"]:
-        backend, gpu = job["rules"], strict.install()
+        backend, gpu = job["rules"], arguments.rules_called(job["rules"]).install()
     dist.init_process_group(
         backend,
         store=_store(job),

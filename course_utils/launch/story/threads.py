@@ -44,7 +44,7 @@ _SERVING = tuple(
         ("torch", "utils", "data", "_utils", "pin_memory.py"),
         ("multiprocessing", "resource_sharer.py"),
         ("tqdm", "_monitor.py"),
-        ("course_strict", "queues.py"),  # a communicator's queue
+        ("course_utils", "comm", "serving.py"),
     )
 )
 
