@@ -17,6 +17,7 @@ is explained as on one machine. Needs ipyparallel: pip install "course-utils[clu
 
 import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -42,6 +43,7 @@ except ImportError as missing:
 
 from course_hosts import agent, hosts
 from course_utils.launch.keepers.janitor import janitor
+from course_utils.launch.ranks import elsewhere
 from course_utils.launch.story import frames
 
 _START = 120.0  # seconds for an engine to import the course
@@ -158,6 +160,11 @@ def with_engines(
                 continue
             yield client
             return
+
+
+def start_of(value: str) -> elsewhere.Start:
+    """What starts the ranks of a launch where COURSE_CLUSTER=value: the hosts that it asks for."""
+    return functools.partial(hosts.start, asked_for(value))
 
 
 _asked_for: list[hosts.FarHost] = []

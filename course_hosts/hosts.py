@@ -10,19 +10,20 @@ A thread for each host asks its agent what has happened, again and again, and la
 kernel's loop, which finds it as it finds what its own ranks have to say.
 """
 
+import functools
 import itertools
 import os
 import queue
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from course_utils.launch.keepers import server
 from course_utils.launch.keepers.interrupts import uninterrupted
-from course_utils.launch.ranks import job, packing
+from course_utils.launch.ranks import elsewhere, job, packing
 from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import stacks
 from course_utils.launch.story.view import Rank
@@ -301,35 +302,18 @@ class FarRank(Rank):
         return stacks.Stacks(text, self.main_thread)
 
 
-_chosen: list[FarHost] = []
 _one_call = threading.Lock()
 
 
-def chosen() -> list[FarHost]:
-    """The hosts over which launches go, those of the block or of COURSE_CLUSTER; none: this machine."""
-    if (value := os.environ.get("COURSE_CLUSTER", "").strip()) and not _chosen:
-        from course_hosts import cluster  # needs ipyparallel, which not everybody has
-
-        return cluster.asked_for(value)
-    return _chosen
-
-
-@contextmanager
-def choose(hosts: list[FarHost]) -> Iterator[None]:
+def choose(hosts: list[FarHost]) -> AbstractContextManager[None]:
     """Launches go over these hosts in this block."""
-    global _chosen
-    before, _chosen = _chosen, hosts
-    try:
-        yield
-    finally:
-        _chosen = before
+    return elsewhere.started_by(functools.partial(start, hosts))
 
 
 @contextmanager
-def start(call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
+def start(all_hosts: list[FarHost], call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
     """The ranks of a call on the hosts, as long as the block goes on: as many on each, as far as that
     can be, and those of a host in a row."""
-    all_hosts = chosen()
     for host in all_hosts:
         if host.lost:
             raise HostLost(host)

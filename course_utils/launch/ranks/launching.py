@@ -2,10 +2,9 @@
 
 from contextlib import contextmanager
 
-from course_hosts import hosts
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.interrupts import uninterrupted
-from course_utils.launch.ranks import arguments, job, packing, rank, unpicklable
+from course_utils.launch.ranks import arguments, elsewhere, job, packing, rank, unpicklable
 from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import diagnosis
 from course_utils.launch.story.supervise import Supervision
@@ -27,7 +26,7 @@ def launch(
     appears marked with their number, and so do the figures that they show.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
-    its words (see `course_strict`). Left out, the environment's COURSE_RULES counts.
+    its words. Left out, the environment's COURSE_RULES counts.
 
     backend="gloo" is for programs about gloo itself, its words and what it refuses: all ranks run on
     the CPU with gloo, whatever GPUs there are and whatever COURSE_RULES says.
@@ -51,7 +50,7 @@ def launch(
     call = job.Launch(nprocs, timeout, rules, backend)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
     try:
-        with (hosts.start if hosts.chosen() else _start_here)(call, packed) as ranks:
+        with (elsewhere.starts() or _start_here)(call, packed) as ranks:
             return _run(ranks, timeout)
     except KeyboardInterrupt:
         pass  # where in this package it arrived tells a learner nothing
