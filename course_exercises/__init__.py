@@ -4,12 +4,12 @@
     authoring   what they are written with
     sources     code out of the notebooks, and which notebooks there are
     checks      check, hint, progress and points
-    preloaded   what ranks import sooner or later
 
 A cell says `from course_exercises import check, hint`. They are imported when they are asked for: a
 rank that runs an exercise imports this package too, and needs none of them.
 """
 
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -21,6 +21,17 @@ __all__ = [
     "progress_text",
     "reset",
 ]
+
+
+def preloaded() -> list[str]:
+    """The modules that ranks of a chapter import sooner or later."""
+    chapters = Path(__file__).with_name("chapters")
+    exercises = [
+        f"{__name__}.chapters.{file.parent.name}.{file.stem}"
+        for file in sorted(chapters.glob("ch*/*.py"))
+    ]
+    lessons = ["course_utils.lesson.mnist", "course_utils.lesson.models", "course_utils.trace"]
+    return [*lessons, *exercises]
 
 
 def __getattr__(name: str) -> Any:

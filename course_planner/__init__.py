@@ -1,24 +1,8 @@
 """What a training run will need, before anybody rents the GPUs: the arithmetic, in one place.
 
-    descriptions   Model, Layout and Hardware: what is trained, how it is split, and on what
-    counting       parameters and FLOPs
-    memory         bytes that a rank holds: model states, activations, what is held for a moment
-    collectives    what a ring sends, and how long that takes
-    pipelining     the bubble of a pipeline
-    traffic        the collectives and messages of one rank in one step
-    networks       where the ranks of a group lie, and how quickly they reach each other
-    timing         how long a step takes, and where the time goes
-    calibrating    timing's constants, fitted to measured steps
-    here           this machine as such hardware, measured by real ranks: imported by itself
-    searching      the quickest layouts of a model on a cluster
-    fake           the same of a real program, run as one rank of thousands
-    traced         how long such a step takes
-    options        Model, Layout and Hardware out of what somebody typed
-    commands       python -m course_utils trace, and plan
-    example        a program for the first of them
-
-Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s; nothing here is in GB
-or GiB. Each function names the paper and the equation it follows, and what it leaves out.
+README.md lists the files. Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s;
+nothing here is in GB or GiB. Each function names the paper and the equation it follows, and what it
+leaves out.
 """
 
 from course_planner.calibrating import Row, calibrate

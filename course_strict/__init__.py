@@ -1,15 +1,7 @@
 """NCCL's rules on a machine without GPUs: `launch(..., rules="nccl")`.
 
 Ranks compute on the CPU and gloo carries the bytes, on a device and in process groups that take and
-refuse what a GPU with NCCL does. The rooms:
-
-    memory    the device's tensors: the same bytes under two devices
-    device    its kernels; storages: what C++ would ask an allocator for
-    module    what torch.<device> has to offer
-    guard     what autograd asks of it, also beside an error
-    group     the process groups: NCCL by name, gloo by transport
-    queues    one queue a communicator; who has waited for what
-    rules     what is refused, in whose words
+refuse what a GPU with NCCL does. README.md lists the files.
 """
 
 from course_utils.comm import intercept
