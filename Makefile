@@ -85,4 +85,4 @@ mutants:
 
 clean:
 	rm -rf .venv .venv-oldest build .pytest_cache .ruff_cache *.egg-info
-	find course_utils tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find course_* tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,12 +1,14 @@
-"""The course's command line: python -m course_utils doctor | progress | grade | trace | plan."""
+"""The course's command line: python -m course_utils doctor, and what other packages add to it.
+
+A package adds commands by an entry point of the group `course_utils.commands`, a function of argparse's
+subparsers.
+"""
 
 import argparse
 import sys
+from importlib.metadata import entry_points
 
 from course_utils import hardware
-from course_utils.checks import progress
-from course_utils.estimate import commands as estimate
-from course_utils.grade import command as grade
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -14,9 +16,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m course_utils")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_doctor(commands)
-    _add_progress(commands)
-    grade.add_to(commands)
-    estimate.add_to(commands)
+    for found in sorted(entry_points(group="course_utils.commands"), key=lambda each: each.name):
+        found.load()(commands)
     options = parser.parse_args(arguments)
     options.run(options)
 
@@ -40,37 +41,11 @@ def _doctor(options: argparse.Namespace) -> None:
 
 
 def _cluster_doctor(cluster: str) -> None:
+    (found,) = entry_points(group="course_utils.hosts", name="doctor")
     try:
-        from course_utils import cluster_doctor  # needs ipyparallel, which not everybody has
-
-        sys.exit(not cluster_doctor.report(cluster))
+        sys.exit(not found.load()(cluster))
     except (ImportError, ValueError, RuntimeError) as error:
         sys.exit(str(error))
-
-
-def _add_progress(commands: argparse._SubParsersAction) -> None:
-    shown = commands.add_parser("progress", help="the chapters, their exercises and your points")
-    action = shown.add_mutually_exclusive_group()
-    action.add_argument("--export", metavar="FILE", help="write it into a new file, to take away")
-    action.add_argument("--import", metavar="FILE", dest="take_in", help="add what such a file has")
-    action.add_argument(
-        "--reset", metavar="WHAT", help='forget an exercise ("3.1"), a chapter ("3") or "all"'
-    )
-    shown.set_defaults(run=_progress)
-
-
-def _progress(options: argparse.Namespace) -> None:
-    try:
-        if options.export is not None:
-            print(progress.export(options.export))
-        elif options.take_in is not None:
-            print(progress.take_in(options.take_in))
-        elif options.reset is not None:
-            print(progress.reset(options.reset))
-        else:
-            print(progress.progress_text())
-    except (LookupError, OSError) as error:
-        sys.exit(progress.sentence(error))
 
 
 if __name__ == "__main__":

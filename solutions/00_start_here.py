@@ -15,13 +15,13 @@ import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 
+from course_exercises import check, hint, progress_text
+from course_exercises.checks.course_map import progress_map
 from course_utils import hardware
-from course_utils.checks import check, hint, progress_text
-from course_utils.course_map import progress_map
-from course_utils.explore import Explorer
 from course_utils.figures import ch00 as figures
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson.explore import Explorer
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace
 
 hardware.report()

@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course_utils import hardware, mnist, plots
-from course_utils.checks import check, hint
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.figures import ch01
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import mnist
+from course_utils.lesson.predictions import compare
 
 hardware.report()
 
@@ -70,7 +71,7 @@ plt.show()
 # backward, and whatever the ranks must tell each other. They return the gradients.
 
 # %%
-from course_utils.models import MnistNet
+from course_utils.lesson.models import MnistNet
 
 torch.manual_seed(0)
 net = MnistNet()
@@ -906,7 +907,7 @@ def storage(factories, buildings, batch, pages):
 
 
 # %%
-from course_utils.explore import Explorer
+from course_utils.lesson.explore import Explorer
 
 
 def draw_company(factories, buildings, batch, pages, truck):

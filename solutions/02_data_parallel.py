@@ -20,11 +20,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils import hardware, mnist, plots
-from course_utils.checks import check, hint
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.figures import ch02
-from course_utils.models import MnistNet
-from course_utils.predictions import compare
+from course_utils.lesson import mnist
+from course_utils.lesson.models import MnistNet
+from course_utils.lesson.predictions import compare
 
 torch.set_num_threads(1)  # the matrices are small: a second core would only wait for the first
 hardware.report()
@@ -95,7 +96,7 @@ print(f"together {parameters} numbers of 4 bytes: {4 * parameters} bytes")
 # %%
 from IPython.display import display
 
-from course_utils.explore import Progress
+from course_utils.lesson.explore import Progress
 
 
 def train(model: nn.Module, epochs: int = 6, batch: int = 200) -> list[float]:
@@ -1177,7 +1178,7 @@ for ring in (False, True):
 # profits. Then make it fail, with many parameters and a small batch.
 
 # %%
-from course_utils.explore import Explorer
+from course_utils.lesson.explore import Explorer
 
 
 def draw_load(gpus, batch, million_parameters, thousand_outputs, copies):

@@ -24,10 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_utils import hardware, mnist, plots
-from course_utils.checks import check, hint
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import mnist
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace
 
 hardware.report()
@@ -150,7 +151,7 @@ print(pickle.dumps(hello))
 # %%
 import torch.multiprocessing as mp
 
-from course_utils.terminal import caught_terminal
+from course_utils.lesson.terminal import caught_terminal
 
 with caught_terminal() as terminal:
     try:
@@ -176,7 +177,7 @@ print("the terminal says:", error.split(" (")[0])  # then the module, as this Py
 # bottom. Each line that is new gets its own part of this chapter.
 
 # %%
-from course_utils.terminal import run_in_terminal, scratch
+from course_utils.lesson.terminal import run_in_terminal, scratch
 
 script, result = scratch() / "ddp_mnist.py", scratch() / "two_ranks.pt"
 script.unlink(missing_ok=True)
@@ -197,8 +198,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler
 
-from course_utils import mnist
-from course_utils.models import MnistNet
+from course_utils.lesson import mnist
+from course_utils.lesson.models import MnistNet
 
 STEPS, GLOBAL_BATCH, LEARNING_RATE = 60, 128, 0.2
 
@@ -465,7 +466,7 @@ predicted = {
 # %%
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from course_utils.models import MnistNet
+from course_utils.lesson.models import MnistNet
 
 
 def bytes_of_ddp(rank):
@@ -574,7 +575,7 @@ def loss_of(model, rows):
 
 
 # %%
-from course_utils.equality import equal, flat
+from course_utils.lesson.equality import equal, flat
 
 
 def train_alone(learning_rate=LEARNING_RATE):
@@ -1230,7 +1231,7 @@ print("formula and schedule agree:", all(agree))
 #   size lies between.
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 
 def draw_overlap(world_size, million_parameters, bucket_MB, GB_per_s, backward_ms, startup_us):

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from course_utils import hardware, mnist, plots
-from course_utils.equality import equal, flat
+from course_utils import hardware, plots
 from course_utils.launch import RankFailure, launch
+from course_utils.lesson import mnist
+from course_utils.lesson.equality import equal, flat
 
 hardware.report()
 
@@ -51,7 +52,7 @@ hardware.report()
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler
 
-from course_utils.models import MnistNet
+from course_utils.lesson.models import MnistNet
 
 STEPS, GLOBAL_BATCH, LEARNING_RATE = 60, 128, 0.2
 images, labels = mnist.tensors(train=True, limit=STEPS * GLOBAL_BATCH)
@@ -116,7 +117,7 @@ def accumulate(rank, patient, micro_batches=4):
 predicted = {"without no_sync": 4 * 39_760 * 4, "with no_sync": 39_760 * 4}
 
 # %%
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 
 measured = {}
 for name, patient in [("without no_sync", False), ("with no_sync", True)]:
@@ -447,7 +448,7 @@ print("half of rank 1's gradient on both ranks:", equal(own_gradient() / 2, aver
 # which it hangs. Find it before you read on.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script = scratch() / "whole_script.py"
 script.unlink(missing_ok=True)
@@ -471,8 +472,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils import mnist
-from course_utils.models import MnistNet
+from course_utils.lesson import mnist
+from course_utils.lesson.models import MnistNet
 
 
 def watch(folder, rank):
@@ -630,7 +631,7 @@ from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 
 # %% nbgrader={"grade_id": "3.4", "solution": true}

@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from course_utils import hardware, mnist, plots
-from course_utils.checks import check, hint
-from course_utils.equality import equal, flat
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import mnist
+from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.predictions import compare
 
 hardware.report()
 
@@ -439,7 +440,7 @@ for cut, of_buildings in work_of_step.items():
 
 
 # %%
-from course_utils.pace import SLOT, paced
+from course_utils.lesson.pace import SLOT, paced
 
 
 def turns(rank, cut, steps=2):
@@ -774,7 +775,7 @@ for name, result in ways.items():
 # %% [markdown]
 # ### A language model in two buildings
 #
-# The same two functions train a transformer. The model is `course_utils.models.LanguageModel`: a
+# The same two functions train a transformer. The model is `course_utils.lesson.models.LanguageModel`: a
 # table of token vectors, one of position vectors, a row of **blocks** (an attention and two linear
 # layers each), a norm, and a head that turns each vector into one score per token of the
 # vocabulary. The text is a short story that comes with the course, and a token is one character.
@@ -789,8 +790,8 @@ for name, result in ways.items():
 
 
 # %%
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 
 class FirstHalf(nn.Module):
@@ -884,7 +885,7 @@ plt.show()
 
 
 # %%
-from course_utils.models import uneven_line
+from course_utils.lesson.models import uneven_line
 
 print(uneven_line())
 
@@ -1346,7 +1347,7 @@ def train_one_by_one(times, batches, truck):
 
 
 # %%
-from course_utils.explore import Explorer
+from course_utils.lesson.explore import Explorer
 
 
 def draw_split(heavy_station, heavy_minutes, buildings, truck_minutes, batches, cut, what):
@@ -1388,7 +1389,7 @@ Explorer(
 # chapter 3. What is new is only the beginning: who am I, and which device is mine.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script, result = scratch() / "two_buildings.py", scratch() / "two_buildings.pt"
 script.unlink(missing_ok=True)
@@ -1405,7 +1406,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course_utils import mnist
+from course_utils.lesson import mnist
 
 STEPS, BATCH, RATE, CUT, WIDTH = 10, 64, 0.1, 5, 256
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from course_exercises import check, hint
 from course_utils import hardware, plots
-from course_utils.checks import check, hint
 from course_utils.launch import launch
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 
 hardware.report()
 
@@ -45,8 +45,8 @@ hardware.report()
 # keeps the memory of the whole tensor it was cut from.
 
 # %%
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 from course_utils.trace import kept_for_backward, memory_ledger
 
 
@@ -272,8 +272,8 @@ from itertools import combinations, pairwise
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_utils import mnist
-from course_utils.models import uneven_line
+from course_utils.lesson import mnist
+from course_utils.lesson.models import uneven_line
 
 all_images, _ = mnist.tensors(train=True, limit=640)
 

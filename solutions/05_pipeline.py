@@ -22,12 +22,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from course_utils import hardware, plots, schedules
-from course_utils.checks import check, hint
-from course_utils.equality import equal, flat
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
-from course_utils.schedules import Op
+from course_utils.lesson import schedules
+from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.predictions import compare
+from course_utils.lesson.schedules import Op
 
 hardware.report()
 
@@ -177,7 +178,7 @@ def cut(model, parts):
 # counts for a quarter.
 
 # %%
-from course_utils.pace import SLOT, at_pace
+from course_utils.lesson.pace import SLOT, at_pace
 from course_utils.trace import Trace
 
 
@@ -277,7 +278,7 @@ compare(
 # ### A schedule is data
 #
 # An **op** is one pass of one micro-batch: F3 is the forward pass of micro-batch 3, B3 its backward
-# pass. `course_utils.schedules` writes a schedule as a list with one row for each rank. A row is
+# pass. `course_utils.lesson.schedules` writes a schedule as a list with one row for each rank. A row is
 # the order of the rank's ops, and nothing else: no times, no gaps. **GPipe** is the schedule that
 # you have just run, all forward passes before all backward passes.
 
@@ -843,7 +844,7 @@ def gpipe(stages: int, micro_batches: int) -> list[list[Op]]:
 
     Every rank has one F and one B for each of the micro-batches 0 to `micro_batches` - 1, all its F
     before its first B. Time: at most (micro_batches + stages - 1) * (F + B).
-    Write the lists yourself: no function of `course_utils.schedules` may be called.
+    Write the lists yourself: no function of `course_utils.lesson.schedules` may be called.
     """
     ### BEGIN SOLUTION
     numbers = range(micro_batches)
@@ -871,7 +872,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> list[list[Op]]:
     Every rank has one F and one B for each of the micro-batches 0 to `micro_batches` - 1.
     Time: at most (micro_batches + stages - 1) * (F + B). Memory: rank r never holds the activations
     of more than stages - r micro-batches, from the start of an F to the end of its B.
-    Write the lists yourself: no function of `course_utils.schedules` may be called.
+    Write the lists yourself: no function of `course_utils.lesson.schedules` may be called.
     """
     ### BEGIN SOLUTION
     ranks = []
@@ -1000,7 +1001,7 @@ check("5.6", exchange)
 # * Compare what ranks 0 and p - 1 store under 1F1B and under ZB-H1.
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 
 def draw_pipeline(
@@ -1051,7 +1052,7 @@ plt.show()
 # ranks that divides 8. At the end rank 0 collects the parameters of all stages and saves them.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script, result = scratch() / "pipeline.py", scratch() / "pipeline.pt"
 script.unlink(missing_ok=True)

@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from course_utils import hardware, mnist, plots, schedules
-from course_utils.equality import equal, flat
+from course_utils import hardware, plots
 from course_utils.launch import launch
-from course_utils.predictions import compare
-from course_utils.schedules import Op
+from course_utils.lesson import mnist, schedules
+from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.predictions import compare
+from course_utils.lesson.schedules import Op
 
 hardware.report()
 
@@ -526,7 +527,7 @@ class Pipeline(Work):
 # on each rank.
 
 # %%
-from course_utils.pace import SLOT, at_pace
+from course_utils.lesson.pace import SLOT, at_pace
 from course_utils.trace import Record, Trace
 
 
@@ -631,7 +632,7 @@ import time
 
 from torch.nn.functional import cross_entropy
 
-from course_utils.models import MnistConvNet
+from course_utils.lesson.models import MnistConvNet
 from course_utils.trace import kept_for_backward, memory_ledger
 
 STEPS, BATCH = 12, 256
@@ -931,7 +932,7 @@ for name, (own_losses, own_gradient) in results.items():
 # memory. You can look at yours at any time: `plots.gantt(schedules.simulate(interleaved(4, 8, 2)))`.
 
 # %%
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 5.4 Interleaved 1F1B (3 points)
@@ -961,7 +962,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Op]]:
     and each of its chunks 0 to `chunks` - 1. With F and B the times of one chunk:
     time at most (chunks * micro_batches + stages - 1) * (F + B); memory of rank r at most the
     activations of (chunks - 1) * stages + 2 * (stages - r) - 1 micro-batches in one chunk each.
-    Write the lists yourself: no function of `course_utils.schedules` may be called.
+    Write the lists yourself: no function of `course_utils.lesson.schedules` may be called.
     """
     ### BEGIN SOLUTION
     total, group = chunks * micro_batches, chunks * stages

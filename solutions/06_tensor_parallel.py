@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear
 
 from course_utils import hardware, plots
-from course_utils.equality import equal, flat
 from course_utils.launch import launch
-from course_utils.predictions import compare
+from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, memory_ledger
 
 hardware.report()
@@ -353,7 +353,7 @@ def same_when_cut(rank, make, cut):
 
 
 # %%
-from course_utils.models import Attention, Block, FeedForward
+from course_utils.lesson.models import Attention, Block, FeedForward
 
 
 def cut_feed_forward(feed_forward: FeedForward) -> None:
@@ -613,8 +613,8 @@ compare(
 # words, so a model that ties the two stays tied.
 
 # %%
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 CONTEXT, WINDOWS, STEPS, LEARNING_RATE = 32, 8, 3, 0.1
 VOCABULARY = len(text.vocabulary())  # 72, so it divides by 2, 4 and 8
@@ -1217,7 +1217,7 @@ for name, shard_of in [("view", lambda shard: shard), ("copy", Tensor.clone)]:
 # forward, sum over the ranks backward) and `SumForward.apply` (the reverse).
 
 # %%
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 6.1 A column cut as a layer (2 points)
@@ -1322,7 +1322,7 @@ check("6.2", RowParallelLinear)
 # ### 6.3 Attention, a few heads to each rank (3 points)
 #
 # Heads do not talk to each other before the output projection, so that each rank can have a few of
-# them. `full` is a `course_utils.models.Attention`. The rows of `full.qkv` are the queries of all heads,
+# them. `full` is a `course_utils.lesson.models.Attention`. The rows of `full.qkv` are the queries of all heads,
 # then the keys, then the values: row `part * width + head * head_width + i`. A rank needs the rows of
 # *its* heads from each of the three parts. `full.out` is cut to match.
 #
@@ -1452,7 +1452,7 @@ def names_and_sends(cut, n, whole_x, whole_y):
 
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 
 def draw_who(matrix, cut, world_size, tokens):
@@ -1520,7 +1520,7 @@ for n, a, b in zip(sizes, compute, communicate):
 # The attention stays whole here, to keep the script short.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script = scratch() / "tensor_parallel.py"
 script.unlink(missing_ok=True)
@@ -1543,8 +1543,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import cross_entropy
 
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 PLAN = {
     "token": RowwiseParallel(input_layouts=Replicate()),

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from course_utils import hardware, plots
-from course_utils.equality import equal
 from course_utils.launch import launch
-from course_utils.predictions import compare
+from course_utils.lesson.equality import equal
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, kept_for_backward, ring_bytes
 
 hardware.report()
@@ -122,7 +122,7 @@ def cut_half(inner: nn.Module, last: nn.Linear, enter=SumBackward, leave=SumForw
 
 
 # %%
-from course_utils.models import Attention, Block, FeedForward
+from course_utils.lesson.models import Attention, Block, FeedForward
 
 
 def share_heads(attention: Attention) -> None:
@@ -612,7 +612,7 @@ report_clipping(launch(clip_and_step, 2, sequence_parallel_with_pytorch))
 # along dimension 1 forward, reduce-scatter backward).
 
 # %%
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 6.5 A norm on a part of the sequence (2 points)

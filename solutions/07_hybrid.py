@@ -23,12 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from course_utils import hardware, plots, text
-from course_utils.checks import check, hint
-from course_utils.equality import equal
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.figures import ch07
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import text
+from course_utils.lesson.equality import equal
+from course_utils.lesson.predictions import compare
 
 hardware.report()
 
@@ -340,7 +341,7 @@ plt.show()
 # trains for three steps of SGD and is compared with `alone`, one process on the whole batch.
 
 # %%
-from course_utils.models import LanguageModel
+from course_utils.lesson.models import LanguageModel
 
 CONTEXT, ROWS, STEPS, LEARNING_RATE = 16, 8, 3, 0.1
 WIDTH, LAYERS, VOCABULARY = 32, 4, len(text.vocabulary())
@@ -845,7 +846,7 @@ for name, found in zip(names, zip(*launch(norms, 8))):
 # %%
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from course_utils.meters import local  # this rank's part of a DTensor, or the tensor itself
+from course_utils.trace.meters import local  # this rank's part of a DTensor, or the tensor itself
 
 PLAN = {
     "blocks.*.feed_forward.up": ColwiseParallel(),
@@ -1370,7 +1371,7 @@ check("7.4", train_3d_step)
 # * Find the grids in which the pipeline's neighbours sit in other machines and tensor does not.
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 GPT_7_5B = {"layers": 36, "width": 4_096, "tokens": 512 * 2_048, "parameters": 7.5e9}
 
@@ -1407,7 +1408,7 @@ explore.Explorer(
 # and `1 4 1`, and `2 2 2` on eight.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script = scratch() / "hybrid.py"
 script.unlink(missing_ok=True)
@@ -1427,9 +1428,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
-from course_utils import text
-from course_utils.meters import local
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
+from course_utils.trace.meters import local
 
 PLAN = {"*.feed_forward.up": ColwiseParallel(), "*.feed_forward.down": RowwiseParallel()}
 ROWS, CONTEXT = 8, 16

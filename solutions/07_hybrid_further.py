@@ -11,11 +11,11 @@
 import torch
 import torch.distributed as dist
 
+from course_exercises import check, hint
 from course_utils import hardware
-from course_utils.checks import check, hint
-from course_utils.equality import equal
 from course_utils.launch import launch
-from course_utils.predictions import compare
+from course_utils.lesson.equality import equal
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, ring_bytes
 
 hardware.report()

@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_utils import hardware, text
-from course_utils.checks import check, hint
-from course_utils.equality import equal
+from course_exercises import check, hint
+from course_utils import hardware
 from course_utils.figures import ch08
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import text
+from course_utils.lesson.equality import equal
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, memory_ledger, ring_bytes
 
 hardware.report()
@@ -181,7 +182,7 @@ for n, published in PUBLISHED.items():
 # %%
 from functools import partial
 
-from course_utils.models import LanguageModel
+from course_utils.lesson.models import LanguageModel
 
 CONTEXT, WINDOWS, STEPS, WIDTH, LAYERS = 16, 12, 3, 32, 4
 VOCABULARY = len(text.vocabulary())  # 72
@@ -590,7 +591,7 @@ predicted = {
 # %%
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from course_utils.meters import Meter, local, storage_bytes
+from course_utils.trace.meters import Meter, local, storage_bytes
 
 
 def held(parameters, optimizer):
@@ -1112,7 +1113,7 @@ def resume_and_train(rank, folder):
 # %%
 import shutil
 
-from course_utils.terminal import scratch
+from course_utils.lesson.terminal import scratch
 
 CHECKPOINTS = (scratch() / "fsdp").resolve()
 shutil.rmtree(CHECKPOINTS, ignore_errors=True)
@@ -1463,7 +1464,7 @@ def ledger_of_rank(billions, n, stage, precision):
 
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 
 def draw_ledgers(billions_of_parameters, ranks, stage, precision):
@@ -1510,7 +1511,7 @@ print("floors of stages 1 and 2:", *(f"{sum(gigabytes(s, 2**40).values()):.0f} G
 # %%
 from pathlib import Path
 
-from course_utils.terminal import torchrun
+from course_utils.lesson.terminal import torchrun
 
 script = Path("scratch/train_fsdp.py")
 script.unlink(missing_ok=True)
@@ -1531,8 +1532,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 last_step, folder = int(sys.argv[1]), Path("scratch/fsdp_run")
 local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from course_utils import hardware, text
-from course_utils.equality import equal
+from course_utils import hardware
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import text
+from course_utils.lesson.equality import equal
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, kept_for_backward, memory_ledger, ring_bytes
 
 hardware.report()
@@ -45,7 +46,7 @@ hardware.report()
 # %%
 from functools import partial
 
-from course_utils.models import LanguageModel
+from course_utils.lesson.models import LanguageModel
 
 CONTEXT, WINDOWS, STEPS, WIDTH, LAYERS = 16, 12, 3, 32, 4
 VOCABULARY = len(text.vocabulary())  # 72
@@ -136,7 +137,7 @@ def wholes(model):
 
 
 # %%
-from course_utils.meters import local, storage_bytes
+from course_utils.trace.meters import local, storage_bytes
 
 
 def train_wrapped(rank, wrapping=wrap):
@@ -485,7 +486,7 @@ def train_and_save(rank, folder):
 # %%
 import shutil
 
-from course_utils.terminal import scratch
+from course_utils.lesson.terminal import scratch
 
 
 def loaded_from(rank, folder):
@@ -728,7 +729,7 @@ compare(predicted, dict(zip(predicted, map(list, zip(*launch(state_dict_bytes, n
 # of its own, and each piece of a layer is scaled by a different factor.
 
 # %%
-from course_utils.equality import flat
+from course_utils.lesson.equality import flat
 
 
 def clip_by_local_norm(parameters, max_norm):
@@ -781,7 +782,7 @@ from types import SimpleNamespace
 
 from torch.nn.functional import linear, pad
 
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 8.3 Flatten, pad, shard and unshard (2 points)

@@ -22,12 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils import hardware, mnist, plots
-from course_utils.checks import check, hint
-from course_utils.equality import equal, flat
+from course_exercises import check, hint
+from course_utils import hardware, plots
 from course_utils.figures import ch09
 from course_utils.launch import RankFailure, launch
-from course_utils.predictions import compare
+from course_utils.lesson import mnist
+from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.predictions import compare
 
 torch.set_num_threads(1)  # so small a model loses time with more
 hardware.report()
@@ -80,7 +81,7 @@ plt.show()
 import sys
 from pathlib import Path
 
-from course_utils.terminal import run_in_terminal, scratch
+from course_utils.lesson.terminal import run_in_terminal, scratch
 
 script = scratch() / "two_lives.py"
 script.unlink(missing_ok=True)
@@ -695,7 +696,7 @@ import elastic_parts as parts
 import torch
 import torch.distributed as dist
 
-from course_utils.nodes import Worker
+from course_hosts.nodes import Worker
 
 folder = Path(sys.argv[1])
 images, labels = torch.load(folder / "data.pt", weights_only=True)
@@ -717,7 +718,7 @@ dist.destroy_process_group()
 # Without the gate and the diary it is a script as you would write it: read the checkpoint, train, write
 # checkpoints. It does not know whether this is its first life.
 #
-# `Nodes`, from `course_utils/nodes.py`, is the notebook's side: it starts agents with the command above, holds
+# `Nodes`, from `course_hosts/nodes.py`, is the notebook's side: it starts agents with the command above, holds
 # the workers at chosen steps, so that it can kill at a known one, and kills. Whatever happens in its
 # block, nothing that carries the job's name in its environment survives it. It lets an agent wait 8 s
 # for a silent node, so that a busy machine is not taken for a dead one, and 2 s for a last call.
@@ -739,7 +740,7 @@ predicted = {
 }
 
 # %%
-from course_utils.nodes import Nodes, processes_of
+from course_hosts.nodes import Nodes, processes_of
 
 folder = Path("scratch/night_shift").resolve()
 with Nodes(folder, "scratch/elastic_train.py") as nodes:
@@ -1317,7 +1318,7 @@ check("9.4", best_interval)
 #   worth the trouble.
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 
 def draw_saving(nodes, node_mtbf_days, save_minutes):

@@ -18,9 +18,9 @@ import sys
 import time
 from pathlib import Path
 
+from course_exercises import check, hint
 from course_utils import hardware
-from course_utils.checks import check, hint
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 
 hardware.report()
 
@@ -46,7 +46,7 @@ hardware.report()
 # name the agent gave it ([error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html)).
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script = scratch() / "reported.py"
 script.unlink(missing_ok=True)
@@ -274,7 +274,7 @@ for line in supervise(program, workers=3, max_restarts=2, patience=5):
 # see what was recorded with it; the prints are the same.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.replicas import Replicas, batch, recorded, why_not
+from course_hosts.replicas import Replicas, batch, recorded, why_not
 
 print(why_not() or "torchft is installed: the replicas train here.")
 program = Path("scratch/replica.py")
@@ -293,7 +293,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torchft import Manager, Optimizer, ProcessGroupGloo
 from torchft.checkpointing.pg_transport import PGTransport
 
-from course_utils.replicas import Member, batch
+from course_hosts.replicas import Member, batch
 
 LIMIT = timedelta(minutes=10)
 member = Member(*sys.argv[1:])  # its number, a gate at which steps wait, and a diary
@@ -510,7 +510,7 @@ print(f"step 19: {1e3 * (times[-1] - times[-2]):.0f} ms")
 # %%
 import errno
 
-from course_utils.nodes import JOB, no_survivors, processes_of, store_on
+from course_hosts.nodes import JOB, no_survivors, processes_of, store_on
 
 launcher = Path("scratch/launcher.py")
 launcher.unlink(missing_ok=True)
@@ -676,8 +676,8 @@ for tau in (best, 200):
 from contextlib import nullcontext
 
 try:
-    from course_utils.cluster import cluster, on_this_machine
-    from course_utils.two_hosts import TwoHosts
+    from course_hosts.cluster import cluster, on_this_machine
+    from course_hosts.two_hosts import TwoHosts
 
     if earlier := globals().get("two"):  # where this cell runs again
         earlier.close()
@@ -731,7 +731,7 @@ print("as one process, to 1e-6:", all((g - alone).abs().max() < 1e-6 for g in of
 # engines without `launch`, which form their group themselves.
 
 # %%
-from course_utils.terminal import loopback
+from course_utils.lesson.terminal import loopback
 
 
 def forgets(rank):
@@ -786,7 +786,7 @@ except RankFailure as failure:
 # %%
 from threading import Thread
 
-from course_utils.launch.hosts import HostLost
+from course_hosts.hosts import HostLost
 
 
 def waits(rank, folder):

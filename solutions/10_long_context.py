@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_utils import hardware
-from course_utils.equality import equal
 from course_utils.figures import ch10 as figures
 from course_utils.launch import launch
+from course_utils.lesson.equality import equal
 
 hardware.report()
 
@@ -204,7 +204,7 @@ def count_pairs(rank, layout):
 
 
 # %%
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 
 compare(
     predicted,
@@ -613,8 +613,8 @@ compare(predicted, measured, likely={"The pages go round again.": {"ring": 2 * S
 # %%
 from functools import partial
 
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 
 def attention_of_part(module, mix, x):
@@ -678,7 +678,7 @@ def average(*tensors):
 # %%
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_utils.equality import flat
+from course_utils.lesson.equality import flat
 
 
 def train_cut(rank, data, context, ways):
@@ -889,7 +889,7 @@ print("no error; as one process, on each rank:", right)
 # `pass_on`, `attend` and `attend_backward`.
 
 # %%
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 10.1 Merge two partial results (2 points)
@@ -1096,7 +1096,7 @@ check("10.5", heads_for_sequence)
 # * Double the tokens: the bytes double, the scores of the all-gather grow fourfold.
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 explore.Explorer(
     figures.explored, layout=["blocks", "zig-zag"], ranks=(1, 8, 4), tokens=(1024, 16384, 4096)
@@ -1124,7 +1124,7 @@ plt.show()
 # PyTorch's compiler at its first step, which on a CPU costs each rank as much as starting does.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script = scratch() / "context_parallel.py"
 script.unlink(missing_ok=True)
@@ -1142,8 +1142,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 CONTEXT, WINDOWS = 32, 8
 context, ranks = int(sys.argv[1]), int(os.environ["WORLD_SIZE"])

@@ -136,8 +136,8 @@ predicted = {
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
-from course_utils.models import FeedForward
-from course_utils.predictions import compare
+from course_utils.lesson.models import FeedForward
+from course_utils.lesson.predictions import compare
 
 torch.manual_seed(0)
 router = nn.Linear(W, E, bias=False)
@@ -287,8 +287,8 @@ class MoE(nn.Module):
 # sum over its own tokens, divided by the tokens of the whole batch. Then gradients add up.
 
 # %%
-from course_utils import text
-from course_utils.models import LanguageModel
+from course_utils.lesson import text
+from course_utils.lesson.models import LanguageModel
 
 CONTEXT, ROWS, STEPS, WIDTH, EXPERTS, BALANCE = 12, 8, 3, 24, 4, 0.01
 
@@ -522,7 +522,7 @@ def add_up_gradients(model, data):
 # %%
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_utils.equality import equal
+from course_utils.lesson.equality import equal
 
 
 def train_on_grid(rank, sizes, capacity_factor=math.inf):
@@ -792,7 +792,7 @@ except RankFailure as failure:
 # %%
 from torch.distributed.device_mesh import DeviceMesh
 
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 11.1 Route (1 point)
@@ -973,7 +973,7 @@ check("11.5", average_expert_gradients)
 # * Raise the number of experts: smaller queues, and more of them overflow.
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 explore.Explorer(
     figures.load_and_capacity,
@@ -1034,7 +1034,7 @@ compare(predicted, measured)
 # `data` and `experts`. It runs on one process and on four. As in chapter 10, the update is written out.
 
 # %%
-from course_utils.terminal import scratch, torchrun
+from course_utils.lesson.terminal import scratch, torchrun
 
 script = scratch() / "experts.py"
 script.unlink(missing_ok=True)
@@ -1052,8 +1052,8 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_utils import text
-from course_utils.models import FeedForward
+from course_utils.lesson import text
+from course_utils.lesson.models import FeedForward
 
 ROWS, CONTEXT, WIDTH, EXPERTS = 8, 16, 32, 4
 gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])

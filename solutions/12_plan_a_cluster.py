@@ -5,7 +5,7 @@
 # hour of a thousand of them is a thousand GPU-hours, and much of what they find out is arithmetic.
 #
 # You know all of it: each chapter has counted bytes and operations. Here they come together in
-# `course_utils.estimate`. First you predict what one rank holds, sends and computes. Then you run the real
+# `course_planner`. First you predict what one rank holds, sends and computes. Then you run the real
 # program as that rank, on this machine, among a thousand ranks that are not there. Then come the seconds. At the
 # end you put the question to three published runs, and to your own model.
 
@@ -17,9 +17,10 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from course_utils import estimate, hardware, plots
-from course_utils.estimate import Call, Hardware, Layout, Model, published
-from course_utils.figures import ch12 as figures
+import course_planner as estimate
+from course_planner import Call, Hardware, Layout, Model, published
+from course_planner.figures import ch12 as figures
+from course_utils import hardware, plots
 
 hardware.report()
 
@@ -290,7 +291,7 @@ def program(mesh, layout, model, seq, dtype=torch.bfloat16):
 # It is an ordinary training program, and here it is rank 0 of 1,024. The trace takes a few seconds.
 
 # %%
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 
 traced = estimate.trace(partial(program, model=gpt, seq=2048), split, rank=0)
 sent = {
@@ -681,12 +682,12 @@ compare(predicted, measured, {"As if attention hardly counted.": {"131k": measur
 #
 # Now you write the arithmetic, for plain transformers: an MLP of 4 W with two matrices, as many KV heads as heads, and
 # stages with equally many layers. Biases and norms are left out. The records `Model`, `Layout` and `Hardware` are there to be
-# read; the functions of `course_utils.estimate` are what you replace, so they are forbidden in your answers.
+# read; the functions of `course_planner` are what you replace, so they are forbidden in your answers.
 
 # %%
 from collections.abc import Callable
 
-from course_utils.checks import check, hint
+from course_exercises import check, hint
 
 # %% [markdown]
 # ### 12.1 What a rank holds (3 points)
@@ -877,7 +878,7 @@ check("12.4", search)
 # * 70B on 8 GPUs. What is refused, and for which reason?
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 explore.Explorer(
     figures.your_plan,

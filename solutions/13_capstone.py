@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import avg_pool2d, cross_entropy
 
-from course_utils import hardware, mnist
-from course_utils.equality import equal, flat
-from course_utils.figures import ch09, ch13
+from course_planner.figures import ch13
+from course_utils import hardware
+from course_utils.figures import ch09
 from course_utils.launch import launch
-from course_utils.models import ResidualNet
+from course_utils.lesson import mnist
+from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.models import ResidualNet
 
 hardware.report()
 
@@ -166,9 +168,9 @@ print("parameters as alone:", equal(alone, [parameters for parameters, _ in resu
 # step is measured, when all that is made once is there.
 
 # %%
-from course_utils.meters import Sampling
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, ring_bytes
+from course_utils.trace.meters import Sampling
 
 
 def measured_step(rank, make):
@@ -269,9 +271,9 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from course_utils import estimate
-from course_utils.checks import check, hint
-from course_utils.estimate import Hardware, Layout, Model
+import course_planner as estimate
+from course_exercises import check, hint
+from course_planner import Hardware, Layout, Model
 
 # %% [markdown]
 # ### 13.1 A training within the budget (6 points)
@@ -467,7 +469,7 @@ check("13.3", plan)
 # * Another width. What changes, and what does not?
 
 # %%
-from course_utils import explore
+from course_utils.lesson import explore
 
 explore.Explorer(ch13.budget, ranks=(2, 16, 4), width=(12, 120, 36))
 
@@ -485,8 +487,8 @@ explore.Explorer(ch13.budget, ranks=(2, 16, 4), width=(12, 120, 36))
 # %%
 import shutil
 
-from course_utils import capstone
-from course_utils.terminal import scratch
+from course_hosts import capstone
+from course_utils.lesson.terminal import scratch
 
 STEPS, BATCH, EVERY = 20, 48, 3
 
@@ -524,7 +526,7 @@ if ready:
 # %%
 ENDING = """\
 if __name__ == "__main__":
-    from course_utils.capstone import run_as_program
+    from course_hosts.capstone import run_as_program
 
     run_as_program(lambda: Training(new_model()), train, steps=20, batch=48, every=3)
 """
@@ -548,7 +550,7 @@ def judge(folder):
 # `torchrun`, on three ranks of this machine.
 
 # %%
-from course_utils import terminal
+from course_utils.lesson import terminal
 
 if ready:
     folder = empty("on_one_machine")

@@ -25,7 +25,7 @@ from nbgrader.utils import parse_utc
 from source import SourceError
 from traitlets.config import Config, PyFileConfigLoader
 
-from course_utils.nbgrader import REMARKS
+from course_grader.nbgrader import REMARKS
 from notebooks import ROOT, BuildError, Copy, copies_of, find_sources
 
 FOLDER = ROOT / "build" / "assignments"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import nbformat
 
-from course_utils.chapters import chapters as lessons
+from course_exercises.sources.chapters import chapters as lessons
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "book" / "pages"

@@ -10,7 +10,7 @@ from source import Cell
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 NBGRADER_SCHEMA = 3
-COMPARES = re.compile(r"^\s*compare\(", re.MULTILINE)  # course_utils.predictions
+COMPARES = re.compile(r"^\s*compare\(", re.MULTILINE)  # course_utils.lesson.predictions
 
 
 def make_copy(cells: list[Cell], source: str, solved: bool) -> nbformat.NotebookNode:

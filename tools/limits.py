@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from minutes import Minutes
 from source import Cell, Problem
 
-from course_utils.chapters import is_further
+from course_exercises.sources.chapters import is_further
 
 LESSON = 60  # minutes to read and run one
 FIRST = 20  # minutes for chapter 00, exercises and all

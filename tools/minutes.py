@@ -1,12 +1,12 @@
 """How long the notebooks take, computed and not claimed.
 
 python tools/minutes.py          the table: reading, running and exercises of each notebook
-python tools/minutes.py write    put it into course_utils/minutes.json, the README and the guide
+python tools/minutes.py write    put it into course_exercises/minutes.json, the README and the guide
 
 Reading: 200 words of prose a minute, 20 lines of code; of imports, of drawing and of scripts, which
 one skims, 60. What stands under "Exercises" counts as the exercises' time, which is their authors'
 estimate (`Exercise(minutes=...)`). Running is measured when a notebook is built, in whole minutes,
-and kept in course_utils/minutes.json: a build that is some seconds faster changes nothing.
+and kept in course_exercises/minutes.json: a build that is some seconds faster changes nothing.
 """
 
 import json
@@ -24,7 +24,7 @@ from source import Cell, read_source
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from course_utils import chapters
+from course_exercises.sources import chapters
 
 WORDS, LINES, SKIMMED = 200, 20, 60  # a minute
 SLACK = 0.5  # minutes by which a build must leave the minute that is kept, to change it

@@ -31,13 +31,13 @@ c.FileNameCollectorPlugin.named_regexp = (
 
 c.ClearSolutions.code_stub = {"python": "raise NotImplementedError"}
 c.Execute.timeout = 300  # seconds for each cell, in `nbgrader validate`
-c.Autograde.pre_convert_hook = "course_utils.nbgrader.find_renamed"
-c.Autograde.exporter_class = "course_utils.nbgrader.SubmissionExporter"
+c.Autograde.pre_convert_hook = "course_grader.nbgrader.find_renamed"
+c.Autograde.exporter_class = "course_grader.nbgrader.SubmissionExporter"
 c.Autograde.sanitize_preprocessors = [
-    "course_utils.nbgrader.RestoreExercises",
+    "course_grader.nbgrader.RestoreExercises",
     "nbgrader.preprocessors.OverwriteKernelspec",
     "nbgrader.preprocessors.OverwriteCells",
-    "course_utils.nbgrader.GradeExercises",
+    "course_grader.nbgrader.GradeExercises",
     "nbconvert.preprocessors.sanitize.SanitizeHTML",  # no script may run in the formgrader
     "nbgrader.preprocessors.CheckCellMetadata",
 ]

@@ -62,4 +62,4 @@ def problems(root: Path, number: str, cells: list[Cell]) -> Iterator[Problem]:
 
 
 def _folder(root: Path, number: str) -> Path:
-    return root / "course_utils" / "exercises" / f"ch{number}"
+    return root / "course_exercises" / "chapters" / f"ch{number}"

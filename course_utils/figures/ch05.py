@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_utils import plots
-from course_utils.pace import paced
-from course_utils.schedules import Simulation
+from course_utils.lesson.pace import paced
+from course_utils.lesson.schedules import Simulation
 from course_utils.trace import Record, Trace
 
 

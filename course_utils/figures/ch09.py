@@ -1,6 +1,7 @@
 """The pictures of chapter 9: foremen and a register, a night of failures, how often to save."""
 
 import random
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,7 +11,6 @@ from matplotlib.patches import Circle, Rectangle
 from torch import Tensor
 
 from course_utils import plots
-from course_utils.nodes import Nodes
 
 INK, RED, GREY = plots.COLORS["ink"], plots.COLORS["wrong"], "#8C8C8C"
 STARTING = {"color": "white", "hatch": "////"}  # Python and torch start
@@ -77,8 +77,9 @@ def time_lost(
     return figure
 
 
-def night(nodes: Nodes) -> Figure:
-    """Who was there, and how far the training was, against the clock."""
+def night(nodes: Any) -> Figure:
+    """Who was there, and how far the training was, against the clock. `nodes` is the job's, as the chapter
+    has started it: its events(), its groups, and what has happened to it."""
     events, start = nodes.events(), nodes.happened[0][0]
     figure, (above, below) = plt.subplots(
         2, 1, sharex=True, figsize=(plots.WIDTH, 4.6), height_ratios=[1, 1.5]

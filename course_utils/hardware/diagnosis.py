@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from course_utils.columns import wrapped
 from course_utils.hardware import snapshot
+from course_utils.hardware.columns import wrapped
 from course_utils.hardware.snapshot import Machine, counted
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course_utils import gpu_sharing, host_waits
+from course_utils.comm import host_waits
+from course_utils.hardware import gpu_sharing
 from course_utils.hardware.snapshot import counted, machine, torch_gpus
 
 # For programs with NCCL: PyTorch would print a warning into each cell that sends or receives without

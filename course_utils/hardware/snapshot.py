@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from course_utils import gpu_sharing
+from course_utils.hardware import gpu_sharing
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from course_utils import schedules
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Op, Simulation
 from course_utils.plots.style import COLORS, WIDTH, legend, look_of
-from course_utils.schedules import Op, Simulation
 from course_utils.trace import Record
 
 _KINDS = {  # of an op: its name in the legend, its colour, and the colour that later chunks turn to

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course_utils.collectives import OPERATORS
-from course_utils.rings import PASSES, bus_factor
+from course_utils.comm.collectives import OPERATORS
+from course_utils.comm.rings import PASSES, bus_factor
 
 
 @dataclass(frozen=True)

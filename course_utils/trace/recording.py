@@ -3,8 +3,9 @@
 A message whose end is not known is left out: gloo tells the end of an `isend` only in `wait()`.
 
 `intercept` hears of every collective, whoever starts it. What is private in PyTorch (the boxed
-objects, autograd's number of a backward pass and its callbacks) is used here, in `calls`, in `intercept`, by
-`estimate.fake`, `strict.group` and launch's `calls` and `peers`; tests/modules/test_trace.py shows for each supported version that it works.
+objects, autograd's number of a backward pass and its callbacks) is used here, in `calls`, in `intercept`, in
+launch's `calls` and `peers`, and by what replays a group; tests/modules/test_trace.py shows for each supported
+version that it works.
 """
 
 import sys
@@ -17,7 +18,8 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from course_utils import hardware, intercept
+from course_utils import hardware
+from course_utils.comm import intercept
 from course_utils.trace.calls import Call, describe
 from course_utils.trace.records import Record, Span, cut
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from course_utils.collectives import OPERATORS
+from course_utils.comm.collectives import OPERATORS
 from course_utils.trace.calls import Call
 
 

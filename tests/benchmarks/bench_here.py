@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils import estimate, schedules
-from course_utils.authoring import load_code
-from course_utils.estimate import Layout, Model, Row, here
+import course_planner as estimate
+from course_exercises.authoring import load_code
+from course_planner import Layout, Model, Row, here
 from course_utils.launch import launch
-from course_utils.models import LanguageModel
+from course_utils.lesson import schedules
+from course_utils.lesson.models import LanguageModel
 from tests.benchmarks.measuring import of_the_slowest, print_table, side_by_side, step_seconds
 
 RANKS, SEQ, ROWS = 2, 128, 8

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from course_utils.launch import launch
-from course_utils.terminal import loopback
+from course_utils.lesson.terminal import loopback
 from tests.benchmarks.apart import Apart, serve
 from tests.benchmarks.measuring import Spread, met, print_table, ratios, side_by_side
 from tests.support import memory_held
@@ -83,8 +83,8 @@ _engines = contextlib.ExitStack()
 
 
 def _launch_over_two(n):
-    from course_utils.cluster import cluster
-    from course_utils.launch import hosts
+    from course_hosts import hosts
+    from course_hosts.cluster import cluster
 
     if not hosts.chosen():
         _engines.enter_context(cluster(2))

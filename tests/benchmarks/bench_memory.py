@@ -28,7 +28,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MACHINE, SYSTEM = 32 * 1024, 2 * 1024  # MB, and what is left to the system
 TOGETHER = 4
 OPEN = """
-from course_utils.launch import launch, server
+from course_utils.launch import launch; from course_utils.launch.keepers import server
 import matplotlib.pyplot, torch
 _ = launch(lambda rank: rank, 2)
 """

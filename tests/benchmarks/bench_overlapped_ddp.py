@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.authoring import load_answer
+from course_exercises.authoring import load_answer
 from course_utils.hardware import device
 from course_utils.launch import launch
 from tests.benchmarks.measuring import (

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import mse_loss
 
-from course_utils import schedules
-from course_utils.authoring import load_code
+from course_exercises.authoring import load_code
 from course_utils.hardware import device
 from course_utils.launch import launch
+from course_utils.lesson import schedules
 from tests.benchmarks.measuring import (
     met,
     of_the_slowest,

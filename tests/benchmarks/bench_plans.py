@@ -11,8 +11,8 @@ import statistics
 from dataclasses import dataclass
 from operator import attrgetter
 
-from course_utils import estimate
-from course_utils.estimate import Calibration, Row, published
+import course_planner as estimate
+from course_planner import Calibration, Row, published
 from tests.benchmarks.measuring import met, print_table
 
 FOLDS = 2

@@ -8,7 +8,7 @@ the ops, shows that the time grows with the number of ops and nothing else.
 import time
 from functools import partial
 
-from course_utils.schedules import (
+from course_utils.lesson.schedules import (
     gpipe,
     interleaved,
     one_forward_one_backward,

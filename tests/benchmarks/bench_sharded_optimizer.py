@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from course_utils.authoring import load_answer
+from course_exercises.authoring import load_answer
 from course_utils.hardware import device
 from course_utils.launch import launch
 from course_utils.plots import human_bytes

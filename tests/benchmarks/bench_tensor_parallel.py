@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from course_utils.authoring import load_code
+from course_exercises.authoring import load_code
 from course_utils.hardware import device
 from course_utils.launch import launch
-from course_utils.models import Block
+from course_utils.lesson.models import Block
 from tests.benchmarks.measuring import (
     met,
     of_the_slowest,

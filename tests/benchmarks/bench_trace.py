@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from course_utils import estimate
-from course_utils.estimate import Layout, Model, Trace, published
+import course_planner as estimate
+from course_planner import Layout, Model, Trace, published
 from tests.benchmarks.measuring import met, print_table
 from tests.support.traced_programs import decoder
 

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from course_utils.chapters import chapters
+from course_exercises.sources.chapters import chapters
 
 from .lab import ROOT
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.chapters import chapters
+from course_exercises.sources.chapters import chapters
 
 from .lab import Lab, running_lab
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course_utils.authoring import load_answer
-from course_utils.equality import TOLERANCE
+from course_exercises.authoring import load_answer
 from course_utils.hardware import device
 from course_utils.launch import launch
+from course_utils.lesson.equality import TOLERANCE
 from tests import techniques
 from tests.support.needing_rules import needs_rules
 from tests.techniques import MISTAKES, TECHNIQUES, Job, Ranks, Run, Trained, alone, train_all

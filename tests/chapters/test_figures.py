@@ -6,8 +6,8 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import nn
 
-from course_utils import decision, plots
-from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11
+from course_utils import plots
+from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11, decision
 from tests.modules.test_plots import bars, overlaps
 
 LOAD = [16, 35, 11, 20, 17, 54, 34, 5]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.figures import ch10 as figures
 from tests.modules.test_plots import overlaps
 

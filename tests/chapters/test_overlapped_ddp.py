@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.authoring import load_answer
+from course_exercises.authoring import load_answer
 from course_utils.launch import RankFailure
 from course_utils.trace import Trace
 from tests.support.on_gloo import launch

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from course_utils import schedules
-from course_utils.equality import equal, flat
-from course_utils.sources.answers import load_code
+from course_exercises.sources.answers import load_code
+from course_utils.lesson import schedules
+from course_utils.lesson.equality import equal, flat
 from tests.modules.test_schedules import random_legal
 from tests.support.on_gloo import launch
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh
 
-from course_utils import chapters
-from course_utils.sources.answers import percent_cells
+from course_exercises.sources import chapters
+from course_exercises.sources.answers import percent_cells
 
 LOCAL_RANK, LOCAL_RANKS = 1, 2
 PLACE = {"RANK": 1, "LOCAL_RANK": LOCAL_RANK, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": LOCAL_RANKS}

@@ -9,8 +9,8 @@ target is for the wrong answers.
 from collections import Counter
 from collections.abc import Iterable
 
-from course_utils.authoring.framework import Exercise
-from course_utils.checks import catalogue
+from course_exercises.authoring.framework import Exercise
+from course_exercises.checks import catalogue
 from tests.mutations.verdicts import known_verdicts
 
 TARGET = "target: under 10 %"

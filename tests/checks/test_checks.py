@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils.authoring import Exercise, Wrong, expect, failures, run
-from course_utils.authoring.draw import Draw
-from course_utils.authoring.framework import Line, Outcome, judge, registered
-from course_utils.checks import catalogue, check, hint, learner
-from course_utils.checks.learner import render
+from course_exercises.authoring import Exercise, Wrong, expect, failures, run
+from course_exercises.authoring.draw import Draw
+from course_exercises.authoring.framework import Line, Outcome, judge, registered
+from course_exercises.checks import catalogue, check, hint, learner
+from course_exercises.checks.learner import render
 from course_utils.hardware import device
 from course_utils.launch import RankFailure
 
@@ -501,7 +501,7 @@ def test_check_prints_and_returns_nothing(course, capsys):
 
 
 def test_check_keeps_the_progress(course):
-    from course_utils.checks import progress
+    from course_exercises.checks import progress
 
     check("90.1", stub)
     check("90.1", divides)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.authoring import Wrong
-from course_utils.exercises.ch04.balanced_cuts import MISLEADING, MISTAKEN, _mirrored
-from course_utils.exercises.ch04.repaired_conv_net import _shapes
-from course_utils.exercises.ch04.shared import best_cuts, watched_moves
+from course_exercises.authoring import Wrong
+from course_exercises.chapters.ch04.balanced_cuts import MISLEADING, MISTAKEN, _mirrored
+from course_exercises.chapters.ch04.repaired_conv_net import _shapes
+from course_exercises.chapters.ch04.shared import best_cuts, watched_moves
 
 RULES = list(MISTAKEN.values())
 

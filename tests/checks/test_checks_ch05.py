@@ -5,15 +5,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import schedules
-from course_utils.exercises.ch05.exchange import _as_it_is, _exchanged, _line
-from course_utils.exercises.ch05.gpipe import _gpipe
-from course_utils.exercises.ch05.interleaved import _interleaved
-from course_utils.exercises.ch05.one_forward_one_backward import _1f1b
-from course_utils.exercises.ch05.shared import Case, _simulated, _wrong_work, warm_ups_of
+from course_exercises.chapters.ch05.exchange import _as_it_is, _exchanged, _line
+from course_exercises.chapters.ch05.gpipe import _gpipe
+from course_exercises.chapters.ch05.interleaved import _interleaved
+from course_exercises.chapters.ch05.one_forward_one_backward import _1f1b
+from course_exercises.chapters.ch05.shared import Case, _simulated, _wrong_work, warm_ups_of
 from course_utils.launch import launch
-from course_utils.launch.arguments import OwnPart
-from course_utils.schedules import Op
+from course_utils.launch.ranks.arguments import OwnPart
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Op
 from tests.support.needing_rules import needs_rules
 
 SIZES = [(1, 1), (1, 3), (2, 2), (3, 1), (3, 6), (4, 12)]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.authoring.compare import same
-from course_utils.authoring.draw import Draw
-from course_utils.exercises.ch07.shared import (
+from course_exercises.authoring.compare import same
+from course_exercises.authoring.draw import Draw
+from course_exercises.chapters.ch07.shared import (
     NAMES,
     REPLICATED,
     SHARED_OUT,
@@ -17,8 +17,8 @@ from course_utils.exercises.ch07.shared import (
     _simulate,
     drawn_task,
 )
-from course_utils.exercises.ch07.train_2d_step import _slips_2d
-from course_utils.exercises.ch07.train_3d_step import _slips_3d
+from course_exercises.chapters.ch07.train_2d_step import _slips_2d
+from course_exercises.chapters.ch07.train_3d_step import _slips_3d
 
 GRIDS = [(1, 1, 1), (3, 1, 1), (1, 3, 1), (1, 1, 3), (3, 2, 1), (2, 2, 2)]
 SLIPS = {

@@ -1,9 +1,9 @@
 """The checks of chapter 12."""
 
-from course_utils.authoring import load_answer
-from course_utils.authoring.framework import attempt
-from course_utils.authoring.guard import undisturbed
-from course_utils.checks import catalogue
+from course_exercises.authoring import load_answer
+from course_exercises.authoring.framework import attempt
+from course_exercises.authoring.guard import undisturbed
+from course_exercises.checks import catalogue
 
 
 def test_an_order_that_is_rare_is_found():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from course_utils.authoring.compare import (
+from course_exercises.authoring.compare import (
     Wrong,
     compare,
     expect,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch.utils.data import DistributedSampler
 
-from course_utils.authoring.forbidden import called
+from course_exercises.authoring.forbidden import called
 
 
 def built_in(x):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from course_utils.authoring.guard import Deadline, TimeIsUp, undisturbed
+from course_exercises.authoring.guard import Deadline, TimeIsUp, undisturbed
 from course_utils.hardware import fair
 
 
@@ -47,8 +47,8 @@ def tensors():
 
 IN_A_THREAD = """
 import threading
-from course_utils.authoring import forbidden
-from course_utils.authoring.guard import Deadline
+from course_exercises.authoring import forbidden
+from course_exercises.authoring.guard import Deadline
 
 def run():
     with Deadline(5):

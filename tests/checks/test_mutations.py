@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("resource", reason="mutants are judged in forks with a limit of memory")
 
-from course_utils.chapters import ROOT
+from course_exercises.sources.chapters import ROOT
 from tests.mutations import __main__ as command
 from tests.mutations import results
 from tests.mutations.equivalent import EQUIVALENT

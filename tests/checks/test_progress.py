@@ -8,11 +8,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from course_utils import chapters
+from course_exercises.authoring.framework import Exercise
+from course_exercises.checks import catalogue, learner, progress, progress_file
+from course_exercises.checks.course_map import progress_map
+from course_exercises.sources import chapters
 from course_utils.__main__ import main
-from course_utils.authoring.framework import Exercise
-from course_utils.checks import catalogue, learner, progress, progress_file
-from course_utils.course_map import progress_map
 from tests.modules.test_plots import overlaps
 
 

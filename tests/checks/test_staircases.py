@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils.authoring import load_answer
-from course_utils.checks import examine
+from course_exercises.authoring import load_answer
+from course_exercises.checks import examine
 
 MiniFSDP, FlatLayout = load_answer("8.4"), load_answer("8.3")
 

@@ -12,10 +12,10 @@ import inspect
 
 import pytest
 
-from course_utils.authoring import framework, load_answer
-from course_utils.authoring.draw import Draw
-from course_utils.authoring.guard import undisturbed
-from course_utils.checks.catalogue import exercises
+from course_exercises.authoring import framework, load_answer
+from course_exercises.authoring.draw import Draw
+from course_exercises.authoring.guard import undisturbed
+from course_exercises.checks.catalogue import exercises
 
 SEEDS = ("autumn", "spring", "summer")
 

@@ -14,13 +14,13 @@ import pytest
 from copies import make_copy
 from source import read_source
 
-from course_utils.authoring import load_answer
-from course_utils.authoring.framework import attempt
-from course_utils.authoring.guard import undisturbed
-from course_utils.checks import examine
-from course_utils.checks.catalogue import exercises
-from course_utils.checks.learner import render
-from course_utils.sources.answers import source_of
+from course_exercises.authoring import load_answer
+from course_exercises.authoring.framework import attempt
+from course_exercises.authoring.guard import undisturbed
+from course_exercises.checks import examine
+from course_exercises.checks.catalogue import exercises
+from course_exercises.checks.learner import render
+from course_exercises.sources.answers import source_of
 from tests.wrong_answers import collect
 
 FEWEST_WRONG = 5

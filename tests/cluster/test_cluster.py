@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import mnist
+from course_utils.lesson import mnist
 from tests.support.elastic_runs import (
     ROOT,
     TRAIN,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed import run as torchrun
 
-from course_utils.nodes import Gate, environment
+from course_hosts.nodes import Gate, environment
 from tests.support.elastic_runs import GATED, ROOT, TRAIN, EventLog, Host
 from tests.support.ports import free_ports
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from course_utils import estimate, schedules
-from course_utils.estimate import Hardware, Layout, Model
+import course_planner as estimate
+from course_planner import Hardware, Layout, Model
+from course_utils.lesson import schedules
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published"
 GIB = 2**30

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import estimate
+import course_planner as estimate
+from course_planner import Calibration, Hardware, Layout, Trace, example, options, published
 from course_utils.__main__ import main
-from course_utils.estimate import Calibration, Hardware, Layout, Trace, example, options, published
 from course_utils.trace import Call, Record
 
 EXAMPLE = Path(example.__file__)

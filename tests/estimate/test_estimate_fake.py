@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from course_utils import estimate, versions
-from course_utils.estimate import Layout, Model
+import course_planner as estimate
+from course_planner import Layout, Model
+from course_utils.comm import versions
 from course_utils.launch import launch
 from tests.benchmarks import bench_trace
 from tests.estimate.traced_ranks import real

@@ -7,9 +7,9 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from course_utils import estimate
-from course_utils.estimate import Calibration, Hardware, Layout, Model, here, published, timing
-from course_utils.estimate.networks import Place, place_of
+import course_planner as estimate
+from course_planner import Calibration, Hardware, Layout, Model, here, published, timing
+from course_planner.networks import Place, place_of
 from tests.benchmarks import bench_plans
 
 MODEL = Model(8, 1024, 16, 32000, ffn=4096)

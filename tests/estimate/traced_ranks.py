@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from course_utils.estimate import Layout, mesh_of
-from course_utils.meters import Sampling
+from course_planner import Layout, mesh_of
 from course_utils.trace import Call, Trace
+from course_utils.trace.meters import Sampling
 
 
 @dataclass

@@ -511,8 +511,8 @@ def in_a_kernel(name: str) -> bool:
 
 def as_graded(name: str) -> bool:
     """Whether the answer is right that the grader takes out of these cells."""
-    from course_utils.grade import answer
-    from course_utils.sources.statements import CodeCell
+    from course_grader import answer
+    from course_utils.lesson.statements import CodeCell
 
     cells = [CodeCell(source, "", f"cell {i}", 0) for i, source in enumerate(_cells(name))]
     asked = answer.Asked("0.2", "message_bytes", ("tensor",))
@@ -548,7 +548,7 @@ if __name__ == "__main__":
     import IPython.core.interactiveshell  # noqa: F401 - the children need not
     import torch  # noqa: F401
 
-    import course_utils.grade.answer  # noqa: F401
+    import course_grader.answer  # noqa: F401
 
     wanted = sys.argv[1:] or list(STYLES)
     questions = (in_a_kernel, as_graded)

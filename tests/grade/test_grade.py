@@ -24,9 +24,9 @@ import psutil
 import pytest
 
 import course_utils
+from course_grader import Grade, Limits, Mark, grade_file, grade_files, report
+from course_grader.limits import MB
 from course_utils.__main__ import main
-from course_utils.grade import Grade, Limits, Mark, grade_file, grade_files, report
-from course_utils.grade.limits import MB
 from tests.hostile_class.members import hand_in, names_of
 
 ATTACKS = names_of("attacks")
@@ -205,7 +205,7 @@ def test_what_comes_back_ends_no_grading_and_changes_no_question(line, tmp_path)
 
 
 def test_in_namespaces_nothing_around_a_submission_can_be_hit(tmp_path):
-    program = "import sys; from course_utils.grade import isolation; sys.exit(isolation.possible())"
+    program = "import sys; from course_grader import isolation; sys.exit(isolation.possible())"
     if subprocess.call([sys.executable, "-c", program]) == 0:
         pytest.skip("this system lets nobody make namespaces")
     handed_in = hand_in(tmp_path / "class", KILLS)
@@ -243,7 +243,7 @@ def test_a_variant_fixes_what_the_checks_draw(handed_in, grades):
 @pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "not-isolated"])
 def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
     [(path, _)] = hand_in(tmp_path / "class", ["waits_without_an_alarm"])
-    program = "import sys; from course_utils.grade import grade_file as grade; "
+    program = "import sys; from course_grader import grade_file as grade; "
     program += "grade(sys.argv[1], isolated=None if sys.argv[2] == 'True' else False)"
     command = [sys.executable, "-c", program, str(path), str(isolated)]
     with nothing_left() as mark, subprocess.Popen(command) as grader:
@@ -256,7 +256,7 @@ def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
 
 def test_limits_that_are_lower_already_stay(tmp_path):
     [(path, _)] = hand_in(tmp_path, ["second_thoughts"])
-    program = "import resource, sys; from course_utils.grade import grade_file; "
+    program = "import resource, sys; from course_grader import grade_file; "
     program += "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 26, 1 << 26)); "
     program += "print(grade_file(sys.argv[1], isolated=None))"
     shown = subprocess.run(
@@ -296,7 +296,7 @@ class TestCommand:
         self, tmp_path, monkeypatch, capsys
     ):
         hand_in(tmp_path, ["second_thoughts"])
-        monkeypatch.setattr("course_utils.grade.keeper_client.PROTECTED", b"never said")
+        monkeypatch.setattr("course_grader.keeper_client.PROTECTED", b"never said")
         with pytest.raises(SystemExit) as left:
             main(["grade", str(tmp_path)])
         assert left.value.code == 1
@@ -340,7 +340,7 @@ class TestCommand:
         assert says.format(**places) in code
 
     def test_a_server_that_does_not_start(self, class_folder, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr("course_utils.grade.keeper_client._PROGRAM", "no.such.program")
+        monkeypatch.setattr("course_grader.keeper_client._PROGRAM", "no.such.program")
         table = tmp_path / "marks.csv"
         assert self.run(class_folder, "--csv", table) == 1
         shown = capsys.readouterr().out

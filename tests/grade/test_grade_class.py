@@ -14,13 +14,12 @@ import cloudpickle
 import pytest
 import torch
 
-from course_utils import exercises
-from course_utils.__main__ import main
-from course_utils.authoring.framework import judge
-from course_utils.chapters import chapters
-from course_utils.checks import catalogue, check, points
-from course_utils.checks.catalogue import find
-from course_utils.grade import (
+from course_exercises import chapters as exercises
+from course_exercises.authoring.framework import judge
+from course_exercises.checks import catalogue, check, points
+from course_exercises.checks.catalogue import find
+from course_exercises.sources.chapters import chapters
+from course_grader import (
     copies,
     export,
     gathering,
@@ -33,9 +32,10 @@ from course_utils.grade import (
     roster,
     summary,
 )
-from course_utils.grade import judge as judges
-from course_utils.grade.marks import Grade, Mark
-from course_utils.grade.submission import NotGradable, read_file
+from course_grader import judge as judges
+from course_grader.marks import Grade, Mark
+from course_grader.submission import NotGradable, read_file
+from course_utils.__main__ import main
 from tests.hostile_class.members import hand_in, names_of
 from tests.wrong_answers.ch00.message_bytes import everything_is_float32
 
@@ -237,7 +237,7 @@ def command(tmp_path, monkeypatch):
             if of < 3:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr("course_utils.grade.command.grade_files", graded)
+        monkeypatch.setattr("course_grader.command.grade_files", graded)
         with pytest.raises(SystemExit) as ended:
             main(["grade", str(tmp_path / "in"), *map(str, arguments)])
         return ended.value.code
@@ -591,7 +591,7 @@ import pickle, sys
 
 class Hidden:
     def find_spec(self, name, *_):
-        if name.startswith("course_utils.exercises."):
+        if name.startswith("course_exercises.chapters."):
             raise ImportError(name)
 
 sys.meta_path.insert(0, Hidden())

@@ -7,7 +7,7 @@ import sys
 PROGRAM = """
 import os, signal, time
 from pathlib import Path
-from course_utils.grade import keeper_server
+from course_grader import keeper_server
 
 
 def forked(work):

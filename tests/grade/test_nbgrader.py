@@ -28,9 +28,9 @@ from nbgrader.validator import Validator
 from traitlets.config import Config
 
 import notebooks
-from course_utils import nbgrader
-from course_utils.checks import catalogue, check
-from course_utils.sources import answers
+from course_exercises.checks import catalogue, check
+from course_exercises.sources import answers
+from course_grader import nbgrader
 from tests.hostile_class.members import Member, hand_in, names_of
 
 CHAPTER = "00_start_here"

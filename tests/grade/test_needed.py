@@ -4,11 +4,11 @@ import ast
 
 import pytest
 
-from course_utils.chapters import chapters
-from course_utils.grade import submission
-from course_utils.grade.limits import Limits
-from course_utils.grade.needed import Needed, statements_of
-from course_utils.sources.answers import grade_id_of
+from course_exercises.sources.answers import grade_id_of
+from course_exercises.sources.chapters import chapters
+from course_grader import submission
+from course_grader.limits import Limits
+from course_grader.needed import Needed, statements_of
 
 RUNS = {"launch", "torchrun", "run_in_terminal", "Nodes", "Replicas"}
 

@@ -10,10 +10,10 @@ import numpy
 import pytest
 import torch
 
-from course_utils.authoring.compare import same
-from course_utils.estimate import Layout
-from course_utils.grade.plain import Reader, Writer
-from course_utils.schedules import Op
+from course_exercises.authoring.compare import same
+from course_grader.plain import Reader, Writer
+from course_planner import Layout
+from course_utils.lesson.schedules import Op
 
 
 def through(*values, keep=lambda value: 7, handle=lambda number, name: (number, name)):
@@ -136,7 +136,7 @@ def message(tree, *blobs):
     [
         *(b"", b"\x00" * 8, message(["no such tag"]), message({"a": 1}), message(["list", 0, 5])),
         message(["record", 0, "os", "stat_result", []]),
-        message(["record", 0, "course_utils.launch.failure", "RankFailure", []]),
+        message(["record", 0, "course_utils.launch.story.failure", "RankFailure", []]),
         message(["enum", "builtins", "list", "append"]),
         message(["tensor", 0, 0, "float32", 0, [9], [1], False, False], bytes(16)),
         message(["tensor", 0, 0, "float32", 0, [4], [-1], False, False], bytes(16)),

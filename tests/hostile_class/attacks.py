@@ -210,7 +210,7 @@ def eats_memory_in_its_children(tensor):
 @attack("failed", because="expected:")
 def changes_the_check(tensor):
     try:
-        from course_utils.exercises.ch00 import message_bytes
+        from course_exercises.chapters.ch00 import message_bytes
 
         message_bytes.expect = message_bytes.expect_type = lambda *args, **more: None
     except ImportError:  # where the grader has namespaces, an answer finds no check
@@ -230,7 +230,7 @@ def changes_torch(tensor):
 def replaces_the_requirements(tensor):
     import dataclasses
 
-    from course_utils.authoring.framework import registered
+    from course_exercises.authoring.framework import registered
 
     rules = registered["0.2"].rules
     rules[:] = [dataclasses.replace(rule, function=lambda *all: None) for rule in rules]
@@ -239,7 +239,7 @@ def replaces_the_requirements(tensor):
 
 @attack("failed", because="expected:")
 def changes_a_default_of_the_check(tensor):
-    from course_utils.authoring import expect
+    from course_exercises.authoring import expect
 
     expect.__kwdefaults__["tolerance"] = 1e9
     return 0
@@ -247,7 +247,7 @@ def changes_a_default_of_the_check(tensor):
 
 at_the_top_level(
     "asks_for_the_solution",
-    "from course_utils.authoring import load_answer\nmessage_bytes = load_answer('0.2')\n",
+    "from course_exercises.authoring import load_answer\nmessage_bytes = load_answer('0.2')\n",
     "failed",
     "the solutions are not at hand",
 )

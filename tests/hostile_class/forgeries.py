@@ -26,7 +26,7 @@ def patches_and_puts_back(tensor):
     """The check's own state is put back at the end of it, so a before and after would be alike."""
     import random
 
-    from course_utils.authoring import compare, framework
+    from course_exercises.authoring import compare, framework
 
     expect, put_back = compare.expect, random.setstate
 
@@ -75,7 +75,7 @@ def searches_the_memory(tensor):
     import gc
     import importlib
 
-    name = "course_utils.exercises.ch00.message_bytes"
+    name = "course_exercises.chapters.ch00.message_bytes"
     for found in gc.get_objects():
         if getattr(found, "__module__", None) == name:
             return tensor.numel() * tensor.element_size()
@@ -88,7 +88,7 @@ def searches_the_memory(tensor):
 
 @attack("failed", because=EXPECTED)
 def hands_in_the_expected_value_of_a_record(tensor):
-    from course_utils.authoring import framework
+    from course_exercises.authoring import framework
 
     framework.Outcome.__init__ = lambda self, *args: None
     framework.Line = lambda *args, **more: True
@@ -234,7 +234,7 @@ class ThreeBuildings(nn.Module):
 _at_home(
     "puts_back_what_the_requirement_has_got",  # it is pickled with the names as they are before
     """
-from course_utils.authoring import compare
+from course_exercises.authoring import compare
 
 expect = compare.expect
 compare.expect = lambda *args, **more: None

@@ -75,7 +75,7 @@ def reads_what_is_not_its_own(tensor):
         reached += [
             f for _, _, files in os.walk(folder) for f in files if f == "00_start_here.ipynb"
         ]
-    checks = list(Path(course_utils.__file__).parent.glob("exercises/*"))
+    checks = list(root.glob("course_exercises/chapters/*"))
     return reached or checks or tensor.numel() * tensor.element_size()
 
 

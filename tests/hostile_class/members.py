@@ -10,7 +10,7 @@ from pathlib import Path
 from copies import make_copy
 from source import read_source
 
-from course_utils import chapters
+from course_exercises.sources import chapters
 
 IDS = ("0.1", "0.2", "0.3")
 

@@ -6,7 +6,8 @@ from multiprocessing import forkserver
 
 import pytest
 
-from course_utils.launch import huge_pages, server
+from course_utils.launch.keepers import server
+from course_utils.launch.ranks import huge_pages
 from tests.support import memory_held
 
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from course_utils.launch import janitor
-from course_utils.launch.janitor import JOB
+from course_utils.launch.keepers import janitor
+from course_utils.launch.keepers.janitor import JOB
 from tests.support.leftovers import living
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc and pidfds are Linux's")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc and pidfd
 KERNEL = """
 import json, os, subprocess, sys
 from contextlib import ExitStack
-from course_utils.launch.janitor import JOB, janitor
+from course_utils.launch.keepers.janitor import JOB, janitor
 
 def start(job):
     command = ["sh", "-c", "setsid sleep 1000 >&- & echo $!"]
@@ -70,7 +70,7 @@ def test_a_number_that_was_given_back_is_nobodys(monkeypatch):
 def test_a_fork_while_another_thread_tells_the_janitor_can_tell_it_too():
     program = """
 import os, sys, tempfile
-from course_utils.launch.janitor import janitor
+from course_utils.launch.keepers.janitor import janitor
 with janitor._lock:  # as a thread that does not exist in the fork
     child = os.fork()
     if not child:

@@ -22,8 +22,11 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware
-from course_utils.launch import RankFailure, output, packing, server, supervise
-from course_utils.launch import rank as rank_module
+from course_utils.launch import RankFailure
+from course_utils.launch.keepers import server
+from course_utils.launch.ranks import output, packing
+from course_utils.launch.ranks import rank as rank_module
+from course_utils.launch.story import supervise
 from tests.support import memory_held
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch

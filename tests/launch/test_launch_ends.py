@@ -20,7 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, family, rank, server
+from course_utils.launch import RankFailure
+from course_utils.launch.keepers import family, server
+from course_utils.launch.ranks import rank
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch
 
@@ -96,7 +98,7 @@ def test_what_another_launch_has_started_stays(tmp_path):
 
 KERNEL = """
 import itertools, os
-from course_utils.launch import janitor, launch
+from course_utils.launch import launch; from course_utils.launch.keepers import janitor
 
 def work(rank):
     print(os.getpid(), janitor_of_the_kernel, flush=True)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from course_utils.launch.frames import Frame, cells, is_own
+from course_utils.launch.story.frames import Frame, cells, is_own
 
 FAILS = """
 import torch.distributed as dist

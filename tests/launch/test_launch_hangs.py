@@ -23,8 +23,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from course_utils.launch import RankFailure, calls, diagnosis, matching, stacks, supervise
-from course_utils.launch.frames import Frame
+from course_utils.launch import RankFailure
+from course_utils.launch.story import calls, diagnosis, matching, stacks, supervise
+from course_utils.launch.story.frames import Frame
 from tests.support.fault_table import FAULTS
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch

@@ -23,11 +23,11 @@ from tests.support.fault_table import FAULTS
 
 ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
+from course_hosts import cluster as cluster_module
+from course_hosts import cluster_doctor, hosts
+from course_hosts.cluster import cluster
 from course_utils import __main__ as command
-from course_utils import cluster as cluster_module
-from course_utils import cluster_doctor
-from course_utils.cluster import cluster
-from course_utils.launch import RankFailure, hosts, launch
+from course_utils.launch import RankFailure, launch
 
 # Rows of each kind, and those in which something crosses that a machine has for itself.
 _SHOWN = (
@@ -392,7 +392,7 @@ def test_nothing_is_left_when_the_kernel_is_killed(tmp_path, kernel):
 
 _KERNEL = """
 import sys
-from course_utils.cluster import cluster
+from course_hosts.cluster import cluster
 from course_utils.launch import launch
 from tests.launch.test_launch_hosts import waits
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils.launch import janitor, server
+from course_utils.launch.keepers import janitor, server
 from tests.support.on_gloo import launch
 
 pytestmark = pytest.mark.skipif(

@@ -36,7 +36,7 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
         self.pid = self.manager.provisioner.pid
         self.run("import os, sys, time, torch, torch.distributed as dist")
-        self.run("import functools; from course_utils.launch import launch, RankFailure")
+        self.run("import functools; from course_utils.launch import RankFailure, launch")
         self.run("launch = functools.partial(launch, backend='gloo')")  # cells use CPU tensors
 
     def start(self, code):

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from course_utils.launch import RankFailure, server
+from course_utils.launch import RankFailure
+from course_utils.launch.keepers import server
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch
 
@@ -31,7 +32,7 @@ def test_files_are_closed_whatever_the_limit_is(limit):
     program = f"""
 import os
 os.sysconf = lambda name: {limit}
-from course_utils.launch import server
+from course_utils.launch.keepers import server
 kept, closed = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
 server.close_files_but([kept])
 os.fstat(kept)

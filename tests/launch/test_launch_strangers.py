@@ -20,8 +20,8 @@ ipyparallel = pytest.importorskip("ipyparallel", reason="ipyparallel is not inst
 
 from ipyparallel.serialize import pack_apply_message
 
-from course_utils import cluster as cluster_module
-from course_utils.cluster import cluster
+from course_hosts import cluster as cluster_module
+from course_hosts.cluster import cluster
 from course_utils.launch import launch
 
 

@@ -8,7 +8,7 @@ import importlib.metadata
 
 import torch.distributed as dist
 
-import course_utils.launch.preloaded
+import course_utils.launch.ranks.preloaded
 
 
 def look(**_):

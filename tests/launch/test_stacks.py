@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from course_utils.launch import stacks
-from course_utils.launch.family import Handle
+from course_utils.launch.keepers.family import Handle
+from course_utils.launch.story import stacks
 
 context = multiprocessing.get_context("spawn")
 

@@ -1,4 +1,4 @@
-"""Records what `course_utils.replicas.recorded` returns: chapter 09's program and story, run with torchft.
+"""Records what `course_hosts.replicas.recorded` returns: chapter 09's program and story, run with torchft.
 
     .venv/bin/python tests/modules/record_replicas.py
 
@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from source import read_source
 
-from course_utils.replicas import RECORDED, Replicas
-from course_utils.sources.answers import load_code
+from course_exercises.sources.answers import load_code
+from course_hosts.replicas import RECORDED, Replicas
 
 PROGRAM = "%%writefile scratch/replica.py\n"
 

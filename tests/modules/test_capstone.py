@@ -1,4 +1,4 @@
-"""course_utils/capstone.py: the file that chapter 13 makes of cells, and the nodes that it runs on."""
+"""course_hosts/capstone.py: the file that chapter 13 makes of cells, and the nodes that it runs on."""
 
 import linecache
 import os
@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import capstone, network_hosts
-from course_utils.network_hosts import CABLE
-from course_utils.nodes import Gate, Nodes, gone_within, kill, processes_of
-from course_utils.terminal import loopback
+from course_hosts import capstone, network_hosts
+from course_hosts.network_hosts import CABLE
+from course_hosts.nodes import Gate, Nodes, gone_within, kill, processes_of
+from course_utils.lesson.terminal import loopback
 
 # ---- the file ------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ def test_on_a_node_it_waits_at_the_gate_and_keeps_a_diary(group, monkeypatch, tm
 PROGRAM = """\
 import os, psutil, torch
 import torch.distributed as dist
-from course_utils.capstone import run_as_program
+from course_hosts.capstone import run_as_program
 
 
 class Sum:
@@ -268,7 +268,7 @@ def test_a_node_dies_and_the_other_ends_the_training(why_not, monkeypatch, tmp_p
 KERNEL = """\
 import sys, time, torch
 from pathlib import Path
-from course_utils import capstone, network_hosts
+from course_hosts import capstone, network_hosts
 
 folder, program, why_not = sys.argv[1:]
 network_hosts.why_not = lambda: why_not

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course_utils.equality import TOLERANCE, equal, flat
+from course_utils.lesson.equality import TOLERANCE, equal, flat
 
 
 def test_flat_puts_all_values_in_one_vector_without_a_graph():

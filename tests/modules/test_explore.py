@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 matplotlib.use("Agg")
-from course_utils.explore import Explorer
+from course_utils.lesson.explore import Explorer
 
 
 def draw(ranks, speed, kind):

@@ -12,9 +12,19 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils import gpu_sharing, hardware
-from course_utils.hardware import CAUSES, Machine, Setup, diagnosis, doctor, places, snapshot
-from course_utils.launch import job, launch
+from course_utils import hardware
+from course_utils.hardware import (
+    CAUSES,
+    Machine,
+    Setup,
+    diagnosis,
+    doctor,
+    gpu_sharing,
+    places,
+    snapshot,
+)
+from course_utils.launch import launch
+from course_utils.launch.ranks import job
 
 FOUR = Machine(driver_gpus=4)
 GOOD = {"model_device": "cuda:0", "batch_device": "cuda:0", "batch_size": 64}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torchvision import datasets, transforms
 
-from course_utils import mnist
+from course_utils.lesson import mnist
 
 NAMES = [name for name, _ in datasets.MNIST.resources]
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from course_utils.models import (
+from course_utils.lesson.models import (
     Attention,
     Block,
     FeedForward,

@@ -1,4 +1,4 @@
-"""course_utils/network_hosts.py where a machine cannot have such hosts, and what is left of them."""
+"""course_hosts/network_hosts.py where a machine cannot have such hosts, and what is left of them."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import network_hosts
-from course_utils.network_hosts import NoHosts, host_beside_this, two_hosts, why_not
+from course_hosts import network_hosts
+from course_hosts.network_hosts import NoHosts, host_beside_this, two_hosts, why_not
 
 makers = pytest.mark.parametrize("make", [two_hosts, host_beside_this])
 

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from course_utils import pace
+from course_utils.lesson import pace
 
 
 class Device:

@@ -7,7 +7,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 matplotlib.use("Agg")
-from course_utils import plots, schedules
+from course_utils import plots
+from course_utils.lesson import schedules
 from course_utils.plots import collectives
 from course_utils.trace import Call, Record, Span
 

@@ -14,10 +14,10 @@ import nbformat
 import psutil
 import pytest
 
-from course_utils import replicas as module
-from course_utils.nodes import PATIENCE, gone_within
-from course_utils.predictions import compare
-from course_utils.replicas import Replicas, recorded, why_not
+from course_hosts import replicas as module
+from course_hosts.nodes import PATIENCE, gone_within
+from course_hosts.replicas import Replicas, recorded, why_not
+from course_utils.lesson.predictions import compare
 from tests.modules import record_replicas
 from tests.support.leftovers import living
 
@@ -26,8 +26,8 @@ NOTEBOOKS = ("notebooks", "solutions")
 OWNER = """
 import sys, time
 from pathlib import Path
-from course_utils.predictions import compare
-from course_utils.replicas import Replicas
+from course_utils.lesson.predictions import compare
+from course_hosts.replicas import Replicas
 with Replicas(Path(sys.argv[1]), sys.argv[2]) as replicas:
     replicas.start(0, 1)
     print(*(agent.pid for agent in replicas.agents.values()), flush=True)

@@ -4,8 +4,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from course_utils import schedules
-from course_utils.schedules import (
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import (
     Op,
     bubble_of_ideal,
     bubble_time_of,

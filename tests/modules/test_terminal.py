@@ -10,8 +10,9 @@ import IPython.display
 import psutil
 import pytest
 
-from course_utils import hardware, terminal
-from course_utils.terminal import run_in_terminal, scratch, torchrun
+from course_utils import hardware
+from course_utils.lesson import terminal
+from course_utils.lesson.terminal import run_in_terminal, scratch, torchrun
 from tests.support.leftovers import living
 
 SCRIPT = """

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from course_utils.text import encode, text, vocabulary, windows
+from course_utils.lesson.text import encode, text, vocabulary, windows
 
 
 def test_the_story_is_plain_and_long_enough_to_learn_from():

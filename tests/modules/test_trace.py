@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils import launch as course_launch
+from course_utils.comm.versions import older_than
 from course_utils.hardware import device
-from course_utils.models import MnistNet
+from course_utils.lesson.models import MnistNet
 from course_utils.trace import (
     Call,
     Record,
@@ -27,7 +28,6 @@ from course_utils.trace import (
     ring_bytes,
     separate_waiting,
 )
-from course_utils.versions import older_than
 from tests.support.needing_rules import needs_rules
 from tests.support.on_gloo import launch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import versions
+from course_utils.comm import versions
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ what changed is judged again. Exit status 1 if less than 95 % are killed, or if 
 import argparse
 import sys
 
-from course_utils.checks import catalogue
+from course_exercises.checks import catalogue
 from tests.mutations.equivalent import EQUIVALENT
 from tests.mutations.judging import prepare
 from tests.mutations.results import Result, result_of

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 
-from course_utils.authoring import load_answer
-from course_utils.authoring.framework import Line, attempt
-from course_utils.authoring.guard import undisturbed
-from course_utils.checks.catalogue import exercises, find
-from course_utils.launch import server
-from course_utils.launch.janitor import Janitor, janitor
+from course_exercises.authoring import load_answer
+from course_exercises.authoring.framework import Line, attempt
+from course_exercises.authoring.guard import undisturbed
+from course_exercises.checks.catalogue import exercises, find
+from course_utils.launch.keepers import server
+from course_utils.launch.keepers.janitor import Janitor, janitor
 from tests.mutations.verdicts import Verdict
 
 SEED = "0"

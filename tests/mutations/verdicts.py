@@ -14,21 +14,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from course_utils.chapters import ROOT
-from course_utils.checks import catalogue
-from course_utils.sources import answers
-from course_utils.sources.statements import CodeCell, closure, statements_of
+from course_exercises.checks import catalogue
+from course_exercises.sources import answers
+from course_exercises.sources.chapters import ROOT
+from course_utils.lesson.statements import CodeCell, closure, statements_of
 from tests.mutations.generate import mutants
 
 _FRAMEWORK = (
     *(
-        "authoring/framework",
-        "authoring/compare",
-        "authoring/draw",
-        "authoring/failures",
-        "authoring/guard",
+        f"course_exercises/authoring/{name}"
+        for name in ("framework", "compare", "draw", "failures", "guard", "ranks")
     ),
-    *("authoring/ranks", "sources/statements", "sources/answers"),
+    *("course_exercises/sources/answers", "course_utils/lesson/statements"),
 )
 
 
@@ -75,7 +72,7 @@ def answer_cell(exercise_id: str) -> CodeCell:
 
 def digest_of_check(exercise_id: str) -> str:
     """A digest of all that decides about an answer but the answer's cell itself."""
-    parts = [(ROOT / "course_utils" / f"{name}.py").read_text() for name in _FRAMEWORK]
+    parts = [(ROOT / f"{name}.py").read_text() for name in _FRAMEWORK]
     own = Path(inspect.getfile(catalogue.find(exercise_id).rules[0].function))
     parts += [file.read_text() for file in (own, own.with_name("shared.py")) if file.exists()]
     parts.append(_around(exercise_id))

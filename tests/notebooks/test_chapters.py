@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import book
-from course_utils import chapters
-from course_utils.authoring import load_answer, load_code
-from course_utils.grade.submission import NotGradable, read_file
-from course_utils.sources.answers import source_of
+from course_exercises.authoring import load_answer, load_code
+from course_exercises.sources import chapters
+from course_exercises.sources.answers import source_of
+from course_grader.submission import NotGradable, read_file
 
 NOTEBOOKS = chapters.ROOT / "notebooks"
 

@@ -9,8 +9,8 @@ import pytest
 import registrations
 from source import Cell
 
-from course_utils import chapters
-from course_utils.checks.catalogue import exercises
+from course_exercises.checks.catalogue import exercises
+from course_exercises.sources import chapters
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "word " * 100
@@ -48,7 +48,7 @@ def test_what_is_kept_and_what_the_pages_say_is_what_the_sources_give() -> None:
 
 
 def test_another_number_in_a_page_is_a_problem(tmp_path: Path) -> None:
-    for name in ("README.md", "INSTRUCTORS.md", "solutions", "course_utils"):
+    for name in ("README.md", "INSTRUCTORS.md", "solutions", "course_exercises"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "README.md").unlink()
     text = (ROOT / "README.md").read_text()
@@ -71,7 +71,7 @@ def test_an_exercise_has_its_minutes_and_its_kind(exercise) -> None:
 )
 def test_some_seconds_change_nothing(tmp_path, monkeypatch, before, seconds, after) -> None:
     monkeypatch.setattr(minutes, "_share", lambda: 1.0)
-    (tmp_path / "course_utils").mkdir()
+    (tmp_path / "course_exercises").mkdir()
     if before:
         minutes._keep(tmp_path, {"09_tiny": {"read": 5, "run": before}})
     assert minutes.ran(tmp_path, "09_tiny", seconds) == (after != before)

@@ -58,7 +58,7 @@ display(IntSlider(3))
 
 
 def write(folder: Path, text: str, chapter: str = "09_tiny") -> Path:
-    exercises = folder / "course_utils" / "exercises" / "ch09"
+    exercises = folder / "course_exercises" / "chapters" / "ch09"
     exercises.mkdir(parents=True, exist_ok=True)
     (exercises / "double.py").write_text('Exercise("9.1", "double", points=2)\n')
     (folder / "solutions").mkdir(exist_ok=True)
@@ -439,11 +439,11 @@ WHAT_TO_DO = " Write it there, or correct the id."
     [
         (
             "",
-            f"38: there is no exercise 9.1: course_utils/exercises/ch09 has none.{WHAT_TO_DO}",
+            f"38: there is no exercise 9.1: course_exercises/chapters/ch09 has none.{WHAT_TO_DO}",
         ),
         (
             'Exercise("9.2", "double", points=2)',
-            f"38: there is no exercise 9.1: course_utils/exercises/ch09 has 9.2.{WHAT_TO_DO}",
+            f"38: there is no exercise 9.1: course_exercises/chapters/ch09 has 9.2.{WHAT_TO_DO}",
         ),
         (
             'Exercise("9.1", "treble", points=2)',
@@ -458,7 +458,7 @@ WHAT_TO_DO = " Write it there, or correct the id."
 def test_a_check_of_what_is_no_exercise_is_refused(
     course: Path, registered: str, expected: str, capsys: pytest.CaptureFixture
 ) -> None:
-    (course / "course_utils/exercises/ch09/double.py").write_text(registered)
+    (course / "course_exercises/chapters/ch09/double.py").write_text(registered)
     assert check_says(course, capsys) == f"solutions/09_tiny.py:{expected}"
 
 
@@ -471,7 +471,7 @@ UNSTORABLE = {
     "temporary": ('print("/tmp/tmpab12/x")', "a temporary path (/tmp/tmpab12)"),
     "address": ("print(object())", "an object's address (0x"),
     "prediction": (
-        "from course_utils.predictions import compare; compare({'a': 1, 'b': 2}, {'a': 1, 'b': 3})",
+        "from course_utils.lesson.predictions import compare; compare({'a': 1, 'b': 2}, {'a': 1, 'b': 3})",
         "what it predicts is not what it measures: b             2             3  False",
     ),
     "svg": (

@@ -7,7 +7,7 @@ import predictions
 import pytest
 
 import notebooks
-from course_utils.predictions import compare
+from course_utils.lesson.predictions import compare
 
 LIKELY = {"One rank only.": {"bytes": 4}, "Of all ranks.": {"bytes": 32, "calls": 4}}
 

@@ -13,10 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HERE = {"COLAB_RELEASE_TAG": "release-colab_20260901"}
-PROVIDED = {"torch", "torchvision", "IPython", "course_utils", "filelock"}  # torch needs that too
+PROVIDED = {"torch", "torchvision", "IPython", "filelock"}  # torch needs that too
 OPTIONAL = {"ipyparallel", "torchft"}  # what needs it says what to install
 WRITTEN = {"elastic_files", "elastic_parts"}  # by cells of chapter 09
-NOT_IN_CHAPTERS = ("grade/", "nbgrader.py", "estimate/commands.py")
+PACKAGES = {path.parent.name for path in ROOT.glob("course_*/__init__.py")}
+NOT_IN_CHAPTERS = ("course_grader/", "course_planner/commands.py")
 
 
 def run_cell(folder: Path, *options: str, **variables: str) -> subprocess.CompletedProcess:
@@ -65,12 +66,14 @@ def test_the_cell_asks_for_what_the_chapters_import():
     needed = set(ast.literal_eval(re.search(r"needed = (\(.*\))", publish.CELL.read_text())[1]))
     files = [
         path
-        for path in (ROOT / "course_utils").rglob("*.py")
-        if not path.relative_to(ROOT / "course_utils").as_posix().startswith(NOT_IN_CHAPTERS)
+        for path in ROOT.glob("course_*/**/*.py")
+        if not path.relative_to(ROOT).as_posix().startswith(NOT_IN_CHAPTERS)
     ]
     files += (ROOT / "solutions").glob("*.py")
     imported = set().union(*(imports(path) for path in files))
-    assert imported - set(sys.stdlib_module_names) - PROVIDED - OPTIONAL - WRITTEN == needed
+    assert (
+        imported - set(sys.stdlib_module_names) - PROVIDED - PACKAGES - OPTIONAL - WRITTEN == needed
+    )
 
 
 def imports(path: Path) -> set[str]:

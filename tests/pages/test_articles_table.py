@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from course_utils.chapters import ROOT
-from course_utils.checks.catalogue import exercises
+from course_exercises.checks.catalogue import exercises
+from course_exercises.sources.chapters import ROOT
 from tests.support.reference_page import chapter as source_of
 
 # "04: ...", a heading in italics, "exercise 4.1", "exercises 2.1 to 2.4" or "2.1 and 2.2"

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
-from course_utils.chapters import ROOT
-from course_utils.checks.catalogue import chapters, exercises
+from course_exercises.checks.catalogue import chapters, exercises
+from course_exercises.sources.chapters import ROOT
 from tests.wrong_answers import collect
 
 GUIDE = (ROOT / "INSTRUCTORS.md").read_text(encoding="utf-8")

@@ -18,10 +18,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from course_utils import chapters, decision, estimate, models, schedules
-from course_utils.authoring import load_answer, load_code
-from course_utils.estimate import Hardware, Layout, Model
+import course_planner as estimate
+from course_exercises.authoring import load_answer, load_code
+from course_exercises.sources import chapters
+from course_planner import Hardware, Layout, Model
+from course_utils.figures import decision
 from course_utils.launch import launch
+from course_utils.lesson import models, schedules
 from course_utils.trace import Call, kept_for_backward, ring_bytes
 from tests.modules.test_plots import overlaps
 from tests.support.reference_page import (
@@ -635,7 +638,7 @@ def test_the_glossary_is_in_order_and_has_no_word_twice():
 def spoken() -> str:
     """All texts in the source of the package, each on a line, with ? for what is filled in."""
     lines = []
-    for path in sorted((chapters.ROOT / "course_utils").rglob("*.py")):
+    for path in sorted(chapters.ROOT.glob("course_*/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 lines.append(" ".join(node.value.split()))

@@ -18,7 +18,7 @@ CELL = """
 import json, os, sys
 import ipyparallel, torch
 import torch.distributed as dist
-from course_utils.cluster import cluster
+from course_hosts.cluster import cluster
 from course_utils.launch import launch
 
 def adds(rank):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from cluster import Cluster, slurm_cluster, title
-from course_utils.nodes import Gate, environment
+from course_hosts.nodes import Gate, environment
 from tests.support.elastic_runs import GATED, ROOT, EventLog, check_samples, difference
 from tests.support.elastic_runs import undisturbed as train_undisturbed
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from course_utils.two_hosts import TwoHosts
+from course_hosts.two_hosts import TwoHosts
 from tests.support.leftovers import living
 
 RANKS, FROZEN, GONE, PATIENCE = 4, 15, 20, 180  # seconds, but for the first
@@ -32,7 +32,7 @@ import json, os, sys, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from course_utils.launch import RankFailure, hosts, launch
+from course_hosts import hosts; from course_utils.launch import RankFailure, launch
 
 def trains(rank, folder):
     Path(folder, f"rank-{rank}").write_text(str(os.getpid()))

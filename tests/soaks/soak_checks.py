@@ -8,10 +8,10 @@ happened to give the same result.
 import sys
 from collections import Counter
 
-from course_utils.authoring import load_answer
-from course_utils.authoring.framework import attempt
-from course_utils.authoring.guard import undisturbed
-from course_utils.checks.catalogue import exercises
+from course_exercises.authoring import load_answer
+from course_exercises.authoring.framework import attempt
+from course_exercises.authoring.guard import undisturbed
+from course_exercises.checks.catalogue import exercises
 from tests.wrong_answers import Answer, collect
 
 

@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from course_utils.nodes import processes_of
+from course_hosts.nodes import processes_of
 from tests.support.elastic_runs import (
     EventLog,
     check_samples,

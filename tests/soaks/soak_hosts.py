@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from course_utils.cluster import cluster
+from course_hosts.cluster import cluster
 from course_utils.launch import RankFailure, launch
 from tests.soaks import host_kills, random_programs, soak_programs
 from tests.support.fault_table import FAULTS

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from course_utils.chapters import chapter
+from course_exercises.sources.chapters import chapter
 
 ROOT = Path(__file__).parents[2]
 CELL_TIMEOUT = 3600  # seconds: with 32 learners on two cores, a cell that takes 10 s takes 160

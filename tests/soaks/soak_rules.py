@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from course_strict.rules import RULES
 from course_utils import hardware
+from course_utils.comm import host_waits
 from course_utils.launch import RankFailure, launch
-from course_utils.strict.rules import RULES
 from tests.soaks import random_programs
 
 # `fresh` makes a tensor with which no call has to do with yet; `other` is the next rank of the ring.
@@ -61,7 +62,7 @@ _RIGHT = (
 )
 
 # rule: (lines that break it, its words)
-_IN_FLIGHT = RULES["in flight"].text.partition("{call}")[2].split(".")[0]
+_IN_FLIGHT = host_waits.USED_EARLY
 _BROKEN = {
     "CPU tensor": (
         (

@@ -7,10 +7,10 @@ import re
 import pytest
 from source import read_source
 
-from course_utils.authoring import load_answer, load_code
-from course_utils.chapters import ROOT
+from course_exercises.authoring import load_answer, load_code
+from course_exercises.sources import answers
+from course_exercises.sources.chapters import ROOT
 from course_utils.launch import launch
-from course_utils.sources import answers
 
 SOURCE = '''\
 # %% [markdown]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.sources.statements import CodeCell, statements_of
+from course_utils.lesson.statements import CodeCell, statements_of
 
 CASES = {
     "x = [name for name in table]": ({"x"}, {"table"}),

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from course_utils import host_waits
+from course_utils.comm import host_waits
 from course_utils.hardware import device, settle
-from course_utils.launch import RankFailure, calls, launch, matching
+from course_utils.launch import RankFailure, launch
+from course_utils.launch.story import calls, matching
 from tests.support.fault_table import FAULTS
 from tests.support.needing_rules import needs_rules
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from course_utils import strict, versions
+import course_strict as strict
+from course_utils.comm import versions
 from tests.soaks import soak_rules
 
 

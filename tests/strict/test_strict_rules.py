@@ -15,13 +15,14 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils import hardware, intercept, versions
-from course_utils.authoring import load_answer, load_code
-from course_utils.authoring.ranks import following
+from course_exercises.authoring import load_answer, load_code
+from course_exercises.authoring.ranks import following
+from course_strict.rules import RULES
+from course_utils import hardware
+from course_utils.comm import host_waits, intercept, versions
 from course_utils.hardware import device
 from course_utils.launch import RankFailure, launch
-from course_utils.meters import Sampling, storage_bytes
-from course_utils.strict.rules import RULES
+from course_utils.trace.meters import Sampling, storage_bytes
 from tests.support.needing_rules import needs_rules
 
 pytestmark = needs_rules
@@ -118,7 +119,7 @@ def drawn(on: torch.device) -> list:
     return list(random.to(device()).shape)
 
 
-IN_FLIGHT = RULES["in flight"].text.partition("{call}")[2].split(".")[0]
+IN_FLIGHT = host_waits.USED_EARLY
 REFUSED = {
     "a CPU tensor": (
         lambda _: all_reduce_of(torch.ones(2)),

@@ -10,7 +10,7 @@
     check_samples(folder, samples=100, batch=16, epochs=2)
 
 Leaving the block kills what still runs. What starts and ends agents and their processes is in
-course_utils/nodes.py, of which chapter 09 makes its nodes too.
+course_hosts/nodes.py, of which chapter 09 makes its nodes too.
 """
 
 import json
@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from course_utils.nodes import (
+from course_hosts.nodes import (
     PATIENCE,
     Agents,
     end_job,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from course_utils import strict, versions
+import course_strict as strict
+from course_utils.comm import versions
 
 needs_rules = pytest.mark.skipif(
     versions.older_than(strict.OLDEST), reason="NCCL's rules need a newer PyTorch"

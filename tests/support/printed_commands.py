@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from course_utils.nodes import environment
+from course_hosts.nodes import environment
 from tests.support.elastic_runs import GATED, ROOT, ElasticRun, Host
 from tests.support.ports import free_ports
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from course_utils import chapters
+from course_exercises.sources import chapters
 
 PAGE = chapters.ROOT / "solutions" / "quick_reference.py"
 # a chapter's section, and a heading there: in its lesson, or in the notebook that goes further

@@ -31,9 +31,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
 
-from course_utils.authoring import load_code
-from course_utils.estimate import Layout, Model
-from course_utils.meters import local
+from course_exercises.authoring import load_code
+from course_planner import Layout, Model
+from course_utils.trace.meters import local
 
 GatherTokens, Exchange = load_code(10, "GatherTokens"), load_code(11, "Exchange")
 SCHEDULES = {

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import LEARNING_RATE, Job, Trained, mistake, technique
 

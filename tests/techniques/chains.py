@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from course_utils.models import LanguageModel, MnistConvNet, MnistNet
+from course_utils.lesson.models import LanguageModel, MnistConvNet, MnistNet
 
 
 class Enter(nn.Module):

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import Job, Trained, mean_loss, mistake, sgd, technique, trained
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ConstantLR
 
-from course_utils.authoring import load_answer
+from course_exercises.authoring import load_answer
 from course_utils.hardware import device
 from tests.techniques import Job, Trained, mistake, sgd, technique, trained
 from tests.techniques.data_parallel import share_of_loss

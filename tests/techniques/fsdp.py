@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import LEARNING_RATE, Job, Trained, mistake, sgd, technique
 from tests.techniques import trained as trained_whole

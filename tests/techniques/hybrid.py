@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import pad
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import Job, Trained, mistake, sgd, technique, trained
 from tests.techniques.data_parallel import train as train_copies

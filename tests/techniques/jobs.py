@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, mse_loss, scaled_dot_product_attention
 
-from course_utils import mnist, text
-from course_utils.authoring import load_answer, load_code
-from course_utils.models import LanguageModel, MnistConvNet, MnistNet, ResidualNet
+from course_exercises.authoring import load_answer, load_code
+from course_utils.lesson import mnist, text
+from course_utils.lesson.models import LanguageModel, MnistConvNet, MnistNet, ResidualNet
 from tests.techniques import Job, mean_loss
 
 # rows of each global batch; 11 and 13 divide by no world size, and 2 leaves ranks without a row

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
 from tests.techniques import Job, Trained, mean_loss, mistake, sgd, technique, trained
 from tests.techniques.chains import chain, stages

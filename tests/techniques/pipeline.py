@@ -15,10 +15,10 @@ from torch.distributed.pipelining import (
     pipeline,
 )
 
-from course_utils import schedules
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
-from course_utils.schedules import Schedule
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Schedule
 from tests.techniques import Job, Trained, mean_loss, mistake, sgd, technique, trained
 from tests.techniques.chains import stages
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy
 
-from course_utils.authoring import load_answer, load_code
+from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
-from course_utils.models import LanguageModel
+from course_utils.lesson.models import LanguageModel
 from tests.techniques import Job, Trained, mistake, sgd, technique
 
 JOBS = ("language",)

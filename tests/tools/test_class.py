@@ -151,15 +151,15 @@ def test_the_map_names_chapters_and_notebooks(copy: Path, tmp_path: Path) -> Non
     printed = in_the_folder(copy, "-m", "course_utils", "progress", progress=progress)
     assert re.search(r"^03_ddp, \d+ \+ \d+ minutes ", printed, re.MULTILINE)
     assert re.search(r"^next: 0\.1 \w+, in 00_start_here$", printed, re.MULTILINE)
-    script = "from course_utils.sources.answers import source_of; print(source_of('3.4'))"
+    script = "from course_exercises.sources.answers import source_of; print(source_of('3.4'))"
     found = in_the_folder(copy, "-c", script, progress=progress)
     assert found.strip() == str(copy / "notebooks" / "03_ddp_further.ipynb")
 
 
 def test_an_exercise_is_checked(copy: Path, tmp_path: Path) -> None:
     script = """if True:
-        from course_utils.authoring import load_answer
-        from course_utils.checks import check
+        from course_exercises.authoring import load_answer
+        from course_exercises import check
         check("0.2", load_answer("0.2"))
         check("0.2", lambda tensor: tensor.numel())
         """

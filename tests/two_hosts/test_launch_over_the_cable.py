@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course_utils.network_hosts import two_hosts, why_not
+from course_hosts.network_hosts import two_hosts, why_not
 
 pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 pytestmark = pytest.mark.skipif(bool(reason := why_not()), reason=f"two hosts: {reason}")
@@ -20,8 +20,8 @@ import json, os, sys, time
 from pathlib import Path
 import ipyparallel, torch
 import torch.distributed as dist
-from course_utils.cluster import cluster, with_engines
-from course_utils.launch import RankFailure, hosts, launch
+from course_hosts.cluster import cluster, with_engines
+from course_hosts import hosts; from course_utils.launch import RankFailure, launch
 
 def adds(rank):
     total = torch.tensor([float(rank)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.network_hosts import CABLE, NetworkHost, two_hosts, why_not
+from course_hosts.network_hosts import CABLE, NetworkHost, two_hosts, why_not
 from tests.support.elastic_runs import (
     ElasticRun,
     EventLog,

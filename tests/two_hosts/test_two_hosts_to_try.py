@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 pytest.importorskip("ipyparallel", reason="ipyparallel is not installed")
 
-from course_utils import network_hosts
-from course_utils.cluster import cluster
-from course_utils.launch import RankFailure, hosts, launch
-from course_utils.two_hosts import TwoHosts
+from course_hosts import hosts, network_hosts
+from course_hosts.cluster import cluster
+from course_hosts.two_hosts import TwoHosts
+from course_utils.launch import RankFailure, launch
 from tests.support import network_turns
 
 WHY_NOT = network_hosts.why_not()
@@ -112,7 +112,7 @@ def test_no_cable_is_left_where_a_process_outlives_the_block():
 
 KERNEL = """
 import time
-from course_utils.two_hosts import TwoHosts
+from course_hosts.two_hosts import TwoHosts
 
 two = TwoHosts()
 print(two.about, flush=True)

@@ -1,7 +1,7 @@
 """Answers to the exercises that are wrong in a plausible way, and other right ones.
 
 One file an exercise, `tests/wrong_answers/chNN/name.py`, in the place that its check has in
-`course_utils/exercises/`. `tests/checks/test_wrong_answers.py` proves that the check rejects every
+`course_exercises/chapters/`. `tests/checks/test_wrong_answers.py` proves that the check rejects every
 wrong one with the hint that fits it, and accepts every right one.
 
     @wrong("3.1", names="sum-not-mean")     # the first mistake that the check names

@@ -1,7 +1,7 @@
 """Answers to 5.2, `gpipe`: wrong in a plausible way, or right in another."""
 
-from course_utils import schedules
-from course_utils.schedules import Op
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch05.shared import ops, turns, with_warm_up
 

@@ -2,8 +2,8 @@
 
 from itertools import chain
 
-from course_utils import schedules
-from course_utils.schedules import Op
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch05.one_forward_one_backward import backward_first_in_each_pair
 from tests.wrong_answers.ch05.shared import (

@@ -2,8 +2,8 @@
 
 import functools
 
-from course_utils import schedules
-from course_utils.schedules import Op
+from course_utils.lesson import schedules
+from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch05.gpipe import backwards_in_reverse_order
 from tests.wrong_answers.ch05.shared import SPOILT, add_spoilt, ops, renamed, turns, with_warm_up

@@ -3,7 +3,7 @@
 import functools
 from itertools import chain, zip_longest
 
-from course_utils.schedules import Op
+from course_utils.lesson.schedules import Op
 from tests.wrong_answers import wrong
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import layer_norm
 
-from course_utils.authoring import load_code
+from course_exercises.authoring import load_code
 from course_utils.hardware import device
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch06.shared import (

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils.authoring import load_code
+from course_exercises.authoring import load_code
 
 SumBackward = load_code(6, "SumBackward")
 SumForward = load_code(6, "SumForward")

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course_utils.authoring import load_code
+from course_exercises.authoring import load_code
 
 SumBackward = load_code(7, "SumBackward")
 SumForward = load_code(7, "SumForward")

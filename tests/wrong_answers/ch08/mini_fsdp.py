@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from course_utils.authoring import load_answer
+from course_exercises.authoring import load_answer
 from tests.wrong_answers import right, wrong
 
 MiniFSDP = load_answer("8.4")

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_utils.authoring import load_answer
+from course_exercises.authoring import load_answer
 from tests.wrong_answers import right, wrong
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from course_utils.authoring import load_code
+from course_exercises.authoring import load_code
 from tests.wrong_answers import right, wrong
 
 Exchange = load_code(11, "Exchange")

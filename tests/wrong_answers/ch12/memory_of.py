@@ -1,6 +1,6 @@
 """Answers to 12.1, `memory_of`: wrong in a plausible way, or right in another."""
 
-from course_utils import estimate
+import course_planner as estimate
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch12.shared import GB
 

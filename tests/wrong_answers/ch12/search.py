@@ -3,8 +3,8 @@
 import itertools
 import math
 
-from course_utils import estimate
-from course_utils.estimate import Layout
+import course_planner as estimate
+from course_planner import Layout
 from tests.wrong_answers import right, wrong
 
 RECOMPUTE = ("none", "selective", "full")

@@ -2,7 +2,7 @@
 
 import math
 
-from course_utils import estimate
+import course_planner as estimate
 from tests.wrong_answers import right, wrong
 
 

@@ -1,0 +1,56 @@
+"""What the exercises of chapter 11 share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from course_exercises.authoring import Wrong
+from course_exercises.authoring.ranks import Sent, come_late, following
+from course_utils.trace import Trace
+
+NOT_WAITED = (
+    "Nobody waits for a call that goes on in the background: call `wait()` on what it returned before "
+    "you use its result."
+)
+
+
+@contextmanager
+def hearing() -> Iterator[Sent]:
+    """Follows the calls of an answer, on ranks that come one after the other."""
+    come_late(dist.get_rank())
+    with following() as sent:
+        yield sent
+
+
+def told(call: Callable) -> int:
+    """How many numbers a rank hands over in `call`. A Trace asks after each Work, which `following` would take
+    for a wait, so the two do not listen to the same call."""
+    with Trace() as trace:
+        call()
+    return sum(each.elements for each in trace.record().calls if each.sends)
+
+
+def check_waited(unwaited: list[list[str]]) -> None:
+    for rank, calls in enumerate(unwaited):
+        if calls:
+            got = f"rank {rank} does not wait for its {calls[0]}"
+            raise Wrong("not-waited", expected="a wait() for every call", got=got)
+
+
+def check_told(told: list[int], at_most: int) -> None:
+    for rank, numbers in enumerate(told):
+        if numbers > at_most:
+            got = f"rank {rank} hands over {numbers}"
+            raise Wrong("too-many-numbers", expected=f"at most {at_most} numbers", got=got)
+
+
+@contextmanager
+def blaming(slug: str, known: bool = False) -> Iterator[None]:
+    """Names what goes wrong within the block; with `known`, also what has a name already."""
+    try:
+        yield
+    except Wrong as wrong:
+        if wrong.misconception and not known:
+            raise
+        raise Wrong(slug, expected=wrong.expected, got=wrong.got) from None

@@ -1,0 +1,505 @@
+"""Exercise 12.4, `search`: what it asks for, and how it is checked."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from course_exercises.authoring import Exercise, Wrong, expect_type
+from course_exercises.chapters.ch12.shared import Step, held, own
+from course_planner import Call, Hardware, Layout, Model
+
+searching = Exercise(
+    "12.4",
+    "search",
+    points=4,
+    minutes=45,
+    kind="stretch",
+    parameters=("model", "gpus", "batch", "seq", "hardware", "judge"),
+    at_home=True,  # it is handed a function
+    hints=[
+        (
+            "There are only a few thousand layouts of some hundred GPUs. Nobody needs to be clever: write loops, throw out what "
+            "is not legal, ask the judge about the rest, and keep the fastest."
+        ),
+        (
+            "tp runs over the divisors of the heads, pp over those of the layers, both over what divides the GPUs; dp is what is "
+            "left. It has to divide the batch, and the micro-batch what remains of it. Do not forget the three kinds of "
+            "recomputation and ZeRO's four stages."
+        ),
+        (
+            "Nested loops over tp, pp, micro_batch, zero and recompute; dp = gpus / (tp pp) and micro_batches = batch / "
+            "(dp micro_batch), where these divide. Layouts whose bytes are more than hbm_bytes are out. `min` by "
+            "seconds, and a ValueError if nothing is left."
+        ),
+    ],
+    misconceptions={
+        "uses-estimate": "You let `course_planner` decide. `Layout(...)` may be made; what is legal, you decide yourself.",
+        "no-layout": "Asked is a `Layout`, and nothing else.",
+        "gpus": "This layout has another number of GPUs than there are: dp x tp x pp x cp.",
+        "batch": "A step of this layout has another number of sequences: dp x micro_batch x micro_batches.",
+        "other-knobs": "cp, ep, chunks, the schedule and the order stay as they are: the judge knows nothing of them.",
+        "heads": "The heads do not divide by tp: some ranks would have a part of a head. The judge does not look at that.",
+        "sequence": "The sequence does not divide by tp. With sequence parallelism each tensor rank has a part of it.",
+        "layers": "The layers do not divide by pp.",
+        "zero-3-in-stages": "ZeRO 3 in a pipeline of several stages is left out here, since 12.2 does not count it.",
+        "does-not-fit": "This layout needs more memory than a GPU has. Fast is of no use then.",
+        "least-memory": "This is the layout that needs the least memory. Asked is the fastest that fits.",
+        "slowest": "This is the slowest layout that fits.",
+        "data-first": "You take as many data-parallel ranks as fit. More of them send more, and another split is faster here.",
+        "powers-of-two": "You try powers of two only. The fastest layout has a group of another size.",
+        "one-sequence": "You try micro-batches of one sequence only. Larger ones gather and wait less often.",
+        "no-recomputation": "You never recompute. Where memory is short, a third more FLOPs can be the cheapest way.",
+        "no-full": "You never recompute everything. Where memory is shortest, nothing else fits.",
+        "no-selective": "You never try selective recomputation.",
+        "always-full": "You always recompute everything, and pay for it where there is room.",
+        "no-pipeline": "You never cut by layers. Between nodes, messages of a pipeline are the smallest.",
+        "no-tensor": "You never cut layers. Tensor ranks share out what nothing else does.",
+        "no-data": "You never copy the model. Tensor ranks and stages alone talk more than they need.",
+        "no-zero": "You never shard the model states. ZeRO 1 sends no byte more than an all-reduce.",
+        "zero-up-to-2": "You try ZeRO up to stage 2. Stage 3 shards the parameters too.",
+        "always-copies": "You always have two copies at least. dp = 1 is legal: all GPUs share one model.",
+        "never-all-in-one": "One tensor group of all GPUs is legal too. Does a range of yours end one too early?",
+        "no-zero-2-in-stages": "Behind stages only ZeRO 3 is excluded. With ZeRO 2 more would fit.",
+        "at-most": "A layout that needs exactly what a GPU has does fit: at most.",
+        "always-selective": "You always compute attention twice. Where there is room, not to is faster.",
+        "always-zero-3": "You always shard everything. What need not be gathered costs nothing.",
+        "one-node": "You keep all groups but dp within a node.",
+        "slow": "A legal layout that fits, and another one is more than 10 % faster.",
+        "no-error": "No layout fits, and you return one all the same. Raise a ValueError.",
+        "returns-none": "No layout fits, and you return None. The one who asked would find out later, somewhere else: raise a "
+        "ValueError.",
+        "other-error": "Where no layout fits, raise a ValueError: a sentence that says so, not an error from deep inside.",
+        "no-sentence": "Your ValueError does not say what is wrong. Who asked for a plan reads it without the code: name the "
+        "GPUs, and that no layout is legal and fits.",
+        "gives-up": "You say that nothing fits, and there are layouts that do.",
+    },
+    failures={"ValueError": "gives-up"},
+)
+REGRET = 0.10
+_HURTS, _HARMLESS = 1.3 * REGRET, 0.7 * REGRET  # more than that and less, with something to spare
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A model to be trained on a cluster."""
+
+    model: Model
+    gpus: int
+    batch: int
+    seq: int
+    hardware: Hardware
+
+    def judge(self, layout: Layout) -> tuple[float, float]:
+        """Bytes of the fullest rank, and seconds of a step; also of a layout that cannot be."""
+        return _bytes_of(self.model, layout, self.seq), self._seconds(layout)
+
+    def _seconds(self, layout: Layout) -> float:
+        model, m = self.model, layout.micro_batches
+        tokens = self.seq * layout.micro_batch
+        matrices = 12 * model.width**2
+        again = 4 if layout.recompute == "full" else 3
+        scores = 4 * self.seq * model.width * (again + (layout.recompute == "selective"))
+        flops = tokens * (2 * again * matrices + scores) / layout.tp
+        moved = 2 * again * (matrices + 20 * tokens * model.width) / layout.tp
+        layers = model.layers / layout.pp
+        kernels = [(m * layers * flops, m * layers * moved)]
+        hardware = self.hardware
+        bubble = (layout.pp - 1) / (m + layout.pp - 1)
+        return Step(kernels, self._calls(layout), layout, bubble, hardware).seconds()
+
+    def _calls(self, layout: Layout) -> list[Call]:
+        model, m, layers = self.model, layout.micro_batches, self.model.layers / layout.pp
+        hidden = 2 * self.seq * layout.micro_batch * model.width
+        passes = 3 if layout.recompute == "full" else 2
+        size = 2 * layers * 12 * model.width**2 / layout.tp
+        calls = [Call("tp", "all_gather", round(4 * layers * m * passes), hidden, 0, "step")]
+        if layout.pp > 1:
+            calls.append(Call("pp", "send", 2 * m, hidden / layout.tp, 0, "step"))
+        if layout.zero == 3:
+            gathers = Call("dp", "all_gather", round(2 * layers * m), size / layers, 0, "step")
+            return [*calls, gathers, Call("dp", "reduce_scatter", 1, size, 0, "step")]
+        return [*calls, Call("dp", "all_reduce", 1, size, 0, "step")]
+
+    def legal(self) -> Iterator[Layout]:
+        """Every layout that may be chosen, whether it fits or not."""
+        for tp, pp in itertools.product(_divisors(self.gpus), _divisors(self.model.layers)):
+            if self.gpus % (tp * pp) or self.model.heads % tp or self.seq % tp:
+                continue
+            dp = self.gpus // (tp * pp)
+            for b in _divisors(self.batch // dp) if self.batch % dp == 0 else ():
+                more = {"dp": dp, "tp": tp, "pp": pp, "micro_batch": b}
+                more["micro_batches"] = self.batch // (dp * b)
+                for zero, recompute in itertools.product(range(4 if pp == 1 else 3), RECOMPUTE):
+                    yield Layout(**more, zero=zero, recompute=recompute)
+
+    def fitting(self) -> list[tuple[float, float, Layout]]:
+        """The bytes, the seconds and the layouts that fit, the fastest first."""
+        judged = [(*self.judge(layout), layout) for layout in self.legal()]
+        return sorted(
+            (each for each in judged if each[0] <= self.hardware.hbm_bytes), key=lambda e: e[1]
+        )
+
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _bytes_of(model: Model, layout: Layout, seq: int) -> float:
+    """Of the fullest rank, which is on the first stage or the last."""
+    return max(sum(held(model, layout, seq, s).values()) for s in {0, layout.pp - 1})
+
+
+def _powers(layout: Layout) -> bool:
+    sizes = layout.dp, layout.tp, layout.pp, layout.micro_batch
+    return all(size & (size - 1) == 0 for size in sizes)
+
+
+# What a search may have left out: it finds the fastest of the layouts that are so.
+RESTRICTED: dict[str, Callable[[Layout], bool]] = {
+    "no-zero": lambda layout: layout.zero == 0,
+    "no-recomputation": lambda layout: layout.recompute == "none",
+    "no-selective": lambda layout: layout.recompute != "selective",
+    "no-full": lambda layout: layout.recompute != "full",
+    "always-full": lambda layout: layout.recompute == "full",
+    "always-selective": lambda layout: layout.recompute == "selective",
+    "always-zero-3": lambda layout: layout.zero == 3,
+    "zero-up-to-2": lambda layout: layout.zero < 3,
+    "no-pipeline": lambda layout: layout.pp == 1,
+    "no-tensor": lambda layout: layout.tp == 1,
+    "no-data": lambda layout: layout.dp == 1,
+    "one-sequence": lambda layout: layout.micro_batch == 1,
+    "powers-of-two": _powers,
+    "always-copies": lambda layout: layout.dp > 1,
+    "never-all-in-one": lambda layout: layout.tp < layout.gpus,
+    "no-zero-2-in-stages": lambda layout: layout.zero < 2 or layout.pp == 1,
+}
+LEFT_OUT = (
+    "no-zero",
+    "no-recomputation",
+    "no-selective",
+    "no-pipeline",
+    "no-tensor",
+    "one-sequence",
+    "powers-of-two",
+)
+# What a search may have minimised instead of the seconds: of (bytes, seconds, layout)
+AIMED: dict[str, Callable[[tuple], object]] = {
+    "least-memory": lambda each: each[0],
+    "data-first": lambda each: (-each[2].dp, each[1]),
+    "slowest": lambda each: -each[1],
+}
+
+
+def _best_of(fitting: list[tuple], slug: str) -> float:
+    """The seconds of what a search finds that makes this mistake; infinite where it finds nothing."""
+    if slug in AIMED:
+        return min(fitting, key=lambda each: (AIMED[slug](each), each[1]))[1]
+    return next((seconds for _, seconds, layout in fitting if RESTRICTED[slug](layout)), math.inf)
+
+
+def _regret(fitting: list[tuple], slug: str) -> float:
+    """By what share a search with this mistake is slower than the best."""
+    return _best_of(fitting, slug) / fitting[0][1] - 1
+
+
+def _choices(fitting: list[tuple], slug: str) -> list[tuple]:
+    """What a search with this mistake may choose; several where they are equally good to it."""
+    if slug in AIMED:
+        best = min(map(AIMED[slug], fitting))
+        return [each for each in fitting if AIMED[slug](each) <= best]
+    best = _best_of(fitting, slug)
+    return [
+        each
+        for each in fitting
+        if RESTRICTED[slug](each[2]) and math.isclose(each[1], best, rel_tol=1e-9)
+    ]
+
+
+def _illegal(order: _Order, layout: Layout) -> str | None:
+    """The mistake that makes a layout no answer at all."""
+    if layout.gpus != order.gpus:
+        return "gpus"
+    if layout.sequences() != order.batch:
+        return "batch"
+    known = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "zero", "recompute")}
+    known |= {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
+    if Layout(**known) != layout:
+        return "other-knobs"
+    if order.model.heads % layout.tp:
+        return "heads"
+    if order.seq % layout.tp:
+        return "sequence"
+    if order.model.layers % layout.pp:
+        return "layers"
+    return "zero-3-in-stages" if layout.zero == 3 and layout.pp > 1 else None
+
+
+def _chosen(answer, order: _Order):
+    return answer(order.model, order.gpus, order.batch, order.seq, order.hardware, order.judge)
+
+
+def _check_choice(answer, order: _Order, *suspects: str) -> None:
+    """`suspects`: the mistakes that this order is made for; they are looked for first."""
+    fitting = order.fitting()
+    got = _chosen(answer, order)
+    expect_type(got, Layout, likely=None if got is None else "no-layout")
+    slug = _illegal(order, got)
+    if slug:
+        raise Wrong(slug, expected="a legal layout", got=_described(got))
+    held, seconds = order.judge(got)
+    if held > order.hardware.hbm_bytes:
+        limit = f"at most {order.hardware.hbm_bytes / 1e9:.0f} GB"
+        raise Wrong("does-not-fit", expected=limit, got=f"{held / 1e9:.1f} GB: {_described(got)}")
+    best = fitting[0][1]
+    if seconds <= (1 + REGRET) * best:
+        return
+    chosen = held, seconds, got
+    found = [s for s in (*suspects, *AIMED, *RESTRICTED) if chosen in _choices(fitting, s)]
+    raise Wrong(
+        (*found, "slow")[0],
+        expected=f"at most {100 * REGRET:.0f} % more than {best:.4g} s",
+        got=f"{seconds:.4g} s: {_described(got)}",
+    )
+
+
+def _described(layout: Layout) -> str:
+    sizes = ", ".join(f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "pp", "zero"))
+    return f"{sizes}, {layout.micro_batches} x {layout.micro_batch}, recompute {layout.recompute}"
+
+
+def _order(draw, **fixed) -> _Order:
+    """Any model on any cluster; `fixed` says what a requirement is about."""
+
+    def chosen(name: str, options: list):
+        return draw.choice(fixed.get(name, options))
+
+    heads = chosen("heads", [8, 12, 16, 24, 32])
+    model = Model(
+        chosen("layers", [14, 16, 18, 20, 28]), heads * 128, heads, chosen("vocab", [32000])
+    )
+    gpus, node = chosen("gpus", [16, 32]), chosen("node", [4, 8])
+    hardware = Hardware(
+        peak=draw.integer(200, 400) * 1e12,
+        hbm_bytes=chosen("memory", [16, 24, 40, 80]) * 10**9,
+        hbm_bandwidth=draw.integer(15, 30) * 1e11,
+        node=node,
+        intra_bandwidth=draw.integer(150, 350) * 1e9,
+        intra_latency=5e-6,
+        inter_bandwidth=chosen("between", [5, 10, 20, 40]) * 1e9,
+        inter_latency=15e-6,
+    )
+    batch = round(gpus * chosen("batch", [1, 2, 4]))
+    return _Order(model, gpus, batch, chosen("seq", [1024, 2048, 4096]), hardware)
+
+
+def _order_where(draw, holds: Callable[[_Order, list[tuple]], bool], **fixed) -> _Order:
+    """One for which `holds(order, fitting)` is true. The rarest of those asked for comes once in 75
+    draws of a hundredth of a second each; nobody's answer shall be refused for bad luck."""
+    for _ in range(10_000):
+        order = _order(draw, **fixed)
+        fitting = order.fitting()
+        if fitting and holds(order, fitting):
+            return order
+    raise RuntimeError(f"no order of {fixed} does")  # a defect of the check
+
+
+def _hurting(*slugs: str, only: bool = True) -> Callable[[_Order, list[tuple]], bool]:
+    """Where each of these mistakes costs more than may be regretted, with something to spare, and what
+    else a search may leave out costs less; `only` says whether that matters."""
+
+    def holds(order: _Order, fitting: list[tuple]) -> bool:
+        regrets = {slug: _regret(fitting, slug) for slug in (*RESTRICTED, *AIMED)}
+        others = [slug for slug in LEFT_OUT if slug not in slugs] if only else []
+        return all(_HURTS < regrets[slug] < math.inf for slug in slugs) and all(
+            regrets[slug] < _HARMLESS for slug in others
+        )
+
+    return holds
+
+
+def _needing(slug: str) -> Callable[[_Order, list[tuple]], bool]:
+    """Where this mistake costs more than may be regretted, or finds nothing."""
+    return lambda order, fitting: _regret(fitting, slug) > _HURTS
+
+
+def _only_full(order: _Order, fitting: list[tuple]) -> bool:
+    """Where no other recomputation will do, and neither stages nor ZeRO 2 behind them are needed too."""
+    others = "no-zero-2-in-stages", "no-pipeline"
+    return _needing("no-full")(order, fitting) and all(
+        _regret(fitting, slug) < _HARMLESS for slug in others
+    )
+
+
+def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
+    """Where a search that forgets one rule of what is legal finds something faster."""
+    return lambda order, fitting: _fastest_without(order, rule) < fitting[0][1]
+
+
+def _fastest_without(order: _Order, rule: str) -> float:
+    best = math.inf
+    for tp, pp in itertools.product(_divisors(order.gpus), range(1, order.model.layers + 1)):
+        dp = order.gpus // (tp * pp)
+        if order.gpus % (tp * pp) or order.batch < dp:
+            continue
+        layout = Layout(dp=dp, tp=tp, pp=pp, micro_batches=order.batch // dp)
+        stages = range(4) if pp == 1 else [3] if rule == "zero-3-in-stages" else range(3)
+        for zero, recompute in itertools.product(stages, RECOMPUTE):
+            tried = replace(layout, zero=zero, recompute=recompute)
+            held, seconds = order.judge(tried)
+            if _illegal(order, tried) == rule and held <= order.hardware.hbm_bytes:
+                best = min(best, seconds)
+    return best
+
+
+def _told_apart(*slugs: str) -> Callable[[_Order, list[tuple]], bool]:
+    """Where each of these mistakes hurts, and no layout is the choice of two of them."""
+
+    def holds(order: _Order, fitting: list[tuple]) -> bool:
+        if not _hurting(*slugs)(order, fitting):
+            return False
+        chosen = [layout for slug in slugs for _, _, layout in _choices(fitting, slug)]
+        return len(set(chosen)) == len(chosen)
+
+    return holds
+
+
+@searching.requires("a model with room to spare: legal, and fast")
+def a_model_with_room_to_spare(answer, draw):
+    suspects = "slowest", "least-memory", "always-full", "always-zero-3"
+    order = _order_where(draw, _told_apart(*suspects), memory=[80], heads=[8, 12, 16])
+    _check_choice(lambda *given: own(answer, *given), order, *suspects)
+    order = _order_where(draw, _hurting("always-selective"), memory=[80], heads=[8], seq=[8192])
+    _check_choice(answer, order, "always-selective")
+
+
+@searching.requires("model states that do not fit without ZeRO", needs_earlier=True)
+def model_states_that_do_not_fit_without_zero(answer, draw):
+    _check_choice(answer, _order_where(draw, _hurting("no-zero"), memory=[24, 40]), "no-zero")
+
+
+@searching.requires("activations that do not fit without recomputation")
+def activations_that_do_not_fit_without_recomputation(answer, draw):
+    suspects = "no-recomputation", "no-selective"
+    order = _order_where(draw, _told_apart(*suspects), seq=[8192], memory=[24, 40])
+    _check_choice(answer, order, *suspects)
+
+
+@searching.requires("only full recomputation saves it", failures={"ValueError": "no-full"})
+def only_full_recomputation_saves_it(answer, draw):
+    order = _order_where(draw, _only_full, seq=[8192], memory=[16], heads=[25, 35])
+    _check_choice(answer, order, "no-full")
+
+
+@searching.requires("slow links between nodes")
+def slow_links_between_nodes(answer, draw):
+    order = _order_where(draw, _hurting("no-pipeline"), between=[2, 5])
+    _check_choice(answer, order, "no-pipeline", "data-first")
+
+
+@searching.requires("layers too wide for one GPU")
+def layers_too_wide_for_one_gpu(answer, draw):
+    order = _order_where(draw, _hurting("no-tensor"), heads=[24, 32, 40])
+    _check_choice(answer, order, "no-tensor", "data-first")
+
+
+@searching.requires(
+    "a number of GPUs that is no power of two", failures={"ValueError": "powers-of-two"}
+)
+def a_number_of_gpus_that_is_no_power(answer, draw):
+    order = _order_where(draw, _hurting(only=False), gpus=[24, 48])
+    _check_choice(answer, order, "powers-of-two")
+
+
+@searching.requires(
+    "all GPUs for one copy of the model", failures={"ValueError": "never-all-in-one"}
+)
+def all_gpus_for_one_copy_of_the_model(answer, draw):
+    one = {"batch": [1], "heads": [24, 32, 40]}
+    slow = one | {"gpus": [8], "node": [2], "between": [2, 5]}
+    order = _order_where(draw, _hurting("always-copies", only=False), **slow)
+    _check_choice(answer, order, "always-copies")
+    odd = one | {"gpus": [4], "node": [4], "layers": [11, 13], "memory": [16, 24]}
+    order = _order_where(draw, _needing("never-all-in-one"), **odd, seq=[4096, 8192])
+    _check_choice(answer, order, "never-all-in-one")
+
+
+@searching.requires(
+    "stages with ZeRO 2, and not with ZeRO 3", failures={"ValueError": "no-zero-2-in-stages"}
+)
+def stages_with_zero_2(answer, draw):
+    tight = {"gpus": [16], "batch": [4], "heads": [40], "between": [2, 5], "memory": [8]}
+    slug = "no-zero-2-in-stages"
+    _check_choice(answer, _order_where(draw, _needing(slug), **tight), slug)
+    _check_choice(answer, _order_where(draw, _without("zero-3-in-stages"), **tight))
+
+
+@searching.requires("heads, layers, sequences and batches that do not divide")
+def heads_layers_sequences_and_batches_that_do_not(answer, draw):
+    odd = {"heads": [9, 11, 15], "layers": [16, 24], "gpus": [16, 32]}
+    _check_choice(answer, _order_where(draw, _without("heads"), **odd))
+    odd = {"layers": [13, 17, 22], "gpus": [16, 32], "between": [2, 5]}
+    _check_choice(answer, _order_where(draw, _without("layers"), **odd))
+    odd = {"seq": [1001, 1502, 2003], "heads": [32, 40], "gpus": [16, 32]}
+    _check_choice(answer, _order_where(draw, _without("sequence"), **odd))
+    odd = {"gpus": [16, 32], "batch": [1.5]}
+    _check_choice(answer, _order_where(draw, _without("batch"), **odd))
+
+
+@searching.requires(
+    "only ZeRO 3 saves it, in large micro-batches", failures={"ValueError": "zero-up-to-2"}
+)
+def only_zero_3_saves_it(answer, draw):
+    odd = {"layers": [11, 13], "heads": [33, 35, 37], "gpus": [16, 32], "batch": [4, 6]}
+    odd |= {"memory": [8], "between": [2, 5], "seq": [256, 512]}
+    order = _order_where(draw, _hurting("one-sequence", only=False), **odd)
+    _check_choice(answer, order, "one-sequence")
+
+
+@searching.requires("the last byte of a GPU")
+def the_last_byte_of_a_gpu(answer, draw):
+    order = _order_where(draw, lambda order, fitting: min(held for held, *_ in fitting) % 1 == 0)
+    least = int(min(held for held, *_ in order.fitting()))
+    exact, roomier = (_with_memory(order, size) for size in (least, least + 1))
+    try:
+        _check_choice(answer, exact)
+    except ValueError:
+        [(_, _, layout), *_] = fitting = exact.fitting()
+        if _finds_some(answer, roomier):
+            slug = "at-most"
+        else:
+            slug = "gives-up" if _best_of(fitting, "no-full") < math.inf else "no-full"
+        raise Wrong(slug, expected=_described(layout), got="a ValueError") from None
+
+
+def _with_memory(order: _Order, size: int) -> _Order:
+    return replace(order, hardware=replace(order.hardware, hbm_bytes=size))
+
+
+def _finds_some(answer, order: _Order) -> bool:
+    try:
+        return isinstance(_chosen(answer, order), Layout)
+    except ValueError:
+        return False
+
+
+@searching.requires(
+    "nothing fits",
+    failures={"ValueError": "no-error", "exception": "other-error"},
+    needs_earlier=True,
+)
+def nothing_fits(answer, draw):
+    order = _order(draw, gpus=[8, 16], heads=[32, 40], layers=[36, 48])
+    try:
+        got = _chosen(answer, _with_memory(order, 10**9))
+    except ValueError as error:
+        if len(str(error).split()) < 2 or str(error).startswith("min()"):
+            raise Wrong("no-sentence", expected="a sentence", got=repr(error)) from None
+        return
+    slug = "returns-none" if got is None else "no-error"
+    raise Wrong(
+        slug, expected="a ValueError", got=_described(got) if isinstance(got, Layout) else got
+    )

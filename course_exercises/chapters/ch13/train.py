@@ -1,0 +1,368 @@
+"""Exercise 13.2, `train`: what it asks for, and how it is checked."""
+
+import json
+import os
+import signal
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from course_exercises.authoring import Exercise, Wrong, expect, run, same
+from course_utils.launch import RankFailure
+
+loop = Exercise(
+    "13.2",
+    "train",
+    points=4,
+    minutes=40,
+    kind="core",
+    at_home=True,  # its folder is the answer's own
+    parameters=("training", "images", "labels", "folder", "steps", "batch", "every"),
+    hints=[
+        (
+            "What does the next step depend on? That, and nothing else, has to be in the file. And what of it belongs to "
+            "a rank?"
+        ),
+        (
+            "The number of steps done says it all: which epoch, which place in it. The order of an epoch comes from a "
+            "generator with the epoch's number as its seed."
+        ),
+        (
+            "At the start: from the newest file to the oldest, take the first whose checksum is right, load the state, and "
+            "go on at its number of steps. In the loop: all ranks call `state_dict`, rank 0 writes under another "
+            "name, flushes, renames, removes all but the last few; then all wait at a barrier."
+        ),
+    ],
+    misconceptions={
+        "share-on-each-rank": "The ranks hand different rows to `step`. Each hands over the whole global batch; sharing it "
+        "out is the training's business.",
+        "wrong-labels": "The labels are not those of the rows.",
+        "global-batch-size": "A step takes another number of rows than `batch`, which is that of all ranks together.",
+        "left-over-lost": "What is left over at the end of an epoch is not used. The last step of an epoch takes it, however few "
+        "rows it has.",
+        "used-twice": "A row is used twice in an epoch, perhaps to fill up the last batch.",
+        "not-shuffled": "The rows come in their own order.",
+        "same-order": "Every epoch has the same order.",
+        "other-steps": "Another number of steps is made than asked.",
+        "folder-missing": "The folder is not there at first: make it, with `parents=True` and `exist_ok=True`.",
+        "from-zero": "The second life begins at the first step: it finds no checkpoint, or looks for none.",
+        "older-checkpoint": "The second life goes on from an older checkpoint than the newest: more than `every` steps are "
+        "done again.",
+        "position-lost": "The state is loaded, and the rows begin at the start of the epoch again. Some are used twice, and others never.",
+        "state-not-loaded": "The rows go on in the right place, and the training is a new one: load its state.",
+        "momentum-lost": "The rows and the parameters go on, and the momentum begins anew. What `state_dict` returns has both: "
+        "save all of it, and load all of it.",
+        "one-step-off": "The second life skips a step, or does one twice. Save how many steps are done, and save it after the step.",
+        "another-order": "The second life has another order of rows. It may depend on the epoch only, not on what was drawn "
+        "before, and not on the ranks.",
+        "one-rank-saves": "Some ranks wait for others that do not come. `state_dict` is called by all ranks, also where one alone "
+        "writes, and so is a barrier.",
+        "in-place": "A save that was killed has spoilt what was there, or is taken for a checkpoint. Write under another name, and rename "
+        "when all is written.",
+        "no-fallback": "The newest file is damaged, and the run does not go on from the one before.",
+        "byte-unnoticed": "A byte of the newest file has changed, and it is loaded. `torch.load` does not notice: compare a checksum of your "
+        "own.",
+        "last-not-saved": "After the last step there is no checkpoint: a life that begins later does steps again.",
+        "trains-on": "All steps are done, and another life makes more.",
+    },
+    failures={
+        "timeout": "one-rank-saves",
+        "mismatch": "one-rank-saves",
+        "FileNotFoundError": "folder-missing",
+    },
+)
+
+KEPT = 7 / 8  # of a state, after a step
+STATE = 20_000  # numbers in a state: a file that can be torn in the middle
+TORN = 20_000  # bytes of a file at which it is torn: less than a state, compressed or cut in two
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of the loop: what it is asked for."""
+
+    rows: int
+    batch: int
+    steps: int
+    every: int
+    folder: Path
+
+    @property
+    def in_an_epoch(self) -> int:
+        return -(-self.rows // self.batch)
+
+
+class _Noting:
+    """A training that notes what it is handed. Its state follows from all that it got, in its order.
+
+    `dies` is the step before which the last rank is killed; `torn` the save during which a rank is,
+    whichever writes.
+    """
+
+    def __init__(self, notes: Path, dies: int | None, torn: int | None) -> None:
+        self.notes, self.dies, self.torn = notes, dies, torn
+        self.steps = self.saves = 0
+        self.value, self.momentum = torch.linspace(1, 2, STATE), torch.zeros(STATE)
+
+    def step(self, images: Tensor, labels: Tensor) -> float:
+        dist.barrier()
+        if self.steps == self.dies and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == self.dies:
+            dist.barrier()  # nobody goes on without the one that is killed
+        self.steps += 1
+        rows = [round(row) for row in images[:, 0].tolist()]
+        with (self.notes / str(dist.get_rank())).open("a") as file:
+            print(json.dumps([rows, labels.tolist()]), file=file)
+        self.value, self.momentum = _followed(self.value, self.momentum, rows)
+        return 0.0
+
+    def state_dict(self) -> dict:
+        dist.barrier()
+        self.saves += 1
+        if self.saves == self.torn:
+            _kill_in_a_write(TORN)
+        state = {"model": self.value, "momentum": self.momentum}
+        return {kind: {"value": tensor.clone()} for kind, tensor in state.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.value = state["model"]["value"].clone()
+        self.momentum = state["momentum"]["value"].clone()
+
+
+def _followed(value: Tensor, momentum: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+    """Both keep most of what was, so that it can be seen for a whole run; the momentum adds what depends
+    on the rows, and the value the momentum."""
+    momentum = KEPT * momentum + sum((n + 1) * row for n, row in enumerate(rows)) / 1000
+    return KEPT * value + momentum, momentum
+
+
+def _kill_in_a_write(size: int) -> None:
+    """The system kills this process when a file of it grows beyond `size` bytes."""
+    import resource  # not on Windows, where this is not called
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file of this death
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _live(rank, answer, asked: _Run, notes: Path, dies: int | None, torn: int | None) -> float:
+    """A life of the loop. Returns what the training's state has become."""
+    torch.set_num_threads(1)
+    noting = _Noting(notes, dies, torn)
+    images = torch.arange(asked.rows, dtype=torch.float32).unsqueeze(1).expand(-1, 49).clone()
+    labels = torch.arange(asked.rows) * 10
+    answer(noting, images, labels, asked.folder, asked.steps, asked.batch, asked.every)
+    return noting.value[0].item()
+
+
+@dataclass(frozen=True)
+class _Life:
+    """What was handed over: for each rank, for each step, the rows. None: the life was cut off."""
+
+    rows: list[list[list[int]]]
+    labels_fit: bool
+    value: float | None
+
+
+def _lived(
+    answer, ranks: int, asked: _Run, dies: int | None = None, torn: int | None = None
+) -> _Life:
+    notes = Path(tempfile.mkdtemp(dir=asked.folder.parent))
+    value = None
+    try:
+        value = run(_live, ranks, answer, asked, notes, dies, torn)[0]
+    except RankFailure as failure:
+        if failure.kind != "signal" or (dies is None and torn is None):
+            raise
+    lines = [
+        [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        for path in (notes / str(rank) for rank in range(ranks))
+    ]
+    fit = all(labels == [10 * row for row in rows] for own in lines for rows, labels in own)
+    return _Life([[rows for rows, _ in own] for own in lines], fit, value)
+
+
+def _asked(draw, parent: str, every: int | None = None, in_an_epoch: int | None = None) -> _Run:
+    batch, every = draw.integer(4, 6), every or draw.choice([2, 3])
+    in_an_epoch = in_an_epoch or draw.integer(4, 5)
+    rows = batch * (in_an_epoch - 1) + draw.integer(1, batch - 1)
+    return _Run(rows, batch, 4 * in_an_epoch + 3, every, Path(parent, "runs", "mine"))
+
+
+def _prepared(parent: str) -> None:
+    Path(parent, "runs").mkdir()
+
+
+def _judge_rows(life: _Life, asked: _Run) -> None:
+    """A whole life, from the first step to the last."""
+    first = life.rows[0]
+    if any(own != first for own in life.rows):
+        raise Wrong("share-on-each-rank", expected="the same rows on all ranks", got="others")
+    if not life.labels_fit:
+        raise Wrong("wrong-labels", expected="the labels of the rows", got="others")
+    epoch = [row for rows in first[: asked.in_an_epoch] for row in rows]
+    if first and len(first[0]) != asked.batch:
+        raise Wrong("global-batch-size", expected=f"{asked.batch} rows", got=f"{len(first[0])}")
+    if len(first) < asked.in_an_epoch:
+        raise Wrong("other-steps", expected=f"{asked.steps} steps", got=f"{len(first)}")
+    second = [row for rows in first[asked.in_an_epoch : 2 * asked.in_an_epoch] for row in rows]
+    if len(set(epoch)) < len(epoch):
+        all_there = all(len(set(rows)) == asked.rows for rows in (epoch, second))
+        slug = "used-twice" if all_there else "left-over-lost"
+        raise Wrong(slug, expected=f"{asked.rows} rows, each once an epoch", got=f"{len(epoch)}")
+    expect(sorted(epoch), list(range(asked.rows)), what="the rows of the first epoch")
+    if epoch == sorted(epoch):
+        raise Wrong("not-shuffled", expected="a shuffled order", got="0, 1, 2, ...")
+    expect(sorted(second), list(range(asked.rows)), what="the rows of the second epoch")
+    if second == epoch:
+        raise Wrong("same-order", expected="another order in the second epoch", got="the same")
+    if len(first) != asked.steps:
+        raise Wrong("other-steps", expected=f"{asked.steps} steps", got=f"{len(first)}")
+
+
+def _value_after(rows: list[list[int]], forgets: int | None = None) -> float:
+    """What becomes of the value; the momentum is forgotten before step `forgets`."""
+    value, momentum = torch.ones(1), torch.zeros(1)
+    for n, batch in enumerate(rows):
+        value, momentum = _followed(value, momentum * (n != forgets), batch)
+    return value.item()
+
+
+def _judge_resumed(life: _Life, whole: list[list[int]], start: int, in_an_epoch: int) -> None:
+    """A life that goes on at step `start` of what an undisturbed one does."""
+    got = life.rows[0]
+    if any(own != got for own in life.rows):
+        raise Wrong("share-on-each-rank", expected="the same rows on all ranks", got="others")
+    expected = f"to go on at step {start}"
+    if got != whole[start:]:
+        begins = next((n for n, rows in enumerate(whole) if got and got[0] == rows), None)
+        as_before = begins is not None and got == whole[begins : begins + len(got)]
+        if got[: len(whole) - start] == whole[start:]:
+            slug = "other-steps"
+        elif len(got) == len(whole):
+            slug = "from-zero"
+        elif as_before and abs(begins - start) == 1:
+            slug = "one-step-off"
+        elif as_before and got == whole[begins:]:
+            slug = "older-checkpoint"
+        elif as_before and begins in (0, start - start % in_an_epoch):
+            slug = "position-lost"
+        else:
+            slug = "another-order"
+        raise Wrong(slug, expected=expected, got=f"{len(got)} steps, the first with {got[:1]}")
+    right = _value_after(whole)
+    likely = {
+        "state-not-loaded": lambda value: same(value, _value_after(whole[start:])),
+        "momentum-lost": lambda value: same(value, _value_after(whole, forgets=start)),
+    }
+    expect(life.value, right, what="the state at the end", likely=likely)
+
+
+@loop.requires("each row once an epoch, in another order each time, the same batch on every rank")
+def each_row_once_an_epoch(answer, draw):
+    ranks = draw.choice([2, 3])
+    with tempfile.TemporaryDirectory() as parent:
+        _prepared(parent)
+        asked = _asked(draw, parent)
+        _judge_rows(_lived(answer, ranks, asked), asked)
+
+
+@loop.requires("killed between two saves, and started again")
+def killed_between_two_saves(answer, draw):
+    _kill_and_go_on(answer, draw, before=2, after=2)
+
+
+@loop.requires("started again with another number of ranks", needs_earlier=True)
+def started_again_with_another_number_of_ranks(answer, draw):
+    before, after = draw.choice([(1, 3), (3, 1), (3, 2)])
+    _kill_and_go_on(answer, draw, before, after)
+
+
+def _kill_and_go_on(answer, draw, before: int, after: int) -> None:
+    every = draw.choice([2, 3])
+    # The first step of two digits, because names of files may be sorted as text; and inside an epoch,
+    # because at its first steps several mistakes go on with the same rows.
+    start = every * -(-10 // every)
+    in_an_epoch = draw.choice([n for n in range(4, 8) if start % n > 1])
+    with tempfile.TemporaryDirectory() as parent:
+        _prepared(parent)
+        asked = _asked(draw, parent, every, in_an_epoch)
+        whole = _whole(answer, asked)
+        _lived(answer, before, asked, dies=start + draw.integer(1, asked.every - 1))
+        _judge_resumed(_lived(answer, after, asked), whole, start, asked.in_an_epoch)
+
+
+def _whole(answer, asked: _Run) -> list[list[int]]:
+    """What an undisturbed life on one rank hands over, in a folder of its own."""
+    return _lived(answer, 1, replace(asked, folder=asked.folder.with_name("undisturbed"))).rows[0]
+
+
+@loop.requires(
+    "killed in the middle of a save",
+    failures={"exception": "in-place", "EOFError": "in-place", "RuntimeError": "in-place"},
+    needs_earlier=True,
+)
+def killed_in_the_middle_of_a_save(answer, draw):
+    if not hasattr(signal, "SIGXFSZ"):  # Windows cannot kill at a byte
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        _prepared(parent)
+        asked = _asked(draw, parent)
+        whole, torn = _whole(answer, asked), draw.choice([2, 3])
+        _lived(answer, 2, asked, torn=torn)
+        start = (torn - 1) * asked.every
+        life = _lived(answer, 2, asked)
+        if life.rows[0] == whole:
+            raise Wrong("in-place", expected=f"to go on at step {start}", got="a new beginning")
+        _judge_resumed(life, whole, start, asked.in_an_epoch)
+
+
+@loop.requires(
+    "the newest file cut, or a byte of it changed",
+    failures={"exception": "no-fallback", "RuntimeError": "no-fallback", "EOFError": "no-fallback"},
+    needs_earlier=True,
+)
+def the_newest_file_cut(answer, draw):
+    for damage in (_cut, _one_bit):
+        with tempfile.TemporaryDirectory() as parent:
+            _prepared(parent)
+            asked = _asked(draw, parent)
+            whole, dies = _whole(answer, asked), 3 * asked.every + 1
+            _lived(answer, 2, asked, dies=dies)
+            files = [path for path in asked.folder.rglob("*") if path.is_file()]
+            large = [path for path in files if path.stat().st_size > TORN]
+            newest = max(large, key=lambda path: path.stat().st_mtime_ns)
+            newest.write_bytes(damage(newest.read_bytes()))
+            life = _lived(answer, 2, asked)
+            if life.rows[0] == whole[3 * asked.every :]:
+                raise Wrong("byte-unnoticed", expected="the one before", got="the damaged one")
+            if life.rows[0] == whole:
+                raise Wrong("no-fallback", expected="the one before", got="a new beginning")
+            _judge_resumed(life, whole, 2 * asked.every, asked.in_an_epoch)
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def _one_bit(content: bytes) -> bytes:
+    place = len(content) // 3  # in the middle two tensors may meet
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@loop.requires("nothing more to do when all steps are done", needs_earlier=True)
+def nothing_more_to_do_when_all_steps_are(answer, draw):
+    with tempfile.TemporaryDirectory() as parent:
+        _prepared(parent)
+        asked = _asked(draw, parent, every=4)
+        asked = replace(asked, steps=4 * (asked.steps // 4) + draw.choice([1, 2, 3]))
+        [done] = _lived(answer, 1, asked).rows
+        more = _lived(answer, draw.choice([1, 2]), asked).rows[0]
+        if more:
+            slug = "last-not-saved" if more == done[-len(more) :] else "trains-on"
+            raise Wrong(slug, expected="no step", got=f"{len(more)} steps")

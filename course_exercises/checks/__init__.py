@@ -1,0 +1,24 @@
+"""What learners use: `check`, `hint` and their progress.
+
+Exercises are written with `course_exercises.authoring`.
+"""
+
+from course_exercises.checks.learner import (
+    check,
+    examine,
+    export_progress,
+    hint,
+    import_progress,
+    reset,
+)
+from course_exercises.checks.progress import progress_text
+
+__all__ = [
+    "check",
+    "examine",
+    "export_progress",
+    "hint",
+    "import_progress",
+    "progress_text",
+    "reset",
+]

@@ -1,0 +1,169 @@
+"""What a learner calls: `check`, `hint`, and `reset` and its like for the progress.
+
+All print, return None and never raise. Only where nbgrader runs the notebook does `check` raise:
+see `NotPassed`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from course_exercises.authoring.framework import Exercise, Line, Outcome, judge
+from course_exercises.checks import catalogue, points, progress
+from course_utils.hardware.columns import clipped, wrapped
+
+_hints_shown: dict[str, int] = {}  # per kernel: a stored notebook shows the same hint in every run
+
+
+class NotPassed(AssertionError):
+    """What `check` raises where nbgrader runs the notebook, which counts a cell as passed unless
+    it raises. nbgrader says so in the kernel's environment, for `validate` and for `autograde`."""
+
+    def __init__(self, exercise: Exercise) -> None:
+        super().__init__(
+            f"{exercise.id} {exercise.name} is not solved yet; "
+            "run its check in the notebook and read what it says."
+        )
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"NotPassed: {self}"]  # the sentence alone, without the frames of this package
+
+
+def check(exercise_id: str, answer: Any = None) -> None:
+    """Checks your answer to an exercise and prints a line for each requirement."""
+    try:
+        outcome = examine(exercise_id, answer)
+    except LookupError as error:
+        print(error.args[0])
+        return
+    print(render(outcome, _shares(outcome.exercise)))
+    if outcome.status != "not attempted":
+        progress.record(outcome.exercise, outcome.status == "passed")
+    if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
+        raise NotPassed(outcome.exercise)
+
+
+def _shares(exercise: Exercise) -> list[float] | None:
+    """What the instructor gives for each requirement, where a points.toml lies beside the notebook."""
+    try:
+        return points.read(points.BESIDE).get(exercise.id) if points.BESIDE.exists() else None
+    except ValueError as error:
+        print(f"Without points for requirements: {error}")
+        return None
+
+
+def examine(exercise_id: str, answer: Any, seed: str | None = None) -> Outcome:
+    """Checks an answer and returns what came of it, printing nothing.
+
+    Raises LookupError where there is no such exercise. `seed` gives the inputs of an earlier
+    Outcome again; without it they come from COURSE_SEED, or are fresh.
+    """
+    return judge(catalogue.find(exercise_id), answer, seed)
+
+
+def hint(exercise_id: str) -> None:
+    """Prints the next hint of an exercise; a restarted kernel begins with the first again."""
+    try:
+        exercise = catalogue.find(exercise_id)
+    except LookupError as error:
+        print(error.args[0])
+        return
+    number = _hints_shown.get(exercise.id, 0) + 1
+    count = len(exercise.hints)
+    if number > count:
+        print(f"{exercise.id} {exercise.name}: you have seen all {count} hints. The last was:")
+        print(_wrap(exercise.hints[-1], "  "))
+        return
+    _hints_shown[exercise.id] = number
+    print(f"{exercise.id} {exercise.name}, hint {number} of {count}:")
+    print(_wrap(exercise.hints[number - 1], "  "))
+
+
+def reset(what: object = None) -> None:
+    """Forgets that you passed an exercise, a chapter or all: reset("3.1"), reset(3), reset("all").
+
+    What was there before is kept in a file. Your answers in the notebooks stay as they are.
+    """
+    if _told(progress.reset, what):
+        _hints_shown.clear()
+
+
+def export_progress(file: Path | str) -> None:
+    """Writes your progress into one new file, to take to another machine."""
+    _told(progress.export, file)
+
+
+def import_progress(file: Path | str) -> None:
+    """Adds the progress in a file that `export_progress` wrote to yours."""
+    _told(progress.take_in, file)
+
+
+def _told(action: Callable[[Any], str], argument: Any) -> bool:
+    """Prints what an action did, or why it could not; returns whether it was done."""
+    try:
+        print(action(argument))
+    except (LookupError, OSError) as error:
+        print(progress.sentence(error))
+        return False
+    return True
+
+
+def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
+    """The text that `check` prints. shares: the points of each requirement, where these have some."""
+    exercise = outcome.exercise
+    title = f"{exercise.id} {exercise.name}"
+    worth = f"{exercise.points} point{'s' if exercise.points != 1 else ''}"
+    if outcome.status == "not attempted":
+        return f"{title}: not attempted yet"
+    parts = [f"{title:<54} ({worth})"]
+    seen: set[str] = set()
+    for line in outcome.lines:
+        parts += _render_line(line, exercise.misconceptions, seen)
+    if outcome.status == "passed":
+        return "\n".join([*parts, f"  passed: {worth}"])
+    if shares is not None:
+        earned = points.met(shares, (line.ok for line in outcome.lines))
+        parts.append(f"  so far: {earned:g} of {worth}")
+    if outcome.printed:
+        parts.append("  your code printed:")
+        parts += [f"      {clipped(line)}" for line in outcome.printed[:8]]
+        if len(outcome.printed) > 8:
+            parts.append("      ...")
+    left = len(exercise.hints) > _hints_shown.get(exercise.id, 0)
+    parts.append(f'  next: hint("{exercise.id}")' if left else "  next: read the last hint again")
+    return "\n".join(parts)
+
+
+def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[str]:
+    if line.ok is None:
+        return [_wrap(f"--  {line.requirement} (not looked at yet)", "  ", "      ")]
+    if line.ok:
+        return [_wrap(f"ok  {line.requirement}", "  ", "      ")]
+    parts = [_wrap(f"no  {line.requirement}", "  ", "      ")]
+    if line.text:
+        same = line.text in seen
+        parts.append("      as above" if same else _wrap(line.text, "      "))
+        seen.add(line.text)
+    if line.expected is not None:
+        parts.append(_wrap(f"expected: {line.expected}", "      ", "                "))
+    if line.got is not None:
+        parts.append(_wrap(f"got:      {line.got}", "      ", "                "))
+    sentence = sentences[line.misconception] if line.misconception else ""
+    if sentence:
+        said = "as above" if sentence in seen else sentence
+        parts.append(_wrap(f"likely:   {said}", "      ", "                "))
+        seen.add(sentence)
+    return parts
+
+
+def _wrap(text: str, first: str, rest: str | None = None) -> str:
+    """Wraps the sentences of a text; an indented line, which is code, stays one line."""
+    lines = []
+    for i, line in enumerate(text.splitlines()):
+        indent = first if i == 0 or rest is None else rest
+        if line.startswith("  "):
+            lines.append(indent + clipped(line))
+        elif line.strip():
+            lines.append(wrapped(line, indent, rest))
+    return "\n".join(lines)

@@ -1,0 +1,375 @@
+"""Ranks on other hosts, as the kernel sees them: what it knows of them, and how it hears.
+
+Between the kernel and the agent of each host (`agent`) stands an engine, which carries calls:
+
+    ask(host, method, *args)      begins one; returns a question
+    answer(question, patience)    its answer, after at most so many seconds
+    lost                          the exceptions with which `answer` says that the host does not
+
+A thread for each host asks its agent what has happened, again and again, and lays it down for the
+kernel's loop, which finds it as it finds what its own ranks have to say.
+"""
+
+import functools
+import itertools
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from course_utils.launch.keepers import server
+from course_utils.launch.keepers.interrupts import uninterrupted
+from course_utils.launch.ranks import elsewhere, job, packing
+from course_utils.launch.ranks.output import Output
+from course_utils.launch.story import stacks
+from course_utils.launch.story.view import Rank
+
+PATIENCE = 10.0  # seconds without an answer after which a host is lost
+_START = 150.0  # seconds that an agent may take for what it does once: its fork server has 120
+_TICK = 0.25  # seconds that an agent waits for something to happen; at first, and at the end, less:
+_FIRST, _GROWS = 0.005, 0.2  # a question that the kernel has meanwhile waits for so long
+_LOST = 255
+
+
+class Engine(Protocol):
+    """What carries calls to agents."""
+
+    lost: tuple[type[BaseException], ...]
+
+    def ask(self, host: int, method: str, *args: Any) -> Any: ...
+
+    def answer(self, question: Any, patience: float) -> Any: ...
+
+
+class FarHost:
+    """A host, through the agent there; `name` is for people, `toward` an address that it reaches."""
+
+    tick = 2 * _TICK
+
+    def __init__(self, engine: Engine, number: int, name: str, toward: str):
+        self._engine, self._number, self._toward = engine, number, toward
+        self.name = name
+        self.lost = False
+        self.ranks: list[FarRank] = []
+        self._ear = None
+        self._state = {}
+
+    def call(self, method: str, *args: Any, patience: float = PATIENCE) -> Any:
+        """The agent's answer. Raises HostLost where none comes."""
+        return self.answer(self.ask(method, *args), patience)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        if self.lost:
+            raise HostLost(self)
+        with self._or_lost():
+            return self._engine.ask(self._number, method, *args)
+
+    def answer(self, question: Any, patience: float = PATIENCE) -> Any:
+        with self._or_lost():
+            return self._engine.answer(question, patience)
+
+    @contextmanager
+    def _or_lost(self):
+        try:
+            yield
+        except self._engine.lost:
+            self.lost = True
+            raise HostLost(self) from None
+
+    # ---- a launch ----
+
+    def prepare(self, call: job.Launch, numbers: range, folder: str) -> Any:
+        self.ranks = [FarRank(number, self, folder) for number in numbers]
+        self._folder, self._happened, self._ear = folder, queue.SimpleQueue(), None
+        self._state = {}
+        return self.ask("prepare", call, numbers.start, len(numbers), self._toward)
+
+    def listen(self) -> socket.socket:
+        """Begins to hear; what it returns can be read when something has happened."""
+        self._bell, theirs = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear = _Ear(self, theirs)
+        return self._bell
+
+    def lay_down(self, happened: list[tuple], state: dict) -> None:
+        self._happened.put((happened, state))
+
+    def take(self) -> bool:
+        """Tells the ranks what has happened."""
+        with suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+        with suppress(queue.Empty):
+            while True:
+                happened, state = self._happened.get_nowait()
+                self._state = state
+                for event in happened:
+                    self._tell(*event)
+        return True
+
+    def _tell(self, kind, which, what):
+        if kind == "figure":
+            Path(self._folder, which).write_bytes(what)
+        elif kind == "lost":
+            for rank in self.ranks:
+                rank.lose(what)
+        else:
+            self.ranks[which - self.ranks[0].number].hear(kind, what)
+
+    def known(self, rank: "FarRank") -> tuple:
+        """Its activity, whether it handles signals, and its calls made, as they were a moment ago."""
+        return self._state.get(rank.number, ((0.0, True), True, 0))
+
+    def end(self) -> Callable[[], None]:
+        """Ends the ranks, and returns what waits for that. A host that is lost ends them by itself, when
+        its lease runs out."""
+        if self._ear is not None:
+            self._ear.stop()
+            self._bell.close()
+        with suppress(HostLost):
+            question = self.ask("end")
+            return lambda: self._ended(question)
+        return lambda: None
+
+    def _ended(self, question):
+        with suppress(HostLost):
+            self.answer(question, _START)
+
+    # ---- what the kernel asks any host (`view.Host`) ----
+
+    def stacks(self, ranks: list[Rank]) -> list[str]:
+        try:
+            found, self._state = self.call("stacks", {r.number: r.main_thread for r in ranks})
+        except HostLost:
+            return [""] * len(ranks)
+        return [found[rank.number] for rank in ranks]
+
+    def bring_records(self) -> Callable[[], None]:
+        with suppress(HostLost):
+            question = self.ask("records")
+            return lambda: self._write_records(question)
+        return lambda: None
+
+    def _write_records(self, question):
+        with suppress(HostLost):
+            for rank, record in zip(
+                self.ranks, self.answer(question)
+            ):  # none, if it has ended them
+                Path(rank.record).write_bytes(record)
+
+    def orphaned(self) -> bool:
+        with suppress(HostLost):
+            return self.call("orphaned")
+        return False
+
+    def drain(self) -> None:
+        """Takes all that the ranks have printed and delivered until now."""
+        if self._ear is None:
+            return  # it has not begun
+        self._ear.stop()
+        with suppress(HostLost):
+            self.take()
+            happened, state = self.call("poll", 0.0)
+            self.lay_down(happened, state)
+        self.take()
+
+
+class HostLost(RuntimeError):
+    """A host does not answer any more."""
+
+    def __init__(self, host: FarHost):
+        super().__init__(
+            f"host {host.name} does not answer any more. Leave the cluster's block, look after the "
+            "host, and begin the block again; with COURSE_CLUSTER, restart the kernel."
+        )
+
+
+class _Ear:
+    """A thread that asks an agent what has happened, until it is stopped or the host is lost."""
+
+    def __init__(self, host: FarHost, bell: socket.socket):
+        self._host, self._bell = host, bell
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._hear, name=f"hears {host.name}", daemon=True)
+        self._thread.start()
+
+    def _hear(self):
+        patience = _FIRST
+        while not self._stopped.is_set():
+            try:
+                happened, state = self._host.call("poll", patience)
+            except HostLost:
+                happened, state = [("lost", None, "which does not answer any more")], {}
+            except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+                happened, state = [("lost", None, f"whose agent failed with {error}")], {}
+            if any(kind == "lost" for kind, *_ in happened):
+                self._stopped.set()
+            self._host.lay_down(happened, state)
+            self._ring()
+            patience = _FIRST if happened else min(_TICK, patience * (1 + _GROWS))
+
+    def _ring(self):
+        with suppress(OSError):  # nobody listens any more
+            self._bell.send(b"!")
+
+    def stop(self) -> None:
+        """Returns when nothing more will come; may be called again."""
+        self._stopped.set()
+        self._thread.join()
+        self._bell.close()
+
+
+class _Letters:
+    """Bytes that have come from a rank, to be read as from its channel."""
+
+    def __init__(self):
+        self._bytes = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+
+    def recv_into(self, room: memoryview) -> int:
+        if not self._bytes:
+            raise BlockingIOError
+        count = min(len(room), len(self._bytes))
+        room[:count] = self._bytes[:count]
+        del self._bytes[:count]
+        return count
+
+
+class FarRank(Rank):
+    """A rank on another host."""
+
+    def __init__(self, number: int, host: FarHost, folder: str):
+        output = Output(number, folder, live=number == 0)
+        super().__init__(number, host, os.path.join(folder, f"calls-{number}"), output)
+        self._letters = _Letters()
+        self._inbox = packing.Inbox(self._letters)
+
+    def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
+        if self is not self.host.ranks[0]:
+            return ()
+        bell = self.host.listen()
+        return ((bell, self.host.take),)
+
+    def begin(self) -> None:
+        if self is self.host.ranks[0]:
+            with suppress(HostLost):
+                self.host.ask("begin")
+
+    def hear(self, kind: str, what: Any) -> None:
+        """Takes what has happened."""
+        if kind == "output":
+            self.output.add(what)
+        elif kind == "end":
+            self.code = what
+        else:
+            self._letters.add(what)
+            with suppress(BlockingIOError):
+                while True:  # it reads piece by piece
+                    if self._inbox.read():
+                        self.take(packing.message(self._inbox.parts))
+                        self._inbox = packing.Inbox(self._letters)
+
+    def lose(self, why: str) -> None:
+        """Nobody knows of it any more."""
+        if self.living:
+            self.lost, self.code = why, _LOST
+
+    def read_output(self) -> bool:
+        if self is self.host.ranks[0]:
+            self.host.drain()
+        return False
+
+    def activity(self) -> tuple[float, bool]:
+        return self.host.known(self)[0]
+
+    def handles_signals(self) -> bool:
+        return self.host.known(self)[1]
+
+    def calls_made(self) -> int:
+        return self.host.known(self)[2]
+
+    def last_words(self) -> stacks.Stacks:
+        try:
+            text = self.host.call("last_words", self.number)
+        except HostLost:
+            text = ""
+        return stacks.Stacks(text, self.main_thread)
+
+
+_one_call = threading.Lock()
+
+
+def choose(hosts: list[FarHost]) -> AbstractContextManager[None]:
+    """Launches go over these hosts in this block."""
+    return elsewhere.started_by(functools.partial(start, hosts))
+
+
+@contextmanager
+def start(all_hosts: list[FarHost], call: job.Launch, packed: list[list]) -> Iterator[list[Rank]]:
+    """The ranks of a call on the hosts, as long as the block goes on: as many on each, as far as that
+    can be, and those of a host in a row."""
+    for host in all_hosts:
+        if host.lost:
+            raise HostLost(host)
+    # An agent has the ranks of one call: what another thread launches waits.
+    with _one_call, job.temporary_folder(range(call.nprocs)) as (folder, _):
+        places = _divided(call.nprocs, len(all_hosts))
+        hosts = all_hosts[: len(places)]
+        try:
+            questions = [
+                host.prepare(call, numbers, folder) for host, numbers in zip(hosts, places)
+            ]
+            ready = [host.answer(q, _START) for host, q in zip(hosts, questions)]
+            backends = {each["backend"] for each in ready}
+            if len(backends) > 1:
+                raise RuntimeError(
+                    "the hosts' ranks would have different backends "
+                    f'({", ".join(sorted(backends))}): call launch with backend="gloo".'
+                )
+            told = call.for_ranks() | {
+                "variables": _set_in_this_kernel(),
+                "directory": os.getcwd(),
+                "path": server.import_path(),
+            }
+            questions = [
+                host.ask("start", told, *_once(packed[n.start : n.stop]), ready[0]["store"])
+                for host, n in zip(hosts, places)
+            ]
+            for host, question in zip(hosts, questions):
+                host.answer(question, _START)
+            yield [rank for host in hosts for rank in host.ranks]
+        finally:
+            with uninterrupted():  # an agent that is not told would keep its ranks
+                for wait in [host.end() for host in hosts]:
+                    wait()
+
+
+def _divided(ranks, hosts):
+    edges = [ranks * n // hosts for n in range(hosts + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(edges) if a < b]
+
+
+def _once(packed):
+    """Messages without repetition, as bytes, and for each rank which of them is its own."""
+    different = {id(parts): parts for parts in packed}
+    order = list(different)
+    return [list(map(bytes, parts)) for parts in different.values()], [
+        order.index(id(parts)) for parts in packed
+    ]
+
+
+def _set_in_this_kernel():
+    """Environment variables that were set, or changed, since this process began, where the system
+    tells; else none: what a host has is its own."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    before = dict(os.fsdecode(entry).partition("=")[::2] for entry in entries)
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}

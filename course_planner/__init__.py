@@ -1,0 +1,46 @@
+"""What a training run will need, before anybody rents the GPUs: the arithmetic, in one place.
+
+README.md lists the files. Bytes are counted and given as bytes, times are seconds, rates FLOP/s and B/s;
+nothing here is in GB or GiB. Each function names the paper and the equation it follows, and what it
+leaves out.
+"""
+
+from course_planner.calibrating import Row, calibrate
+from course_planner.collectives import collective_time
+from course_planner.counting import flops, parameters
+from course_planner.descriptions import Hardware, Layout, Model, described
+from course_planner.fake import Trace, mesh_of, trace
+from course_planner.memory import activations_per_layer, memory, model_states
+from course_planner.pipelining import bubble
+from course_planner.searching import REASONS, Plan, search
+from course_planner.timing import Calibration, StepTime, step_time
+from course_planner.traced import traced_seconds
+from course_planner.traffic import Call, traffic
+
+__all__ = [
+    "REASONS",
+    "Calibration",
+    "Call",
+    "Hardware",
+    "Layout",
+    "Model",
+    "Plan",
+    "Row",
+    "StepTime",
+    "Trace",
+    "activations_per_layer",
+    "bubble",
+    "calibrate",
+    "collective_time",
+    "described",
+    "flops",
+    "memory",
+    "mesh_of",
+    "model_states",
+    "parameters",
+    "search",
+    "step_time",
+    "trace",
+    "traced_seconds",
+    "traffic",
+]

@@ -1,0 +1,180 @@
+"""The layouts of a model on a cluster, from the quickest."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
+from course_planner.memory import memory
+from course_planner.timing import Calibration, StepTime, step_time
+
+MARGIN = 0.9  # of a GPU's memory; the rest is for the allocator's fragments and the libraries
+LARGEST_MICRO_BATCH = 16
+LONG_ENOUGH = 4096  # tokens that a context rank keeps at least
+CHUNKS = (2, 3, 4, 5, 6, 8)
+
+REASONS = {
+    "heads": "The heads, KV heads or columns of the MLP cannot be split among the tensor ranks.",
+    "layers": "There are too few layers for the stages, or they do not fill the chunks.",
+    "sequence": "The sequence cannot be split among the tensor and context ranks.",
+    "experts": "The experts cannot be shared out among the expert ranks.",
+    "batch": "The global batch is no multiple of the data ranks times the micro-batch.",
+    "interleaving": "Interleaving needs a multiple of the stages as number of micro-batches.",
+    "memory": f"It needs more than {MARGIN:.0%} of a GPU's memory.",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout that is legal and fits: its time, the bytes of its fullest rank, what limits it."""
+
+    layout: Layout
+    time: StepTime
+    memory: dict[str, int]
+
+    @property
+    def limit(self) -> str:
+        return self.time.limit
+
+
+def search(
+    model: Model,
+    gpus: int,
+    global_batch: int,
+    seq: int,
+    hardware: Hardware,
+    calibration: Calibration | None = None,
+    keep: int = 10,
+    progress: Callable[[], object] = lambda: None,
+) -> tuple[list[Plan], Counter[str]]:
+    """The `keep` quickest layouts, and how many were rejected for which of REASONS.
+
+    global_batch: sequences in a step. Tried are all sizes of groups that multiply to `gpus`,
+    micro-batches of powers of two, ZeRO 1 and 3, every schedule that a framework has, and every
+    recomputation. Tensor groups may leave the node: the network's time speaks against it.
+    `progress` is called for each layout that is legal.
+    """
+    whole(gpus=gpus, global_batch=global_batch, seq=seq, keep=keep)
+    rejected: Counter[str] = Counter()
+    plans = []
+    for layout in _layouts(model, gpus, global_batch, seq, rejected):
+        progress()
+        fullest = _fullest(model, layout, seq)
+        if fullest["total"] > MARGIN * hardware.hbm_bytes:
+            rejected["memory"] += 1
+            continue
+        time = step_time(model, layout, seq, hardware, calibration)
+        plans.append(Plan(layout, time, fullest))
+    plans.sort(key=lambda plan: (plan.time.seconds, plan.memory["total"]))
+    return plans[:keep], rejected
+
+
+def _fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
+    """The memory of the stage that needs most."""
+    stages = layout.telling_stages(model.layers)
+    return max((memory(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _layouts(
+    model: Model, gpus: int, global_batch: int, seq: int, rejected: Counter[str]
+) -> Iterator[Layout]:
+    """All legal layouts; counts what is not legal."""
+    for tp, cp, pp in product(_divisors(gpus), repeat=3):
+        if gpus % (tp * cp * pp) or (cp > 1 and seq // cp < LONG_ENOUGH):
+            continue
+        reason = _illegal(model, tp, cp, pp, seq)
+        if reason:
+            rejected[reason] += 1
+            continue
+        dp = gpus // (tp * cp * pp)
+        if global_batch % dp:
+            rejected["batch"] += 1
+            continue
+        yield from _runs(model, Layout(dp=dp, tp=tp, pp=pp, cp=cp), global_batch // dp, rejected)
+
+
+def _illegal(model: Model, tp: int, cp: int, pp: int, seq: int) -> str | None:
+    """Why the model cannot be split in this way, as a key of REASONS."""
+    large, small = max(model.kv_heads, tp), min(model.kv_heads, tp)
+    if model.heads % tp or model.ffn % tp or large % small:
+        return "heads"
+    if pp > model.layers:
+        return "layers"
+    if seq % (tp * cp):
+        return "sequence"
+    return None
+
+
+def _runs(model: Model, split: Layout, batch: int, rejected: Counter[str]) -> Iterator[Layout]:
+    """How a step can run on such a split: experts, micro-batches, schedule, ZeRO, recomputation."""
+    for ep in _experts(model, split, rejected):
+        for micro_batch in _micro_batches(batch, rejected):
+            micro_batches = batch // micro_batch
+            for schedule, chunks in _schedules(model, split.pp, micro_batches, rejected):
+                for zero, reshard in _shardings(split):
+                    for recompute in RECOMPUTE:
+                        yield Layout(
+                            dp=split.dp,
+                            tp=split.tp,
+                            pp=split.pp,
+                            cp=split.cp,
+                            ep=ep,
+                            zero=zero,
+                            micro_batch=micro_batch,
+                            micro_batches=micro_batches,
+                            chunks=chunks,
+                            schedule=schedule,
+                            recompute=recompute,
+                            reshard=reshard,
+                        )
+
+
+def _experts(model: Model, split: Layout, rejected: Counter[str]) -> Iterator[int]:
+    for ep in _divisors(split.shards) if model.experts else [1]:
+        if max(model.experts, 1) % ep:
+            rejected["experts"] += 1
+        else:
+            yield ep
+
+
+def _micro_batches(batch: int, rejected: Counter[str]) -> Iterator[int]:
+    size = 1
+    while size <= min(LARGEST_MICRO_BATCH, batch):
+        if batch % size:
+            rejected["batch"] += 1
+        else:
+            yield size
+        size *= 2
+
+
+def _schedules(
+    model: Model, pp: int, micro_batches: int, rejected: Counter[str]
+) -> Iterator[tuple[str, int]]:
+    """Schedules, with chunks; Llama 3 fills them when its first and last have a layer less."""
+    yield "1f1b", 1
+    if pp == 1:
+        return
+    yield "zb-h1", 1
+    for chunks in CHUNKS:
+        short = -model.layers % (pp * chunks)
+        if short not in (0, 2):
+            rejected["layers"] += 1
+        elif micro_batches % pp:
+            rejected["interleaving"] += 1
+        else:
+            yield "interleaved", chunks
+
+
+def _shardings(split: Layout) -> list[tuple[int, bool]]:
+    """ZeRO's stage, and whether parameters are given up after a forward pass.
+
+    Behind a pipeline they are not: each micro-batch would gather them again.
+    """
+    if split.shards == 1:
+        return [(0, True)]
+    return [(1, True), (3, False)] + [(3, True)] * (split.pp == 1)

@@ -1,0 +1,226 @@
+"""The strict device's process groups: NCCL's by name and by what they refuse, gloo's by transport.
+
+A group of the backend "nccl" has a backend for the strict device only. So a CPU tensor is refused by
+PyTorch itself. Each operator of c10d gets a kernel for the device here: it judges the call by NCCL's
+rules, puts it in the queue of the communicator, and there hands the same bytes, as CPU tensors, to a
+group of gloo that nobody else sees.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+
+from course_strict import memory, queues, rules
+from course_strict.queues import Flight, Queue
+from course_utils.comm import host_waits, intercept
+
+_SENDS_ONLY = ("send", "barrier")
+_libraries = []
+
+
+class Communicator(dist.ProcessGroupGloo):
+    """What PyTorch sees as the backend of a group, and takes for NCCL's."""
+
+    supports_splitting = True
+    supports_coalescing = True
+
+    def __init__(self, options) -> None:
+        super().__init__(options.store, options.group_rank, options.group_size, options.timeout)
+        self.queue = Queue()
+        self.batch: _Batch | None = None
+        self._store, self._splits = options.store, 0
+        self.transport = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        self.transport._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self.transport._register_backend(
+            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self
+        )
+        self.transport._set_group_name(f"carries {options.group_id}")
+
+    def eager_connect_single_device(self, device) -> None:
+        """Gloo has connected when it was made."""
+
+    def perform_nocolor_split(self, device) -> None:
+        """ncclCommSplit, as a rank calls it that will not be in the new group."""
+        self.split()
+
+    def split(self) -> None:
+        """Returns when all ranks of this communicator have called it."""
+        self._splits += 1
+        flight = Flight("new_group", self.queue, [], watched=False)
+        self.queue.put(flight, [lambda: lambda: self._all_split(f"split {self._splits}")])
+        host_waits.behind_a_collective(flight.ended.is_set)
+        if flight.error is not None:
+            raise flight.error
+
+    def _all_split(self, name) -> None:
+        """By the store: a barrier of the transport would meet the barriers of those who do not split."""
+        if self._store.add(name, 1) == self.size():
+            self._store.set(f"{name}: all", "")
+        self._store.wait([f"{name}: all"], timedelta(days=365))
+
+
+class _Batch:
+    """The calls between the beginning and the end of a batch: they start together."""
+
+    def __init__(self, communicator):
+        self.starts: list[Callable] = []
+        self.flight = Flight("batch_isend_irecv", communicator.queue, [], watched=True)
+
+
+_communicators: dict[str, Communicator] = {}  # by the name of the group
+
+
+def install() -> None:
+    """Makes "nccl" mean this, in this process."""
+    device = memory.NAME
+    c10d.Backend._plugins["NCCL"] = c10d.Backend._BackendPlugin(_create, True)
+    c10d.Backend.backend_capability["nccl"] = [device]
+    c10d.Backend.backend_capability["gloo"] = ["cpu", device]  # as it takes tensors of CUDA
+    c10d.Backend.default_device_backend_map[device] = "nccl"
+    # DDP's logger has no clock for such a device, and says so to every cell
+    dist.Logger.set_runtime_stats_and_log = lambda logger: None
+    _reducer_waits()
+    _batch_calls()
+    intercept.show_batches()
+    for module in (c10d, dist, dist.device_mesh):
+        module.split_group = _split_group
+    queues.install()
+    library = torch.library.Library("c10d", "IMPL")
+    for name, operator in intercept.operators():
+        if name != "monitored_barrier_":
+            library.impl(name, _kernel(name, operator), "PrivateUse1", allow_override=True)
+    _libraries.append(library)
+
+
+def _create(options, _):
+    if options.split_from is not None:
+        options.split_from.split()
+    communicator = _communicators[options.group_id] = Communicator(options)
+    return communicator
+
+
+def _split_group(parent_pg=None, split_ranks=None, *_, group_desc=None, **__):
+    """Stands in for dist.split_group, which meshes call: C++ would make groups of plain gloo of it."""
+    of_parent = dist.get_process_group_ranks(parent_pg)
+    groups = [
+        dist.new_group([of_parent[r] for r in ranks], group_desc=group_desc)
+        for ranks in split_ranks
+    ]
+    return next((g for g in groups if g != dist.GroupMember.NON_GROUP_MEMBER), None)
+
+
+def _kernel(name, operator):
+    names = [argument.name for argument in operator._schema.arguments]
+    one_result = len(operator._schema.returns) == 1
+
+    def kernel(*args):
+        given = dict(zip(names, args))
+        group = dist.ProcessGroup.unbox(given["process_group"])
+        if not _is_nccls(group):  # gloo copies to the CPU and back
+            result = operator.redispatch(memory.CPU, *map(_seen, args))
+            return result if one_result else (args[0], result[-1])
+        communicator = _communicators[group.group_name]
+        rules.check_call(name, given)
+        outputs = [] if name in _SENDS_ONLY else _flat(args[0])
+        queues.called_with(_flat(list(args)))
+        start = _start(name, operator, given, communicator)
+        work = _put(communicator, start, outputs)
+        return work.boxed() if one_result else (args[0], work.boxed())
+
+    return kernel
+
+
+def _is_nccls(group):
+    return group._get_backend(memory.device()) is _communicators.get(group.group_name)
+
+
+def _put(communicator, start, outputs):
+    batch = communicator.batch
+    if batch is not None:
+        batch.starts.append(start)
+        batch.flight.fills(outputs)
+        return batch.flight.work
+    caller = intercept.python_caller()
+    flight = Flight(caller, communicator.queue, outputs, watched=caller is not None)
+    communicator.queue.put(flight, [start])
+    return flight.work
+
+
+def _start(name, operator, given, communicator):
+    """A function that makes the call by gloo, and returns what waits for its end."""
+    average = rules.averages(given)
+    given = given | {"process_group": communicator.transport.boxed()}
+    if average:
+        given["reduce_op"] = torch.classes.c10d.ReduceOp()  # SUM
+    if "tag" in given:
+        given["tag"] = 0  # NCCL knows no tags: messages of a pair arrive in their order
+    arguments = [_seen(value) for value in given.values()]
+
+    def start():
+        result = operator.redispatch(memory.CPU, *arguments)
+        work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
+
+        def finish():
+            work.wait()
+            if average:
+                for tensor in _flat(arguments[0]):
+                    whole = not (tensor.is_floating_point() or tensor.is_complex())
+                    tensor.div_(communicator.size(), rounding_mode="trunc" if whole else None)
+
+        return finish
+
+    return start
+
+
+def _batch_calls():
+    """Gives PyTorch's group calls the batches that gloo has not."""
+    start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
+
+    def start_batch(group, device):
+        if device.type != memory.NAME:
+            return start(group, device)
+        communicator = _communicators[group.group_name]
+        communicator.batch = _Batch(communicator)
+        return None
+
+    def end_batch(group, device):
+        if device.type != memory.NAME:
+            return end(group, device)
+        communicator = _communicators[group.group_name]
+        batch, communicator.batch = communicator.batch, None
+        communicator.queue.put(batch.flight, batch.starts)
+        return batch.flight.work
+
+    dist.ProcessGroup._start_coalescing = start_batch
+    dist.ProcessGroup._end_coalescing = end_batch
+
+
+def _reducer_waits():
+    """Under Join, Python makes a call and hands its Work to DDP's reducer, which waits in C++."""
+    take = dist.Reducer._set_forward_pass_work_handle
+
+    def take_and_wait(reducer, work, *options):
+        queues.awaited(work)
+        take(reducer, work, *options)
+
+    dist.Reducer._set_forward_pass_work_handle = take_and_wait
+
+
+def _flat(value) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for entry in value for tensor in _flat(entry)]
+    return []
+
+
+def _seen(value):
+    if isinstance(value, Tensor):
+        return memory.seen_from_cpu(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_seen(entry) for entry in value)
+    return value

@@ -1,0 +1,1 @@
+"""PyTorch's collectives, as several rooms watch them. Nothing is imported here: `versions` comes first."""

@@ -1,0 +1,39 @@
+"""Ranks that are not on this machine: what starts them in its place."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import entry_points
+
+from course_utils.launch.ranks.job import Launch
+from course_utils.launch.story.view import Rank
+
+# With a call, and each rank's function and arguments: the ranks, as long as the block goes on.
+Start = Callable[[Launch, list[list]], AbstractContextManager[list[Rank]]]
+_start: Start | None = None
+
+
+def starts() -> Start | None:
+    """What starts the ranks of a launch: what the block around it says (`started_by`), else what the
+    environment's COURSE_CLUSTER asks for; None: this machine."""
+    if _start is None and (value := os.environ.get("COURSE_CLUSTER", "").strip()):
+        return _of_the_environment()(value)
+    return _start
+
+
+@functools.cache
+def _of_the_environment():
+    (found,) = entry_points(group="course_utils.hosts", name="start")
+    return found.load()
+
+
+@contextmanager
+def started_by(start: Start) -> Iterator[None]:
+    """In this block, `start` starts the ranks of a launch."""
+    global _start
+    before, _start = _start, start
+    try:
+        yield
+    finally:
+        _start = before

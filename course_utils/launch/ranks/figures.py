@@ -1,0 +1,60 @@
+"""Figures that ranks draw: shown under the cell, between the lines that the rank prints.
+
+A rank has no connection to the notebook. Matplotlib there uses a backend of ours (`figure_backend`)
+that writes what is shown into the folder of the launch and prints a line that names the file; the
+kernel shows the picture where it reads the line.
+"""
+
+import os
+import re
+import sys
+
+_FOLDER = "COURSE_FIGURES"
+_NO_PLACE = "(a notebook shows it here; a script keeps it with savefig)"
+# No program prints this control character by itself; what stands before it is half a line.
+_LINE = re.compile(r"(.*)\x1efigure ([\w-]+\.png) (.*)")
+
+
+def environment(folder: str) -> dict:
+    """Environment variables with which figures of a rank, and of all below it, go into `folder`.
+
+    Nothing of Matplotlib is imported before the learner does it: that takes time in every rank.
+    """
+    return {"MPLBACKEND": "module://course_utils.launch.ranks.figure_backend", _FOLDER: folder}
+
+
+def folder() -> str | None:
+    """In a rank: where figures go; None in a process that has nothing to do with a launch."""
+    return os.environ.get(_FOLDER)
+
+
+def announce(name: str, description: str) -> None:
+    """In a rank: tells the kernel of the picture `name` in the folder."""
+    print(f"\x1efigure {name} {description}")
+
+
+def show_open() -> None:
+    """In a rank whose function has returned: shows what it has drawn and not shown, as a cell does."""
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.show()
+
+
+def announced(line: str) -> tuple[str, str, str] | None:
+    """In the kernel: what a rank printed before it on the line, name and description of a picture."""
+    if not (match := _LINE.fullmatch(line)):
+        return None
+    before, name, description = match.groups()
+    return before, name, description if _in_a_notebook() else f"{description} {_NO_PLACE}"
+
+
+def show(path: str) -> None:
+    """In the kernel: shows a picture below what was printed last."""
+    if _in_a_notebook() and os.path.exists(path):
+        from IPython import display
+
+        display.display(display.Image(filename=path, format="png"))
+
+
+def _in_a_notebook():
+    ipython = sys.modules.get("IPython")
+    return bool(ipython) and hasattr(ipython.get_ipython(), "kernel")

@@ -1,0 +1,98 @@
+"""What a rank needs to know: of its call, and of the host that it is on."""
+
+import multiprocessing
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from course_utils import hardware
+from course_utils.hardware import gpu_sharing
+from course_utils.launch.keepers import server
+from course_utils.launch.keepers.janitor import janitor
+from course_utils.launch.ranks import figures
+from course_utils.launch.story import calls, frames
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A call of launch, but for its function and arguments."""
+
+    nprocs: int
+    timeout: float
+    rules: str | None
+    backend: str | None
+
+    def for_ranks(self) -> dict:
+        """What is the same for all ranks, wherever they are."""
+        return {
+            "nprocs": self.nprocs,
+            "argv": sys.argv,
+            "start_method": multiprocessing.get_start_method(allow_none=True),
+            "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
+            # launch's own limit comes first: it explains, where the group's would only end. And it
+            # is longer by the time in which the kernel was stopped, which may be a night.
+            "patience": self.timeout + 86_400,
+            "limit": self.timeout,
+        }
+
+    def placement(self, ranks: int) -> hardware.Placement:
+        """Where so many ranks of the call would be on this host."""
+        return hardware.on_cpu(ranks) if self.backend else hardware.placement(ranks)
+
+
+def on_this_host(call: Launch, placement: hardware.Placement, folder: str, sockets: str) -> dict:
+    """What is the same for the ranks of a call that are on this host, and listen to it alone."""
+    interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    return {
+        "first": 0,
+        "folder": folder,
+        "sockets": sockets,
+        "store": os.path.join(folder, "store"),
+        "backend": placement.backend,
+        "devices": placement.devices,
+        "sharing": placement.sharing,
+        "rules": call.rules if placement.backend == "gloo" else None,  # NCCL has its own
+        "environment": os.environ | _variables(interface, placement, folder),
+        "directory": os.getcwd(),
+        "path": server.import_path(),
+        "threads": max(1, hardware.cores() // len(placement.devices)),
+    }
+
+
+def _variables(interface, placement, folder):
+    return (
+        {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        | {"NCCL_RUNTIME_CONNECT": "0"}  # else the first collective would hold each host, in C
+        | hardware.QUIET
+        | (gpu_sharing.ENVIRONMENT if placement.sharing > 1 else {})
+        | figures.environment(folder)
+    )
+
+
+@contextmanager
+def temporary_folder(numbers: range) -> Iterator[tuple[str, list[str]]]:
+    """A private folder for the rendezvous and the records of calls of the ranks with these numbers:
+    its path, and those of the records. Raises OSError where it cannot be written."""
+    folder = None
+    try:
+        try:
+            folder = tempfile.mkdtemp(prefix="course-launch-")
+            janitor.keep("folder", folder)
+            records = [os.path.join(folder, f"calls-{number}") for number in numbers]
+            for record in records:
+                calls.prepare(record)
+        except OSError as error:
+            raise OSError(
+                f"launch cannot write to the temporary folder ({error.strerror or error}): free "
+                "some space there, or set TMPDIR to another folder and restart the kernel."
+            ) from None
+        yield folder, records
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+            janitor.forget("folder", folder)

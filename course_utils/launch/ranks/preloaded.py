@@ -1,0 +1,27 @@
+"""What the fork server does once, after its imports, so that its ranks need not do it each time.
+
+Only the fork server imports this module.
+"""
+
+import gc
+
+import torch.distributed as dist
+from torch._dynamo import trace_rules
+
+from course_utils import hardware
+from course_utils.comm import intercept, versions
+from course_utils.launch.ranks import huge_pages
+
+intercept.install()
+versions.quieten()
+hardware.compute_alike()
+# PyTorch registers gloo when somebody asks for it, and looks through all packages that are
+# installed; where a group is made it empties these tables, which only torch.compile fills again.
+dist.is_backend_available("cpu:gloo")
+trace_rules.clear_lru_cache()
+
+# A rank's garbage collection then leaves alone what the rank shares with the fork server: each
+# object that it touched would become the rank's private memory.
+gc.collect()
+gc.freeze()
+huge_pages.gather()

@@ -1,0 +1,173 @@
+"""A rank on this machine: its process, its three channels, its end."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from course_utils.launch.keepers import family, server
+from course_utils.launch.keepers.janitor import janitor
+from course_utils.launch.ranks import packing, rank
+from course_utils.launch.ranks.output import Output
+from course_utils.launch.story import stacks
+from course_utils.launch.story.view import Rank
+
+# What handles signals in every rank: faulthandler, the request for stacks, and the C library with
+# the two real-time signals below those that it offers. A bit for each, as in /proc.
+_OWN_HANDLERS = sum(
+    1 << (number - 1)
+    for number in (
+        signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, stacks.ASK, 32, 33
+    )
+)  # fmt: skip
+
+
+class Here:
+    """This machine, as a host of ranks."""
+
+    name = None
+    tick = 0.05
+
+    def stacks(self, ranks: list["RankProcess"]) -> list[str]:
+        return stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in ranks])
+
+    def bring_records(self) -> Callable[[], None]:
+        return lambda: None  # they are where the ranks write them
+
+    def orphaned(self) -> bool:
+        return server.died()
+
+
+_here = Here()
+
+
+class RankProcess(Rank):
+    """The process of one rank."""
+
+    def __init__(self, number: int, record: str):
+        output = Output(number, os.path.dirname(record), live=number == 0)
+        super().__init__(number, _here, record, output)
+        with contextlib.ExitStack() as opened:
+            self.channel, theirs = map(opened.enter_context, socket.socketpair())
+            self.printed, printing = map(opened.enter_context, server.context.Pipe(duplex=False))
+            self.stacks, stacking = map(opened.enter_context, server.context.Pipe(duplex=False))
+            ends = (theirs, printing, stacking)
+            self.process = server.start(rank.main, (number, *ends), number)
+            self.pid = self.process.pid
+            janitor.keep("rank", self.pid)
+            self._handle = family.Handle(self.pid)
+            self._activity = _activity(self.pid)
+            opened.pop_all()
+        for end in ends:
+            end.close()
+        os.set_blocking(self.printed.fileno(), False)
+
+    def give(self, parts: list) -> None:
+        """Sends the rank a message; a rank that has died already shows it in other ways."""
+        with contextlib.suppress(ConnectionError):
+            packing.send(self.channel, parts)
+
+    def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
+        self.channel.setblocking(False)  # messages of the rank are read piece by piece
+        self._inbox = packing.Inbox(self.channel)
+        return (
+            (self.channel, self.read_message),
+            (self.printed, self.read_output),
+            (self.process.sentinel, self.read_end),
+        )
+
+    def begin(self) -> None:
+        with contextlib.suppress(OSError):
+            self.channel.send(b"b")
+
+    def read_message(self) -> bool:
+        """Takes what has arrived from the rank; False when nothing more can come."""
+        try:
+            while self._inbox.read():
+                self.take(packing.message(self._inbox.parts))
+                self._inbox = packing.Inbox(self.channel)
+        except BlockingIOError:
+            return True
+        except (EOFError, ConnectionError):
+            return False
+        return True
+
+    def read_output(self) -> bool:
+        try:
+            data = os.read(self.printed.fileno(), 1 << 18)
+        except BlockingIOError:
+            return True
+        self.output.add(data)
+        return bool(data)
+
+    def read_end(self) -> bool:
+        """Takes note of the rank's death."""
+        while self.read_message() and self.report is None and self._pending():
+            pass
+        self.process.join()
+        self._handle.forget()
+        self.code = self.process.exitcode
+        return False
+
+    def _pending(self):
+        try:
+            return bool(self.channel.recv(1, socket.MSG_PEEK))
+        except (BlockingIOError, ConnectionError):
+            return False
+
+    def activity(self) -> tuple[float, bool]:
+        if self._activity is None:
+            return 0.0, True
+        try:
+            times = self._activity.cpu_times()
+            # macOS calls every process running.
+            asleep = sys.platform != "linux" or self._activity.status() == psutil.STATUS_SLEEPING
+            return times.user + times.system, asleep
+        except psutil.Error:
+            return 0.0, True
+
+    def handles_signals(self) -> bool:
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return True  # a system that does not tell
+        caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
+        return bool(caught & ~_OWN_HANDLERS)
+
+    def calls_made(self) -> int:
+        return os.stat(self.record).st_mtime_ns
+
+    def send_signal(self, number: int) -> None:
+        """Sends the rank a signal, if it lives."""
+        self._handle.send(number)
+
+    def last_words(self) -> stacks.Stacks:
+        return stacks.Stacks(stacks.drain(self.stacks), self.main_thread)
+
+    def kill(self) -> None:
+        """Ends the rank and its group; nothing that it does can delay that."""
+        if self._handle.send(0):  # else its number may be another process's by now
+            # It has no group of its own before main; macOS refuses a group that is all zombies.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._handle.send(signal.SIGKILL)
+
+    def close(self) -> None:
+        """After kill: waits for the end and frees what the kernel holds of the rank."""
+        janitor.forget("rank", self.pid)
+        self._handle.close()
+        server.end(self.process)
+        for channel in (self.channel, self.printed, self.stacks):
+            channel.close()
+
+
+def _activity(pid):
+    with contextlib.suppress(psutil.Error):  # it has ended already
+        return psutil.Process(pid)

@@ -1,0 +1,304 @@
+"""A rank as it sees itself: it joins the group, runs the function, reports, and waits for its end.
+
+Every rank is ended by the kernel, also when all went well. Until then it keeps its connections
+open, so that a rank which is done, or has failed, does not make the others fail too.
+"""
+
+import builtins
+import collections
+import ctypes
+import linecache
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from multiprocessing import forkserver
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from course_utils import hardware
+from course_utils.comm import host_waits, intercept
+from course_utils.hardware import gpu_sharing
+from course_utils.launch.keepers import family
+from course_utils.launch.ranks import arguments, figures, output, packing, peers
+from course_utils.launch.story import stacks
+from course_utils.launch.story.calls import Recorder, place
+from course_utils.launch.story.frames import is_own
+
+# Signals of the system about the process itself, and the one that asks for stacks.
+_KEPT = {
+    signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGSEGV, signal.SIGBUS,
+    signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, stacks.ASK,
+}  # fmt: skip
+_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+_WORKER_ENDED = (
+    "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
+    "system does when memory runs out, or C code in it crashed."
+)
+
+inside = False  # True in the process of a rank
+
+
+def main(rank, channel, printing, stacking):
+    """The whole life of a rank's process. Never returns."""
+    code = 1
+    try:
+        os.setsid()  # a process group of its own, which the kernel can end as a whole
+        family.adopt_orphans()
+        family.die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the kernel's to handle
+        output.redirect(printing)
+        main_thread = stacks.answer_with_stacks(stacking)
+        job = packing.unpack(packing.receive(channel))
+        call = packing.receive(channel)
+        _adopt(job, rank)
+        packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
+        packing.send(channel, _work(job, rank, call, channel))
+        channel.recv(1)  # until the end
+        code = 0
+    except (ConnectionError, EOFError):
+        pass  # the kernel is gone
+    except BaseException:  # noqa: BLE001 - what is no learner's doing shows itself too
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # nothing that the learner or a library has registered can hang here
+
+
+def _adopt(job, rank):
+    """Makes this process look like the kernel: environment, folder, import path, sources."""
+    global inside
+    inside = True
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    for name, value in (
+        ("RANK", rank),
+        ("LOCAL_RANK", rank - job["first"]),
+        ("WORLD_SIZE", job["nprocs"]),
+        ("LOCAL_WORLD_SIZE", len(job["devices"])),
+    ):
+        os.environ[name] = str(value)
+    os.chdir(job["directory"])
+    sys.path[:] = job["path"]
+    sys.argv[:] = job["argv"]
+    linecache.cache.update(job["sources"])
+    # Sockets that processes of the rank share memory through go with the folder of the launch; and
+    # the fork server is the kernel's: a rank that wants one starts its own.
+    multiprocessing.current_process()._config["tempdir"] = job["sockets"]
+    _forget_fork_server()
+    # else the fork server's own, for which semaphores are kept on a list that is never cleared
+    multiprocessing.set_start_method(job["start_method"], force=True)
+    torch.set_num_threads(job["threads"])
+    builtins.input = _no_keyboard
+    sys.breakpointhook = _no_debugger
+
+
+def _no_keyboard(*_):
+    raise RuntimeError(
+        "a rank has no keyboard: ask in the cell, and pass the answer to launch as an argument"
+    )
+
+
+def _no_debugger(*_, **__):
+    raise RuntimeError(
+        "a rank has no keyboard for a debugger: print what you want to know, or call the function "
+        "in the cell without launch"
+    )
+
+
+def _forget_fork_server():
+    inherited = forkserver._forkserver
+    if inherited._forkserver_alive_fd is not None:
+        os.close(inherited._forkserver_alive_fd)  # else the server would outlive the kernel
+    inherited.__init__()
+
+
+def _work(job, rank, call, channel):
+    """Returns the rank's report, packed."""
+    process = os.getpid()
+    try:
+        fn, args = packing.unpack(call)
+    except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
+        return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
+    calm_down = _silencer()
+    try:
+        try:
+            _join_group(job, rank)
+            _wait_for_all(channel)
+            _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
+            result = fn(rank, *args)
+            figures.show_open()
+            _finish_on_device()
+        finally:
+            calm_down()
+            if os.getpid() != process:
+                _end_of_a_fork()
+    except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
+        try:
+            calm_down()  # if a handler has raised before that
+        except BaseException:  # noqa: BLE001, S110 - one that was called already
+            pass
+        error = _from_the_function(error)
+        if isinstance(error, SystemExit):
+            return packing.pack(_described("exit", error) | {"code": error.code})
+        return packing.pack(_described("exception", error))
+    return _packed(result)
+
+
+def _from_the_function(error):
+    """The newest error that has passed a line of the learner: a handler of a signal, such as a
+    DataLoader's for its workers, may have raised another on the way out of the function."""
+    at = error
+    while at is not None:
+        if any(is_own(f.filename) for f in traceback.extract_tb(at.__traceback__)):
+            return at
+        at = at.__context__
+    return error
+
+
+def _wait_for_all(channel):
+    """A rank that ends early would make others fail that are still connecting, in random words."""
+    packing.send(channel, packing.pack({"kind": "joined"}))
+    if not channel.recv(1):
+        raise EOFError("the kernel is gone")
+
+
+def _draw_random_state(on_gpu):
+    """Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
+    missing would not show."""
+    # For a CUDA that has not started, torch.manual_seed keeps a stack of calls: a tenth of what
+    # starting a rank costs.
+    draw = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
+    draw(int.from_bytes(os.urandom(8)) >> 1)
+    numpy.random.seed(list(os.urandom(16)))
+    random.seed()
+
+
+def _silencer():
+    """Returns a call after which no alarm and no handler of a signal, such as a DataLoader's for its
+    workers, raises anything in what is left to do. It is a single step of the interpreter, which
+    calls handlers between its steps only."""
+    numbers = signal.valid_signals() - _KEPT
+    rest = [signal.SIG_DFL if n == signal.SIGCHLD else signal.SIG_IGN for n in numbers]
+    silence = ctypes.CDLL(None).signal
+    return lambda: collections.deque(map(silence, numbers, rest), maxlen=0)
+
+
+def _end_of_a_fork():
+    """The learner's function has forked this process, and ends here too: it is no rank."""
+    if error := sys.exception():
+        traceback.print_exception(error)
+    os._exit(error is not None)
+
+
+def _join_group(job, rank):
+    backend, device = job["backend"], job["devices"][rank - job["first"]]
+    gpu = device if device.type == "cuda" else None
+    if gpu:
+        torch.cuda.set_device(gpu)
+        if job["sharing"] > 1:
+            torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
+    if job["rules"]:
+        backend, gpu = job["rules"], arguments.rules_called(job["rules"]).install()
+    dist.init_process_group(
+        backend,
+        store=_store(job),
+        rank=rank,
+        world_size=job["nprocs"],
+        timeout=timedelta(seconds=job["patience"]),
+        device_id=gpu,
+    )
+    if gpu and gpu.type == "cuda":
+        _connect_pairs(gpu)
+        _wait_in_python()
+    intercept.listen(peers.refuse_impossible)  # before it is on record
+    queued = host_waits.called if backend == "nccl" else None
+    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
+    intercept.listen(recorder.hear)
+    if queued:
+        host_waits.follow(recorder.publish, place)
+    recorder.begin()
+
+
+def _connect_pairs(device):
+    """Sends a number from each rank to each other one.
+
+    With NCCL two ranks of a communicator connect when their first message is called, and the host
+    stays in that call, in C, until the other side is there: two ranks that first post what they
+    receive, or that both send, would stop in their first calls only, and nobody could say why.
+    """
+    me, ranks = dist.get_rank(), dist.get_world_size()
+    rooms = torch.zeros(ranks, device=device)
+    messages = [
+        dist.P2POp(call, rooms[place : place + 1], peer)
+        for peer in range(ranks)
+        if peer != me
+        for call, place in ((dist.isend, me), (dist.irecv, peer))
+    ]
+    for work in dist.batch_isend_irecv(messages) if messages else []:
+        work.wait()
+
+
+def _store(job):
+    """Where the ranks meet: a file on their host, or a port of one of their hosts."""
+    if isinstance(job["store"], str):
+        return dist.FileStore(job["store"], job["nprocs"])
+    with output.silent():  # it warns of each host that no name is known of
+        return dist.TCPStore(*job["store"], is_master=False)
+
+
+def _wait_in_python():
+    """The driver would spin in C, for as long as another rank lets this one wait."""
+
+    def done():
+        return torch.cuda.current_stream().query()
+
+    host_waits.read_here(done, lambda tensor: tensor.is_cuda)
+    synchronize = torch.cuda.synchronize
+
+    def synchronize_in_python(device=None):
+        host_waits.all_awaited()
+        host_waits.until(done)
+        synchronize(device)
+
+    torch.cuda.synchronize = synchronize_in_python
+
+
+def _finish_on_device():
+    """A rank has finished when its device has done what the function has left to it."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        hardware.settle()
+
+
+def _packed(result):
+    try:
+        return packing.pack({"kind": "result", "result": result})
+    except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
+        what, error = packing.culprit("the return value", result) or ("the return value", None)
+        return packing.pack({"kind": "pickle", "what": what, "text": _text(error)})
+
+
+def _described(kind, error):
+    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    name, text = type(error).__name__, _text(error)
+    if "DataLoader worker (pid" in text or _lost_a_worker(error, frames):
+        # Which of several errors comes first, and with which process id, is chance.
+        name, text = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
+    return {"kind": kind, "type": name, "text": text, "frames": frames}
+
+
+def _lost_a_worker(error, frames):
+    """True for a lost connection that is not of the learner's own data set."""
+    mine = [is_own(file) for file, _, _ in frames]
+    loading = [file.endswith(_DATA_LOADER) for file, _, _ in frames]
+    lost = isinstance(error, (ConnectionError, EOFError)) and any(loading)
+    return lost and not any(mine[loading.index(True) :])
+
+
+def _text(error):
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.partition("\n Original exception:")[0]  # gloo's own, with its source's path

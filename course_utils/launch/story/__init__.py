@@ -1,0 +1,10 @@
+"""What tells why ranks stopped:
+
+view         a rank as the kernel sees it, wherever it is
+supervise    the kernel's loop: until all have delivered, one has failed or nothing can move
+calls        each rank's record of its collective calls; matching: do they match?
+stacks       where each rank is right now, even inside of a C++ collective
+threads      what the threads of a rank can still do: nothing that moves any rank on?
+states       what each rank did, in words; frames: with the learner's own lines
+diagnosis    who failed first and why: one message for a learner, a RankFailure (failure)
+"""

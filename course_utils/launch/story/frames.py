@@ -1,0 +1,104 @@
+"""Which lines are the learner's own, and what to call them."""
+
+import functools
+import importlib.util
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+
+import course_utils
+
+# Folders with these names hold installed packages, wherever they are: a virtual environment's,
+# the system's, the user's own (pip --user), those of a module system.
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_COMPILED = f"{os.sep}torchinductor_"  # torch.compile's folder for what it makes of functions
+# Packages whose lines stand in a learner's stack; PYTHONPATH may find them in a folder of any name.
+_PACKAGES = ("torch", "torchvision", "IPython", "ipykernel", "cloudpickle", "numpy", "matplotlib")
+
+
+def _folder(package):
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(spec.origin) if spec and spec.origin else os.devnull
+
+
+LIBRARIES = tuple(
+    os.path.join(os.path.realpath(path), "")
+    for path in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *map(_folder, _PACKAGES),
+        *map(str, course_utils.PACKAGES),
+    }
+)
+_elsewhere = ()
+
+
+def know_libraries(folders: tuple[str, ...]) -> None:
+    """In the kernel: libraries lie in these folders on other hosts."""
+    global _elsewhere
+    _elsewhere = tuple({*_elsewhere, *folders})
+    is_own.cache_clear()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """The line's text, without its indentation; empty if nobody knows it."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def place(self) -> str:
+        """The line in words: "cell line 7" or "train.py, line 7". Without the cell's number,
+        which grows with every run, and is 1 for each cell under nbval."""
+        if _is_cell(self.file):
+            return f"cell line {self.line}"
+        return f"{os.path.basename(self.file)}, line {self.line}"
+
+
+@functools.cache
+def is_own(file: str) -> bool:
+    """True for a cell or a file of the learner, False for Python, its packages and ours."""
+    if file.startswith("<") and not linecache.getlines(file):
+        return False  # "<frozen runpy>", "<string>"
+    real = os.path.realpath(file)
+    return not (
+        real.startswith(LIBRARIES + _elsewhere)
+        or any(name in real for name in _INSTALLED)
+        or is_compiled(real)
+    )
+
+
+def is_compiled(file: str) -> bool:
+    """True for a file that torch.compile has written."""
+    return _COMPILED in file
+
+
+def own(frames: list[Frame]) -> list[Frame]:
+    """Returns those of the frames that are the learner's."""
+    return [frame for frame in frames if is_own(frame.file)]
+
+
+def cells() -> dict[str, tuple]:
+    """The texts of the cells by the name of their file, which nobody has written: entries of
+    linecache, without the date at which it would forget them."""
+    known = [(name, entry) for name, entry in linecache.cache.items() if len(entry) == 4]
+    return {
+        name: (size, None, lines, full)
+        for name, (size, _, lines, full) in known
+        if not os.path.exists(name)
+    }
+
+
+def _is_cell(file):
+    """Only IPython makes /tmp/ipykernel_4711/123.py of a cell. It knows the cell's number too, but
+    that is no help: it grows with every run, and nbval runs every cell as number 1."""
+    ipython = sys.modules.get("IPython")
+    return bool(ipython and ipython.get_ipython()) and file in cells()

@@ -1,0 +1,179 @@
+"""Where each rank is right now, told by the rank's own interpreter on a signal.
+
+faulthandler writes all stacks from C, in the signal's handler, so it also works while a rank is
+inside of a collective, in a long matmul, or in C code that never gives Python's lock back. The
+same handler writes a last stack when a rank crashes.
+"""
+
+import faulthandler
+import itertools
+import os
+import re
+import signal
+import threading
+import time
+from dataclasses import replace
+from multiprocessing import connection
+
+from course_utils.launch.story.frames import Frame, is_compiled, is_own, own
+
+# A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a
+# job). macOS has no others to offer.
+ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_CHECKPOINT = os.path.join(_TORCH_DISTRIBUTED, "checkpoint", "")  # it waits for disks, too
+_C10D = os.path.join(_TORCH_DISTRIBUTED, "distributed_c10d.py")
+_OPERATORS = os.path.join("torch", "_ops.py")
+_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
+_WAIT = os.path.join("course_utils", "comm", "intercept.py")  # Work.wait
+_DDP, _REBUILD = os.path.join("torch", "nn", "parallel", "distributed.py"), "_rebuild_buckets"
+_HOST = os.path.join("course_utils", "comm", "host_waits.py")
+# The last: of a process that was started with `-m`, as the grader's is.
+_OUTERMOST = (" in <module>\n", "\n  ...\n", " in _run_module_as_main\n")
+_WAIT_OPERATOR = "torch.ops._c10d_functional.wait_tensor"
+_TORCH = f"{os.sep}torch{os.sep}"
+_AGAIN = 0.25  # seconds after which a rank that has not answered is asked again
+
+
+def answer_with_stacks(pipe) -> str:
+    """In a rank: writes its stacks into `pipe` when it is asked (`ask`) and when it crashes.
+
+    Returns the name of the rank's main thread in these stacks.
+    """
+    os.set_blocking(pipe.fileno(), False)  # a full pipe must not stop the rank
+    faulthandler.enable(pipe.fileno(), all_threads=True)
+    faulthandler.register(ASK, pipe.fileno(), all_threads=True)
+    return f"{threading.main_thread().ident:016x}"
+
+
+class Stacks:
+    """The threads of a rank, each with its stack, innermost frame first; `main_thread` is the name
+    of the main one, `main` its stack."""
+
+    def __init__(self, text: str, main: str):
+        self.main_thread = main
+        self.threads = {}
+        frames = []
+        for line in text.splitlines():
+            if thread := _THREAD.match(line):
+                # A later dump replaces an earlier one.
+                frames = self.threads[thread[1]] = []
+            elif frame := _FRAME.match(line):
+                frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+                if _polls(frames[-1]):  # where in its loop a host is, is chance
+                    frames[:] = [replace(frames[-1], line=0)]
+        self.main = self.threads.get(main, [])
+
+    @property
+    def own_path(self) -> list[Frame]:
+        """The learner's own lines in the main thread, the innermost last."""
+        return own(self.main[::-1])
+
+    @property
+    def collective(self) -> str | None:
+        """What the main thread waits for, if it can only be other ranks: "all_reduce"."""
+        return collective(self.main)
+
+
+def collective(frames: list[Frame]) -> str | None:
+    """Returns the name of the communication in which a stack ends, or None.
+
+    This alone does not say that the rank waits; that it uses no processor time does.
+    """
+    if _waits_compiled(frames):
+        return "wait"
+    # Below our own place in front of PyTorch's operators lies the operator itself.
+    frames = list(itertools.dropwhile(lambda frame: frame.file.endswith(_OPERATORS), frames))
+    if not frames or frames[0].function == "wait_for_some_time":
+        return None
+    inner = frames[0]
+    if inner.function == "_engine_run_backward":
+        return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
+    if inner.file.endswith(_DDP) and _REBUILD in inner.source:
+        return _REBUILD  # at the second forward, ranks agree on them
+    on_device = _polls(inner)
+    communicates = _TORCH_DISTRIBUTED in inner.file and _CHECKPOINT not in inner.file
+    if not (on_device or communicates or _WAIT in inner.file):
+        return None
+    name = "wait" if on_device else inner.function
+    for frame in frames:  # the outermost one has the name that the learner has written
+        if is_own(frame.file):
+            break
+        if _TORCH_DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
+            name = frame.function
+    return name
+
+
+def _polls(frame):
+    return frame.file.endswith(_HOST) and frame.function == "behind_a_collective"
+
+
+def called(frames: list[Frame]) -> str | None:
+    """Returns the function of torch.distributed that waits for what it has called itself, such as
+    "all_reduce", if a stack ends in one. What waits for an earlier call is none."""
+    ours = (_OPERATORS, _WAIT)
+    inner = next(itertools.dropwhile(lambda frame: frame.file.endswith(ours), frames), None)
+    return inner.function if inner and inner.file.endswith(_C10D) else None
+
+
+def _waits_compiled(frames):
+    """True in code that torch.compile has written, where it waits for a collective. Between that line
+    and the operator lie frames of PyTorch's own."""
+    if not (frames and frames[0].file.endswith(_OPERATORS)):
+        return False
+    line = next(itertools.dropwhile(lambda frame: _TORCH in frame.file, frames), None)
+    return line is not None and is_compiled(line.file) and _WAIT_OPERATOR in line.source
+
+
+def ask(ranks: list[tuple], patience: float = 2.0) -> list[str]:
+    """Asks several ranks for their stacks, all at the same time; returns what each wrote, empty
+    for one that has not answered in `patience` seconds.
+
+    Asks again who is silent. A rank may still be in the handler of the request before, whose last
+    line was read a moment ago; then the system gives the signal to another of its threads, gloo's
+    for example, where faulthandler sees that it is at work already, and writes nothing.
+
+    ranks: for each its pipe, a function that sends it a signal, and the name of its main thread.
+    """
+    texts, waiting = {}, {}
+    for pipe, send_signal, main in ranks:
+        drain(pipe)
+        texts[pipe], waiting[pipe] = "", (send_signal, main)
+    for _ in range(round(patience / _AGAIN)):
+        for send_signal, _ in waiting.values():
+            send_signal(ASK)
+        _read_answers(texts, waiting)
+    return ["" if pipe in waiting else texts[pipe] for pipe, _, _ in ranks]
+
+
+def _read_answers(texts, waiting):
+    """Adds to `texts` what ranks write in the next moment, and takes those that have answered out
+    of `waiting`. What is there is read even if this process was held up meanwhile."""
+    end = time.monotonic() + _AGAIN
+    while waiting and (ready := connection.wait(waiting, max(0.0, end - time.monotonic()))):
+        for pipe in ready:
+            text = drain(pipe)
+            texts[pipe] += text
+            if not text or _complete(texts[pipe], waiting[pipe][1]):  # it is gone; all is there
+                del waiting[pipe]
+
+
+def _complete(text, main):
+    """True if the stack of the main thread, which is the last one, is there to its outermost
+    frame, or to where faulthandler cuts a very deep one."""
+    _, found, stack = text.rpartition(main)
+    return bool(found) and stack.endswith(_OUTERMOST)
+
+
+def drain(pipe) -> str:
+    """Returns what lies in the pipe, without waiting."""
+    text = b""
+    while pipe.poll(0):
+        data = os.read(pipe.fileno(), 1 << 16)
+        if not data:
+            break
+        text += data
+    return text.decode(errors="replace")

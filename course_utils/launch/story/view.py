@@ -1,0 +1,119 @@
+"""A rank as the kernel sees it, wherever it is, and the host that it is on."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from course_utils.launch.story import calls, stacks
+
+START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
+
+
+class Host(Protocol):
+    """What the kernel asks a host about the ranks on it."""
+
+    name: str | None  # None: the kernel's own
+    tick: float  # seconds after which what is known of its ranks is new
+
+    def stacks(self, ranks: list["Rank"]) -> list[str]:
+        """What each of these ranks answers when it is asked where it is; "" for one that does not."""
+
+    def bring_records(self) -> Callable[[], None]:
+        """Begins to bring the records of all its ranks to their `record`; returns what waits for that."""
+
+    def orphaned(self) -> bool:
+        """Whether the process from which the host's ranks are forked has died."""
+
+
+class Rank:
+    """What is known of one rank.
+
+    host:    where it is
+    record:  the file with its record of calls, as the kernel has it
+    output:  what it has printed
+    report:  what the rank has delivered (a dict with the key "kind"), None before
+    code:    its exit code once it is dead (negative: the number of a signal), None before
+    lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
+    """
+
+    def __init__(self, number: int, host: Host, record: str, output: Any):
+        self.number = number
+        self.pid = None  # of a rank on this machine
+        self.host = host
+        self.record = record
+        self.report = None
+        self.code = None
+        self.lost = None
+        self.main_thread = None  # known when the rank is ready to be asked for its stacks
+        self.joined = False  # true when it is connected to all others, and waits to begin
+        self.output = output
+
+    def take(self, message: dict) -> None:
+        """Takes a message of the rank."""
+        if message["kind"] == "ready":
+            self.main_thread = message["main_thread"]
+        elif message["kind"] == "joined":
+            self.joined = True
+        else:
+            self.report = message
+
+    @property
+    def finished(self) -> bool:
+        return self.report is not None and self.report["kind"] == "result"
+
+    @property
+    def failed(self) -> bool:
+        return not self.finished and (self.report is not None or self.code is not None)
+
+    @property
+    def living(self) -> bool:
+        """Neither finished nor failed."""
+        return self.report is None and self.code is None
+
+    # What depends on where the rank is.
+
+    def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
+        """What to wait for, and what to call when something is there; that returns False when nothing
+        more can come. To be called when all has been given."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Lets the rank call the learner's function: all ranks are connected."""
+        raise NotImplementedError
+
+    def read_output(self) -> bool:
+        """Takes what the rank has printed; False when nothing more can come."""
+        raise NotImplementedError
+
+    def activity(self) -> tuple[float, bool]:
+        """Processor time used so far in seconds, and whether the rank sleeps now."""
+        raise NotImplementedError
+
+    def handles_signals(self) -> bool:
+        """Whether the rank may have a handler for a signal that is not there in every rank."""
+        raise NotImplementedError
+
+    def calls_made(self) -> int:
+        """A number that changes with each collective call of the rank."""
+        raise NotImplementedError
+
+    def last_words(self) -> stacks.Stacks:
+        """The stack that a rank wrote when it crashed."""
+        raise NotImplementedError
+
+
+def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
+    """Asks the ranks where they are, all of a host at once; None for one that cannot answer."""
+    found = dict.fromkeys(ranks)
+    able = [each for each in ranks if each.main_thread is not None and each.code is None]
+    for host in dict.fromkeys(each.host for each in able):
+        here = [each for each in able if each.host is host]
+        for each, text in zip(here, host.stacks(here), strict=True):
+            found[each] = stacks.Stacks(text, each.main_thread) if text else None
+    return found
+
+
+def records(ranks: list[Rank]) -> list[list[calls.NotedCall]]:
+    """The newest calls of each rank, oldest first, by rank."""
+    for wait in [host.bring_records() for host in dict.fromkeys(each.host for each in ranks)]:
+        wait()
+    return calls.read([each.record for each in ranks])

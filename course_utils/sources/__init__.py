@@ -1,5 +1,0 @@
-"""Code out of notebooks and their sources, without running the rest of them.
-
-statements   a notebook's code as statements: the names that each binds and those that it needs
-answers      load_answer and load_code, which `course_utils.authoring` hands on
-"""
