@@ -11,7 +11,7 @@
 or, for a whole notebook that knows nothing of it, the same two by the environment's COURSE_CLUSTER, which is
 the client's connection file or a number (`asked_for`).
 
-The engines carry calls to one agent a host (`launch.agent`); ranks are forked there, and what goes wrong
+The engines carry calls to one agent a host (`agent`); ranks are forked there, and what goes wrong
 is explained as on one machine. Needs ipyparallel: pip install "course-utils[cluster]".
 """
 

@@ -200,7 +200,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *holds no progress that can be read* | the file is not one that `export_progress` wrote |
 # | *another kernel holds* | two kernels write at once, or one died; run the cell again after ten seconds |
 #
-# Your progress is one small file on your machine. These calls are in `course_exercises.checks`, and
+# Your progress is one small file on your machine. These calls are in `course_exercises`, and
 # `python -m course_utils progress --help` tells how to do the same in a terminal. None of them touches your answers,
 # and each keeps what was there before in a file.
 #

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from course_utils.launch import launch
+from course_utils.launch.ranks import elsewhere
 from course_utils.lesson.terminal import loopback
 from tests.benchmarks.apart import Apart, serve
 from tests.benchmarks.measuring import Spread, met, print_table, ratios, side_by_side
@@ -83,10 +84,9 @@ _engines = contextlib.ExitStack()
 
 
 def _launch_over_two(n):
-    from course_hosts import hosts
     from course_hosts.cluster import cluster
 
-    if not hosts.chosen():
+    if not elsewhere.starts():
         _engines.enter_context(cluster(2))
     _launch(n)
 

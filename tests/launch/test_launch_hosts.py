@@ -28,6 +28,7 @@ from course_hosts import cluster_doctor, hosts
 from course_hosts.cluster import cluster
 from course_utils import __main__ as command
 from course_utils.launch import RankFailure, launch
+from course_utils.launch.ranks import elsewhere
 
 # Rows of each kind, and those in which something crosses that a machine has for itself.
 _SHOWN = (
@@ -120,8 +121,8 @@ def test_what_is_the_same_for_ranks_of_a_host_travels_once():
 
 def test_the_block_is_over_when_it_is_over(client):
     with cluster(client):
-        assert hosts.chosen()
-    assert not hosts.chosen()
+        assert elsewhere.starts()
+    assert not elsewhere.starts()
 
 
 def test_another_version_is_refused_with_both(client, monkeypatch):
