@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+from course_utils.comm.events import note
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import arguments, elsewhere, job, packing, rank, unpicklable
@@ -49,6 +50,7 @@ def launch(
     rules = None if backend else arguments.check_rules(rules)
     call = job.Launch(nprocs, timeout, rules, backend)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
+    note("asked", f"{nprocs} ranks of {getattr(fn, '__name__', type(fn).__name__)}, {timeout:g} s")
     try:
         with (elsewhere.starts() or _start_here)(call, packed) as ranks:
             return _run(ranks, timeout)
@@ -103,12 +105,14 @@ def _end(ranks):
         for r in ranks:
             r.close()
         server.end_strays()
+        note("ended", "all ranks, and what they had started")
 
 
 def _run(ranks, timeout):
     with Supervision(ranks, timeout) as supervision:
         try:
             reason = supervision.watch()
+            note("over", reason)
             if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
                 reason = "orphaned"
             failure = diagnosis.explain(reason, ranks, timeout)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from course_utils.comm.events import note
 from course_utils.launch.keepers import family, server
 from course_utils.launch.keepers.janitor import janitor
 from course_utils.launch.ranks import packing, rank
@@ -61,6 +62,7 @@ class RankProcess(Rank):
             ends = (theirs, printing, stacking)
             self.process = server.start(rank.main, (number, *ends), number)
             self.pid = self.process.pid
+            note("forked", f"rank {number} is process {self.pid}")
             janitor.keep("rank", self.pid)
             self._handle = family.Handle(self.pid)
             self._activity = _activity(self.pid)
@@ -114,6 +116,7 @@ class RankProcess(Rank):
         self.process.join()
         self._handle.forget()
         self.code = self.process.exitcode
+        note("died", f"rank {self.number}, exit code {self.code}")
         return False
 
     def _pending(self):

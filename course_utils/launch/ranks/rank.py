@@ -7,6 +7,7 @@ open, so that a rank which is done, or has failed, does not make the others fail
 import builtins
 import collections
 import ctypes
+import itertools
 import linecache
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware
-from course_utils.comm import host_waits, intercept
+from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family
 from course_utils.launch.ranks import arguments, figures, output, packing, peers
@@ -128,6 +129,9 @@ def _work(job, rank, call, channel):
     try:
         try:
             _join_group(job, rank)
+            events.note("joined", f"rank {rank}")
+            if events.noting():
+                _note_first_call(rank)
             _wait_for_all(channel)
             _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
             result = fn(rank, *args)
@@ -158,6 +162,17 @@ def _from_the_function(error):
             return at
         at = at.__context__
     return error
+
+
+def _note_first_call(rank):
+    calls = itertools.count()
+
+    def hear(name, _):
+        if next(calls) == 0:
+            file, line, _ = place() or ("?", 0, None)
+            events.note("called", f"rank {rank}, c10d::{name}, {os.path.basename(file)}:{line}")
+
+    intercept.listen(hear)
 
 
 def _wait_for_all(channel):

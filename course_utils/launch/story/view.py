@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from course_utils.comm.events import note
 from course_utils.launch.story import calls, stacks
 
 START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
@@ -55,6 +56,7 @@ class Rank:
             self.joined = True
         else:
             self.report = message
+            note("delivered", f"rank {self.number}, {message['kind']}")
 
     @property
     def finished(self) -> bool:
