@@ -36,9 +36,9 @@ def test_vscode_takes_the_environment_of_the_makefile_and_loads_no_widgets_from_
     assert settings["jupyter.widgetScriptSources"] == []
 
 
-def test_the_readme_names_each_door():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(word in readme for word in ("VS Code", "Codespaces", ".devcontainer"))
+def test_a_page_names_each_door():
+    page = (ROOT / "docs" / "open.md").read_text(encoding="utf-8")
+    assert all(word in page for word in ("VS Code", "Codespaces", ".devcontainer"))
 
 
 def test_binder_installs_the_course_with_pytorchs_cpu_builds():
