@@ -3,9 +3,9 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-from course_utils.chapters import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 RUN = """\
 import sys
 from IPython.core.interactiveshell import InteractiveShell
