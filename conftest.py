@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("course")
     group.addoption("--all-notebooks", action="store_true", help="open every notebook, not one")
     group.addoption(
-        "--kills", type=int, default=3, help="of workers under the README's command; 20 take long"
+        "--kills", type=int, default=3, help="of workers under the printed command; 20 take long"
     )
     group.addoption(
         "--colab", action="store_true", help="make Colab's environment, 5 GB, and use it"

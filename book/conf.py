@@ -13,7 +13,7 @@ root_doc = "index"
 nb_execution_mode = "off"  # the stored outputs are the tested ones
 nb_render_image_options = {"align": "left"}
 myst_enable_extensions = ["dollarmath", "linkify"]
-myst_heading_anchors = 2
+myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # an italic sentence under a figure is no missing heading
 
 html_math_renderer = "native"

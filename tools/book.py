@@ -2,7 +2,7 @@
 
 python tools/book.py [FOLDER]      build/book/html unless a folder is named
 
-The pages are copies of notebooks/, in which "chapter 6" becomes a link to chapter 6. Sphinx with
+The pages are copies of notebooks/ and docs/, in which "chapter 6" becomes a link to chapter 6. Sphinx with
 MyST-NB and the theme of Jupyter Book makes the website; any warning of theirs, such as a link that
 leads nowhere, fails the build. (Jupyter Book 2 renders with Node, which it downloads.) Nothing is
 executed, and a reader's browser loads nothing from elsewhere.
@@ -44,8 +44,20 @@ def linked(text: str, chapters: dict[str, str], own: str) -> str:
     return MENTION.sub(link, text)
 
 
+def inside(text: str) -> str:
+    """A page of docs/ in which links to files that are not in the book keep their words only."""
+
+    def link(found: re.Match) -> str:
+        words, target = found.groups()
+        if target.startswith("../notebooks/"):
+            return f"[{words}]({target.replace('notebooks/', '')})"
+        return words if target.startswith("../") else found[0]
+
+    return re.sub(r"\[([^\]]*)\]\(([^)]*)\)", link, text)
+
+
 def write_pages(pages: Path) -> None:
-    """Write what Sphinx reads: settings, pictures, first page, and a copy of every notebook."""
+    """Write what Sphinx reads: settings, pictures, first page, a copy of every notebook and of docs/."""
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(ROOT / "book", pages)
     shutil.copytree(ROOT / "notebooks" / "images", pages / "images")
@@ -61,6 +73,11 @@ def write_pages(pages: Path) -> None:
             if cell.cell_type == "markdown":
                 cell.source = linked(cell.source, chapters, own=path.name)
         nbformat.write(notebook, pages / path.name)
+    above = {number: f"../{name}" for number, name in chapters.items()}
+    (pages / "docs").mkdir()
+    for path in (ROOT / "docs").glob("*.md"):
+        text = linked(inside(path.read_text(encoding="utf-8")), above, own=path.name)
+        (pages / "docs" / path.name).write_text(text, encoding="utf-8")
 
 
 def build(html: Path) -> int:

@@ -1,7 +1,7 @@
 """How long the notebooks take, computed and not claimed.
 
 python tools/minutes.py          the table: reading, running and exercises of each notebook
-python tools/minutes.py write    put it into course_exercises/minutes.json, the README and the guide
+python tools/minutes.py write    put it into course_exercises/minutes.json and the README
 
 Reading: 200 words of prose a minute, 20 lines of code; of imports, of drawing and of scripts, which
 one skims, 60. What stands under "Exercises" counts as the exercises' time, which is their authors'
@@ -138,12 +138,12 @@ def _keep(root: Path, table: Table) -> None:
     (root / TABLE).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
-# --- the pages that say it ---------------------------------------------------------------------
+# --- the page that says it ----------------------------------------------------------------------
 
 
 def said(root: Path, table: Table) -> dict[str, list[str]]:
-    """The first cells of each chapter's row in README.md and INSTRUCTORS.md, behind its name:
-    lesson, its exercises, further matter, its exercises; a dash where there is none."""
+    """The first cells of each chapter's row in README.md, behind its name: lesson, its exercises,
+    further matter, its exercises; a dash where there is none."""
     rows = {}
     for chapter in chapters.chapters(root):
         parts = [table.get(name) for name in (chapter.title, f"{chapter.title}{chapters.FURTHER}")]
@@ -155,36 +155,31 @@ def said(root: Path, table: Table) -> dict[str, list[str]]:
     return rows
 
 
-def pages(root: Path, table: Table) -> dict[Path, str]:
-    """README.md and INSTRUCTORS.md with these numbers in their tables of chapters."""
-    new = {}
-    for path in (root / "README.md", root / "INSTRUCTORS.md"):
-        if path.exists():
-            text = path.read_text(encoding="utf-8")
-            for name, numbers in said(root, table).items():
-                row = rf"(?m)^\| `{name}` \|(?: (?:\d+|–) \|){{{len(numbers)}}}"
-                text = re.sub(row, f"| `{name}` | {' | '.join(numbers)} |", text)
-            new[path] = text
-    return new
+def changed(root: Path, table: Table) -> str | None:
+    """README.md with these numbers in its table of chapters; None if it has them already."""
+    path = root / "README.md"
+    before = text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for name, numbers in said(root, table).items():
+        row = rf"(?m)^\| `{name}` \|(?: (?:\d+|–) \|){{{len(numbers)}}}"
+        text = re.sub(row, f"| `{name}` | {' | '.join(numbers)} |", text)
+    return text if text != before else None
 
 
 def write(root: Path) -> None:
-    """Keep the table and put it into the pages."""
+    """Keep the table and put it into the README."""
     table = computed(root)
     _keep(root, table)
-    for path, text in pages(root, table).items():
-        if path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+    if text := changed(root, table):
+        (root / "README.md").write_text(text, encoding="utf-8")
 
 
 def problems(root: Path) -> Iterator[str]:
-    """What the kept table or a page says otherwise than the sources."""
+    """What the kept table or the README says otherwise than the sources."""
     table = computed(root)
     if (root / TABLE).exists() and table != kept(root):
         yield f"{TABLE} is not what the sources give: run `python tools/minutes.py write`."
-    for path, text in pages(root, table).items():
-        if path.read_text(encoding="utf-8") != text:
-            yield f"{path.name} says other minutes: run `python tools/minutes.py write`."
+    if changed(root, table):
+        yield "README.md says other minutes: run `python tools/minutes.py write`."
 
 
 def main(arguments: list[str]) -> int:

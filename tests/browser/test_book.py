@@ -1,5 +1,6 @@
 """The book as a reader meets it: on a telephone and on a desk, in a real browser, offline."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ pytest.importorskip("myst_nb", reason="the book's tools are not installed")
 
 SCREENS = {"telephone": {"width": 390, "height": 844}, "desk": {"width": 1280, "height": 900}}
 CHAPTERS = [name for chapter in chapters() for name in chapter.notebooks]
-PAGES = ["index", *CHAPTERS, "quick_reference"]
+DOCS = re.findall(r"(?m)^docs/\w+$", (ROOT / "book" / "index.md").read_text(encoding="utf-8"))
+PAGES = ["index", *CHAPTERS, "quick_reference", *DOCS]
 WIDER_THAN_SCREEN = "() => document.documentElement.scrollWidth - window.innerWidth"
 BROKEN_PICTURES = """() => Promise.all(Array.from(document.images).map(image => {
     image.loading = 'eager';

@@ -1,4 +1,4 @@
-"""The commands that the pages print: each can restart, and the README's survives kill after kill."""
+"""The commands that the pages print: each can restart, and one survives kill after kill."""
 
 import re
 import shlex
@@ -10,8 +10,9 @@ import torch.distributed.run as torchrun
 from tests.support.elastic_runs import ROOT, check_samples, difference, undisturbed
 from tests.support.printed_commands import PrintedRun, commands
 
+LOCAL = "docs/hosts.md"
 PAGES = [
-    *("README.md", "cluster/README.md", "cluster/before_the_first_run.md", "cluster/train.py"),
+    *(LOCAL, "cluster/README.md", "cluster/before_the_first_run.md", "cluster/train.py"),
     "solutions/09_elastic.py",
 ]
 VARIABLE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
@@ -34,17 +35,17 @@ def test_every_launch_file_does_too(file):
     assert "--max-restarts=100" in text or "maxRestarts: 100" in text
 
 
-def test_torchrun_knows_the_options_of_the_readme():
-    (command,) = commands("README.md")
+def test_torchrun_knows_the_options_of_the_local_command():
+    (command,) = commands(LOCAL)
     agent = torchrun.parse_args(shlex.split(command)[2:])
     assert agent.max_restarts == 100 and agent.local_addr == "127.0.0.1"
 
 
-def test_a_worker_killed_again_and_again_under_the_readmes_command_changes_nothing(
+def test_a_worker_killed_again_and_again_under_the_local_command_changes_nothing(
     tmp_path: Path, request
 ):
     """With torchrun's default store, four kills were enough for this run to hang."""
-    (command,) = commands("README.md")
+    (command,) = commands(LOCAL)
     kills, samples, batch, steps_per_epoch = request.config.getoption("--kills"), 100, 16, 7
     epochs = 2 * kills // steps_per_epoch + 1
     options = (

@@ -13,7 +13,7 @@ COMMANDS = [
 ]
 
 
-def test_the_readmes_commands_keep_the_modules_torch(tmp_path):
+def test_the_printed_commands_keep_the_modules_torch(tmp_path):
     module = PLACE / "module"  # what `module load` puts on PYTHONPATH
     if not module.exists():
         wanted = ("torch==2.11.0", "torchvision==0.26.0")
@@ -21,7 +21,7 @@ def test_the_readmes_commands_keep_the_modules_torch(tmp_path):
     call("git", "clone", "--quiet", ROOT, tmp_path / "course")
     loaded = os.environ | {"PYTHONPATH": str(module)}
     for command in COMMANDS:
-        assert command in (ROOT / "README.md").read_text(encoding="utf-8")
+        assert command in (ROOT / "docs" / "open.md").read_text(encoding="utf-8")
         call(*command.split(), cwd=tmp_path / "course", env=loaded)
     run = "import torch; from course_utils.launch import launch; print(launch(abs, 2), torch.__file__)"
     python = tmp_path / "course" / ".venv" / "bin" / "python"

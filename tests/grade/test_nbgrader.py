@@ -351,7 +351,7 @@ def test_no_script_reaches_the_instructor(graded: Path) -> None:
     assert SCRIPT not in autograded.read_text()
 
 
-# --- points for requirements, as the README tells to do it ---------------------------------------
+# --- points for requirements, as docs/grading.md tells to do it ---------------------------------------
 
 SHARES = '"0.2" = [0.5, 0.25, 0.125, 0.0625, 0.0625]'
 

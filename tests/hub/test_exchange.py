@@ -1,4 +1,4 @@
-"""nbgrader's exchange between real users of one machine, with the settings of the instructor's guide."""
+"""nbgrader's exchange between real users of one machine, with the settings that docs/class_machine.md gives."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from hub import ROOT, open_folder, run_as, system_users
 
 CHAPTER = "00_start_here"
 ADA, BEN = "course-test-cleo", "course-test-dan"
-GUIDE = (ROOT / "INSTRUCTORS.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "class_machine.md").read_text(encoding="utf-8")
 SETTINGS = GUIDE.partition("/etc/jupyter/nbgrader_config.py")[2].split("```")[1]
 
 

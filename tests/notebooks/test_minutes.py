@@ -36,21 +36,19 @@ def test_the_lesson_leaves_the_exercises_out() -> None:
     assert [cell.source for cell in kept] == ["## 5. Break it", "a", "## 7. See", "c"]
 
 
-def test_what_is_kept_and_what_the_pages_say_is_what_the_sources_give() -> None:
+def test_what_is_kept_and_what_the_readme_says_is_what_the_sources_give() -> None:
     assert not list(minutes.problems(ROOT)), "run `python tools/minutes.py write`"
     table = minutes.kept(ROOT)
-    for page in ("README.md", "INSTRUCTORS.md"):
-        text = (ROOT / page).read_text()
-        for chapter in chapters.chapters():
-            row = re.search(rf"(?m)^\| `{chapter.title}` \|(.*)$", text)
-            lesson = table[chapter.title]
-            assert row and f" {lesson['read'] + lesson['run']} | {lesson['exercises']} |" in row[1]
+    text = (ROOT / "README.md").read_text()
+    for chapter in chapters.chapters():
+        row = re.search(rf"(?m)^\| `{chapter.title}` \|(.*)$", text)
+        lesson = table[chapter.title]
+        assert row and f" {lesson['read'] + lesson['run']} | {lesson['exercises']} |" in row[1]
 
 
-def test_another_number_in_a_page_is_a_problem(tmp_path: Path) -> None:
-    for name in ("README.md", "INSTRUCTORS.md", "solutions", "course_exercises"):
+def test_another_number_in_the_readme_is_a_problem(tmp_path: Path) -> None:
+    for name in ("solutions", "course_exercises"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "README.md").unlink()
     text = (ROOT / "README.md").read_text()
     (tmp_path / "README.md").write_text(re.sub(r"(`03_ddp` \|) \d+", r"\1 7", text))
     assert list(minutes.problems(tmp_path)) == [

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says where each example of the articles went: the places that it names exist."""
+"""docs/articles.md says where each example of the articles went: the places that it names exist."""
 
 import re
 
@@ -15,7 +15,7 @@ PLACE = re.compile(
 
 
 def rows():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "articles.md").read_text(encoding="utf-8")
     table = text.split("| example or exercise | chapter and section |")[1].split("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines]

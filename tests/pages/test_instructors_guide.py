@@ -1,4 +1,4 @@
-"""INSTRUCTORS.md names exercises, points and wrong answers that exist."""
+"""The instructor's pages name chapters, exercises, points and wrong answers that exist."""
 
 import re
 from functools import cache
@@ -7,11 +7,15 @@ import pytest
 
 from course_exercises.checks.catalogue import chapters, exercises
 from course_exercises.sources.chapters import ROOT
+from course_exercises.sources.chapters import chapters as lessons
 from tests.wrong_answers import collect
 
 GUIDE = (ROOT / "INSTRUCTORS.md").read_text(encoding="utf-8")
-LEVELS = GUIDE.partition("## Which exercise")[2].partition("## What learners")[0]
-MISTAKES = re.findall(r"^\| (\d\d) \|.*\| (\d+\.\d+) `(\w+)` \|$", GUIDE, re.MULTILINE)
+GRADING = (ROOT / "docs" / "grading.md").read_text(encoding="utf-8")
+MISCONCEPTIONS = (ROOT / "docs" / "misconceptions.md").read_text(encoding="utf-8")
+CHAPTERS = GUIDE.partition("## The chapters")[2].partition("\n## ")[0]
+LEVELS = GUIDE.partition("## Which exercise")[2].partition("\n## ")[0]
+MISTAKES = re.findall(r"(?m)^\| (\d\d) \|.*\| (\d+\.\d+) `(\w+)` \|$", MISCONCEPTIONS)
 
 
 @cache
@@ -44,12 +48,18 @@ def test_a_wrong_answer_of_the_guide_is_in_the_library(chapter, exercise, name) 
 def test_every_chapter_has_misconceptions() -> None:
     known = {chapter for chapter, _, _ in MISTAKES}
     missing = {f"{n:02d}" for n in chapters()} - known
-    assert not missing, "INSTRUCTORS.md, What learners get wrong: add a row for each"
+    assert not missing, "docs/misconceptions.md: add a row for each"
 
 
-def test_what_runs_beside_the_answer_is_what_the_guide_says() -> None:
+def test_every_chapter_has_a_row_and_a_paragraph() -> None:
+    described = (ROOT / "docs" / "chapters.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^\| `(\w+)` \|", CHAPTERS) == [each.title for each in lessons()]
+    assert re.findall(r"(?m)^\*\*(\d\d), ", described) == [each.title[:2] for each in lessons()]
+
+
+def test_what_runs_beside_the_answer_is_what_the_page_says() -> None:
     whole, single = re.search(
-        r"cannot travel, (.*?) and single(.*?)\. These run", GUIDE, re.DOTALL
+        r"cannot travel, (.*?) and single(.*?)\. These run", GRADING, re.DOTALL
     ).groups()
     partly = [e for e in exercises() if any(rule.at_home for rule in e.rules)]
     assert re.findall(r"\d+\.\d+", whole) == [e.id for e in partly if e.at_home]

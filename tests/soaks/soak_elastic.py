@@ -1,9 +1,9 @@
 """Kills and freezes workers, agents and whole nodes of a printed command, and proves that nothing was lost.
 
-    python -m tests.soaks.soak_elastic --command readme --kills 25 [--seed 1]
+    python -m tests.soaks.soak_elastic --command local --kills 25 [--seed 1]
     python -m tests.soaks.soak_elastic --command slurm --kills 25 [--seed 1]
 
-readme   the command in README.md: one agent with two workers
+local    the command in docs/hosts.md: one agent with two workers
 slurm    what cluster/slurm.sbatch starts on each of two nodes: two agents with a worker each
 
 The commands are taken from there. An agent that is killed or that gives up is started again, as a
@@ -43,7 +43,7 @@ FREEZES = 0.25  # share of the disturbances that are no kill
 STAYS_AWAY = 0.5  # share of the killed nodes that the other one has to do without for a while
 WHAT = ["worker", "agent", "node"]  # a node is an agent and its workers
 WHEN = ["starting", "training"]
-AGENTS = {"readme": 1, "slurm": 2}
+AGENTS = {"local": 1, "slurm": 2}
 
 
 class Soak:
@@ -123,8 +123,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="soak-elastic-"))
-    if options.command == "readme":
-        command = shlex.split(commands("README.md")[0])
+    if options.command == "local":
+        command = shlex.split(commands("docs/hosts.md")[0])
     else:
         command = slurm_command(folder)
     print(

@@ -1,6 +1,6 @@
 """The commands that the pages print and the launch files start, and runs of them that tests disturb.
 
-with PrintedRun(shlex.split(commands("README.md")[0]), folder, options) as run:
+with PrintedRun(shlex.split(commands("docs/hosts.md")[0]), folder, options) as run:
     run.start_agent("a")          # and so on, as in elastic_runs.py
 """
 

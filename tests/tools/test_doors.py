@@ -1,6 +1,7 @@
 """Where people open the course: the files that Codespaces and VS Code read, as far as no network is needed."""
 
 import json
+import re
 from pathlib import Path
 
 import setup_env
@@ -36,9 +37,9 @@ def test_vscode_takes_the_environment_of_the_makefile_and_loads_no_widgets_from_
     assert settings["jupyter.widgetScriptSources"] == []
 
 
-def test_the_readme_names_each_door():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(word in readme for word in ("VS Code", "Codespaces", ".devcontainer"))
+def test_a_page_names_each_door():
+    page = (ROOT / "docs" / "open.md").read_text(encoding="utf-8")
+    assert all(word in page for word in ("VS Code", "Codespaces", ".devcontainer"))
 
 
 def test_binder_installs_the_course_with_pytorchs_cpu_builds():
@@ -47,3 +48,16 @@ def test_binder_installs_the_course_with_pytorchs_cpu_builds():
     assert "-e ." in wanted and f"--extra-index-url {setup_env.CPU_INDEX}" in wanted
     python = (ROOT / ".binder" / "runtime.txt").read_text(encoding="utf-8").strip()
     assert python.removeprefix("python-") in setup_env.SUPPORTED
+
+
+def test_without_make_there_is_a_command_for_each_target():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "without_make.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"(?m)^\| `make ([\w-]+).*?` \| (.*) \|$", page))
+    targets = set(re.search(r"\.PHONY: (.*)", makefile)[1].split()) - {"help"}
+    assert targets <= rows.keys()
+    for target in targets:
+        recipe = re.search(rf"(?m)^{target}:\n((?:\t.*\n)+)", makefile)[1]
+        for arguments in re.findall(r"`\.venv\S*/bin/python ([^`]*)`", rows[target]):
+            command = re.escape(arguments.removesuffix(" FOLDER"))
+            assert re.search(rf'(?m) {command}( "?\$\(.*)?$', recipe), target
