@@ -4,23 +4,25 @@
 #   make lab ARGS="--no-browser --port 8888"     options for JupyterLab
 #   make lab PYTHON=python3.12                   the Python that a new .venv is made with
 #   make lab TORCH=cuda                          PyTorch with CUDA's libraries, or TORCH=cpu
+#   make test INSTALLER=pip                      a new .venv is made with pip, also where uv is
 
 BOOT := $(shell command -v python3 || command -v python || command -v "$(PYTHON)")
 NO_PYTHON := echo "The course needs Python 3.11, 3.12 or 3.13, and here there is none: install one \
 of these from https://www.python.org/downloads/." >&2; exit 1;
 SETUP := $(if $(BOOT),$(BOOT) tools/setup_env.py,$(NO_PYTHON)) $(if $(PYTHON),--python "$(PYTHON)") \
-	$(if $(TORCH),--torch "$(TORCH)")
+	$(if $(TORCH),--torch "$(TORCH)") $(if $(INSTALLER),--installer "$(INSTALLER)")
 RUN := .venv/bin/python
 # JupyterLab refuses to run as root, as in a container, unless it is told to
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test oldest rules check notebooks class assignments browser book bench mutants clean
+.PHONY: help setup lab test test-all oldest rules check notebooks class assignments browser book bench mutants clean
 
 help:
 	@echo 'make lab          open the course in JupyterLab'
 	@echo 'make setup        install, and start nothing; after a git pull: update, progress and answers stay'
-	@echo 'make test         lint, notebooks against their sources, unit tests, strict nbval'
-	@echo 'make oldest       the same with the lowest versions that the course runs on, apart'
+	@echo 'make test         ten minutes: lint, notebooks against their sources, quick tests, strict nbval'
+	@echo 'make test-all     all the tests, but for those that have just passed on the same commit'
+	@echo 'make oldest       make test with the lowest versions, apart (ARGS=all: all the tests)'
 	@echo 'make rules        notebooks, right answers and techniques under the rules of NCCL (slow)'
 	@echo 'make check        the fast part of it: lint, notebooks against their sources'
 	@echo 'make notebooks    rebuild the notebooks that are stale (ARGS="03" rebuilds a chapter)'
@@ -42,6 +44,10 @@ lab:
 test:
 	@$(SETUP) --extra dev
 	@$(RUN) tools/run_tests.py
+
+test-all:
+	@$(SETUP) --extra dev
+	@$(RUN) tools/run_tests.py all
 
 oldest:
 	@$(SETUP) --extra dev --oldest

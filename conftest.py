@@ -14,8 +14,9 @@ nbval.kernel.KernelManager = KernelWithoutPorts  # nbval gives up a kernel whose
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the browser tests, and of those that need a cluster's own daemons."""
+    """Options of the tests: which, and what those may use that need more than the course."""
     group = parser.getgroup("course")
+    group.addoption("--tier", choices=["quick", "long"], help="as tools/tiers.py tells; else all")
     group.addoption("--all-notebooks", action="store_true", help="open every notebook, not one")
     group.addoption(
         "--kills", type=int, default=3, help="of workers under the printed command; 20 take long"

@@ -3,16 +3,33 @@ takes its servers and kernels with it."""
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
+import tiers
 
 # Folders and modules whose tests wait most of their time: for a host that falls silent, for the end
 # of a limit. Last, they would leave the other workers with nothing to do.
 WAITING = {"two_hosts", "cluster", "grade", "test_launch_hosts.py", "test_replicas.py"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait long come first."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file whose tests are all of the other tier is not even imported."""
+    tier = config.getoption("--tier")
+    if tier and collection_path.name.startswith("test_"):
+        file = collection_path.relative_to(Path(__file__).parent).as_posix()
+        return tiers.of_file(file) not in (tier, None) or None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests of a tier, where one is asked for; those that wait long come first."""
+    if tier := config.getoption("--tier"):
+        ids = {item: item.nodeid.removeprefix("tests/") for item in items}
+        quick = tiers.quick(ids.values())
+        mine = {item: (ids[item] in quick) == (tier == tiers.QUICK) for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not mine[item]])
+        items[:] = [item for item in items if mine[item]]
     items.sort(key=lambda item: WAITING.isdisjoint(item.path.parts))
 
 

@@ -1,39 +1,43 @@
 """Runs the course's tests, one step after the other, and closes with one summary.
 
-python tools/run_tests.py                 all steps, as `make test` does
-python tools/run_tests.py lint sync       some of them
-
+python tools/run_tests.py                 `make test`: what proves the product in ten minutes
+python tools/run_tests.py all             `make test-all`: that and all the rest; what has passed on
+                                          the same commit, in the same environment, is not repeated
+python tools/run_tests.py lint sync       some of the steps
 python tools/run_tests.py all-rules       all that ranks do, under NCCL's rules, as `make rules` does
 
 A failed step does not stop the ones after it; the exit status is 0 only if all passed. The summary
-counts what was skipped, with the reasons, and says where the time went; it is also written to
-build/tests/summary.txt. A step that goes on past its limit is ended and has failed: a test that
-hangs costs an answer, not the whole run.
+counts what was skipped, with the reasons, says where the time went and what was not run; it is also
+written to build/tests/summary.txt. A step that goes on past its limit is ended and has failed: a
+test that hangs costs an answer, not the whole run. tests/tiers.py says which unit test is in which step.
 """
 
 import argparse
-import contextlib
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
+from descendants import adopt, call, processor_seconds
 from setup_env import has_driver
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = ROOT / "build" / "tests"
+PASSED = REPORTS / "passed.json"  # the steps that have passed, and where; the last run of all
 PYTHON = [sys.executable]
 # Three on two cores: many tests wait a while, for an end, a limit or a host that falls silent.
 WORKERS = "-n3"
 # faulthandler prints where every thread is when one test takes longer than this (seconds)
 PYTEST = [*PYTHON, "-m", "pytest", WORKERS, "-o", "faulthandler_timeout=300"]
 IN_THEIR_ORDER = ["--dist", "loadscope", "--no-loadscope-reorder"]  # tests/conftest.py sorts them
-NOTEBOOKS = ["notebooks", "solutions"]
 UNDER_RULES = ["env", "COURSE_RULES=nccl", *PYTEST, "--dist", "loadfile"]
 CHAPTERS_UNDER_RULES = [
     "00_start_here",
@@ -46,23 +50,24 @@ RANKS_OF_TESTS = [  # right answers, those that forget to wait, and the techniqu
     "-k",
     "solution_passes or right_answer or not-waited or a_technique or interrupted or contract_sees",
 ]
+
+
+def _pytest(name: str, *arguments: str) -> list[str]:
+    return [*PYTEST, *arguments, f"--junitxml={REPORTS / name}.xml"]
+
+
 STEPS = {
     "lint": [
         [*PYTHON, "-m", "ruff", "check"],
         [*PYTHON, "-m", "ruff", "format", "--check"],
     ],
     "sync": [[*PYTHON, "tools/notebooks.py", "check"]],
-    "unit": [[*PYTEST, "tests", *IN_THEIR_ORDER, f"--junitxml={REPORTS / 'unit.xml'}"]],
-    "nbval": [
-        [
-            *PYTEST,
-            "--nbval",
-            *NOTEBOOKS,
-            "--dist",
-            "loadfile",
-            f"--junitxml={REPORTS / 'nbval.xml'}",
-        ]
-    ],
+    "unit": [_pytest("unit", "tests", "--tier=quick", *IN_THEIR_ORDER)],
+    "nbval": [_pytest("nbval", "--nbval", "solutions", "--dist", "loadfile")],
+}
+REST = {  # what `make test` leaves to `make test-all`
+    "unit-rest": [_pytest("unit-rest", "tests", "--tier=long", *IN_THEIR_ORDER)],
+    "nbval-copies": [_pytest("nbval-copies", "--nbval", "notebooks", "--dist", "loadfile")],
 }
 BY_NAME = {  # what takes too long for every commit, or was not yet timed on a quiet machine
     # The chapters that cost least, with their answers and checks, and the one with most messages.
@@ -75,7 +80,13 @@ BY_NAME = {  # what takes too long for every commit, or was not yet timed on a q
         ]
     ],
     "all-rules": [
-        [*UNDER_RULES, "--nbval", *NOTEBOOKS, f"--junitxml={REPORTS / 'all-rules.xml'}"],
+        [
+            *UNDER_RULES,
+            "--nbval",
+            "notebooks",
+            "solutions",
+            f"--junitxml={REPORTS / 'all-rules.xml'}",
+        ],
         [
             *UNDER_RULES,
             "tests/chapters/test_equality.py",
@@ -84,11 +95,13 @@ BY_NAME = {  # what takes too long for every commit, or was not yet timed on a q
         ],
     ],
 }
-LIMITS = {  # seconds; .ci/run has 5,400
-    "lint": 300,
-    "sync": 300,
-    "unit": 3300,
-    "nbval": 1500,
+LIMITS = {  # seconds
+    "lint": 200,
+    "sync": 200,
+    "unit": 900,
+    "nbval": 900,
+    "unit-rest": 2400,
+    "nbval-copies": 700,
     "rules": 600,
     "all-rules": 5400,
 }
@@ -96,8 +109,10 @@ BESIDE_GPUS = 2  # times as many: each rank of each launch starts CUDA
 WORDS = {
     "lint": "lint (ruff)",
     "sync": "notebooks match their sources",
-    "unit": "unit tests",
-    "nbval": "strict nbval of every notebook",
+    "unit": "unit tests, the quick ones",
+    "nbval": "strict nbval of solved notebooks",
+    "unit-rest": "unit tests, the rest",
+    "nbval-copies": "strict nbval of learners' copies",
     "rules": "chapters under NCCL's rules",
     "all-rules": "all under NCCL's rules",
 }
@@ -111,6 +126,7 @@ class Result:
     name: str
     passed: bool
     seconds: float
+    processor: float  # seconds of all processors together
     tests: Counter = field(default_factory=Counter)
     skips: Counter = field(default_factory=Counter)
     times: Counter = field(default_factory=Counter)
@@ -119,10 +135,14 @@ class Result:
         """The lines of the summary."""
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.tests.items() if count)
         word = "ok  " if self.passed else "FAIL"
-        first = f"{word}  {WORDS[self.name]:<32} {self.seconds:6.0f} s  {counts}"
+        first = f"{word}  {WORDS[self.name]:<32} {_times(self.seconds, self.processor)}  {counts}"
         skips = [f"      {count} skipped: {reason}" for reason, count in self.skips.items()]
         slowest = [f"      {time:6.1f} s  {what}" for what, time in self.times.most_common(10)]
         return [first.rstrip(), *skips, *(["      the slowest:"] if slowest else []), *slowest]
+
+
+def _times(seconds: float, processor: float) -> str:
+    return f"{seconds / 60:5.1f} min, {processor / 60:5.1f} of processors"
 
 
 def limit(name: str, beside_gpus: bool) -> int:
@@ -135,37 +155,14 @@ def run_step(name: str) -> Result:
     print(f"\n=== {WORDS[name]}", flush=True)
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
-    started = time.monotonic()
+    started, used = time.monotonic(), processor_seconds()
     end = started + limit(name, beside_gpus=has_driver())
-    statuses = [call(command, end) for command in (STEPS | BY_NAME)[name]]
-    result = Result(name, not any(statuses), time.monotonic() - started)
+    statuses = [call(command, end, ROOT) for command in (STEPS | REST | BY_NAME)[name]]
+    seconds, processor = time.monotonic() - started, processor_seconds() - used
+    result = Result(name, not any(statuses), seconds, processor)
     if report.exists():
         count_tests(report, result)
     return result
-
-
-def call(command: list[str], end: float) -> int:
-    """Run `command` until it ends, or until the clock shows `end`; return its exit status."""
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as process:
-        try:
-            return process.wait(timeout=max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            print(f"\n{' '.join(command)}\nwas still running at its limit, and was ended.")
-            return 1
-        finally:
-            end_group(process)
-
-
-def end_group(process: subprocess.Popen) -> None:
-    """End the process, and first politely: pytest's fixtures stop what they have started. Then what is
-    left of its group."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def count_tests(report: Path, result: Result) -> None:
@@ -184,22 +181,89 @@ def count_tests(report: Path, result: Result) -> None:
             result.skips[skipped.get("message", "no reason was given")] += 1
 
 
+# --- what has passed --------------------------------------------------------------------------
+
+
+def environment() -> str:
+    """The versions that were tested, what installed them, and on how many processors."""
+    stamp = Path(sys.prefix) / "course.json"  # of tools/setup_env.py
+    stamp = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {}
+    versions = f"PyTorch {version('torch')}, torchvision {version('torchvision')}"
+    installed = f"installed with {stamp.get('installer', 'another set-up')}"
+    return (
+        f"Python {platform.python_version()}, {versions}, {installed}, {os.cpu_count()} processors"
+    )
+
+
+def commit(what: str = "HEAD") -> str | None:
+    """The commit of this tree, or its hash ("HEAD^{tree}"); None where something has changed since."""
+    try:
+        return _git("rev-parse", what) if not _git("status", "--porcelain") else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.check_output(command, cwd=ROOT, text=True, stderr=subprocess.DEVNULL).strip()
+
+
+class Memory:
+    """What build/tests/passed.json keeps: the steps that have passed on this very tree and in this
+    environment, and the commit and the day at which all had passed."""
+
+    def __init__(self) -> None:
+        kept = json.loads(PASSED.read_text(encoding="utf-8")) if PASSED.exists() else {}
+        self.here = [commit("HEAD^{tree}"), environment()]
+        self.all = kept.get("all")
+        self.steps = kept["steps"] if self.here[0] and kept.get("here") == self.here else {}
+
+    def add(self, results: list[Result]) -> None:
+        """Keep what has passed, and forget what has failed."""
+        self.steps |= {result.name: result.passed for result in results}
+        if self.here[0] and all(self.steps.get(name) for name in STEPS | REST):
+            self.all = {"commit": commit(), "day": time.strftime("%Y-%m-%d")}
+        kept = {"here": self.here, "steps": self.steps, "all": self.all}
+        PASSED.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+    def not_run(self, names: list[str]) -> list[str]:
+        """The summary's line on what these steps left out, and on when it passed last."""
+        left = [
+            WORDS[name] for name in STEPS | REST if name not in names and not self.steps.get(name)
+        ]
+        if not left:
+            return []
+        last = "on {day}, at commit {commit}".format(**self.all) if self.all else "never here"
+        return [f"not run: {', '.join(left)}; all passed last {last}"]
+
+
 def main(arguments: list[str]) -> int:
-    """Run the named steps, or all; return the exit status. SIGTERM ends it as Ctrl-C does, with all
-    that it has started."""
+    """Run the named steps, or those of `make test`; return the exit status. SIGTERM ends it as Ctrl-C
+    does, with all that it has started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+    adopt()
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    known = [*STEPS, *BY_NAME]
+    known = [*STEPS, *REST, *BY_NAME, "all"]
     parser.add_argument("steps", nargs="*", metavar="step", help=", ".join(known))
     names = parser.parse_args(arguments).steps or list(STEPS)
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"unknown step {unknown[0]!r}: choose from {', '.join(known)}")
-    results = [run_step(name) for name in names]
-    summary = "\n".join(line for result in results for line in result.lines())
-    print(f"\n=== summary\n{summary}")
     REPORTS.mkdir(parents=True, exist_ok=True)
+    memory = Memory()
+    again = [name for name in STEPS | REST if names == ["all"] and memory.steps.get(name)]
+    if names == ["all"]:
+        names = [name for name in STEPS | REST if name not in again]
+    results = [run_step(name) for name in names]
+    memory.add(results)
+    lines = [line for result in results for line in result.lines()]
+    together = _times(sum(r.seconds for r in results), sum(r.processor for r in results))
+    lines += [f"      {'in all':<32} {together}"]
+    lines += [f"passed before, on the same commit: {', '.join(again)}"] if again else []
+    lines += [*memory.not_run(names), environment()]
+    summary = "\n".join(lines)
+    print(f"\n=== summary\n{summary}")
     (REPORTS / "summary.txt").write_text(summary + "\n", encoding="utf-8")
     return 0 if all(result.passed for result in results) else 1
 

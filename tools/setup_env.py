@@ -5,6 +5,7 @@
     python tools/setup_env.py --python NAME     with this Python, and no other
     python tools/setup_env.py --oldest          in .venv-oldest: the lowest versions that will do
     python tools/setup_env.py --torch cuda      PyTorch with CUDA's libraries, also without a driver
+    python tools/setup_env.py --installer pip   with pip, also where uv is
 
 This file runs under any Python from 2.7 on, so that a Python too old can be told in words. It
 needs nothing but the standard library. Whatever goes wrong ends in one sentence.
@@ -177,8 +178,9 @@ def cpu_index(torch):
 class Environment(object):
     """The virtual environment in .venv, or with `oldest` the one in .venv-oldest."""
 
-    def __init__(self, root, oldest=False):
+    def __init__(self, root, oldest=False, installer="auto"):
         self.root = root
+        self.installer = installer  # "pip", or "auto" until one of the two has installed something
         self.oldest = oldest
         self.folder = os.path.join(root, ".venv-oldest" if oldest else ".venv")
         self.python = os.path.join(
@@ -257,7 +259,8 @@ class Environment(object):
                 "installed them): delete that folder and run the command again." % self.folder
             )
         with open(self.stamp, "w") as stream:
-            json.dump({"needs": fingerprint(self.root), "extras": extras}, stream)
+            stamp = {"needs": fingerprint(self.root), "extras": extras, "installer": self.installer}
+            json.dump(stamp, stream)
 
     def constraints(self):
         """What holds the oldest environment to the lowest versions; nothing for the usual one."""
@@ -273,7 +276,10 @@ class Environment(object):
 
         pip's own configuration (an index, a proxy) is not uv's: that uv fails is no reason to stop.
         """
-        if not self.install_with_uv(wanted):
+        if self.installer != "pip" and self.install_with_uv(wanted):
+            self.installer = "uv"
+        else:
+            self.installer = "pip"
             self.install_with_pip(wanted)
 
     def install_with_uv(self, wanted):
@@ -318,9 +324,9 @@ def say(text):
     sys.stdout.flush()
 
 
-def set_up(root, requested, extras, oldest=False, torch="cuda"):
+def set_up(root, requested, extras, oldest=False, torch="cuda", installer="auto"):
     """Leave a working environment in `root`, or raise SetupError."""
-    environment = Environment(root, oldest)
+    environment = Environment(root, oldest, installer)
     environment.check(requested)
     if environment.is_current(extras):
         return
@@ -341,9 +347,17 @@ def main():
         default="auto",
         help="with CUDA's libraries or without; auto: without where there is no NVIDIA driver",
     )
+    parser.add_argument(
+        "--installer",
+        choices=["auto", "pip"],
+        default="auto",
+        help="auto: uv where it is, else pip",
+    )
     options = parser.parse_args()
     try:
-        set_up(ROOT, options.python, options.extra, options.oldest, options.torch)
+        set_up(
+            ROOT, options.python, options.extra, options.oldest, options.torch, options.installer
+        )
     except SetupError as error:
         sys.stderr.write("\n%s\n" % error)
         return 1

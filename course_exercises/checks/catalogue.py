@@ -1,8 +1,8 @@
 """Finds exercises: `course_exercises/chapters/chNN/`, a file each."""
 
 import ast
+import functools
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 
@@ -11,15 +11,17 @@ from course_exercises.authoring.framework import Exercise, registered
 
 _PACKAGE = course_exercises.chapters.__name__
 _FOLDER = Path(course_exercises.chapters.__file__).parent
+_REGISTERED = re.compile(r'\bExercise\(\s*"(\d+\.\d+)"')
 
 
 def find(exercise_id: str) -> Exercise:
-    """Returns an exercise by its id ("3.1"). Raises LookupError with a sentence for a learner."""
-    match = re.fullmatch(r"(\d+)\.(\d+)", str(exercise_id))
-    if match and int(match[1]) in chapters():
-        _load(int(match[1]))
+    """Returns an exercise by its id ("3.1"), and imports no other. Raises LookupError with a sentence
+    for a learner."""
+    if isinstance(exercise_id, str) and exercise_id in modules():
+        importlib.import_module(modules()[exercise_id])
     if not isinstance(exercise_id, str) or exercise_id not in registered:
-        near = [id for id in registered if match and id.split(".")[0] == match[1]]
+        match = re.fullmatch(r"(\d+)\.\d+", str(exercise_id))
+        near = [id for id in modules() if match and id.split(".")[0] == match[1]]
         known = f"chapter {match[1]} has {', '.join(near)}" if near else 'an id looks like "0.1"'
         raise LookupError(f"There is no exercise {exercise_id!r}; {known}.")
     return registered[exercise_id]
@@ -27,10 +29,17 @@ def find(exercise_id: str) -> Exercise:
 
 def exercises() -> list[Exercise]:
     """All exercises of the course, by chapter and number."""
-    for chapter in chapters():
-        _load(chapter)
-    ids = sorted(registered, key=lambda id: [int(part) for part in id.split(".")])
-    return [registered[id] for id in ids]
+    return [find(id) for id in modules()]
+
+
+@functools.cache
+def modules() -> dict[str, str]:
+    """The module of each exercise by its id, in the order of the course, read without importing it."""
+    found = {}
+    for file in _FOLDER.glob("ch[0-9][0-9]/*.py"):
+        for id in _REGISTERED.findall(file.read_text(encoding="utf-8")):
+            found[id] = f"{_PACKAGE}.{file.parent.name}.{file.stem}"
+    return dict(sorted(found.items(), key=lambda each: [int(part) for part in each[0].split(".")]))
 
 
 def chapters() -> list[int]:
@@ -48,9 +57,3 @@ def imported() -> list[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module)
     return sorted(name for name in names if not name.startswith(f"{_PACKAGE}."))
-
-
-def _load(chapter: int) -> None:
-    package = importlib.import_module(f"{_PACKAGE}.ch{chapter:02d}")
-    for file in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        importlib.import_module(file.name)

@@ -1,8 +1,8 @@
 """Proves the checks: unanswered they say so, solved they pass, and every plausible wrong answer is
 rejected with the hint that fits it.
 
-There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out. The run ends
-with a table: see exercise_table.py in this folder. The inputs are those of one seed,
+There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out, and what it tries
+is imported when it is tried. The run ends with a table: see exercise_table.py in this folder. The inputs are those of one seed,
 COURSE_SEED or 0; `tests/soaks/soak_checks.py` tries many.
 """
 
@@ -18,10 +18,10 @@ from course_exercises.authoring import load_answer
 from course_exercises.authoring.framework import attempt
 from course_exercises.authoring.guard import undisturbed
 from course_exercises.checks import examine
-from course_exercises.checks.catalogue import exercises
+from course_exercises.checks.catalogue import find, modules
 from course_exercises.checks.learner import render
 from course_exercises.sources.answers import source_of
-from tests.wrong_answers import collect
+from tests.wrong_answers import answers_to, load_all
 
 FEWEST_WRONG = 5
 HINTS = 3
@@ -47,23 +47,28 @@ def learners_copy(tmp_path_factory):
     return copy
 
 
-def class_of(exercise):
-    chapter = int(exercise.id.split(".")[0])
-    answers = [a for a in collect(chapter) if a.exercise == exercise.id]
-    wrongs = [a for a in answers if a.names]
-    rights = [a for a in answers if not a.names]
+def class_of(exercise_id):
+    listed = answers_to(exercise_id)
+    wrongs = [each for each in listed if each.names]
+    rights = [each for each in listed if not each.names]
 
     class TestExercise:
         def test_has_enough_hints_and_answers(self):
+            exercise = find(exercise_id)
             assert exercise.rules, "an exercise without a requirement accepts everything"
             assert len(exercise.hints) == HINTS
             assert rights, "another right way to write it"
-            assert len({a.names for a in wrongs}) >= FEWEST_WRONG, "each with its own mistake"
-            named = {name for a in wrongs for name in (a.names, a.on_nccl) if name}
+            assert len({each.names for each in wrongs}) >= FEWEST_WRONG, "each with its own mistake"
+            answers = load_all(exercise_id)
+            named = {name for a in answers for name in (a.names, a.on_nccl) if name}
             assert all(exercise.misconceptions[name] for name in named), "each with its sentence"
 
+        def test_every_answer_that_its_file_makes_is_listed(self):
+            made = [each.answer.__name__ for each in load_all(exercise_id)]
+            assert made == [each.name for each in listed]
+
         def test_the_notebook_has_the_same_name_and_points(self):
-            id = f"{exercise.id}-check"
+            exercise, id = find(exercise_id), f"{exercise_id}-check"
             [cell] = [
                 c for c in cells_of(source_of(exercise.id)) if c.nbgrader.get("grade_id") == id
             ]
@@ -71,29 +76,29 @@ def class_of(exercise):
             assert cell.source == f'check("{exercise.id}", {exercise.name})'
 
         def test_unanswered_it_says_so(self, learners_copy):
-            outcome = examine(
-                exercise.id, load_answer(exercise.id, learners_copy(source_of(exercise.id)))
-            )
-            assert render(outcome) == f"{exercise.id} {exercise.name}: not attempted yet"
+            stub = load_answer(exercise_id, learners_copy(source_of(exercise_id)))
+            name = find(exercise_id).name
+            assert render(examine(exercise_id, stub)) == f"{exercise_id} {name}: not attempted yet"
 
         def test_the_solution_passes(self, record_property):
-            record_property("solution", exercise.id)
-            must_pass(exercise, load_answer(exercise.id))
+            record_property("solution", exercise_id)
+            must_pass(exercise_id, load_answer(exercise_id))
 
-        @pytest.mark.parametrize("right", rights, ids=name_of)
+        @pytest.mark.parametrize("right", rights, ids=lambda right: right.name)
         def test_another_right_answer_passes(self, right, record_property):
-            record_property("right", exercise.id)
-            must_pass(exercise, right.answer)
+            record_property("right", exercise_id)
+            must_pass(exercise_id, right.load().answer)
 
-        @pytest.mark.parametrize("wrong", wrongs, ids=names_of)
+        @pytest.mark.parametrize("wrong", wrongs, ids=lambda wrong: f"{wrong.name}-{wrong.names}")
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
-            record_property("wrong", exercise.id)
-            failed = failures(exercise, wrong.answer, SEED)
+            record_property("wrong", exercise_id)
+            exercise, answer = find(exercise_id), wrong.load()
+            failed = failures(exercise, answer.answer, SEED)
             if not failed or not exercise.misconceptions.get(failed[0].misconception):
-                record_property("generic", exercise.id)
+                record_property("generic", exercise_id)
             first = next((line for line in failed if line.misconception), None)
             assert first, "no mistake was named"
-            assert first.misconception == wrong.named_here, first
+            assert first.misconception == answer.named_here, first
 
     return TestExercise
 
@@ -109,18 +114,10 @@ def failures(exercise, answer, seed):
     return failed
 
 
-def name_of(answer):
-    return answer.answer.__name__
-
-
-def names_of(wrong):
-    return f"{wrong.answer.__name__}-{wrong.names}"
-
-
-def must_pass(exercise, answer):
-    outcome = examine(exercise.id, answer, SEED)
+def must_pass(exercise_id, answer):
+    outcome = examine(exercise_id, answer, SEED)
     assert outcome.status == "passed", render(outcome)
 
 
-for each in exercises():
-    globals()[f"TestExercise{each.id.replace('.', '_')}"] = class_of(each)
+for each in modules():
+    globals()[f"TestExercise{each.replace('.', '_')}"] = class_of(each)

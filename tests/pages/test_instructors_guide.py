@@ -1,14 +1,13 @@
 """The instructor's pages name chapters, exercises, points and wrong answers that exist."""
 
 import re
-from functools import cache
 
 import pytest
 
 from course_exercises.checks.catalogue import chapters, exercises
 from course_exercises.sources.chapters import ROOT
 from course_exercises.sources.chapters import chapters as lessons
-from tests.wrong_answers import collect
+from tests.wrong_answers import answers_to
 
 GUIDE = (ROOT / "INSTRUCTORS.md").read_text(encoding="utf-8")
 GRADING = (ROOT / "docs" / "grading.md").read_text(encoding="utf-8")
@@ -16,11 +15,6 @@ MISCONCEPTIONS = (ROOT / "docs" / "misconceptions.md").read_text(encoding="utf-8
 CHAPTERS = GUIDE.partition("## The chapters")[2].partition("\n## ")[0]
 LEVELS = GUIDE.partition("## Which exercise")[2].partition("\n## ")[0]
 MISTAKES = re.findall(r"(?m)^\| (\d\d) \|.*\| (\d+\.\d+) `(\w+)` \|$", MISCONCEPTIONS)
-
-
-@cache
-def wrong_answers(chapter: int) -> set[tuple[str, str]]:
-    return {(each.exercise, each.answer.__name__) for each in collect(chapter) if each.names}
 
 
 def test_every_exercise_has_one_level_with_its_name_and_points() -> None:
@@ -42,7 +36,7 @@ def test_the_levels_are_those_of_the_exercises() -> None:
 @pytest.mark.parametrize(("chapter", "exercise", "name"), MISTAKES)
 def test_a_wrong_answer_of_the_guide_is_in_the_library(chapter, exercise, name) -> None:
     assert exercise.startswith(f"{int(chapter)}.")
-    assert (exercise, name) in wrong_answers(int(chapter))
+    assert name in {each.name for each in answers_to(exercise) if each.names}
 
 
 def test_every_chapter_has_misconceptions() -> None:

@@ -635,6 +635,7 @@ def test_the_glossary_is_in_order_and_has_no_word_twice():
 # ---- messages ------------------------------------------------------------------------------------
 
 
+@functools.cache
 def spoken() -> str:
     """All texts in the source of the package, each on a line, with ? for what is filled in."""
     lines = []
@@ -648,7 +649,6 @@ def spoken() -> str:
     return "\n".join(lines)
 
 
-SPOKEN = spoken()
 LAUNCH = list(table("it says", "what happened"))
 CHECK = list(table("it says", "what it means"))
 TORCH = list(table("it says", "why, in this course"))
@@ -659,7 +659,7 @@ def test_the_package_says_so(cells):
     said = quotes(cells[0])
     assert said
     for words in said:
-        assert words in SPOKEN, words
+        assert words in spoken(), words
 
 
 @pytest.mark.parametrize("cells", [c for c in LAUNCH + TORCH if c[-1]], ids=lambda cells: cells[0])

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -144,6 +145,17 @@ def test_uv_installs_where_it_is_and_pip_where_it_cannot(
     setup_env.set_up(str(course), "", ["dev"])
     assert (course / "uv").read_text() == f"pip install --python {python} -e .[dev]\n"
     assert (course / "pip").exists() == with_pip
+    installer = json.loads((course / ".venv/course.json").read_text())["installer"]
+    assert installer == ("pip" if with_pip else "uv")
+
+
+def test_pip_installs_where_it_is_asked_for(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(course / "bin/uv", f"echo >> {course}/uv")
+    monkeypatch.setenv("PATH", f"{course}/bin:{os.environ['PATH']}")
+    environment(course, pip=f"echo pip >> {course}/pip")
+    setup_env.set_up(str(course), "", ["dev"], installer="pip")
+    assert (course / "pip").exists() and not (course / "uv").exists()
+    assert json.loads((course / ".venv/course.json").read_text())["installer"] == "pip"
 
 
 @pytest.mark.skipif(
@@ -319,10 +331,24 @@ def test_make_without_any_python_is_explained(tmp_path: Path) -> None:
     assert "Python 3.11, 3.12 or 3.13, and here there is none: install one" in run.stderr
 
 
-def test_ci_runs_what_the_readme_says_and_nothing_else() -> None:
-    lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert lines == ["#!/bin/sh", 'cd "$(dirname "$0")/.." && exec make test']
-    assert os.access(ROOT / ".ci/run", os.X_OK)
+@pytest.mark.parametrize(("fails", "red"), [("", False), ("test", True), ("test-all", True)])
+def test_ci_runs_both_commands_and_installs_with_pip(tmp_path: Path, fails: str, red: bool) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci")
+    said = 'echo "$1 $CI $INSTALLER $(cat)" >> calls; [ "$1" != "$FAILS" ] || exit 2'
+    script(tmp_path / "bin/make", said)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    run = subprocess.run(
+        [tmp_path / ".ci/run"], env={"PATH": path, "FAILS": fails}, input=b"typed", check=False
+    )
+    assert (run.returncode != 0) == red
+    assert (tmp_path / "calls").read_text() == "test true pip \ntest-all true pip \n"
+
+
+@needs_make
+def test_make_hands_the_installer_on() -> None:
+    assert '--installer "pip"' in make("-n", "test", INSTALLER="pip").stdout
+    assert "--installer" not in make("-n", "test").stdout
 
 
 def test_there_is_one_list_of_versions() -> None:

@@ -9,17 +9,25 @@ wrong one with the hint that fits it, and accepts every right one.
 
     @right("3.1")
     def averages_one_flat_buffer(model): ...
+
+    doubled = wrong("5.3", names="doubled")(spoilt(schedule, "doubled"))    # made, not written
+
+Which answers there are is read from the text, so that no test imports an answer but to try it: `wrong`
+and `right` are called as above, with literals, once for an answer of that name.
 """
 
+import ast
+import functools
 import importlib
-import importlib.util
 import os
-import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
+
+from course_exercises.checks import catalogue
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,20 @@ class Answer:
         return self.on_nccl if self.on_nccl and _under_rules() else self.names
 
 
+@dataclass(frozen=True)
+class Listed:
+    """What the text says of an answer: its name, and the misconception as in `Answer`."""
+
+    exercise: str
+    name: str
+    names: str | None = None
+
+    def load(self) -> Answer:
+        """The answer itself."""
+        [answer] = [a for a in load_all(self.exercise) if a.answer.__name__ == self.name]
+        return answer
+
+
 _answers: list[Answer] = []
 
 
@@ -52,18 +74,46 @@ def right(exercise_id: str) -> Callable:
     return _adding(exercise_id, None)
 
 
-def collect(chapter: int) -> list[Answer]:
-    """The answers of a chapter, by exercise, in the order in which they are written."""
-    name = f"{__name__}.ch{chapter:02d}"
-    if importlib.util.find_spec(name) is None:
-        return []
-    package = importlib.import_module(name)
+def answers_to(exercise_id: str) -> list[Listed]:
+    """The answers to an exercise, in the order in which they are written. Nothing is imported."""
+    *folders, name = _module(exercise_id).split(".")
+    file = Path(__file__).parents[2].joinpath(*folders, f"{name}.py")
+    return [each for each in _listed(file) if each.exercise == exercise_id]
+
+
+def load_all(exercise_id: str) -> list[Answer]:
+    """The answers to an exercise, in the order in which their file makes them."""
+    module = importlib.import_module(_module(exercise_id))
     # ranks cannot import this folder: send its functions by value, as those of a notebook are
-    cloudpickle.register_pickle_by_value(package)
-    for file in pkgutil.iter_modules(package.__path__, f"{name}."):
-        importlib.import_module(file.name)
-    own = [a for a in _answers if a.exercise.split(".")[0] == str(chapter)]
-    return sorted(own, key=lambda a: int(a.exercise.split(".")[1]))
+    cloudpickle.register_pickle_by_value(importlib.import_module(module.__package__))
+    return [a for a in _answers if a.exercise == exercise_id]
+
+
+def _module(exercise_id: str) -> str:
+    chapter, name = catalogue.modules()[exercise_id].split(".")[-2:]
+    return f"{__name__}.{chapter}.{name}"
+
+
+@functools.cache
+def _listed(file: Path) -> list[Listed]:
+    return [
+        Listed(
+            call.args[0].value, name, *(k.value.value for k in call.keywords if k.arg == "names")
+        )
+        for name, call in _calls(ast.parse(file.read_text(encoding="utf-8")))
+        if getattr(call.func, "id", "") in ("wrong", "right")
+    ]
+
+
+def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """The names that a module binds, and the calls that decorate or make what they are bound to."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield from ((node.name, d) for d in node.decorator_list if isinstance(d, ast.Call))
+        elif isinstance(node, ast.Assign) and isinstance(
+            made := getattr(node.value, "func", None), ast.Call
+        ):
+            yield node.targets[0].id, made
 
 
 def _under_rules() -> bool:

@@ -75,25 +75,14 @@ def _as_function(kind):
     return compare
 
 
-def _right(kind):
-    right("4.5")(_as_function(kind))
-    return kind
-
-
-def _wrong(names):
-    def add(kind):
-        wrong("4.5", names=names)(_as_function(kind))
-        return kind
-
-    return add
-
-
-@_right
+@right("4.5")
+@_as_function
 class MeasuresStageByStage(_Comparison):
     pass
 
 
-@_wrong("rows-missing")
+@wrong("4.5", names="rows-missing")
+@_as_function
 class LeavesOutARow(_Comparison):
     def __call__(self, *arguments):
         table = super().__call__(*arguments)
@@ -101,14 +90,16 @@ class LeavesOutARow(_Comparison):
         return table
 
 
-@_wrong("remainder-last")
+@wrong("4.5", names="remainder-last")
+@_as_function
 class RestToTheLastStage(_Comparison):
     def equal_layers(self):
         size = len(self.layers) // self.stages
         return [size * stage for stage in range(1, self.stages)]
 
 
-@_wrong("cut-of-ones")
+@wrong("4.5", names="cut-of-ones")
+@_as_function
 class CutsEqualCosts(_Comparison):
     def __call__(self, layers, inputs, seconds, stages, cut):
         self.cuts = cut([1] * len(layers), stages)
@@ -118,13 +109,15 @@ class CutsEqualCosts(_Comparison):
         return self.cuts
 
 
-@_wrong("shares-rounded")
+@wrong("4.5", names="shares-rounded")
+@_as_function
 class RoundsTheShares(_Comparison):
     def equal_layers(self):
         return [round(i * len(self.layers) / self.stages) for i in range(1, self.stages)]
 
 
-@_wrong("kept-by-layer")
+@wrong("4.5", names="kept-by-layer")
+@_as_function
 class AsksLayerByLayer(_Comparison):
     def memory(self, parts):
         result, arriving = [], self.inputs
@@ -139,7 +132,8 @@ class AsksLayerByLayer(_Comparison):
         return result
 
 
-@_wrong("input-needs-gradient")
+@wrong("4.5", names="input-needs-gradient")
+@_as_function
 class HandsTheOutputOn(_Comparison):
     """Right where something before the cut learns."""
 
@@ -147,13 +141,15 @@ class HandsTheOutputOn(_Comparison):
         return outputs
 
 
-@_wrong("evaluation-mode")
+@wrong("4.5", names="evaluation-mode")
+@_as_function
 class MeasuresInEvaluationMode(_Comparison):
     def memory(self, parts):
         return super().memory([part.eval() for part in parts])
 
 
-@_wrong("evaluation-mode")
+@wrong("4.5", names="evaluation-mode")
+@_as_function
 class MeasuresInEvaluationModeAndRestores(_Comparison):
     def memory(self, parts):
         result = super().memory([part.eval() for part in parts])
@@ -161,44 +157,51 @@ class MeasuresInEvaluationModeAndRestores(_Comparison):
         return result
 
 
-@_wrong("four-bytes")
+@wrong("4.5", names="four-bytes")
+@_as_function
 class CountsFourBytesForParameters(_Comparison):
     def bytes(self, tensor):
         return 4 * tensor.numel() if isinstance(tensor, nn.Parameter) else tensor.nbytes
 
 
-@_wrong("same-cuts")
+@wrong("4.5", names="same-cuts")
+@_as_function
 class ProfilesTheEqualLayersToo(_Comparison):
     def __call__(self, layers, inputs, seconds, stages, cut):
         table = super().__call__(layers, inputs, seconds, stages, cut)
         return dict.fromkeys(table, table["profiled time"])
 
 
-@_wrong("trainable-only")
+@wrong("4.5", names="trainable-only")
+@_as_function
 class CountsWhatLearns(_Comparison):
     def size(self, layer):
         return sum(p.numel() for p in layer.parameters() if p.requires_grad)
 
 
-@_wrong("sum-not-slowest")
+@wrong("4.5", names="sum-not-slowest")
+@_as_function
 class AddsTheStages(_Comparison):
     def slowest(self, times):
         return sum(times)
 
 
-@_wrong("mean-not-slowest")
+@wrong("4.5", names="mean-not-slowest")
+@_as_function
 class AveragesTheStages(_Comparison):
     def slowest(self, times):
         return sum(times) / len(times)
 
 
-@_wrong("slowest-layer")
+@wrong("4.5", names="slowest-layer")
+@_as_function
 class LooksForTheSlowestLayer(_Comparison):
     def slowest(self, times):
         return max(self.seconds)
 
 
-@_wrong("costs-not-seconds")
+@wrong("4.5", names="costs-not-seconds")
+@_as_function
 class BalancesAndReportsCosts(_Comparison):
     def __call__(self, layers, inputs, seconds, stages, cut):
         table = super().__call__(layers, inputs, seconds, stages, cut)
@@ -209,73 +212,85 @@ class BalancesAndReportsCosts(_Comparison):
         return table
 
 
-@_wrong("idle-one-batch")
+@wrong("4.5", names="idle-one-batch")
+@_as_function
 class LetsOneBatchThrough(_Comparison):
     def idle(self, times):
         return 1 - 1 / self.stages
 
 
-@_wrong("one-number")
+@wrong("4.5", names="one-number")
+@_as_function
 class ReturnsEachStagesIdleShare(_Comparison):
     def idle(self, times):
         return [1 - t / max(times) for t in times]
 
 
-@_wrong("one-number")
+@wrong("4.5", names="one-number")
+@_as_function
 class ReturnsTheSecondsOfAllStages(_Comparison):
     def slowest(self, times):
         return times
 
 
-@_wrong("idle-of-one-stage")
+@wrong("4.5", names="idle-of-one-stage")
+@_as_function
 class ComparesFastestWithSlowest(_Comparison):
     def idle(self, times):
         return 1 - min(times) / max(times)
 
 
-@_wrong("busy-not-idle")
+@wrong("4.5", names="busy-not-idle")
+@_as_function
 class ReturnsTheBusyShare(_Comparison):
     def idle(self, times):
         return sum(times) / (len(times) * max(times))
 
 
-@_wrong("idle-not-share")
+@wrong("4.5", names="idle-not-share")
+@_as_function
 class ReturnsIdleSeconds(_Comparison):
     def idle(self, times):
         return sum(max(times) - t for t in times)
 
 
-@_wrong("list-of-stages")
+@wrong("4.5", names="list-of-stages")
+@_as_function
 class ReportsTheFullestStage(_Comparison):
     def memory(self, parts):
         return max(super().memory(parts))
 
 
-@_wrong("gradients-forgotten")
+@wrong("4.5", names="gradients-forgotten")
+@_as_function
 class ForgetsTheGradients(_Comparison):
     def gradient(self, parameter):
         return 0
 
 
-@_wrong("gradients-forgotten")
+@wrong("4.5", names="gradients-forgotten")
+@_as_function
 class CountsWhatBackwardAdds(_Comparison):
     def held(self, part):
         return sum(map(self.gradient, part.parameters())) + sum(map(self.bytes, part.buffers()))
 
 
-@_wrong("activations-forgotten")
+@wrong("4.5", names="activations-forgotten")
+@_as_function
 class ForgetsTheActivations(_Comparison):
     def memory(self, parts):
         return [self.held(part) for part in parts]
 
 
-@_wrong("input-needs-gradient")
+@wrong("4.5", names="input-needs-gradient")
+@_as_function
 class DetachesAndLeavesIt(_Comparison):
     def over_the_cut(self, outputs):
         return outputs.detach()
 
 
-@_wrong("first-input-leaf")
+@wrong("4.5", names="first-input-leaf")
+@_as_function
 class TreatsTheBatchLikeACut(_Comparison):
     def memory(self, parts):
         if self.inputs.is_floating_point():
@@ -283,55 +298,64 @@ class TreatsTheBatchLikeACut(_Comparison):
         return super().memory(parts)
 
 
-@_wrong("whole-model")
+@wrong("4.5", names="whole-model")
+@_as_function
 class MeasuresTheWholeModel(_Comparison):
     def memory(self, parts):
         return super().memory([self.layers]) * self.stages
 
 
-@_wrong("frozen-gradient")
+@wrong("4.5", names="frozen-gradient")
+@_as_function
 class GivesEveryParameterAGradient(_Comparison):
     def gradient(self, parameter):
         return self.bytes(parameter)
 
 
-@_wrong("buffers-forgotten")
+@wrong("4.5", names="buffers-forgotten")
+@_as_function
 class ForgetsTheBuffers(_Comparison):
     def held(self, part):
         return sum(self.bytes(p) + self.gradient(p) for p in part.parameters())
 
 
-@_wrong("tied-twice")
+@wrong("4.5", names="tied-twice")
+@_as_function
 class WalksOverTheLayers(_Comparison):
     def held(self, part):
-        return sum(super(WalksOverTheLayers, self).held(layer) for layer in part)
+        return sum(_Comparison.held(self, layer) for layer in part)
 
 
-@_wrong("four-bytes")
+@wrong("4.5", names="four-bytes")
+@_as_function
 class AssumesFourBytes(_Comparison):
     def bytes(self, tensor):
         return 4 * tensor.numel()
 
 
-@_wrong("ends-included")
+@wrong("4.5", names="ends-included")
+@_as_function
 class CutsAtBothEnds(_Comparison):
     def row(self, cuts):
         return super().row(cuts) | {"cuts": [0, *cuts, len(self.layers)]}
 
 
-@_wrong("index-not-seconds")
+@wrong("4.5", names="index-not-seconds")
+@_as_function
 class SaysWhichIsSlowest(_Comparison):
     def slowest(self, times):
         return times.index(max(times))
 
 
-@_wrong("inputs-not-handed-on")
+@wrong("4.5", names="inputs-not-handed-on")
+@_as_function
 class FeedsTheBatchToEveryStage(_Comparison):
     def over_the_cut(self, outputs):
         return self.inputs
 
 
-@_wrong("report-not-bytes")
+@wrong("4.5", names="report-not-bytes")
+@_as_function
 class AddsTheReport(_Comparison):
     def memory(self, parts):
         with kept_for_backward(parts[0]) as kept:
@@ -339,20 +363,23 @@ class AddsTheReport(_Comparison):
         return [kept + self.held(part) for part in parts]
 
 
-@_wrong("first-input-leaf")
+@wrong("4.5", names="first-input-leaf")
+@_as_function
 class RequiresGradientsOfEveryInput(_Comparison):
     def memory(self, parts):
         self.inputs = self.inputs.detach().requires_grad_()
         return super().memory(parts)
 
 
-@_wrong("optimizer-counted")
+@wrong("4.5", names="optimizer-counted")
+@_as_function
 class AddsAMomentum(_Comparison):
     def gradient(self, parameter):
         return 2 * super().gradient(parameter)
 
 
-@_wrong("outputs-counted")
+@wrong("4.5", names="outputs-counted")
+@_as_function
 class AddsTheOutputs(_Comparison):
     def memory(self, parts):
         result, arriving = [], self.inputs
@@ -364,31 +391,36 @@ class AddsTheOutputs(_Comparison):
         return result
 
 
-@_wrong("bytes-not-numbers")
+@wrong("4.5", names="bytes-not-numbers")
+@_as_function
 class BalancesBytes(_Comparison):
     def size(self, layer):
         return sum(p.nbytes for p in layer.parameters())
 
 
-@_wrong("not-what-cut-returns")
+@wrong("4.5", names="not-what-cut-returns")
+@_as_function
 class CountsTensors(_Comparison):
     def size(self, layer):
         return len(list(layer.parameters()))
 
 
-@_wrong("not-what-cut-returns")
+@wrong("4.5", names="not-what-cut-returns")
+@_as_function
 class CutsByItself(_Comparison):
     def __call__(self, layers, inputs, seconds, stages, cut):
         return super().__call__(layers, inputs, seconds, stages, cuts_at_the_best_last_stage)
 
 
-@_wrong("rounded")
+@wrong("4.5", names="rounded")
+@_as_function
 class RoundsTheIdleShare(_Comparison):
     def idle(self, times):
         return round(super().idle(times), 2)
 
 
-@_wrong("training-mode")
+@wrong("4.5", names="training-mode")
+@_as_function
 class MeasuresInTrainingMode(_Comparison):
     def memory(self, parts):
         modes = {module: module.training for module in self.layers.modules()}

@@ -7,11 +7,10 @@ from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch05.one_forward_one_backward import backward_first_in_each_pair
 from tests.wrong_answers.ch05.shared import (
-    SPOILT,
-    add_spoilt,
     both_orders,
     combined,
     ops,
+    spoilt,
     turns,
     way,
     with_warm_up,
@@ -175,8 +174,19 @@ def flushes_after_the_first_group(stages, micro_batches, chunks):
     return [a + b for a, b in zip(first, later, strict=True)]
 
 
-for mistake, spoil in SPOILT.items():
-    add_spoilt("5.4", from_two_lists, mistake, spoil)
+flat_list = wrong("5.4", names="flat-list")(spoilt(from_two_lists, "flat-list"))
+not_one_list_per_rank = wrong("5.4", names="not-one-list-per-rank")(
+    spoilt(from_two_lists, "not-one-list-per-rank")
+)
+idle_entries = wrong("5.4", names="idle-entries")(spoilt(from_two_lists, "idle-entries"))
+not_ops = wrong("5.4", names="not-ops")(spoilt(from_two_lists, "not-ops"))
+counted_from_one = wrong("5.4", names="counted-from-one")(
+    spoilt(from_two_lists, "counted-from-one")
+)
+unknown_work = wrong("5.4", names="unknown-work")(spoilt(from_two_lists, "unknown-work"))
+missing = wrong("5.4", names="missing")(spoilt(from_two_lists, "missing"))
+doubled = wrong("5.4", names="doubled")(spoilt(from_two_lists, "doubled"))
+cannot_run = wrong("5.4", names="cannot-run")(spoilt(from_two_lists, "cannot-run"))
 
 
 @wrong("5.4", names="built-in-schedule")

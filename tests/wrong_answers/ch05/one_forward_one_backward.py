@@ -6,7 +6,7 @@ from course_utils.lesson import schedules
 from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch05.gpipe import backwards_in_reverse_order
-from tests.wrong_answers.ch05.shared import SPOILT, add_spoilt, ops, renamed, turns, with_warm_up
+from tests.wrong_answers.ch05.shared import ops, renamed, spoilt, turns, with_warm_up
 
 
 @right("5.3")
@@ -163,5 +163,20 @@ def interleaves_one_chunk(stages, micro_batches):
     return [row[:] for row in built_in(stages, micro_batches)]
 
 
-for mistake, spoil in SPOILT.items():
-    add_spoilt("5.3", backward_first_in_each_pair, mistake, spoil)
+flat_list = wrong("5.3", names="flat-list")(spoilt(backward_first_in_each_pair, "flat-list"))
+not_one_list_per_rank = wrong("5.3", names="not-one-list-per-rank")(
+    spoilt(backward_first_in_each_pair, "not-one-list-per-rank")
+)
+idle_entries = wrong("5.3", names="idle-entries")(
+    spoilt(backward_first_in_each_pair, "idle-entries")
+)
+not_ops = wrong("5.3", names="not-ops")(spoilt(backward_first_in_each_pair, "not-ops"))
+counted_from_one = wrong("5.3", names="counted-from-one")(
+    spoilt(backward_first_in_each_pair, "counted-from-one")
+)
+unknown_work = wrong("5.3", names="unknown-work")(
+    spoilt(backward_first_in_each_pair, "unknown-work")
+)
+missing = wrong("5.3", names="missing")(spoilt(backward_first_in_each_pair, "missing"))
+doubled = wrong("5.3", names="doubled")(spoilt(backward_first_in_each_pair, "doubled"))
+cannot_run = wrong("5.3", names="cannot-run")(spoilt(backward_first_in_each_pair, "cannot-run"))

@@ -4,7 +4,6 @@ import functools
 from itertools import chain, zip_longest
 
 from course_utils.lesson.schedules import Op
-from tests.wrong_answers import wrong
 
 
 def ops(kind, numbers, chunk=0):
@@ -72,10 +71,12 @@ SPOILT = {
 }
 
 
-def add_spoilt(exercise, schedule, mistake, spoil):
-    @wrong(exercise, names=mistake)
-    @functools.wraps(schedule)
-    def spoilt(*arguments):
-        return spoil(schedule(*arguments))
+def spoilt(schedule, mistake):
+    """The answer `schedule`, whose rows one thing happens to."""
 
-    spoilt.__name__ = mistake.replace("-", "_")
+    @functools.wraps(schedule)
+    def answer(*arguments):
+        return SPOILT[mistake](schedule(*arguments))
+
+    answer.__name__ = mistake.replace("-", "_")
+    return answer

@@ -22,14 +22,9 @@ def _places(rank, ranks, own):
     return counts_from_both_ends(own * ranks, ranks, rank)
 
 
-def _wrong_ring(names):
-    """Decorator: the ring of this class, as a wrong answer to 10.3."""
-
-    def add(cls):
-        wrong("10.3", names=names)(function(cls(), cls.__name__))
-        return cls
-
-    return add
+def _as_function(cls):
+    """Decorator: the ring of this class."""
+    return function(cls(), cls.__name__)
 
 
 @right("10.3")
@@ -86,19 +81,22 @@ def sends_ahead(q, k, v):
     return result[0]
 
 
-@_wrong_ring("own-pages-only")
+@wrong("10.3", names="own-pages-only")
+@_as_function
 class NeverTurns(RingOf):
     def hops(self, ranks):
         return 0
 
 
-@_wrong_ring("a-hop-missing")
+@wrong("10.3", names="a-hop-missing")
+@_as_function
 class StopsEarly(RingOf):
     def hops(self, ranks):
         return max(ranks - 2, 0)
 
 
-@_wrong_ring("no-mask")
+@wrong("10.3", names="no-mask")
+@_as_function
 class SeesEverything(RingOf):
     def own(self, q, k, v):
         return attend(q, k, v)
@@ -107,32 +105,37 @@ class SeesEverything(RingOf):
         return merged(result, attend(q, k, v))
 
 
-@_wrong_ring("own-mask-only")
+@wrong("10.3", names="own-mask-only")
+@_as_function
 class MasksItsOwnPagesOnly(RingOf):
     def merge_in(self, result, q, k, v, *where):
         return merged(result, attend(q, k, v))
 
 
-@_wrong_ring("mask-by-chunk")
+@wrong("10.3", names="mask-by-chunk")
+@_as_function
 class MasksByChunk(RingOf):
     def own(self, q, k, v):
         chunk = torch.arange(q.shape[2], device=q.device) // (q.shape[2] // 2)
         return attend(q, k, v, chunk.unsqueeze(1) >= chunk)
 
 
-@_wrong_ring("mask-as-blocks")
+@wrong("10.3", names="mask-as-blocks")
+@_as_function
 class TakesThemForBlocks(RingOf):
     def merge_in(self, result, q, k, v, earlier, *where):
         return merged(result, attend(q, k, v)) if earlier else result
 
 
-@_wrong_ring("triangle-everywhere")
+@wrong("10.3", names="triangle-everywhere")
+@_as_function
 class MasksEveryHop(RingOf):
     def merge_in(self, result, q, k, v, *where):
         return merged(result, attend(q, k, v, triangle(q)))
 
 
-@_wrong_ring("triangle-everywhere")
+@wrong("10.3", names="triangle-everywhere")
+@_as_function
 class MasksWhatIsCutOut(RingOf):
     def merge_in(self, result, q, k, v, earlier, *where):
         half, mask = q.shape[2] // 2, triangle(q)
@@ -143,31 +146,36 @@ class MasksWhatIsCutOut(RingOf):
         return tuple(torch.cat([x[:, :, :half], y], dim=2) for x, y in zip(result, new))
 
 
-@_wrong_ring("cases-swapped")
+@wrong("10.3", names="cases-swapped")
+@_as_function
 class SwapsTheCases(RingOf):
     def earlier(self, rank, hop):
         return hop > rank
 
 
-@_wrong_ring("other-way-round")
+@wrong("10.3", names="other-way-round")
+@_as_function
 class TakesThemForTheNext(RingOf):
     def merge_in(self, result, q, k, v, earlier, rank, ranks, hop):
         return super().merge_in(result, q, k, v, rank + hop >= ranks, rank, ranks, hop)
 
 
-@_wrong_ring("not-scaled")
+@wrong("10.3", names="not-scaled")
+@_as_function
 class ForgetsTheScale(RingOf):
     def __call__(self, q, k, v):
         return super().__call__(q * q.shape[-1] ** 0.5, k, v)
 
 
-@_wrong_ring("merged-by-mean")
+@wrong("10.3", names="merged-by-mean")
+@_as_function
 class AveragesParts(RingOf):
     def merge(self, one, other):
         return (one[0] + other[0]) / 2, torch.logaddexp(one[1], other[1])
 
 
-@_wrong_ring("not-a-number")
+@wrong("10.3", names="not-a-number")
+@_as_function
 class MasksWholeRows(RingOf):
     """Rows that see nothing: minus infinity minus itself."""
 
@@ -177,7 +185,8 @@ class MasksWholeRows(RingOf):
         return merged(result, attend(q, k, v, (mine.unsqueeze(1) >= theirs).to(q.device)))
 
 
-@_wrong_ring("computes-masked-pairs")
+@wrong("10.3", names="computes-masked-pairs")
+@_as_function
 class MasksAll(RingOf):
     """Right, and twice the work: rows that see nothing are put right afterwards."""
 
@@ -191,7 +200,8 @@ class MasksAll(RingOf):
         return out, torch.where(seen, new[1], result[1])
 
 
-@_wrong_ring("not-waited")
+@wrong("10.3", names="not-waited")
+@_as_function
 class DoesNotWait(RingOf):
     def turn(self, k, v):
         rank, ranks = place_of()
@@ -204,13 +214,15 @@ class DoesNotWait(RingOf):
         return arriving
 
 
-@_wrong_ring("sends-too-much")
+@wrong("10.3", names="sends-too-much")
+@_as_function
 class SendsQueriesToo(RingOf):
     def turn(self, k, v):
         return pass_on(k, v, k)[:2]
 
 
-@_wrong_ring("sends-too-much")
+@wrong("10.3", names="sends-too-much")
+@_as_function
 class TurnsOnceMore(RingOf):
     def __call__(self, q, k, v):
         out = super().__call__(q, k, v)
@@ -219,7 +231,8 @@ class TurnsOnceMore(RingOf):
         return out
 
 
-@_wrong_ring("two-ranks")
+@wrong("10.3", names="two-ranks")
+@_as_function
 class FixesTheHops(RingOf):
     """The first check draws three ranks or four, and then there are two."""
 
@@ -227,7 +240,8 @@ class FixesTheHops(RingOf):
         return max(ranks - 1, 2)
 
 
-@_wrong_ring("arguments-changed")
+@wrong("10.3", names="arguments-changed")
+@_as_function
 class ScalesInPlace(RingOf):
     def __call__(self, q, k, v):
         out = super().__call__(q, k, v)
@@ -276,49 +290,57 @@ def receives_first(q, k, v):
     return result[0]
 
 
-@_wrong_ring("rank-0-after")
+@wrong("10.3", names="rank-0-after")
+@_as_function
 class TakesRankZeroForLater(RingOf):
     def earlier(self, rank, hop):
         return hop < rank
 
 
-@_wrong_ring("own-pages-unmasked")
+@wrong("10.3", names="own-pages-unmasked")
+@_as_function
 class MasksOtherPagesOnly(RingOf):
     def own(self, q, k, v):
         return attend(q, k, v)
 
 
-@_wrong_ring("keys-and-values-parted")
+@wrong("10.3", names="keys-and-values-parted")
+@_as_function
 class PassesKeysOnly(RingOf):
     def turn(self, k, v):
         return pass_on(k)[0], v
 
 
-@_wrong_ring("keys-and-values-parted")
+@wrong("10.3", names="keys-and-values-parted")
+@_as_function
 class PassesValuesOnly(RingOf):
     def turn(self, k, v):
         return k, pass_on(v)[0]
 
 
-@_wrong_ring("added-up")
+@wrong("10.3", names="added-up")
+@_as_function
 class AddsParts(RingOf):
     def merge(self, one, other):
         return one[0] + other[0], torch.logaddexp(one[1], other[1])
 
 
-@_wrong_ring("last-pages-only")
+@wrong("10.3", names="last-pages-only")
+@_as_function
 class KeepsTheLastPart(RingOf):
     def merge(self, one, other):
         return other
 
 
-@_wrong_ring("first-logsumexp-only")
+@wrong("10.3", names="first-logsumexp-only")
+@_as_function
 class KeepsTheFirstLogsumexp(RingOf):
     def merge(self, one, other):
         return merged(one, other)[0], one[1]
 
 
-@_wrong_ring("two-ranks")
+@wrong("10.3", names="two-ranks")
+@_as_function
 class SendsToItself(RingOf):
     """The last hop, which nobody needs, is one too many where a rank is alone."""
 

@@ -142,18 +142,13 @@ def the_last_rank_writes_and_compresses(training, images, labels, folder, steps,
     _loop(training, images, labels, folder, steps, batch, every, **more)
 
 
-def _wrong_loop(names, **slips):
-    def add(name):
-        def train(training, images, labels, folder, steps, batch, every):
-            made = {
-                key: make() if key in ("order", "resume") else make for key, make in slips.items()
-            }
-            _loop(training, images, labels, folder, steps, batch, every, **made)
+def _train(name, **slips):
+    def train(training, images, labels, folder, steps, batch, every):
+        made = {key: make() if key in ("order", "resume") else make for key, make in slips.items()}
+        _loop(training, images, labels, folder, steps, batch, every, **made)
 
-        train.__name__ = name
-        return wrong("13.2", names=names)(train)
-
-    return add
+    train.__name__ = name
+    return train
 
 
 def _loads_the_model(training, state):
@@ -190,61 +185,84 @@ def _filled_up():
     return order
 
 
-never_loads = _wrong_loop("from-zero", read=lambda path: None)("never_loads")
-begins_the_order_again = _wrong_loop("position-lost", resume=lambda: lambda done: 0)(
-    "begins_the_order_again"
+never_loads = wrong("13.2", names="from-zero")(_train("never_loads", read=lambda path: None))
+begins_the_order_again = wrong("13.2", names="position-lost")(
+    _train("begins_the_order_again", resume=lambda: lambda done: 0)
 )
-loads_no_state = _wrong_loop("state-not-loaded", load=lambda training, state: None)(
-    "loads_no_state"
+loads_no_state = wrong("13.2", names="state-not-loaded")(
+    _train("loads_no_state", load=lambda training, state: None)
 )
-saves_the_model_alone = _wrong_loop(
-    "momentum-lost",
-    state_of=lambda training: {"model": training.state_dict()["model"]},
-    load=_loads_the_model,
-)("saves_the_model_alone")
-does_a_step_twice = _wrong_loop("one-step-off", resume=lambda: lambda done: done - 1)(
-    "does_a_step_twice"
+saves_the_model_alone = wrong("13.2", names="momentum-lost")(
+    _train(
+        "saves_the_model_alone",
+        state_of=lambda training: {"model": training.state_dict()["model"]},
+        load=_loads_the_model,
+    )
 )
-in_their_own_order = _wrong_loop("not-shuffled", order=_in_their_own_order)("in_their_own_order")
-always_the_same_order = _wrong_loop("same-order", order=_always_the_same)("always_the_same_order")
-draws_as_it_goes = _wrong_loop("another-order", order=_drawn_as_it_goes)("draws_as_it_goes")
-fills_the_last_batch = _wrong_loop("used-twice", order=_filled_up)("fills_the_last_batch")
-drops_the_rest = _wrong_loop("left-over-lost", step_count=math.floor)("drops_the_rest")
-each_rank_its_rows = _wrong_loop(
-    "share-on-each-rank", rows_of=lambda rows: rows[dist.get_rank() :: dist.get_world_size()]
-)("each_rank_its_rows")
-saves_on_rank_0_only = _wrong_loop("one-rank-saves", saves=lambda: dist.get_rank() == 0)(
-    "saves_on_rank_0_only"
+does_a_step_twice = wrong("13.2", names="one-step-off")(
+    _train("does_a_step_twice", resume=lambda: lambda done: done - 1)
 )
-writes_in_place = _wrong_loop(
-    "in-place",
-    write=lambda path, content: path.write_bytes(content),
-    read=lambda path: path.read_bytes(),
-    sealed=lambda content: content,
-)("writes_in_place")
-has_no_checksum = _wrong_loop(
-    "no-fallback", read=lambda path: path.read_bytes(), sealed=lambda content: content
-)("has_no_checksum")
-keeps_one = _wrong_loop("no-fallback", keep=1)("keeps_one")
-forgets_the_last = _wrong_loop("last-not-saved", save_last=False)("forgets_the_last")
+in_their_own_order = wrong("13.2", names="not-shuffled")(
+    _train("in_their_own_order", order=_in_their_own_order)
+)
+always_the_same_order = wrong("13.2", names="same-order")(
+    _train("always_the_same_order", order=_always_the_same)
+)
+draws_as_it_goes = wrong("13.2", names="another-order")(
+    _train("draws_as_it_goes", order=_drawn_as_it_goes)
+)
+fills_the_last_batch = wrong("13.2", names="used-twice")(
+    _train("fills_the_last_batch", order=_filled_up)
+)
+drops_the_rest = wrong("13.2", names="left-over-lost")(
+    _train("drops_the_rest", step_count=math.floor)
+)
+each_rank_its_rows = wrong("13.2", names="share-on-each-rank")(
+    _train(
+        "each_rank_its_rows", rows_of=lambda rows: rows[dist.get_rank() :: dist.get_world_size()]
+    )
+)
+saves_on_rank_0_only = wrong("13.2", names="one-rank-saves")(
+    _train("saves_on_rank_0_only", saves=lambda: dist.get_rank() == 0)
+)
+writes_in_place = wrong("13.2", names="in-place")(
+    _train(
+        "writes_in_place",
+        write=lambda path, content: path.write_bytes(content),
+        read=lambda path: path.read_bytes(),
+        sealed=lambda content: content,
+    )
+)
+has_no_checksum = wrong("13.2", names="no-fallback")(
+    _train("has_no_checksum", read=lambda path: path.read_bytes(), sealed=lambda content: content)
+)
+keeps_one = wrong("13.2", names="no-fallback")(_train("keeps_one", keep=1))
+forgets_the_last = wrong("13.2", names="last-not-saved")(
+    _train("forgets_the_last", save_last=False)
+)
 
 
-labels_in_their_own_order = _wrong_loop(
-    "wrong-labels", labels_of=lambda labels, rows: labels[: len(rows)]
-)("labels_in_their_own_order")
-sorts_names_as_text = _wrong_loop(
-    "older-checkpoint", newest_first=lambda paths: sorted(paths, reverse=True)
-)("sorts_names_as_text")
-takes_the_oldest = _wrong_loop(
-    "older-checkpoint", newest_first=lambda paths: sorted(paths, key=lambda path: int(path.stem))
-)("takes_the_oldest")
-so_many_in_each_life = _wrong_loop("other-steps", until=lambda done, steps: done + steps)(
-    "so_many_in_each_life"
+labels_in_their_own_order = wrong("13.2", names="wrong-labels")(
+    _train("labels_in_their_own_order", labels_of=lambda labels, rows: labels[: len(rows)])
 )
-one_more_in_any_case = _wrong_loop("trains-on", until=lambda done, steps: max(steps, done + 1))(
-    "one_more_in_any_case"
+sorts_names_as_text = wrong("13.2", names="older-checkpoint")(
+    _train("sorts_names_as_text", newest_first=lambda paths: sorted(paths, reverse=True))
 )
-never_saves = _wrong_loop("from-zero", write=lambda path, content: None)("never_saves")
+takes_the_oldest = wrong("13.2", names="older-checkpoint")(
+    _train(
+        "takes_the_oldest",
+        newest_first=lambda paths: sorted(paths, key=lambda path: int(path.stem)),
+    )
+)
+so_many_in_each_life = wrong("13.2", names="other-steps")(
+    _train("so_many_in_each_life", until=lambda done, steps: done + steps)
+)
+one_more_in_any_case = wrong("13.2", names="trains-on")(
+    _train("one_more_in_any_case", until=lambda done, steps: max(steps, done + 1))
+)
+never_saves = wrong("13.2", names="from-zero")(
+    _train("never_saves", write=lambda path, content: None)
+)
 
 
 @wrong("13.2", names="position-lost")
@@ -286,9 +304,9 @@ def _if_it_can_be_read(path):
     return content
 
 
-trusts_torch_load = _wrong_loop(
-    "byte-unnoticed", read=_if_it_can_be_read, sealed=lambda content: content
-)("trusts_torch_load")
+trusts_torch_load = wrong("13.2", names="byte-unnoticed")(
+    _train("trusts_torch_load", read=_if_it_can_be_read, sealed=lambda content: content)
+)
 
 
 @wrong("13.2", names="folder-missing")

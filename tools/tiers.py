@@ -1,0 +1,114 @@
+"""Which unit tests `make test` runs, "quick", and which `make test-all` adds, "long": one rule.
+
+The first row of RULE that fits a test's id, "folder/file.py::Class::test[case]", decides. Of the wrong
+answers, an exercise's first with each of the COMMON mistakes is quick. What is quick has seven minutes
+of a processor, collecting included; build/tests/summary.txt tells what it takes.
+"""
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+QUICK, LONG = "quick", "long"
+RULE = [
+    # the exercises: solution and stub, and what is common
+    ("checks/test_wrong_answers.py::*::test_another_right_answer*", LONG),
+    ("checks/test_wrong_answers.py::*::test_a_wrong_answer*", LONG),  # but for COMMON
+    ("checks/test_wrong_answers.py*", QUICK),
+    ("checks/test_progress.py::*kernel*", LONG),
+    ("checks/test_staircases.py*", LONG),
+    ("checks/test_mutations.py*", LONG),
+    ("checks/test_checks_ch12.py*", LONG),
+    ("checks/test_variants.py*", LONG),
+    ("checks/*", QUICK),
+    # launch: one of each kind of failure
+    ("launch/test_launch.py::test_a_fork_server_that_was_killed*", LONG),
+    ("launch/test_launch.py*", QUICK),
+    ("launch/test_launch_faults.py*", QUICK),
+    ("launch/test_launch_hangs.py::test_hang*", QUICK),
+    # techniques, and what chapters build
+    ("chapters/*", QUICK),
+    # the planner's tables; programs are traced in the rest
+    ("estimate/test_estimate.py*", QUICK),
+    # a few submissions
+    ("grade/test_grade.py::TestCommand::test_a_class*", QUICK),
+    # what is cheap
+    ("modules/test_capstone.py*", LONG),
+    ("modules/test_hardware.py::*share*", LONG),
+    ("modules/test_mnist.py*", LONG),
+    ("modules/test_network_hosts.py*", LONG),
+    ("modules/test_replicas.py*", LONG),
+    ("modules/test_terminal.py*", LONG),
+    ("modules/*", QUICK),
+    ("notebooks/test_notebook_builder.py*", LONG),
+    ("notebooks/*", QUICK),
+    ("pages/*", QUICK),
+    ("sources/*", QUICK),
+    ("tools/test_benchmarks.py*", LONG),
+    ("tools/test_gpu_session.py*", LONG),
+    ("tools/test_setup.py*", LONG),
+    ("tools/*", QUICK),
+    ("*", LONG),
+]
+COMMON = {  # what several exercises share
+    "not-waited",
+    "not-every-rank",
+    "sum-not-mean",
+    "divided-twice",
+    "summed-again",
+    "rounded",
+    "other-dtype",
+    "two-ranks",
+    "one-rank-only",
+    "unchanged",
+    "nothing-sent",
+    "no-gradient",
+    "none-gradient",
+    "zeros-for-none",
+    "tied-twice",
+    "needs-contiguous",
+    "input-changed",
+    "returns-nothing",
+    "rounded-down",
+    "other-error",
+    "no-error",
+}
+# what stands for the long tests in the summary of `make test`, after the number of wrong answers
+REST = (
+    "other right answers, variants, the rest of launch, several hosts, torchrun, nbgrader and hostile "
+    "submissions, traced programs, rules of NCCL, set-ups"
+)
+ROOT = Path(__file__).resolve().parents[1]
+_IN_TEST = re.compile(r"checks/test_wrong_answers\.py::(\w+)::test_a_wrong_answer\w+\[\w+?-(.+)\]")
+_IN_FILE = re.compile(r'\bwrong\("([\d.]+)", names="([\w-]+)"')
+
+
+def quick(ids: Iterable[str]) -> set[str]:
+    """Those tests of `ids`, in the order of their files, that are quick."""
+    found, common = set(), set()
+    for id in ids:
+        answer = _IN_TEST.fullmatch(id)
+        first = answer and answer[2] in COMMON and answer.groups() not in common
+        if first or next(tier for pattern, tier in RULE if fnmatchcase(id, pattern)) == QUICK:
+            found.add(id)
+        if first:
+            common.add(answer.groups())
+    return found
+
+
+def of_file(file: str) -> str | None:
+    """The tier of all tests in a file, "folder/file.py"; None where they differ."""
+    for pattern, tier in RULE:
+        files, _, tests = pattern.partition("::")
+        if fnmatchcase(file, files):
+            return None if tests else tier
+    raise AssertionError("the last row fits all")
+
+
+def left_out() -> str:
+    """What the quick tests leave to the long ones."""
+    files = sorted((ROOT / "tests" / "wrong_answers").glob("ch*/*.py"))
+    wrong = [each for file in files for each in _IN_FILE.findall(file.read_text(encoding="utf-8"))]
+    common = {each for each in wrong if each[1] in COMMON}
+    return f"{len(wrong) - len(common):,} wrong answers, {REST}"
