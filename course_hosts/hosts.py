@@ -6,7 +6,7 @@ Between the kernel and the agent of each host (`agent`) stands an engine, which 
     answer(question, patience)    its answer, after at most so many seconds
     lost                          the exceptions with which `answer` says that the host does not
 
-A thread for each host asks its agent what has happened, again and again, and lays it down for the
+A thread for each host asks its agent what has happened, again and again, and puts it into a queue for the
 kernel's loop, which finds it as it finds what its own ranks have to say.
 """
 
@@ -55,7 +55,7 @@ class FarHost:
         self.name = name
         self.lost = False
         self.ranks: list[FarRank] = []
-        self._ear = None
+        self._poller = None
         self._state = {}
 
     def call(self, method: str, *args: Any, patience: float = PATIENCE) -> Any:
@@ -84,41 +84,42 @@ class FarHost:
 
     def prepare(self, call: job.Launch, numbers: range, folder: str) -> Any:
         self.ranks = [FarRank(number, self, folder) for number in numbers]
-        self._folder, self._happened, self._ear = folder, queue.SimpleQueue(), None
+        self._folder, self._events, self._poller = folder, queue.SimpleQueue(), None
         self._state = {}
         return self.ask("prepare", call, numbers.start, len(numbers), self._toward)
 
     def listen(self) -> socket.socket:
-        """Begins to hear; what it returns can be read when something has happened."""
+        """Begins to poll; what it returns can be read when something has happened."""
         self._bell, theirs = socket.socketpair()
         self._bell.setblocking(False)
-        self._ear = _Ear(self, theirs)
+        self._poller = _Poller(self, theirs)
         return self._bell
 
-    def lay_down(self, happened: list[tuple], state: dict) -> None:
-        self._happened.put((happened, state))
+    def enqueue(self, events: list[tuple], state: dict) -> None:
+        """For the kernel's thread, which calls `dispatch`."""
+        self._events.put((events, state))
 
-    def take(self) -> bool:
-        """Tells the ranks what has happened."""
+    def dispatch(self) -> bool:
+        """Hands the events that have come to their ranks."""
         with suppress(BlockingIOError):
             while self._bell.recv(4096):
                 pass
         with suppress(queue.Empty):
             while True:
-                happened, state = self._happened.get_nowait()
+                events, state = self._events.get_nowait()
                 self._state = state
-                for event in happened:
-                    self._tell(*event)
+                for event in events:
+                    self._dispatch(*event)
         return True
 
-    def _tell(self, kind, which, what):
+    def _dispatch(self, kind, which, what):
         if kind == "figure":
             Path(self._folder, which).write_bytes(what)
         elif kind == "lost":
             for rank in self.ranks:
-                rank.lose(what)
+                rank.mark_lost(what)
         else:
-            self.ranks[which - self.ranks[0].number].hear(kind, what)
+            self.ranks[which - self.ranks[0].number].on_event(kind, what)
 
     def known(self, rank: "FarRank") -> tuple:
         """Its activity, whether it handles signals, and its calls made, as they were a moment ago."""
@@ -127,8 +128,8 @@ class FarHost:
     def end(self) -> Callable[[], None]:
         """Ends the ranks, and returns what waits for that. A host that is lost ends them by itself, when
         its lease runs out."""
-        if self._ear is not None:
-            self._ear.stop()
+        if self._poller is not None:
+            self._poller.stop()
             self._bell.close()
         with suppress(HostLost):
             question = self.ask("end")
@@ -168,14 +169,14 @@ class FarHost:
 
     def drain(self) -> None:
         """Takes all that the ranks have printed and delivered until now."""
-        if self._ear is None:
+        if self._poller is None:
             return  # it has not begun
-        self._ear.stop()
+        self._poller.stop()
         with suppress(HostLost):
-            self.take()
-            happened, state = self.call("poll", 0.0)
-            self.lay_down(happened, state)
-        self.take()
+            self.dispatch()
+            events, state = self.call("poll", 0.0)
+            self.enqueue(events, state)
+        self.dispatch()
 
 
 class HostLost(RuntimeError):
@@ -188,29 +189,29 @@ class HostLost(RuntimeError):
         )
 
 
-class _Ear:
+class _Poller:
     """A thread that asks an agent what has happened, until it is stopped or the host is lost."""
 
     def __init__(self, host: FarHost, bell: socket.socket):
         self._host, self._bell = host, bell
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._hear, name=f"hears {host.name}", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name=f"polls {host.name}", daemon=True)
         self._thread.start()
 
-    def _hear(self):
+    def _poll(self):
         patience = _FIRST
         while not self._stopped.is_set():
             try:
-                happened, state = self._host.call("poll", patience)
+                events, state = self._host.call("poll", patience)
             except HostLost:
-                happened, state = [("lost", None, "which does not answer any more")], {}
+                events, state = [("lost", None, "which does not answer any more")], {}
             except Exception as error:  # noqa: BLE001 - nobody else would hear of it
-                happened, state = [("lost", None, f"whose agent failed with {error}")], {}
-            if any(kind == "lost" for kind, *_ in happened):
+                events, state = [("lost", None, f"whose agent failed with {error}")], {}
+            if any(kind == "lost" for kind, *_ in events):
                 self._stopped.set()
-            self._host.lay_down(happened, state)
+            self._host.enqueue(events, state)
             self._ring()
-            patience = _FIRST if happened else min(_TICK, patience * (1 + _GROWS))
+            patience = _FIRST if events else min(_TICK, patience * (1 + _GROWS))
 
     def _ring(self):
         with suppress(OSError):  # nobody listens any more
@@ -223,7 +224,7 @@ class _Ear:
         self._bell.close()
 
 
-class _Letters:
+class _ReceivedBytes:
     """Bytes that have come from a rank, to be read as from its channel."""
 
     def __init__(self):
@@ -247,35 +248,34 @@ class FarRank(Rank):
     def __init__(self, number: int, host: FarHost, folder: str):
         output = Output(number, folder, live=number == 0)
         super().__init__(number, host, os.path.join(folder, f"calls-{number}"), output)
-        self._letters = _Letters()
-        self._inbox = packing.Inbox(self._letters)
+        self._received = _ReceivedBytes()
+        self._inbox = packing.Inbox(self._received)
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
         if self is not self.host.ranks[0]:
             return ()
         bell = self.host.listen()
-        return ((bell, self.host.take),)
+        return ((bell, self.host.dispatch),)
 
     def begin(self) -> None:
         if self is self.host.ranks[0]:
             with suppress(HostLost):
                 self.host.ask("begin")
 
-    def hear(self, kind: str, what: Any) -> None:
-        """Takes what has happened."""
+    def on_event(self, kind: str, what: Any) -> None:
         if kind == "output":
             self.output.add(what)
         elif kind == "end":
             self.code = what
         else:
-            self._letters.add(what)
+            self._received.add(what)
             with suppress(BlockingIOError):
                 while True:  # it reads piece by piece
                     if self._inbox.read():
-                        self.take(packing.message(self._inbox.parts))
-                        self._inbox = packing.Inbox(self._letters)
+                        self.on_message(packing.message(self._inbox.parts))
+                        self._inbox = packing.Inbox(self._received)
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         """Nobody knows of it any more."""
         if self.living:
             self.lost, self.code = why, _LOST

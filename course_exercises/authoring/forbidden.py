@@ -22,14 +22,14 @@ def called(*functions: Callable) -> Iterator[list[str]]:
     names: list[str] = []
     before, in_threads = sys.getprofile(), threading.getprofile()
 
-    def hear(frame: FrameType, event: str, argument: object) -> None:
+    def on_call(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code in codes:
             names.append(codes[frame.f_code])
         if before is not None:
             before(frame, event, argument)
 
-    sys.setprofile(hear)
-    threading.setprofile(hear)
+    sys.setprofile(on_call)
+    threading.setprofile(on_call)
     try:
         yield names
     finally:

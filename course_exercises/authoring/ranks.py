@@ -97,7 +97,7 @@ def following() -> Iterator[Sent]:
     then their results may or may not be there: judge `unwaited` before any number."""
     sent = Sent()
 
-    def hear(name: str, arguments: dict) -> Callable | None:
+    def on_call(name: str, arguments: dict) -> Callable | None:
         kind, payload = described(name, arguments)
         sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
 
@@ -111,7 +111,7 @@ def following() -> Iterator[Sent]:
             else None
         )
 
-    with waits() as awaited, intercept.listening(hear):
+    with waits() as awaited, intercept.listening(on_call):
         sent.awaited = awaited
         yield sent
     unwaited = sent.open_calls()

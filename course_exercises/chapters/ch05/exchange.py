@@ -152,7 +152,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
         if work is not None:
             messages.append((name, work))
 
-    def hear(name, arguments):
+    def on_call(name, arguments):
         report.calls.append((name, arguments.get("dst", arguments.get("src"))))
         if name not in MESSAGES:
             return None
@@ -162,7 +162,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
             report.reused |= arguments["tensors"][0].untyped_storage().data_ptr() in memory
         return lambda result: hand_work(result, lambda work: started(name, work))
 
-    with waits() as awaited, listening(hear):
+    with waits() as awaited, listening(on_call):
         report.received = answer(*handed)
     unwaited = [(name, work) for name, work in messages if work not in awaited]
     report.unwaited = [name for name, _ in unwaited]

@@ -364,7 +364,7 @@ def _stepped(rank, answer, task: Task, three: bool) -> Report:
 def _neighbours_only(task: Task, rank: int) -> Callable:
     """Raises where a message goes to, or is expected from, a rank that is not beside this one."""
 
-    def hear(name: str, arguments: dict) -> None:
+    def on_call(name: str, arguments: dict) -> None:
         end = {"send": "dst", "recv_": "src"}.get(name)
         if end is not None:
             group = dist.ProcessGroup.unbox(arguments["process_group"])
@@ -376,7 +376,7 @@ def _neighbours_only(task: Task, rank: int) -> Callable:
                     f"it {verb} rank {peer}, which is not beside it in its pipeline"
                 )
 
-    return hear
+    return on_call
 
 
 Slips = dict[str, list[Slip]]

@@ -692,7 +692,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         layer.see = partial(see, index)
     module.arrives = arrives
 
-    def hear(name: str, arguments: dict) -> Callable | None:
+    def on_call(name: str, arguments: dict) -> Callable | None:
         kind, payload = described(name, arguments)
         elements = sum(tensor.numel() for tensor in payload)
         report.counts[kind] += elements
@@ -712,7 +712,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
         report.unfinished = max(report.unfinished, len(under_way(reductions)) + 1)
         return lambda result: hand_work(result, reductions.append)
 
-    with waits() as awaited, listening(hear):
+    with waits() as awaited, listening(on_call):
         _forward_backward(model, x)
         model.finish_gradient_synchronization()
     report.alive_afterwards = settled(lambda found: not found)

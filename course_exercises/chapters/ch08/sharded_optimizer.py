@@ -214,12 +214,12 @@ def _sharded(rank, answer, tasks: list[_Updates]) -> list[_Updated]:
     for task in tasks:
         heard: list[tuple[int, int]] = []
 
-        def hear(name: str, arguments: dict, heard=heard) -> None:
+        def on_call(name: str, arguments: dict, heard=heard) -> None:
             kind, payload = described(name, arguments)
             if kind == "broadcast":
                 heard.extend((arguments["root_rank"], tensor.data_ptr()) for tensor in payload)
 
-        with following() as sent, listening(hear):
+        with following() as sent, listening(on_call):
             report = _update(rank, answer, task)
         calls = [(root, report.places.get(place)) for root, place in heard]
         reports.append(replace(report, unwaited=sent.unwaited, broadcasts=calls))

@@ -91,7 +91,7 @@ def _recorded() -> Iterator[list[_Event]]:
 
         return call
 
-    def hear(name: str, given: dict) -> None:
+    def on_call(name: str, given: dict) -> None:
         kind = described(name, given)[0]
         one_way = kind in ("reduce", "gather", "recv") or given.get("root_rank", 0) != 0
         events.append(_Event("to one rank" if one_way else "collective"))
@@ -103,7 +103,7 @@ def _recorded() -> Iterator[list[_Event]]:
             if hasattr(os, name):
                 patch = mock.patch.object(os, name, noting(kind, getattr(os, name)))
                 stack.enter_context(patch)
-        stack.enter_context(intercept.listening(hear))
+        stack.enter_context(intercept.listening(on_call))
         yield events
 
 

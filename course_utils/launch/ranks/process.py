@@ -93,7 +93,7 @@ class RankProcess(Rank):
         """Takes what has arrived from the rank; False when nothing more can come."""
         try:
             while self._inbox.read():
-                self.take(packing.message(self._inbox.parts))
+                self.on_message(packing.message(self._inbox.parts))
                 self._inbox = packing.Inbox(self.channel)
         except BlockingIOError:
             return True

@@ -167,12 +167,12 @@ def _from_the_function(error):
 def _note_first_call(rank):
     calls = itertools.count()
 
-    def hear(name, _):
+    def on_call(name, _):
         if next(calls) == 0:
             file, line, _ = place() or ("?", 0, None)
             events.note("called", f"rank {rank}, c10d::{name}, {os.path.basename(file)}:{line}")
 
-    intercept.listen(hear)
+    intercept.listen(on_call)
 
 
 def _wait_for_all(channel):
@@ -233,7 +233,7 @@ def _join_group(job, rank):
     intercept.listen(peers.refuse_impossible)  # before it is on record
     queued = host_waits.called if backend == "nccl" else None
     recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
-    intercept.listen(recorder.hear)
+    intercept.listen(recorder.on_call)
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()

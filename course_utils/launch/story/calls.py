@@ -158,7 +158,7 @@ class Recorder:
 
         c10d._unregister_all_process_groups = forget_on_record
 
-    def hear(self, name: str, arguments: dict) -> Callable[[object], None] | None:
+    def on_call(self, name: str, arguments: dict) -> Callable[[object], None] | None:
         """To be called before each call, as a listener of `intercept`."""
         if (operator := OPERATORS.get(name)) is None:
             return None

@@ -48,7 +48,7 @@ class Rank:
         self.joined = False  # true when it is connected to all others, and waits to begin
         self.output = output
 
-    def take(self, message: dict) -> None:
+    def on_message(self, message: dict) -> None:
         """Takes a message of the rank."""
         if message["kind"] == "ready":
             self.main_thread = message["main_thread"]
