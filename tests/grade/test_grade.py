@@ -79,7 +79,7 @@ def processes_with(mark):
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command = " ".join(process.cmdline())
-            if process.environ().get(MARK) == mark and "launch/janitor.py" not in command:
+            if process.environ().get(MARK) == mark and "launch/keepers/janitor.py" not in command:
                 found.append((process.pid, command))
     return found
 
