@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
+import tiers
 from descendants import adopt, call, processor_seconds
 from setup_env import has_driver
 
@@ -189,9 +190,9 @@ def environment() -> str:
     stamp = Path(sys.prefix) / "course.json"  # of tools/setup_env.py
     stamp = json.loads(stamp.read_text(encoding="utf-8")) if stamp.exists() else {}
     versions = f"PyTorch {version('torch')}, torchvision {version('torchvision')}"
-    installed = f"installed with {stamp.get('installer', 'another set-up')}"
+    installer = f"installer {stamp.get('installer', 'unknown')}"
     return (
-        f"Python {platform.python_version()}, {versions}, {installed}, {os.cpu_count()} processors"
+        f"Python {platform.python_version()}, {versions}, {installer}, {os.cpu_count()} processors"
     )
 
 
@@ -228,13 +229,14 @@ class Memory:
 
     def not_run(self, names: list[str]) -> list[str]:
         """The summary's line on what these steps left out, and on when it passed last."""
+        words = WORDS | {"unit-rest": tiers.left_out(), "nbval-copies": "learners' copies"}
         left = [
-            WORDS[name] for name in STEPS | REST if name not in names and not self.steps.get(name)
+            words[name] for name in STEPS | REST if name not in names and not self.steps.get(name)
         ]
         if not left:
             return []
-        last = "on {day}, at commit {commit}".format(**self.all) if self.all else "never here"
-        return [f"not run: {', '.join(left)}; all passed last {last}"]
+        last = "all passed last on {day}, at commit {commit}".format(**self.all) if self.all else ""
+        return [f"not run here: {', '.join(left)}; {last or 'all of it has never passed here'}"]
 
 
 def main(arguments: list[str]) -> int:

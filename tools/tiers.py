@@ -62,7 +62,6 @@ COMMON = {  # what several exercises share
     "two-ranks",
     "one-rank-only",
     "unchanged",
-    "nothing-sent",
     "no-gradient",
     "none-gradient",
     "zeros-for-none",
@@ -80,15 +79,15 @@ REST = (
     "submissions, traced programs, rules of NCCL, set-ups"
 )
 ROOT = Path(__file__).resolve().parents[1]
-_IN_TEST = re.compile(r"checks/test_wrong_answers\.py::(\w+)::test_a_wrong_answer\w+\[\w+?-(.+)\]")
-_IN_FILE = re.compile(r'\bwrong\("([\d.]+)", names="([\w-]+)"')
+IN_TEST = re.compile(r"checks/test_wrong_answers\.py::(\w+)::test_a_wrong_answer\w+\[\w+?-(.+)\]")
+IN_FILE = re.compile(r'\bwrong\("([\d.]+)", names="([\w-]+)"')
 
 
 def quick(ids: Iterable[str]) -> set[str]:
     """Those tests of `ids`, in the order of their files, that are quick."""
     found, common = set(), set()
     for id in ids:
-        answer = _IN_TEST.fullmatch(id)
+        answer = IN_TEST.fullmatch(id)
         first = answer and answer[2] in COMMON and answer.groups() not in common
         if first or next(tier for pattern, tier in RULE if fnmatchcase(id, pattern)) == QUICK:
             found.add(id)
@@ -109,6 +108,6 @@ def of_file(file: str) -> str | None:
 def left_out() -> str:
     """What the quick tests leave to the long ones."""
     files = sorted((ROOT / "tests" / "wrong_answers").glob("ch*/*.py"))
-    wrong = [each for file in files for each in _IN_FILE.findall(file.read_text(encoding="utf-8"))]
+    wrong = [each for file in files for each in IN_FILE.findall(file.read_text(encoding="utf-8"))]
     common = {each for each in wrong if each[1] in COMMON}
     return f"{len(wrong) - len(common):,} wrong answers, {REST}"
