@@ -36,6 +36,8 @@ TESTS = {
     "conftest.py": [ALL],
     "pyproject.toml": [ALL],
     "requirements.txt": [ALL],
+    "requirements-lock.txt": ["tools"],
+    "CITATION.cff": ["tools"],
     "environment.yml": ["tools"],
     "Makefile": ["tools"],
     ".": ["tools"],  # the files for CI and for the places in which people open the course
