@@ -36,8 +36,8 @@ def launch(
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
 
     Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
-    `timeout` seconds after all have begun, when collective calls do not match, or when something
-    cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError when the
+    `timeout` seconds after all have begun (without those in which a busy machine had no processor for
+    it), when collective calls do not match, or when something cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError when the
     temporary folder cannot be written. The stop button and Ctrl-C end the ranks, too.
     """
     if rank.inside:
