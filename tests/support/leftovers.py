@@ -13,7 +13,11 @@ import psutil
 
 # multiprocessing's fork server and resource tracker, and launch's janitor: one of each for the
 # life of this process, not for one call.
-_LASTING = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "launch/keepers/janitor.py")
+_LASTING = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "launch/keepers/janitor.py",
+)
 
 
 @contextlib.contextmanager
