@@ -15,7 +15,7 @@ from course_exercises.sources import chapters
 
 PACKAGE = Path(course_utils.__file__).parent
 SOURCES = [path for chapter in chapters.chapters() for path in chapter.sources]
-SOURCES += [PACKAGE / "lesson" / "pace.py", *sorted((PACKAGE / "figures").glob("ch*.py"))]
+SOURCES += [PACKAGE / "lesson" / "pace.py", *sorted(PACKAGE.parent.glob("course_*/figures/ch*.py"))]
 CLOCKS = {"perf_counter", "monotonic"}
 SETTLES = {"settle", "barrier"}  # after dist.barrier() the host has waited for its device, too
 ON_THE_CPU = {  # what is timed there is on the CPU, also beside a GPU

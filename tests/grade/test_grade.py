@@ -249,7 +249,9 @@ def test_a_grader_that_is_killed_leaves_nothing(isolated, tmp_path):
     with nothing_left() as mark, subprocess.Popen(command) as grader:
         # server, keeper, first, worker, and the worker's fork server
         wait_until(
-            lambda: sum("grade.keeper_server" in line for _, line in processes_with(mark)) >= 5
+            lambda: (
+                sum("course_grader.keeper_server" in line for _, line in processes_with(mark)) >= 5
+            )
         )
         grader.kill()
 
