@@ -4,11 +4,15 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from course_utils.comm import intercept, serving
 from course_utils.launch.keepers.family import Handle
-from course_utils.launch.story import stacks
+from course_utils.launch.story import stacks, threads
+from course_utils.launch.story.frames import Frame
 
 context = multiprocessing.get_context("spawn")
 
@@ -51,3 +55,14 @@ def test_a_request_that_is_lost_is_made_again(waiting: tuple) -> None:
 def test_nobody_waits_for_ever_for_an_answer(waiting: tuple) -> None:
     pipe, _, main = waiting
     assert stacks.ask([(pipe, lambda number: None, main)], patience=0.5) == [""]
+
+
+def test_a_thread_that_carries_out_what_is_queued_is_told_from_one_that_may_call():
+    busy, waits = Frame(torch.__file__, 1, "computes"), Frame(intercept.__file__, 1, "wait")
+
+    def resting(*other: Frame) -> dict | None:
+        both = SimpleNamespace(main_thread="main", threads={"main": [waits], "other": [*other]})
+        return threads.resting(both, finished=False, handlers=False)
+
+    assert resting(busy) is None
+    assert resting(busy, Frame(serving.__file__, 1, serving.serve.__name__)) == {"main": [waits]}
