@@ -222,6 +222,15 @@ def test_tests_that_interrupt_do_so_in_the_background_too(course: Course) -> Non
         signal.signal(signal.SIGINT, before)
 
 
+def test_threads_that_have_nothing_to_do_sleep(
+    course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # these tests run under that very command
+    asks = "import os, sys; sys.exit(os.environ.get('OMP_WAIT_POLICY') != 'passive')"
+    course.steps["lint"] = [python(asks)]
+    assert course.run("lint") == 0
+
+
 @pytest.mark.parametrize(("driver", "factor"), [(False, 1), (True, 2)])
 def test_beside_gpus_a_step_has_twice_the_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool, factor: int

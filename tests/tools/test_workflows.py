@@ -12,6 +12,7 @@ import yaml
 
 FOLDER = Path(__file__).parents[2] / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+CI_SECONDS = 5400  # of .ci/run
 ALL = run_tests.STEPS | run_tests.REST
 
 
@@ -49,6 +50,10 @@ def test_each_has_the_time_that_its_steps_may_take(path: Path) -> None:
         steps = run_tests.STEPS if command_of(job) == "make test" else ALL
         seconds = sum(run_tests.limit(name, beside_gpus=path.stem == "gpu") for name in steps)
         assert 60 * job["timeout-minutes"] >= seconds
+
+
+def test_both_commands_together_have_the_time_that_ci_gives() -> None:
+    assert sum(run_tests.limit(name, beside_gpus=False) for name in ALL) <= CI_SECONDS
 
 
 def test_every_night_and_every_release_runs_all() -> None:
