@@ -17,10 +17,13 @@ from pathlib import Path
 
 import psutil
 
+from course_utils.comm.fair import FairClock
+
 _SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 PATIENCE = 20  # seconds for fixtures that stop what they have started
 GRACE = 5  # seconds for janitors, which go by themselves when their kernel has gone
 POLL = 0.05
+LOOK = 1.0  # seconds between two looks at the clock, which asks all threads
 
 
 def adopt() -> None:
@@ -35,12 +38,13 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def call(command: list[str], end: float, folder: Path) -> int:
-    """Run `command` until it ends, or until the clock shows `end`; return its exit status. Whether it
-    ends or is ended here, none of its descendants is left."""
+def call(command: list[str], seconds: float, folder: Path) -> int:
+    """Run `command` until it ends, or for `seconds`, without those in which a busy machine had no
+    processor for it; return its exit status. Whether it ends or is ended here, none of its descendants
+    is left."""
     process = subprocess.Popen(command, cwd=folder, start_new_session=True)
     try:
-        if _ended(process, end):
+        if _ended(process, seconds):
             return process.returncode
         print(f"\n{' '.join(command)}\nwas still running at its limit, and was ended.")
         return 1
@@ -48,11 +52,14 @@ def call(command: list[str], end: float, folder: Path) -> int:
         _end(process)
 
 
-def _ended(process: subprocess.Popen, end: float) -> bool:
-    """Whether the process ends before the clock shows `end`."""
-    while process.returncode is None and time.monotonic() < end:
+def _ended(process: subprocess.Popen, seconds: float) -> bool:
+    """Whether the process ends before its time is up."""
+    clock, looked = FairClock(), time.monotonic()
+    while process.returncode is None and seconds > 0:
         _reap(process)
         time.sleep(POLL)
+        if time.monotonic() - looked > LOOK:
+            seconds, looked = seconds - clock.passed(), time.monotonic()
     return process.returncode is not None
 
 
@@ -62,7 +69,7 @@ def _end(process: subprocess.Popen) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        _ended(process, time.monotonic() + PATIENCE)
+        _ended(process, PATIENCE)
     graceful = time.monotonic() + GRACE
     while left := _living({*left, *psutil.Process().children(recursive=True)}):
         if time.monotonic() > graceful:

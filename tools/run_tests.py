@@ -96,7 +96,7 @@ BY_NAME = {  # what takes too long for every commit, or was not yet timed on a q
         ],
     ],
 }
-LIMITS = {  # seconds
+LIMITS = {  # seconds of a command, without those in which a busy machine has no processor for it
     "lint": 200,
     "sync": 200,
     "unit": 900,
@@ -147,7 +147,7 @@ def _times(seconds: float, processor: float) -> str:
 
 
 def limit(name: str, beside_gpus: bool) -> int:
-    """The seconds after which a step is ended."""
+    """The seconds after which a command of a step is ended."""
     return LIMITS[name] * (BESIDE_GPUS if beside_gpus else 1)
 
 
@@ -157,8 +157,8 @@ def run_step(name: str) -> Result:
     report = REPORTS / f"{name}.xml"
     report.unlink(missing_ok=True)
     started, used = time.monotonic(), processor_seconds()
-    end = started + limit(name, beside_gpus=has_driver())
-    statuses = [call(command, end, ROOT) for command in (STEPS | REST | BY_NAME)[name]]
+    most = limit(name, beside_gpus=has_driver())
+    statuses = [call(command, most, ROOT) for command in (STEPS | REST | BY_NAME)[name]]
     seconds, processor = time.monotonic() - started, processor_seconds() - used
     result = Result(name, not any(statuses), seconds, processor)
     if report.exists():

@@ -16,7 +16,7 @@ from typing import Self
 
 import torch
 
-from course_utils.hardware.fair import FairClock
+from course_utils.comm.fair import FairClock
 from course_utils.launch.story.frames import is_own
 
 

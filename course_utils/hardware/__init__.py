@@ -8,7 +8,6 @@ what is compared is computed on the same kind of device. Exercises are checked o
     snapshot    the machine, as this process sees it
     places      the device and the backend of each rank; what a notebook says of them
     diagnosis   the doctor
-    fair        which time counts where a busy machine has no processor for a program
 """
 
 from course_utils.hardware.diagnosis import CAUSES, Diagnosis, Finding, Setup, doctor

@@ -16,7 +16,7 @@ import platformdirs
 import torch.distributed as dist
 
 from course_utils import hardware
-from course_utils.hardware.fair import FairClock
+from course_utils.comm.fair import FairClock
 from course_utils.launch.keepers.janitor import janitor
 
 _TICK = 1.0  # seconds between two looks at a program that runs

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from course_exercises.authoring.guard import Deadline, TimeIsUp, undisturbed
-from course_utils.hardware import fair
+from course_utils.comm import fair
 
 
 def spin():

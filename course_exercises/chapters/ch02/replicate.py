@@ -25,7 +25,7 @@ from course_exercises.chapters.ch02.shared import (
     make,
     moody,
 )
-from course_utils.hardware.fair import FairClock
+from course_utils.comm.fair import FairClock
 
 replicate = Exercise(
     "2.2",

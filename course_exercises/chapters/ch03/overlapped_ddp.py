@@ -34,8 +34,8 @@ from course_exercises.chapters.ch03.shared import (
     sum_of,
     zeros_for_none,
 )
+from course_utils.comm.fair import FairClock
 from course_utils.hardware import device
-from course_utils.hardware.fair import FairClock
 from course_utils.trace import Trace
 
 

@@ -3,7 +3,7 @@
 import selectors
 import time
 
-from course_utils.hardware.fair import longest_delay
+from course_utils.comm.fair import longest_delay
 from course_utils.launch.story import calls, matching, stacks, threads
 from course_utils.launch.story.view import START, Rank, records, where
 
