@@ -9,7 +9,7 @@ python tools/run_tests.py all-rules       all that ranks do, under NCCL's rules,
 A failed step does not stop the ones after it; the exit status is 0 only if all passed. The summary
 counts what was skipped, with the reasons, says where the time went and what was not run; it is also
 written to build/tests/summary.txt. A step that goes on past its limit is ended and has failed: a
-test that hangs costs an answer, not the whole run. tests/tiers.py says which unit test is in which step.
+test that hangs costs an answer, not the whole run. tools/tiers.py says which unit test is in which step.
 """
 
 import argparse

@@ -12,7 +12,7 @@ from .lab import Lab, running_lab
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from .page import NotebookPage
 
-SMOKE = "00_start_here"  # the one that `make test` opens; `make browser` opens all
+SMOKE = "00_start_here"  # the one that `make test-all` opens; `make browser` opens all
 NAMES = [name for chapter in chapters() for name in chapter.notebooks]
 
 
