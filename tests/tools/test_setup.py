@@ -302,7 +302,8 @@ def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     """A make of its own, which the options of a `make test PYTHON=...` around it do not reach."""
     command = [shutil.which("make"), "--no-print-directory", *arguments]
     outer = {name for name in os.environ if name.startswith("MAKE")}
-    env = {name: value for name, value in os.environ.items() if name not in outer | {"PYTHON"}}
+    outer |= {"PYTHON", "INSTALLER"}
+    env = {name: value for name, value in os.environ.items() if name not in outer}
     return subprocess.run(
         command,
         check=False,

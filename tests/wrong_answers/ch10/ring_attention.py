@@ -23,8 +23,10 @@ def _places(rank, ranks, own):
 
 
 def _as_function(cls):
-    """Decorator: the ring of this class."""
-    return function(cls(), cls.__name__)
+    """Decorator: the ring of this class; the class itself is its `made_by`."""
+    answer = function(cls(), cls.__name__)
+    answer.made_by = cls
+    return answer
 
 
 @right("10.3")
@@ -491,14 +493,14 @@ class GivesGradientsOfQueriesOnly(_Right):
 class ForwardMasksByChunk(_Right):
     @staticmethod
     def forward(ctx, q, k, v):
-        return _forward(ctx, q, k, v, MasksByChunk)
+        return _forward(ctx, q, k, v, MasksByChunk.made_by)
 
 
 @wrong("10.4", names="merged-by-mean")
 class ForwardAverages(_Right):
     @staticmethod
     def forward(ctx, q, k, v):
-        return _forward(ctx, q, k, v, AveragesParts)
+        return _forward(ctx, q, k, v, AveragesParts.made_by)
 
 
 @wrong("10.4", names="local-key-gradients")
