@@ -151,16 +151,15 @@ class FarHost:
 
     def bring_records(self) -> Callable[[], None]:
         with suppress(HostLost):
-            question = self.ask("records")
+            question = self.ask("records", [os.stat(rank.record).st_size for rank in self.ranks])
             return lambda: self._write_records(question)
         return lambda: None
 
     def _write_records(self, question):
         with suppress(HostLost):
-            for rank, record in zip(
-                self.ranks, self.answer(question)
-            ):  # none, if it has ended them
-                Path(rank.record).write_bytes(record)
+            for rank, more in zip(self.ranks, self.answer(question)):  # none, if it has ended them
+                with open(rank.record, "ab") as record:
+                    record.write(more)
 
     def orphaned(self) -> bool:
         with suppress(HostLost):

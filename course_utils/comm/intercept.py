@@ -12,6 +12,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,20 @@ _between = (
     *("torch._ops", "torch.library", "torch._compile", "torch._dynamo.eval_frame"),
 )
 
+
+class Waits(Protocol):
+    """Who hears of waits that are no calls."""
+
+    def on_key(self, key: str, seconds: float) -> Callable[[], None]:
+        """The program waits for a key of a store, so long at most; returns what is called when it goes on."""
+
+    def on_given_up(self) -> None:
+        """A wait with a limit has failed: its call may never end."""
+
+
+waits: Waits | None = None
 _listeners: list[Listener] = []
+_refused: list[Callable[[], None]] = []  # called when an operator has raised
 _library = None
 _of_the_batch: list[Callable[[dist.Work], None]] | None = None  # while one is being made up
 
@@ -60,10 +74,13 @@ def operators() -> list[tuple[str, torch._ops.OpOverload]]:
     return found
 
 
-def listen(listener: Listener) -> None:
-    """From now on, `listener` hears of each call that this process makes."""
+def listen(listener: Listener, refused: Callable[[], None] | None = None) -> None:
+    """From now on, `listener` hears of each call that this process makes; `refused` is called, in the
+    caller's thread, when such a call has raised."""
     install()
     _listeners.append(listener)
+    if refused is not None:
+        _refused.append(refused)
 
 
 def stop(listener: Listener) -> None:
@@ -125,7 +142,12 @@ def _kernel(name, operator):
     def kernel(keys, *args, **kwargs):
         arguments = defaults | dict(zip(defaults, args)) | kwargs
         finishers = [listener(name, arguments) for listener in _listeners]
-        result = operator.redispatch(keys & below, *args, **kwargs)
+        try:
+            result = operator.redispatch(keys & below, *args, **kwargs)
+        except Exception:
+            for refused in _refused:
+                refused()
+            raise
         for finish in finishers:
             if finish is not None:
                 finish(result)
@@ -149,7 +171,12 @@ def _show_waits():
     wait_in_c = dist.Work.wait
 
     def wait_for_some_time(work, *args, **kwargs):
-        return wait_in_c(work, *args, **kwargs)
+        try:
+            return wait_in_c(work, *args, **kwargs)
+        except Exception:
+            if waits is not None:
+                waits.on_given_up()
+            raise
 
     def wait(work, *args, **kwargs):
         if args or kwargs:
@@ -157,6 +184,27 @@ def _show_waits():
         return wait_in_c(work)
 
     dist.Work.wait = wait
+    for name in "wait", "get":
+        setattr(dist.Store, name, _shown(getattr(dist.Store, name)))
+
+
+def _shown(wait_in_c):
+    """A method of a store that waits for a key. For the program's own calls it has a frame in Python's
+    stack, and `waits` hears of them; torch's own are told by torch's frames."""
+
+    @functools.wraps(wait_in_c)
+    def wait_for_key(store, keys, *limit):
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if waits is None or caller.startswith("torch."):
+            return wait_in_c(store, keys, *limit)
+        seconds = (limit[0] if limit else store.timeout).total_seconds()
+        over = waits.on_key(keys if isinstance(keys, str) else ", ".join(keys), seconds)
+        try:
+            return wait_in_c(store, keys, *limit)
+        finally:
+            over()
+
+    return wait_for_key
 
 
 def show_batches():

@@ -26,7 +26,7 @@ from course_utils.launch import RankFailure
 from course_utils.launch.keepers import server
 from course_utils.launch.ranks import output, packing
 from course_utils.launch.ranks import rank as rank_module
-from course_utils.launch.story import supervise
+from course_utils.launch.story import stillness
 from tests.support import memory_held
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch
@@ -552,8 +552,8 @@ def test_alarms_end_with_the_function():
 
 def test_a_call_with_a_limit_of_its_own_may_go_on(monkeypatch):
     """The rank waits for one that has finished, asleep; then its call fails, and it goes on."""
-    for name, seconds in (("_STILL", 0.2), ("_BRIEFLY", 0.1), ("_TICK", 0.05)):
-        monkeypatch.setattr(supervise, name, seconds)
+    for name, seconds in (("_STILL", 0.2), ("_BRIEFLY", 0.1), ("TICK", 0.05)):
+        monkeypatch.setattr(stillness, name, seconds)
 
     def waits(rank, how):
         limit = timedelta(seconds=1.5)

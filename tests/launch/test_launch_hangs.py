@@ -5,7 +5,6 @@ allows; `soak_launch.py` runs them one by one.
 """
 
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils.launch import RankFailure
-from course_utils.launch.story import calls, diagnosis, matching, stacks, supervise
+from course_utils.launch.story import diagnosis, stacks, stillness, supervise
 from course_utils.launch.story.frames import Frame
 from tests.support.fault_table import FAULTS
 from tests.support.leftovers import nothing_left
@@ -306,8 +304,8 @@ def outcomes(failures):
     """What each slow function ended with, while launch takes ranks for stuck far sooner than it
     does, so that a mistake shows in seconds."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(5) as pool:
-        for name, seconds in (("_STILL", 0.4), ("_BRIEFLY", 0.2), ("_TICK", 0.1)):
-            patch.setattr(supervise, name, seconds)
+        for name, seconds in (("_STILL", 0.4), ("_BRIEFLY", 0.2), ("TICK", 0.1)):
+            patch.setattr(stillness, name, seconds)
         return dict(zip(SLOW, pool.map(_outcome, SLOW.values())))
 
 
@@ -334,7 +332,7 @@ def _receive_from_each_other(rank):
 
 @pytest.mark.parametrize("program", [_leaves_the_others_alone, _receive_from_each_other])
 def test_what_the_records_prove_needs_no_second_look(program, monkeypatch):
-    monkeypatch.setattr(supervise, "_STILL", 1000.0)
+    monkeypatch.setattr(stillness, "_STILL", 1000.0)
     with pytest.raises(RankFailure, match="the ranks wait for each other, and none can go on"):
         launch(program, 2, timeout=20)
 
@@ -357,52 +355,6 @@ def _seen(rank):
 def test_a_wait_for_an_older_call_is_told_from_a_call_that_waits():
     """The older one may end, and the rank go on: that is no proof."""
     assert launch(_seen, 2) == [["all_reduce", None]] * 2
-
-
-def _call(number, index, kind="all_reduce", peer=None, group="a", members=(0, 1)):
-    return calls.NotedCall(number, "", group, members, index, kind, peer)
-
-
-RECORDS = {
-    "the other has called": ([[_call(0, 1)], [_call(0, 1)]], False),
-    "the other has not": ([[_call(0, 1)], []], True),
-    "the other has made fewer": ([[_call(0, 1), _call(1, 2)], [_call(0, 1)]], True),
-    "the other has made more, which is off the record": (
-        [[_call(4, 5)], [_call(300, 1, group="b")]],
-        False,
-    ),
-    "the other has made less, which is on it": ([[_call(4, 5)], [_call(300, 4)]], True),
-    "the other has sent": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "send", 0)]], False),
-    "the other receives too": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "recv", 0)]], True),
-    "anybody may send": ([[_call(0, 1, "recv")], []], False),
-    "it is not in the group": ([[_call(0, 1, members=(0,))], []], False),
-    "a world of its own": ([[replace(_call(0, 1), world="x")], []], False),
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_what_the_records_prove(name):
-    records, proven = RECORDS[name]
-    assert matching.lacks_a_call(records, 0) == proven
-
-
-MET = {
-    "all have called": ([[_call(0, 1)], [_call(0, 1)]], True),
-    "one has not": ([[_call(0, 1)], []], False),
-    "one lacks the second": ([[_call(0, 1), _call(1, 2)], [_call(0, 1)]], False),
-    "a message and its receiver": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "send", 0)]], True),
-    "both receive": ([[_call(0, 1, "recv", 1)], [_call(0, 1, "recv", 0)]], False),
-    "anybody may send": ([[_call(0, 1, "recv")], [_call(0, 1, "send", 0)]], False),
-    "a world of its own": ([[replace(_call(0, 1), world="x")]] * 2, False),
-}
-
-
-@pytest.mark.parametrize("name", MET)
-def test_ranks_whose_calls_have_all_met_are_not_stuck(name):
-    """However long nobody moves: two ranks in one barrier were taken for stuck on a machine where
-    a hundred others computed."""
-    records, ends = MET[name]
-    assert matching.all_will_end(records) == ends
 
 
 def test_time_in_which_the_kernel_stood_still_does_not_count(monkeypatch):
@@ -506,20 +458,6 @@ def test_a_mismatch_in_a_world_names_ranks_of_the_launch(tmp_path, monkeypatch):
     assert "rank 3: broadcast of float32 [3] from rank 3\n" in str(caught.value)
 
 
-def test_splits_are_compared_only_where_all_ranks_are_known(tmp_path):
-    """Of a world of the ranks' own, a rank is known once it has made a call there."""
-    note = {"number": 0, "world": "w", "group": "g", "members": [0, 1], "index": 1}
-    note |= {"kind": "all_to_all_single", "splits": [[3, 1], [3, 1]], "where": None}
-    note |= {"handling": None}
-    paths = [str(tmp_path / name) for name in ("0", "1")]
-    for me, path in enumerate(paths):
-        calls.prepare(path)
-        with open(path, "r+") as file:
-            file.write(json.dumps(note | {"me": me}))
-    assert calls.read(paths)[0][0].splits == ((3, 1), (3, 1))
-    assert calls.read(paths[:1])[0][0].splits is None
-
-
 def _mesh(rank):
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     total = torch.tensor(10**rank)
@@ -536,10 +474,11 @@ def test_meshes_and_local_groups_are_no_mismatch():
 
 def test_who_reads_or_writes_a_checkpoints_files_waits_for_no_rank():
     def stack(file, function):
-        return [Frame(f"/x/torch/distributed/{file}", 1, function), Frame("mine.py", 2, "save")]
+        folder = "/x/site-packages/torch/distributed"
+        return [Frame(f"{folder}/{file}", 1, function), Frame("mine.py", 2, "save")]
 
-    assert stacks.collective(stack("distributed_c10d.py", "broadcast")) == "broadcast"
-    assert stacks.collective(stack("checkpoint/filesystem.py", "finish")) is None
+    assert stacks.waits(stack("distributed_c10d.py", "broadcast")) == "broadcast"
+    assert stacks.waits(stack("checkpoint/filesystem.py", "finish")) is None
 
 
 def test_parts_of_a_reduce_scatter_may_differ_in_size():

@@ -60,9 +60,9 @@ def test_nobody_waits_for_ever_for_an_answer(waiting: tuple) -> None:
 def test_a_thread_that_carries_out_what_is_queued_is_told_from_one_that_may_call():
     busy, waits = Frame(torch.__file__, 1, "computes"), Frame(intercept.__file__, 1, "wait")
 
-    def resting(*other: Frame) -> dict | None:
+    def proven(*other: Frame) -> bool:
         both = SimpleNamespace(main_thread="main", threads={"main": [waits], "other": [*other]})
-        return threads.resting(both, finished=False, handlers=False)
+        return threads.rest(both, finished=False, handlers=False, lacks=False).proven
 
-    assert resting(busy) is None
-    assert resting(busy, Frame(serving.__file__, 1, serving.serve.__name__)) == {"main": [waits]}
+    assert not proven(busy)
+    assert proven(busy, Frame(serving.__file__, 1, serving.serve.__name__))

@@ -20,10 +20,12 @@ from course_utils.launch.story import calls, frames
 
 @dataclass(frozen=True)
 class Launch:
-    """A call of launch, but for its function and arguments."""
+    """A call of launch, but for its function and arguments. Its limits are in seconds: `still` while
+    nothing goes on, `whole` in all."""
 
     nprocs: int
-    timeout: float
+    still: float
+    whole: float
     rules: str | None
     backend: str | None
 
@@ -36,8 +38,8 @@ class Launch:
             "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
             # launch's own limit comes first: it explains, where the group's would only end. And it
             # is longer by the time in which the kernel was stopped, which may be a night.
-            "patience": self.timeout + 86_400,
-            "limit": self.timeout,
+            "patience": self.whole + 86_400,
+            "limit": self.still,
         }
 
     def placement(self, ranks: int) -> hardware.Placement:

@@ -10,12 +10,14 @@ from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import diagnosis
 from course_utils.launch.story.supervise import Supervision
 
+_STILL, _WHOLE = 60.0, 600.0  # seconds: a launch's limits by default
+
 
 def launch(
     fn,
     nprocs: int,
     *args,
-    timeout: float = 60.0,
+    timeout: float | None = None,
     rules: str | None = None,
     backend: str | None = None,
 ) -> list:
@@ -36,24 +38,29 @@ def launch(
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
 
     Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
-    `timeout` seconds after all have begun (without those in which a busy machine had no processor for
-    it), when collective calls do not match, or when something cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError when the
-    temporary folder cannot be written. The stop button and Ctrl-C end the ranks, too.
+    `timeout` seconds after all have begun, when collective calls do not match or lack their partner, or
+    when something cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError
+    when the temporary folder cannot be written. The stop button and Ctrl-C end the ranks, too.
+
+    Without a `timeout` ranks may stand still for a minute: none makes a call, and not all of them compute.
+    Those that go on have ten minutes. Time in which a busy machine had no processor for them, or was
+    asleep, does not count.
     """
     if rank.inside:
         raise RuntimeError(
             "launch was called inside a rank; start all ranks with one launch, and form smaller "
             "groups among them with dist.new_group."
         )
-    nprocs = arguments.check(fn, nprocs, args, timeout)
+    still, whole = (_STILL, _WHOLE) if timeout is None else (timeout, timeout)
+    nprocs = arguments.check(fn, nprocs, args, still)
     arguments.check_backend(backend, rules)
-    rules = None if backend else arguments.check_rules(rules)
-    call = job.Launch(nprocs, timeout, rules, backend)
+    asked, rules = rules, None if backend else arguments.check_rules(rules)
+    call = job.Launch(nprocs, still, whole, rules, backend)
     packed = _packed(fn, arguments.of_ranks(args, nprocs))
-    note("asked", f"{nprocs} ranks of {getattr(fn, '__name__', type(fn).__name__)}, {timeout:g} s")
+    note("asked", f"{nprocs} ranks of {getattr(fn, '__name__', type(fn).__name__)}, {still:g} s")
     try:
         with (elsewhere.starts() or _start_here)(call, packed) as ranks:
-            return _run(ranks, timeout)
+            return _run(ranks, call, nccl=asked is not None)
     except KeyboardInterrupt:
         pass  # where in this package it arrived tells a learner nothing
     raise KeyboardInterrupt("launch was interrupted, and its ranks have ended.")
@@ -108,14 +115,16 @@ def _end(ranks):
         note("ended", "all ranks, and what they had started")
 
 
-def _run(ranks, timeout):
-    with Supervision(ranks, timeout) as supervision:
+def _run(ranks, call, nccl):
+    with Supervision(ranks, call.still, call.whole) as supervision:
         try:
             reason = supervision.watch()
             note("over", reason)
             if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
                 reason = "orphaned"
-            failure = diagnosis.explain(reason, ranks, timeout)
+            failure = diagnosis.explain(
+                reason, ranks, supervision.meetings, supervision.limit, nccl
+            )
         finally:
             for r in ranks:
                 r.read_output()

@@ -28,8 +28,8 @@ from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family
 from course_utils.launch.ranks import arguments, figures, output, packing, peers
 from course_utils.launch.story import stacks
-from course_utils.launch.story.calls import Recorder, place
 from course_utils.launch.story.frames import is_own
+from course_utils.launch.story.recorder import Recorder, place
 
 # Signals of the system about the process itself, and the one that asks for stacks.
 _KEPT = {
@@ -233,7 +233,6 @@ def _join_group(job, rank):
     intercept.listen(peers.refuse_impossible)  # before it is on record
     queued = host_waits.called if backend == "nccl" else None
     recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
-    intercept.listen(recorder.on_call)
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()

@@ -1,16 +1,17 @@
 """Who failed first and why: from what the ranks did to one message for a learner."""
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from course_utils.comm.collectives import POINT_TO_POINT
 from course_utils.launch.story import calls, matching
-from course_utils.launch.story.calls import NotedCall
+from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.failure import RankFailure
 from course_utils.launch.story.frames import Frame
+from course_utils.launch.story.matching import Meetings
 from course_utils.launch.story.states import State, grouped, names, signal_name
 from course_utils.launch.story.states import states as states_of
-from course_utils.launch.story.view import START, Rank
-from course_utils.launch.story.view import records as records_of
+from course_utils.launch.story.view import START, Rank, note_calls
 
 _SAME_CALLS = (
     "Every rank of a group has to make the same collective calls, in the same order,\nwith "
@@ -22,12 +23,40 @@ _SAME_OPERATION = (
 )
 _ALL_GROUPS = "Every rank has to make every group, also those that it is not in, in the same order."
 _SAME_SPLITS = (
-    "In all_to_all_single a rank has to expect from each other one as many rows as that one\n"
+    "In an all-to-all a rank has to expect from each other one as many rows as that one\n"
     "sends to it."
 )
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
 _SAME_TAG = "A message has to be sent and received with the same tag."
-_UNEVEN = "all_to_all_single"
+_FACING = {
+    "send": "Two ranks that both send first may wait for each other: let one of them receive first, or start\n"
+    "both messages together with dist.batch_isend_irecv.",
+    "recv": "Where both receive first, nobody sends: let one of them send first, or start both messages\n"
+    "together with dist.batch_isend_irecv.",
+}
+_SET_KEY = "A key of the store has to be set by another rank, under the same name."
+_ALONE = (
+    "DistributedDataParallel's forward communicates too. On one rank alone, as for an evaluation on\n"
+    "rank 0, call model.module(x)."
+)
+_BATCHES = (
+    "Where ranks have different numbers of batches, stop at the smallest number, or train in\n"
+    "`with model.join():`. A decision to stop has to be the same on all ranks."
+)
+_ALL_ENTER = "{function} is a call of all ranks, also of those that do not need its result."
+_NCCL_MISMATCH = (
+    "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."
+)
+_NCCL_STUCK = (
+    "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
+)
+_HEADLINES = {
+    "stuck": "the ranks wait for each other, and none can go on.",
+    "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads may\n"
+    "still act; but for long nothing has moved.",
+    "late": "the ranks still waited for each other when the time was up (timeout={seconds} seconds).",
+}
+_SAME_TIME = 0.05  # seconds within which nobody can say which rank failed first
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
 _ORPHANED = (
     "the process from which all ranks are started was killed, and the ranks ended with it.\n"
@@ -43,41 +72,218 @@ _SIGNALS = {
 }
 
 
-def explain(reason: str, ranks: list[Rank], timeout: float) -> RankFailure | None:
+def explain(
+    reason: str, ranks: list[Rank], meetings: Meetings, limit: float, nccl: bool = False
+) -> RankFailure | None:
     """Returns the failure behind `reason`, which is what Supervision.watch returned, or
     "orphaned" when the fork server was killed; None if there is none. Asks the living ranks where
-    they are."""
+    they are.
+
+    limit: the seconds that ended the call, if the time was up; nccl: say what NCCL would do
+    """
     if reason == "orphaned":
         return RankFailure(_ORPHANED, kind="signal")
-    records = records_of(ranks)
-    mismatch = matching.first_mismatch(records)
-    if reason == "finished" and not mismatch:
+    note_calls(ranks, meetings)
+    mismatch, unmet = meetings.mismatch(), meetings.unmet()
+    if reason == "finished" and not (mismatch or unmet):
         return None
-    states = states_of(ranks, records)
+    story = _Story(ranks, meetings, states_of(ranks, meetings), limit, nccl)
     if mismatch:
-        return _mismatch(mismatch, states)
+        return story.mismatch(mismatch)
+    if reason == "finished":
+        return story.unanswered(unmet)
     if reason == "failed":
-        return _failed(ranks, states, records)
-    if reason == "stuck" and any(each.waits_in for each in states.values()):
-        return _stuck(ranks, states, records)
-    return _late(ranks, states, timeout)
+        return story.failed()
+    return story.stuck(reason) if story.waiting else story.late()
 
 
-def _mismatch(meeting: dict[int, NotedCall], states):
-    odd = matching.odd_one(meeting)
-    alike = defaultdict(list)
-    kinds = {call.kind for call in meeting.values()}
-    operations = {call.operation for call in meeting.values()}
-    in_detail = len(kinds) == 1 and (len(operations) > 1 or kinds == {_UNEVEN})
-    for rank, call in meeting.items():
-        alike[call.in_words(in_detail), call.where].append(rank)
-    lines = ["the ranks' calls do not match."]
-    for (words, where), numbers in alike.items():
-        lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
-    lines.append(_rule(meeting.values()))
-    if first := _raised_first(meeting):
-        return _after_exception(first, meeting[first], lines, states)
-    return _failure(lines, odd, "mismatch", meeting[odd].where, states)
+@dataclass
+class _Story:
+    """What there is to tell of a call that failed."""
+
+    ranks: list[Rank]
+    meetings: Meetings
+    states: dict[int, State]
+    limit: float
+    nccl: bool
+
+    @property
+    def waiting(self) -> dict[int, State]:
+        return {number: each for number, each in self.states.items() if each.waits_in}
+
+    def mismatch(self, meeting: dict[int, NotedCall]) -> RankFailure:
+        odd = matching.odd_one(meeting)
+        alike = defaultdict(list)
+        kinds = {call.kind for call in meeting.values()}
+        operations = {call.operation for call in meeting.values()}
+        in_detail = len(kinds) == 1 and (len(operations) > 1 or _uneven(meeting.values()))
+        types = {call.dtype for call in meeting.values()}
+        for rank, call in meeting.items():
+            of = f", of {call.dtype}" if in_detail and len(types) > 1 else ""
+            alike[call.in_words(in_detail) + of, call.where].append(rank)
+        lines = ["the ranks' calls do not match."]
+        for (words, where), numbers in alike.items():
+            lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
+        lines += [*self._apart(meeting), _rule(meeting.values())]
+        if self.nccl:
+            lines.append(_NCCL_MISMATCH)
+        if (first := _raised_first(meeting)) is not None:
+            return self._after_exception(first, meeting[first], lines)
+        return self._failure(lines, odd, "mismatch", meeting[odd].where)
+
+    def unanswered(self, unmet: dict[int, NotedCall]) -> RankFailure:
+        """All ranks have finished, and a call of one was never met; nobody waited for it."""
+        first = min(unmet)
+        lines = ["a call lacks its partner, and no rank has waited for it."]
+        for rank, call in unmet.items():
+            lines += [f"  rank {rank}: {call}", *_quotes([call.where] if call.where else [])]
+            for other in sorted(self.meetings.lacks(rank, call) - {None}):
+                lines.append(f"  rank {other} {_owed(call, other) or 'finished'}")
+        lines += [*self._apart(unmet), *_advice([(call, "") for call in unmet.values()])]
+        return self._failure(lines, first, "mismatch", unmet[first].where)
+
+    def _apart(self, ranks) -> list[str]:
+        """Where the ranks' ways parted, if their lines tell."""
+        parted = self.meetings.apart(ranks)
+        if not parted:
+            return []
+        lines = ["Before, they made their calls at the same lines. The first that they did not:"]
+        for rank, (call, absent) in parted.items():
+            quote = _quotes([call.where])[0].strip() if call.where else ""
+            never = f" ({names(sorted(absent))} never called there)" if absent else ""
+            lines.append(f"  rank {rank}: {call.kind}, {quote}{never}")
+        return lines
+
+    def _after_exception(self, rank, call, lines) -> RankFailure:
+        first = call.handling
+        told = [
+            f"rank {rank} raised {first.text}",
+            *_quotes([first.where] if first.where else []),
+            f"After that it called {call.kind}, in an except or finally block:",
+            *lines,
+        ]
+        return self._failure(told, rank, "exception", first.where, first.type)
+
+    def failed(self) -> RankFailure:
+        """Of all ranks that failed, the first that did not fail because of another one."""
+        first = self._first()
+        if self.states[first.number].consequence and (left := self._left()):
+            return self._destroyed(*left)
+        report = first.report or {}
+        kind = report.get("kind") or _kind_of_end(first)
+        own = self.states[first.number]
+        lines = [f"rank {first.number} {_headline(first, own)}", *_quotes(own.path)]
+        lines += self._others(first.number)
+        error = report["type"] if kind == "exception" else None
+        return self._failure(lines, first.number, kind, own.where, error)
+
+    def _first(self):
+        """Of the ranks that failed by themselves the first in time; of those that failed alike, or at
+        about the same time, the one with the lowest number, so that the message is always the same."""
+        failed = [rank for rank in self.ranks if rank.failed]
+        causes = [rank for rank in failed if not self.states[rank.number].consequence] or failed
+        earliest = min(causes, key=lambda rank: rank.ended_at)
+        alike = str(self.states[earliest.number])
+        return next(
+            rank
+            for rank in causes
+            if str(self.states[rank.number]) == alike
+            or rank.ended_at - earliest.ended_at < _SAME_TIME
+        )
+
+    def _left(self) -> tuple[int, Frame | None] | None:
+        """The first rank that did nothing more after destroy_process_group, and that line."""
+        for rank in self.ranks:
+            if (call := self.meetings.has_left(rank.number)) and not rank.failed:
+                return rank.number, call.where
+        return None
+
+    def _destroyed(self, number, where) -> RankFailure:
+        lines = [
+            f"rank {number} called destroy_process_group while other ranks still communicated.",
+            *_quotes([where] if where else []),
+            *self._others(number),
+            "It closes the connections: all ranks have to be done before any rank calls it.",
+        ]
+        return self._failure(lines, number, "mismatch", where)
+
+    def stuck(self, reason: str) -> RankFailure:
+        """Ranks wait for a call that another one has not made."""
+        late = {n: each for n, each in self.states.items() if self.ranks[n].living and not each.waits_in}
+        if reason == "late" and any(each.call is None for each in late.values()):
+            return self.late()
+        if left := self._left():
+            return self._destroyed(*left)
+        waiting = self.waiting
+        for number, each in self.states.items():
+            if each.words == "finished":
+                each.words = self._finished_without(number)
+        lines = [_HEADLINES[reason].format(seconds=f"{self.limit:g}")]
+        for sentence, each in grouped(self.states):
+            lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
+        lines += self._apart(waiting)
+        lines += _advice([(each.call, each.through) for each in waiting.values()])
+        if self.nccl:
+            lines.append(_NCCL_STUCK)
+        made = {number: each.call for number, each in waiting.items() if each.call}
+        if (raised := _raised_first(made)) is not None:
+            return self._after_exception(raised, made[raised], lines)
+        first = min(waiting)
+        return self._failure(lines, first, "timeout", self.states[first].where)
+
+    def _finished_without(self, number):
+        """What a rank that has finished owes to one that waits."""
+        for waits, each in self.waiting.items():
+            if each.call is None:
+                return "finished without calling it"
+            if owed := _owed(each.call, number):
+                times = self.meetings.times(waits, each.call, number)
+                return owed + (f" again ({times} times before)" if times > 1 else "")
+        return "finished"
+
+    def late(self) -> RankFailure:
+        """The time was up while a rank was busy, or did what nobody knows."""
+        living = [rank.number for rank in self.ranks if rank.living]
+        running = [number for number in living if not self.states[number].waits_in]
+        first = (running or living)[0]
+        own = self.states[first]
+        start = "" if self.ranks[first].joined else f", and {START:g} to start"
+        lines = [
+            f"rank {first} {own.words} when the time was up (timeout={self.limit:g} seconds{start}).",
+            *_quotes(own.path),
+            *self._others(first),
+        ]
+        for number in running:
+            call = self.states[number].call
+            if call is not None:
+                lacks = sorted(self.meetings.lacks(number, call) - {None})
+                lines.append(f"Its newest call, {call}, lacks {names(lacks)}:" if number == first else
+                             f"The newest call of rank {number}, {call}, lacks {names(lacks)}:")
+                lines += _quotes([call.where] if call.where else [])
+        return self._failure(lines, first, "timeout", own.where)
+
+    def _others(self, but):
+        rest = {number: each for number, each in self.states.items() if number != but}
+        told = [
+            f"{sentence} ({each.where.place})" if each.where else sentence
+            for sentence, each in grouped(rest)
+        ]
+        lines = [f"Meanwhile {'; '.join(told)}."] if told else []
+        texts = defaultdict(list)
+        for number, each in rest.items():
+            if each.text and not each.consequence and each.text != self.states[but].text:
+                texts[each.text].append(number)
+        return lines + [f"  {names(who)}: {_shortened(text, 300)}" for text, who in texts.items()]
+
+    def _failure(self, lines, rank, kind, where, error=None) -> RankFailure:
+        return RankFailure(
+            "\n".join(lines),
+            rank,
+            kind,
+            line=where.line if where else None,
+            error=error,
+            ranks=[str(each) for each in self.states.values()],
+        )
 
 
 def _raised_first(made: dict[int, NotedCall]) -> int | None:
@@ -88,15 +294,44 @@ def _raised_first(made: dict[int, NotedCall]) -> int | None:
     return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
 
 
-def _after_exception(rank, call, lines, states):
-    first = call.handling
-    told = [
-        f"rank {rank} raised {first.text}",
-        *_quotes([first.where] if first.where else []),
-        f"After that it called {call.kind}, in an except or finally block:",
-        *lines,
-    ]
-    return _failure(told, rank, "exception", first.where, states, first.type)
+def _uneven(meeting):
+    return all(call.splits for call in meeting) and all(call.kind != "all_gather" for call in meeting)
+
+
+def _owed(call, number):
+    """What a rank that has finished owes to another's call; None if nothing."""
+    if call.is_message:
+        if call.peer is not None and call.peer != number:
+            return None
+        return "finished without receiving it" if call.kind == "send" else "finished without sending it"
+    if call.kind == KEY:
+        return "finished without setting it"
+    return "finished without calling it" if number in call.members else None
+
+
+def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:
+    """What has to hold for calls that lack their partner, each with the function that has made it."""
+    known = [call for call, _ in waiting if call is not None]
+    messages = [call for call in known if call.is_message]
+    lines = []
+    if messages:
+        lines.append(_BOTH_ENDS)
+        if any(call.tag for call in messages):
+            lines.append(_SAME_TAG)
+        if len(messages) > 1 and len({call.kind for call in messages}) == 1:
+            lines.append(_FACING[messages[0].kind])
+    if any(call.kind == KEY for call in known):
+        lines.append(_SET_KEY)
+    if len(known) < len(waiting) or any(not c.is_message and c.kind != KEY for c in known):
+        lines.append(_SAME_CALLS)
+    for call, through in waiting:
+        if through == "forward":
+            lines.append(_ALONE)
+        elif through == "backward":
+            lines.append(_BATCHES)
+        elif call and not call.is_message and through.strip("_") not in ("", "wait", call.kind):
+            lines.append(_ALL_ENTER.format(function=through))
+    return list(dict.fromkeys(lines))
 
 
 def _rule(meeting):
@@ -106,42 +341,11 @@ def _rule(meeting):
         return _SAME_SIZE
     if kinds == {calls.NEW_GROUP}:
         return _ALL_GROUPS
-    if kinds == {_UNEVEN}:
+    if len({call.dtype for call in meeting}) > 1:
+        return _SAME_CALLS
+    if kinds in ({"all_to_all_single"}, {"all_to_all"}):
         return _SAME_SPLITS
     return _SAME_OPERATION if len({str(call) for call in meeting}) == 1 else _SAME_CALLS
-
-
-def _failed(ranks, states, records):
-    """Of all ranks that failed, the first that did not fail because of another one."""
-    failed = [rank for rank in ranks if rank.failed]
-    first = next((rank for rank in failed if not states[rank.number].consequence), failed[0])
-    if states[first.number].consequence and (left := _left(ranks, records)):
-        return _destroyed(*left, states)
-    report = first.report or {}
-    kind = report.get("kind") or _kind_of_end(first)
-    own = states[first.number]
-    lines = [f"rank {first.number} {_headline(first, own)}", *_quotes(own.path)]
-    lines += _others(states, first.number)
-    error = report["type"] if kind == "exception" else None
-    return _failure(lines, first.number, kind, own.where, states, error)
-
-
-def _left(ranks, records) -> tuple[int, Frame | None] | None:
-    """The first rank that did nothing more after destroy_process_group, and that line."""
-    for number, record in enumerate(records):
-        if record and record[-1].kind == calls.DESTROY and not ranks[number].failed:
-            return number, record[-1].where
-    return None
-
-
-def _destroyed(number, where, states):
-    lines = [
-        f"rank {number} called destroy_process_group while other ranks still communicated.",
-        *_quotes([where] if where else []),
-        *_others(states, number),
-        "It closes the connections: all ranks have to be done before any rank calls it.",
-    ]
-    return _failure(lines, number, "mismatch", where, states)
 
 
 def _kind_of_end(rank):
@@ -171,77 +375,10 @@ def _headline(rank, own):
     return f"returned what cannot be pickled: {what}.\n  {text}"
 
 
-def _stuck(ranks, states, records):
-    if left := _left(ranks, records):
-        return _destroyed(*left, states)
-    waiting = {number: each for number, each in states.items() if each.waits_in}
-    first = min(waiting)
-    for number, each in states.items():
-        if each.words == "finished":
-            each.words = _finished_without(waiting, number)
-    lines = ["the ranks wait for each other, and none can go on."]
-    for sentence, each in grouped(states):
-        lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
-    messages = all(each.waits_in.split()[0] in POINT_TO_POINT for each in waiting.values())
-    lines.append(_BOTH_ENDS if messages else _SAME_CALLS)
-    if messages and any(each.call and each.call.tag for each in waiting.values()):
-        lines.append(_SAME_TAG)
-    made = {number: each.call for number, each in waiting.items() if each.call}
-    if raised := _raised_first(made):
-        return _after_exception(raised, made[raised], lines, states)
-    return _failure(lines, first, "timeout", states[first].where, states)
-
-
-def _finished_without(waiting, number):
-    """What a rank that has finished owes to one that waits."""
-    for each in waiting.values():
-        if each.waits_in == f"send to rank {number}":
-            return "finished without receiving it"
-        if each.waits_in in (f"recv from rank {number}", "recv from any rank"):
-            return "finished without sending it"
-        collective = each.call is None or each.call.kind not in POINT_TO_POINT
-        if collective and (each.call is None or number in each.call.members):
-            return "finished without calling it"
-    return "finished"
-
-
-def _late(ranks, states, timeout):
-    living = [rank.number for rank in ranks if rank.living]
-    running = [number for number in living if not states[number].waits_in]
-    first = (running or living)[0]
-    own = states[first]
-    start = "" if ranks[first].joined else f", and {START:g} to start"
-    lines = [
-        f"rank {first} {own.words} when the time was up (timeout={timeout:g} seconds{start}).",
-        *_quotes(own.path),
-        *_others(states, first),
-    ]
-    return _failure(lines, first, "timeout", own.where, states)
-
-
-def _failure(lines, rank, kind, where, states: dict[int, State], error=None):
-    return RankFailure(
-        "\n".join(lines),
-        rank,
-        kind,
-        line=where.line if where else None,
-        error=error,
-        ranks=[str(each) for each in states.values()],
-    )
-
-
 def _quotes(path: list[Frame]) -> list[str]:
     """The learner's own lines, outermost first; the middle of a long path is left out."""
     shown = path if len(path) <= 4 else [path[0], *path[-3:]]
     return [f"    {frame.place}, in {frame.function}:  {frame.source}" for frame in shown]
-
-
-def _others(states, but):
-    rest = grouped({number: each for number, each in states.items() if number != but})
-    told = [
-        f"{sentence} ({each.where.place})" if each.where else sentence for sentence, each in rest
-    ]
-    return [f"Meanwhile {'; '.join(told)}."] if told else []
 
 
 def _now(sentence):

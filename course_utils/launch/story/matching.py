@@ -1,106 +1,269 @@
-"""Finds the first point at which the ranks' collective calls do not match.
+"""What the records prove: which calls meet, which of these do not match, and whose call lacks whom.
 
-A meeting has a world, a group and its members. The ranks of a world of the learner's own agree on
-its name without waiting, in its store; the kernel translates their numbers into the launch's.
+The n-th collective of a group meets the n-th of the group's other ranks; the n-th send from one rank to
+another meets the n-th recv. All ranks of a world make all its groups: the n-th new_group of a rank meets
+the n-th of the others. Calls that have met and match are forgotten, so there may be any number of them.
+
+The ranks of a world of the learner's own agree on its name without waiting, in its store; here their
+numbers are translated into the launch's.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 
-from course_utils.comm.collectives import POINT_TO_POINT
-from course_utils.launch.story.calls import DESTROY, NEW_GROUP, NotedCall
+from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, NotedCall, Record
 
-
-def first_mismatch(
-    records: list[list[NotedCall]], groups: bool = True
-) -> dict[int, NotedCall] | None:
-    """Returns the calls that meet and do not match, by rank; None if all calls match.
-
-    `records` holds each rank's calls, by rank. The n-th collective of a group meets the n-th of
-    the group's other ranks; the n-th send from one rank to another meets the n-th recv. All ranks
-    of a world make all its groups: the n-th new_group of a rank meets the n-th of the others, if
-    `groups` are to be compared: also of ranks that have come to their end, for with groups made in
-    different orders that is luck.
-    """
-    meetings = defaultdict(dict)
-    for rank, record in enumerate(records):
-        anything = any(call.kind == "recv" and call.peer is None for call in record)
-        for call in record:
-            if call.kind == DESTROY or (call.kind == NEW_GROUP and not groups):
-                continue
-            # After a recv from any rank, nobody can count what came from whom.
-            if not (anything and call.kind == "recv"):
-                meetings[_meeting_point(rank, call)][rank] = call
-    for calls in meetings.values():
-        if not _match(calls):
-            return dict(sorted(calls.items()))
-    return None
+_RECENT = 256  # calls of a rank that are kept although they have met
 
 
-def lacks_a_call(records: list[list[NotedCall]], rank: int) -> bool:
-    """True if the newest call of `rank`, in launch's own world, is sure not to end unless another
-    rank makes another call."""
-    call = records[rank][-1]
-    if _untold(call):
-        return False
-    *group, index = _meeting_point(rank, call)
-    return any(
-        _sure_not_to_have(records[other], other, group, index)
-        for other in _needed(rank, call) - {rank}
-    )
+class Meetings:
+    """The calls of all ranks, as far as they are on record."""
+
+    def __init__(self, paths: list[str]):
+        self.records = [Record(path) for path in paths]
+        self._recent = [deque(maxlen=_RECENT) for _ in paths]  # of each rank, oldest first
+        self._unmet = [{} for _ in paths]  # of each rank, by number: the call, and who has met there
+        self._open: dict[tuple, dict[int, NotedCall]] = {}  # (stream, index): by rank, not complete
+        self._inboxes: dict[tuple, dict[str, deque]] = {}  # of those that receive from any rank
+        self._made: Counter = Counter()  # calls by (stream, rank)
+        self._wrong: dict[bool, dict[int, NotedCall]] = {}  # the first that do not match; of groups, too
+        self._ranks: dict[tuple, int] = {}  # by (world, number in that world)
+        self._lines: dict[tuple, Counter] = defaultdict(Counter)  # calls of each rank at (stream, line)
+        self._apart: dict[tuple, dict[int, NotedCall]] = {}  # by stream: see `apart`
+
+    def update(self) -> None:
+        """Takes in what the ranks have noted since."""
+        for rank, record in enumerate(self.records):
+            for event, what in record.new():
+                if event == "call":
+                    self._add(rank, what)
+                else:
+                    self._take_back(rank, what)
+
+    def _add(self, rank, call):
+        stream = _stream(rank, call)
+        call = call._replace(index=self._made[stream, rank])
+        self._made[stream, rank] += 1
+        self._recent[rank].append(call)
+        if call.kind == KEY:
+            self._unmet[rank][call.number] = call, {}
+        elif call.kind != DESTROY:
+            self._ranks[call.world, call.me] = rank
+            self._lines[stream, call.where][rank] += 1
+            inbox = self._inbox(call)
+            if inbox is None:
+                self._meet(rank, call, stream)
+            else:
+                self._deliver(rank, call, inbox)
+
+    def _meet(self, rank, call, stream):
+        met = self._open.setdefault((stream, call.index), {})
+        met[rank] = call
+        self._unmet[rank][call.number] = call, met
+        if len(met) == (2 if call.is_message else len(call.members)):
+            del self._open[stream, call.index]
+            for other, its in met.items():
+                del self._unmet[other][its.number]
+            self._compare(stream, met)
+
+    def _compare(self, stream, met):
+        if not _match(met.values()):
+            groups = call_of(met).kind == NEW_GROUP
+            self._wrong[groups] = min(self._wrong.get(groups, met), met, key=_when)
+        if not call_of(met).is_message:
+            if len({call.where for call in met.values()}) == 1:
+                self._apart.pop(stream, None)
+            else:
+                self._apart.setdefault(stream, met)
+
+    def _inbox(self, call):
+        """Where the messages to a rank are counted that has received from any rank: nobody can tell
+        which of them came from whom. None for all other calls."""
+        if not call.is_message:
+            return None
+        to = call.world, call.group, call.me if call.kind == "recv" else call.peer
+        if to not in self._inboxes and call.kind == "recv" and call.peer is None:
+            inbox = self._inboxes[to] = {"send": deque(), "recv": deque()}
+            for point, met in list(self._open.items()):
+                for rank, earlier in met.items():
+                    if earlier.is_message and self._inbox(earlier) is inbox:
+                        self._open.pop(point, None)
+                        self._deliver(rank, earlier, inbox)
+        return self._inboxes.get(to)
+
+    def _deliver(self, rank, call, inbox):
+        inbox[call.kind].append((rank, call.number))
+        self._unmet[rank][call.number] = call, {rank: call}
+        while inbox["send"] and inbox["recv"]:
+            for side in inbox.values():
+                who, number = side.popleft()
+                self._unmet[who].pop(number, None)
+
+    def _take_back(self, rank, number):
+        """A call that PyTorch refused was not made; a wait for a key that is over is none any more."""
+        call = next((c for c in reversed(self._recent[rank]) if c.number == number), None)
+        if call is None:
+            return
+        self._recent[rank].remove(call)
+        stream = _stream(rank, call)
+        self._made[stream, rank] -= 1
+        _, met = self._unmet[rank].pop(number, (None, {}))
+        met.pop(rank, None)
+        if not met:
+            self._open.pop((stream, call.index), None)
+
+    @property
+    def complete(self) -> bool:
+        """False if a rank could not note all of its calls, and nothing is proven."""
+        return all(record.complete for record in self.records)
+
+    def mismatch(self, groups: bool = True) -> dict[int, NotedCall] | None:
+        """The first calls that meet and do not match, by rank; None if all match.
+
+        groups: whether groups that were made in different orders count, which may go well by luck.
+        """
+        wrong = [met for met in self._open.values() if not _match(met.values())]
+        wrong = [met for met in wrong if groups or call_of(met).kind != NEW_GROUP]
+        wrong += [met for of_groups, met in self._wrong.items() if groups or not of_groups]
+        if not wrong or not self.complete:
+            return None
+        first = min(wrong, key=_when)
+        return {rank: self._in_launch(first[rank]) for rank in sorted(first)}
+
+    def lacks(self, rank: int, call: NotedCall) -> set[int | None]:
+        """The ranks without whose next call this one of `rank` cannot end; None stands for one of a world
+        of the learner's own that is not known. Empty if it has met all that it needs."""
+        if not self.complete:
+            return set()
+        call, met = self._unmet[rank].get(call.number, (None, {}))
+        if call is None:
+            return set()
+        if call.kind == KEY:
+            return set(range(len(self.records))) - {rank}
+        one = call.is_message and call.peer is not None
+        return self._in_world(call, [call.peer] if one else call.members) - {rank} - met.keys()
+
+    def _in_world(self, call, numbers):
+        """The ranks with these numbers in the call's world, as the launch counts; None for one that is
+        not known, because it has made no call there."""
+        if call.world == "":
+            return set(numbers)
+        return {self._ranks.get((call.world, number)) for number in numbers}
+
+    def lacking(self, rank: int) -> dict[int, NotedCall]:
+        """The calls of a rank, by number, that lack another's."""
+        return {n: call for n, (call, _) in sorted(self._unmet[rank].items()) if self.lacks(rank, call)}
+
+    def unmet(self) -> dict[int, NotedCall]:
+        """Of each rank its first call that lacks another's; also one for which nobody waits. None where a
+        rank has given a call up."""
+        found = {}
+        if any(record.gave_up for record in self.records):
+            return found
+        for rank in range(len(self.records)):
+            for call in self.lacking(rank).values():
+                if not call.limited and self.lacks(rank, call) - {None}:
+                    found.setdefault(rank, self._in_launch(call))
+        return found
+
+    def apart(self, ranks: Iterable[int]) -> dict[int, tuple[NotedCall, set[int]]] | None:
+        """The first of the latest meetings in a row that ranks made at different lines, if one of these
+        ranks took part: where a rank left out a call, or took another branch. By rank its call, and the
+        ranks of the group that never called at that line. A meeting whose lines no two ranks share is
+        a branch that was meant, such as that of a root."""
+        for stream, met in self._apart.items():
+            there = {rank: self._lines[stream, call.where].keys() for rank, call in met.items()}
+            if any(len(each) > 1 for each in there.values()) and set(ranks) & met.keys():
+                return {
+                    rank: (self._in_launch(met[rank]), met.keys() - there[rank])
+                    for rank in sorted(met)
+                }
+        return None
+
+    def times(self, rank: int, call: NotedCall, other: int) -> int:
+        """How often `other` has made a call like this one of `rank`, at the same line."""
+        call = self._numbered(rank, call.number)
+        return self._lines[_stream(rank, call), call.where][other] if call else 0
+
+    def newest(self, rank: int) -> NotedCall | None:
+        """The newest call of a rank, but for those that leave a group."""
+        made = [call for call in self._recent[rank] if call.kind != DESTROY]
+        return self._in_launch(made[-1]) if made else None
+
+    def has_left(self, rank: int) -> NotedCall | None:
+        """The call with which a rank left its groups, if that was its last one."""
+        last = self._recent[rank][-1] if self._recent[rank] else None
+        return last if last and last.kind == DESTROY else None
+
+    def latest(self, rank: int, count: int) -> list[NotedCall]:
+        """The last calls of a rank."""
+        return list(self._recent[rank])[-count:]
+
+    def numbered(self, rank: int, number: int | None) -> NotedCall | None:
+        """The call with this number, if it is recent or has not met."""
+        call = self._numbered(rank, number)
+        return call and self._in_launch(call)
+
+    def _numbered(self, rank, number):
+        if number in self._unmet[rank]:
+            return self._unmet[rank][number][0]
+        return next((call for call in self._recent[rank] if call.number == number), None)
+
+    def none_can_end(self, pending: dict[int, dict]) -> bool:
+        """True if nothing that ranks wait behind will ever end unless one of them makes another call.
+
+        pending: for each rank that waits for a device with queues, what `host_waits.follow` publishes. A
+        call that has begun ends when all ranks that it needs have begun theirs. What a rank does that
+        does not wait is not known: there, what has been called counts as begun.
+        """
+        begun, waiting = Counter(self._made), []
+        for rank, here in pending.items():
+            for number in here["queued"]:
+                if call := self._numbered(rank, number):
+                    begun[_stream(rank, call), rank] -= 1
+            waiting += [(rank, [self._numbered(rank, n) for n in unit]) for unit in here["begun"]]
+        return not any(
+            all(self._has_begun(rank, call, begun) for call in unit if call) for rank, unit in waiting
+        )
+
+    def _has_begun(self, rank, call, begun):
+        needed = self._in_world(call, [call.peer] if call.is_message else call.members) - {rank}
+        return all(begun[_stream(rank, call), other] > call.index for other in needed)
+
+    def _in_launch(self, call):
+        """The call with the numbers of its ranks in the launch; those that are not known are left out."""
+        if call.world == "":
+            return call
+        known = {me: rank for (world, me), rank in self._ranks.items() if world == call.world}
+
+        def ranks(numbers):
+            return numbers and tuple(known[number] for number in numbers if number in known)
+
+        return call._replace(
+            members=ranks(call.members), asked=ranks(call.asked), peer=known.get(call.peer)
+        )
 
 
-def _sure_not_to_have(record, rank, group, index):
-    """Whether this rank has not made the call with this index. Old calls leave the record."""
-    points = [_meeting_point(rank, call) for call in record]
-    known = [last for *before, last in points if before == group]
-    if known:
-        return max(known) < index
-    return [call.number for call in record] == list(range(len(record)))
+def call_of(met: dict[int, NotedCall]) -> NotedCall:
+    """Any of the calls of a meeting."""
+    return next(iter(met.values()))
 
 
-def none_can_end(records: list[list[NotedCall]], pending: dict[int, dict]) -> bool:
-    """True if nothing that ranks wait behind will ever end unless one of them makes another call.
-
-    pending: for each rank that waits for a device with queues, what `host_waits.follow` publishes. A
-    call that has begun ends when all ranks that it needs have begun theirs. What a rank does that
-    does not wait is not known: there, what has been called counts as begun.
-    """
-    begun, waiting = defaultdict(set), []
-    for rank, record in enumerate(records):
-        here = pending.get(rank, {"begun": [], "queued": []})
-        made = {call.number: call for call in record}
-        for number in made.keys() - here["queued"]:
-            begun[_meeting_point(rank, made[number])].add(rank)
-        waiting += [(rank, [made[n] for n in unit if n in made]) for unit in here["begun"]]
-    return not any(_all_met(rank, unit, begun) for rank, unit in waiting)
+def _when(met):
+    first = min(met)
+    return met[first].number, first
 
 
-def all_will_end(records: list[list[NotedCall]]) -> bool:
-    """True if each call on record has met the calls of all ranks that it needs: then what waits will
-    end, on a machine so busy that nobody has moved for seconds too. Of some it cannot be told."""
-    made = defaultdict(set)
-    for rank, record in enumerate(records):
-        for call in record:
-            made[_meeting_point(rank, call)].add(rank)
-    return all(
-        not any(map(_untold, record)) and _all_met(rank, record, made)
-        for rank, record in enumerate(records)
-    )
-
-
-def _untold(call):
-    """Whether it cannot be told from the records which ranks' calls this one needs."""
-    any_source = call.peer is None and call.kind == "recv"
-    return call.world or call.kind in (DESTROY, NEW_GROUP) or any_source
-
-
-def _all_met(rank, unit, begun):
-    return all(_needed(rank, call) <= begun[_meeting_point(rank, call)] for call in unit)
-
-
-def _needed(rank, call):
-    return {rank, call.peer} if call.kind in POINT_TO_POINT else set(call.members)
+def _stream(rank, call):
+    """Of what a call is the n-th: those of one stream meet in their order."""
+    group = call.world, call.group, call.members
+    if call.kind in (KEY, DESTROY):
+        return *group, rank
+    if not call.is_message:
+        return group
+    ends = (call.me, call.peer) if call.kind == "send" else (call.peer, call.me)
+    return *group, *ends, call.tag
 
 
 def odd_one(calls: dict[int, NotedCall]) -> int:
@@ -109,33 +272,22 @@ def odd_one(calls: dict[int, NotedCall]) -> int:
     return min(reversed(calls), key=lambda rank: signatures.count(_signature(calls[rank])))
 
 
-def _meeting_point(rank, call):
-    group = call.world, call.group, call.members
-    if call.kind == "send":
-        return *group, rank, call.peer, call.tag, call.index
-    if call.kind == "recv":
-        return *group, call.peer, rank, call.tag, call.index
-    return *group, call.index
-
-
 def _match(calls):
-    return len(set(map(_signature, calls.values()))) == 1 and all(
-        _fit(rank, call, other, its)
-        for rank, call in calls.items()
-        for other, its in calls.items()
-        if call.splits and its.splits
+    return len(set(map(_signature, calls))) == 1 and all(
+        _fit(call, other) for call in calls for other in calls if call.splits and other.splits
     )
 
 
-def _fit(rank, call, other, its):
-    """Whether `rank` sends as many rows to `other` as that one expects from it."""
-    sent, expected = call.splits[0], its.splits[1]
-    return sent[call.members.index(other)] == expected[call.members.index(rank)]
+def _fit(call, other):
+    """Whether the one sends as much to the other as that one expects from it."""
+    sent, expected = call.splits[0], other.splits[1]
+    return sent[call.members.index(other.me)] == expected[call.members.index(call.me)]
 
 
 def _signature(call):
     """What has to be equal where calls meet. In collectives shapes count, as under DETAIL, even
     where the number of elements agrees; between send and recv only that number and the data type."""
-    if call.kind in POINT_TO_POINT:
+    if call.is_message:
         return tuple((dtype, math.prod(shape)) for dtype, shape in call.tensors)
-    return call.kind, call.peer, call.operation, call.tensors, call.asked
+    what = call.dtype if call.splits else call.tensors
+    return call.kind, call.peer, call.operation, what, call.asked

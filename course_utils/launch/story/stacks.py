@@ -6,7 +6,6 @@ same handler writes a last stack when a rank crashes.
 """
 
 import faulthandler
-import itertools
 import os
 import re
 import signal
@@ -23,19 +22,23 @@ ASK = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
-_TORCH_DISTRIBUTED = os.path.join("torch", "distributed", "")
-_CHECKPOINT = os.path.join(_TORCH_DISTRIBUTED, "checkpoint", "")  # it waits for disks, too
-_C10D = os.path.join(_TORCH_DISTRIBUTED, "distributed_c10d.py")
-_OPERATORS = os.path.join("torch", "_ops.py")
-_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
-_WAIT = os.path.join("course_utils", "comm", "intercept.py")  # Work.wait
-_DDP, _REBUILD = os.path.join("torch", "nn", "parallel", "distributed.py"), "_rebuild_buckets"
-_HOST = os.path.join("course_utils", "comm", "host_waits.py")
 # The last: of a process that was started with `-m`, as the grader's is.
 _OUTERMOST = (" in <module>\n", "\n  ...\n", " in _run_module_as_main\n")
-_WAIT_OPERATOR = "torch.ops._c10d_functional.wait_tensor"
-_TORCH = f"{os.sep}torch{os.sep}"
 _AGAIN = 0.25  # seconds after which a rank that has not answered is asked again
+
+# On another host PyTorch may lie in another folder.
+_TORCH = f"{os.sep}torch{os.sep}"
+_DISTRIBUTED = os.path.join(_TORCH, "distributed", "")
+_C10D = os.path.join(_DISTRIBUTED, "distributed_c10d.py")
+_OPERATORS = os.path.join(_TORCH, "_ops.py")
+_DDP = os.path.join(_TORCH, "nn", "parallel", "distributed.py")
+# Where PyTorch waits for disks and processes; another rank cannot end that.
+_ALONE = re.compile(
+    os.path.join(_TORCH, r"(distributed/checkpoint/|utils/data/|multiprocessing/|serialization|hub)")
+)
+_WAIT = os.path.join("course_utils", "comm", "intercept.py")  # Work.wait, and a store's
+_HOST = os.path.join("course_utils", "comm", "host_waits.py")
+_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 
 
 def answer_with_stacks(pipe) -> str:
@@ -72,38 +75,32 @@ class Stacks:
         """The learner's own lines in the main thread, the innermost last."""
         return own(self.main[::-1])
 
-    @property
-    def collective(self) -> str | None:
-        """What the main thread waits for, if it can only be other ranks: "all_reduce"."""
-        return collective(self.main)
 
+def waits(frames: list[Frame]) -> str | None:
+    """Returns in what PyTorch waits where a stack ends: "all_reduce", "backward", "wait" for the result of
+    an earlier call; "" if nothing in the stack says so; None if the stack does not end in PyTorch.
 
-def collective(frames: list[Frame]) -> str | None:
-    """Returns the name of the communication in which a stack ends, or None.
-
-    This alone does not say that the rank waits; that it uses no processor time does.
+    This alone does not say that a rank waits for others. That it uses no processor time, and that its
+    newest call lacks another rank, does. Where in PyTorch it ends is not asked: every version puts other
+    frames between.
     """
-    if _waits_compiled(frames):
-        return "wait"
-    # Below our own place in front of PyTorch's operators lies the operator itself.
-    frames = list(itertools.dropwhile(lambda frame: frame.file.endswith(_OPERATORS), frames))
-    if not frames or frames[0].function == "wait_for_some_time":
+    inner = frames[0] if frames else None
+    if inner is None or inner.function == "wait_for_some_time":
         return None
-    inner = frames[0]
-    if inner.function == "_engine_run_backward":
-        return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
-    if inner.file.endswith(_DDP) and _REBUILD in inner.source:
-        return _REBUILD  # at the second forward, ranks agree on them
-    on_device = _polls(inner)
-    communicates = _TORCH_DISTRIBUTED in inner.file and _CHECKPOINT not in inner.file
-    if not (on_device or communicates or _WAIT in inner.file):
+    ours = inner.file.endswith(_WAIT) or _polls(inner)
+    inside = _TORCH in inner.file and not is_own(inner.file) and not _ALONE.search(inner.file)
+    if not (ours or inside or is_compiled(inner.file)):
         return None
-    name = "wait" if on_device else inner.function
+    name = "wait" if ours else ""
     for frame in frames:  # the outermost one has the name that the learner has written
         if is_own(frame.file):
             break
-        if _TORCH_DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
+        if _DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
             name = frame.function
+        elif frame.function == "_engine_run_backward":
+            name = "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
+        elif frame.file.endswith(_DDP):
+            name = "forward"
     return name
 
 
@@ -114,18 +111,8 @@ def _polls(frame):
 def called(frames: list[Frame]) -> str | None:
     """Returns the function of torch.distributed that waits for what it has called itself, such as
     "all_reduce", if a stack ends in one. What waits for an earlier call is none."""
-    ours = (_OPERATORS, _WAIT)
-    inner = next(itertools.dropwhile(lambda frame: frame.file.endswith(ours), frames), None)
-    return inner.function if inner and inner.file.endswith(_C10D) else None
-
-
-def _waits_compiled(frames):
-    """True in code that torch.compile has written, where it waits for a collective. Between that line
-    and the operator lie frames of PyTorch's own."""
-    if not (frames and frames[0].file.endswith(_OPERATORS)):
-        return False
-    line = next(itertools.dropwhile(lambda frame: _TORCH in frame.file, frames), None)
-    return line is not None and is_compiled(line.file) and _WAIT_OPERATOR in line.source
+    rest = [frame for frame in frames if not frame.file.endswith((_WAIT, _OPERATORS))]
+    return rest[0].function if rest and rest[0].file.endswith(_C10D) else None
 
 
 def ask(ranks: list[tuple], patience: float = 2.0) -> list[str]:

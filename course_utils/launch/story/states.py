@@ -5,11 +5,11 @@ import signal
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from course_utils.comm.collectives import POINT_TO_POINT
 from course_utils.launch.story import frames, threads
-from course_utils.launch.story.calls import DESTROY, NotedCall, read_pending
+from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.frames import Frame
-from course_utils.launch.story.stacks import collective
+from course_utils.launch.story.matching import Meetings
+from course_utils.launch.story.stacks import waits
 from course_utils.launch.story.view import Rank, where
 
 _LOST_CONNECTION = re.compile(
@@ -24,14 +24,19 @@ class State:
 
     words:        "finished", "was waiting in all_reduce", ...
     path:         the learner's own lines that led there, innermost last
-    call:         the communication in which the rank waits, with its record if there is one
+    waits_in:     the communication in which it waits, in words
+    through:      the function of PyTorch that has called that: "full_tensor", "backward"
+    call:         that communication's record, if there is one
+    text:         what it raised
     consequence:  it failed because another rank was gone
     """
 
     words: str
     path: list[Frame] = field(default_factory=list)
     waits_in: str | None = None
+    through: str = ""
     call: NotedCall | None = None
+    text: str = ""
     consequence: bool = False
 
     @property
@@ -42,25 +47,22 @@ class State:
         return f"{self.words} ({self.where.place})" if self.where else self.words
 
 
-def states(ranks: list[Rank], records: list[list[NotedCall]]) -> dict[int, State]:
+def states(ranks: list[Rank], meetings: Meetings) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
     found = where([rank for rank in ranks if rank.living])
-    return {
-        rank.number: _state(rank, record, found.get(rank)) for rank, record in zip(ranks, records)
-    }
+    return {rank.number: _state(rank, meetings, found.get(rank)) for rank in ranks}
 
 
-def _state(rank, record, stacks):
-    record = [call for call in record if call.kind != DESTROY]
+def _state(rank, meetings, stacks):
     if rank.finished:
         return State("finished")
     if rank.report:
-        return _reported(rank.report, record)
+        return _reported(rank.report, meetings.newest(rank.number))
     if rank.lost:
         return State(f"was on host {rank.host.name}, {rank.lost}")
     if rank.code is not None:
         return _dead(rank)
-    return _living(rank, record, stacks)
+    return _living(rank, meetings, stacks)
 
 
 def signal_name(number: int) -> str:
@@ -96,7 +98,7 @@ def _sentence(ranks, words):
     return f"{names(ranks)} {words}"
 
 
-def _reported(report, record):
+def _reported(report, newest):
     path = frames.own([Frame(*frame) for frame in report.get("frames", [])])
     if report["kind"] == "exit":
         return State(f"called sys.exit({report['code']!r})", path)
@@ -105,9 +107,9 @@ def _reported(report, record):
             "did not start" if report["what"] == "unpack" else "could not return its value"
         )
     if report["type"] in _COMMUNICATION_ERRORS and _LOST_CONNECTION.search(report["text"]):
-        call = record[-1].kind if record else "a collective"
+        call = newest.kind if newest else "a collective"
         return State(f"lost its connection in {call}", path, consequence=True)
-    return State(f"raised {report['type']}", path)
+    return State(f"raised {report['type']}", path, text=report["text"])
 
 
 def _dead(rank):
@@ -116,42 +118,50 @@ def _dead(rank):
     return State(f"was killed by {signal_name(-rank.code)}", rank.last_words().own_path)
 
 
-def _living(rank, record, stacks):
+def _living(rank, meetings, stacks):
     if not rank.joined:
         return State("was starting")
     if stacks is None:
         return State("was stopped")
-    path, waits_in, thread = stacks.own_path, stacks.collective, ""
-    if waits_in and (behind := _behind(rank, record)):
-        # The line that waits for the call, not the one where the host needs the result.
-        call, line = behind
-        path, record = [line] if line else path, [call]
-    if not waits_in and (waited_for := threads.waited_for(stacks)):
+    newest, lacking = meetings.newest(rank.number), meetings.lacking(rank.number)
+    path, name, thread = stacks.own_path, waits(stacks.main), ""
+    if not name and (waited_for := threads.waited_for(stacks)):
         path = frames.own(waited_for[::-1]) or path
-        waits_in, thread = collective(waited_for), ", in a thread that its main thread waits for"
-    if not waits_in:
-        return State("was running", path)
-    last = record[-1] if record else None
-    name = _wait_in_words(waits_in, last)
-    tag = f" with tag {last.tag}" if last and last.tag and name.startswith(last.kind) else ""
-    return State(f"was waiting in {name}{tag}{thread}", path, waits_in=name, call=last)
+        name, thread = waits(waited_for), ", in a thread that its main thread waits for"
+    stands = newest is not None and newest.number in lacking
+    if not name and not (name == "" and stands and rank.activity()[1]):
+        return State("was running", path, call=newest if stands else None)
+    call, before = newest, ""
+    if pending := meetings.records[rank.number].pending:
+        # The line that waits for the call, not the one where the host needs the result.
+        call = meetings.numbered(rank.number, pending["behind"]) or newest
+        line = Frame(*pending["where"]) if pending["where"] else call.where
+        if lacking and call.number not in lacking:
+            # What is called later waits in the queue behind it.
+            before = f", before its {call.kind}"
+            call = meetings.numbered(rank.number, next(iter(lacking)))
+            line = call.where
+        path = [line] if line else path
+    waits_in = _in_words(name, call)
+    return State(f"was waiting in {waits_in}{before}{thread}", path, waits_in, name, call)
 
 
-def _behind(rank, record):
-    """The call behind which the host of a rank waits for its device, if it does, and the learner's
-    line that waits for it."""
-    pending = read_pending(rank.record)
-    call = next((call for call in record if call.number == pending.get("behind")), None)
-    return call and (call, Frame(*pending["where"]) if pending["where"] else call.where)
-
-
-def _wait_in_words(name, last):
-    """Names what a rank waits in: from its stack, with details from its last recorded call."""
-    if last is None:
+def _in_words(name, call):
+    """Names what a rank waits in: by its record, and by the function that has called it."""
+    if call is None:
         return name.lstrip("_")
-    if last.kind in POINT_TO_POINT and name in (last.kind, "wait"):
-        whom = "any rank" if last.peer is None else f"rank {last.peer}"
-        return f"{last.kind} {'to' if last.kind == 'send' else 'from'} {whom}"
+    if call.kind == KEY:
+        return f"the store for {call.group!r}"
+    if call.is_message:
+        whom = "any rank" if call.peer is None else f"rank {call.peer}"
+        tag = f" with tag {call.tag}" if call.tag else ""
+        through = f", in {name}" if name not in _NO_NAMES and name.strip("_i") != call.kind else ""
+        return f"{call.kind} {'to' if call.kind == 'send' else 'from'} {whom}{tag}{through}"
     if name == "backward":
-        return f"the {last.kind} of backward"
-    return last.kind if name == "wait" or name.startswith("_") else name
+        return f"the {call.kind} of backward"
+    if name == "forward":
+        return f"the {call.kind} of DistributedDataParallel's forward"
+    return call.kind if name in _NO_NAMES or name.startswith("_") else name
+
+
+_NO_NAMES = ("", "wait", "send", "recv", "isend", "irecv")

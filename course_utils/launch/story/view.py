@@ -1,10 +1,12 @@
 """A rank as the kernel sees it, wherever it is, and the host that it is on."""
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from course_utils.comm.events import note
-from course_utils.launch.story import calls, stacks
+from course_utils.launch.story import stacks
+from course_utils.launch.story.matching import Meetings
 
 START = 60.0  # seconds that ranks get to start, beyond a launch's limit: a busy machine is no fault
 
@@ -33,6 +35,7 @@ class Rank:
     output:  what it has printed
     report:  what the rank has delivered (a dict with the key "kind"), None before
     code:    its exit code once it is dead (negative: the number of a signal), None before
+    ended_at: when the report or the exit code came, of time.monotonic()
     lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
     """
 
@@ -42,6 +45,7 @@ class Rank:
         self.host = host
         self.record = record
         self.report = None
+        self.ended_at = None
         self.code = None
         self.lost = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
@@ -56,7 +60,22 @@ class Rank:
             self.joined = True
         else:
             self.report = message
+            self._has_ended()
             note("delivered", f"rank {self.number}, {message['kind']}")
+
+    @property
+    def code(self) -> int | None:
+        return self._code
+
+    @code.setter
+    def code(self, code: int | None) -> None:
+        self._code = code
+        if code is not None:
+            self._has_ended()
+
+    def _has_ended(self):
+        if self.ended_at is None:
+            self.ended_at = time.monotonic()
 
     @property
     def finished(self) -> bool:
@@ -114,8 +133,8 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
     return found
 
 
-def records(ranks: list[Rank]) -> list[list[calls.NotedCall]]:
-    """The newest calls of each rank, oldest first, by rank."""
+def note_calls(ranks: list[Rank], meetings: Meetings) -> None:
+    """Brings the records of all ranks here, and takes in what is new."""
     for wait in [host.bring_records() for host in dict.fromkeys(each.host for each in ranks)]:
         wait()
-    return calls.read([each.record for each in ranks])
+    meetings.update()

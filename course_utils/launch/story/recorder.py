@@ -1,0 +1,297 @@
+"""Each rank's record of its calls, for the kernel to compare.
+
+Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the process
+or, worst, adds up the wrong bytes (float32 against int32 runs through). PyTorch can check that
+itself (TORCH_DISTRIBUTED_DEBUG=DETAIL), but by messages of its own before each call, for which each
+rank waits: an asynchronous all-reduce no longer overlaps with anything (one whose partner came 0.2
+s late held its caller for those 0.2 s), small calls take about three times as long, every timeline
+of the course would show the check, and in torch 2.14.1 the construction of DistributedDataParallel
+crashes under it. So a rank only notes what it is about to call; the kernel reads all notes when
+nothing moves, when a rank has failed, and at the end. A note takes microseconds, sends nothing and
+outlives the rank, because it is in a file.
+
+A program makes many calls of few kinds. So a call is described once, and then counted by a line with
+the description's number: a record has no end and no horizon.
+
+The notes are taken where all calls pass (see `intercept`): also those that
+DistributedDataParallel makes from C++.
+"""
+
+import contextlib
+import functools
+import inspect
+import json
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from course_utils.comm import intercept
+from course_utils.comm.collectives import OPERATORS, Operator
+from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP
+from course_utils.launch.story.frames import is_own
+
+
+class Recorder:
+    """In a rank: notes each call in a file before it is made.
+
+    called: gets the number of the call, its group's name and what it returned, if it is given.
+    """
+
+    def __init__(self, path: str, limit: float, called: Callable | None = None):
+        self._limit = limit  # of the launch, in seconds
+        self._called = called
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._lock = threading.RLock()  # a learner's threads may call too
+        self._calls = 0
+        self._descriptions = {}  # each with its number
+        self._groups = {}  # what is known of a group, by its name
+        self._newest = threading.local()  # the number of this thread's newest call
+        self._world = None  # the default group of the newest note
+        self._world_name = ""
+        # A rank that destroys its groups is still connected: else the others would fail in words
+        # that differ from run to run.
+        self._kept = []
+
+    def begin(self) -> None:
+        """To be called when launch's own world is there."""
+        self._world = dist.group.WORLD
+        self._kept.append(self._world)
+        intercept.listen(self.on_call, refused=self.on_refused)
+        intercept.waits = self
+        # Every way to make a group passes here: new_group, new_subgroups, a device mesh.
+        make, signature = c10d._new_group_with_tag, inspect.signature(c10d._new_group_with_tag)
+
+        def make_on_record(*args, **kwargs):
+            self._note_group(signature.bind(*args, **kwargs).arguments)
+            made = make(*args, **kwargs)
+            self._kept.append(made)
+            return made
+
+        c10d._new_group_with_tag = make_on_record
+
+        forget = c10d._unregister_all_process_groups
+
+        def forget_on_record():  # what destroy_process_group does last
+            with contextlib.suppress(Exception), self._lock:
+                self._write(self._described(kind=DESTROY, group=DESTROY, members=(), me=0))
+            forget()
+
+        c10d._unregister_all_process_groups = forget_on_record
+
+    def on_call(self, name: str, arguments: dict) -> Callable[[object], None] | None:
+        """To be called before each call, as a listener of `intercept`."""
+        if (operator := OPERATORS.get(name)) is None:
+            return None
+        # A call that PyTorch can make must not fail here.
+        with contextlib.suppress(Exception), self._lock:
+            group = dist.ProcessGroup.unbox(arguments["process_group"])
+            number = self._newest.number = self._write(self._note(operator, arguments, group))
+            if self._called:
+                return functools.partial(self._called, number, group.group_name)
+        return None
+
+    def on_refused(self) -> None:
+        """The newest call of this thread has raised: PyTorch did not make it."""
+        number, self._newest.number = getattr(self._newest, "number", None), None
+        if number is not None:
+            self._add(f"!{number}")
+
+    # Of waits that are no calls, as `intercept.Waits` says.
+
+    def on_key(self, key: str, seconds: float) -> Callable[[], None]:
+        with contextlib.suppress(Exception), self._lock:
+            number = self._write(
+                self._described(
+                    kind=KEY, group=key, members=(), me=0, limited=seconds < self._limit
+                )
+            )
+            return lambda: self._add(f".{number}")
+        return lambda: None
+
+    def on_given_up(self) -> None:
+        self._add("?")
+
+    def publish(self, pending: dict) -> None:
+        """Notes what this rank's host waits behind, as `host_waits.follow` says it."""
+        self._add("~" + json.dumps(pending))
+
+    def _note(self, operator: Operator, given: dict, group) -> dict:
+        kind, alike = operator.function, operator.alike
+        known = self._known(group)
+        peer = next((given[name] for name in ("root_rank", "dst", "src") if name in given), None)
+        splits = _splits(kind, given, len(known["members"]), known["nccl"])
+        tensors = None if alike is None else _looks(given[alike])
+        return self._described(
+            kind=kind,
+            group=group.group_name,
+            members=known["members"],
+            me=known["me"],
+            peer=None if peer is None else known["members"][peer],
+            tag=given.get("tag"),
+            operation=_operation(given.get("reduce_op")),
+            tensors=tensors,
+            splits=splits,
+            dtype=_dtype(given, operator) if splits else None,
+            limited=_seconds(known["seconds"], given) < self._limit,
+        )
+
+    def _known(self, group):
+        self._see_world()
+        name = group.group_name
+        if name not in self._groups:
+            self._groups[name] = {
+                "members": tuple(dist.get_process_group_ranks(group)),
+                "me": dist.get_rank(),
+                "nccl": dist.get_backend(group) == "nccl",
+                "seconds": _patience(group),
+            }
+        return self._groups[name]
+
+    def _see_world(self):
+        if dist.group.WORLD is not self._world:
+            self._world, self._world_name = dist.group.WORLD, _agreed_name(self._calls)
+            self._kept.append(self._world)
+            self._groups.clear()
+
+    def _note_group(self, given):
+        if given.get("use_local_synchronization"):
+            return  # only the members make such a group
+        with contextlib.suppress(Exception), self._lock:
+            self._see_world()
+            everyone = tuple(range(dist.get_world_size()))
+            asked = given.get("ranks")
+            note = self._described(
+                kind=NEW_GROUP,
+                group=NEW_GROUP,
+                members=everyone,
+                me=dist.get_rank(),
+                asked=everyone if asked is None else tuple(sorted(asked)),
+            )
+            self._write(note)
+
+    def _described(self, **note):
+        world = {"world": self._world_name}
+        return world | note | {"where": place(), "handling": _handled(sys.exception())}
+
+    def _write(self, note) -> int:
+        """Adds a call to the record; returns its number."""
+        key = tuple(note.values())
+        if key not in self._descriptions:
+            self._add(json.dumps({name: value for name, value in note.items() if value is not None}))
+            self._descriptions[key] = len(self._descriptions)
+        self._add(str(self._descriptions[key]))
+        self._calls += 1
+        return self._calls - 1
+
+    def _add(self, line):
+        try:
+            os.write(self._file, line.encode() + b"\n")
+        except OSError:  # a full disk; that can be said on it
+            os.ftruncate(self._file, 0)
+
+
+def _agreed_name(number):
+    """A name for the present world that no other world has, and that all its ranks find without
+    waiting for each other: the first that comes writes it into the world's store."""
+    mine = f"{os.getpid()}-{number}"
+    return c10d._get_default_store().compare_set("course_utils/world", "", mine).decode()
+
+
+def _patience(group):
+    """How long the calls of a group wait at most, in seconds, as far as its backend tells."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        backend = group._get_backend(group._device_types[0])
+        return backend.options._timeout.total_seconds()
+    return math.inf
+
+
+def _seconds(patience, given):
+    """How long a call waits at most. `monitored_barrier`, `work.wait(limit)` and calls of a group with
+    a shorter timeout fail by themselves, and the program may go on."""
+    milliseconds = given.get("timeout", -1)
+    return milliseconds / 1000 if milliseconds > 0 else patience
+
+
+def _operation(boxed):
+    return None if boxed is None else dist.ReduceOp.RedOpType(boxed.op()).name
+
+
+def _handled(error):
+    """The exception that this rank is handling: its type, its text and the learner's line."""
+    if error is None:
+        return None
+    own = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_own(frame.f_code.co_filename)
+    ]
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return type(error).__name__, text[:200], own[-1] if own else None
+
+
+def _flat(tensors):
+    flat = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if flat and isinstance(flat[0], (list, tuple)):
+        flat = [tensor for part in flat for tensor in part]
+    return flat
+
+
+def _looks(tensors):
+    """Data type and shape of each tensor; a long list is cut."""
+    return tuple((_name(t), tuple(t.shape)) for t in _flat(tensors)[:8])
+
+
+def _name(tensor):
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _dtype(given, operator):
+    sent = _flat(given[operator.payload])
+    return _name(sent[0]) if sent else None
+
+
+def _splits(kind, given, ranks, nccl):
+    """What goes to each rank, and what is expected from each; None where that need not fit, or where
+    PyTorch refuses it by itself, since it does not add up."""
+    if kind == "all_to_all":
+        return _numbers(given["input_tensors"]), _numbers(given["output_tensors"])
+    if kind == "all_gather" and nccl:  # which takes parts of different sizes
+        return _numbers(given["input_tensors"]) * ranks, _numbers(given["output_tensors"])
+    if kind != "all_to_all_single":
+        return None
+    sides = []
+    for side in "input", "output":
+        rows, sizes = len(given[side]), tuple(given[f"{side}_split_sizes"])
+        sides.append(sizes or (rows // ranks,) * ranks)
+        if sum(sides[-1]) != rows:
+            return None
+    return tuple(sides)
+
+
+def _numbers(tensors):
+    return tuple(tensor.numel() for tensor in _flat(tensors))
+
+
+def place() -> tuple | None:
+    """The learner's line that makes a call just now: file, line, function. A call from a thread that is
+    not Python's, such as autograd's, belongs to the line at which the main thread waits."""
+    line, outermost = _own_line(sys._getframe(1))
+    if line is None and outermost.f_code.co_filename != threading.__file__:
+        line, _ = _own_line(sys._current_frames()[threading.main_thread().ident])
+    return line
+
+
+def _own_line(frame):
+    """The innermost line of the learner, and the outermost frame that was looked at."""
+    while frame.f_back is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    code = frame.f_code
+    own = is_own(code.co_filename)
+    return (code.co_filename, frame.f_lineno, code.co_name) if own else None, frame
