@@ -12,7 +12,6 @@ from torch import Tensor
 from course_utils.comm import host_waits
 from course_utils.hardware import device, settle
 from course_utils.launch import RankFailure, launch
-from course_utils.launch.story import calls, matching
 from tests.support.fault_table import FAULTS
 from tests.support.needing_rules import needs_rules
 
@@ -163,42 +162,6 @@ def gives_up(rank: int) -> list:
 )
 def test_right_programs_go_on(program, result):
     assert launch(program, 2, rules="nccl") == [result] * 2
-
-
-# ---- what is decided from the record -------------------------------------------------------------
-
-
-def made(
-    number: int, group: str, kind: str = "all_reduce", index: int = 1, peer=None
-) -> calls.NotedCall:
-    return calls.NotedCall(number, "", group, (0, 1), index, kind, peer)
-
-
-def behind(*begun: int, queued: tuple = ()) -> dict:
-    return {"begun": [[number] for number in begun], "queued": list(queued), "behind": begun[0]}
-
-
-MEETINGS = {
-    "both have begun": ([[made(0, "a")]] * 2, {0: behind(0), 1: behind(0)}, False),
-    "one has not called": ([[made(0, "a")], []], {0: behind(0)}, True),
-    "one has called, and computes": ([[made(0, "a")]] * 2, {0: behind(0)}, False),
-    "crosswise": (
-        [[made(0, "a"), made(1, "b")], [made(0, "b"), made(1, "a")]],
-        {0: behind(0, queued=(1,)), 1: behind(0, queued=(1,))},
-        True,
-    ),
-    "a message under way": (
-        [[made(0, "a", "send", peer=1)], [made(0, "a", "recv", peer=0)]],
-        {0: behind(0), 1: behind(0)},
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MEETINGS)
-def test_only_what_lacks_somebody_is_without_an_end(name):
-    records, pending, without_an_end = MEETINGS[name]
-    assert matching.none_can_end(records, pending) == without_an_end
 
 
 # ---- a GPU's host waits in Python ----------------------------------------------------------------

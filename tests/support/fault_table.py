@@ -344,7 +344,8 @@ def skips_in_a_smaller_group(rank):
     "timeout",
     1,
     "rank 0 finished without calling it",
-    "rank 1 waits in broadcast",
+    "rank 1 waits in the broadcast of DistributedDataParallel's forward",
+    "model.join()",
 )
 def has_one_batch_less(rank):
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
@@ -377,7 +378,13 @@ def receives_from_anyone_without_a_send(rank):
 
 
 @fault(
-    2, "timeout", 0, "rank 0 waits in recv from rank 1", "rank 1 waits in recv from rank 0", _BOTH
+    2,
+    "timeout",
+    0,
+    "rank 0 waits in recv from rank 1",
+    "rank 1 waits in recv from rank 0",
+    _BOTH,
+    "Where both receive first, nobody sends",
 )
 def both_receive_first(rank):
     t = torch.ones(3)

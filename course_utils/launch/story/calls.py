@@ -83,7 +83,9 @@ class NotedCall(NamedTuple):
         if in_detail and self.splits:
             sent, expected = map(list, self.splits)
             unit = "rows" if self.kind == "all_to_all_single" else "numbers"
-            words.append(f"sends {sent} {unit} to ranks {list(self.members)}, and expects {expected}")
+            words.append(
+                f"sends {sent} {unit} to ranks {list(self.members)}, and expects {expected}"
+            )
         elif self.tensors:
             shown = [f"{dtype} {list(shape)}" for dtype, shape in self.tensors[:3]]
             more = ["..."] if len(self.tensors) > 3 else []

@@ -44,12 +44,8 @@ _BATCHES = (
     "`with model.join():`. A decision to stop has to be the same on all ranks."
 )
 _ALL_ENTER = "{function} is a call of all ranks, also of those that do not need its result."
-_NCCL_MISMATCH = (
-    "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."
-)
-_NCCL_STUCK = (
-    "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
-)
+_NCCL_MISMATCH = "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."
+_NCCL_STUCK = "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
 _HEADLINES = {
     "stuck": "the ranks wait for each other, and none can go on.",
     "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads may\n"
@@ -209,7 +205,9 @@ class _Story:
 
     def stuck(self, reason: str) -> RankFailure:
         """Ranks wait for a call that another one has not made."""
-        late = {n: each for n, each in self.states.items() if self.ranks[n].living and not each.waits_in}
+        late = {
+            n: each for n, each in self.states.items() if self.ranks[n].living and not each.waits_in
+        }
         if reason == "late" and any(each.call is None for each in late.values()):
             return self.late()
         if left := self._left():
@@ -222,7 +220,7 @@ class _Story:
         for sentence, each in grouped(self.states):
             lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
         lines += self._apart(waiting)
-        lines += _advice([(each.call, each.through) for each in waiting.values()])
+        lines += _advice([(each.call, self._through(number)) for number, each in waiting.items()])
         if self.nccl:
             lines.append(_NCCL_STUCK)
         made = {number: each.call for number, each in waiting.items() if each.call}
@@ -231,14 +229,22 @@ class _Story:
         first = min(waiting)
         return self._failure(lines, first, "timeout", self.states[first].where)
 
+    def _through(self, number):
+        """The function that has made the call of a rank that waits. Who lacks in DDP's forward has not
+        called it at all, or has been there before and had a batch less."""
+        each = self.states[number]
+        if each.through == "forward" and each.call:
+            lacks = self.meetings.lacks(number, each.call)
+            return "backward" if self.meetings.been_there(lacks, each.call) else "forward"
+        return each.through
+
     def _finished_without(self, number):
         """What a rank that has finished owes to one that waits."""
-        for waits, each in self.waiting.items():
+        for each in self.waiting.values():
             if each.call is None:
                 return "finished without calling it"
             if owed := _owed(each.call, number):
-                times = self.meetings.times(waits, each.call, number)
-                return owed + (f" again ({times} times before)" if times > 1 else "")
+                return owed
         return "finished"
 
     def late(self) -> RankFailure:
@@ -257,8 +263,11 @@ class _Story:
             call = self.states[number].call
             if call is not None:
                 lacks = sorted(self.meetings.lacks(number, call) - {None})
-                lines.append(f"Its newest call, {call}, lacks {names(lacks)}:" if number == first else
-                             f"The newest call of rank {number}, {call}, lacks {names(lacks)}:")
+                lines.append(
+                    f"Its newest call, {call}, lacks {names(lacks)}:"
+                    if number == first
+                    else f"The newest call of rank {number}, {call}, lacks {names(lacks)}:"
+                )
                 lines += _quotes([call.where] if call.where else [])
         return self._failure(lines, first, "timeout", own.where)
 
@@ -295,7 +304,9 @@ def _raised_first(made: dict[int, NotedCall]) -> int | None:
 
 
 def _uneven(meeting):
-    return all(call.splits for call in meeting) and all(call.kind != "all_gather" for call in meeting)
+    return all(call.splits for call in meeting) and all(
+        call.kind != "all_gather" for call in meeting
+    )
 
 
 def _owed(call, number):
@@ -303,7 +314,11 @@ def _owed(call, number):
     if call.is_message:
         if call.peer is not None and call.peer != number:
             return None
-        return "finished without receiving it" if call.kind == "send" else "finished without sending it"
+        return (
+            "finished without receiving it"
+            if call.kind == "send"
+            else "finished without sending it"
+        )
     if call.kind == KEY:
         return "finished without setting it"
     return "finished without calling it" if number in call.members else None

@@ -22,35 +22,45 @@ class Meetings:
 
     def __init__(self, paths: list[str]):
         self.records = [Record(path) for path in paths]
-        self._recent = [deque(maxlen=_RECENT) for _ in paths]  # of each rank, oldest first
-        self._unmet = [{} for _ in paths]  # of each rank, by number: the call, and who has met there
-        self._open: dict[tuple, dict[int, NotedCall]] = {}  # (stream, index): by rank, not complete
+        # Of each rank: its latest calls, and by their numbers those that have not met, with who is there.
+        self._recent = [deque(maxlen=_RECENT) for _ in paths]
+        self._unmet = [{} for _ in paths]
+        self._open: dict[tuple, dict[int, NotedCall]] = {}  # what has not met, by (stream, index)
         self._inboxes: dict[tuple, dict[str, deque]] = {}  # of those that receive from any rank
         self._made: Counter = Counter()  # calls by (stream, rank)
-        self._wrong: dict[bool, dict[int, NotedCall]] = {}  # the first that do not match; of groups, too
+        self._wrong: dict[
+            bool, dict
+        ] = {}  # the first meeting that does not match; True: of new_group
+        self._refused: dict[int, NotedCall] = {}  # by rank its newest call, if PyTorch refused it
         self._ranks: dict[tuple, int] = {}  # by (world, number in that world)
-        self._lines: dict[tuple, Counter] = defaultdict(Counter)  # calls of each rank at (stream, line)
+        self._there: dict = defaultdict(set)  # the ranks that have called at a line
         self._apart: dict[tuple, dict[int, NotedCall]] = {}  # by stream: see `apart`
 
     def update(self) -> None:
         """Takes in what the ranks have noted since."""
         for rank, record in enumerate(self.records):
-            for event, what in record.new():
-                if event == "call":
-                    self._add(rank, what)
-                else:
+            events = list(record.new())
+            refused = {number for event, number in events if event == "refused"}
+            for event, what in events:
+                if event != "call":
                     self._take_back(rank, what)
+                elif what.number in refused:
+                    index = self._made[_stream(rank, what), rank]
+                    self._refused[rank] = what._replace(index=index)
+                else:
+                    self._add(rank, what)
 
     def _add(self, rank, call):
         stream = _stream(rank, call)
         call = call._replace(index=self._made[stream, rank])
         self._made[stream, rank] += 1
         self._recent[rank].append(call)
+        self._refused.pop(rank, None)
         if call.kind == KEY:
             self._unmet[rank][call.number] = call, {}
         elif call.kind != DESTROY:
             self._ranks[call.world, call.me] = rank
-            self._lines[stream, call.where][rank] += 1
+            self._there[call.where].add(rank)
             inbox = self._inbox(call)
             if inbox is None:
                 self._meet(rank, call, stream)
@@ -123,7 +133,11 @@ class Meetings:
 
         groups: whether groups that were made in different orders count, which may go well by luck.
         """
-        wrong = [met for met in self._open.values() if not _match(met.values())]
+        might = [
+            self._open.get((_stream(rank, call), call.index), {}) | {rank: call}
+            for rank, call in self._refused.items()
+        ]
+        wrong = [met for met in (*might, *self._open.values()) if not _match(met.values())]
         wrong = [met for met in wrong if groups or call_of(met).kind != NEW_GROUP]
         wrong += [met for of_groups, met in self._wrong.items() if groups or not of_groups]
         if not wrong or not self.complete:
@@ -153,7 +167,9 @@ class Meetings:
 
     def lacking(self, rank: int) -> dict[int, NotedCall]:
         """The calls of a rank, by number, that lack another's."""
-        return {n: call for n, (call, _) in sorted(self._unmet[rank].items()) if self.lacks(rank, call)}
+        return {
+            n: call for n, (call, _) in sorted(self._unmet[rank].items()) if self.lacks(rank, call)
+        }
 
     def unmet(self) -> dict[int, NotedCall]:
         """Of each rank its first call that lacks another's; also one for which nobody waits. None where a
@@ -172,8 +188,8 @@ class Meetings:
         ranks took part: where a rank left out a call, or took another branch. By rank its call, and the
         ranks of the group that never called at that line. A meeting whose lines no two ranks share is
         a branch that was meant, such as that of a root."""
-        for stream, met in self._apart.items():
-            there = {rank: self._lines[stream, call.where].keys() for rank, call in met.items()}
+        for met in self._apart.values():
+            there = {rank: self._there[call.where] for rank, call in met.items()}
             if any(len(each) > 1 for each in there.values()) and set(ranks) & met.keys():
                 return {
                     rank: (self._in_launch(met[rank]), met.keys() - there[rank])
@@ -181,10 +197,9 @@ class Meetings:
                 }
         return None
 
-    def times(self, rank: int, call: NotedCall, other: int) -> int:
-        """How often `other` has made a call like this one of `rank`, at the same line."""
-        call = self._numbered(rank, call.number)
-        return self._lines[_stream(rank, call), call.where][other] if call else 0
+    def been_there(self, ranks: set[int], call: NotedCall) -> bool:
+        """Whether one of these ranks has called anything at the line of a call."""
+        return bool(ranks & self._there[call.where])
 
     def newest(self, rank: int) -> NotedCall | None:
         """The newest call of a rank, but for those that leave a group."""
@@ -224,7 +239,8 @@ class Meetings:
                     begun[_stream(rank, call), rank] -= 1
             waiting += [(rank, [self._numbered(rank, n) for n in unit]) for unit in here["begun"]]
         return not any(
-            all(self._has_begun(rank, call, begun) for call in unit if call) for rank, unit in waiting
+            all(self._has_begun(rank, call, begun) for call in unit if call)
+            for rank, unit in waiting
         )
 
     def _has_begun(self, rank, call, begun):

@@ -184,7 +184,9 @@ class Recorder:
         """Adds a call to the record; returns its number."""
         key = tuple(note.values())
         if key not in self._descriptions:
-            self._add(json.dumps({name: value for name, value in note.items() if value is not None}))
+            self._add(
+                json.dumps({name: value for name, value in note.items() if value is not None})
+            )
             self._descriptions[key] = len(self._descriptions)
         self._add(str(self._descriptions[key]))
         self._calls += 1

@@ -34,7 +34,9 @@ _OPERATORS = os.path.join(_TORCH, "_ops.py")
 _DDP = os.path.join(_TORCH, "nn", "parallel", "distributed.py")
 # Where PyTorch waits for disks and processes; another rank cannot end that.
 _ALONE = re.compile(
-    os.path.join(_TORCH, r"(distributed/checkpoint/|utils/data/|multiprocessing/|serialization|hub)")
+    os.path.join(
+        _TORCH, r"(distributed/checkpoint/|utils/data/|multiprocessing/|serialization|hub)"
+    )
 )
 _WAIT = os.path.join("course_utils", "comm", "intercept.py")  # Work.wait, and a store's
 _HOST = os.path.join("course_utils", "comm", "host_waits.py")

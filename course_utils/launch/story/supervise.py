@@ -22,7 +22,11 @@ class Supervision:
     """
 
     def __init__(
-        self, ranks: list[Rank], still: float, whole: float, on_tick: Callable[[], None] = lambda: None
+        self,
+        ranks: list[Rank],
+        still: float,
+        whole: float,
+        on_tick: Callable[[], None] = lambda: None,
     ):
         self._ranks = ranks
         self._still, self._whole = still, whole
