@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
 from course_strict import rules
-from course_utils.comm import host_waits, serving
+from course_utils.comm import host_waits, intercept, serving
 
 _flights: list["Flight"] = []  # those whose end nobody has needed yet, in order
 _lock = threading.RLock()  # autograd's threads touch tensors too
@@ -187,6 +187,7 @@ def install() -> None:
         for seconds in map(timedelta.total_seconds, (*limit, *named_limit.values())):
             if not flight.ended.wait(seconds):
                 flight.queue.give_up()
+                intercept.given_up()
                 raise RuntimeError(f"{flight.name} timed out after {seconds:g} seconds")
         if limit or named_limit or flight.name == "barrier":  # the host itself waits there
             flight.needed()

@@ -165,6 +165,12 @@ def _never_compile(function):
     _dynamo.set_code_exec_strategy(function.__code__, strategy)
 
 
+def given_up() -> None:
+    """To be called where a wait with a limit has failed."""
+    if waits is not None:
+        waits.on_given_up()
+
+
 def _show_waits():
     """Gives Work.wait, which is C++, a frame in Python's stack, where a stack dump shows it; one of
     another name if it waits for some time only, after which the caller may do something else."""
@@ -174,8 +180,7 @@ def _show_waits():
         try:
             return wait_in_c(work, *args, **kwargs)
         except Exception:
-            if waits is not None:
-                waits.on_given_up()
+            given_up()
             raise
 
     def wait(work, *args, **kwargs):
