@@ -1,0 +1,215 @@
+"""Each kind of fault with the guilty rank 0, 1 and the last one: what is said must not depend on its number.
+
+The programs are run at the same time, from threads, which launch allows.
+"""
+
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils.launch import RankFailure
+from tests.support.on_gloo import launch
+
+RANKS = 3
+HERE = "# <- here"
+TABLE: dict[str, tuple[Callable, tuple[str, ...]]] = {}
+
+
+def says(*words: str):
+    """Registers a program whose failure has to have these words, with {guilty} and {other} in them, and
+    to quote its line that ends with HERE."""
+
+    def register(fn):
+        TABLE[fn.__name__] = fn, words
+        return fn
+
+    return register
+
+
+def ones(*size: int) -> torch.Tensor:
+    return torch.ones(*(size or (1,)))
+
+
+def other(guilty: int) -> int:
+    return (guilty + 1) % RANKS
+
+
+@says(
+    "rank {guilty} raised OSError: disk full",
+    "After that it called barrier, in an except or finally",
+)
+def raises_and_goes_on_in_finally(rank, guilty):
+    try:
+        if rank == guilty:
+            raise OSError("disk full")  # <- here
+        dist.all_reduce(ones())
+    finally:
+        dist.barrier()
+
+
+@says("rank {guilty} raised ValueError: corrupt shard", "RuntimeError: no data")
+def raises_first(rank, guilty):
+    if rank == guilty:
+        raise ValueError("corrupt shard")  # <- here
+    time.sleep(0.1)
+    raise RuntimeError("no data")
+
+
+@says("rank {guilty} called sys.exit(3)")
+def exits(rank, guilty):
+    if rank == guilty:
+        sys.exit(3)  # <- here
+    dist.barrier()
+
+
+@says("rank {guilty} was killed by SIGKILL")
+def is_killed(rank, guilty):
+    if rank == guilty:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@says("wait in all_reduce", "rank {guilty} finished without calling it")
+def leaves_out_a_call(rank, guilty):
+    if rank != guilty:
+        dist.all_reduce(ones())  # <- here
+
+
+@says("rank {guilty} waits in full_tensor", "finished without calling it", "is a call of all ranks")
+def gathers_a_shard_alone(rank, guilty):
+    model = fully_shard(nn.Linear(8, 8))
+    if rank == guilty:
+        model.weight.full_tensor()  # <- here
+
+
+@says("rank {guilty} waits in full_tensor", "finished without calling it")
+def reads_a_dtensor_alone(rank, guilty):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (RANKS,))
+    tensor = distribute_tensor(ones(6), mesh, [Shard(0)])
+    if rank == guilty:
+        tensor.mean().full_tensor()  # <- here
+
+
+@says("rank {guilty} waits in the broadcast of Distributed", "finished without", "model.module(x)")
+def evaluates_alone(rank, guilty):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    if rank == guilty:
+        model.eval()(ones(8, 4))  # <- here
+
+
+@says("wait in the all_reduce of backward", "rank {guilty} finished without", "model.join()")
+def has_a_batch_less(rank, guilty):
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    for _ in range(4 - (rank == guilty)):
+        loss = model(ones(1, 2)).sum()
+        loss.backward()  # <- here
+
+
+@says("the ranks' calls do not match", "rank {guilty}: all_reduce of int32 [4]")
+def adds_other_numbers_long_ago(rank, guilty):
+    dist.all_reduce(ones(4).to(torch.int32 if rank == guilty else torch.float32))  # <- here
+    for _ in range(300):
+        dist.all_reduce(ones())
+
+
+@says("rank {guilty}: all_to_all_single sends [1, 1, 1] rows", "of int32")
+def exchanges_other_numbers(rank, guilty):
+    rows = ones(RANKS).to(torch.int32 if rank == guilty else torch.float32)
+    dist.all_to_all_single(torch.empty_like(rows), rows)  # <- here
+
+
+@says("rank {guilty}: broadcast of float32 [1] from rank {guilty}")
+def broadcasts_its_own(rank, guilty):
+    dist.broadcast(ones(), guilty if rank == guilty else other(guilty))  # <- here
+
+
+@says(
+    "rank {guilty}: all_reduce of float32 [1]", "finished without calling it", "no rank has waited"
+)
+def calls_and_does_not_wait(rank, guilty):
+    if rank == guilty:
+        dist.all_reduce(ones(), async_op=True)  # <- here
+
+
+@says("rank {guilty}: send of float32 [1] to rank {other}", "finished without receiving it")
+def sends_to_nobody(rank, guilty):
+    if rank == guilty:
+        dist.isend(ones(), other(guilty))  # <- here
+
+
+@says("rank {guilty} waits in the store for 'ready'", "finished without setting it")
+def waits_for_a_key(rank, guilty):
+    if rank == guilty:
+        dist.distributed_c10d._get_default_store().wait(["ready"])  # <- here
+
+
+@says("The first that they did not", "rank {guilty}: barrier", "(rank {guilty} never called there)")
+def leaves_out_one_of_many(rank, guilty):
+    if rank != guilty:
+        dist.barrier()
+    dist.barrier()
+    dist.all_reduce(ones())  # <- here
+
+
+@says("rank {guilty} waits in recv from rank {other}", "finished without sending it")
+def waits_in_a_thread(rank, guilty):
+    if rank == guilty:
+        thread = threading.Thread(target=lambda: dist.recv(ones(), other(guilty)))  # <- here
+        thread.start()
+        thread.join()
+
+
+@says("rank {guilty} called destroy_process_group while other ranks still communicated")
+def leaves_early(rank, guilty):
+    dist.barrier()
+    if rank == guilty:
+        dist.destroy_process_group()  # <- here
+    else:
+        dist.all_reduce(ones())
+
+
+@says("rank {guilty} was running when the time was up", "all_reduce of float32 [1], lacks")
+def asks_again_and_again(rank, guilty):
+    if rank == guilty:
+        work = dist.all_reduce(ones(), async_op=True)
+        while not work.is_completed():
+            time.sleep(0.01)  # <- here
+
+
+CASES = [(name, guilty) for name in TABLE for guilty in range(RANKS)]
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict:
+    def provoke(case):
+        name, guilty = case
+        limit = {"timeout": 8.0} if name == "asks_again_and_again" else {}
+        with pytest.raises(RankFailure) as caught:
+            launch(TABLE[name][0], RANKS, guilty, **limit)
+        return caught.value
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(CASES, pool.map(provoke, CASES)))
+
+
+@pytest.mark.parametrize(("name", "guilty"), CASES)
+def test_what_is_said_does_not_depend_on_the_rank(name, guilty, failures):
+    fn, words = TABLE[name]
+    message = str(failures[name, guilty])
+    for each in words:
+        assert each.format(guilty=guilty, other=other(guilty)) in message, message
+    lines = [line.strip() for line in inspect.getsource(fn).splitlines() if HERE in line]
+    assert not lines or any(line in message for line in lines), message
