@@ -135,7 +135,7 @@ def waits_while_one_writes(rank):
 
 
 @report(
-    "speechbrain/speechbrain#2401",
+    "speechbrain/speechbrain#2192",
     says=("broadcast", "all_reduce|backward|DistributedDataParallel", "rank 0", "rank 1"),
 )
 def checkpoint_after_minutes(rank):
@@ -145,3 +145,15 @@ def checkpoint_after_minutes(rank):
         model(torch.ones(1, 2, device=device())).sum().backward()  # <- here
         if minutes > 1:
             dist.broadcast_object_list(["save/CKPT"], src=0)  # <- here
+
+
+@report(
+    "speechbrain/speechbrain#2401",
+    "speechbrain/speechbrain#2404",
+    nprocs=3,
+    says=("broadcast", "all_reduce", "rank 0", "rank 2"),
+)
+def folder_announced_by_the_main_process(rank):
+    if rank == 0:
+        dist.broadcast_object_list(["save/CKPT"], src=0)  # <- here
+    dist.all_reduce(torch.ones(1, device=device()))  # <- here

@@ -73,7 +73,10 @@ class Report:
         lacks += [f"line {n}" for n, code in self._lines() if not _quoted(n, code, text)]
         never = NEVER_UNDER_RULES if rules else NEVER
         has = [each for each in never if each.casefold() in text]
-        return "; ".join(["lacks " + ", ".join(lacks)] * bool(lacks) + [f"says {w}" for w in has])
+        return "; ".join(
+            ["lacks " + ", ".join(lacks).replace("|", " or ")] * bool(lacks)
+            + [f"says {w}" for w in has]
+        )
 
     def _lines(self) -> list[tuple[int, str]]:
         """Number and code of the learner's lines that must be named; "" where the number is enough."""
