@@ -9,6 +9,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 
+from course_utils.launch import launch
 from tests.reports import REPORTS, Report
 
 RULES = (None, "nccl")
@@ -23,13 +24,18 @@ def main() -> None:
     parser.add_argument("--long", action="store_true")
     asked = parser.parse_args()
     chosen = [each for each in REPORTS if chosen_by(asked.words, each)]
-    with ProcessPoolExecutor(WORKERS) as pool:
+    with ProcessPoolExecutor(WORKERS, initializer=warm_up) as pool:
         table = zip(chosen, pool.map(tried, map(str, chosen)), strict=True)
         show(table, asked.long)
 
 
 def chosen_by(words: list[str], each: Report) -> bool:
     return not words or any(word in f"{each} {' '.join(each.sources)}" for word in words)
+
+
+def warm_up() -> None:
+    """The first launch of a process imports PyTorch, which is no program's time."""
+    launch(abs, 2)
 
 
 def tried(name: str) -> list[tuple[str, float, str]]:
