@@ -76,7 +76,7 @@ COMMON = {  # what several exercises share
 # what stands for the long tests in the summary of `make test`, after the number of wrong answers
 REST = (
     "other right answers, variants, the rest of launch, several hosts, torchrun, nbgrader and hostile "
-    "submissions, traced programs, rules of NCCL, set-ups"
+    "submissions, traced programs, rules of NCCL, public bug reports, set-ups"
 )
 ROOT = Path(__file__).resolve().parents[1]
 IN_TEST = re.compile(r"checks/test_wrong_answers\.py::(\w+)::test_a_wrong_answer\w+\[\w+?-(.+)\]")

@@ -21,6 +21,7 @@ def test_every_file_has_its_tests() -> None:
         (["tests/grade/test_grade.py", "README.md"], ["tests/grade", "tests/pages"]),
         (["course_utils/lesson/mnist.py", "pyproject.toml"], ["tests"]),
         (["tests/soaks/soak_class.py"], []),
+        (["course_strict/rules.py"], ["tests/reports", "tests/strict"]),
     ],
 )
 def test_a_change_touches(paths: list[str], folders: list[str]) -> None:
