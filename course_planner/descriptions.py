@@ -117,6 +117,17 @@ def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """What a stage of a pipeline holds: its place among them, the layers of all its chunks, and
+    whether it has the embedding and the output layer (`head`)."""
+
+    index: int
+    layers: int
+    embedding: bool
+    head: bool
+
+
+@dataclass(frozen=True)
 class Layout:
     """How many ranks split what, and in which order a step runs.
 
@@ -192,15 +203,11 @@ class Layout:
             counts[ends[index % self.pp]] -= 1
         return counts
 
-    def telling_stages(self, layers: int) -> list[int]:
-        """The first stage with each number of layers, and the last: the others hold no more.
-
-        Stages that hold equally many layers differ by what is in flight, which no later stage has
-        more of, and by the tables at the ends. Where the ends hold fewer layers, the fullest may
-        be the second (Llama 3's 126 on 16 stages).
-        """
-        counts = self.stage_layers(layers)
-        return sorted({*map(counts.index, counts), self.pp - 1})
+    def stages(self, model: Model, seq: int) -> list[Stage]:
+        """What each stage holds. Raises ValueError as `check` does."""
+        self.check(model, seq)
+        counts = self.stage_layers(model.layers)
+        return [Stage(at, held, at == 0, at == self.pp - 1) for at, held in enumerate(counts)]
 
     def check(self, model: Model, seq: int) -> None:
         """Raises ValueError, with a sentence, where `model` cannot be split in this way."""
@@ -226,6 +233,17 @@ class Layout:
             f"{model.experts} experts cannot be shared out among {self.ep} ranks.",
         )
         self.stage_layers(model.layers)
+
+
+def telling(stages: list[Stage]) -> list[Stage]:
+    """The first stage with each number of layers, and the last: the others hold no more.
+
+    Stages that hold equally many layers differ by what is in flight, which no later stage has more
+    of, and by the tables at the ends. Where the ends hold fewer layers, the fullest may be the
+    second (Llama 3's 126 on 16 stages).
+    """
+    first = {stage.layers: stage for stage in reversed(stages)}
+    return [stage for stage in stages if stage.head or stage is first[stage.layers]]
 
 
 def sizes_of(layout: Layout) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
-from course_planner.memory import memory
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, telling, whole
+from course_planner.memory import held_by
 from course_planner.timing import Calibration, StepTime, step_time
 
 MARGIN = 0.9  # of a GPU's memory; the rest is for the allocator's fragments and the libraries
@@ -60,20 +60,20 @@ def search(
     plans = []
     for layout in _layouts(model, gpus, global_batch, seq, rejected):
         progress()
-        fullest = _fullest(model, layout, seq)
-        if fullest["total"] > MARGIN * hardware.hbm_bytes:
+        held = fullest(model, layout, seq)
+        if held["total"] > MARGIN * hardware.hbm_bytes:
             rejected["memory"] += 1
             continue
         time = step_time(model, layout, seq, hardware, calibration)
-        plans.append(Plan(layout, time, fullest))
+        plans.append(Plan(layout, time, held))
     plans.sort(key=lambda plan: (plan.time.seconds, plan.memory["total"]))
     return plans[:keep], rejected
 
 
-def _fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
+def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
     """The memory of the stage that needs most."""
-    stages = layout.telling_stages(model.layers)
-    return max((memory(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
+    stages = telling(layout.stages(model, seq))
+    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
 
 
 def _divisors(number: int) -> list[int]:
