@@ -76,14 +76,8 @@ class Model:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ffn", 4 * self.width if self.ffn is None else self.ffn)
         object.__setattr__(self, "kv_heads", self.heads if self.kv_heads is None else self.kv_heads)
-        whole(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            vocab=self.vocab,
-            kv_heads=self.kv_heads,
-            ffn=self.ffn,
-        )
+        whole(layers=self.layers, width=self.width, heads=self.heads, vocab=self.vocab)
+        whole(kv_heads=self.kv_heads, ffn=self.ffn)
         whole(0, positions=self.positions, experts=self.experts, top_k=self.top_k)
         require(
             self.heads % self.kv_heads == 0,
@@ -118,8 +112,7 @@ def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage of a pipeline holds: its place among them, the layers of all its chunks, and
-    whether it has the embedding and the output layer (`head`)."""
+    """What a stage of a pipeline holds; layers: of all its chunks; head: the output layer."""
 
     index: int
     layers: int
@@ -217,9 +210,8 @@ class Layout:
                 count % self.tp == 0,
                 f"{count} {what} cannot be split among {self.tp} tensor ranks.",
             )
-        large, small = max(model.kv_heads, self.tp), min(model.kv_heads, self.tp)
         require(
-            large % small == 0,
+            model.kv_heads % self.tp == 0 or self.tp % model.kv_heads == 0,
             f"{model.kv_heads} KV heads fit neither one nor several on each of {self.tp} ranks.",
         )
         pieces = self.cp * (self.tp if self.sequence_parallel else 1)

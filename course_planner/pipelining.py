@@ -1,4 +1,4 @@
-"""The bubble of a pipeline: the share of a step in which a rank has nothing to do; and what waits in it."""
+"""The bubble of a pipeline, in which a rank has nothing to do; and what is in flight in it."""
 
 from course_planner.descriptions import SCHEDULES, check_chunks, one_of, require, whole
 from course_utils.lesson import schedules

@@ -118,7 +118,7 @@ class Times:
 
     def plus(self, other: "Times", layers: float = 1.0) -> "Times":
         """`layers` of this one, and the other."""
-        names = [*self.parts, *(name for name in other.parts if name not in self.parts)]
+        names = self.parts | other.parts
         parts = {n: layers * self.parts.get(n, 0.0) + other.parts.get(n, 0.0) for n in names}
         return Times(
             layers * self.forward + other.forward,
