@@ -44,8 +44,8 @@ def main() -> None:
             torchrun.main(
                 [*meeting(sys.argv[1:], os.environ.get("SLURMD_NODENAME")), *sys.argv[1:]]
             )
-        except SignalException as told:
-            code = AGAIN if told.sigval == signal.SIGTERM else 128 + told.sigval
+        except SignalException as received:
+            code = AGAIN if received.sigval == signal.SIGTERM else 128 + received.sigval
             sys.exit(int(path.read_text()) if path.exists() else code)
         except (AssertionError, ValueError) as wrong:  # for wrong options, as --nnodes=3:2
             print(f"agent.py: {wrong}", file=sys.stderr)

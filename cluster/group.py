@@ -183,25 +183,25 @@ class Leaving:
     """
 
     def __init__(self) -> None:
-        self.told = {signal.SIGTERM: False, signal.SIGUSR1: False}
+        self.signalled = {signal.SIGTERM: False, signal.SIGUSR1: False}
 
     def listen(self, grace: float) -> None:
         """From now on signals are noted; `grace` seconds after a SIGTERM this process ends, saved or not."""
         awake, wake = os.pipe()
         os.set_blocking(wake, False)
-        for number in self.told:
-            signal.signal(number, self.tell)
-        # Python calls `tell` between two of its own instructions, so never in a collective that
+        for number in self.signalled:
+            signal.signal(number, self.on_signal)
+        # Python calls `on_signal` between two of its own instructions, so never in a collective that
         # waits. The number of the signal comes through the pipe at once, to another thread.
         signal.set_wakeup_fd(wake)
         threading.Thread(target=self._end_after, args=(awake, grace), daemon=True).start()
         path = os.environ.get(EXIT_CODE_FILE)
         if path and Path(path).with_name(WARNED).exists():  # while no worker listened
-            self.told[signal.SIGUSR1] = True
+            self.signalled[signal.SIGUSR1] = True
 
-    def tell(self, number: int, frame=None) -> None:
+    def on_signal(self, number: int, frame=None) -> None:
         """Notes a signal."""
-        self.told[signal.Signals(number)] = True
+        self.signalled[signal.Signals(number)] = True
 
     def _end_after(self, awake: int, grace: float) -> None:
         while os.read(awake, 1)[0] != signal.SIGTERM:
@@ -211,7 +211,7 @@ class Leaving:
 
     def agreed(self, *others: bool) -> tuple[int, ...]:
         """How many ranks were told by SIGTERM, by SIGUSR1, and have each of `others`."""
-        mine = torch.tensor([*self.told.values(), *others], dtype=torch.int32)
+        mine = torch.tensor([*self.signalled.values(), *others], dtype=torch.int32)
         dist.all_reduce(mine)
         return tuple(mine.tolist())
 
@@ -294,7 +294,7 @@ def without_numbers(text: str) -> str:
 
 
 @contextmanager
-def agent_is_told() -> Iterator[None]:
+def ending_agent_too() -> Iterator[None]:
     """An exit that says "do not start again" ends torchrun too, which otherwise restarts for any."""
     try:
         yield

@@ -42,8 +42,8 @@ from group import (
     Left,
     Life,
     Stop,
-    agent_is_told,
     broadcast,
+    ending_agent_too,
     leave_with_agent,
     start_group,
 )
@@ -430,7 +430,7 @@ def print_smallest(options: argparse.Namespace) -> None:
 
 @record  # torchrun shows the traceback of the rank that failed first
 def main() -> None:
-    with agent_is_told():
+    with ending_agent_too():
         options = parse()
         if options.smallest_nodes:
             print_smallest(options)

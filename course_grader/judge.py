@@ -153,7 +153,7 @@ class _Line:
                 reply, reader, tree = self._reply()
         else:
             reply, reader, tree = self._reply()
-        value = self._taken(reader, tree, arguments)
+        value = self._value_of(reader, tree, arguments)
         if deadline:
             spent = reply.get("spent")
             deadline.spend(spent if type(spent) is float and math.isfinite(spent) else 0.0)
@@ -188,7 +188,7 @@ class _Line:
             raise Forged
         return reply, reader, values
 
-    def _taken(self, reader, tree, arguments):
+    def _value_of(self, reader, tree, arguments):
         """The value of a reply; the arguments first, since it may consist of their parts."""
         if not tree:
             return None
@@ -293,11 +293,11 @@ class _Answer(_Handle, Absent):
             case (said, None) if said == token:
                 return
             case (said, (slug, expected, got)) if said == token:
-                raise Wrong(slug, expected=_said(expected), got=_said(got))
+                raise Wrong(slug, expected=_text_or_none(expected), got=_text_or_none(got))
         raise Forged
 
 
-def _said(value):
+def _text_or_none(value):
     return None if value is None else _text(value)
 
 
@@ -308,11 +308,11 @@ def _raised(about: dict) -> BaseException:
         ranks, at = [_text(state) for state in ranks], None if line is None else int(line)
         if rank is not None:
             ranks[rank]  # raises where there is none
-        return RankFailure(_text(message), rank, _text(kind), at, _said(error), ranks)
+        return RankFailure(_text(message), rank, _text(kind), at, _text_or_none(error), ranks)
     kind, error, text = about["failure"]
-    failure = Failure(_text(kind), _said(error), _text(text))
+    failure = Failure(_text(kind), _text_or_none(error), _text(text))
     base = next((_RAISABLE[name] for name in about["names"] if name in _RAISABLE), BaseException)
-    known = {"failure": failure, "stub": _said(about["stub"])}
+    known = {"failure": failure, "stub": _text_or_none(about["stub"])}
     try:
         return type(_text(about["name"]), (Elsewhere, base), known)(_text(about["message"]))
     except TypeError:  # such as UnicodeDecodeError, which wants to know more

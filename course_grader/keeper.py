@@ -67,15 +67,15 @@ class _Watched:
         self._written = b""
         self._outcome, outcome = os.pipe()
         self._ending, ending = os.pipe()
-        hears, says = os.pipe()
+        reader, writer = os.pipe()
         niceness = _come_first()
         judges, workers = socket.socketpair()
         self._judge = os.fork()
         if self._judge == 0:
             isolation.die_with_parent()
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            server.close_files_but({outcome, hears, judges.fileno()})
-            judge.main(job["asked"]["id"], hears, Connection(judges.detach()), outcome)
+            server.close_files_but({outcome, reader, judges.fileno()})
+            judge.main(job["asked"]["id"], reader, Connection(judges.detach()), outcome)
         if isolated:
             isolation.detach()
         self._first = os.fork()
@@ -85,10 +85,10 @@ class _Watched:
             _first(job | {"isolated": isolated}, Connection(workers.detach()), ending)
         for own in (judges, workers):
             own.close()
-        for fd in (outcome, ending, hears):
+        for fd in (outcome, ending, reader):
             os.close(fd)
         # Only now is the variant read: a worker's memory begins as a copy of this one's.
-        with open(says, "wb") as variant:
+        with open(writer, "wb") as variant:
             variant.write(grader.recv_bytes())
 
     def announce(self, grader: Connection) -> None:

@@ -140,7 +140,7 @@ class _Service:
             with framework.limited(max(seconds, 0.1)) as deadline:
                 value = getattr(self, f"_{kind.replace(' ', '_')}")(*rest, arguments)
         except BaseException as error:  # noqa: BLE001 - an answer may raise anything
-            about["raised"] = _told(error, seconds)  # its time is over: no alarm may come now
+            about["raised"] = _report_of(error, seconds)  # its time is over: no alarm may come now
         about["spent"] = float(seconds - deadline.left)
         if kind in ("call", "set", "item"):
             changed = list(arguments)
@@ -152,7 +152,7 @@ class _Service:
         try:
             return _message(about, changed, value, keep=self._held.keep)
         except Exception as error:  # noqa: BLE001 - what it returned may be anything
-            about["raised"] = _told(error, seconds)
+            about["raised"] = _report_of(error, seconds)
             return _message(about, None, None)
 
     def _unfit(self, _):
@@ -228,7 +228,7 @@ class _Unpickler(pickle.Unpickler):
         return self._objects[pid]
 
 
-def _told(error: BaseException, seconds: float) -> dict:
+def _report_of(error: BaseException, seconds: float) -> dict:
     """What is said of an exception, also where it does not let itself be asked."""
     try:
         with framework.limited(_SECONDS_TO_TELL):

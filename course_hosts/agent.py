@@ -154,18 +154,18 @@ class _HostedRanks:
 
 _hosted: _HostedRanks | None = None
 _lock = threading.RLock()
-_heard = time.monotonic()
+_last_contact = time.monotonic()
 
 
 def serve(method: str, *args: Any) -> Any:
     """What the engine calls."""
-    global _heard
+    global _last_contact
     with _lock:
-        _heard = time.monotonic()
+        _last_contact = time.monotonic()
         try:
             return _METHODS[method](*args)
         finally:
-            _heard = time.monotonic()
+            _last_contact = time.monotonic()
 
 
 def _about():
@@ -291,9 +291,9 @@ def _end_when_unheard(hosted):
     while _hosted is hosted:
         time.sleep(_LOOK)
         # A call that goes on is a word from the kernel.
-        if time.monotonic() - _heard > LEASE and _lock.acquire(blocking=False):
+        if time.monotonic() - _last_contact > LEASE and _lock.acquire(blocking=False):
             try:
-                if _hosted is hosted and time.monotonic() - _heard > LEASE:
+                if _hosted is hosted and time.monotonic() - _last_contact > LEASE:
                     _end()
             finally:
                 _lock.release()

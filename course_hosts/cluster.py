@@ -231,9 +231,9 @@ def _connected(file):
 
 def _hosts(client):
     found = look(client)
-    for told in found.values():
-        _refuse_other_versions(told)
-        frames.know_libraries(told["libraries"])
+    for about in found.values():
+        _refuse_other_versions(about)
+        frames.know_libraries(about["libraries"])
     return list(found)
 
 
@@ -243,10 +243,10 @@ def look(client: ipyparallel.Client) -> dict[hosts.FarHost, dict]:
     Raises RuntimeError where no engine is there, and where one does not answer.
     """
     engines = Engines(client)
-    about = dict(_told(engines, client.ids))
+    about = dict(_descriptions(engines, client.ids))
     if not about:
         raise RuntimeError(_NOBODY)
-    places = {engine: (told["name"], told["network"]) for engine, told in about.items()}
+    places = {engine: (each["name"], each["network"]) for engine, each in about.items()}
     alone = len(set(places.values())) == 1
     chosen = list(about) if alone else [_first(places, place) for place in set(places.values())]
     toward = _address(client)
@@ -257,7 +257,7 @@ def look(client: ipyparallel.Client) -> dict[hosts.FarHost, dict]:
     }
 
 
-def _told(engines, numbers):
+def _descriptions(engines, numbers):
     """Of each engine, what its agent tells. One that has ended stays in the controller's list for some
     seconds: it is left out, as it would be a moment later."""
     questions = {}
@@ -288,11 +288,11 @@ def _address(client):
     return urlsplit(client._config["registration"]).hostname
 
 
-def _refuse_other_versions(told):
+def _refuse_other_versions(about):
     here = agent.versions()
-    for what, version in told["versions"].items():
+    for what, version in about["versions"].items():
         if version != here[what]:
             raise RuntimeError(
-                f"host {told['name']} has {what} {version}, and this kernel has {here[what]}: ranks of "
+                f"host {about['name']} has {what} {version}, and this kernel has {here[what]}: ranks of "
                 "one launch need the same. Install the same there, and start its engine again."
             )

@@ -25,8 +25,8 @@ def report(value: str) -> bool:
     well = True
     with cluster.client_for(value) as client:
         able = []
-        for host, told in cluster.look(client).items():
-            if _wrong(_of_host(host, told)):
+        for host, about in cluster.look(client).items():
+            if _wrong(_of_host(host, about)):
                 well = False
             else:
                 able.append(host)
@@ -42,10 +42,10 @@ def _wrong(findings: Iterator[tuple[bool, str]]) -> bool:
     return wrong
 
 
-def _of_host(host, told):
+def _of_host(host, about):
     here = agent.versions()
-    said = ", ".join(f"{what} {version}" for what, version in told["versions"].items())
-    other = [what for what, version in told["versions"].items() if version != here[what]]
+    said = ", ".join(f"{what} {version}" for what, version in about["versions"].items())
+    other = [what for what, version in about["versions"].items() if version != here[what]]
     if other:
         own = ", ".join(f"{what} {here[what]}" for what in other)
         yield False, f"{host.name}: {said}, but {own} here: install the same there."

@@ -134,7 +134,7 @@ class Replicas(Agents):
         for replica in replicas:
             self._launch(str(replica), self.program, str(self.folder), str(replica))
         living, asking = len(self.agents) - 1, len(replicas) if self.gate.steps else 0
-        self._wait(lambda: self._heard(living, asking), f"replicas {replicas} to be heard")
+        self._wait(lambda: self._are_registered(living, asking), f"replicas {replicas} to be heard")
 
     def kill(self, replica: int) -> None:
         """kill -9."""
@@ -150,13 +150,13 @@ class Replicas(Agents):
         held = [e for e in self.events() if (e["event"], e["step"]) == ("held", step)]
         return {event["replica"] for event in held}
 
-    def _heard(self, living, asking):
+    def _are_registered(self, living, asking):
         """Whether the lighthouse hears so many, and so many wait for an answer: its page says so."""
         if not (address := _address(self.folder)):
             return False
         with urlopen(f"{address}/status", timeout=PATIENCE) as page:
-            waiting, heard = map(int, _STATUS.search(page.read().decode()).groups())
-        return heard >= living and waiting >= asking
+            waiting, registered = map(int, _STATUS.search(page.read().decode()).groups())
+        return registered >= living and waiting >= asking
 
     def _hopeless(self):
         ended = [name for name, each in self.agents.items() if each.poll() is not None]

@@ -76,14 +76,8 @@ class Model:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ffn", 4 * self.width if self.ffn is None else self.ffn)
         object.__setattr__(self, "kv_heads", self.heads if self.kv_heads is None else self.kv_heads)
-        whole(
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            vocab=self.vocab,
-            kv_heads=self.kv_heads,
-            ffn=self.ffn,
-        )
+        whole(layers=self.layers, width=self.width, heads=self.heads, vocab=self.vocab)
+        whole(kv_heads=self.kv_heads, ffn=self.ffn)
         whole(0, positions=self.positions, experts=self.experts, top_k=self.top_k)
         require(
             self.heads % self.kv_heads == 0,
@@ -114,6 +108,16 @@ def check_chunks(schedule: str, p: int, m: int, chunks: int) -> None:
         f"Interleaving needs a multiple of {p} micro-batches (Megatron-LM, 2104.04473, section "
         f"2.2.2), and there are {m}.",
     )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage of a pipeline holds; layers: of all its chunks; head: the output layer."""
+
+    index: int
+    layers: int
+    embedding: bool
+    head: bool
 
 
 @dataclass(frozen=True)
@@ -192,15 +196,11 @@ class Layout:
             counts[ends[index % self.pp]] -= 1
         return counts
 
-    def telling_stages(self, layers: int) -> list[int]:
-        """The first stage with each number of layers, and the last: the others hold no more.
-
-        Stages that hold equally many layers differ by what is in flight, which no later stage has
-        more of, and by the tables at the ends. Where the ends hold fewer layers, the fullest may
-        be the second (Llama 3's 126 on 16 stages).
-        """
-        counts = self.stage_layers(layers)
-        return sorted({*map(counts.index, counts), self.pp - 1})
+    def stages(self, model: Model, seq: int) -> list[Stage]:
+        """What each stage holds. Raises ValueError as `check` does."""
+        self.check(model, seq)
+        counts = self.stage_layers(model.layers)
+        return [Stage(at, held, at == 0, at == self.pp - 1) for at, held in enumerate(counts)]
 
     def check(self, model: Model, seq: int) -> None:
         """Raises ValueError, with a sentence, where `model` cannot be split in this way."""
@@ -210,9 +210,8 @@ class Layout:
                 count % self.tp == 0,
                 f"{count} {what} cannot be split among {self.tp} tensor ranks.",
             )
-        large, small = max(model.kv_heads, self.tp), min(model.kv_heads, self.tp)
         require(
-            large % small == 0,
+            model.kv_heads % self.tp == 0 or self.tp % model.kv_heads == 0,
             f"{model.kv_heads} KV heads fit neither one nor several on each of {self.tp} ranks.",
         )
         pieces = self.cp * (self.tp if self.sequence_parallel else 1)
@@ -226,6 +225,17 @@ class Layout:
             f"{model.experts} experts cannot be shared out among {self.ep} ranks.",
         )
         self.stage_layers(model.layers)
+
+
+def telling(stages: list[Stage]) -> list[Stage]:
+    """The first stage with each number of layers, and the last: the others hold no more.
+
+    Stages that hold equally many layers differ by what is in flight, which no later stage has more
+    of, and by the tables at the ends. Where the ends hold fewer layers, the fullest may be the
+    second (Llama 3's 126 on 16 stages).
+    """
+    first = {stage.layers: stage for stage in reversed(stages)}
+    return [stage for stage in stages if stage.head or stage is first[stage.layers]]
 
 
 def sizes_of(layout: Layout) -> str:

@@ -246,8 +246,8 @@ class _Watching(TorchDispatchMode):
         formula = self.formulas.get(func.overloadpacket)
         if formula is not None:
             self._note_product(formula(*args, **kwargs, out_val=result))
-        elif (heard := _HEARD.get(func.namespace)) is not None:
-            self._note(heard(func, args, kwargs))
+        elif (describer := _DESCRIBERS.get(func.namespace)) is not None:
+            self._note(describer(func, args, kwargs))
             self._keep_with_its_work(result, args)
         for leaf in tree_leaves(result):
             if isinstance(leaf, self.fake) and leaf.device.type != "meta":
@@ -281,11 +281,11 @@ class _Watching(TorchDispatchMode):
             noted.when = self.last
         self.gathers.clear()
 
-    def _note(self, heard: tuple[Call, dist.ProcessGroup] | None) -> None:
+    def _note(self, described: tuple[Call, dist.ProcessGroup] | None) -> None:
         """A gather outside of autograd is for the next product, another call from the last one."""
-        if heard is None:
+        if described is None:
             return
-        call, group = heard
+        call, group = described
         noted = _Noted(call, self._name(call, group), "backward" if _in_backward() else self.last)
         if call.op == "all_gather" and not _in_backward():
             noted.when = "step"
@@ -304,11 +304,11 @@ class _Watching(TorchDispatchMode):
 
     def _name(self, call: Call, group: dist.ProcessGroup) -> str:
         """The name that `estimate.traffic` has for a group, or else the one in the program."""
-        told = group.group_desc.removeprefix("mesh_")
-        if told in (*GROUPS, "ep", "edp"):
-            return told
-        unnamed = told in ("default", "default_pg", "undefined")
-        return self.names.get(call.ranks, f"{len(call.ranks)} ranks" if unnamed else told)
+        name = group.group_desc.removeprefix("mesh_")
+        if name in (*GROUPS, "ep", "edp"):
+            return name
+        unnamed = name in ("default", "default_pg", "undefined")
+        return self.names.get(call.ranks, f"{len(call.ranks)} ranks" if unnamed else name)
 
     def _rows(self) -> list[traffic.Call]:
         """Equal calls together, in the order in which the first of each came."""
@@ -484,7 +484,7 @@ def _functional(func, args: tuple, kwargs: dict) -> tuple[Call, dist.ProcessGrou
     return describe(operator, {payload: args[0], "process_group": group.boxed()}), group
 
 
-_HEARD = {"c10d": _of_c10d, "_c10d_functional": _functional}
+_DESCRIBERS = {"c10d": _of_c10d, "_c10d_functional": _functional}
 
 
 @cache

@@ -1,10 +1,10 @@
 """The bytes that a rank holds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from course_planner import counting
-from course_planner.descriptions import RECOMPUTE, SCHEDULES, Layout, Model, one_of, require, whole
-from course_utils.lesson import schedules
+from course_planner.descriptions import RECOMPUTE, Layout, Model, Stage, one_of, require, whole
+from course_planner.pipelining import in_flight
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,15 @@ def memory(
     2.14 (since 2.15 it makes one when it receives; `trace` has what the installed one does).
     """
     one_of("convention", convention, CONVENTIONS)
-    layout.check(model, seq)
+    stages = layout.stages(model, seq)
     one_of("stage", stage, range(layout.pp))
-    how = CONVENTIONS[convention]
+    return held_by(model, layout, seq, stages[stage], CONVENTIONS[convention])
+
+
+def held_by(
+    model: Model, layout: Layout, seq: int, stage: Stage, how: Convention = CONVENTIONS["adam16"]
+) -> dict[str, int]:
+    """`memory` of a stage that is known."""
     held = {
         **_states(model, layout, stage, how),
         "activations": _activations(model, layout, seq, stage, how),
@@ -111,30 +117,27 @@ def memory(
     return held | {"total": sum(held.values())}
 
 
-def stage_parameters(model: Model, layout: Layout, stage: int) -> tuple[int, int]:
-    """The parameters of a rank of `stage` before ZeRO: all but experts' MLPs, and experts' MLPs.
-
-    The embedding is on the first stage, the output layer on the last, where a tied one is a copy
-    if there are several; tensor ranks share out both by the vocabulary.
-    """
-    layers = layout.stage_layers(model.layers)[stage]
+def stage_parameters(model: Model, layout: Layout, stage: Stage) -> tuple[int, int]:
+    """The parameters of a rank of `stage` before ZeRO: all but experts' MLPs, and experts' MLPs."""
     experts = counting.expert_parameters(model, layout.tp, layout.ep) if model.experts else 0
     layer = counting.layer_parameters(model, layout.tp, layout.ep) - experts
-    ends = 0
-    if stage == 0:
-        ends += vocabulary(model, layout.tp) + model.positions * model.width
-    if stage == layout.pp - 1:
-        ends += counting.norm(model)
-        ends += vocabulary(model, layout.tp) if layout.pp > 1 or not model.tied else 0
-    return layers * layer + ends, layers * experts
+    ends = _tables(model, stage) * vocabulary(model, layout.tp)
+    ends += stage.embedding * model.positions * model.width + stage.head * counting.norm(model)
+    return stage.layers * layer + ends, stage.layers * experts
+
+
+def _tables(model: Model, stage: Stage) -> int:
+    """The embedding, and the output layer; a tied one is a copy where another stage has it."""
+    shared = model.tied and stage.embedding and stage.head
+    return stage.embedding + stage.head - shared
 
 
 def vocabulary(model: Model, tp: int) -> int:
-    """A tensor rank's part of the embedding, or of the output layer."""
+    """A tensor rank's part of the embedding, or of the output layer, shared out by the vocabulary."""
     return -(-model.vocab // tp) * model.width
 
 
-def _states(model: Model, layout: Layout, stage: int, how: Convention) -> dict[str, float]:
+def _states(model: Model, layout: Layout, stage: Stage, how: Convention) -> dict[str, float]:
     """Bytes of parameters, gradients and optimizer."""
     parameters = stage_parameters(model, layout, stage)
     if how.rough:
@@ -153,13 +156,12 @@ def sharded(layout: Layout, dense: float, experts: float, from_stage: int) -> fl
     return dense / shards + experts / max(shards // layout.ep, 1)
 
 
-def _rough_parameters(model: Model, layout: Layout, stage: int) -> float:
+def _rough_parameters(model: Model, layout: Layout, stage: Stage) -> float:
     """The matrices of a stage, divided by the tensor ranks."""
     mlps = max(model.experts, 1) // layout.ep * counting.mlp_matrices(model)
     layer = counting.attention_matrices(model) + mlps
-    tables = (stage == 0) + (stage == layout.pp - 1 and (layout.pp > 1 or not model.tied))
-    ends = tables * model.vocab * model.width
-    return (layout.stage_layers(model.layers)[stage] * layer + ends) / layout.tp
+    ends = _tables(model, stage) * model.vocab * model.width
+    return (stage.layers * layer + ends) / layout.tp
 
 
 def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) -> float:
@@ -178,22 +180,15 @@ def layer_activations(model: Model, layout: Layout, seq: int, recompute: str) ->
     return kept / layout.cp
 
 
-def in_flight(layout: Layout, stage: int) -> int:
-    """The most micro-batches, times chunks, whose activations a rank of `stage` keeps at once."""
-    name = SCHEDULES[layout.schedule]
-    counts = schedules.peak_in_flight_of(name, layout.pp, layout.micro_batches, layout.chunks)
-    return counts[stage]
-
-
-def _activations(model: Model, layout: Layout, seq: int, stage: int, how: Convention) -> float:
+def _activations(model: Model, layout: Layout, seq: int, stage: Stage, how: Convention) -> float:
     """What the layers of a stage keep of all its micro-batches in flight."""
     scoreless = how.rough and layout.recompute == "none"
     layer = layer_activations(model, layout, seq, "selective" if scoreless else layout.recompute)
-    layers = layout.stage_layers(model.layers)[stage] / layout.chunks
-    return layer * layers * in_flight(layout, stage)
+    flight = in_flight(layout.schedule, layout.pp, layout.micro_batches, layout.chunks)
+    return layer * (stage.layers / layout.chunks) * flight[stage.index]
 
 
-def _temporary(model: Model, layout: Layout, seq: int, stage: int) -> float:
+def _temporary(model: Model, layout: Layout, seq: int, stage: Stage) -> float:
     """What is held outside the layers, or for a moment.
 
     2205.05198, section 4.3: the embedding's dropout masks of the micro-batches in flight, s b h / t
@@ -202,35 +197,29 @@ def _temporary(model: Model, layout: Layout, seq: int, stage: int) -> float:
     computed again; with ZeRO 2 and 3 what is not sharded yet, or not any more (`_unsharded`).
     """
     tokens = seq * layout.micro_batch * model.width / (layout.tp * layout.cp)
-    flat = replace(layout, schedule="1f1b", chunks=1) if layout.chunks > 1 else layout
-    held = tokens * in_flight(flat, 0) if stage == 0 else 0
-    if stage == layout.pp - 1:
+    flat = "1f1b" if layout.chunks > 1 else layout.schedule
+    held = tokens * in_flight(flat, layout.pp, layout.micro_batches)[0] if stage.embedding else 0
+    if stage.head:
         held += 4 * tokens * (1 + model.vocab / model.width)
     if layout.recompute == "full":
         held += layer_activations(model, layout, seq, "selective")
     return held + _unsharded(model, layout, stage)
 
 
-def _unsharded(model: Model, layout: Layout, stage: int) -> float:
+def _unsharded(model: Model, layout: Layout, stage: Stage) -> float:
     """What ZeRO 2 and 3 hold whole for a moment, 2 bytes each.
 
     Gradients are sent once a step (`traffic`): with several micro-batches a stage's are whole until
     the last one, with one the largest piece's. Pieces are the layers and the root, which is all
-    outside them. With stage 3 the root's parameters and those of the layers that are gathered.
+    outside them. With stage 3 the root's parameters and those of the layers that are gathered: of
+    two, the one that computes and the next (FSDP, 2304.11277, section 3.2), or without reshard all.
     """
     if layout.shards == 1 or layout.zero < 2:
         return 0
     layer = counting.layer_parameters(model, layout.tp, layout.ep)
     every = sum(stage_parameters(model, layout, stage))
-    root = every - layout.stage_layers(model.layers)[stage] * layer
+    root = every - stage.layers * layer
     count = every if layout.micro_batches > 1 else max(layer, root)
     if layout.zero == 3:
-        count += root + layer * _gathered(model, layout, stage)
+        count += root + layer * (min(2, stage.layers) if layout.reshard else stage.layers)
     return 2 * count
-
-
-def _gathered(model: Model, layout: Layout, stage: int) -> int:
-    """How many layers' parameters are whole at once: of two, the one that computes and the next
-    (FSDP, 2304.11277, section 3.2)."""
-    layers = layout.stage_layers(model.layers)[stage]
-    return min(2, layers) if layout.reshard else layers

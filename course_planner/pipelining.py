@@ -1,4 +1,4 @@
-"""The bubble of a pipeline: the share of a step in which a rank has nothing to do."""
+"""The bubble of a pipeline, in which a rank has nothing to do; and what is in flight in it."""
 
 from course_planner.descriptions import SCHEDULES, check_chunks, one_of, require, whole
 from course_utils.lesson import schedules
@@ -36,6 +36,11 @@ def bubble(
     check_chunks(schedule, p, m, chunks)
     extra = _extra(schedule, p, m, chunks, forward, backward + weights, weights, hop)
     return extra / (ideal + extra)
+
+
+def in_flight(schedule: str, p: int, m: int, chunks: int = 1) -> list[int]:
+    """The most micro-batches, times chunks, whose activations each of p stages keeps at once."""
+    return schedules.peak_in_flight_of(SCHEDULES[schedule], p, m, chunks)
 
 
 def _extra(schedule, p, m, chunks, forward, backward, weights, hop) -> float:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, whole
-from course_planner.memory import memory
+from course_planner.descriptions import RECOMPUTE, Hardware, Layout, Model, telling, whole
+from course_planner.memory import held_by
 from course_planner.timing import Calibration, StepTime, step_time
 
 MARGIN = 0.9  # of a GPU's memory; the rest is for the allocator's fragments and the libraries
@@ -60,20 +60,20 @@ def search(
     plans = []
     for layout in _layouts(model, gpus, global_batch, seq, rejected):
         progress()
-        fullest = _fullest(model, layout, seq)
-        if fullest["total"] > MARGIN * hardware.hbm_bytes:
+        held = fullest(model, layout, seq)
+        if held["total"] > MARGIN * hardware.hbm_bytes:
             rejected["memory"] += 1
             continue
         time = step_time(model, layout, seq, hardware, calibration)
-        plans.append(Plan(layout, time, fullest))
+        plans.append(Plan(layout, time, held))
     plans.sort(key=lambda plan: (plan.time.seconds, plan.memory["total"]))
     return plans[:keep], rejected
 
 
-def _fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
+def fullest(model: Model, layout: Layout, seq: int) -> dict[str, int]:
     """The memory of the stage that needs most."""
-    stages = layout.telling_stages(model.layers)
-    return max((memory(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
+    stages = telling(layout.stages(model, seq))
+    return max((held_by(model, layout, seq, s) for s in stages), key=lambda held: held["total"])
 
 
 def _divisors(number: int) -> list[int]:
@@ -87,21 +87,17 @@ def _layouts(
     for tp, cp, pp in product(_divisors(gpus), repeat=3):
         if gpus % (tp * cp * pp) or (cp > 1 and seq // cp < LONG_ENOUGH):
             continue
-        reason = _illegal(model, tp, cp, pp, seq)
+        dp = gpus // (tp * cp * pp)
+        reason = _illegal(model, tp, cp, pp, seq) or ("batch" if global_batch % dp else None)
         if reason:
             rejected[reason] += 1
-            continue
-        dp = gpus // (tp * cp * pp)
-        if global_batch % dp:
-            rejected["batch"] += 1
             continue
         yield from _runs(model, Layout(dp=dp, tp=tp, pp=pp, cp=cp), global_batch // dp, rejected)
 
 
 def _illegal(model: Model, tp: int, cp: int, pp: int, seq: int) -> str | None:
     """Why the model cannot be split in this way, as a key of REASONS."""
-    large, small = max(model.kv_heads, tp), min(model.kv_heads, tp)
-    if model.heads % tp or model.ffn % tp or large % small:
+    if model.heads % tp or model.ffn % tp or (model.kv_heads % tp and tp % model.kv_heads):
         return "heads"
     if pp > model.layers:
         return "layers"
@@ -116,22 +112,18 @@ def _runs(model: Model, split: Layout, batch: int, rejected: Counter[str]) -> It
         for micro_batch in _micro_batches(batch, rejected):
             micro_batches = batch // micro_batch
             for schedule, chunks in _schedules(model, split.pp, micro_batches, rejected):
-                for zero, reshard in _shardings(split):
-                    for recompute in RECOMPUTE:
-                        yield Layout(
-                            dp=split.dp,
-                            tp=split.tp,
-                            pp=split.pp,
-                            cp=split.cp,
-                            ep=ep,
-                            zero=zero,
-                            micro_batch=micro_batch,
-                            micro_batches=micro_batches,
-                            chunks=chunks,
-                            schedule=schedule,
-                            recompute=recompute,
-                            reshard=reshard,
-                        )
+                for (zero, reshard), recompute in product(_shardings(split), RECOMPUTE):
+                    yield replace(
+                        split,
+                        ep=ep,
+                        zero=zero,
+                        micro_batch=micro_batch,
+                        micro_batches=micro_batches,
+                        chunks=chunks,
+                        schedule=schedule,
+                        recompute=recompute,
+                        reshard=reshard,
+                    )
 
 
 def _experts(model: Model, split: Layout, rejected: Counter[str]) -> Iterator[int]:

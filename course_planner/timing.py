@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from course_planner import counting
 from course_planner.collectives import collective_time
-from course_planner.descriptions import Hardware, Layout, Model
+from course_planner.descriptions import Hardware, Layout, Model, Stage, telling
 from course_planner.memory import layer_activations, sharded, stage_parameters
 from course_planner.networks import Place, latency_of, place_of
 from course_planner.pipelining import bubble
-from course_planner.traffic import Call, traffic
+from course_planner.traffic import Call, sent_by
 from course_utils.comm.rings import PASSES, bus_factor
 
 OPTIMIZER_BYTES = 30  # Adam in mixed precision reads 16 bytes a parameter and writes 14
@@ -78,6 +78,7 @@ class Work:
     each stage that may take longest for it, what comes once a step.
     """
 
+    stages: tuple[Stage, ...]
     layers: int
     matrices: float
     attention: float
@@ -117,7 +118,7 @@ class Times:
 
     def plus(self, other: "Times", layers: float = 1.0) -> "Times":
         """`layers` of this one, and the other."""
-        names = [*self.parts, *(name for name in other.parts if name not in self.parts)]
+        names = self.parts | other.parts
         parts = {n: layers * self.parts.get(n, 0.0) + other.parts.get(n, 0.0) for n in names}
         return Times(
             layers * self.forward + other.forward,
@@ -142,18 +143,17 @@ def step_time(
     A layer's pass takes as long as its matrices, attention, memory traffic and collectives one
     after the other (a roofline for each, Williams et al. 2009; collectives as `collective_time`
     has them), or as long as the CPU needs to launch them, whichever is longer. The slowest stage
-    sets the pace of the pipeline (`_stages`); its bubble, and the messages on the longest way
+    sets the pace of the pipeline (`_pace`); its bubble, and the messages on the longest way
     through the schedule, come on top (`bubble`), and so do the data ranks' collectives as far as
     no backward pass hides them, and the optimizer's pass over the memory.
 
     Not modelled: input and checkpoints, stragglers, clocks that fall under load, collectives that
     slow the matrices beside them.
     """
-    layout.check(model, seq)
     known = calibration or Calibration()
     work = _work(model, layout, seq)
     cluster = _Cluster(layout, hardware, known)
-    slowest, mean = _stages(model, layout, _layer(work, cluster), _head(work, cluster))
+    slowest, mean = _pace(work, layout, _layer(work, cluster), _head(work, cluster))
     parts = {kind: layout.micro_batches * seconds for kind, seconds in slowest.parts.items()}
     parts |= _pipeline(work, mean, cluster)
     parts |= _once(work, slowest, cluster)
@@ -169,11 +169,13 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
     tokens = seq * layout.micro_batch / layout.cp
     weights = counting.attention_matrices(model, layout.tp)
     weights += max(model.top_k, 1) * counting.mlp_matrices(model) / layout.tp
-    middle = layout.pp // 2
-    calls = traffic(model, layout, seq, middle)
+    stages = layout.stages(model, seq)
+    middle = stages[layout.pp // 2]
+    calls = sent_by(model, layout, seq, middle)
     messages = [call for call in calls if call.group == "pp"]
     return Work(
-        layers=layout.stage_layers(model.layers)[middle],
+        stages=tuple(stages),
+        layers=middle.layers,
         matrices=2 * tokens * weights,
         attention=4 * tokens * seq * model.width / layout.tp,
         activations=layer_activations(model, layout, seq, "selective"),
@@ -181,12 +183,12 @@ def _work(model: Model, layout: Layout, seq: int) -> Work:
         logits=4 * tokens * model.vocab / layout.tp,
         inside=tuple(call for call in calls if call.group in INSIDE),
         message=messages[0] if messages else None,
-        once=tuple(_beside(model, layout, seq, s) for s in layout.telling_stages(model.layers)),
+        once=tuple(_beside(model, layout, seq, stage) for stage in telling(stages)),
     )
 
 
-def _beside(model: Model, layout: Layout, seq: int, stage: int) -> Once:
-    calls = traffic(model, layout, seq, stage)
+def _beside(model: Model, layout: Layout, seq: int, stage: Stage) -> Once:
+    calls = sent_by(model, layout, seq, stage)
     updated = sharded(layout, *stage_parameters(model, layout, stage), from_stage=1)
     return Once(updated, tuple(call for call in calls if call.group in OUTSIDE))
 
@@ -276,20 +278,20 @@ def _head(work: Work, cluster: _Cluster) -> Times:
     return Times(matrices + memory, matrices + 2 * memory, matrices, parts)
 
 
-def _stages(model: Model, layout: Layout, layer: Times, head: Times) -> tuple[Times, Times]:
+def _pace(work: Work, layout: Layout, layer: Times, head: Times) -> tuple[Times, Times]:
     """A micro-batch's time in the slowest stage, and in the mean one.
 
     The last stage holds the output layer, and as many layers fewer as make the slowest stage
-    quickest; with chunks, the layers lie as `Layout.stage_layers` has them.
+    quickest, so maybe fewer than in `memory`; with chunks, they lie as they do there.
     """
-    pp, layers = layout.pp, model.layers
+    pp, held = layout.pp, [stage.layers for stage in work.stages]
+    layers, most = sum(held), max(held)
     mean = layer.plus(head, layers)
     if pp == 1:
         return mean, mean
-    counts = layout.stage_layers(layers)
-    choices = [(max(counts), counts[-1])]
+    choices = [(most, held[-1])]
     if layout.chunks == 1:
-        choices = [(-(-(layers - last) // (pp - 1)), last) for last in range(max(counts) + 1)]
+        choices = [(-(-(layers - last) // (pp - 1)), last) for last in range(most + 1)]
     more = head.seconds / layer.seconds  # the output layer, in layers
     most, last = min(choices, key=lambda choice: max(choice[0], choice[1] + more))
     slowest = layer.plus(head, last) if last + more > most else layer.plus(NOTHING, most)

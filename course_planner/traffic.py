@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from course_planner import counting
-from course_planner.descriptions import SCHEDULES, Layout, Model, one_of
+from course_planner.descriptions import SCHEDULES, Layout, Model, Stage, one_of
 from course_planner.memory import stage_parameters, vocabulary
 from course_utils.comm.rings import bus_factor
 from course_utils.lesson import schedules
@@ -43,8 +43,13 @@ def traffic(model: Model, layout: Layout, seq: int, stage: int = 0) -> list[Call
     Not counted: the few numbers of the loss and of the norms' gradients, padding, and the second
     gathering of a layer's input with which Megatron-LM saves memory.
     """
-    layout.check(model, seq)
+    stages = layout.stages(model, seq)
     one_of("stage", stage, range(layout.pp))
+    return sent_by(model, layout, seq, stages[stage])
+
+
+def sent_by(model: Model, layout: Layout, seq: int, stage: Stage) -> list[Call]:
+    """`traffic` of a stage that is known."""
     parts = (_tensor, _context, _experts, _pipeline, _data)
     calls = [call for part in parts for call in part(model, layout, seq, stage)]
     return [call for call in calls if call.calls and call.sent]
@@ -60,16 +65,16 @@ def _hidden(model: Model, layout: Layout, seq: int) -> int:
     return BYTES * seq * layout.micro_batch * model.width // layout.cp
 
 
-def _passes(layout: Layout) -> dict[str, int]:
-    """How often a layer's forward pass, and its backward pass, runs in a step.
+def _passes(layout: Layout, stage: Stage) -> dict[str, int]:
+    """How many forward passes of a layer, and backward passes, a stage runs in a step.
 
     The forward pass that is computed again is counted as forward too.
     """
-    again = 2 if layout.recompute == "full" else 1
-    return {"forward": again * layout.micro_batches, "backward": layout.micro_batches}
+    once = stage.layers * layout.micro_batches
+    return {"forward": once * (2 if layout.recompute == "full" else 1), "backward": once}
 
 
-def _tensor(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
+def _tensor(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
     """Two pairs a layer and pass; the embedding and the output layer have half a pair each.
 
     Where experts are shared out, the MLP's pair comes between the two ways of `_experts` and
@@ -77,63 +82,60 @@ def _tensor(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call
     forward in a sum, the output layer backward; there, the sequence is shared out again, and
     gathered on the other way.
     """
-    layers, size = layout.stage_layers(model.layers)[stage], _hidden(model, layout, seq)
-    first, last = stage == 0, stage == layout.pp - 1
-    sums = {"forward": first, "backward": last}
-    gathers = {"forward": last, "backward": first}
+    size = _hidden(model, layout, seq)
+    sums = {"forward": stage.embedding, "backward": stage.head}
+    gathers = {"forward": stage.head, "backward": stage.embedding}
     routed = layout.ep > 1 and layout.sequence_parallel
-    for when, passes in _passes(layout).items():
-        pairs = (1 if routed else 2) * layers * passes
+    for when, passes in _passes(layout, stage).items():
+        pairs = (1 if routed else 2) * passes
         summed = pairs + layout.micro_batches * sums[when]
         gathered = pairs + layout.micro_batches * gathers[when]
         if layout.sequence_parallel:
             yield _collective("tp", "reduce_scatter", layout.tp, summed, size, when)
             yield _collective("tp", "all_gather", layout.tp, gathered, size, when)
             for op in ("reduce_scatter", "all_gather") if routed else ():
-                yield _collective("tp", op, layout.tp, layers * passes, model.top_k * size, when)
+                yield _collective("tp", op, layout.tp, passes, model.top_k * size, when)
         else:
             yield _collective("tp", "all_reduce", layout.tp, summed, size, when)
 
 
-def _context(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
+def _context(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
     """Keys and values of the whole sequence, and backward the sum of their gradients."""
     columns = 2 * max(model.kv_heads // layout.tp, 1) * (model.width // model.heads)
     payload = BYTES * seq * layout.micro_batch * columns
-    layers = layout.stage_layers(model.layers)[stage]
     ops = {"forward": "all_gather", "backward": "reduce_scatter"}
-    for when, passes in _passes(layout).items():
-        yield _collective("cp", ops[when], layout.cp, layers * passes, payload, when)
+    for when, passes in _passes(layout, stage).items():
+        yield _collective("cp", ops[when], layout.cp, passes, payload, when)
 
 
-def _experts(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
+def _experts(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
     """Each token to top_k experts and back, forward and backward."""
     if not model.experts:
         return
     shared = layout.tp if layout.sequence_parallel else 1
     payload = _hidden(model, layout, seq) * model.top_k / shared
-    layers = layout.stage_layers(model.layers)[stage]
-    for when, passes in _passes(layout).items():
-        yield _collective("ep", "all_to_all", layout.ep, 2 * layers * passes, payload, when)
+    for when, passes in _passes(layout, stage).items():
+        yield _collective("ep", "all_to_all", layout.ep, 2 * passes, payload, when)
 
 
-def _pipeline(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
+def _pipeline(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
     """A message a micro-batch and boundary, in both directions; chunks have more boundaries."""
     if layout.pp == 1:
         return
     payload = _hidden(model, layout, seq) // (layout.tp if layout.sequence_parallel else 1)
-    ends = {"forward": layout.pp - 1, "backward": 0}  # the last piece of a way sends no further
+    ends = {"forward": stage.head, "backward": stage.embedding}  # a way's last piece sends nothing
     for when, end in ends.items():
-        count = layout.micro_batches * (layout.chunks - (stage == end))
+        count = layout.micro_batches * (layout.chunks - end)
         yield Call("pp", "send", count, payload, count * payload, when)
 
 
-def _data(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
+def _data(model: Model, layout: Layout, seq: int, stage: Stage) -> Iterator[Call]:
     """Gradients and parameters, of the ranks that hold the same of them.
 
     FSDP handles each layer by itself, and the embedding, the last norm and the output layer as one
     more piece, the root, whose parameters it keeps until its backward pass.
     """
-    layers = layout.stage_layers(model.layers)[stage]
+    layers = stage.layers
     dense, experts = (BYTES * count for count in stage_parameters(model, layout, stage))
     inside = BYTES * counting.layer_parameters(model, layout.tp, layout.ep) - experts // layers
     root = dense - layers * inside
@@ -141,12 +143,12 @@ def _data(model: Model, layout: Layout, seq: int, stage: int) -> Iterator[Call]:
     if experts:
         ranks = max(layout.shards // layout.ep, 1)
         yield from _shared(layout, stage, "edp", ranks, [(layers, experts // layers), (1, 0)])
-    if model.tied and layout.pp > 1 and stage in (0, layout.pp - 1):
+    if model.tied and stage.embedding != stage.head:
         table = BYTES * vocabulary(model, layout.tp)
         yield _collective("ends", "all_reduce", 2, 1, table, "step")
 
 
-def gatherings(layout: Layout, stage: int) -> dict[str, int]:
+def gatherings(layout: Layout, stage: Stage) -> dict[str, int]:
     """How many passes of a stage's chunks, in a step, must gather their layers' parameters first.
 
     FSDP2 gives them up after a forward pass (with reshard) and after a backward pass; a stage of
@@ -162,7 +164,7 @@ def gatherings(layout: Layout, stage: int) -> dict[str, int]:
     sizes = (layout.pp, layout.micro_batches)
     sizes += (layout.chunks,) if layout.schedule == "interleaved" else ()
     held, counts = set(), {"forward": 0, "backward": 0}
-    for op in getattr(schedules, SCHEDULES[layout.schedule])(*sizes)[stage]:
+    for op in getattr(schedules, SCHEDULES[layout.schedule])(*sizes)[stage.index]:
         if op.chunk not in held and op.kind != "W":
             counts["forward" if op.kind == "F" else "backward"] += 1
             held.add(op.chunk)
@@ -172,7 +174,7 @@ def gatherings(layout: Layout, stage: int) -> dict[str, int]:
 
 
 def _shared(
-    layout: Layout, stage: int, group: str, ranks: int, pieces: list[tuple[int, int]]
+    layout: Layout, stage: Stage, group: str, ranks: int, pieces: list[tuple[int, int]]
 ) -> Iterator[Call]:
     """All-reduce; with ZeRO reduce-scatter and all-gather; with stage 3, piece by piece.
 

@@ -74,7 +74,7 @@ def cut_makefile(makefile: str) -> str:
     lines = [
         line
         for line in "\n\n".join(paragraphs).split("\n")
-        if not (told := re.match(r"(?:#   |\t@echo ')make ([\w-]+)", line)) or told[1] in TARGETS
+        if not (named := re.match(r"(?:#   |\t@echo ')make ([\w-]+)", line)) or named[1] in TARGETS
     ]
     phony = f".PHONY: {' '.join(sorted(TARGETS))}"
     return re.sub(r"(?m)^\.PHONY:.*$", phony, "\n".join(lines)) + "\n"

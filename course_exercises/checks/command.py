@@ -11,7 +11,7 @@ def add_to(commands: argparse._SubParsersAction) -> None:
     shown = commands.add_parser("progress", help="the chapters, their exercises and your points")
     action = shown.add_mutually_exclusive_group()
     action.add_argument("--export", metavar="FILE", help="write it into a new file, to take away")
-    action.add_argument("--import", metavar="FILE", dest="take_in", help="add what such a file has")
+    action.add_argument("--import", metavar="FILE", dest="source", help="add what such a file has")
     action.add_argument(
         "--reset", metavar="WHAT", help='forget an exercise ("3.1"), a chapter ("3") or "all"'
     )
@@ -22,8 +22,8 @@ def _progress(options: argparse.Namespace) -> None:
     try:
         if options.export is not None:
             print(progress.export(options.export))
-        elif options.take_in is not None:
-            print(progress.take_in(options.take_in))
+        elif options.source is not None:
+            print(progress.import_from(options.source))
         elif options.reset is not None:
             print(progress.reset(options.reset))
         else:

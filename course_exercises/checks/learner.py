@@ -85,21 +85,21 @@ def reset(what: object = None) -> None:
 
     What was there before is kept in a file. Your answers in the notebooks stay as they are.
     """
-    if _told(progress.reset, what):
+    if _print_result(progress.reset, what):
         _hints_shown.clear()
 
 
 def export_progress(file: Path | str) -> None:
     """Writes your progress into one new file, to take to another machine."""
-    _told(progress.export, file)
+    _print_result(progress.export, file)
 
 
 def import_progress(file: Path | str) -> None:
     """Adds the progress in a file that `export_progress` wrote to yours."""
-    _told(progress.take_in, file)
+    _print_result(progress.import_from, file)
 
 
-def _told(action: Callable[[Any], str], argument: Any) -> bool:
+def _print_result(action: Callable[[Any], str], argument: Any) -> bool:
     """Prints what an action did, or why it could not; returns whether it was done."""
     try:
         print(action(argument))

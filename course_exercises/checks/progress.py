@@ -130,7 +130,7 @@ def _titles() -> list[str]:
 def reset(what: object) -> str:
     """Forgets one exercise ("3.1"), one chapter (3) or "all"; returns what was done, in words.
 
-    The state before is kept in a file of its own, which `take_in` reads.
+    The state before is kept in a file of its own, which `import_from` reads.
     """
     name, chosen = _chosen(what)
     path = progress_file.location()
@@ -178,7 +178,7 @@ def export(target: Path | str) -> str:
     return f"Your progress, {_count(entries)}, is now also in {target}."
 
 
-def take_in(source: Path | str) -> str:
+def import_from(source: Path | str) -> str:
     """Adds the progress in an exported file to the one here; returns what was done, in words.
 
     What was passed in one of them is passed. The state before is kept in a file of its own.

@@ -140,11 +140,11 @@ def _checksum(entries: Entries) -> str:
 def locked(path: Path) -> Iterator[None]:
     """Keeps other kernels out while this one reads and writes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _taken(path.with_name(path.name + ".lock")):
+    with _acquire(path.with_name(path.name + ".lock")):
         yield
 
 
-def _taken(file: Path) -> filelock.BaseFileLock:
+def _acquire(file: Path) -> filelock.BaseFileLock:
     try:
         try:
             return filelock.FileLock(file, _WAIT_FOR_LOCK).acquire()

@@ -171,8 +171,8 @@ def _of_machine(m: Machine) -> Iterator[Finding]:
         return
     # Without the driver's list, or the variable, a wrong count has other causes. A late change to
     # another list of the same length cannot be seen.
-    told = m.started_gpus is not None and m.visible is not None and m.driver_gpus is not None
-    if told and m.started_gpus != len(m.selected()):
+    known = m.started_gpus is not None and m.visible is not None and m.driver_gpus is not None
+    if known and m.started_gpus != len(m.selected()):
         yield Finding(
             "visible-late",
             f"{_visible(m)} now, which shows {_gpus(len(m.selected()))}, but CUDA started in "

@@ -151,16 +151,16 @@ class _Recorder:
         if _Recorder._installed is not None:
             raise RuntimeError("A Trace is open in this process already; close it first.")
         _Recorder._installed = self
-        intercept.listen(self._hear)
+        intercept.listen(self._on_call)
         self.original_wait = dist.Work.wait
         dist.Work.wait = self._waiter()
 
     def remove(self) -> None:
         dist.Work.wait = self.original_wait
-        intercept.stop(self._hear)
+        intercept.stop(self._on_call)
         _Recorder._installed = None
 
-    def _hear(self, name: str, arguments: dict):
+    def _on_call(self, name: str, arguments: dict):
         call = describe(name, arguments)
         if call is None:
             return None

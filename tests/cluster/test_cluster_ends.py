@@ -116,7 +116,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":  # as SLURM does, to all pro
     time.sleep(1000)
 leaving = group.Leaving()
 leaving.listen(20)
-print("told", leaving.told[signal.SIGUSR1])
+print("told", leaving.signalled[signal.SIGUSR1])
 """
 
 
@@ -155,21 +155,21 @@ def test_told_to_leave_it_saves_and_says_start_again_and_an_error_that_repeats_s
 
 
 @pytest.fixture
-def told_agents(monkeypatch, tmp_path) -> list[int]:
+def agent_signals(monkeypatch, tmp_path) -> list[int]:
     """The process is a worker; returns the signals that its agent got. agent.py waits for a code."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv(group.EXIT_CODE_FILE, str(tmp_path / "code"))
-    told = []
-    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
-    return told
+    signals = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+    return signals
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_wrong_options_end_the_agent_once_with_their_code(told_agents, tmp_path, ranks):
+def test_wrong_options_end_the_agent_once_with_their_code(agent_signals, tmp_path, ranks):
     for _ in range(ranks):
-        with pytest.raises(SystemExit), group.agent_is_told():
+        with pytest.raises(SystemExit), group.ending_agent_too():
             train.parse(["--checkpoints", "runs", "--bath", "16"])
-    assert told_agents == [(os.getppid(), signal.SIGTERM)]
+    assert agent_signals == [(os.getppid(), signal.SIGTERM)]
     assert (tmp_path / "code").read_text() == str(group.WRONG_OPTIONS)
 
 
@@ -184,10 +184,10 @@ def test_more_nodes_than_there_are_is_a_wrong_option(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("end", [SystemExit(1), group.Left(agent_too=False)])
-def test_other_ends_leave_the_agent_to_restart(told_agents, tmp_path, end):
-    with pytest.raises(SystemExit), group.agent_is_told():
+def test_other_ends_leave_the_agent_to_restart(agent_signals, tmp_path, end):
+    with pytest.raises(SystemExit), group.ending_agent_too():
         raise end
-    assert told_agents == [] and not (tmp_path / "code").exists()
+    assert agent_signals == [] and not (tmp_path / "code").exists()
 
 
 LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"

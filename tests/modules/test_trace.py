@@ -364,7 +364,7 @@ def test_a_blocking_call_without_a_work_ends_when_it_returns():
     def body(rank):
         with Trace() as trace:
             arguments = {"tensors": [vector()], "process_group": dist.group.WORLD.boxed()}
-            started = trace._recorder._hear("allreduce_", arguments | {"async_op": False})
+            started = trace._recorder._on_call("allreduce_", arguments | {"async_op": False})
             started((arguments["tensors"], None))
             time.sleep(0.05)
         return trace.record()

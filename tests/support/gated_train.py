@@ -17,7 +17,7 @@ GATE.with_name(f"began-{os.getpid()}").write_text(str(time.time()))  # before Py
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cluster"))
 import train  # notes its parent before it imports PyTorch
 
-train_step, tell = train.Training.train_step, train.Leaving.tell
+train_step, on_signal = train.Training.train_step, train.Leaving.on_signal
 waiting = False
 
 
@@ -30,14 +30,14 @@ def gated(training: train.Training):
     return train_step(training)
 
 
-def tell_test(leaving: train.Leaving, number: int, frame=None) -> None:
+def on_signal_at_gate(leaving: train.Leaving, number: int, frame=None) -> None:
     if waiting and number == signal.SIGTERM and "LEAVE_AT_GATE" in os.environ:
         os._exit(train.Left(agent_too=False).code)
-    tell(leaving, number, frame)
+    on_signal(leaving, number, frame)
     GATE.with_name(f"told-{os.getpid()}").touch()
 
 
 if __name__ == "__main__":
     train.Training.train_step = gated
-    train.Leaving.tell = tell_test
+    train.Leaving.on_signal = on_signal_at_gate
     train.main()

@@ -155,7 +155,7 @@ def _lost(rank, answer, own, targets, turned=False) -> _Loss:
     return _Loss(value, leaf.grad, *changed, sent.unwaited)
 
 
-def _told(rank, answer, own, targets) -> int:
+def _numbers_sent(rank, answer, own, targets) -> int:
     """How many numbers a rank hands over, forward and backward."""
     logits = own.clone().to(device()).requires_grad_()
     with Trace() as trace:
@@ -407,7 +407,7 @@ def at_most_four_numbers_a_token_are_handed(answer, draw):
     tokens, ranks = draw.integer(3, 6), draw.choice([2, 3, 4])
     task = _loss_task(draw, draw.tensor(tokens, 40 * ranks), ranks)
     limit = 4 * tokens
-    sent = max(run(_told, ranks, answer, OwnPart(task.parts(ranks)), task.targets))
+    sent = max(run(_numbers_sent, ranks, answer, OwnPart(task.parts(ranks)), task.targets))
     if sent > limit:
         slug = "gathers-the-logits" if sent >= task.logits.numel() // ranks else "too-many-numbers"
         raise Wrong(slug, expected=f"at most {limit} numbers", got=f"{sent}")

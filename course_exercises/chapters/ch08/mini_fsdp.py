@@ -573,13 +573,13 @@ class _Marked(torch.autograd.Function):
     """Tells when backward comes by."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, tell: Callable) -> Tensor:
-        ctx.tell = tell
+    def forward(ctx, x: Tensor, on_backward: Callable) -> Tensor:
+        ctx.on_backward = on_backward
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        ctx.tell()
+        ctx.on_backward()
         return gradient, None
 
 

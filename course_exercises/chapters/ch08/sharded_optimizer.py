@@ -212,16 +212,16 @@ def _update(rank, make: Callable, task: _Updates) -> _Updated:
 def _sharded(rank, answer, tasks: list[_Updates]) -> list[_Updated]:
     reports = []
     for task in tasks:
-        heard: list[tuple[int, int]] = []
+        broadcasts: list[tuple[int, int]] = []
 
-        def on_call(name: str, arguments: dict, heard=heard) -> None:
+        def on_call(name: str, arguments: dict, broadcasts=broadcasts) -> None:
             kind, payload = described(name, arguments)
             if kind == "broadcast":
-                heard.extend((arguments["root_rank"], tensor.data_ptr()) for tensor in payload)
+                broadcasts.extend((arguments["root_rank"], tensor.data_ptr()) for tensor in payload)
 
         with following() as sent, listening(on_call):
             report = _update(rank, answer, task)
-        calls = [(root, report.places.get(place)) for root, place in heard]
+        calls = [(root, report.places.get(place)) for root, place in broadcasts]
         reports.append(replace(report, unwaited=sent.unwaited, broadcasts=calls))
     return reports
 

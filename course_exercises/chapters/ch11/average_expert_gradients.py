@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from course_exercises.authoring import Exercise, Wrong, expect, run
-from course_exercises.chapters.ch11.shared import NOT_WAITED, blaming, check_waited, hearing
+from course_exercises.chapters.ch11.shared import NOT_WAITED, blaming, check_waited, follow_calls
 from course_utils.hardware import device
 
 averaging = Exercise(
@@ -150,7 +150,7 @@ def _averaged(rank, answer, grid: _Grid):
         gradient = grid.gradients[rank][name]
         parameter.requires_grad_(name not in grid.frozen)
         parameter.grad = None if gradient is None else gradient.to(device())
-    with hearing() as sent:
+    with follow_calls() as sent:
         answer(model, mesh)
     got = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     return got, sent.unwaited

@@ -11,10 +11,10 @@ from course_exercises.authoring import Exercise, OwnPart, expect, expect_type, r
 from course_exercises.chapters.ch11.shared import (
     NOT_WAITED,
     blaming,
-    check_told,
+    check_numbers_sent,
     check_waited,
-    hearing,
-    told,
+    follow_calls,
+    numbers_sent,
 )
 from course_utils.hardware import device
 
@@ -70,13 +70,13 @@ balancing = Exercise(
 def _balanced(rank, answer, logits: Tensor, choices: Tensor):
     logits = logits.to(device()).requires_grad_()
     choices = choices.to(device())
-    with hearing() as sent:
+    with follow_calls() as sent:
         got = answer(logits, choices)
     gradient = None
     if isinstance(got, Tensor) and got.requires_grad and got.numel() == 1:
         [gradient] = torch.autograd.grad(got, logits, allow_unused=True)
     got = got.detach() if isinstance(got, Tensor) else got
-    return got, gradient, sent.unwaited, told(lambda: answer(logits, choices))
+    return got, gradient, sent.unwaited, numbers_sent(lambda: answer(logits, choices))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _check_balance(answer, batch: _Batch) -> None:
             "other-gradient": True,
         },
     )
-    check_told([told for *_, told in reports], at_most=experts + 1)
+    check_numbers_sent([numbers for *_, numbers in reports], at_most=experts + 1)
 
 
 def _near(got: list, expected: list[Tensor]) -> bool:

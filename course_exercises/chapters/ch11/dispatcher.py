@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from course_exercises.authoring import Exercise, OwnPart, expect, expect_type, run
-from course_exercises.chapters.ch11.shared import NOT_WAITED, check_waited, hearing
+from course_exercises.chapters.ch11.shared import NOT_WAITED, check_waited, follow_calls
 from course_utils.hardware import device
 
 sending = Exercise(
@@ -88,7 +88,7 @@ def _delivered(rank, answer, counts: Tensor, pieces: Tensor, factors: Tensor):
     """Every expert doubles, and adds its number; the loss weighs each result with a factor."""
     counts, pieces, factors = (t.to(device()) for t in (counts, pieces, factors))
     pieces.requires_grad_()
-    with hearing() as sent:
+    with follow_calls() as sent:
         sender = answer(counts)
         arrived = sender.dispatch(pieces)
         load = getattr(sender, "load", None)

@@ -9,10 +9,10 @@ from torch.nn.functional import one_hot
 from course_exercises.authoring import Exercise, OwnPart, expect, run
 from course_exercises.chapters.ch11.shared import (
     NOT_WAITED,
-    check_told,
+    check_numbers_sent,
     check_waited,
-    hearing,
-    told,
+    follow_calls,
+    numbers_sent,
 )
 from course_utils.hardware import device
 
@@ -120,9 +120,9 @@ def _first_choices_first(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
 
 def _placed(rank, answer, choices: Tensor, capacity: Tensor):
     choices, capacity = choices.to(device()), capacity.to(device())
-    with hearing() as sent:
+    with follow_calls() as sent:
         got = answer(choices, capacity)
-    return got, sent.unwaited, told(lambda: answer(choices, capacity))
+    return got, sent.unwaited, numbers_sent(lambda: answer(choices, capacity))
 
 
 def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
@@ -177,7 +177,7 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
         ),
     }
     expect(got, right, each="rank", likely=likely)
-    check_told([told for *_, told in reports], at_most=len(capacity))
+    check_numbers_sent([numbers for *_, numbers in reports], at_most=len(capacity))
 
 
 def _equal_lists(got: list, expected: list[Tensor]) -> bool:

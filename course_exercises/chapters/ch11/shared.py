@@ -16,14 +16,14 @@ NOT_WAITED = (
 
 
 @contextmanager
-def hearing() -> Iterator[Sent]:
+def follow_calls() -> Iterator[Sent]:
     """Follows the calls of an answer, on ranks that come one after the other."""
     come_late(dist.get_rank())
     with following() as sent:
         yield sent
 
 
-def told(call: Callable) -> int:
+def numbers_sent(call: Callable) -> int:
     """How many numbers a rank hands over in `call`. A Trace asks after each Work, which `following` would take
     for a wait, so the two do not listen to the same call."""
     with Trace() as trace:
@@ -38,8 +38,8 @@ def check_waited(unwaited: list[list[str]]) -> None:
             raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
-def check_told(told: list[int], at_most: int) -> None:
-    for rank, numbers in enumerate(told):
+def check_numbers_sent(sent: list[int], at_most: int) -> None:
+    for rank, numbers in enumerate(sent):
         if numbers > at_most:
             got = f"rank {rank} hands over {numbers}"
             raise Wrong("too-many-numbers", expected=f"at most {at_most} numbers", got=got)

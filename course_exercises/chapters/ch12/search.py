@@ -355,7 +355,7 @@ def _fastest_without(order: _Order, rule: str) -> float:
     return best
 
 
-def _told_apart(*slugs: str) -> Callable[[_Order, list[tuple]], bool]:
+def _distinguishable(*slugs: str) -> Callable[[_Order, list[tuple]], bool]:
     """Where each of these mistakes hurts, and no layout is the choice of two of them."""
 
     def holds(order: _Order, fitting: list[tuple]) -> bool:
@@ -370,7 +370,7 @@ def _told_apart(*slugs: str) -> Callable[[_Order, list[tuple]], bool]:
 @searching.requires("a model with room to spare: legal, and fast")
 def a_model_with_room_to_spare(answer, draw):
     suspects = "slowest", "least-memory", "always-full", "always-zero-3"
-    order = _order_where(draw, _told_apart(*suspects), memory=[80], heads=[8, 12, 16])
+    order = _order_where(draw, _distinguishable(*suspects), memory=[80], heads=[8, 12, 16])
     _check_choice(lambda *given: own(answer, *given), order, *suspects)
     order = _order_where(draw, _hurting("always-selective"), memory=[80], heads=[8], seq=[8192])
     _check_choice(answer, order, "always-selective")
@@ -384,7 +384,7 @@ def model_states_that_do_not_fit_without_zero(answer, draw):
 @searching.requires("activations that do not fit without recomputation")
 def activations_that_do_not_fit_without_recomputation(answer, draw):
     suspects = "no-recomputation", "no-selective"
-    order = _order_where(draw, _told_apart(*suspects), seq=[8192], memory=[24, 40])
+    order = _order_where(draw, _distinguishable(*suspects), seq=[8192], memory=[24, 40])
     _check_choice(answer, order, *suspects)
 
 

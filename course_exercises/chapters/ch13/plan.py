@@ -8,6 +8,7 @@ from functools import lru_cache
 import course_planner as estimate
 from course_exercises.authoring import Exercise, Wrong
 from course_planner import Hardware, Layout, Model
+from course_planner.searching import fullest
 
 planning = Exercise(
     "13.3",
@@ -101,11 +102,6 @@ def _smallest(order: _Order) -> int:
     return min(plan.memory["total"] for plan in plans)
 
 
-def _fullest(order: _Order, layout: Layout) -> int:
-    stages = layout.telling_stages(order.model.layers)
-    return max(estimate.memory(order.model, layout, order.seq, s)["total"] for s in stages)
-
-
 def _drawn(draw) -> _Order:
     """A cluster on which tensor ranks and stages matter, and a failure every few hours."""
     heads = draw.choice([48, 64])  # 16 tensor ranks are legal, and leave the node
@@ -130,7 +126,8 @@ def _check_layout(order: _Order, got) -> None:
         layout.check(order.model, order.seq)
     except ValueError as error:
         raise Wrong("illegal", expected="a legal layout", got=str(error)) from None
-    held, limit = _fullest(order, layout), MARGIN * order.hardware.hbm_bytes
+    held = fullest(order.model, layout, order.seq)["total"]
+    limit = MARGIN * order.hardware.hbm_bytes
     if held > limit:
         expected = f"at most {limit / 1e9:.0f} GB"
         raise Wrong("does-not-fit", expected=expected, got=f"{held / 1e9:.1f} GB")
