@@ -7,6 +7,7 @@ of one marked `# <- also` the number is enough), and the advice that the report'
 
 import inspect
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +21,10 @@ PASSES = None  # what is said of a program that is right
 HERE, ALSO = "# <- here", "# <- also"
 NEVER = ("when the time was up",)  # a cause was there to be named
 NEVER_UNDER_RULES = (*NEVER, "ProcessGroupGloo", "unbound_buffer")  # NCCL has no such words
+
+# Why launch does not say something, as far as that is known.
+SWALLOWED = "" if sys.version_info >= (3, 12) else "sys.monitoring tells it from Python 3.12 on"
+WORKER_SLEEPS = "a worker of the loader sleeps: nobody can know for how long"
 
 SAME = object()  # under the rules as without them
 REPORTS: list["Report"] = []

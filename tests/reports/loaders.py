@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from course_utils.hardware import device
-from tests.reports.corpus import PASSES, report
+from tests.reports.corpus import PASSES, WORKER_SLEEPS, report
 
 
 @report("pytorch/pytorch#82077", "pytorch/pytorch#41517", says=PASSES)
@@ -133,7 +133,12 @@ def drawn_apart(rank):
         dist.all_reduce(t)  # <- here
 
 
-@report("pytorch/pytorch#87995", says=("rank 0", "rank 1", "all_reduce"))
+@report(
+    "pytorch/pytorch#87995",
+    says=("rank 0", "rank 1", "all_reduce"),
+    known=WORKER_SLEEPS,
+    known_rules=WORKER_SLEEPS,
+)
 def reader_that_never_returns(rank):
     class Slow(Dataset):
         def __len__(self):

@@ -46,6 +46,7 @@ class NotedCall(NamedTuple):
     dtype:      of what is sent
     asked:      the ranks with which new_group was called
     where:      the learner's line
+    through:    the function of PyTorch that has made the call: "full_tensor", "backward", "forward" of DDP
     handling:   the exception that this rank was handling when it made the call
     limited:    it fails by itself before the launch's time is up, so that the rank goes on
     """
@@ -65,6 +66,7 @@ class NotedCall(NamedTuple):
     dtype: str | None = None
     asked: tuple[int, ...] | None = None
     where: Frame | None = None
+    through: str = ""
     handling: Handled | None = None
     limited: bool = False
 
@@ -110,7 +112,7 @@ class Record:
     """In the kernel: one rank's record, read on from where it was read to before.
 
     pending:  what the rank's host waits behind, as `host_waits.follow` publishes it; {} if it does not
-    caught:   exceptions that the rank has caught so far, each with the number of the call that followed
+    caught:   exceptions that the rank has caught, the first at each line
     gave_up:  whether a wait with a limit has failed: a call may rightly be left without its partner
     complete: False if the rank could not write all
     """
@@ -121,7 +123,7 @@ class Record:
         self._descriptions: list[NotedCall] = []
         self._calls = 0
         self.pending: dict = {}
-        self.caught: list[tuple[int, Handled]] = []
+        self.caught: list[Handled] = []
         self.gave_up = False
         self.complete = True
 
@@ -141,7 +143,7 @@ class Record:
             elif mark == b"~":
                 self.pending = json.loads(rest)
             elif mark == b"^":
-                self.caught.append((self._calls, _handled(json.loads(rest))))
+                self.caught.append(_handled(json.loads(rest)))
             else:
                 yield "call", self._descriptions[int(line)]._replace(number=self._calls)
                 self._calls += 1

@@ -52,6 +52,10 @@ _HEADLINES = {
     "still act; but for long nothing has moved.",
     "late": "the ranks still waited for each other when the time was up (timeout={seconds} seconds).",
 }
+_DROPPED = (
+    "Rank {rank} has called isend, and nobody has called the wait() of what it returned; a message that\n"
+    "nobody keeps may never leave:"
+)
 _SAME_TIME = 0.05  # seconds within which nobody can say which rank failed first
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
 _ORPHANED = (
@@ -121,6 +125,9 @@ class _Story:
         for (words, where), numbers in alike.items():
             lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
         lines += [*self._apart(meeting), _rule(meeting.values())]
+        alone = [call for call in meeting.values() if call.through == "forward"]
+        if alone and len(alone) < len(meeting):
+            lines.append(_ALONE)
         if self.nccl:
             lines.append(_NCCL_MISMATCH)
         if (first := _raised_first(meeting)) is not None:
@@ -134,21 +141,34 @@ class _Story:
         for rank, call in unmet.items():
             lines += [f"  rank {rank}: {call}", *_quotes([call.where] if call.where else [])]
             for other in sorted(self.meetings.lacks(rank, call) - {None}):
-                lines.append(f"  rank {other} {_owed(call, other) or 'finished'}")
+                lines.append(f"  rank {other} {_owed(call)}")
         lines += [*self._apart(unmet), *_advice([(call, "") for call in unmet.values()])]
         return self._failure(lines, first, "mismatch", unmet[first].where)
 
-    def _apart(self, ranks) -> list[str]:
-        """Where the ranks' ways parted, if their lines tell."""
-        parted = self.meetings.apart(ranks)
-        if not parted:
-            return []
-        lines = ["Before, they made their calls at the same lines. The first that they did not:"]
+    def _apart(self, calls: dict[int, NotedCall]) -> list[str]:
+        """Where the ways of ranks parted, if their lines tell; these calls are told already."""
+        parted = self.meetings.apart(calls)
+        if not parted or all(call == calls.get(rank) for rank, (call, _) in parted.items()):
+            return self._swallowed()
+        alike = defaultdict(list)
         for rank, (call, absent) in parted.items():
-            quote = _quotes([call.where])[0].strip() if call.where else ""
             never = f" ({names(sorted(absent))} never called there)" if absent else ""
-            lines.append(f"  rank {rank}: {call.kind}, {quote}{never}")
-        return lines
+            quote = _quotes([call.where])[0].strip() if call.where else ""
+            alike[f"{call.kind}, {quote}{never}"].append(rank)
+        lines = ["Before, they made their calls at the same lines. The first that they did not:"]
+        lines += [f"  {names(ranks)}: {words}" for words, ranks in alike.items()]
+        return lines + self._swallowed()
+
+    def _swallowed(self):
+        """The newest exception that some ranks have caught, and others not: calls may be left out for it."""
+        caught = {rank.number: self.meetings.records[rank.number].caught for rank in self.ranks}
+        everywhere = [{each.where for each in mine} for mine in caught.values()]
+        for number, mine in caught.items():
+            for each in reversed(mine):
+                if not all(each.where in there for there in everywhere):
+                    place = f" ({each.where.place})" if each.where else ""
+                    return [f"Before, rank {number} caught {each.text}{place}"]
+        return []
 
     def _after_exception(self, rank, call, lines) -> RankFailure:
         first = call.handling
@@ -219,11 +239,12 @@ class _Story:
         lines = [_HEADLINES[reason].format(seconds=f"{self.limit:g}")]
         for sentence, each in grouped(self.states):
             lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
-        lines += self._apart(waiting)
+        lines += self._apart({number: each.call for number, each in waiting.items()})
         lines += _advice([(each.call, self._through(number)) for number, each in waiting.items()])
         if self.nccl:
             lines.append(_NCCL_STUCK)
         made = {number: each.call for number, each in waiting.items() if each.call}
+        lines += self._dropped(made)
         if (raised := _raised_first(made)) is not None:
             return self._after_exception(raised, made[raised], lines)
         first = min(waiting)
@@ -238,13 +259,22 @@ class _Story:
             return "backward" if self.meetings.been_there(lacks, each.call) else "forward"
         return each.through
 
+    def _dropped(self, made):
+        """Messages that were sent and do not come: gloo forgets one whose Work nobody keeps."""
+        for rank, call in made.items():
+            met = call.kind == "recv" and not self.meetings.lacks(rank, call)
+            if met and (sent := self.meetings.send_of(call)):
+                quote = _quotes([sent.where]) if sent.where else []
+                return [_DROPPED.format(rank=call.peer), *quote]
+        return []
+
     def _finished_without(self, number):
         """What a rank that has finished owes to one that waits."""
-        for each in self.waiting.values():
+        for waits, each in self.waiting.items():
             if each.call is None:
                 return "finished without calling it"
-            if owed := _owed(each.call, number):
-                return owed
+            if number in self.meetings.lacks(waits, each.call):
+                return _owed(each.call)
         return "finished"
 
     def late(self) -> RankFailure:
@@ -309,19 +339,10 @@ def _uneven(meeting):
     )
 
 
-def _owed(call, number):
-    """What a rank that has finished owes to another's call; None if nothing."""
-    if call.is_message:
-        if call.peer is not None and call.peer != number:
-            return None
-        return (
-            "finished without receiving it"
-            if call.kind == "send"
-            else "finished without sending it"
-        )
-    if call.kind == KEY:
-        return "finished without setting it"
-    return "finished without calling it" if number in call.members else None
+def _owed(call):
+    """What a rank that has finished owes to a call that lacks it."""
+    what = {"send": "receiving", "recv": "sending", KEY: "setting"}.get(call.kind, "calling")
+    return f"finished without {what} it"
 
 
 def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:

@@ -23,6 +23,10 @@ def _folder(package):
     return os.path.dirname(spec.origin) if spec and spec.origin else os.devnull
 
 
+_DISTRIBUTED = os.path.join(os.sep, "torch", "distributed", "")
+_DDP = os.path.join(os.sep, "torch", "nn", "parallel", "distributed.py")
+_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
+
 LIBRARIES = tuple(
     os.path.join(os.path.realpath(path), "")
     for path in {
@@ -79,6 +83,16 @@ def is_own(file: str) -> bool:
 def is_compiled(file: str) -> bool:
     """True for a file that torch.compile has written."""
     return _COMPILED in file
+
+
+def passes_through(file: str, function: str) -> str:
+    """What a frame of PyTorch tells a learner of the way to a call: a function of torch.distributed,
+    "backward", DistributedDataParallel's "forward"; "" if nothing."""
+    if _DISTRIBUTED in file:
+        return "" if function in _WRAPPERS else function
+    if function == "_engine_run_backward":
+        return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
+    return "forward" if file.endswith(_DDP) else ""
 
 
 def own(frames: list[Frame]) -> list[Frame]:

@@ -179,7 +179,8 @@ class Meetings:
             return found
         for rank in range(len(self.records)):
             for call in self.lacking(rank).values():
-                if not call.limited and self.lacks(rank, call) - {None}:
+                # A group that others did not make may be good all the same.
+                if call.kind != NEW_GROUP and not call.limited and self.lacks(rank, call) - {None}:
                     found.setdefault(rank, self._in_launch(call))
         return found
 
@@ -200,6 +201,16 @@ class Meetings:
     def been_there(self, ranks: set[int], call: NotedCall) -> bool:
         """Whether one of these ranks has called anything at the line of a call."""
         return bool(ranks & self._there[call.where])
+
+    def send_of(self, call: NotedCall) -> NotedCall | None:
+        """The send that a recv has met."""
+        call_at = (call.world, call.group, call.peer, call.tag, call.index)
+        for rank in self._in_world(call, [call.peer]) - {None}:
+            for sent in self._recent[rank]:
+                at = (sent.world, sent.group, sent.me, sent.tag, sent.index)
+                if sent.kind == "send" and at == call_at and sent.peer == call.me:
+                    return self._in_launch(sent)
+        return None
 
     def newest(self, rank: int) -> NotedCall | None:
         """The newest call of a rank, but for those that leave a group."""

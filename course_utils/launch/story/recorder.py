@@ -35,7 +35,9 @@ from torch.distributed import distributed_c10d as c10d
 from course_utils.comm import intercept
 from course_utils.comm.collectives import OPERATORS, Operator
 from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP
-from course_utils.launch.story.frames import is_own
+from course_utils.launch.story.frames import is_own, passes_through
+
+_TOOL = 4  # of sys.monitoring: one that no debugger or profiler has
 
 
 class Recorder:
@@ -52,6 +54,7 @@ class Recorder:
         self._calls = 0
         self._descriptions = {}  # each with its number
         self._groups = {}  # what is known of a group, by its name
+        self._caught = set()  # where an exception was caught
         self._newest = threading.local()  # the number of this thread's newest call
         self._world = None  # the default group of the newest note
         self._world_name = ""
@@ -76,6 +79,7 @@ class Recorder:
 
         c10d._new_group_with_tag = make_on_record
 
+        self._watch_exceptions()
         forget = c10d._unregister_all_process_groups
 
         def forget_on_record():  # what destroy_process_group does last
@@ -102,6 +106,22 @@ class Recorder:
         number, self._newest.number = getattr(self._newest, "number", None), None
         if number is not None:
             self._add(f"!{number}")
+
+    def _watch_exceptions(self):
+        """Notes each exception that the learner's code catches: a call may be left out for it. Python can
+        tell without a cost from 3.12 on."""
+        if (monitoring := getattr(sys, "monitoring", None)) is None:
+            return
+        handled = monitoring.events.EXCEPTION_HANDLED
+        monitoring.use_tool_id(_TOOL, "course_utils")
+        monitoring.register_callback(_TOOL, handled, self._on_caught)
+        monitoring.set_events(_TOOL, handled)
+
+    def _on_caught(self, code, offset, error):
+        if is_own(code.co_filename) and (code, offset) not in self._caught:  # once a line is enough
+            self._caught.add((code, offset))
+            with contextlib.suppress(Exception):
+                self._add("^" + json.dumps(_handled(error)))
 
     # Of waits that are no calls, as `intercept.Waits` says.
 
@@ -177,8 +197,8 @@ class Recorder:
             self._write(note)
 
     def _described(self, **note):
-        world = {"world": self._world_name}
-        return world | note | {"where": place(), "handling": _handled(sys.exception())}
+        about = {"where": place(), "through": _through(), "handling": _handled(sys.exception())}
+        return {"world": self._world_name} | note | about
 
     def _write(self, note) -> int:
         """Adds a call to the record; returns its number."""
@@ -288,6 +308,16 @@ def place() -> tuple | None:
     if line is None and outermost.f_code.co_filename != threading.__file__:
         line, _ = _own_line(sys._current_frames()[threading.main_thread().ident])
     return line
+
+
+def _through() -> str:
+    """The function of PyTorch's through which the learner has come to this call: "full_tensor", "backward";
+    "forward" of DistributedDataParallel; "" if there is none but the call itself."""
+    frame, name = sys._getframe(1), ""
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        name = passes_through(frame.f_code.co_filename, frame.f_code.co_name) or name
+        frame = frame.f_back
+    return "backward" if frame is None and not name else name
 
 
 def _own_line(frame):

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from multiprocessing import connection
 
-from course_utils.launch.story.frames import Frame, is_compiled, is_own, own
+from course_utils.launch.story.frames import Frame, is_compiled, is_own, own, passes_through
 
 # A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a
 # job). macOS has no others to offer.
@@ -31,7 +31,6 @@ _TORCH = f"{os.sep}torch{os.sep}"
 _DISTRIBUTED = os.path.join(_TORCH, "distributed", "")
 _C10D = os.path.join(_DISTRIBUTED, "distributed_c10d.py")
 _OPERATORS = os.path.join(_TORCH, "_ops.py")
-_DDP = os.path.join(_TORCH, "nn", "parallel", "distributed.py")
 # Where PyTorch waits for disks and processes; another rank cannot end that.
 _ALONE = re.compile(
     os.path.join(
@@ -40,7 +39,6 @@ _ALONE = re.compile(
 )
 _WAIT = os.path.join("course_utils", "comm", "intercept.py")  # Work.wait, and a store's
 _HOST = os.path.join("course_utils", "comm", "host_waits.py")
-_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
 
 
 def answer_with_stacks(pipe) -> str:
@@ -74,8 +72,10 @@ class Stacks:
 
     @property
     def own_path(self) -> list[Frame]:
-        """The learner's own lines in the main thread, the innermost last."""
-        return own(self.main[::-1])
+        """The learner's own lines in the main thread, the innermost last; without the decorator in whose
+        line a compiled function stands."""
+        path = own(self.main[::-1])
+        return [frame for frame in path if not frame.source.startswith("@")] or path
 
 
 def waits(frames: list[Frame]) -> str | None:
@@ -97,12 +97,7 @@ def waits(frames: list[Frame]) -> str | None:
     for frame in frames:  # the outermost one has the name that the learner has written
         if is_own(frame.file):
             break
-        if _DISTRIBUTED in frame.file and frame.function not in _WRAPPERS:
-            name = frame.function
-        elif frame.function == "_engine_run_backward":
-            name = "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
-        elif frame.file.endswith(_DDP):
-            name = "forward"
+        name = passes_through(frame.file, frame.function) or name
     return name
 
 

@@ -130,16 +130,22 @@ def _living(rank, meetings, stacks):
         name, thread = waits(waited_for), ", in a thread that its main thread waits for"
     stands = newest is not None and newest.number in lacking
     if not name and not (name == "" and stands and rank.activity()[1]):
-        return State("was running", path, call=newest if stands else None)
+        idle = threads.idle(stacks.main)
+        words = "was waiting for another thread" if idle else "was running"
+        return State(words, path, call=newest if stands else None)
     call, before = newest, ""
     if pending := meetings.records[rank.number].pending:
         # The line that waits for the call, not the one where the host needs the result.
         call = meetings.numbered(rank.number, pending["behind"]) or newest
         line = Frame(*pending["where"]) if pending["where"] else call.where
-        if lacking and call.number not in lacking:
+        together = next((unit for unit in pending["begun"] if call.number in unit), [])
+        first = next(iter(lacking), call.number)
+        if first in together:  # of a batch, which ends as one
+            call = meetings.numbered(rank.number, first)
+        elif call.number not in lacking and lacking:
             # What is called later waits in the queue behind it.
             before = f", before its {call.kind}"
-            call = meetings.numbered(rank.number, next(iter(lacking)))
+            call = meetings.numbered(rank.number, first)
             line = call.where
         path = [line] if line else path
     waits_in = _in_words(name, call)

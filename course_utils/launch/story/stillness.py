@@ -90,12 +90,13 @@ class Stillness:
         if self._meetings.mismatch(groups=False):
             return "stuck"
         calls = {rank: made for rank, (_, made) in self._start.items()}
-        if self._somebody_lacks() and self._asleep.issuperset(calls):
+        lacking = self._somebody_lacks()
+        if self._asleep.issuperset(calls):
             self._rest = self._how_they_rest(calls)
         self._restart()  # answering has cost the ranks some processor time
         if self._rest is None or calls != {rank: made for rank, (_, made) in self._start.items()}:
             return None
-        if not all(rest.proven for rest in self._rest.values()):
+        if not (lacking and all(rest.proven for rest in self._rest.values())):
             return "unproven" if now - self._quiet_since >= self._patience else None
         # A message may be on its way to who waits for an earlier call than its last.
         sure = all(rank.finished or self._in_its_last_call(rank) for rank in self._rest)

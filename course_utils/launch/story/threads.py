@@ -76,7 +76,9 @@ def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | 
         else:
             proven = proven and any(frame.file.endswith(_SERVING) for frame in frames)
     if stacks.main_thread in found and not any(_for_ranks(f, lacks) for f in found.values()):
-        return None  # it waits for a thread that does something of its own
+        if not proven:
+            return None  # it waits for a thread that does something of its own
+        proven = False  # no thread of Python's can wake it; C code might
     return Rest(found, proven)
 
 
