@@ -19,6 +19,7 @@ import os, queue, shutil, signal, socket, subprocess, sys, tempfile, threading, 
 from concurrent.futures import ThreadPoolExecutor
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 import torch.distributed._functional_collectives as funcol
+from course_utils import hardware
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
@@ -64,7 +65,7 @@ def config():
 """
 RAISING = [line.strip() for line in DEEP.splitlines() if "raise " in line]
 MARK = re.compile(r"^( *)(.*\S)  #([:!?]) (.+?)(?: @(\[.*\]))?$")
-SLIP = re.compile(r"!! (.+?)(?: \? (.+?))?: (.+?) >> (.+)\n   (.+?)(?: ~ (.+))?$", re.M)
+SLIP = re.compile(r"!! (.+?)(?: \? (.+?))?: (.+?) >> (.+)\n   (.+?)(?: ~ (.+))?$", re.MULTILINE)
 
 
 @dataclass
@@ -95,36 +96,40 @@ class Block:
     """One block, drawn: its text still has its marks."""
 
     def __init__(self, rng, source, words):
-        self.name, weight, *flags = re.split(", *", source.splitlines()[0])
+        head, *rows = source.splitlines()
+        self.name, _, *flags = re.split(", *", head)
         self.once, self.last = "once" in flags, "last" in flags
-        *_, rest = source.split("\n", 1)
-        rows = [r[2:] for r in rest.splitlines() if r.startswith(": ")]
-        body = "\n".join(r for r in rest.splitlines() if not r.startswith(": "))
-        cases = [dict(w.split("=", 1) for w in self.fits(r, words).split(" ; ")) for r in rows
-                 if self.fits(r, words)]  # fmt: skip
+        cases = [case for row in rows if row.startswith(": ") and (case := case_of(row[2:], words))]
         words = words | (rng.choice(cases) if cases else {})
+        body = "\n".join(row for row in rows if not row.startswith(": "))
         text, _, value = body.split("\n!! ")[0].partition("\n=> ")
         self.lines = fill(text, words).strip("\n").splitlines()
-        self.value, _, self.right = fill(value, words).strip().partition(" ~ ")
+        value, _, self.right = fill(value, words).strip().partition(" ~ ")
+        self.returns = bool(value)
+        if value:
+            self.lines.append(f"out['{self.name}_'] = {value}")
         slips = [[fill(part, words) for part in slip] for slip in SLIP.findall(body)]
         self.slips = [slip for slip in slips if not slip[1] or eval(slip[1])]
 
     def wants(self, n):
         """What each rank has to have as the block's value; [] where only all the same."""
-        words = ({"rank": r, "world": n} for r in range(n))
-        return [eval(self.right, {}, w) for w in words] if self.right else []
-
-    @staticmethod
-    def fits(row, words):
-        """A row of alternatives without its condition; nothing if that does not hold."""
-        condition, _, rest = row[2:].partition(" ; ") if row.startswith("? ") else ("True", "", row)
-        return rest if eval(fill(condition, words)) else ""
+        places = ({"rank": r, "world": n} for r in range(n))
+        return [eval(self.right, place) for place in places] if self.right else []
 
     def calls(self, g):
         """The marked lines at which rank g makes the call, where others take part in it."""
         marks = [(i, MARK.match(line)) for i, line in enumerate(self.lines)]
         marks = [(i, m) for i, m in marks if m and m[3] != "?"]
         return [(i, m) for i, m in marks if not m[5] or g in eval(m[5])]
+
+
+def case_of(row, words):
+    """What a row of alternatives puts for which words; nothing if its condition does not hold."""
+    if row.startswith("? "):
+        condition, _, row = row[2:].partition(" ; ")
+        if not eval(fill(condition, words)):
+            return {}
+    return dict(word.split("=", 1) for word in row.split(" ; "))
 
 
 def fill(text, words):
@@ -173,8 +178,11 @@ def own(rng, block, g):
 
 def at_a_call(rng, block, g):
     """A mistake at one of the block's calls."""
-    i, (space, call, mark, name, _) = rng.choice([(i, m.groups()) for i, m in block.calls(g)])
-    kind = rng.choice("raise raise die die return busy".split() + ["missed"] * 8 * (mark == ":"))
+    i, found = rng.choice(block.calls(g))
+    space, _, mark, _, members = found.groups()
+    alone = mark == "!" or (members and len(eval(members)) == 1)
+    weights = [4, 4, 3, 1, 0 if alone else 16]
+    kind = rng.choices(["raise", "die", "return", "busy", "missed"], weights)[0]
     if kind == "raise":
         kind, (new, says) = rng.choice([*RAISED.items()])
         mistake = Mistake(kind, g, says, says[0], {*RAISING}, exact=True)
@@ -186,18 +194,19 @@ def at_a_call(rng, block, g):
     elif kind == "busy":
         new, mistake = "pass", Mistake("loops for ever", g, ["."], loops=True)
     else:
-        needed = re.match(r"\w+ = ", call)  # by what follows
-        return missed_call(rng, block, g, i, "one too many" if needed else "")
+        return missed_call(rng, block, g, i)
     new = f"{'while' if kind == 'busy' else 'if'} rank == {g}: {new}"
     block.lines.insert(i, space + new)
     mistake.lines.add(new)
     return mistake
 
 
-def missed_call(rng, block, g, i, kind):
+def missed_call(rng, block, g, i):
     """A call, the block's line i, that one rank leaves out or makes once more."""
     space, call, _, name, _ = MARK.match(block.lines[i]).groups()
-    kind = kind or rng.choice(["one too many", "left out", "a branch", "swallows", "swallows"])
+    kind = rng.choice(["one too many", "left out", "a branch", "swallows", "swallows"])
+    if re.match(r"\w+ = ", call):  # its result is needed by what follows
+        kind = "one too many"
     new = {
         "one too many": f"{call}\nif rank == {g}: {call}",
         "left out": f"if rank != {g}: {call}",
@@ -213,31 +222,28 @@ def missed_call(rng, block, g, i, kind):
 def around(rng, block, g):
     """A mistake around a whole block."""
     names = [m[4] for line in block.lines if (m := MARK.match(line))]
-    kind, head = rng.choice([("a branch around", f"if rank != {g}:  # only some"),
-                             ("a turn less", f"for turn_ in range(3 - (rank == {g})):")])  # fmt: skip
-    if block.once:
-        kind, head = "a branch around", f"if rank != {g}:  # only some"
+    kind, head = "a branch around", f"if rank != {g}:  # only some"
+    if not block.once and rng.random() < 0.5:
+        kind, head = "a turn less", f"for turn_ in range(3 - (rank == {g})):"
     block.lines = [head, *(f"    {line}" for line in block.lines)]
     return Mistake(kind, g, ["|".join(names), MISSED], lines={head})
 
 
-def dressed(rng, block):
-    """The block's lines in the program, and functions above it."""
-    body = "\n".join(block.lines)
-    if block.value:
-        body += f"\nout['{block.name}_'] = {block.value}"
+def dressed(rng, block, i):
+    """The i-th block's lines in the program, and functions above it."""
+    body = number("\n".join(block.lines), i)
     kind = rng.choice(["as it is", "as it is", "in a function", "levels", "finally", "loop"])
     if block.last or kind == "as it is" or (kind == "loop" and block.once):
         return body, ""
     if kind == "loop":
-        return f"for again_ in range({rng.choice([2, 3])}):\n" + indent(body, "    "), ""
+        return f"for again{i} in range({rng.choice([2, 3])}):\n" + indent(body, "    "), ""
     if kind == "finally":
-        return f"try:\n{indent(body, '    ')}\nfinally:\n    ended_ = True", ""
-    above = f"def part_(rank, world, out):\n{indent(body, '    ')}\n"
+        return f"try:\n{indent(body, '    ')}\nfinally:\n    ended{i} = True", ""
+    above = f"def part{i}(rank, world, out):\n{indent(body, '    ')}\n"
     if kind == "in a function":
-        return "part_(rank, world, out)", above
-    above += "def middle_(*given):\n    return part_(*given)\n"
-    return "outer_(rank, world, out)", above + "def outer_(*given):\n    middle_(*given)\n"
+        return f"part{i}(rank, world, out)", above
+    above += f"def middle{i}(*given):\n    return part{i}(*given)\n"
+    return f"outer{i}(rank, world, out)", above + f"def outer{i}(*given):\n    middle{i}(*given)\n"
 
 
 def break_one(rng, blocks, g):
@@ -274,12 +280,13 @@ def plain(text):
     return "\n".join(MARK.sub(r"\1\2", line) for line in text.splitlines())
 
 
-def make(seed, broken):
-    """The program of a seed."""
+def make(seed, broken, rules=False):
+    """The program of a seed; for NCCL's rules its tensors lie on the device."""
     rng = random.Random(f"{seed} {broken}")
     n = rng.choice([2, 2, 3, 4])
     g = rng.choice([0, 1, n - 1])
-    some = rng.choices(SOURCES, WEIGHTS, k=rng.choice([1, 1, 2, 2, 3, 4]))
+    weights = [w * (not rules or "gloo" not in s.split("\n")[0]) for s, w in zip(SOURCES, WEIGHTS)]
+    some = rng.choices(SOURCES, weights, k=rng.choice([1, 1, 2, 2, 3, 4]))
     blocks = [Block(rng, source, drawn_words(rng, n, g)) for source in some]
     blocks = [b for b in blocks if not b.last] + [b for b in blocks if b.last][:1]
     end, at, mistake = rng.choice(["", "dist.barrier()  #? barrier"]), len(blocks), None
@@ -289,9 +296,9 @@ def make(seed, broken):
             end, mistake = unanswered(rng, n, g)
         elif mistake.name == "returns":  # without a call behind it that would be right
             end = "dist.barrier()  #? barrier"
-    bodies = [number(text, i) for i, b in enumerate(blocks) for text in ["\0".join(dressed(rng, b))]]
-    main, above = zip(*(body.split("\0") for body in bodies), strict=True)
-    main = indent("\n".join([*main, end]), "    ")
+    main, above = zip(*(dressed(rng, block, i) for i, block in enumerate(blocks)), strict=True)
+    begin = "torch.set_default_device(hardware.device())" if rules else ""
+    main = indent("\n".join([begin, *main, end]), "    ")
     text = plain(
         f"{HEAD}{DEEP if mistake and mistake.name in RAISED else ''}\n" + "\n".join(above)
         + f"\ndef program(rank):\n    world, out = dist.get_world_size(), {{}}\n{main}\n    return out\n"
@@ -304,5 +311,5 @@ def make(seed, broken):
         lines += [number(line, at) for line in mistake.lines]
         mistake.lines = {plain(line).strip() for line in lines} - {"", "else:", "try:"}
         mistake.says = [number(pattern, at) for pattern in mistake.says]
-    want = {f"{b.name}{i}": b.wants(n) for i, b in enumerate(blocks) if b.value}
+    want = {f"{b.name}{i}": b.wants(n) for i, b in enumerate(blocks) if b.returns}
     return Program(seed, n, text, want, mistake)

@@ -11,6 +11,7 @@ rank with what it did, and a line that is to blame or where it was missed. No pr
 import argparse
 import contextlib
 import io
+import multiprocessing
 import os
 import re
 import statistics
@@ -19,7 +20,6 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -53,6 +53,7 @@ def own_processes():
 
 
 def begin_worker():
+    multiprocessing.set_start_method(None, force=True)  # as in a kernel, not this worker's
     os.environ[OWNER] = str(os.getpid())
     run_text("def program(rank): return 1", 2)  # starts what all launches share
 
@@ -65,7 +66,7 @@ def run_text(text, world, rules=None):
         path = Path(folder, "program.py")
         path.write_text(text)
         names = {"__name__": "__main__"}
-        exec(compile(text, str(path), "exec"), names)
+        exec(compile(text, str(path), "exec"), names)  # noqa: S102 - as a cell is executed
         begin = time.monotonic()
         try:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -128,7 +129,7 @@ def judge_broken(program, ended):
 
 
 def run(seed, broken, rules=None):
-    program = programs.make(seed, broken)
+    program = programs.make(seed, broken, bool(rules))
     before = own_processes()
     ended, seconds = run_text(program.text, program.world, rules)
     wrong = (judge_broken if broken else judge_right)(program, ended)
@@ -167,7 +168,9 @@ def soak(args):
     broken = args.what == "broken"
     rules = "nccl" if args.rules else None
     outcomes = []
-    with ProcessPoolExecutor(args.workers, get_context("spawn"), begin_worker) as pool:
+    with ProcessPoolExecutor(
+        args.workers, multiprocessing.get_context("spawn"), begin_worker
+    ) as pool:
         seeds = range(args.seed, args.seed + args.number)
         for done in as_completed([pool.submit(run, seed, broken, rules) for seed in seeds]):
             outcomes.append(done.result())
@@ -180,7 +183,7 @@ def soak(args):
 
 
 def one(args):
-    program = programs.make(args.number, not args.right)
+    program = programs.make(args.number, not args.right, args.rules)
     rows = program.text.splitlines()
     print(*(f"{i:3} {row}" for i, row in enumerate(rows, 1)), sep="\n")
     print(f"\n{program.world} ranks; {program.mistake or program.want}\n")
