@@ -39,7 +39,7 @@ works_.append(dist.$C($DO, async_op=True))  #: $C
 for w_ in $ORDER: w_.wait()  #? wait"""
 
 DEATHS = {  # the statement, what a message says of it; whether anything can see its line
-    "sys.exit": ("sys.exit(3)", [r"exit\(3\)"], True),
+    "sys.exit": ("sys.exit(3)", [r"exit\(3\)|SystemExit: 3"], True),
     "os._exit": ("os._exit(4)", ["exit|ended", r"\b4\b"], False),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"], False),
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", ["SIGSEGV"], True),
@@ -190,7 +190,7 @@ def at_a_call(rng, block, g):
         kind, (new, says, seen) = rng.choice([*DEATHS.items()])
         mistake = Mistake(kind, g, says, says[0], unseen=not seen, exact=seen)
     elif kind == "return":
-        new, mistake = "return out", Mistake("returns", g, [MISSED], "finished|returned")
+        new, mistake = "return out", Mistake("returns", g, [MISSED])
     elif kind == "busy":
         new, mistake = "pass", Mistake("loops for ever", g, ["."], loops=True)
     else:
@@ -287,7 +287,7 @@ def make(seed, broken, rules=False):
     g = rng.choice([0, 1, n - 1])
     weights = [w * (not rules or "gloo" not in s.split("\n")[0]) for s, w in zip(SOURCES, WEIGHTS)]
     some = rng.choices(SOURCES, weights, k=rng.choice([1, 1, 2, 2, 3, 4]))
-    blocks = [Block(rng, source, drawn_words(rng, n, g)) for source in some]
+    blocks = [Block(rng, source, drawn_words(rng, n, g) | {"RULES": rules}) for source in some]
     blocks = [b for b in blocks if not b.last] + [b for b in blocks if b.last][:1]
     end, at, mistake = rng.choice(["", "dist.barrier()  #? barrier"]), len(blocks), None
     if broken:
