@@ -120,7 +120,11 @@ def judge_broken(program, ended):
     lacking = [p for p in mistake.says if not re.search(p, message, re.IGNORECASE)]
     if lacking:
         wrong["cause"] = f"no word of {lacking[0]}"
-    told = [t for t in told_of(mistake.guilty, message) if mistake.loops or "was running" not in t]
+    told = list(told_of(mistake.guilty, message))
+    if not mistake.loops:  # then nobody runs: who waits is not explained by that
+        told = [text for text in told if "was running" not in text]
+        if "was running when the time was up" in message:
+            wrong["cause"] = "said to be running"
     if not any(re.search(mistake.did, t, re.IGNORECASE) for t in told):
         wrong["rank"] = f"rank {mistake.guilty}: {told[:1] or 'not named'}"
     if not quoted(program, message):
