@@ -166,7 +166,7 @@ def own(rng, block, g):
     name, _, old, new, says, did = rng.choice(block.slips)
     old, new = old.replace("\\n", "\n"), new.replace("\\n", "\n")
     text = "\n".join(block.lines)
-    assert old in text, (block.name, name)
+    assert text.count(old) == 1, (block.name, name)  # one mistake, in one place
     # What comes is one or several lines, indented like what goes.
     space = re.search(r"(?m)^( *).*" + re.escape(old.split("\n")[0]), text)[1]
     first, *rest = new.split("\n")
@@ -247,17 +247,17 @@ def dressed(rng, block, i):
 
 
 def break_one(rng, blocks, g):
-    """Makes one mistake: (which block it is in, the mistake)."""
+    """Makes one mistake: (which block it is in, the mistake), none where it has to be at the end."""
     i = rng.randrange(len(blocks))
-    block, way = blocks[i], rng.choice([own] * 5 + [at_a_call] * 4 + [around, None])
-    everywhere = any(m and m[3] == ":" and not m[5] for m in map(MARK.match, block.lines))
-    if way is own and block.slips:
-        return i, own(rng, block, g)
-    if way is around and everywhere and not block.last:
-        return i, around(rng, block, g)
-    if way and block.calls(g):
-        return i, at_a_call(rng, block, g)
-    return len(blocks), None
+    block, ways = blocks[i], {None: 1}
+    if block.slips:
+        ways[own] = 10
+    if block.calls(g):
+        ways[at_a_call] = 8
+    if not block.last and any(m and m[3] == ":" and not m[5] for m in map(MARK.match, block.lines)):
+        ways[around] = 2
+    (way,) = rng.choices([*ways], [*ways.values()])
+    return (i, way(rng, block, g)) if way else (len(blocks), None)
 
 
 def unanswered(rng, n, g):
