@@ -120,7 +120,7 @@ class _Forks:
         """Ends all children but the ranks that live, also those that come to this process by that."""
         ended, end = _reap(), time.monotonic() + _PATIENCE
         while time.monotonic() < end:
-            strays = set(family.children(os.getpid())) - self._lasting - self._pipes.keys()
+            strays = family.children(os.getpid(), self._lasting | self._pipes.keys())
             if not strays:
                 break
             for each in strays:

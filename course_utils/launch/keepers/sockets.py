@@ -12,7 +12,7 @@ from multiprocessing import util
 from course_utils.launch.keepers.janitor import janitor
 
 _LONGEST = 103 if sys.platform == "darwin" else 107  # bytes: sun_path of unix(7), and its last zero
-_SOCKET = os.path.join("pymp-12345678", "listener-12345678")  # as multiprocessing names them
+_SOCKET = "listener-12345678"  # as multiprocessing names them
 
 
 @contextlib.contextmanager
@@ -31,8 +31,8 @@ def near(folder: str) -> Iterator[str]:
 
 def use(folder: str) -> None:
     """In a rank: its sockets, and those of the processes that it starts, lie in this folder."""
-    usually, tempfile.tempdir = tempfile.tempdir, folder
+    usually, tempfile.mkdtemp = tempfile.mkdtemp, lambda **_: folder
     try:
-        util.get_temp_dir()  # which multiprocessing keeps
+        util.get_temp_dir()  # multiprocessing makes one when it is first asked, and keeps it
     finally:
-        tempfile.tempdir = usually
+        tempfile.mkdtemp = usually
