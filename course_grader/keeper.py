@@ -22,7 +22,7 @@ import psutil
 
 from course_grader import isolation, judge, tree, worker
 from course_grader.limits import PATIENCE, Limits
-from course_utils.launch.keepers import server
+from course_utils.launch.keepers import forks
 
 _TICK = 0.1  # seconds between two looks at what the processes use
 _LONGEST_OUTCOME = 1 << 20  # bytes
@@ -74,14 +74,14 @@ class _Watched:
         if self._judge == 0:
             isolation.die_with_parent()
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            server.close_files_but({outcome, reader, judges.fileno()})
+            forks.close_files_but({outcome, reader, judges.fileno()})
             judge.main(job["asked"]["id"], reader, Connection(judges.detach()), outcome)
         if isolated:
             isolation.detach()
         self._first = os.fork()
         if self._first == 0:
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
-            server.close_files_but({workers.fileno(), ending})
+            forks.close_files_but({workers.fileno(), ending})
             _first(job | {"isolated": isolated}, Connection(workers.detach()), ending)
         for own in (judges, workers):
             own.close()

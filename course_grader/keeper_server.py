@@ -18,7 +18,7 @@ import psutil
 from course_exercises.checks import catalogue
 from course_grader import isolation, keeper, tree
 from course_grader.keeper_client import PROTECTED
-from course_utils.launch.keepers import server
+from course_utils.launch.keepers import forks
 from course_utils.lesson import mnist
 
 
@@ -28,8 +28,8 @@ def main(control: socket.socket, isolated: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     isolation.adopt_orphans()
     isolated = isolated and isolation.possible()
-    server.without("course_exercises.chapters")  # what a check expects is not for workers
-    server.import_preloaded()
+    forks.without("course_exercises.chapters")  # what a check expects is not for workers
+    forks.import_preloaded()
     for name in catalogue.imported():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -105,9 +105,8 @@ class _HostedRanks:
         rank, kind = key.data
         if kind == "end":
             self._selector.unregister(key.fileobj)
-            rank.process.join()
+            rank.code = rank.process.wait()
             rest = [*self._bytes(rank, "output")[0], *self._bytes(rank, "message")[0]]
-            rank.code = rank.process.exitcode
             return [*rest, ("end", rank.number, rank.code)]
         found, more = self._bytes(rank, kind)
         if not more:
@@ -147,7 +146,6 @@ class _HostedRanks:
             rank.kill()
         for rank in self.ranks:
             rank.close()
-        server.end_strays()
         self._store = None
         self._opened.close()
 

@@ -271,7 +271,7 @@ def processes_of(user: str) -> list[psutil.Process]:
 
 def _short(process: psutil.Process) -> str:
     line = " ".join(process.cmdline())
-    known = ("jupyterhub.singleuser", "ipykernel_launcher", "forkserver", "janitor", "tracker")
+    known = ("jupyterhub.singleuser", "ipykernel_launcher", "forks", "janitor", "tracker")
     return next((word for word in known if word in line), line[:40])
 
 

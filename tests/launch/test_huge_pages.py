@@ -2,7 +2,6 @@
 
 import ctypes
 import mmap
-from multiprocessing import forkserver
 
 import pytest
 
@@ -21,5 +20,5 @@ def _possible() -> bool:
 @pytest.mark.skipif(not _possible(), reason="this system has no MADV_COLLAPSE (Linux 6.1)")
 def test_the_fork_server_lies_on_large_pages():
     server.ensure_running()
-    held = memory_held.held(forkserver._forkserver._forkserver_pid)
+    held = memory_held.held(server._server.pid)
     assert held["AnonHugePages"] > held["Anonymous"] / 4

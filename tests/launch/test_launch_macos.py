@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -32,9 +33,9 @@ def test_files_are_closed_whatever_the_limit_is(limit):
     program = f"""
 import os
 os.sysconf = lambda name: {limit}
-from course_utils.launch.keepers import server
+from course_utils.launch.keepers import forks
 kept, closed = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
-server.close_files_but([kept])
+forks.close_files_but([kept])
 os.fstat(kept)
 try:
     os.fstat(closed)
@@ -47,10 +48,8 @@ except OSError:
     assert done.stdout == "closed\n", done.stderr
 
 
-@pytest.mark.parametrize(("platform", "value"), [("darwin", "YES"), ("linux", None)])
-def test_objective_c_is_told_before_the_fork_server_starts(monkeypatch, platform, value):
-    monkeypatch.delenv("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", raising=False)
-    monkeypatch.setattr(server.sys, "platform", platform)
-    server._calm_objective_c()
-    assert os.environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") == value
-    monkeypatch.delenv("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", raising=False)
+def test_objective_c_is_told_before_the_fork_server_imports_anything():
+    server.ensure_running()
+    told = psutil.Process(server._server.pid).environ()
+    assert told["OBJC_DISABLE_INITIALIZE_FORK_SAFETY"] == "YES"
+    assert "OBJC_DISABLE_INITIALIZE_FORK_SAFETY" not in os.environ

@@ -1,8 +1,8 @@
 """Judges mutants, each in a process of its own, which may crash, hang or eat memory.
 
-This process has torch, the checks and the fork server of `launch` ready, and never computes
-anything itself. It forks one child for each mutant; the child forks ranks from the same fork
-server. When a child is killed, its janitor ends its ranks.
+This process has all that ranks need in memory, and never computes anything itself. It forks one child
+for each mutant; the child forks a fork server of its own, and that ends its ranks when the child is
+killed.
 """
 
 import multiprocessing
@@ -11,13 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 
 from course_exercises.authoring import load_answer
 from course_exercises.authoring.framework import Line, attempt
 from course_exercises.authoring.guard import undisturbed
 from course_exercises.checks.catalogue import exercises, find
-from course_utils.launch.keepers import server
+from course_utils.launch.keepers import forks, server
 from course_utils.launch.keepers.janitor import Janitor, janitor
 from tests.mutations.verdicts import Verdict
 
@@ -50,13 +50,13 @@ def judge_all(cases: Iterable[Case], jobs: int) -> Iterator[tuple[Case, Verdict]
 
 
 def prepare() -> None:
-    """Limits the memory of all that comes, and starts the fork server with the checks in it: an edit of a check while this runs then reaches no rank."""
+    """Limits the memory of all that comes, and imports the checks and what ranks need: an edit of either
+    while this runs reaches no rank."""
     exercises()  # imports all checks
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
-    server.context.set_forkserver_preload(server._PRELOADED)
-    server.ensure_running()
+    forks.import_preloaded()
 
 
 class _Child:
@@ -110,8 +110,7 @@ def _first_failure(case: Case) -> Line | None:
 
 
 def _make_own(folder: str) -> None:
-    """What a fork needs of its own: a temporary folder, a janitor for its ranks; the fork server is
-    its parent's, and no business of its janitor."""
+    """What a fork needs of its own: a temporary folder, a janitor, a fork server."""
     tempfile.tempdir = folder
     janitor.__dict__.update(Janitor().__dict__)
-    forkserver._forkserver.ensure_running = server.ensure_running = lambda: None
+    server.fork_from_here()

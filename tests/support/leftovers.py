@@ -11,13 +11,10 @@ from pathlib import Path
 
 import psutil
 
-# multiprocessing's fork server and resource tracker, and launch's janitor: one of each for the
-# life of this process, not for one call.
-_LASTING = (
-    "multiprocessing.forkserver",
-    "multiprocessing.resource_tracker",
-    "launch/keepers/janitor.py",
-)
+# The fork server and its resource tracker, and the janitor: one of each for the life of this process,
+# not for one call.
+_LASTING = ("launch.keepers import forks", "launch/keepers/janitor.py")
+_TRACKER = "multiprocessing.resource_tracker"
 
 
 @contextlib.contextmanager
@@ -58,15 +55,13 @@ def living(process: psutil.Process) -> bool:
 
 def _lasting(process):
     command = " ".join(process.cmdline())
-    # A rank has the fork server's command line: it is a fork of it.
-    is_rank = process.ppid() != os.getpid()
-    return not is_rank and any(name in command for name in _LASTING)
+    # A rank has the fork server's command line: it is a fork of it. The tracker is the fork server's.
+    above = process.parent() if _TRACKER in command else process
+    return above.ppid() == os.getpid() and any(name in command for name in (*_LASTING, _TRACKER))
 
 
 def _files(folder):
-    # multiprocessing keeps one folder, for its fork server's socket, as long as this process;
-    # PyTorch keeps a cache for good.
-    lasting = ("pymp-", "torchinductor_")
+    lasting = "torchinductor_"  # PyTorch's own cache
     return {str(path) for path in folder.iterdir() if not path.name.startswith(lasting)}
 
 

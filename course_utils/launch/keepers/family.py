@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -32,8 +33,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def children(process: int) -> list[int]:
-    """The living children of a process, by their numbers; none if it is gone."""
+def children(process: int, but: Collection[int] = ()) -> list[int]:
+    """The living children of a process but these, by their numbers; none if it is gone."""
     found = []
     with contextlib.suppress(psutil.Error, OSError):
         try:
@@ -43,7 +44,7 @@ def children(process: int) -> list[int]:
             ]
         except FileNotFoundError:  # no Linux, or one that does not tell
             found = [child.pid for child in psutil.Process(process).children()]
-    return [child for child in found if not _zombie(child)]
+    return [child for child in found if child not in but and not _zombie(child)]
 
 
 def _zombie(process):

@@ -39,8 +39,8 @@ class Janitor:
     def keep(self, what: str, which: int | str) -> None:
         """From now on, `which` goes when this process dies.
 
-        what: "rank", or what else leads a group of processes, or "server" with a process id, "folder" or
-        "socket" with a folder's path, "job" with the name that its processes have as their COURSE_JOB.
+        what: "rank", or what else leads a group of processes, or "server" with a process id, "folder"
+        with its path, "job" with the name that its processes have as their COURSE_JOB.
         A job is for processes that start others out of sight of this one. Only a system with /proc and
         pidfds (Linux 5.3) shows who belongs to it; elsewhere the janitor does nothing for a job.
         """
@@ -89,11 +89,9 @@ class Janitor:
 
     def _stop(self, process):
         if self._owner == os.getpid() and process is self._process:
-            for what, which in self._held:
-                if what == "socket":  # multiprocessing removes that itself
-                    self._write("forget", what, which)
             process.stdin.close()
             process.wait(5)
+            self._owner = None  # nothing more is told to it
 
 
 janitor = Janitor()
@@ -229,7 +227,7 @@ class _Folder:
         pass
 
 
-_KINDS = {"rank": _Rank, "server": _Server, "job": _Job, "folder": _Folder, "socket": _Folder}
+_KINDS = {"rank": _Rank, "server": _Server, "job": _Job, "folder": _Folder}
 
 
 def main():

@@ -1,54 +1,39 @@
-"""The fork server: one process that has imported torch, and forks each rank from its memory.
+"""The kernel's hold on the fork server (forks.py): one process that has imported torch, and forks each
+rank from its memory.
 
 A rank then starts in milliseconds and shares the memory of the libraries, where a process that
-`spawn` starts imports torch again: seconds, and hundreds of megabytes. The kernel itself is
-never forked: it has threads and perhaps a CUDA context, which a fork would break.
+begins anew imports torch again: seconds, and hundreds of megabytes. The kernel itself is never
+forked: it has threads and perhaps a CUDA context, which a fork would break.
 """
 
+import atexit
 import contextlib
-import importlib
-import itertools
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from importlib.metadata import entry_points
-from multiprocessing import connection, forkserver, spawn, util
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
 
-from course_utils.launch.keepers import family, sockets
+from course_utils.launch.keepers import family, forks
+from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.keepers.janitor import janitor
 
-# What ranks import sooner or later, as it is known here and by others (`course_utils.preloaded`, functions
-# that return names of modules). An optimizer imports torch._dynamo when it is first used; a module that
-# is missing is skipped.
-_PRELOADED = [
-    "course_utils.launch.ranks.rank",
-    "torch._dynamo",
-    "multiprocessing.popen_forkserver",
-    "torchvision",
-    *(name for each in entry_points(group="course_utils.preloaded") for name in each.load()()),
-    "course_utils.launch.ranks.preloaded",
-]
-# What only the fork server itself does, not a process from which others are forked.
-_SERVER_ONLY = ["course_utils.launch.keepers.guardian"]
-_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-_NAME = "course_utils rank"
-
-context = multiprocessing.get_context(_METHOD)
-if _METHOD == "forkserver":
-    context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
-_ready = threading.Lock()
-_warm = None  # the process id of the fork server that is known to have finished its imports
-_owner = None  # the process that has started it
-_starting = threading.Lock()  # held while the fork server has a child that nobody knows yet
-_known = set()  # the process ids of the ranks that have been started and have not been closed
-_MANY_FILES = 2**20
-_PATIENCE = 120  # seconds after which a fork server that does not answer is given up
+# Where modules are looked for comes first: the learner may have a queue.py in the working folder.
+_PROGRAM = """import sys; sys.path[:] = {path}
+import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)
+from course_utils.launch.keepers import forks; forks.main({control})"""
 IDLE = 300  # seconds without a launch after which the fork server leaves: it holds 400 MB
 _LOOK = 30.0  # seconds between two looks whether it is time
+_PATIENCE = 120  # seconds after which a fork server that does not answer is given up
+_NAME = "the process from which launch starts the ranks"
+
+_server = None
+_ready = threading.Lock()  # held while it starts or leaves
 _launches = set()  # those that go on at this moment
 _used = time.monotonic()  # when the last one ended
 
@@ -58,13 +43,13 @@ def preload() -> None:
     learner reads. Any other process, such as a program or a rank, may never call launch: there the
     first call starts it."""
     ipython = sys.modules.get("IPython")
-    if _METHOD == "forkserver" and ipython and ipython.get_ipython():
+    if ipython and ipython.get_ipython():
         threading.Thread(target=_keep, name="preload", daemon=True).start()
 
 
 def _keep():
     """Starts the fork server, and ends it whenever nobody has needed it for long."""
-    with contextlib.suppress(OSError):  # a full disk, say; the first launch explains it
+    with contextlib.suppress(OSError, RuntimeError):  # the first launch explains it
         ensure_running()
     while True:
         time.sleep(_LOOK)
@@ -74,18 +59,12 @@ def _keep():
 @contextlib.contextmanager
 def in_use() -> Iterator[None]:
     """A fork server runs in this block, and does not leave."""
-    with _noted():
-        ensure_running()
-        yield
-
-
-@contextlib.contextmanager
-def _noted():
     global _used
     launch = object()
     try:
         # Before the lock: whoever holds it either sees that, or is done leaving.
         _launches.add(launch)
+        ensure_running()
         yield
     finally:
         _used = time.monotonic()
@@ -93,249 +72,171 @@ def _noted():
 
 
 def leave_if_idle() -> None:
-    """Ends the fork server if no launch goes on, none did for long, and nothing lives below it, such
-    as a process that the learner has started with multiprocessing. The next launch starts another."""
-    global _warm
-    running = forkserver._forkserver
-    with _ready, running._lock:
-        idle = not _launches and time.monotonic() - _used > IDLE
-        if not idle or _owner != os.getpid() or running._forkserver_pid != _warm:
-            return
-        if _warm is None or family.children(_warm):
-            return
-        os.kill(
-            _warm, signal.SIGKILL
-        )  # it is ours and not reaped; stopped, it would keep us waiting
-        running._stop_unlocked()
-        janitor.forget("server", _warm)
-        _warm = None
-
-
-def ensure_running() -> None:
-    """Returns when the fork server has finished its imports. Can be interrupted."""
-    if context.get_start_method() != "forkserver":
-        return
-    global _warm, _owner
+    """Ends the fork server if no launch goes on and none did for long. The next starts another."""
+    global _server
     with _ready:
-        if _owner not in (None, os.getpid()):
-            _leave_to_the_parent()
-        sockets.keep_paths_short()
-        _calm_objective_c()
-        forkserver.ensure_running()
-        server = forkserver._forkserver._forkserver_pid
-        if _warm != server:
-            janitor.keep("server", server)  # by itself it takes its time to end
-            janitor.keep("socket", util.get_temp_dir())  # the folder in which its socket lies
-            first = start(_nothing, (), 0)
-            end(first)
-            _warm, _owner = server, os.getpid()
+        if _server and not _launches and time.monotonic() - _used >= IDLE:
+            _server.end()
+            _server = None
 
 
-def _leave_to_the_parent():
-    """In a fork of the process that has started it, the fork server is the parent's, and so are its
-    ranks and the folder of its sockets."""
-    global _warm, _owner
-    inherited = forkserver._forkserver
-    if inherited._forkserver_alive_fd is not None:
-        os.close(inherited._forkserver_alive_fd)
-    inherited.__init__()
-    multiprocessing.current_process()._config.pop("tempdir", None)
-    _known.clear()
-    _launches.clear()
-    _warm = _owner = None
-
-
-def _renew_locks():
-    """In a fork: who held them is not there."""
-    global _ready, _starting
-    _ready, _starting = threading.Lock(), threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
-
-
-def import_preloaded() -> None:
-    """Imports what the fork server does: in a process from which others are forked."""
-    for name in _PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-
-
-def without(prefix: str) -> None:
-    """From now on a fork server imports no module whose name begins so."""
-    _PRELOADED[:] = [name for name in _PRELOADED if not name.startswith(prefix)]
+def ensure_running(begin: Callable | None = None) -> "_Server":
+    """Returns when the fork server has finished its imports. Can be interrupted."""
+    global _server
+    with _ready:
+        if _server and not _server.ready():  # it has died
+            _server.end()
+            _server = None
+        if not _server:
+            with uninterrupted():  # one that was started but is not known would stay
+                _server = _Server(begin or _begin)
+        if not _server.ready():
+            raise RuntimeError(f"{_NAME} has ended while it imported PyTorch: call launch again.")
+        return _server
 
 
 def fork_from_here() -> None:
     """Starts the fork server as a fork of this process, which has imported all that it needs, and
     nothing that ranks must not see: milliseconds instead of seconds. Should it die, the next one
     is started as usual."""
-    context.set_forkserver_preload([*_PRELOADED, *_SERVER_ONLY])
-    usually, util.spawnv_passfds = util.spawnv_passfds, _fork_interpreter
-    try:
-        ensure_running()
-    finally:
-        util.spawnv_passfds = usually
-
-
-def _fork_interpreter(_, arguments, fds):
-    """Stands in for util.spawnv_passfds, which starts `python -c PROGRAM` with some of our files."""
-    process = os.fork()
-    if process == 0:
-        try:
-            close_files_but(fds)
-            exec(arguments[-1], {})  # noqa: S102 - multiprocessing's own line
-        finally:
-            os._exit(0)
-    return process
-
-
-def close_files_but(fds: Iterable[int]) -> None:
-    """Closes what a forked process has inherited, but for these and the three standard files."""
-    kept = sorted({0, 1, 2, *fds, _highest_file()})
-    for before, after in itertools.pairwise(kept):
-        os.closerange(before + 1, after)
-
-
-def _highest_file() -> int:
-    """A number above those of all open files; where there is no limit, macOS gives one that closerange
-    does not take."""
-    limit = os.sysconf("SC_OPEN_MAX")
-    return limit if 0 < limit < _MANY_FILES else _MANY_FILES
-
-
-def _calm_objective_c() -> None:
-    """On macOS, Apple's libraries end a process that was forked after they were used, unless told
-    otherwise before they are loaded (Python's documentation, multiprocessing, on macOS and fork)."""
-    if sys.platform == "darwin":
-        os.environ.setdefault("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "YES")
-
-
-def _nothing():
-    pass
-
-
-def start(target, args: tuple, number: int) -> multiprocessing.Process:
-    """Starts and returns the process of rank `number`."""
-    for attempts_left in reversed(range(20)):
-        # Not daemonic: a rank may start processes of its own, such as a DataLoader's workers.
-        process = context.Process(target=target, args=args, name=f"{_NAME} {number}")
-        try:
-            with _starting:
-                process.start()
-                _known.add(process.pid)
-            return process
-        except (EOFError, ConnectionError):
-            # The fork server is dying at this moment; multiprocessing replaces it when it is dead.
-            if not attempts_left:
-                raise
-            time.sleep(0.1)
-
-
-def end(process: multiprocessing.Process) -> None:
-    """Waits for the end of a process that ends by itself or was killed, and forgets it."""
-    _patient(lambda seconds: process.join(seconds) or process.exitcode is not None)
-    _known.discard(process.pid)
-    with contextlib.suppress(ValueError):  # it has not ended, whatever keeps it
-        process.close()
+    ensure_running(_fork)
 
 
 def died() -> bool:
-    """True if the fork server of this process has ended; another is started then."""
-    if _owner != os.getpid() or not _warm:
-        return False
-    forkserver.ensure_running()  # takes note of its end
-    return forkserver._forkserver._forkserver_pid != _warm
+    """True if the fork server has ended by itself."""
+    return bool(_server and _server.dead())
 
 
-def end_strays() -> None:
-    """Ends what dead ranks have left behind: the fork server has adopted it."""
-    if _owner != os.getpid() or forkserver._forkserver._forkserver_pid is None:
-        return
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        with _starting:
-            below = family.children(forkserver._forkserver._forkserver_pid)
-            strays = [child for child in below if child not in _known and _of_a_rank(child)]
-        for handle in map(family.Handle, strays):
-            handle.send(signal.SIGKILL)
-            handle.close()
-        if not strays:
-            return
-        time.sleep(0.002)
+def start(number: int, *ends: int) -> "Process":
+    """Starts rank `number`; `ends` are the open files of its channel, its output and its stacks."""
+    for attempts_left in reversed(range(5)):
+        try:
+            return Process(ensure_running(), number, ends)
+        except (EOFError, ConnectionError):  # it was dying: another takes its place
+            if not attempts_left:
+                raise
 
 
-def _of_a_rank(child):
-    """Whether a child of the fork server was left behind by a rank, which has a session of its own.
-    What a learner starts with multiprocessing is in the fork server's."""
-    try:
-        return os.getsid(child) != os.getsid(forkserver._forkserver._forkserver_pid)
-    except ProcessLookupError:
-        return False
+class Process:
+    """A process that the fork server forks. `sentinel` can be read when it has ended, and nothing that
+    it has left lives any more."""
+
+    def __init__(self, server: "_Server", number: int, ends: tuple[int, ...]):
+        self._server = server
+        self.sentinel, theirs = multiprocessing.Pipe(duplex=False)
+        with theirs:
+            request = number.to_bytes(forks.BYTES, "little")
+            socket.send_fds(server.control, [request], [*ends, theirs.fileno()])
+        self.pid = self._answer()
+        if isinstance(self.pid, OSError):
+            raise self.pid
+
+    def _answer(self):
+        try:
+            self._server.wait_for(self.sentinel)
+            return self.sentinel.recv()
+        except EOFError:
+            self._server.reap()  # only its end closes a pipe without a word
+            raise
+
+    def wait(self) -> int:
+        """Returns, once, the exit code of a process that ends by itself or was killed: below 0 the
+        number of a signal, 255 if the fork server has died, or if the process does not end."""
+        try:
+            return self._answer()
+        except (EOFError, TimeoutError):
+            return 255
 
 
-def _patient(wait):
-    """Calls `wait(seconds)` until it returns true, or nothing helps; returns whether it did. A fork
-    server that was stopped (SIGSTOP) is told to go on. One that still imports what it preloads may
-    take its time: it ends, or answers."""
-    waited = 0
-    while waited < _PATIENCE:
-        if wait(1.0):
-            return True
-        server = forkserver._forkserver._forkserver_pid
-        if _owner == os.getpid() and server is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(server, signal.SIGCONT)
-        waited += 1 if server == _warm else 0.2
-    return False
+class _Server:
+    def __init__(self, begin: Callable):
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            self._handle, self._wait = begin(theirs.fileno())
+        self.pid = self._handle.pid
+        self._warm = False
+        janitor.keep("server", self.pid)  # it may be busy when the kernel goes
+
+    def ready(self) -> bool:
+        """Whether it lives, and has finished its imports. All that it writes is that it has."""
+        if not self._warm:
+            self.wait_for(self.control)
+            self._warm = bool(self.control.recv(1))
+            atexit.register(self.end)  # before the janitor's end, which would wait for this one's
+        return self._warm and not self.dead()
+
+    def dead(self) -> bool:
+        return self._warm and bool(connection.wait([self.control], 0))
+
+    def wait_for(self, answers: socket.socket | connection.Connection) -> None:
+        """Returns when there is something to read. A fork server that was stopped (SIGSTOP) is told to
+        go on. One that still imports what it preloads may take its time: it ends, or answers."""
+        waited = 0
+        while not connection.wait([answers], 1.0):
+            if waited >= _PATIENCE:
+                raise TimeoutError(f"{_NAME} does not answer: restart the kernel.")
+            self._handle.send(signal.SIGCONT)
+            waited += 1 if self._warm else 0.2
+
+    def end(self) -> None:
+        """With no rank below it."""
+        self._handle.send(signal.SIGKILL)  # stopped, it would take no notice of the other
+        self.let_go()
+        self.reap()
+        janitor.forget("server", self.pid)
+
+    def let_go(self) -> None:
+        atexit.unregister(self.end)
+        self.control.close()
+        self._handle.close()
+
+    def reap(self) -> None:
+        """When it ends."""
+        with contextlib.suppress(ChildProcessError):  # somebody has done it
+            self._wait()
+        self._handle.forget()
 
 
-def _read_patiently(fd, read=forkserver.read_signed):
-    """Stands in for multiprocessing's read of what the fork server answers, which has no limit."""
-    if not _patient(lambda seconds: connection.wait([fd], seconds)):
-        raise RuntimeError(
-            "the process from which launch starts the ranks does not answer: restart the kernel."
-        )
-    return read(fd)
+def _begin(control):
+    """In a session of its own: an interrupt from a terminal or from Jupyter is for the kernel's group."""
+    program = _PROGRAM.format(path=import_path(), control=control)
+    options = [f"-W{each}" for each in sys.warnoptions] + ["-O"] * sys.flags.optimize
+    process = subprocess.Popen(
+        [sys.executable, *options, "-c", program],
+        pass_fds=[control],
+        stdin=subprocess.DEVNULL,
+        # On macOS, Apple's libraries end a process that was forked after they were used, unless told
+        # otherwise before they are loaded (Python's documentation, multiprocessing, on macOS and fork).
+        env={"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} | os.environ,
+        start_new_session=True,
+    )
+    return family.Handle(process.pid), process.wait
 
 
-forkserver.read_signed = _read_patiently
+def _fork(control):
+    process = os.fork()
+    if process == 0:
+        try:
+            forks.close_files_but([control])
+            forks.main(control)
+        finally:
+            os._exit(1)
+    return family.Handle(process), lambda: os.waitpid(process, 0)
 
 
-def _connect(fds, connect=forkserver.connect_to_new_process):
-    # A process that the learner starts with multiprocessing: the fork server does not leave meanwhile.
-    with _noted():
-        return connect(fds)
+def _in_a_fork():
+    """The fork server and its ranks are the parent's, and who held the lock is not there."""
+    global _ready, _server
+    if _server:
+        _server.let_go()
+    _ready, _server = threading.Lock(), None
+    _launches.clear()
 
 
-forkserver.connect_to_new_process = _connect
+os.register_at_fork(after_in_child=_in_a_fork)
 
 
 def import_path() -> list[str]:
     """Where this process looks for modules, whatever the working folder of another process is."""
     # Python passes over what is no string, too.
     return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
-
-
-def _with_this_path(path, arguments, fds, spawn=util.spawnv_passfds):
-    # Until Python 3.13 the fork server looks for modules in its working folder before all others,
-    # and the learner may have a queue.py there.
-    if arguments[-2] == "-c":
-        arguments = [*arguments[:-1], f"import sys; sys.path[:] = {import_path()}; {arguments[-1]}"]
-    return spawn(path, arguments, fds)
-
-
-util.spawnv_passfds = _with_this_path
-
-
-def _without_main(name, prepare=spawn.get_preparation_data):
-    # multiprocessing runs the learner's script a second time in each process that it starts, to
-    # make the script's functions importable. cloudpickle sends them by value, so ranks need not.
-    data = prepare(name)
-    if name.startswith(_NAME):
-        data.pop("init_main_from_path", None)
-        data.pop("init_main_from_name", None)
-    return data
-
-
-spawn.get_preparation_data = _without_main

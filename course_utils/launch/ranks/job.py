@@ -54,6 +54,7 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
         "first": 0,
         "folder": folder,
         "sockets": sockets,
+        "authkey": bytes(multiprocessing.current_process().authkey),
         "store": os.path.join(folder, "store"),
         "backend": placement.backend,
         "devices": placement.devices,

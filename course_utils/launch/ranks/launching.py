@@ -111,7 +111,6 @@ def _end(ranks):
             r.kill()
         for r in ranks:
             r.close()
-        server.end_strays()
         note("ended", "all ranks, and what they had started")
 
 

@@ -1,6 +1,7 @@
 """A rank on this machine: its process, its three channels, its end."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import psutil
 from course_utils.comm.events import note
 from course_utils.launch.keepers import family, server
 from course_utils.launch.keepers.janitor import janitor
-from course_utils.launch.ranks import packing, rank
+from course_utils.launch.ranks import packing
 from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import stacks
 from course_utils.launch.story.view import Rank
@@ -57,10 +58,10 @@ class RankProcess(Rank):
         super().__init__(number, _here, record, output)
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
-            self.printed, printing = map(opened.enter_context, server.context.Pipe(duplex=False))
-            self.stacks, stacking = map(opened.enter_context, server.context.Pipe(duplex=False))
+            self.printed, printing = map(opened.enter_context, multiprocessing.Pipe(duplex=False))
+            self.stacks, stacking = map(opened.enter_context, multiprocessing.Pipe(duplex=False))
             ends = (theirs, printing, stacking)
-            self.process = server.start(rank.main, (number, *ends), number)
+            self.process = server.start(number, *(end.fileno() for end in ends))
             self.pid = self.process.pid
             note("forked", f"rank {number} is process {self.pid}")
             janitor.keep("rank", self.pid)
@@ -113,9 +114,8 @@ class RankProcess(Rank):
         """Takes note of the rank's death."""
         while self.read_message() and self.report is None and self._pending():
             pass
-        self.process.join()
+        self.code = self.process.wait()
         self._handle.forget()
-        self.code = self.process.exitcode
         note("died", f"rank {self.number}, exit code {self.code}")
         return False
 
@@ -166,8 +166,9 @@ class RankProcess(Rank):
         """After kill: waits for the end and frees what the kernel holds of the rank."""
         janitor.forget("rank", self.pid)
         self._handle.close()
-        server.end(self.process)
-        for channel in (self.channel, self.printed, self.stacks):
+        if self.code is None:
+            self.process.wait()
+        for channel in (self.process.sentinel, self.channel, self.printed, self.stacks):
             channel.close()
 
 

@@ -16,7 +16,6 @@ import signal
 import sys
 import traceback
 from datetime import timedelta
-from multiprocessing import forkserver
 
 import numpy
 import torch
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
-from course_utils.launch.keepers import family
+from course_utils.launch.keepers import family, sockets
 from course_utils.launch.ranks import arguments, figures, output, packing, peers
 from course_utils.launch.story import stacks
 from course_utils.launch.story.frames import is_own
@@ -87,11 +86,8 @@ def _adopt(job, rank):
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
     linecache.cache.update(job["sources"])
-    # Sockets that processes of the rank share memory through go with the folder of the launch; and
-    # the fork server is the kernel's: a rank that wants one starts its own.
-    multiprocessing.current_process()._config["tempdir"] = job["sockets"]
-    _forget_fork_server()
-    # else the fork server's own, for which semaphores are kept on a list that is never cleared
+    sockets.use(job["sockets"])  # they go with the folder of the launch
+    multiprocessing.current_process().authkey = job["authkey"]  # for a manager of the kernel's
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
     builtins.input = _no_keyboard
@@ -109,13 +105,6 @@ def _no_debugger(*_, **__):
         "a rank has no keyboard for a debugger: print what you want to know, or call the function "
         "in the cell without launch"
     )
-
-
-def _forget_fork_server():
-    inherited = forkserver._forkserver
-    if inherited._forkserver_alive_fd is not None:
-        os.close(inherited._forkserver_alive_fd)  # else the server would outlive the kernel
-    inherited.__init__()
 
 
 def _work(job, rank, call, channel):
