@@ -26,7 +26,7 @@ from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family
-from course_utils.launch.ranks import arguments, figures, output, packing, peers
+from course_utils.launch.ranks import arguments, figures, output, packing, peers, report
 from course_utils.launch.story import stacks
 from course_utils.launch.story.calls import Recorder, place
 from course_utils.launch.story.frames import is_own
@@ -36,11 +36,6 @@ _KEPT = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGSEGV, signal.SIGBUS,
     signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, stacks.ASK,
 }  # fmt: skip
-_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
-_WORKER_ENDED = (
-    "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
-    "system does when memory runs out, or C code in it crashed."
-)
 
 inside = False  # True in the process of a rank
 
@@ -124,7 +119,7 @@ def _work(job, rank, call, channel):
     try:
         fn, args = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
-        return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
+        return packing.pack(report.described("pickle", error) | {"what": "unpack"})
     calm_down = _silencer()
     try:
         try:
@@ -148,8 +143,8 @@ def _work(job, rank, call, channel):
             pass
         error = _from_the_function(error)
         if isinstance(error, SystemExit):
-            return packing.pack(_described("exit", error) | {"code": error.code})
-        return packing.pack(_described("exception", error))
+            return packing.pack(report.described("exit", error) | {"code": error.code})
+        return packing.pack(report.described("exception", error))
     return _packed(result)
 
 
@@ -294,26 +289,4 @@ def _packed(result):
         return packing.pack({"kind": "result", "result": result})
     except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
         what, error = packing.culprit("the return value", result) or ("the return value", None)
-        return packing.pack({"kind": "pickle", "what": what, "text": _text(error)})
-
-
-def _described(kind, error):
-    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    name, text = type(error).__name__, _text(error)
-    if "DataLoader worker (pid" in text or _lost_a_worker(error, frames):
-        # Which of several errors comes first, and with which process id, is chance.
-        name, text = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
-    return {"kind": kind, "type": name, "text": text, "frames": frames}
-
-
-def _lost_a_worker(error, frames):
-    """True for a lost connection that is not of the learner's own data set."""
-    mine = [is_own(file) for file, _, _ in frames]
-    loading = [file.endswith(_DATA_LOADER) for file, _, _ in frames]
-    lost = isinstance(error, (ConnectionError, EOFError)) and any(loading)
-    return lost and not any(mine[loading.index(True) :])
-
-
-def _text(error):
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return text.partition("\n Original exception:")[0]  # gloo's own, with its source's path
+        return packing.pack({"kind": "pickle", "what": what, "text": report.text(error)})

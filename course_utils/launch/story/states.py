@@ -26,6 +26,7 @@ class State:
     path:         the learner's own lines that led there, innermost last
     call:         the communication in which the rank waits, with its record if there is one
     consequence:  it failed because another rank was gone
+    traceback:    its exception's, or its stack, as text
     """
 
     words: str
@@ -33,6 +34,7 @@ class State:
     waits_in: str | None = None
     call: NotedCall | None = None
     consequence: bool = False
+    traceback: str = ""
 
     @property
     def where(self) -> Frame | None:
@@ -45,9 +47,15 @@ class State:
 def states(ranks: list[Rank], records: list[list[NotedCall]]) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
     found = where([rank for rank in ranks if rank.living])
-    return {
+    known = {
         rank.number: _state(rank, record, found.get(rank)) for rank, record in zip(ranks, records)
     }
+    for rank in ranks:
+        if rank.report:
+            known[rank.number].traceback = rank.report.get("traceback", "")
+        elif stacks := found.get(rank):
+            known[rank.number].traceback = frames.as_text(stacks.main[::-1])
+    return known
 
 
 def _state(rank, record, stacks):
@@ -113,7 +121,9 @@ def _reported(report, record):
 def _dead(rank):
     if rank.code >= 0:
         return State(f"ended with exit code {rank.code}")
-    return State(f"was killed by {signal_name(-rank.code)}", rank.last_words().own_path)
+    last = rank.last_words()
+    words = f"was killed by {signal_name(-rank.code)}"
+    return State(words, last.own_path, traceback=frames.as_text(last.main[::-1]))
 
 
 def _living(rank, record, stacks):
