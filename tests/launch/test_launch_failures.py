@@ -8,6 +8,7 @@ from collections import ChainMap
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from course_utils.launch import RankFailure
 from tests.support.on_gloo import launch
@@ -199,3 +200,48 @@ def test_a_traceback_has_a_limit():
         raise ValueError("x" * 1_000_000)
 
     assert 50_000 < len(_failure(raises, 1).traceback(0)) < 110_000
+
+
+# --- PyTorch's own advice -------------------------------------------------------------------------
+
+
+class _Unused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.aux = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def _leaves_parameters_out(rank):
+    model = torch.nn.parallel.DistributedDataParallel(_Unused())
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def test_message_names_the_parameters_without_gradients():
+    failure = _failure(_leaves_parameters_out)
+    assert "did not receive grad for rank 0: aux.bias, aux.weight" in str(failure)
+
+
+@pytest.mark.parametrize("asked", ["OFF", "INFO", "DETAIL"])
+def test_debug_level_of_the_notebook_is_that_of_the_ranks(asked, monkeypatch):
+    def level(rank):
+        dist.barrier()
+        return dist.get_debug_level().name
+
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", asked)
+    assert launch(level, 2) == [asked] * 2
+
+
+def test_debug_level_prints_nothing(capfd):
+    def shards(rank):
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(2, 2), use_orig_params=True, device_id=torch.device("cpu")
+        )
+        model(torch.ones(1, 2)).sum().backward()
+        return dist.get_debug_level().name
+
+    assert launch(shards, 2) == ["INFO", "INFO"]
+    assert capfd.readouterr().out == ""

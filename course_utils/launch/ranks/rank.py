@@ -9,6 +9,7 @@ import collections
 import ctypes
 import itertools
 import linecache
+import logging
 import multiprocessing
 import os
 import random
@@ -214,6 +215,7 @@ def _join_group(job, rank):
             torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
     if job["rules"]:
         backend, gpu = job["rules"], arguments.rules_called(job["rules"]).install()
+    _set_debug_level()
     dist.init_process_group(
         backend,
         store=_store(job),
@@ -232,6 +234,17 @@ def _join_group(job, rank):
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()
+
+
+def _set_debug_level():
+    """PyTorch has read it in the process that this one is forked from. INFO costs nothing, and says the
+    names of parameters where PyTorch else says their numbers."""
+    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+        dist.set_debug_level_from_env()
+    else:
+        dist.set_debug_level(dist.DebugLevel.INFO)
+        # which would else list its parameters at each backward
+        logging.getLogger("torch.distributed.fsdp._runtime_utils").setLevel(logging.ERROR)
 
 
 def _connect_pairs(device):
