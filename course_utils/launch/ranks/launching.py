@@ -18,13 +18,16 @@ def launch(
     timeout: float = 60.0,
     rules: str | None = None,
     backend: str | None = None,
+    **kwargs,
 ) -> list:
-    """Runs fn(rank, *args) in `nprocs` fresh processes that form a process group.
+    """Runs fn(rank, *args, **kwargs) in `nprocs` fresh processes that form a process group.
 
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer
     they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print
     appears marked with their number, and so do the figures that they show.
+
+    timeout, rules and backend are launch's own; any other keyword is passed to fn.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
     its words. Left out, the environment's COURSE_RULES counts.
@@ -45,11 +48,12 @@ def launch(
             "launch was called inside a rank; start all ranks with one launch, and form smaller "
             "groups among them with dist.new_group."
         )
-    nprocs = arguments.check(fn, nprocs, args, timeout)
+    own = {"timeout": timeout != 60.0, "rules": rules is not None, "backend": backend is not None}
+    nprocs = arguments.check(fn, nprocs, args, kwargs, own, timeout)
     arguments.check_backend(backend, rules)
     rules = None if backend else arguments.check_rules(rules)
     call = job.Launch(nprocs, timeout, rules, backend)
-    packed = _packed(fn, arguments.of_ranks(args, nprocs))
+    packed = _packed(fn, arguments.of_ranks(args, kwargs, nprocs))
     note("asked", f"{nprocs} ranks of {getattr(fn, '__name__', type(fn).__name__)}, {timeout:g} s")
     try:
         with (elsewhere.starts() or _start_here)(call, packed) as ranks:
@@ -59,16 +63,16 @@ def launch(
     raise KeyboardInterrupt("launch was interrupted, and its ranks have ended.")
 
 
-def _packed(fn, args_of_ranks):
+def _packed(fn, of_ranks):
     """The call of each rank; what is the same for all is packed once."""
     packed = {}
     try:
-        for args in args_of_ranks:
-            packed[id(args)] = packed.get(id(args)) or packing.pack((fn, args))
+        for given in of_ranks:
+            packed[id(given)] = packed.get(id(given)) or packing.pack((fn, *given))
     except Exception as error:  # noqa: BLE001 - whatever an object's pickling raises is explained
-        failure = unpicklable.explain(fn, args, error)
+        failure = unpicklable.explain(fn, *given, error)
     else:
-        return [packed[id(args)] for args in args_of_ranks]
+        return [packed[id(given)] for given in of_ranks]
     raise failure
 
 

@@ -118,7 +118,7 @@ def _work(job, rank, call, channel):
     """Returns the rank's report, packed."""
     process = os.getpid()
     try:
-        fn, args = packing.unpack(call)
+        fn, args, kwargs = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
         return packing.pack(report.described("pickle", error) | {"what": "unpack"})
     calm_down = _silencer()
@@ -130,7 +130,7 @@ def _work(job, rank, call, channel):
                 _note_first_call(rank)
             _wait_for_all(channel)
             _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
-            result = fn(rank, *args)
+            result = fn(rank, *args, **kwargs)
             figures.show_open()
             _finish_on_device()
         finally:
