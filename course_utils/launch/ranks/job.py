@@ -53,6 +53,7 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
         "folder": folder,
         "sockets": sockets,
         "store": os.path.join(folder, "store"),
+        "port": _free_port(),
         "backend": placement.backend,
         "devices": placement.devices,
         "sharing": placement.sharing,
@@ -62,6 +63,11 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
         "path": server.import_path(),
         "threads": max(1, hardware.cores() // len(placement.devices)),
     }
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def _variables(interface, placement, folder):

@@ -27,7 +27,7 @@ from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family
-from course_utils.launch.ranks import arguments, figures, output, packing, peers, report
+from course_utils.launch.ranks import arguments, figures, output, packing, peers, report, script
 from course_utils.launch.story import stacks
 from course_utils.launch.story.calls import Recorder, place
 from course_utils.launch.story.frames import is_own
@@ -77,6 +77,7 @@ def _adopt(job, rank):
         ("LOCAL_RANK", rank - job["first"]),
         ("WORLD_SIZE", job["nprocs"]),
         ("LOCAL_WORLD_SIZE", len(job["devices"])),
+        *zip(("MASTER_ADDR", "MASTER_PORT"), _meeting_place(job)),
     ):
         os.environ[name] = str(value)
     os.chdir(job["directory"])
@@ -90,8 +91,14 @@ def _adopt(job, rank):
     # else the fork server's own, for which semaphores are kept on a list that is never cleared
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
+    script.install()
     builtins.input = _no_keyboard
     sys.breakpointhook = _no_debugger
+
+
+def _meeting_place(job):
+    """Address and port for a store of the learner's own; on several hosts launch's is there."""
+    return ("127.0.0.1", job["port"]) if isinstance(job["store"], str) else job["store"]
 
 
 def _no_keyboard(*_):
@@ -216,9 +223,10 @@ def _join_group(job, rank):
     if job["rules"]:
         backend, gpu = job["rules"], arguments.rules_called(job["rules"]).install()
     _set_debug_level()
+    store = _store(job)
     dist.init_process_group(
         backend,
-        store=_store(job),
+        store=store,
         rank=rank,
         world_size=job["nprocs"],
         timeout=timedelta(seconds=job["patience"]),
@@ -234,6 +242,7 @@ def _join_group(job, rank):
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()
+    script.offer(store)
 
 
 def _set_debug_level():
