@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from course_utils import hardware
 from course_utils.launch import RankFailure
+from course_utils.launch import launch as launch_as_asked
 from tests.support.on_gloo import launch
 
 
@@ -43,7 +45,7 @@ def test_message_has_the_cause_and_its_lines():
     assert lines[1].endswith('raise RuntimeError("cannot read config") from error')
     assert lines[2].startswith("which was caused by FileNotFoundError: [Errno 2]")
     assert lines[3].endswith('_reads("/nowhere/config")')
-    assert lines[4].endswith("open(path)")
+    assert "in _reads:  open(path)" in lines[4]
     assert lines[5].startswith("Meanwhile rank 0 was waiting in barrier")
     assert len(lines) == 6
     assert failure.line == _line_of(lines[1])
@@ -200,6 +202,56 @@ def test_a_traceback_has_a_limit():
         raise ValueError("x" * 1_000_000)
 
     assert 50_000 < len(_failure(raises, 1).traceback(0)) < 110_000
+
+
+# --- the variables --------------------------------------------------------------------------------
+
+
+class _Exits:
+    def __repr__(self):
+        raise SystemExit("no")
+
+
+def _computes(rank, batch):
+    weight, name, exits = torch.arange(6).view(2, 3), "x" * 1000, _Exits()
+    many = [torch.linspace(-1, 1, 101), list(range(10**6))]
+    return [len(name) + each @ weight for each in batch][rank], exits, many
+
+
+def test_locals_are_those_of_the_line_that_raised():
+    failure = _failure(_computes, 2, [torch.ones(2), torch.full((3,), 0.25)])
+    found = failure.locals(failure.rank)
+    assert found["weight"] == "int64 [2, 3], values 0, 1, 2, 3, 4, 5"
+    assert found["each"].startswith("float32 [2], values 1, 1")
+    assert found["batch"] == "[float32 [2], values 1, 1, float32 [3], values 0.25, 0.25, 0.25]"
+    assert found["many"].startswith("[float32 [101], from -1 to 1, mean ")
+    assert found["exits"] == "<_Exits, whose repr raised SystemExit>"
+    assert len(found["name"]) <= 200 and found["rank"] == str(failure.rank)
+    assert max(map(len, found.values())) <= 200
+
+
+def test_locals_are_of_ranks_that_raised():
+    failure = _failure(_one_fails, 3)
+    assert [failure.locals(rank) for rank in range(3)] == [{"rank": "0"}, {}, {}]
+
+
+def test_locals_of_a_device_wait_for_no_rank():
+    """What a rank that never calls would have sent."""
+
+    def waits_no_longer(rank):
+        here = hardware.device()
+        x, here_too = torch.ones(3, device=here), [torch.zeros(2)]
+        if rank == 0:
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()  # of the stream, not of the host
+            raise ValueError(len(here_too))
+
+    with pytest.raises(RankFailure) as caught:
+        launch_as_asked(waits_no_longer, 2, rules="nccl")
+    found = caught.value.locals(0)
+    assert found["x"].startswith("float32 [3], on ") and "values" not in found["x"]
+    assert found["here_too"] == "[float32 [2], values 0, 0]"
+    assert found["work"].startswith("<") and found["here"].startswith("device(")
 
 
 # --- PyTorch's own advice -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ unpicklable  which argument, or which variable of the function, cannot be sent
 process      a rank on this machine, as the kernel has it: start, read, end
 rank         a rank as it sees itself: join the group, run the function, report
 script       what makes a script for torchrun run in a rank as it does there
-report       what a rank that does not return tells of its exception
+report       what a rank that does not return tells of its exception; values: its variables in words
 peers        no message to a rank that is not there
 output       what the ranks print, in an order that is the same in every run
 figures      what the ranks draw: shown under the cell (figure_backend: Matplotlib's side)

@@ -6,6 +6,7 @@ Whatever the exception is like, also one whose own methods raise, there is a rep
 import os
 import traceback
 
+from course_utils.launch.ranks import values
 from course_utils.launch.story.frames import is_own
 
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
@@ -14,6 +15,7 @@ _WORKER_ENDED = (
     "system does when memory runs out, or C code in it crashed."
 )
 _LONGEST = 100_000  # characters of a traceback, most of them from its end
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 _CAUSES, _MEMBERS = 4, 20  # of an exception, in the message
 
 
@@ -25,15 +27,16 @@ def described(kind: str, error: BaseException) -> dict:
                 handled, each the cause of the one before
     members:    (text, frames) for each exception in a group
     traceback:  as Python prints it, from the function that launch has called
+    locals:     in words, of the learner's innermost frame
     """
     frames, name, said = _frames(error), type(error).__name__, text(error)
     if "DataLoader worker (pid" in said or _lost_a_worker(error, frames):
         # Which of several errors comes first, and with which process id, is chance.
         name, said = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
     report = {"kind": kind, "type": name, "text": said, "frames": frames}
-    for key, told in (("causes", _causes), ("members", _members), ("traceback", _traceback)):
+    for tell in (_causes, _members, _traceback, _locals):
         try:
-            report[key] = told(error)
+            report[tell.__name__.strip("_")] = tell(error)
         except Exception:  # noqa: BLE001, S110 - an exception may be of any class
             pass
     return report
@@ -99,3 +102,13 @@ def _traceback(error):
     if len(whole) <= _LONGEST:
         return whole
     return f"{whole[: _LONGEST // 5]}\n  ...\n{whole[-_LONGEST * 4 // 5 :]}"
+
+
+def _locals(error):
+    variables = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if is_own(frame.f_code.co_filename):
+            # A comprehension has, until Python 3.12, a frame in the function's.
+            within = frame.f_code.co_name in _COMPREHENSIONS
+            variables = (variables if within else {}) | frame.f_locals
+    return values.in_words(variables)

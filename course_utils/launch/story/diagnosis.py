@@ -228,6 +228,7 @@ def _failure(lines, rank, kind, where, states: dict[int, State], error=None):
         error=error,
         ranks=[str(each) for each in states.values()],
         tracebacks=[each.traceback for each in states.values()],
+        variables=[each.locals for each in states.values()],
     )
 
 

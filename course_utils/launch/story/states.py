@@ -27,6 +27,7 @@ class State:
     call:         the communication in which the rank waits, with its record if there is one
     consequence:  it failed because another rank was gone
     traceback:    its exception's, or its stack, as text
+    locals:       the variables at the line that raised, in words
     """
 
     words: str
@@ -35,6 +36,7 @@ class State:
     call: NotedCall | None = None
     consequence: bool = False
     traceback: str = ""
+    locals: dict[str, str] = field(default_factory=dict)
 
     @property
     def where(self) -> Frame | None:
@@ -53,6 +55,7 @@ def states(ranks: list[Rank], records: list[list[NotedCall]]) -> dict[int, State
     for rank in ranks:
         if rank.report:
             known[rank.number].traceback = rank.report.get("traceback", "")
+            known[rank.number].locals = rank.report.get("locals", {})
         elif stacks := found.get(rank):
             known[rank.number].traceback = frames.as_text(stacks.main[::-1])
     return known
