@@ -437,7 +437,7 @@ def test_keyword_that_the_function_does_not_know():
         launch(total, 2, strat=1)
     assert str(caught.value).startswith("launch calls total(rank, strat=...), but it is defined as")
     assert "unexpected keyword argument 'strat'" in str(caught.value)
-    assert str(caught.value).endswith("timeout, rules, backend are launch's own.")
+    assert str(caught.value).endswith("timeout, rules, backend, debug are launch's own.")
 
 
 def test_keyword_of_launch_that_is_also_the_functions():

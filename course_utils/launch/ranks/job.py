@@ -26,6 +26,7 @@ class Launch:
     timeout: float
     rules: str | None
     backend: str | None
+    debug: bool = False
 
     def for_ranks(self) -> dict:
         """What is the same for all ranks, wherever they are."""
@@ -38,6 +39,7 @@ class Launch:
             # is longer by the time in which the kernel was stopped, which may be a night.
             "patience": self.timeout + 86_400,
             "limit": self.timeout,
+            "debug": self.debug,
         }
 
     def placement(self, ranks: int) -> hardware.Placement:

@@ -18,6 +18,7 @@ def launch(
     timeout: float = 60.0,
     rules: str | None = None,
     backend: str | None = None,
+    debug: bool = False,
     **kwargs,
 ) -> list:
     """Runs fn(rank, *args, **kwargs) in `nprocs` fresh processes that form a process group.
@@ -27,13 +28,17 @@ def launch(
     they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print
     appears marked with their number, and so do the figures that they show.
 
-    timeout, rules and backend are launch's own; any other keyword is passed to fn.
+    timeout, rules, backend and debug are launch's own; any other keyword is passed to fn.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
     its words. Left out, the environment's COURSE_RULES counts.
 
     backend="gloo" is for programs about gloo itself, its words and what it refuses: all ranks run on
     the CPU with gloo, whatever GPUs there are and whatever COURSE_RULES says.
+
+    debug=True holds a rank that raises, or that calls breakpoint(), and pdb talks through the cell: one
+    rank at a time, with the rank's number in its prompt. The others wait as long as that takes. `c`, or
+    `q`, lets it go.
 
     Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
@@ -49,14 +54,18 @@ def launch(
             "groups among them with dist.new_group."
         )
     own = {"timeout": timeout != 60.0, "rules": rules is not None, "backend": backend is not None}
+    own["debug"] = debug is not False
     nprocs = arguments.check(fn, nprocs, args, kwargs, own, timeout)
     arguments.check_backend(backend, rules)
     rules = None if backend else arguments.check_rules(rules)
-    call = job.Launch(nprocs, timeout, rules, backend)
+    call = job.Launch(nprocs, timeout, rules, backend, debug)
     packed = _packed(fn, arguments.of_ranks(args, kwargs, nprocs))
     note("asked", f"{nprocs} ranks of {getattr(fn, '__name__', type(fn).__name__)}, {timeout:g} s")
+    start = elsewhere.starts()
+    if start and debug:
+        raise ValueError("launch(debug=True) is for ranks on this machine, not on other hosts.")
     try:
-        with (elsewhere.starts() or _start_here)(call, packed) as ranks:
+        with (start or _start_here)(call, packed) as ranks:
             return _run(ranks, timeout)
     except KeyboardInterrupt:
         pass  # where in this package it arrived tells a learner nothing

@@ -27,7 +27,16 @@ from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family
-from course_utils.launch.ranks import arguments, figures, output, packing, peers, report, script
+from course_utils.launch.ranks import (
+    arguments,
+    debugger,
+    figures,
+    output,
+    packing,
+    peers,
+    report,
+    script,
+)
 from course_utils.launch.story import stacks
 from course_utils.launch.story.calls import Recorder, place
 from course_utils.launch.story.frames import is_own
@@ -54,6 +63,7 @@ def main(rank, channel, printing, stacking):
         job = packing.unpack(packing.receive(channel))
         call = packing.receive(channel)
         _adopt(job, rank)
+        debugger.install(channel if job["debug"] else None)
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
         packing.send(channel, _work(job, rank, call, channel))
         channel.recv(1)  # until the end
@@ -93,7 +103,6 @@ def _adopt(job, rank):
     torch.set_num_threads(job["threads"])
     script.install()
     builtins.input = _no_keyboard
-    sys.breakpointhook = _no_debugger
 
 
 def _meeting_place(job):
@@ -104,13 +113,6 @@ def _meeting_place(job):
 def _no_keyboard(*_):
     raise RuntimeError(
         "a rank has no keyboard: ask in the cell, and pass the answer to launch as an argument"
-    )
-
-
-def _no_debugger(*_, **__):
-    raise RuntimeError(
-        "a rank has no keyboard for a debugger: print what you want to know, or call the function "
-        "in the cell without launch"
     )
 
 
@@ -137,7 +139,10 @@ def _work(job, rank, call, channel):
                 _note_first_call(rank)
             _wait_for_all(channel)
             _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
-            result = fn(rank, *args, **kwargs)
+            try:
+                result = fn(rank, *args, **kwargs)
+            finally:
+                debugger.stop_tracing()
             figures.show_open()
             _finish_on_device()
         finally:
@@ -150,6 +155,7 @@ def _work(job, rank, call, channel):
         except BaseException:  # noqa: BLE001, S110 - one that was called already
             pass
         error = _from_the_function(error)
+        debugger.post_mortem(error)
         if isinstance(error, SystemExit):
             return packing.pack(report.described("exit", error) | {"code": error.code})
         return packing.pack(report.described("exception", error))

@@ -5,6 +5,7 @@ import time
 
 from course_utils.comm.fair import longest_delay
 from course_utils.launch.story import calls, matching, stacks, threads
+from course_utils.launch.story.held import Turns
 from course_utils.launch.story.view import START, Rank, records, where
 
 _TICK = 0.25  # seconds between two looks at how the ranks are
@@ -34,7 +35,7 @@ class Supervision:
 
     def watch(self) -> str:
         """Returns why watching ended: 'finished', 'failed', 'stuck' or 'late'."""
-        stillness = Stillness(self._ranks)
+        stillness, turns = Stillness(self._ranks), Turns(self._ranks)
         begun = False
         while True:
             self._read_in_time()
@@ -43,6 +44,9 @@ class Supervision:
                 self._end = time.monotonic() + self._timeout
                 for rank in self._ranks:
                     rank.begin()
+            if turns.serve():  # all others wait, however long
+                stillness, self._end = Stillness(self._ranks), time.monotonic() + self._timeout
+                continue
             if any(rank.failed for rank in self._ranks):
                 self._settle()
                 return "failed"

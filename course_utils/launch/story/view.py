@@ -33,6 +33,8 @@ class Rank:
     output:  what it has printed
     report:  what the rank has delivered (a dict with the key "kind"), None before
     code:    its exit code once it is dead (negative: the number of a signal), None before
+    held:    a debugger has it, and the learner has not let it go
+    asks:    what its debugger has written, a prompt at its end, if it waits for the learner's answer
     lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
     """
 
@@ -43,6 +45,8 @@ class Rank:
         self.record = record
         self.report = None
         self.code = None
+        self.held = False
+        self.asks = None
         self.lost = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
         self.joined = False  # true when it is connected to all others, and waits to begin
@@ -54,6 +58,9 @@ class Rank:
             self.main_thread = message["main_thread"]
         elif message["kind"] == "joined":
             self.joined = True
+        elif message["kind"] in ("asks", "left"):
+            self.held = message["kind"] == "asks"
+            self.asks = message["text"] if self.held else None
         else:
             self.report = message
             note("delivered", f"rank {self.number}, {message['kind']}")
@@ -80,6 +87,10 @@ class Rank:
 
     def begin(self) -> None:
         """Lets the rank call the learner's function: all ranks are connected."""
+        raise NotImplementedError
+
+    def answer(self, line: str) -> None:
+        """Gives its debugger, which asks, a line; "" is the end of all lines."""
         raise NotImplementedError
 
     def read_output(self) -> bool:
