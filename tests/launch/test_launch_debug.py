@@ -57,7 +57,9 @@ def test_a_breakpoint_talks_through_the_cell(learner, capsys):
     assert "[rank 1] 141\n" in shown and "[rank 1] 242\n" in shown
 
 
-@pytest.mark.parametrize("ends", ["c", "q", EOFError()], ids=["c", "q", "end"])
+@pytest.mark.parametrize(
+    "ends", ["c", "q", EOFError(), NotImplementedError()], ids=["c", "q", "end", "nobody"]
+)
 def test_an_exception_is_looked_at_where_the_learners_line_is(ends, learner, capsys):
     def divides(rank, number):
         if rank == 1:
