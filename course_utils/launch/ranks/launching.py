@@ -43,18 +43,26 @@ def launch(
     Each rank of each launch begins with a random state of its own (torch, numpy, random), as under
     torchrun: ranks that have to draw the same numbers call torch.manual_seed.
 
+    A script for torchrun runs in a rank as it is: its own init_process_group takes over the group, and
+    RANK, WORLD_SIZE, MASTER_ADDR and the like are set.
+
     Raises RankFailure when a rank raises, exits, is killed, waits for ever or is still busy
     `timeout` seconds after all have begun (without those in which a busy machine had no processor for
     it), when collective calls do not match, or when something cannot be pickled; TypeError or ValueError for arguments that make no sense; OSError when the
-    temporary folder cannot be written. The stop button and Ctrl-C end the ranks, too.
+    temporary folder cannot be written. A failure's traceback(rank) and locals(rank) tell more than its
+    message; in the next cell it is sys.last_value. The stop button and Ctrl-C end the ranks, too.
     """
     if rank.inside:
         raise RuntimeError(
             "launch was called inside a rank; start all ranks with one launch, and form smaller "
             "groups among them with dist.new_group."
         )
-    own = {"timeout": timeout != 60.0, "rules": rules is not None, "backend": backend is not None}
-    own["debug"] = debug is not False
+    own = {
+        "timeout": timeout != 60.0,
+        "rules": rules is not None,
+        "backend": backend is not None,
+        "debug": debug is not False,
+    }
     nprocs = arguments.check(fn, nprocs, args, kwargs, own, timeout)
     arguments.check_backend(backend, rules)
     rules = None if backend else arguments.check_rules(rules)
