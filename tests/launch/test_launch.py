@@ -26,6 +26,7 @@ from course_utils.launch import RankFailure
 from course_utils.launch.keepers import server
 from course_utils.launch.ranks import output, packing
 from course_utils.launch.ranks import rank as rank_module
+from course_utils.launch.ranks.arguments import OwnPart
 from course_utils.launch.story import stillness
 from tests.support import memory_held
 from tests.support.leftovers import nothing_left
@@ -50,6 +51,21 @@ def test_results_come_by_rank(nprocs):
 
 def test_arguments_follow_the_rank():
     assert launch(total, 3, 10) == [33.0, 33.0, 33.0]
+
+
+def test_keyword_arguments_follow():
+    def told(rank, start, *, lr, momentum=0.9):
+        return rank + start, lr, momentum
+
+    assert launch(told, 2, 10, lr=0.1) == [(10, 0.1, 0.9), (11, 0.1, 0.9)]
+
+
+def test_each_rank_gets_its_own_part_of_an_argument():
+    parts = {"part": OwnPart([1, 2]), "same": 5}
+    assert launch(lambda rank, a, **given: (a, given), 2, OwnPart("ab"), **parts) == [
+        ("a", {"part": 1, "same": 5}),
+        ("b", {"part": 2, "same": 5}),
+    ]
 
 
 def test_closure_and_class_of_a_cell():
@@ -409,6 +425,24 @@ def test_function_with_too_few_arguments():
         launch(total, 2, 1, 2)
 
 
+def test_keyword_that_the_function_does_not_know():
+    with pytest.raises(TypeError) as caught:
+        launch(total, 2, strat=1)
+    assert str(caught.value).startswith("launch calls total(rank, strat=...), but it is defined as")
+    assert "unexpected keyword argument 'strat'" in str(caught.value)
+    assert str(caught.value).endswith("timeout, rules, backend, debug are launch's own.")
+
+
+def test_keyword_of_launch_that_is_also_the_functions():
+    def waits(rank, timeout=1):
+        return timeout
+
+    with pytest.raises(TypeError, match="timeout= is launch's own, and waits has a parameter of"):
+        launch(waits, 2, timeout=30)
+    assert launch(waits, 2, 5, timeout=30) == [5, 5]
+    assert launch(waits, 2) == [1, 1]
+
+
 def test_class_instead_of_a_function():
     with pytest.raises(TypeError, match="Linear is a class"):
         launch(torch.nn.Linear, 2)
@@ -429,6 +463,11 @@ def test_argument_that_cannot_be_pickled():
     with pytest.raises(RankFailure, match=r"argument 2\['lock'\] \(lock\) cannot be pickled") as e:
         launch(lambda rank, a, b: 0, 2, 1, {"lock": threading.Lock()})
     assert e.value.kind == "pickle" and e.value.rank is None
+
+
+def test_keyword_argument_that_cannot_be_pickled():
+    with pytest.raises(RankFailure, match=r"argument b\['lock'\] \(lock\) cannot be pickled"):
+        launch(lambda rank, a, b: 0, 2, 1, b={"lock": threading.Lock()})
 
 
 def test_temporary_folder_that_cannot_be_written(monkeypatch, tmp_path):

@@ -25,23 +25,32 @@ class OwnPart:
     parts: Sequence[Any]
 
 
-def of_ranks(args: tuple, nprocs: int) -> list[tuple]:
-    """Returns the arguments of each rank: one tuple for all, where none has its own part."""
-    if not any(isinstance(value, OwnPart) for value in args):
-        return [args] * nprocs
+def of_ranks(args: tuple, kwargs: dict, nprocs: int) -> list[tuple[tuple, dict]]:
+    """Returns the arguments of each rank: the same object for all, where none has its own part."""
+    if not any(isinstance(value, OwnPart) for value in (*args, *kwargs.values())):
+        return [(args, kwargs)] * nprocs
+
+    def part(value, rank):
+        return value.parts[rank] if isinstance(value, OwnPart) else value
+
     return [
-        tuple(value.parts[rank] if isinstance(value, OwnPart) else value for value in args)
+        (
+            tuple(part(value, rank) for value in args),
+            {name: part(value, rank) for name, value in kwargs.items()},
+        )
         for rank in range(nprocs)
     ]
 
 
-def check(fn, nprocs, args, timeout) -> int:
-    """Returns `nprocs` as an int; raises TypeError or ValueError with what is expected."""
+def check(fn, nprocs, args, kwargs, own, timeout) -> int:
+    """Returns `nprocs` as an int; raises TypeError or ValueError with what is expected. `own`: launch's
+    own keywords, True for those that were given."""
     if os.name != "posix":
         raise RuntimeError(
             "launch needs Linux or macOS; on Windows, run the course inside WSL (wsl --install)."
         )
-    _check_function(fn, args)
+    _check_function(fn)
+    _check_signature(fn, args, kwargs, own)
     _check_timeout(timeout)
     number = _number_of_ranks(nprocs)
     _check_folder()
@@ -139,7 +148,7 @@ def _check_timeout(timeout):
         )
 
 
-def _check_function(fn, args):
+def _check_function(fn):
     if inspect.isclass(fn):
         raise TypeError(
             f"launch(fn, nprocs, ...): fn is a function that every rank calls with its number; "
@@ -151,18 +160,29 @@ def _check_function(fn, args):
             f"not {_short(fn)} of type {type(fn).__name__}; pass the function itself, without "
             f"calling it."
         )
+
+
+def _check_signature(fn, args, kwargs, own):
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
         return  # some callables written in C do not tell
+    name = getattr(fn, "__name__", type(fn).__name__)
+    for keyword in list(signature.parameters)[1 + len(args) :]:
+        if own.get(keyword):
+            raise TypeError(
+                f"{keyword}= is launch's own, and {name} has a parameter of that name: pass the "
+                f"function's by position, launch(fn, nprocs, ...), or give it another name."
+            )
     try:
-        signature.bind(0, *args)
+        signature.bind(0, *args, **kwargs)
     except TypeError as error:
-        name = getattr(fn, "__name__", type(fn).__name__)
-        given = ", ".join(["rank", *(f"argument {i + 1}" for i in range(len(args)))])
+        given = ["rank", *(f"argument {i + 1}" for i in range(len(args)))]
+        given += [f"{keyword}=..." for keyword in kwargs]
         raise TypeError(
-            f"launch calls {name}({given}), but it is defined as {name}{signature}: {error}. "
-            f"The first parameter is the rank, the others are launch's further arguments."
+            f"launch calls {name}({', '.join(given)}), but it is defined as {name}{signature}: {error}. "
+            f"The first parameter is the rank, the others are launch's further arguments; "
+            f"{', '.join(own)} are launch's own."
         ) from None
 
 

@@ -28,6 +28,7 @@ class Launch:
     whole: float
     rules: str | None
     backend: str | None
+    debug: bool = False
 
     def for_ranks(self) -> dict:
         """What is the same for all ranks, wherever they are."""
@@ -40,6 +41,7 @@ class Launch:
             # is longer by the time in which the kernel was stopped, which may be a night.
             "patience": self.whole + 86_400,
             "limit": self.still,
+            "debug": self.debug,
         }
 
     def placement(self, ranks: int) -> hardware.Placement:
@@ -56,6 +58,7 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
         "sockets": sockets,
         "authkey": bytes(multiprocessing.current_process().authkey),
         "store": os.path.join(folder, "store"),
+        "port": _free_port(),
         "backend": placement.backend,
         "devices": placement.devices,
         "sharing": placement.sharing,
@@ -65,6 +68,11 @@ def on_this_host(call: Launch, placement: hardware.Placement, folder: str, socke
         "path": server.import_path(),
         "threads": max(1, hardware.cores() // len(placement.devices)),
     }
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def _variables(interface, placement, folder):

@@ -77,6 +77,9 @@ class RankProcess(Rank):
         with contextlib.suppress(ConnectionError):
             packing.send(self.channel, parts)
 
+    def answer(self, line: str) -> None:
+        self.give(packing.pack(line))
+
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
         self.channel.setblocking(False)  # messages of the rank are read piece by piece
         self._inbox = packing.Inbox(self.channel)

@@ -9,6 +9,7 @@ import collections
 import ctypes
 import itertools
 import linecache
+import logging
 import multiprocessing
 import os
 import random
@@ -25,7 +26,16 @@ from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
-from course_utils.launch.ranks import arguments, figures, output, packing, peers
+from course_utils.launch.ranks import (
+    arguments,
+    debugger,
+    figures,
+    output,
+    packing,
+    peers,
+    report,
+    script,
+)
 from course_utils.launch.story import stacks
 from course_utils.launch.story.frames import is_own
 from course_utils.launch.story.recorder import Recorder, place
@@ -35,11 +45,6 @@ _KEPT = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGSEGV, signal.SIGBUS,
     signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, stacks.ASK,
 }  # fmt: skip
-_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
-_WORKER_ENDED = (
-    "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
-    "system does when memory runs out, or C code in it crashed."
-)
 
 inside = False  # True in the process of a rank
 
@@ -57,6 +62,7 @@ def main(rank, channel, printing, stacking):
         job = packing.unpack(packing.receive(channel))
         call = packing.receive(channel)
         _adopt(job, rank)
+        debugger.install(channel if job["debug"] else None)
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
         packing.send(channel, _work(job, rank, call, channel))
         channel.recv(1)  # until the end
@@ -80,6 +86,7 @@ def _adopt(job, rank):
         ("LOCAL_RANK", rank - job["first"]),
         ("WORLD_SIZE", job["nprocs"]),
         ("LOCAL_WORLD_SIZE", len(job["devices"])),
+        *zip(("MASTER_ADDR", "MASTER_PORT"), _meeting_place(job)),
     ):
         os.environ[name] = str(value)
     os.chdir(job["directory"])
@@ -90,8 +97,13 @@ def _adopt(job, rank):
     multiprocessing.current_process().authkey = job["authkey"]  # for a manager of the kernel's
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
+    script.install()
     builtins.input = _no_keyboard
-    sys.breakpointhook = _no_debugger
+
+
+def _meeting_place(job):
+    """Address and port for a store of the learner's own; on several hosts launch's is there."""
+    return ("127.0.0.1", job["port"]) if isinstance(job["store"], str) else job["store"]
 
 
 def _no_keyboard(*_):
@@ -100,20 +112,15 @@ def _no_keyboard(*_):
     )
 
 
-def _no_debugger(*_, **__):
-    raise RuntimeError(
-        "a rank has no keyboard for a debugger: print what you want to know, or call the function "
-        "in the cell without launch"
-    )
 
 
 def _work(job, rank, call, channel):
     """Returns the rank's report, packed."""
     process = os.getpid()
     try:
-        fn, args = packing.unpack(call)
+        fn, args, kwargs = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
-        return packing.pack({"kind": "pickle", "what": "unpack", "text": _text(error)})
+        return packing.pack(report.described("pickle", error) | {"what": "unpack"})
     calm_down = _silencer()
     try:
         try:
@@ -123,7 +130,10 @@ def _work(job, rank, call, channel):
                 _note_first_call(rank)
             _wait_for_all(channel)
             _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
-            result = fn(rank, *args)
+            try:
+                result = fn(rank, *args, **kwargs)
+            finally:
+                debugger.stop_tracing()
             figures.show_open()
             _finish_on_device()
         finally:
@@ -136,9 +146,10 @@ def _work(job, rank, call, channel):
         except BaseException:  # noqa: BLE001, S110 - one that was called already
             pass
         error = _from_the_function(error)
+        debugger.post_mortem(error)
         if isinstance(error, SystemExit):
-            return packing.pack(_described("exit", error) | {"code": error.code})
-        return packing.pack(_described("exception", error))
+            return packing.pack(report.described("exit", error) | {"code": error.code})
+        return packing.pack(report.described("exception", error))
     return _packed(result)
 
 
@@ -208,9 +219,11 @@ def _join_group(job, rank):
             torch.cuda.set_per_process_memory_fraction(gpu_sharing.MEMORY / job["sharing"])
     if job["rules"]:
         backend, gpu = job["rules"], arguments.rules_called(job["rules"]).install()
+    _set_debug_level()
+    store = _store(job)
     dist.init_process_group(
         backend,
-        store=_store(job),
+        store=store,
         rank=rank,
         world_size=job["nprocs"],
         timeout=timedelta(seconds=job["patience"]),
@@ -225,6 +238,18 @@ def _join_group(job, rank):
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()
+    script.offer(store)
+
+
+def _set_debug_level():
+    """PyTorch has read it in the process that this one is forked from. INFO costs nothing, and says the
+    names of parameters where PyTorch else says their numbers."""
+    if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
+        dist.set_debug_level_from_env()
+    else:
+        dist.set_debug_level(dist.DebugLevel.INFO)
+        # which would else list its parameters at each backward
+        logging.getLogger("torch.distributed.fsdp._runtime_utils").setLevel(logging.ERROR)
 
 
 def _connect_pairs(device):
@@ -282,26 +307,4 @@ def _packed(result):
         return packing.pack({"kind": "result", "result": result})
     except Exception:  # noqa: BLE001 - whatever an object's pickling raises is explained
         what, error = packing.culprit("the return value", result) or ("the return value", None)
-        return packing.pack({"kind": "pickle", "what": what, "text": _text(error)})
-
-
-def _described(kind, error):
-    frames = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
-    name, text = type(error).__name__, _text(error)
-    if "DataLoader worker (pid" in text or _lost_a_worker(error, frames):
-        # Which of several errors comes first, and with which process id, is chance.
-        name, text = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
-    return {"kind": kind, "type": name, "text": text, "frames": frames}
-
-
-def _lost_a_worker(error, frames):
-    """True for a lost connection that is not of the learner's own data set."""
-    mine = [is_own(file) for file, _, _ in frames]
-    loading = [file.endswith(_DATA_LOADER) for file, _, _ in frames]
-    lost = isinstance(error, (ConnectionError, EOFError)) and any(loading)
-    return lost and not any(mine[loading.index(True) :])
-
-
-def _text(error):
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return text.partition("\n Original exception:")[0]  # gloo's own, with its source's path
+        return packing.pack({"kind": "pickle", "what": what, "text": report.text(error)})

@@ -6,10 +6,11 @@ from course_utils.launch.ranks.packing import culprit
 from course_utils.launch.story.failure import RankFailure
 
 
-def explain(fn, args: tuple, error: Exception) -> RankFailure:
+def explain(fn, args: tuple, kwargs: dict, error: Exception) -> RankFailure:
     """Returns the failure of packing fn and its arguments, which has raised `error`."""
     name = getattr(fn, "__name__", type(fn).__name__)
     candidates = [(f"argument {i}", value) for i, value in enumerate(args, start=1)]
+    candidates += [(f"argument {key}", value) for key, value in kwargs.items()]
     candidates += [(f"{variable}, used in {name},", value) for variable, value in _used(fn)]
     found = (culprit(words, value) for words, value in [*candidates, (name, fn)])
     what, error = next(filter(None, found), (name, error))

@@ -5,6 +5,7 @@ supervise    the kernel's loop: until all have delivered, one has failed or noth
 calls        each rank's record of its collective calls; matching: do they match?
 stacks       where each rank is right now, even inside of a C++ collective
 threads      what the threads of a rank can still do: nothing that moves any rank on?
+held         ranks that a debugger holds: whose turn it is to talk through the cell
 states       what each rank did, in words; frames: with the learner's own lines
 diagnosis    who failed first and why: one message for a learner, a RankFailure (failure)
 """

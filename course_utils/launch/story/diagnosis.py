@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from course_utils.comm.collectives import POINT_TO_POINT
-from course_utils.launch.story import calls, matching
+from course_utils.launch.story import calls, frames, matching
 from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.failure import RankFailure
 from course_utils.launch.story.frames import Frame
@@ -189,7 +189,7 @@ class _Story:
         kind = report.get("kind") or _kind_of_end(first)
         own = self.states[first.number]
         lines = [f"rank {first.number} {_headline(first, own)}", *_quotes(own.path)]
-        lines += self._others(first.number)
+        lines += [*_members(report), *_causes(report), *self._others(first.number)]
         error = report["type"] if kind == "exception" else None
         return self._failure(lines, first.number, kind, own.where, error)
 
@@ -322,6 +322,8 @@ class _Story:
             line=where.line if where else None,
             error=error,
             ranks=[str(each) for each in self.states.values()],
+            tracebacks=[each.traceback for each in self.states.values()],
+            variables=[each.locals for each in self.states.values()],
         )
 
 
@@ -415,6 +417,28 @@ def _quotes(path: list[Frame]) -> list[str]:
     """The learner's own lines, outermost first; the middle of a long path is left out."""
     shown = path if len(path) <= 4 else [path[0], *path[-3:]]
     return [f"    {frame.place}, in {frame.function}:  {frame.source}" for frame in shown]
+
+
+def _members(report) -> list[str]:
+    """A line for each exception of a group."""
+    told = []
+    for text, stack in report.get("members", []):
+        path = _learners(stack)
+        told.append(f"  with {_shortened(text)}{f' ({path[-1].place})' if path else ''}")
+    return told
+
+
+def _causes(report) -> list[str]:
+    """What the exception was raised from, or what its rank was handling, each with its lines."""
+    words = {"caused": "which was caused by", "handled": "while it handled"}
+    told = []
+    for link, text, stack in report.get("causes", []):
+        told += [f"{words[link]} {_shortened(text)}", *_quotes(_learners(stack))]
+    return told
+
+
+def _learners(stack):
+    return frames.own([Frame(*frame) for frame in stack])
 
 
 def _now(sentence):

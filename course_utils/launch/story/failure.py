@@ -11,18 +11,36 @@ class RankFailure(RuntimeError):
     ranks:  a state in words for each rank, by rank
     """
 
-    def __init__(self, message, rank=None, kind="exception", line=None, error=None, ranks=()):
+    def __init__(
+        self, message, rank=None, kind="exception", line=None, error=None, ranks=(), tracebacks=(),
+        variables=(),
+    ):  # fmt: skip
         super().__init__(message)
         self.rank = rank
         self.kind = kind
         self.line = line
         self.error = error
         self.ranks = list(ranks)
+        self._tracebacks = list(tracebacks)
+        self._variables = list(variables)
 
     def __reduce__(self):
         return RankFailure, (
-            str(self), self.rank, self.kind, self.line, self.error, self.ranks
+            str(self), self.rank, self.kind, self.line, self.error, self.ranks, self._tracebacks,
+            self._variables,
         )  # fmt: skip
+
+    def traceback(self, rank: int) -> str:
+        """What Python would have printed of this rank's exception: all frames, also those of libraries,
+        its causes, notes and members. Of a rank that was waiting or running, its stack at that time,
+        as far as it is known; of any other, its state in words. Raises IndexError for no rank."""
+        state = f"rank {rank} {self.ranks[rank]}\n"
+        return (self._tracebacks[rank] if self._tracebacks else "") or state
+
+    def locals(self, rank: int) -> dict[str, str]:
+        """The variables of a rank that raised, at the learner's line, by name: each in words of at most
+        200 characters, a tensor's shape, type and values. Raises IndexError for no rank."""
+        return dict(self._variables[rank]) if self._variables else {}
 
     def _render_traceback_(self):
         # IPython shows an exception exactly as this method renders it: the message alone,

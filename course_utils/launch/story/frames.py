@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import itertools
 import linecache
 import os
 import sys
@@ -78,6 +79,13 @@ def is_own(file: str) -> bool:
         or any(name in real for name in _INSTALLED)
         or is_compiled(real)
     )
+
+
+def as_text(frames: list[Frame]) -> str:
+    """Returns a stack, outermost frame first, as Python prints it, from the learner's first line on."""
+    shown = list(itertools.dropwhile(lambda frame: not is_own(frame.file), frames)) or frames
+    lines = [f'  File "{f.file}", line {f.line}, in {f.function}\n    {f.source}\n' for f in shown]
+    return "".join(["Stack (most recent call last):\n", *lines]) if lines else ""
 
 
 def is_compiled(file: str) -> bool:

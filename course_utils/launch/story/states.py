@@ -29,6 +29,8 @@ class State:
     call:         that communication's record, if there is one
     text:         what it raised
     consequence:  it failed because another rank was gone
+    traceback:    its exception's, or its stack, as text
+    locals:       the variables at the line that raised, in words
     """
 
     words: str
@@ -38,6 +40,8 @@ class State:
     call: NotedCall | None = None
     text: str = ""
     consequence: bool = False
+    traceback: str = ""
+    locals: dict[str, str] = field(default_factory=dict)
 
     @property
     def where(self) -> Frame | None:
@@ -50,7 +54,14 @@ class State:
 def states(ranks: list[Rank], meetings: Meetings) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
     found = where([rank for rank in ranks if rank.living])
-    return {rank.number: _state(rank, meetings, found.get(rank)) for rank in ranks}
+    known = {rank.number: _state(rank, meetings, found.get(rank)) for rank in ranks}
+    for rank in ranks:
+        if rank.report:
+            known[rank.number].traceback = rank.report.get("traceback", "")
+            known[rank.number].locals = rank.report.get("locals", {})
+        elif stacks := found.get(rank):
+            known[rank.number].traceback = frames.as_text(stacks.main[::-1])
+    return known
 
 
 def _state(rank, meetings, stacks):
@@ -115,7 +126,9 @@ def _reported(report, newest):
 def _dead(rank):
     if rank.code >= 0:
         return State(f"ended with exit code {rank.code}")
-    return State(f"was killed by {signal_name(-rank.code)}", rank.last_words().own_path)
+    last = rank.last_words()
+    words = f"was killed by {signal_name(-rank.code)}"
+    return State(words, last.own_path, traceback=frames.as_text(last.main[::-1]))
 
 
 def _living(rank, meetings, stacks):

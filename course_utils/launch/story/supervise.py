@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from course_utils.comm.fair import longest_delay
+from course_utils.launch.story.held import Turns
 from course_utils.launch.story.matching import Meetings
 from course_utils.launch.story.stillness import TICK, Stillness
 from course_utils.launch.story.view import START, Rank
@@ -50,6 +51,7 @@ class Supervision:
     def watch(self) -> str:
         """Returns why watching ended: 'finished', 'failed', 'stuck', 'unproven' (stuck, as far as can be
         seen) or 'late'."""
+        turns = Turns(self._ranks)
         stillness = Stillness(self._ranks, self.meetings, self._still / 2)
         begun = False
         while True:
@@ -58,6 +60,10 @@ class Supervision:
             if not begun and all(rank.joined for rank in self._ranks):
                 begun = True
                 self._begin()
+            if turns.serve():  # all others wait, however long
+                stillness = Stillness(self._ranks, self.meetings, self._still / 2)
+                self._renew()
+                continue
             if any(rank.failed for rank in self._ranks):
                 self._settle()
                 return "failed"
@@ -71,10 +77,13 @@ class Supervision:
                 return "late"
 
     def _begin(self):
-        now = time.monotonic()
-        self._end, self._last = now + self._still, now + self._whole
+        self._renew()
         for rank in self._ranks:
             rank.begin()
+
+    def _renew(self):
+        now = time.monotonic()
+        self._end, self._last = now + self._still, now + self._whole
 
     def _go_on(self, looks):
         """Puts the end off, where the ranks go on."""

@@ -36,6 +36,8 @@ class Rank:
     report:  what the rank has delivered (a dict with the key "kind"), None before
     code:    its exit code once it is dead (negative: the number of a signal), None before
     ended_at: when the report or the exit code came, of time.monotonic()
+    held:    a debugger has it, and the learner has not let it go
+    asks:    what its debugger has written, a prompt at its end, if it waits for the learner's answer
     lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
     """
 
@@ -47,6 +49,8 @@ class Rank:
         self.report = None
         self.ended_at = None
         self.code = None
+        self.held = False
+        self.asks = None
         self.lost = None
         self.main_thread = None  # known when the rank is ready to be asked for its stacks
         self.joined = False  # true when it is connected to all others, and waits to begin
@@ -58,6 +62,9 @@ class Rank:
             self.main_thread = message["main_thread"]
         elif message["kind"] == "joined":
             self.joined = True
+        elif message["kind"] in ("asks", "left"):
+            self.held = message["kind"] == "asks"
+            self.asks = message["text"] if self.held else None
         else:
             self.report = message
             self._has_ended()
@@ -99,6 +106,10 @@ class Rank:
 
     def begin(self) -> None:
         """Lets the rank call the learner's function: all ranks are connected."""
+        raise NotImplementedError
+
+    def answer(self, line: str) -> None:
+        """Gives its debugger, which asks, a line; "" is the end of all lines."""
         raise NotImplementedError
 
     def read_output(self) -> bool:

@@ -1,0 +1,114 @@
+"""What a rank that does not return tells of its exception: plain data, of bounded size.
+
+Whatever the exception is like, also one whose own methods raise, there is a report.
+"""
+
+import os
+import traceback
+
+from course_utils.launch.ranks import values
+from course_utils.launch.story.frames import is_own
+
+_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+_WORKER_ENDED = (
+    "a worker process of the DataLoader has ended before its work was done: it was killed, as the "
+    "system does when memory runs out, or C code in it crashed."
+)
+_LONGEST = 100_000  # characters of a traceback, most of them from its end
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+_CAUSES, _MEMBERS = 4, 20  # of an exception, in the message
+
+
+def described(kind: str, error: BaseException) -> dict:
+    """The report of a rank that `error` has ended: its `type` and `text`, the `frames` of its stack,
+    outermost first, and what else Python would print of it.
+
+    causes:     ("caused", text, frames) for what it was raised from, ("handled", ...) for what was being
+                handled, each the cause of the one before
+    members:    (text, frames) for each exception in a group
+    traceback:  as Python prints it, from the function that launch has called
+    locals:     in words, of the learner's innermost frame
+    """
+    frames, name, said = _frames(error), type(error).__name__, text(error)
+    if "DataLoader worker (pid" in said or _lost_a_worker(error, frames):
+        # Which of several errors comes first, and with which process id, is chance.
+        name, said = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
+    report = {"kind": kind, "type": name, "text": said, "frames": frames}
+    for tell in (_causes, _members, _traceback, _locals):
+        try:
+            report[tell.__name__.strip("_")] = tell(error)
+        except Exception:  # noqa: BLE001, S110 - an exception may be of any class
+            pass
+    return report
+
+
+def text(error: BaseException) -> str:
+    """Returns "ValueError: what it says", with its notes."""
+    try:
+        said = "".join(traceback.format_exception_only(error)).strip()
+    except Exception:  # noqa: BLE001 - its notes may be anything
+        said = type(error).__name__
+    return said.partition("\n Original exception:")[0]  # gloo's own, with its source's path
+
+
+def _frames(error):
+    return [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+
+
+def _lost_a_worker(error, frames):
+    """True for a lost connection that is not of the learner's own data set."""
+    mine = [is_own(file) for file, _, _ in frames]
+    loading = [file.endswith(_DATA_LOADER) for file, _, _ in frames]
+    lost = isinstance(error, (ConnectionError, EOFError)) and any(loading)
+    return lost and not any(mine[loading.index(True) :])
+
+
+def _causes(error):
+    """What a library handles on its way is none of the learner's."""
+    found, seen = [], {id(error)}
+    while len(found) < _CAUSES:
+        link, error = ("caused", error.__cause__) if error.__cause__ else _handled(error)
+        if error is None or id(error) in seen:
+            break
+        seen.add(id(error))
+        frames = _frames(error)
+        if link == "caused" or any(is_own(file) for file, _, _ in frames):
+            found.append((link, text(error), frames))
+    return found
+
+
+def _handled(error):
+    return "handled", None if error.__suppress_context__ else error.__context__
+
+
+def _members(error):
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    inner = [(text(each).partition("\n")[0], _frames(each)) for each in _leaves(error)]
+    return inner[:_MEMBERS]
+
+
+def _leaves(error):
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in _leaves(each)]
+
+
+def _traceback(error):
+    stack = error.__traceback__
+    while stack and stack.tb_frame.f_globals.get("__package__") == __package__:
+        stack = stack.tb_next
+    whole = "".join(traceback.format_exception(type(error), error, stack))
+    if len(whole) <= _LONGEST:
+        return whole
+    return f"{whole[: _LONGEST // 5]}\n  ...\n{whole[-_LONGEST * 4 // 5 :]}"
+
+
+def _locals(error):
+    variables = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if is_own(frame.f_code.co_filename):
+            # A comprehension has, until Python 3.12, a frame in the function's.
+            within = frame.f_code.co_name in _COMPREHENSIONS
+            variables = (variables if within else {}) | frame.f_locals
+    return values.in_words(variables)

@@ -1,0 +1,88 @@
+"""In a rank: a script that was written for torchrun makes its world as it does there.
+
+launch has made one before the function begins. The script's own init_process_group takes it over, as long
+as nothing has been done in it; one after destroy_process_group makes a new one.
+"""
+
+import functools
+import inspect
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from course_utils.comm import intercept
+
+_make = c10d.init_process_group
+_signature = inspect.signature(_make)
+_launchs = None  # launch's own world, once it is there
+
+
+def install() -> None:
+    """To be called before anything of the learner's is imported or unpacked."""
+    for module in (c10d, dist, dist.device_mesh):
+        module.init_process_group = _init_process_group
+
+
+def offer(store: dist.Store) -> None:
+    """Lets a script take over the world that is there; `store` is where its ranks have met."""
+    global _launchs
+    _launchs = _World(store)
+    intercept.listen(_launchs.on_call)
+
+
+@functools.wraps(_make)
+def _init_process_group(*args, **kwargs):
+    asked = _signature.bind(*args, **kwargs).arguments
+    if _launchs and _launchs.is_untouched():
+        _launchs.take_over(asked)
+    elif _launchs and not dist.is_initialized() and _launchs.meets(asked):
+        _make(**_launchs.again(asked))
+    else:
+        _make(*args, **kwargs)
+
+
+class _World:
+    """What launch has made."""
+
+    def __init__(self, store):
+        self._store, self._group, self._backend = store, dist.group.WORLD, dist.get_backend()
+        self._place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+        self._used = False
+        self._later = 0  # worlds that the script has made after it
+
+    def on_call(self, *_):
+        self._used = True
+
+    def is_untouched(self):
+        return not self._used and dist.group.WORLD is self._group
+
+    def take_over(self, asked):
+        if differs := self._differs(asked):
+            raise ValueError(
+                f"init_process_group was called with {differs[0]}={asked[differs[0]]}, and launch has "
+                f"made this rank {self._place['rank']} of {self._place['world_size']}: leave rank and "
+                "world_size out, or take them from the environment (RANK, WORLD_SIZE)."
+            )
+        if self._backend == "nccl" and "gloo" in (asked.get("backend") or ""):
+            raise ValueError(
+                "init_process_group asks for gloo, and launch has given these ranks NCCL: call launch "
+                'with backend="gloo".'
+            )
+        self._used = True
+
+    def _differs(self, asked):
+        return [name for name, mine in self._place.items() if asked.get(name, -1) not in (-1, mine)]
+
+    def meets(self, asked):
+        """Whether all ranks of launch's world would meet in a new one, where the environment says."""
+        by_environment = asked.get("init_method") in (None, "env://")
+        return by_environment and asked.get("store") is None and not self._differs(asked)
+
+    def again(self, asked):
+        """What to call PyTorch's init_process_group with."""
+        self._later += 1
+        store = dist.PrefixStore(f"script/{self._later}", self._store)
+        asked = asked | self._place | {"store": store, "init_method": None}
+        if self._backend == "gloo" and "nccl" in (asked.get("backend") or ""):
+            asked["backend"] = "gloo"  # the same code with and without GPUs
+        return asked
