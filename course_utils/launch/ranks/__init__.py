@@ -10,6 +10,7 @@ process      a rank on this machine, as the kernel has it: start, read, end
 rank         a rank as it sees itself: join the group, run the function, report
 peers        no message to a rank that is not there
 output       what the ranks print, in an order that is the same in every run
+live         what a person sees of them meanwhile; cells: where, under a notebook's cell
 figures      what the ranks draw: shown under the cell (figure_backend: Matplotlib's side)
 preloaded    what the fork server does once for all ranks; huge_pages: why it forks in 2 ms
 """

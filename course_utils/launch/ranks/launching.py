@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from course_utils.comm.events import note
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.interrupts import uninterrupted
-from course_utils.launch.ranks import arguments, elsewhere, job, packing, rank, unpicklable
+from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank, unpicklable
 from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import diagnosis
 from course_utils.launch.story.supervise import Supervision
@@ -24,7 +24,8 @@ def launch(
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer
     they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print
-    appears marked with their number, and so do the figures that they show.
+    appears marked with their number, and so do the figures that they show. JupyterLab and a terminal
+    also show what each rank's newest line is meanwhile, and after 3 s who is ready and has called what.
 
     rules="nccl" replays NCCL where ranks run on the CPU: what a GPU with NCCL refuses is refused, in
     its words. Left out, the environment's COURSE_RULES counts.
@@ -109,7 +110,8 @@ def _end(ranks):
 
 
 def _run(ranks, timeout):
-    with Supervision(ranks, timeout) as supervision:
+    view = live.View(ranks)
+    with Supervision(ranks, timeout, view.tick) as supervision:
         try:
             reason = supervision.watch()
             note("over", reason)
@@ -117,6 +119,7 @@ def _run(ranks, timeout):
                 reason = "orphaned"
             failure = diagnosis.explain(reason, ranks, timeout)
         finally:
+            view.close()
             for r in ranks:
                 r.read_output()
                 r.output.finish()

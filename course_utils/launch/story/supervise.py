@@ -2,6 +2,7 @@
 
 import selectors
 import time
+from collections.abc import Callable
 
 from course_utils.comm.fair import longest_delay
 from course_utils.launch.story import calls, matching, stacks, threads
@@ -14,10 +15,11 @@ _SETTLE = 2.0  # seconds at most that the others get to fail too, or to come to 
 
 
 class Supervision:
-    """Watches the ranks of one call."""
+    """Watches the ranks of one call, and calls `on_tick` several times a second meanwhile."""
 
-    def __init__(self, ranks: list[Rank], timeout: float):
+    def __init__(self, ranks: list[Rank], timeout: float, on_tick: Callable[[], None]):
         self._ranks = ranks
+        self._on_tick = on_tick
         self._timeout = timeout
         self._delayed = 0.0  # the seconds by which the end was put off
         self._end = time.monotonic() + START + timeout
@@ -38,6 +40,7 @@ class Supervision:
         begun = False
         while True:
             self._read_in_time()
+            self._on_tick()
             if not begun and all(rank.joined for rank in self._ranks):
                 begun = True
                 self._end = time.monotonic() + self._timeout
