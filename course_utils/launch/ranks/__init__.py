@@ -12,6 +12,7 @@ script       what makes a script for torchrun run in a rank as it does there
 report       what a rank that does not return tells of its exception; values: its variables in words
 peers        no message to a rank that is not there
 output       what the ranks print, in an order that is the same in every run
+live         what a person sees of them meanwhile; cells: where, under a notebook's cell
 debugger     pdb in a rank, through the cell
 figures      what the ranks draw: shown under the cell (figure_backend: Matplotlib's side)
 preloaded    what the fork server does once for all ranks; huge_pages: why it forks in 2 ms

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from course_utils.comm.events import note
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.interrupts import uninterrupted
-from course_utils.launch.ranks import arguments, elsewhere, job, packing, rank, unpicklable
+from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank, unpicklable
 from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import diagnosis
+from course_utils.launch.story.matching import Meetings
 from course_utils.launch.story.supervise import Supervision
 
 _STILL, _WHOLE = 60.0, 600.0  # seconds: a launch's limits by default
@@ -28,7 +29,8 @@ def launch(
     fn may be defined in a cell. Returns the list of what the ranks returned, indexed by rank;
     tensors come back on the CPU. With at least `nprocs` GPUs each rank has one, and NCCL; with fewer
     they share them, where NCCL can; otherwise ranks run on the CPU with gloo. What ranks print
-    appears marked with their number, and so do the figures that they show.
+    appears marked with their number, and so do the figures that they show. JupyterLab and a terminal
+    also show what each rank's newest line is meanwhile, and after 3 s who is ready and has called what.
 
     timeout, rules, backend and debug are launch's own; any other keyword is passed to fn.
 
@@ -136,16 +138,17 @@ def _end(ranks):
 
 
 def _run(ranks, call, nccl):
-    with Supervision(ranks, call.still, call.whole) as supervision:
+    meetings = Meetings([rank.record for rank in ranks])
+    view = live.View(ranks, meetings)
+    with Supervision(ranks, meetings, call.still, call.whole, view.tick) as supervision:
         try:
             reason = supervision.watch()
             note("over", reason)
             if reason == "failed" and any(host.orphaned() for host in {r.host for r in ranks}):
                 reason = "orphaned"
-            failure = diagnosis.explain(
-                reason, ranks, supervision.meetings, supervision.limit, nccl
-            )
+            failure = diagnosis.explain(reason, ranks, meetings, supervision.limit, nccl)
         finally:
+            view.close()
             for r in ranks:
                 r.read_output()
                 r.output.finish()

@@ -2,7 +2,8 @@
 
 Each rank's file descriptors 1 and 2 lead into a pipe of its own, so nothing is lost: what C code
 writes, what a rank writes just before it dies, half a line. Rank 0's lines appear as they come;
-the others' follow in rank order when the call ends.
+the others' follow in rank order when the call ends. `live` shows a person who watches the newest
+line of each before.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 from course_utils.launch.ranks import figures
 
+_TAIL = 500  # bytes from the end that are looked at for the newest line
 LIMIT = 200_000  # bytes shown of a rank's output: half from its start, half from its end
 
 # gloo prints this when it aborts because calls do not match, on whichever rank notices first.
@@ -80,6 +82,7 @@ class Output:
         self._end = bytearray()  # what came after the room for the start was full
         self._left_out = 0
         self.aborts = []  # what gloo wrote as it aborted the rank
+        self.before_writing = lambda: None
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes that the rank has written."""
@@ -95,6 +98,13 @@ class Output:
             self._cut()
         if self._live:
             self._show()
+
+    @property
+    def newest(self) -> str:
+        """The last line that has not been shown and is not blank: what stands there in a terminal."""
+        tail = b"\n".join([*self._lines[-3:], self._line[-_TAIL:] + self._end[-_TAIL:]])
+        lines = re.split(r"[\r\n]", tail.decode(errors="replace"))
+        return next((x for x in lines[::-1] if x.strip() and not x.startswith(_GLOO_ABORTS)), "")
 
     def finish(self) -> None:
         """Shows all that has not been shown yet."""
@@ -135,6 +145,7 @@ class Output:
 
     def _write(self, lines):
         if lines:
+            self.before_writing()
             sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in lines))
             sys.stdout.flush()
 

@@ -112,8 +112,6 @@ def _no_keyboard(*_):
     )
 
 
-
-
 def _work(job, rank, call, channel):
     """Returns the rank's report, packed."""
     process = os.getpid()

@@ -25,18 +25,18 @@ class Supervision:
     def __init__(
         self,
         ranks: list[Rank],
+        meetings: Meetings,
         still: float,
         whole: float,
-        on_tick: Callable[[], None] = lambda: None,
+        on_tick: Callable[[], None],
     ):
-        self._ranks = ranks
+        self._ranks, self._meetings = ranks, meetings
         self._still, self._whole = still, whole
         self._on_tick = on_tick
         self._delayed = 0.0  # the seconds by which the end was put off
         self._end = self._last = time.monotonic() + START + still
         self._mark = None  # when the ranks were looked at, and how they were
         self._selector = selectors.DefaultSelector()
-        self.meetings = Meetings([rank.record for rank in ranks])
         self.limit = still  # the one of the two that ends the call
 
     def __enter__(self):
@@ -52,7 +52,7 @@ class Supervision:
         """Returns why watching ended: 'finished', 'failed', 'stuck', 'unproven' (stuck, as far as can be
         seen) or 'late'."""
         turns = Turns(self._ranks)
-        stillness = Stillness(self._ranks, self.meetings, self._still / 2)
+        stillness = Stillness(self._ranks, self._meetings, self._still / 2)
         begun = False
         while True:
             self._read_in_time()
@@ -61,7 +61,7 @@ class Supervision:
                 begun = True
                 self._begin()
             if turns.serve():  # all others wait, however long
-                stillness = Stillness(self._ranks, self.meetings, self._still / 2)
+                stillness = Stillness(self._ranks, self._meetings, self._still / 2)
                 self._renew()
                 continue
             if any(rank.failed for rank in self._ranks):
