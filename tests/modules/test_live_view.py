@@ -10,6 +10,7 @@ import pytest
 from course_utils.launch.ranks import cells, live
 from course_utils.launch.ranks.output import LIMIT, Output
 from course_utils.launch.story import calls
+from course_utils.launch.story.matching import Meetings
 from tests.support.pages import Page
 
 
@@ -79,7 +80,7 @@ def test_what_stays_of_rank_0_is_not_shown_twice(capsys):
 def test_a_terminal_shows_one_row_that_goes_again(monkeypatch, tmp_path):
     terminal = on_a_terminal(monkeypatch)
     clock, ranks = Clock(monkeypatch), ranks_of(2, tmp_path)
-    view = live.View(ranks)
+    view = live.View(ranks, Meetings([rank.record for rank in ranks]))
     ranks[1].output.add(b"half \x1b[32mgreen\x1b[0m\n")
     clock.now += 0.2
     view.tick()
@@ -103,7 +104,7 @@ def test_a_terminal_shows_one_row_that_goes_again(monkeypatch, tmp_path):
 
 def test_where_nobody_watches_nothing_is_shown(capsys, monkeypatch, tmp_path):
     clock, ranks = Clock(monkeypatch), ranks_of(2, tmp_path)
-    view = live.View(ranks)
+    view = live.View(ranks, Meetings([rank.record for rank in ranks]))
     ranks[1].output.add(b"a line\n")
     clock.now += 10
     view.tick()
@@ -114,7 +115,7 @@ def test_where_nobody_watches_nothing_is_shown(capsys, monkeypatch, tmp_path):
 def test_the_view_breaks_and_the_launch_goes_on(monkeypatch, tmp_path):
     on_a_terminal(monkeypatch)
     clock, ranks = Clock(monkeypatch), ranks_of(2, tmp_path)
-    view = live.View(ranks)
+    view = live.View(ranks, Meetings([rank.record for rank in ranks]))
     ranks[1].output = None
     clock.now += 10
     view.tick()
@@ -127,9 +128,9 @@ def test_the_count_says_what_ranks_that_stand_still_have_called(monkeypatch, tmp
     busy = iter(range(10))
     ranks[3].calls_made = lambda: next(busy)
     ranks[1].finished = True
-    read = [SimpleNamespace(kind="barrier"), SimpleNamespace(kind="all_reduce")]
-    monkeypatch.setattr(calls, "read", lambda records: [read for _ in records])
-    view = live.View(ranks)
+    meetings = Meetings([rank.record for rank in ranks])
+    monkeypatch.setattr(meetings, "newest", lambda rank: SimpleNamespace(kind="all_reduce"))
+    view = live.View(ranks, meetings)
     for _ in range(2):
         clock.now += 5
         view.tick()
@@ -215,7 +216,7 @@ def test_a_cell_shows_what_goes_on_and_stores_none_of_it(
         notebook = Notebook(monkeypatch, watched)
         for name, text in outputs:
             notebook.display() if name == "display" else getattr(sys, name).write(text)
-        view = live.View(ranks)
+        view = live.View(ranks, Meetings([rank.record for rank in ranks]))
         ranks[1].output.add(of_rank_1.encode())
         for _ in range(2):
             clock.now += 4
@@ -237,7 +238,7 @@ def test_a_cell_shows_what_goes_on_and_stores_none_of_it(
 
 def test_rows_stay_below_what_is_printed(monkeypatch, tmp_path):
     clock, ranks, notebook = Clock(monkeypatch), ranks_of(2, tmp_path), Notebook(monkeypatch)
-    view = live.View(ranks)
+    view = live.View(ranks, Meetings([rank.record for rank in ranks]))
     ranks[1].output.add(b"of rank 1 \xf0\x9f\x8e\x89\n")
     clock.now += 4
     view.tick()
