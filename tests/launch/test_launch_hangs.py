@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils.launch import RankFailure
+from course_utils.launch.ranks import launching
 from course_utils.launch.story import diagnosis, stacks, stillness, supervise
 from course_utils.launch.story.frames import Frame
 from tests.support.fault_table import FAULTS
@@ -374,6 +375,42 @@ def test_time_in_which_a_rank_had_no_processor_does_not_count(monkeypatch):
     """As on a busy machine; here it is said of a rank that sleeps for longer than the limit."""
     monkeypatch.setattr(supervise, "longest_delay", lambda pids: 100.0 * len(list(pids)))
     assert launch(lambda rank: time.sleep(1.5), 1, timeout=0.5) == [None]
+
+
+def _sleeps(rank):
+    time.sleep(4)
+    return rank
+
+
+def _computes(rank, seconds=4):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+    return rank
+
+
+def _calls_now_and_then(rank):
+    for _ in range(8):
+        time.sleep(0.5)
+        dist.barrier()
+    return rank
+
+
+def _calls_for_ever(rank):
+    while True:
+        _calls_now_and_then(rank)
+
+
+def test_ranks_that_go_on_have_more_time_than_those_that_stand_still(monkeypatch):
+    monkeypatch.setattr(launching, "_STILL", 2.0)
+    assert launch(_computes, 2) == launch(_calls_now_and_then, 2) == [0, 1]
+    with pytest.raises(RankFailure, match=r"running when the time was up \(timeout=2 seconds\)"):
+        launch(_sleeps, 2)
+    with pytest.raises(RankFailure, match=r"when the time was up \(timeout=2 seconds\)"):
+        launch(_calls_for_ever, 2, timeout=2.0)  # a limit of one's own is for both
+    monkeypatch.setattr(launching, "_WHOLE", 3.0)
+    with pytest.raises(RankFailure, match=r"when the time was up \(timeout=3 seconds\)"):
+        launch(_computes, 2, 600)
 
 
 class _SlowToUnpack:

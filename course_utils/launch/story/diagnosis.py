@@ -291,13 +291,11 @@ class _Story:
         ]
         for number in running:
             call = self.states[number].call
-            if call is not None:
-                lacks = sorted(self.meetings.lacks(number, call) - {None})
-                lines.append(
-                    f"Its newest call, {call}, lacks {names(lacks)}:"
-                    if number == first
-                    else f"The newest call of rank {number}, {call}, lacks {names(lacks)}:"
+            if call and (lacks := sorted(self.meetings.lacks(number, call) - {None})):
+                whose = (
+                    "Its newest call" if number == first else f"The newest call of rank {number}"
                 )
+                lines.append(f"{whose}, {call}, lacks {names(lacks)}:")
                 lines += _quotes([call.where] if call.where else [])
         return self._failure(lines, first, "timeout", own.where)
 
