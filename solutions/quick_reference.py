@@ -170,7 +170,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03: 4 |
 # | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
 # | *a call lacks its partner, and no rank has waited for it.* | the same, with `async_op=True`, `isend` or `irecv`: nothing stopped, and the result may be wrong | make the call on the other rank as well, and wait for both | |
-# | *waits in the store for* | nobody has set this key | set it on another rank, under the same name | |
+# | *finished without setting it* | a rank waits for a key of the store that nobody has set | set it on another rank, under the same name | |
 # | *still waited for each other when the time was up*, or *It is not proven that none can go on* | the ranks wait, and a thread of one might still have acted | as in the rows above | |
 # | *called destroy\_process\_group while other ranks still communicated* | a rank was done before the others, or left out a call | call it last on all ranks; look at the line in which the others waited | |
 # | *was running* ... *when the time was up (timeout=* | an endless loop, or work that takes longer than the limit | look at the quoted line; if it only needs longer, `launch(..., timeout=300)` | |

@@ -34,6 +34,11 @@ _FACING = {
     "recv": "Where both receive first, nobody sends: let one of them send first, or start both messages\n"
     "together with dist.batch_isend_irecv.",
 }
+_OWED = {
+    "send": "finished without receiving it",
+    "recv": "finished without sending it",
+    KEY: "finished without setting it",
+}
 _SET_KEY = "A key of the store has to be set by another rank, under the same name."
 _ALONE = (
     "DistributedDataParallel's forward communicates too. On one rank alone, as for an evaluation on\n"
@@ -43,6 +48,7 @@ _BATCHES = (
     "Where ranks have different numbers of batches, stop at the smallest number, or train in\n"
     "`with model.join():`. A decision to stop has to be the same on all ranks."
 )
+_SHARDED = "The forward of a sharded model gathers its parameters: it is a call of all ranks."
 _ALL_ENTER = "{function} is a call of all ranks, also of those that do not need its result."
 _NCCL_MISMATCH = "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."
 _NCCL_STUCK = "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
@@ -341,8 +347,7 @@ def _uneven(meeting):
 
 def _owed(call):
     """What a rank that has finished owes to a call that lacks it."""
-    what = {"send": "receiving", "recv": "sending", KEY: "setting"}.get(call.kind, "calling")
-    return f"finished without {what} it"
+    return _OWED.get(call.kind, "finished without calling it")
 
 
 def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:
@@ -365,8 +370,10 @@ def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:
             lines.append(_ALONE)
         elif through == "backward":
             lines.append(_BATCHES)
-        elif call and not call.is_message and through.strip("_") not in ("", "wait", call.kind):
-            lines.append(_ALL_ENTER.format(function=through))
+        elif through == "_pre_forward":
+            lines.append(_SHARDED)
+        elif call and not call.is_message and through not in ("", "wait", call.kind):
+            lines += [] if through.startswith("_") else [_ALL_ENTER.format(function=through)]
     return list(dict.fromkeys(lines))
 
 
