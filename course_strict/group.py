@@ -6,6 +6,7 @@ rules, puts it in the queue of the communicator, and there hands the same bytes,
 group of gloo that nobody else sees.
 """
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -125,8 +126,8 @@ def _kernel(name, operator):
             return result if one_result else (args[0], result[-1])
         communicator = _communicators[group.group_name]
         rules.check_call(name, given)
-        outputs = [] if name in _SENDS_ONLY else _flat(args[0])
-        queues.called_with(_flat(list(args)))
+        outputs = [] if name in _SENDS_ONLY else rules.flat(args[0])
+        queues.called_with(rules.flat(list(args)))
         start = _start(name, operator, given, communicator)
         work = _put(communicator, start, outputs)
         return work.boxed() if one_result else (args[0], work.boxed())
@@ -153,27 +154,63 @@ def _put(communicator, start, outputs):
 def _start(name, operator, given, communicator):
     """A function that makes the call by gloo, and returns what waits for its end."""
     average = rules.averages(given)
+    limit = given.get("timeout", -1)  # in milliseconds
+    if limit <= 0:
+        limit = communicator.options._timeout // timedelta(milliseconds=1)
     given = given | {"process_group": communicator.transport.boxed()}
     if average:
         given["reduce_op"] = torch.classes.c10d.ReduceOp()  # SUM
     if "tag" in given:
         given["tag"] = 0  # NCCL knows no tags: messages of a pair arrive in their order
-    arguments = [_seen(value) for value in given.values()]
+    # NCCL knows no shapes, but in an all_to_all_single a split is so many rows
+    seen = _seen if name == "alltoall_base_" else _seen_flat
+    arguments = [seen(value) for value in given.values()]
 
     def start():
-        result = operator.redispatch(memory.CPU, *arguments)
-        work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
+        begun = time.monotonic()
+        if name in _LISTS_OF_ANY_SIZES:
+            works, lists, arrive = _LISTS_OF_ANY_SIZES[name](communicator, *arguments[:2])
+        else:
+            result = operator.redispatch(memory.CPU, *arguments)
+            works = [dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)]
+            lists = arrive = ()
 
         def finish():
-            work.wait()
+            try:
+                for work in works:
+                    work.wait()
+            except RuntimeError:
+                if time.monotonic() - begun < limit / 1000:
+                    raise
+                raise rules.timed_out(name, limit) from None
+            for tensor, part in zip(lists, arrive):
+                tensor.copy_(part)
             if average:
-                for tensor in _flat(arguments[0]):
+                for tensor in rules.flat(arguments[0]):
                     whole = not (tensor.is_floating_point() or tensor.is_complex())
                     tensor.div_(communicator.size(), rounding_mode="trunc" if whole else None)
 
         return finish
 
     return start
+
+
+def _all_gather(gloo, lists, own):
+    """Each rank broadcasts its part; not into the lists, where a tensor may stand twice."""
+    arrive = [torch.empty_like(part) for part in lists[0]]
+    arrive[gloo.rank()] = own[0]
+    return [gloo.broadcast(part, root) for root, part in enumerate(arrive)], lists[0], arrive
+
+
+def _all_to_all(gloo, outputs, inputs):
+    sizes = [[part.numel() for part in parts] for parts in (outputs, inputs)]
+    arrive = torch.cat(outputs)
+    work = gloo.alltoall_base(arrive, torch.cat(inputs), *sizes)
+    return [work], outputs, arrive.split(sizes[0])
+
+
+# what gloo does for parts of one size only: to wait for, the lists, and what is to be copied into them
+_LISTS_OF_ANY_SIZES = {"allgather_": _all_gather, "alltoall_": _all_to_all}
 
 
 def _batch_calls():
@@ -210,17 +247,15 @@ def _reducer_waits():
     dist.Reducer._set_forward_pass_work_handle = take_and_wait
 
 
-def _flat(value) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for entry in value for tensor in _flat(entry)]
-    return []
-
-
 def _seen(value):
     if isinstance(value, Tensor):
         return memory.seen_from_cpu(value)
     if isinstance(value, (list, tuple)):
         return type(value)(_seen(entry) for entry in value)
     return value
+
+
+def _seen_flat(value):
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_seen_flat, value))
+    return _seen(value).view(-1) if isinstance(value, Tensor) else value

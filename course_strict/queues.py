@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 
 from course_strict import rules
 from course_utils.comm import host_waits, intercept, serving
+from course_utils.launch.story.recorder import place
 
 _flights: list["Flight"] = []  # those whose end nobody has needed yet, in order
 _lock = threading.RLock()  # autograd's threads touch tensors too
@@ -37,7 +38,7 @@ class Flight:
     """
 
     def __init__(self, name: str | None, queue: "Queue", outputs: Iterable[Tensor], watched: bool):
-        self.name, self.queue = name, queue
+        self.name, self.queue, self.where = name, queue, place()
         self.spans: list[tuple[int, int]] = []
         self.tensors: list[Tensor] = []
         self.error: BaseException | None = None
@@ -64,6 +65,9 @@ class Flight:
             if self.ended.is_set():
                 return
             self.error = error
+            if error is not None and self.spans and self not in _flights:
+                self.awaited = True  # by C++, which hears of no error: a kernel will raise it
+                _flights.append(self)
             self.ended.set()
         self.future.set_result(self.tensors)
 
@@ -84,7 +88,7 @@ class Flight:
             _flights[:] = [f for f in _flights if f not in before]
         for flight in before:
             if flight.error is not None:
-                raise flight.error
+                raise flight.error if flight.where == place() else _from(flight.where, flight.error)
 
 
 class Queue:
@@ -92,6 +96,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "communicator")
+        self.aborted: dist.DistBackendError | None = None  # what has taken the communicator down
 
     def give_up(self) -> None:
         """What NCCL does to a communicator when a wait with a limit has run out: its calls end, so that
@@ -114,12 +119,28 @@ def _carry(flight, starts, before):
     try:
         for other in before:
             other.ended.wait()
+        if flight.queue.aborted is not None:
+            raise flight.queue.aborted
         finishes = [start() for start in starts]
         for finish in finishes:
             finish()
     except BaseException as failed:  # noqa: BLE001 - it belongs to who needs the result
         error = failed
+        if isinstance(failed, dist.DistBackendError):
+            flight.queue.aborted = failed
     flight.end(error)
+
+
+def _from(where, error):
+    """The same error, with the line of the call as its innermost: the host may be far below it."""
+    if where is None:
+        return error
+    file, line, function = where
+    code = compile("\n" * (line - 1) + "raise error", file, "exec").replace(co_name=function)
+    try:
+        exec(code, {"error": error.with_traceback(None)})  # noqa: S102
+    except BaseException as raised:  # noqa: BLE001 - it is `error`
+        return raised.with_traceback(raised.__traceback__.tb_next)
 
 
 def touched(tensors: Iterable[Tensor]) -> None:

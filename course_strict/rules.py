@@ -47,6 +47,31 @@ RULES = {
         "Backend nccl does not support recvAnysource",
         "torch/csrc/distributed/c10d/Backend.hpp, recvAnysource",
     ),
+    "list size": Rule(
+        "ProcessGroupNCCL::{call}: Incorrect {side} list size {got}. {Side} list size should be "
+        "{expected}, same as size of the process group.",
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, gather, scatter; with the others' lists NCCL "
+        "would go beyond the end of the memory",
+    ),
+    "part": Rule(
+        "ProcessGroupNCCL::{call}: invalid tensor size at index {index} (expected {expected}, got {got})",
+        "torch/csrc/distributed/c10d/Utils.hpp, assertTypeAndSizesMatch; in all_gather and "
+        "reduce_scatter a rank's own part only, as ProcessGroupNCCL.cpp, _broadcast_oop, _reduce_oop",
+    ),
+    "whole": Rule(
+        "{whole} tensor size must be equal to world_size times {part} tensor size",
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, _allgather_base, _reduce_scatter_base",
+    ),
+    "another dtype": Rule(
+        "{whole} tensor must have the same type as {part} tensor",
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, _allgather_base, _reduce_scatter_base",
+    ),
+    "watchdog": Rule(
+        "Watchdog caught collective operation timeout: WorkNCCL(OpType={operation}, Timeout(ms)="
+        "{limit}) ran for {limit} milliseconds before timing out. With NCCL the watchdog then ends the "
+        "process, whatever that is doing.",
+        "torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, WorkNCCL::checkTimeout",
+    ),
     "in flight": Rule(
         f"The result of {{call}} {host_waits.USED_EARLY}. NCCL fills it on a stream of its own: call "
         "wait() on what {call} returned first.",
@@ -61,6 +86,8 @@ _UNKNOWN_TO_NCCL = {  # getNcclDataType has no entry for them
     torch.uint32: "UInt32",
     torch.uint64: "UInt64",
 }
+_LISTS = ("gather_", "scatter_", "allgather_", "reduce_scatter_")  # with a tensor for each rank
+_WHOLE = ("_allgather_base_", "_reduce_scatter_base_")  # with one for all ranks
 _BITWISE = ("BAND", "BOR", "BXOR")
 
 
@@ -92,8 +119,28 @@ def check_call(name: str, given: dict) -> None:
     operation = _operation(given)
     if operation in _BITWISE:
         raise _broken("reduction", ValueError, operation=operation)
-    for value in given.values():
-        _check_tensors(value)
+    for tensor in flat(list(given.values())):
+        if not tensor.is_contiguous():
+            raise _broken("not contiguous", ValueError)
+        if tensor.dtype in _UNKNOWN_TO_NCCL:
+            raise _broken("dtype", TypeError, dtype=_UNKNOWN_TO_NCCL[tensor.dtype])
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    whole, part = ("output", "input") if "gather" in name else ("input", "output")
+    if name in _LISTS:
+        [own] = flat(given[f"{part}_tensors"])
+        _check_list(name, group, whole, flat(given[f"{whole}_tensors"]), own)
+    elif name in _WHOLE:
+        large, small = given[f"{whole}_tensor"], given[f"{part}_tensor"]
+        if large.dtype != small.dtype:
+            raise _broken("another dtype", TypeError, whole=whole, part=part)
+        if large.numel() != small.numel() * group.size():
+            raise _broken("whole", ValueError, whole=whole, part=part)
+
+
+def timed_out(name: str, limit: int) -> dist.DistBackendError:
+    """What the watchdog says of a call that has not ended after `limit` milliseconds."""
+    operation = name.removesuffix("_").upper()
+    return _broken("watchdog", dist.DistBackendError, operation=operation, limit=limit)
 
 
 def averages(given: dict) -> bool:
@@ -106,12 +153,26 @@ def _operation(given):
     return None if boxed is None else dist.ReduceOp.RedOpType(boxed.op()).name
 
 
-def _check_tensors(value):
+def _check_list(name, group, side, parts, own):
+    """parts: one a rank, none where another rank is the root."""
+    about = {"call": name.removesuffix("_"), "side": side, "Side": side.title()}
+    if len(parts) not in (0, group.size()):
+        about |= {"got": len(parts), "expected": group.size()}
+        raise _broken("list size", ValueError, **about)
+    for index, part in enumerate(parts):
+        if name in ("gather_", "scatter_"):
+            fits = part.shape == own.shape
+        else:
+            fits = part.numel() == own.numel() or index != group.rank()
+        if not fits:
+            got, expected = (f"({', '.join(map(str, tensor.shape))})" for tensor in (part, own))
+            raise _broken("part", ValueError, index=index, got=got, expected=expected, **about)
+
+
+def flat(value) -> list[Tensor]:
+    """The tensors in an argument of c10d."""
+    if isinstance(value, Tensor):
+        return [value]
     if isinstance(value, (list, tuple)):
-        for entry in value:
-            _check_tensors(entry)
-    elif isinstance(value, Tensor):
-        if not value.is_contiguous():
-            raise _broken("not contiguous", ValueError)
-        if value.dtype in _UNKNOWN_TO_NCCL:
-            raise _broken("dtype", TypeError, dtype=_UNKNOWN_TO_NCCL[value.dtype])
+        return [tensor for entry in value for tensor in flat(entry)]
+    return []

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from course_utils.comm import host_waits
 from course_utils.hardware import device, settle
@@ -99,6 +99,71 @@ def test_what_no_host_waits_in_is_found(program):
         launch(program, 2, rules="nccl", timeout=50)
     assert all(words in str(caught.value) for words in HANGS[program]), str(caught.value)
     assert "none can go on" in str(caught.value)
+
+
+# ---- a group with a time limit -------------------------------------------------------------------
+
+
+def barrier_of_a_hurried_group(rank: int) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        time.sleep(20)
+    dist.barrier(group)  # here
+
+
+def read_too_late(rank: int) -> list:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        time.sleep(20)
+    total = ones()
+    dist.all_reduce(total, group=group)  # here
+    return total.tolist()
+
+
+def steps_of_ddp(rank: int) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    layer = nn.Linear(2, 1).to(device())
+    model = nn.parallel.DistributedDataParallel(layer, process_group=group)
+    if rank == 0:
+        time.sleep(20)
+    model(ones()).sum().backward()  # here
+
+
+def never_read(rank: int) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        time.sleep(20)
+    dist.broadcast(ones(), 0, group=group)  # here
+
+
+def caught_and_repeated(rank: int) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        time.sleep(20)
+    with pytest.raises(dist.DistBackendError, match="OpType=BARRIER"):
+        dist.barrier(group)
+    dist.barrier(group)  # here
+
+
+@pytest.mark.parametrize(
+    ("program", "operation"),
+    [
+        (barrier_of_a_hurried_group, "BARRIER"),
+        (read_too_late, "ALLREDUCE"),
+        (never_read, "BROADCAST"),
+        (steps_of_ddp, "ALLREDUCE"),
+        (caught_and_repeated, "BARRIER"),
+    ],
+)
+def test_the_watchdog_names_the_call_that_took_too_long(program, operation):
+    with pytest.raises(RankFailure) as caught:
+        launch(program, 2, rules="nccl", timeout=30)
+    said = str(caught.value)
+    assert caught.value.rank == 1
+    assert f"WorkNCCL(OpType={operation}, Timeout(ms)=1000) ran for 1000 milliseconds" in said
+    assert "# here" in said
+    assert "unbound_buffer" not in said
+    assert "timeout caused pair closure" not in said
 
 
 # ---- right programs ------------------------------------------------------------------------------

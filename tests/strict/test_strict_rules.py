@@ -119,6 +119,29 @@ def drawn(on: torch.device) -> list:
     return list(random.to(device()).shape)
 
 
+def gathered(*sizes: int) -> list:
+    """Rank r hands over 2 + r numbers, and expects sizes[s] of rank s."""
+    rank, parts = dist.get_rank(), [torch.zeros(n, device=device()) for n in sizes]
+    dist.all_gather(parts, ones(2 + rank) * rank)
+    return [part.tolist() for part in parts]
+
+
+def gathered_by_0(*sizes: int) -> None:
+    parts = [ones(n) for n in sizes] if dist.get_rank() == 0 else None
+    dist.gather(ones(2), parts, dst=0)
+
+
+def scattered_by_1(*sizes: int) -> None:
+    parts = [ones(n) for n in sizes] if dist.get_rank() == 1 else None
+    dist.scatter(ones(2), parts, src=1)
+
+
+def reduced_and_scattered(*sizes: int) -> list:
+    own = ones(2 + dist.get_rank())
+    dist.reduce_scatter(own, [ones(n) for n in sizes])
+    return own.tolist()
+
+
 IN_FLIGHT = host_waits.USED_EARLY
 REFUSED = {
     "a CPU tensor": (
@@ -196,6 +219,36 @@ REFUSED = {
         lambda _: last_of_two(),
         IN_FLIGHT,
     ),
+    "a list that has no place for a rank's own part": (
+        lambda _: gathered(1, 4),
+        lambda _: gathered(2, 3),
+        "ProcessGroupNCCL::allgather: invalid tensor size at index 1 (expected (3), got (4))",
+    ),
+    "a list without an entry for each rank": (
+        lambda _: gathered(2),
+        lambda _: gathered(2, 3),
+        "ProcessGroupNCCL::allgather: Incorrect output list size 1. Output list size should be 2",
+    ),
+    "a part of a reduced list that does not fit": (
+        lambda _: reduced_and_scattered(1, 4),
+        lambda _: reduced_and_scattered(2, 3),
+        "ProcessGroupNCCL::reduce_scatter: invalid tensor size at index 1 (expected (3), got (4))",
+    ),
+    "an output of another size": (
+        lambda _: dist.all_gather_single(ones(5), ones(2)),
+        lambda _: dist.all_gather_single(ones(4), ones(2, 1)),
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
+    "an output of another type": (
+        lambda _: dist.all_gather_single(ones(4).double(), ones(2)),
+        lambda _: dist.all_gather_single(ones(4), ones(2)),
+        "output tensor must have the same type as input tensor",
+    ),
+    "an input of another size": (
+        lambda _: dist.reduce_scatter_single(ones(2), ones(5)),
+        lambda _: dist.reduce_scatter_single(ones(2, 1), ones(4)),
+        "input tensor size must be equal to world_size times output tensor size",
+    ),
     "a file of another rank": (
         loaded_by_the_other,
         lambda folder: loaded(folder, map_location=device()),
@@ -236,6 +289,44 @@ def test_what_breaks_a_rule_is_refused_in_pytorchs_words(name, wrong):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_near_the_rule_and_right_goes_on(name, right):
     assert [said[name] for said in right] == [None] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("program", "sizes", "guilty", "words"),
+    [
+        (
+            gathered_by_0,
+            (2, 3),
+            0,
+            "gather: invalid tensor size at index 1 (expected (2), got (3))",
+        ),
+        (
+            gathered_by_0,
+            (2,),
+            0,
+            "gather: Incorrect output list size 1. Output list size should be 2",
+        ),
+        (
+            scattered_by_1,
+            (2, 3),
+            1,
+            "scatter: invalid tensor size at index 1 (expected (2), got (3))",
+        ),
+        (
+            scattered_by_1,
+            (2,),
+            1,
+            "scatter: Incorrect input list size 1. Input list size should be 2",
+        ),
+    ],
+)
+def test_a_roots_list_is_refused_at_its_call(program, sizes, guilty, words):
+    with pytest.raises(RankFailure) as caught:
+        launch(lambda rank: program(*sizes), RANKS, rules="nccl", timeout=30)
+    failure = caught.value
+    assert (failure.rank, failure.error) == (guilty, "ValueError"), str(failure)
+    assert "ProcessGroupNCCL::" + words in str(failure)
+    assert "in " + program.__name__ in str(failure)
 
 
 # ---- refused within backward ---------------------------------------------------------------------
@@ -356,6 +447,38 @@ def test_what_would_wait_for_ever_fails(program, arguments):
 )
 def test_what_nccl_can_do_ends(program, arguments, result):
     assert launch(program, RANKS, *arguments, rules="nccl") == [result] * RANKS
+
+
+# ---- lists of any sizes --------------------------------------------------------------------------
+
+
+def lists_of_any_sizes(rank: int) -> dict[str, list]:
+    """Of 3 ranks; rank r hands over numbers r, to rank s in an all-to-all 2 * r + s of them."""
+
+    def parts(sizes):
+        return [torch.full((n, 1), -1.0, device=device()) for n in sizes]
+
+    gathered, swapped = parts([1, 0, 3]), parts(2 * r + rank for r in range(3))
+    dist.all_gather(gathered, torch.full((len(gathered[rank]),), float(rank), device=device()))
+    mean, means = ones(rank + 1), [rank * ones(n) for n in (1, 2, 3)]
+    dist.reduce_scatter(mean, means, op=dist.ReduceOp.AVG)
+    given = [torch.full((2 * rank + s,), float(rank), device=device()) for s in range(3)]
+    dist.all_to_all(swapped, given)
+    last = [ones(1)] * 3
+    dist.all_gather(last, rank * ones(1))
+    found = {"gathered": gathered, "means": means, "mean": [mean], "swapped": swapped, "last": last}
+    return {name: [tensor.flatten().tolist() for tensor in each] for name, each in found.items()}
+
+
+def test_lists_may_have_parts_of_any_sizes():
+    for rank, found in enumerate(launch(lists_of_any_sizes, 3, rules="nccl")):
+        assert found == {
+            "gathered": [[0.0], [], [2.0] * 3],
+            "means": [[float(rank)] * n for n in (1, 2, 3)],  # what was handed over stays
+            "mean": [[1.0] * (rank + 1)],
+            "swapped": [[float(r)] * (2 * r + rank) for r in range(3)],
+            "last": [[2.0]] * 3,
+        }
 
 
 # ---- the same numbers ----------------------------------------------------------------------------
