@@ -26,6 +26,7 @@ _SAME_SPLITS = (
     "In an all-to-all a rank has to expect from each other one as many rows as that one\n"
     "sends to it."
 )
+_SAME_PARTS = "A rank has to expect from each other one as much as that one hands over."
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
 _SAME_TAG = "A message has to be sent and received with the same tag."
 _FACING = {
@@ -122,7 +123,11 @@ class _Story:
         alike = defaultdict(list)
         kinds = {call.kind for call in meeting.values()}
         operations = {call.operation for call in meeting.values()}
-        in_detail = len(kinds) == 1 and (len(operations) > 1 or _uneven(meeting.values()))
+        alike_so_far = len({str(call) for call in meeting.values()}) == 1
+        uneven = all(call.splits for call in meeting.values()) and (
+            alike_so_far or kinds != {"all_gather"}
+        )
+        in_detail = len(kinds) == 1 and (len(operations) > 1 or uneven)
         types = {call.dtype for call in meeting.values()}
         for rank, call in meeting.items():
             of = f", of {call.dtype}" if in_detail and len(types) > 1 else ""
@@ -339,12 +344,6 @@ def _raised_first(made: dict[int, NotedCall]) -> int | None:
     return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
 
 
-def _uneven(meeting):
-    return all(call.splits for call in meeting) and all(
-        call.kind != "all_gather" for call in meeting
-    )
-
-
 def _owed(call):
     """What a rank that has finished owes to a call that lacks it."""
     return _OWED.get(call.kind, "finished without calling it")
@@ -388,7 +387,9 @@ def _rule(meeting):
         return _SAME_CALLS
     if kinds in ({"all_to_all_single"}, {"all_to_all"}):
         return _SAME_SPLITS
-    return _SAME_OPERATION if len({str(call) for call in meeting}) == 1 else _SAME_CALLS
+    if len({str(call) for call in meeting}) > 1:
+        return _SAME_CALLS
+    return _SAME_PARTS if all(call.splits for call in meeting) else _SAME_OPERATION
 
 
 def _kind_of_end(rank):

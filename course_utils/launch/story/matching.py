@@ -133,11 +133,11 @@ class Meetings:
 
         groups: whether groups that were made in different orders count, which may go well by luck.
         """
-        might = [
-            self._open.get((_stream(rank, call), call.index), {}) | {rank: call}
-            for rank, call in self._refused.items()
-        ]
-        wrong = [met for met in (*might, *self._open.values()) if not _match(met.values())]
+        might = {}  # what PyTorch has refused, with whom it would have met
+        for rank, call in self._refused.items():
+            at = _stream(rank, call), call.index
+            might.setdefault(at, dict(self._open.get(at, {})))[rank] = call
+        wrong = [met for met in (*might.values(), *self._open.values()) if not _match(met.values())]
         wrong = [met for met in wrong if groups or call_of(met).kind != NEW_GROUP]
         wrong += [met for of_groups, met in self._wrong.items() if groups or not of_groups]
         if not wrong or not self.complete:

@@ -282,10 +282,10 @@ def _dtype(given, operator):
 def _splits(kind, given, ranks, nccl):
     """What goes to each rank, and what is expected from each; None where that need not fit, or where
     PyTorch refuses it by itself, since it does not add up."""
-    if kind == "all_to_all":
-        return _numbers(given["input_tensors"]), _numbers(given["output_tensors"])
-    if kind == "all_gather" and nccl:  # which takes parts of different sizes
-        return _numbers(given["input_tensors"]) * ranks, _numbers(given["output_tensors"])
+    if kind == "all_to_all" or (kind == "all_gather" and nccl):  # which takes parts of any sizes
+        sent, expected = _numbers(given["input_tensors"]), _numbers(given["output_tensors"])
+        sent *= ranks if kind == "all_gather" else 1
+        return (sent, expected) if len(sent) == len(expected) == ranks else None
     if kind != "all_to_all_single":
         return None
     sides = []
