@@ -24,7 +24,6 @@ NEVER_UNDER_RULES = (*NEVER, "ProcessGroupGloo", "unbound_buffer")  # NCCL has n
 
 # Why launch does not say something, as far as that is known.
 SWALLOWED = "" if sys.version_info >= (3, 12) else "sys.monitoring tells it from Python 3.12 on"
-WORKER_SLEEPS = "a worker of the loader sleeps: nobody can know for how long"
 
 SAME = object()  # under the rules as without them
 REPORTS: list["Report"] = []
@@ -37,6 +36,7 @@ class Report:
     sources:  "owner/repository#number" or the address of a thread, for each report it stands for
     says:     by rules (None, "nccl"); PASSES where the program is right
     known:    by rules, why launch does not yet say it; "" where it does
+    late:     nobody can know the cause before the time is up
     """
 
     program: Callable
@@ -44,6 +44,7 @@ class Report:
     nprocs: int
     says: dict[str | None, tuple[str, ...] | None]
     known: dict[str | None, str]
+    late: bool = False
 
     @property
     def theme(self) -> str:
@@ -77,7 +78,7 @@ class Report:
         lacks = [each for each in wanted if not any(w.casefold() in text for w in each.split("|"))]
         lacks += [f"line {n}" for n, code in self._lines() if not _quoted(n, code, text)]
         never = NEVER_UNDER_RULES if rules else NEVER
-        has = [each for each in never if each.casefold() in text]
+        has = [each for each in never if each.casefold() in text and not self.late]
         return "; ".join(
             ["lacks " + ", ".join(lacks).replace("|", " or ")] * bool(lacks)
             + [f"says {w}" for w in has]
@@ -103,14 +104,20 @@ def _quoted(number: int, code: str, text: str) -> bool:
 
 
 def report(
-    *sources: str, says, rules_says=SAME, nprocs: int = 2, known: str = "", known_rules: str = ""
+    *sources: str,
+    says,
+    rules_says=SAME,
+    nprocs: int = 2,
+    known: str = "",
+    known_rules: str = "",
+    late: bool = False,
 ):
     """Enters a program; `rules_says` and `known_rules` are for launch(..., rules="nccl")."""
 
     def enter(program: Callable) -> Callable:
         words = {None: says, "nccl": says if rules_says is SAME else rules_says}
         why = {None: known, "nccl": known_rules}
-        REPORTS.append(Report(program, sources, nprocs, words, why))
+        REPORTS.append(Report(program, sources, nprocs, words, why, late))
         return program
 
     return enter

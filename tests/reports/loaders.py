@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from course_utils.hardware import device
-from tests.reports.corpus import PASSES, WORKER_SLEEPS, report
+from tests.reports.corpus import PASSES, report
 
 
 @report("pytorch/pytorch#82077", "pytorch/pytorch#41517", says=PASSES)
@@ -85,7 +85,7 @@ def worker_that_was_killed(rank):
                 os.kill(os.getpid(), signal.SIGKILL)
             return float(i)
 
-    for batch in DataLoader(Hungry(), num_workers=1):  # <- here
+    for batch in DataLoader(Hungry(), num_workers=1):  # in which line it is noticed is chance
         dist.all_reduce(batch.float().to(device()))
 
 
@@ -136,8 +136,7 @@ def drawn_apart(rank):
 @report(
     "pytorch/pytorch#87995",
     says=("rank 0", "rank 1", "all_reduce"),
-    known=WORKER_SLEEPS,
-    known_rules=WORKER_SLEEPS,
+    late=True,  # a worker of the loader sleeps
 )
 def reader_that_never_returns(rank):
     class Slow(Dataset):
