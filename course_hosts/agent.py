@@ -28,7 +28,7 @@ from course_utils import hardware
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.ranks import job, packing
 from course_utils.launch.ranks.process import RankProcess
-from course_utils.launch.story import frames, stacks
+from course_utils.launch.story import calls, frames, stacks
 
 LEASE = 12.0  # seconds without a word from the kernel after which ranks are ended
 _LOOK = 1.0  # seconds between two looks at the lease
@@ -244,8 +244,11 @@ def _stacks(numbers):
 
 
 def _records(read: list[int]):
-    """What the ranks' records have beyond these sizes."""
-    return [Path(r).read_bytes()[n:] for r, n in zip(_hosted.records, read)] if _hosted else []
+    """What the ranks' records have beyond these sizes; None for one that is not complete."""
+    return [
+        None if calls.given_up(record) else Path(record).read_bytes()[size:]
+        for record, size in zip(_hosted.records if _hosted else [], read)
+    ]
 
 
 def _last_words(number):

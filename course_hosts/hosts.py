@@ -25,7 +25,7 @@ from course_utils.launch.keepers import server
 from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import elsewhere, job, packing
 from course_utils.launch.ranks.output import Output
-from course_utils.launch.story import stacks
+from course_utils.launch.story import calls, stacks
 from course_utils.launch.story.view import Rank
 
 PATIENCE = 10.0  # seconds without an answer after which a host is lost
@@ -158,8 +158,11 @@ class FarHost:
     def _write_records(self, question):
         with suppress(HostLost):
             for rank, more in zip(self.ranks, self.answer(question)):  # none, if it has ended them
-                with open(rank.record, "ab") as record:
-                    record.write(more)
+                if more is None:
+                    calls.give_up(rank.record)
+                else:
+                    with open(rank.record, "ab") as record:
+                        record.write(more)
 
     def orphaned(self) -> bool:
         with suppress(HostLost):

@@ -78,7 +78,7 @@ def test_whom_a_call_lacks(name, noted):
 
 def test_a_record_that_is_not_complete_proves_nothing(noted, tmp_path):
     meetings = noted([ONE], [])
-    (tmp_path / "1").write_text("")  # what a rank does whose disk is full
+    calls.give_up(str(tmp_path / "1"))  # what a rank does whose disk is full
     meetings.update()
     assert meetings.lacking(0) == {} == meetings.unmet()
 

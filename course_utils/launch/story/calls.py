@@ -16,7 +16,9 @@ from course_utils.launch.story.frames import Frame
 NEW_GROUP = "new_group"
 DESTROY = "destroy_process_group"
 KEY = "wait for a key of the store"
-_EMPTY = b" " * 4095 + b"\n"  # so that a full disk shows before the ranks begin
+_TRIED = (
+    4096  # bytes that are written to a new record and taken away, so that a full disk shows now
+)
 
 
 class Handled(NamedTuple):
@@ -104,8 +106,19 @@ _TO = ("send", "reduce", "gather")
 
 def prepare(path: str) -> None:
     """Makes an empty record."""
-    with open(path, "wb") as file:
-        file.write(_EMPTY)
+    with open(path, "wb", buffering=0) as file:
+        file.write(b" " * _TRIED)
+        file.truncate(0)
+
+
+def give_up(record: int | str) -> None:
+    """Marks a record, by its path or descriptor, as one that is not complete: a full disk lets that pass."""
+    os.chmod(record, 0o400)
+
+
+def given_up(path: str) -> bool:
+    """Whether that was done."""
+    return not os.stat(path).st_mode & 0o200
 
 
 class Record:
@@ -119,7 +132,7 @@ class Record:
 
     def __init__(self, path: str):
         self._path = path
-        self._read = len(_EMPTY)
+        self._read = 0
         self._descriptions: list[NotedCall] = []
         self._calls = 0
         self.pending: dict = {}
@@ -150,7 +163,7 @@ class Record:
 
     def _lines(self):
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < self._read:
+            if given_up(self._path):
                 self.complete = False
                 return []
             file.seek(self._read)

@@ -34,7 +34,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from course_utils.comm import intercept
 from course_utils.comm.collectives import OPERATORS, Operator
-from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP
+from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, give_up
 from course_utils.launch.story.frames import is_own, passes_through
 
 _TOOL = 4  # of sys.monitoring: one that no debugger or profiler has
@@ -215,8 +215,8 @@ class Recorder:
     def _add(self, line):
         try:
             os.write(self._file, line.encode() + b"\n")
-        except OSError:  # a full disk; that can be said on it
-            os.ftruncate(self._file, 0)
+        except OSError:  # a full disk, or a limit of the program's own
+            give_up(self._file)
 
 
 def _agreed_name(number):
