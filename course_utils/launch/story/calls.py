@@ -106,8 +106,9 @@ _TO = ("send", "reduce", "gather")
 
 def prepare(path: str) -> None:
     """Makes an empty record."""
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "wb") as file:
         file.write(b" " * _TRIED)
+        file.flush()
         file.truncate(0)
 
 
