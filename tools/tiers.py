@@ -28,6 +28,7 @@ RULE = [
     ("launch/test_launch_faults.py*", QUICK),
     ("launch/test_launch_hangs.py::test_hang*", QUICK),
     # techniques, and what chapters build
+    ("chapters/test_pipeline_engine.py*", LONG),
     ("chapters/*", QUICK),
     # the planner's tables; programs are traced in the rest
     ("estimate/test_estimate.py*", QUICK),
@@ -46,6 +47,7 @@ RULE = [
     ("pages/*", QUICK),
     ("sources/*", QUICK),
     ("tools/test_benchmarks.py*", LONG),
+    ("tools/test_class.py*", LONG),
     ("tools/test_gpu_session.py*", LONG),
     ("tools/test_setup.py*", LONG),
     ("tools/*", QUICK),
