@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from course_strict import memory, queues, rules
 from course_strict.queues import Flight, Queue
 from course_utils.comm import host_waits, intercept
+from course_utils.comm.collectives import tensors_in
 
 _SENDS_ONLY = ("send", "barrier")
 _libraries = []
@@ -126,8 +127,8 @@ def _kernel(name, operator):
             return result if one_result else (args[0], result[-1])
         communicator = _communicators[group.group_name]
         rules.check_call(name, given)
-        outputs = [] if name in _SENDS_ONLY else rules.flat(args[0])
-        queues.called_with(rules.flat(list(args)))
+        outputs = [] if name in _SENDS_ONLY else tensors_in(args[0])
+        queues.called_with(tensors_in(list(args)))
         start = _start(name, operator, given, communicator)
         work = _put(communicator, start, outputs)
         return work.boxed() if one_result else (args[0], work.boxed())
@@ -186,7 +187,7 @@ def _start(name, operator, given, communicator):
             for tensor, part in zip(lists, arrive):
                 tensor.copy_(part)
             if average:
-                for tensor in rules.flat(arguments[0]):
+                for tensor in tensors_in(arguments[0]):
                     whole = not (tensor.is_floating_point() or tensor.is_complex())
                     tensor.div_(communicator.size(), rounding_mode="trunc" if whole else None)
 

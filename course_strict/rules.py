@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from course_utils.comm import host_waits
+from course_utils.comm.collectives import tensors_in
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def check_call(name: str, given: dict) -> None:
     operation = _operation(given)
     if operation in _BITWISE:
         raise _broken("reduction", ValueError, operation=operation)
-    for tensor in flat(list(given.values())):
+    for tensor in tensors_in(list(given.values())):
         if not tensor.is_contiguous():
             raise _broken("not contiguous", ValueError)
         if tensor.dtype in _UNKNOWN_TO_NCCL:
@@ -127,8 +127,8 @@ def check_call(name: str, given: dict) -> None:
     group = dist.ProcessGroup.unbox(given["process_group"])
     whole, part = ("output", "input") if "gather" in name else ("input", "output")
     if name in _LISTS:
-        [own] = flat(given[f"{part}_tensors"])
-        _check_list(name, group, whole, flat(given[f"{whole}_tensors"]), own)
+        [own] = tensors_in(given[f"{part}_tensors"])
+        _check_list(name, group, whole, tensors_in(given[f"{whole}_tensors"]), own)
     elif name in _WHOLE:
         large, small = given[f"{whole}_tensor"], given[f"{part}_tensor"]
         if large.dtype != small.dtype:
@@ -167,12 +167,3 @@ def _check_list(name, group, side, parts, own):
         if not fits:
             got, expected = (f"({', '.join(map(str, tensor.shape))})" for tensor in (part, own))
             raise _broken("part", ValueError, index=index, got=got, expected=expected, **about)
-
-
-def flat(value) -> list[Tensor]:
-    """The tensors in an argument of c10d."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for entry in value for tensor in flat(entry)]
-    return []

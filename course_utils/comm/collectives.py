@@ -6,6 +6,8 @@ torch.distributed's functions end in them, and so do DistributedDataParallel, FS
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -64,3 +66,12 @@ OPERATORS = {
     "monitored_barrier_": Operator("monitored_barrier", "barrier"),
 }
 POINT_TO_POINT = ("send", "recv")
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors in an argument of an operator: a tensor, a list, a list of lists, or something else."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for entry in value for tensor in tensors_in(entry)]
+    return []

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
-from course_utils.comm.collectives import OPERATORS
+from course_utils.comm.collectives import OPERATORS, tensors_in
 from course_utils.comm.rings import PASSES, bus_factor
 
 
@@ -44,17 +43,11 @@ def describe(name: str, arguments: dict) -> Call | None:
     if "root_rank" in arguments:
         root = members[arguments["root_rank"]]
         sends = received is None or root == members[group.rank()]
-    tensors = _flat(arguments[payload if sends else received]) if payload or received else []
+    tensors = tensors_in(arguments[payload if sends else received]) if payload or received else []
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
     elements = sum(tensor.numel() for tensor in tensors)
     size = sum(tensor.nbytes for tensor in tensors)
     return Call(operator.op, size, elements, dtype, sends, ranks, root)
-
-
-def _flat(tensors) -> list[torch.Tensor]:
-    if torch.is_tensor(tensors):
-        return [tensors]
-    return [tensor for item in tensors for tensor in _flat(item)]
 
 
 def on_a_ring(call: Call) -> tuple[int, float]:
