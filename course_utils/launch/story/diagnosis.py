@@ -3,7 +3,6 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from course_utils.comm.collectives import POINT_TO_POINT
 from course_utils.launch.story import calls, frames, matching
 from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.failure import RankFailure
@@ -236,10 +235,8 @@ class _Story:
 
     def stuck(self, reason: str) -> RankFailure:
         """Ranks wait for a call that another one has not made."""
-        late = {
-            n: each for n, each in self.states.items() if self.ranks[n].living and not each.waits_in
-        }
-        if reason == "late" and any(each.call is None for each in late.values()):
+        busy = [r for r in self.ranks if r.living and not self.states[r.number].waits_in]
+        if reason == "late" and any(self.states[rank.number].call is None for rank in busy):
             return self.late()
         if left := self._left():
             return self._destroyed(*left)
@@ -379,7 +376,7 @@ def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:
 def _rule(meeting):
     """What the calls of a meeting have not kept."""
     kinds = {call.kind for call in meeting}
-    if kinds <= set(POINT_TO_POINT):
+    if all(call.is_message for call in meeting):
         return _SAME_SIZE
     if kinds == {calls.NEW_GROUP}:
         return _ALL_GROUPS

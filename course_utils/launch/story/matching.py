@@ -28,9 +28,8 @@ class Meetings:
         self._open: dict[tuple, dict[int, NotedCall]] = {}  # what has not met, by (stream, index)
         self._inboxes: dict[tuple, dict[str, deque]] = {}  # of those that receive from any rank
         self._made: Counter = Counter()  # calls by (stream, rank)
-        self._wrong: dict[
-            bool, dict
-        ] = {}  # the first meeting that does not match; True: of new_group
+        # The first meeting that does not match; under True, the first of new_group.
+        self._wrong: dict[bool, dict[int, NotedCall]] = {}
         self._refused: dict[int, NotedCall] = {}  # by rank its newest call, if PyTorch refused it
         self._ranks: dict[tuple, int] = {}  # by (world, number in that world)
         self._there: dict = defaultdict(set)  # the ranks that have called at a line

@@ -28,12 +28,11 @@ import threading
 import traceback
 from collections.abc import Callable
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from course_utils.comm import intercept
-from course_utils.comm.collectives import OPERATORS, Operator
+from course_utils.comm.collectives import OPERATORS, Operator, tensors_in
 from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, give_up
 from course_utils.launch.story.frames import is_own, passes_through
 
@@ -197,7 +196,8 @@ class Recorder:
             self._write(note)
 
     def _described(self, **note):
-        about = {"where": place(), "through": _through(), "handling": _handled(sys.exception())}
+        where, through = _way(sys._getframe(1))
+        about = {"where": where, "through": through, "handling": _handled(sys.exception())}
         return {"world": self._world_name} | note | about
 
     def _write(self, note) -> int:
@@ -258,16 +258,9 @@ def _handled(error):
     return type(error).__name__, text[:200], own[-1] if own else None
 
 
-def _flat(tensors):
-    flat = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    if flat and isinstance(flat[0], (list, tuple)):
-        flat = [tensor for part in flat for tensor in part]
-    return flat
-
-
 def _looks(tensors):
     """Data type and shape of each tensor; a long list is cut."""
-    return tuple((_name(t), tuple(t.shape)) for t in _flat(tensors)[:8])
+    return tuple((_name(t), tuple(t.shape)) for t in tensors_in(tensors)[:8])
 
 
 def _name(tensor):
@@ -275,7 +268,7 @@ def _name(tensor):
 
 
 def _dtype(given, operator):
-    sent = _flat(given[operator.payload])
+    sent = tensors_in(given[operator.payload])
     return _name(sent[0]) if sent else None
 
 
@@ -298,32 +291,38 @@ def _splits(kind, given, ranks, nccl):
 
 
 def _numbers(tensors):
-    return tuple(tensor.numel() for tensor in _flat(tensors))
+    return tuple(tensor.numel() for tensor in tensors_in(tensors))
 
 
 def place() -> tuple | None:
     """The learner's line that makes a call just now: file, line, function. A call from a thread that is
     not Python's, such as autograd's, belongs to the line at which the main thread waits."""
-    line, outermost = _own_line(sys._getframe(1))
-    if line is None and outermost.f_code.co_filename != threading.__file__:
-        line, _ = _own_line(sys._current_frames()[threading.main_thread().ident])
-    return line
+    return _way(sys._getframe(1))[0]
 
 
-def _through() -> str:
-    """The function of PyTorch's through which the learner has come to this call: "full_tensor", "backward";
-    "forward" of DistributedDataParallel; "" if there is none but the call itself."""
-    frame, name = sys._getframe(1), ""
-    while frame is not None and not is_own(frame.f_code.co_filename):
-        name = passes_through(frame.f_code.co_filename, frame.f_code.co_name) or name
+def _way(frame) -> tuple[tuple | None, str]:
+    """The learner's line, as `place`, and the function of PyTorch's through which a call has come from it:
+    "full_tensor", "backward", "forward" of DistributedDataParallel; "" if there is none but the call."""
+    frame, through = _to_own(frame)
+    if is_own(frame.f_code.co_filename):
+        return _line(frame), through
+    line = None
+    if frame.f_code.co_filename != threading.__file__:
+        frame, _ = _to_own(sys._current_frames()[threading.main_thread().ident])
+        line = _line(frame) if is_own(frame.f_code.co_filename) else None
+    return line, through or "backward"
+
+
+def _to_own(frame):
+    """The learner's innermost frame, else the outermost one; and what the frames before it tell."""
+    through = ""
+    while not is_own(frame.f_code.co_filename):
+        through = passes_through(frame.f_code.co_filename, frame.f_code.co_name) or through
+        if frame.f_back is None:
+            break
         frame = frame.f_back
-    return "backward" if frame is None and not name else name
+    return frame, through
 
 
-def _own_line(frame):
-    """The innermost line of the learner, and the outermost frame that was looked at."""
-    while frame.f_back is not None and not is_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    code = frame.f_code
-    own = is_own(code.co_filename)
-    return (code.co_filename, frame.f_lineno, code.co_name) if own else None, frame
+def _line(frame):
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name

@@ -28,8 +28,7 @@ _AGAIN = 0.25  # seconds after which a rank that has not answered is asked again
 
 # On another host PyTorch may lie in another folder.
 _TORCH = f"{os.sep}torch{os.sep}"
-_DISTRIBUTED = os.path.join(_TORCH, "distributed", "")
-_C10D = os.path.join(_DISTRIBUTED, "distributed_c10d.py")
+_C10D = os.path.join(_TORCH, "distributed", "distributed_c10d.py")
 _OPERATORS = os.path.join(_TORCH, "_ops.py")
 # Where PyTorch waits for disks and processes; another rank cannot end that.
 _ALONE = re.compile(

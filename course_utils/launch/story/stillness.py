@@ -29,10 +29,10 @@ class Stillness:
         self._meetings = meetings
         self._patience = patience
         self._looked = self._read_at = 0.0
-        self._begin()
+        self.begin()
 
-    def _begin(self):
-        """The ranks have moved."""
+    def begin(self) -> None:
+        """To be called when the ranks have moved in a way that is not seen here."""
         self._quiet_since = time.monotonic()
         self._rest = None  # how all rested when they were asked last
         self._wait = _BRIEFLY
@@ -64,7 +64,7 @@ class Stillness:
         held_up = now - self._looked > 4 * TICK
         self._looked = now
         if held_up or self._moved(now):
-            self._begin()
+            self.begin()
             if now - self._read_at > _READ:
                 self._read()
         elif now - self._since >= self._wait:

@@ -61,7 +61,7 @@ class Supervision:
                 begun = True
                 self._begin()
             if turns.serve():  # all others wait, however long
-                stillness = Stillness(self._ranks, self._meetings, self._still / 2)
+                stillness.begin()
                 self._renew()
                 continue
             if any(rank.failed for rank in self._ranks):
