@@ -63,18 +63,18 @@ class _HostedRanks:
         self._store = dist.TCPStore(self.address, port, **own)
         return self.address, port
 
-    def start(self, told: dict, calls: list[list], which: list[int], store: tuple[str, int]):
+    def start(self, settings: dict, calls: list[list], which: list[int], store: tuple[str, int]):
         here = job.on_this_host(self._call, self.placement, self._folder, self._sockets)
         here |= {"first": self.first, "store": store}
-        here["environment"] |= told.pop("variables")
+        here["environment"] |= settings.pop("variables")
         # Where hosts share their files, the kernel's folder and its modules are here too.
-        if not os.path.isdir(told["directory"]):
-            del told["directory"]
-        shared = [entry for entry in told.pop("path") if os.path.exists(entry)]
+        if not os.path.isdir(settings["directory"]):
+            del settings["directory"]
+        shared = [entry for entry in settings.pop("path") if os.path.exists(entry)]
         here["path"] = [*(entry for entry in shared if entry not in here["path"]), *here["path"]]
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             here["environment"][name] = self._interface
-        packed = packing.pack(here | told)
+        packed = packing.pack(here | settings)
         for number, (record, own) in enumerate(zip(self.records, which, strict=True), self.first):
             rank = RankProcess(number, record)
             self.ranks.append(rank)
@@ -217,8 +217,8 @@ def _prepare(call, first, ranks, toward):
     }
 
 
-def _start(told, calls, which, store):
-    _hosted.start(told, calls, which, store)
+def _start(settings, calls, which, store):
+    _hosted.start(settings, calls, which, store)
 
 
 def _begin():

@@ -334,13 +334,13 @@ def start(all_hosts: list[FarHost], call: job.Launch, packed: list[list]) -> Ite
                     "the hosts' ranks would have different backends "
                     f'({", ".join(sorted(backends))}): call launch with backend="gloo".'
                 )
-            told = call.for_ranks() | {
+            settings = call.for_ranks() | {
                 "variables": _set_in_this_kernel(),
                 "directory": os.getcwd(),
                 "path": server.import_path(),
             }
             questions = [
-                host.ask("start", told, *_once(packed[n.start : n.stop]), ready[0]["store"])
+                host.ask("start", settings, *_once(packed[n.start : n.stop]), ready[0]["store"])
                 for host, n in zip(hosts, places)
             ]
             for host, question in zip(hosts, questions):

@@ -33,7 +33,7 @@ _lock = threading.RLock()  # autograd's threads call and wait too
 _units: list["_Unit"] = []  # what was called and has not been seen to end, in order
 _publish: Callable[[dict], None] | None = None
 _place: Callable[[], object] | None = None
-_said: dict = {}
+_last_published: dict = {}
 
 
 class _Unit:
@@ -81,11 +81,11 @@ def until(ended: Callable[[], bool]) -> None:
     naps = iter(_NAPS)
     while not ended():
         nap = next(naps, _NAPS[-1])
-        if nap == _NAPS[-1] and _say_what_is_pending():
-            behind_a_collective(lambda: ended() or not _say_what_is_pending())
+        if nap == _NAPS[-1] and _publish_pending():
+            behind_a_collective(lambda: ended() or not _publish_pending())
         else:
             time.sleep(nap)
-    _say({})
+    _publish_change({})
 
 
 def behind_a_collective(goes_on: Callable[[], bool]) -> None:
@@ -146,7 +146,7 @@ def _keep(number, group, work, awaited):
             _units.append(_Unit(group, work, [number], awaited))
 
 
-def _say_what_is_pending() -> bool:
+def _publish_pending() -> bool:
     """Publishes what has not ended; returns whether the host waits behind any of it."""
     with _lock:
         _units[:] = [unit for unit in _units if not unit.ended()]
@@ -154,18 +154,18 @@ def _say_what_is_pending() -> bool:
         begun = [unit.numbers for unit in _units if unit.begun()]
         queued = [n for unit in _units if unit.after for n in unit.numbers]
     if behind is None:
-        _say({})
+        _publish_change({})
         return False
     about = {"behind": behind.numbers[0], "where": behind.where}
-    _say(about | {"begun": begun, "queued": queued})
+    _publish_change(about | {"begun": begun, "queued": queued})
     return True
 
 
-def _say(pending):
-    global _said
-    if _publish is not None and pending != _said:
+def _publish_change(pending):
+    global _last_published
+    if _publish is not None and pending != _last_published:
         _publish(pending)
-        _said = pending
+        _last_published = pending
 
 
 def _notice_waits():

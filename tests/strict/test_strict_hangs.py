@@ -78,8 +78,8 @@ def batches_without_partner(rank: int) -> None:
 
 def looks_slowly(rank: int) -> None:
     """As on a busy machine: between two looks whether it goes on, its stack is another one."""
-    look = host_waits._say_what_is_pending
-    host_waits._say_what_is_pending = lambda: time.sleep(0.05) or look()
+    look = host_waits._publish_pending
+    host_waits._publish_pending = lambda: time.sleep(0.05) or look()
     both_send_first(rank)
 
 
