@@ -22,11 +22,13 @@ _TRIED = (
 
 
 class Handled(NamedTuple):
-    """An exception that a rank handles: `except`, `finally` or a `with` that ends."""
+    """An exception that a rank handles: `except`, `finally` or a `with` that ends; or that has ended one of
+    its threads, whose name is `thread`."""
 
     type: str
     text: str
     where: Frame | None
+    thread: str = ""
 
 
 class NotedCall(NamedTuple):
@@ -126,7 +128,7 @@ class Record:
     """In the kernel: one rank's record, read on from where it was read to before.
 
     pending:  what the rank's host waits behind, as `host_waits.follow` publishes it; {} if it does not
-    caught:   exceptions that the rank has caught, the first at each line
+    caught:   exceptions that the rank has caught or that have ended a thread, the first at each line
     gave_up:  whether a wait with a limit has failed: a call may rightly be left without its partner
     complete: False if the rank could not write all
     """
@@ -189,5 +191,5 @@ def _description(note):
 def _handled(note):
     if not note:
         return None
-    kind, text, place = note
-    return Handled(kind, text, Frame(*place) if place else None)
+    kind, text, place, *thread = note
+    return Handled(kind, text, Frame(*place) if place else None, *thread)

@@ -54,13 +54,20 @@ _NCCL_MISMATCH = "NCCL does not compare: without this check the ranks wait for e
 _NCCL_STUCK = "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
 _HEADLINES = {
     "stuck": "the ranks wait for each other, and none can go on.",
-    "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads may\n"
-    "still act; but for long nothing has moved.",
+    "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads or\n"
+    "processes may still act; but for long nothing has moved.",
     "late": "the ranks still waited for each other when the time was up (timeout={seconds} seconds).",
 }
 _DROPPED = (
     "Rank {rank} has called isend, and nobody has called the wait() of what it returned; a message that\n"
     "nobody keeps may never leave:"
+)
+_PLAN = (
+    "Failed to validate global plan"  # what PyTorch says where the parts of a checkpoint do not fit
+)
+_SAME_KEYS = (
+    "Every rank has to save its part of each sharded tensor, under the same key: do the ranks' state_dicts\n"
+    "have the same keys?"
 )
 _SAME_TIME = 0.05  # seconds within which nobody can say which rank failed first
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
@@ -133,27 +140,25 @@ class _Story:
             alike[call.in_words(in_detail) + of, call.where].append(rank)
         lines = ["the ranks' calls do not match."]
         for (words, where), numbers in alike.items():
-            lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
+            lines += [f"  {names(numbers)}: {words}", *_quote(where)]
         lines += [*self._apart(meeting), _rule(meeting.values())]
         alone = [call for call in meeting.values() if call.through == "forward"]
         if alone and len(alone) < len(meeting):
             lines.append(_ALONE)
         if self.nccl:
             lines.append(_NCCL_MISMATCH)
-        if (first := _raised_first(meeting)) is not None:
-            return self._after_exception(first, meeting[first], lines)
-        return self._failure(lines, odd, "mismatch", meeting[odd].where)
+        return self._missed(meeting, lines, odd, "mismatch", meeting[odd].where)
 
     def unanswered(self, unmet: dict[int, NotedCall]) -> RankFailure:
         """All ranks have finished, and a call of one was never met; nobody waited for it."""
         first = min(unmet)
         lines = ["a call lacks its partner, and no rank has waited for it."]
         for rank, call in unmet.items():
-            lines += [f"  rank {rank}: {call}", *_quotes([call.where] if call.where else [])]
+            lines += [f"  rank {rank}: {call}", *_quote(call.where)]
             for other in sorted(self.meetings.lacks(rank, call) - {None}):
                 lines.append(f"  rank {other} {_owed(call)}")
         lines += [*self._apart(unmet), *_advice([(call, "") for call in unmet.values()])]
-        return self._failure(lines, first, "mismatch", unmet[first].where)
+        return self._missed(unmet, lines, first, "mismatch", unmet[first].where)
 
     def _apart(self, calls: dict[int, NotedCall]) -> list[str]:
         """Where the ways of ranks parted, if their lines tell; these calls are told already."""
@@ -171,24 +176,36 @@ class _Story:
 
     def _swallowed(self):
         """The newest exception that some ranks have caught, and others not: calls may be left out for it."""
-        caught = {rank.number: self.meetings.records[rank.number].caught for rank in self.ranks}
-        everywhere = [{each.where for each in mine} for mine in caught.values()]
-        for number, mine in caught.items():
-            for each in reversed(mine):
-                if not all(each.where in there for there in everywhere):
-                    place = f" ({each.where.place})" if each.where else ""
-                    return [f"Before, rank {number} caught {each.text}{place}"]
+        for number, each in self._noted():
+            if not each.thread:
+                place = f" ({each.where.place})" if each.where else ""
+                return [f"Before, rank {number} caught {each.text}{place}"]
         return []
 
-    def _after_exception(self, rank, call, lines) -> RankFailure:
-        first = call.handling
-        told = [
-            f"rank {rank} raised {first.text}",
-            *_quotes([first.where] if first.where else []),
-            f"After that it called {call.kind}, in an except or finally block:",
-            *lines,
-        ]
-        return self._failure(told, rank, "exception", first.where, first.type)
+    def _noted(self, of_all=False):
+        """Exceptions after which ranks went on, each with its rank, the newest first; `of_all`: also those that
+        all have met, and for which none of them misses another."""
+        noted = {rank.number: self.meetings.records[rank.number].caught for rank in self.ranks}
+        everywhere = set.intersection(*({each.where for each in mine} for mine in noted.values()))
+        for number, mine in noted.items():
+            for each in reversed(mine):
+                if of_all or each.where not in everywhere:
+                    yield number, each
+
+    def _missed(self, made: dict[int, NotedCall], lines, rank, kind, where) -> RankFailure:
+        """Ranks have missed each other in these calls; what one had raised before is the cause of that."""
+        if (first := _raised_first(made)) is not None:
+            then = f"After that it called {made[first].kind}, in an except or finally block:"
+            return self._after(first, made[first].handling, then, lines)
+        for number, each in self._noted(of_all=not made):
+            if each.thread:
+                then = f"That has ended its thread {each.thread}, and the others went on:"
+                return self._after(number, each, then, lines)
+        return self._failure(lines, rank, kind, where)
+
+    def _after(self, rank, error, then, lines) -> RankFailure:
+        told = [f"rank {rank} raised {error.text}", *_quote(error.where), then, *lines]
+        return self._failure(told, rank, "exception", error.where, error.type)
 
     def failed(self) -> RankFailure:
         """Of all ranks that failed, the first that did not fail because of another one."""
@@ -200,6 +217,8 @@ class _Story:
         own = self.states[first.number]
         lines = [f"rank {first.number} {_headline(first, own)}", *_quotes(own.path)]
         lines += [*_members(report), *_causes(report), *self._others(first.number)]
+        if _PLAN in own.text:
+            lines.append(_SAME_KEYS)
         error = report["type"] if kind == "exception" else None
         return self._failure(lines, first.number, kind, own.where, error)
 
@@ -227,7 +246,7 @@ class _Story:
     def _destroyed(self, number, where) -> RankFailure:
         lines = [
             f"rank {number} called destroy_process_group while other ranks still communicated.",
-            *_quotes([where] if where else []),
+            *_quote(where),
             *self._others(number),
             "It closes the connections: all ranks have to be done before any rank calls it.",
         ]
@@ -235,8 +254,9 @@ class _Story:
 
     def stuck(self, reason: str) -> RankFailure:
         """Ranks wait for a call that another one has not made."""
-        busy = [r for r in self.ranks if r.living and not self.states[r.number].waits_in]
-        if reason == "late" and any(self.states[rank.number].call is None for rank in busy):
+        living = [self.states[rank.number] for rank in self.ranks if rank.living]
+        busy = [each for each in living if not each.words.startswith("was waiting")]
+        if reason == "late" and any(each.call is None for each in busy):
             return self.late()
         if left := self._left():
             return self._destroyed(*left)
@@ -246,17 +266,15 @@ class _Story:
                 each.words = self._finished_without(number)
         lines = [_HEADLINES[reason].format(seconds=f"{self.limit:g}")]
         for sentence, each in grouped(self.states):
-            lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
+            lines += [f"  {_now(sentence)}", *_quote(each.where)]
         lines += self._apart({number: each.call for number, each in waiting.items()})
         lines += _advice([(each.call, self._through(number)) for number, each in waiting.items()])
         if self.nccl:
             lines.append(_NCCL_STUCK)
         made = {number: each.call for number, each in waiting.items() if each.call}
         lines += self._dropped(made)
-        if (raised := _raised_first(made)) is not None:
-            return self._after_exception(raised, made[raised], lines)
         first = min(waiting)
-        return self._failure(lines, first, "timeout", self.states[first].where)
+        return self._missed(made, lines, first, "timeout", self.states[first].where)
 
     def _through(self, number):
         """The function that has made the call of a rank that waits. Who lacks in DDP's forward has not
@@ -272,8 +290,7 @@ class _Story:
         for rank, call in made.items():
             met = call.kind == "recv" and not self.meetings.lacks(rank, call)
             if met and (sent := self.meetings.send_of(call)):
-                quote = _quotes([sent.where]) if sent.where else []
-                return [_DROPPED.format(rank=call.peer), *quote]
+                return [_DROPPED.format(rank=call.peer), *_quote(sent.where)]
         return []
 
     def _finished_without(self, number):
@@ -304,8 +321,8 @@ class _Story:
                     "Its newest call" if number == first else f"The newest call of rank {number}"
                 )
                 lines.append(f"{whose}, {call}, lacks {names(lacks)}:")
-                lines += _quotes([call.where] if call.where else [])
-        return self._failure(lines, first, "timeout", own.where)
+                lines += _quote(call.where)
+        return self._missed({}, lines, first, "timeout", own.where)
 
     def _others(self, but):
         rest = {number: each for number, each in self.states.items() if number != but}
@@ -420,6 +437,10 @@ def _quotes(path: list[Frame]) -> list[str]:
     """The learner's own lines, outermost first; the middle of a long path is left out."""
     shown = path if len(path) <= 4 else [path[0], *path[-3:]]
     return [f"    {frame.place}, in {frame.function}:  {frame.source}" for frame in shown]
+
+
+def _quote(where: Frame | None) -> list[str]:
+    return _quotes([where] if where else [])
 
 
 def _members(report) -> list[str]:

@@ -26,7 +26,12 @@ def _folder(package):
 
 _DISTRIBUTED = os.path.join(os.sep, "torch", "distributed", "")
 _DDP = os.path.join(os.sep, "torch", "nn", "parallel", "distributed.py")
-_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
+_WRAPPERS = (
+    "wrapper",
+    "inner",
+    "inner_func",
+    "fsdp_hook_wrapper",
+)  # they have nothing to say to a learner
 
 LIBRARIES = tuple(
     os.path.join(os.path.realpath(path), "")

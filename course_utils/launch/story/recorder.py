@@ -27,6 +27,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent import futures
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -53,7 +54,7 @@ class Recorder:
         self._calls = 0
         self._descriptions = {}  # each with its number
         self._groups = {}  # what is known of a group, by its name
-        self._caught = set()  # where an exception was caught
+        self._seen = set()  # where exceptions were caught
         self._newest = threading.local()  # the number of this thread's newest call
         self._world = None  # the default group of the newest note
         self._world_name = ""
@@ -107,8 +108,20 @@ class Recorder:
             self._add(f"!{number}")
 
     def _watch_exceptions(self):
-        """Notes each exception that the learner's code catches: a call may be left out for it. Python can
-        tell without a cost from 3.12 on."""
+        """Notes exceptions for which a call may be left out although the rank goes on: what ends a thread,
+        what a pool keeps for whoever asks, and what the learner's code catches; of that Python can tell
+        without a cost from 3.12 on."""
+        end, keep = threading.excepthook, futures.Future.set_exception
+
+        def end_on_record(args):
+            self._note_caught(args.exc_value, args.thread and args.thread.name)
+            end(args)
+
+        def keep_on_record(future, error):
+            self._note_caught(error)
+            keep(future, error)
+
+        threading.excepthook, futures.Future.set_exception = end_on_record, keep_on_record
         if (monitoring := getattr(sys, "monitoring", None)) is None:
             return
         handled = monitoring.events.EXCEPTION_HANDLED
@@ -117,10 +130,16 @@ class Recorder:
         monitoring.set_events(_TOOL, handled)
 
     def _on_caught(self, code, offset, error):
-        if is_own(code.co_filename) and (code, offset) not in self._caught:  # once a line is enough
-            self._caught.add((code, offset))
-            with contextlib.suppress(Exception):
-                self._add("^" + json.dumps(_handled(error)))
+        if is_own(code.co_filename) and (code, offset) not in self._seen:  # once a line is enough
+            self._seen.add((code, offset))
+            self._note_caught(error)
+
+    def _note_caught(self, error, *thread):
+        with contextlib.suppress(Exception):
+            kind, text, place = _handled(error)
+            if (kind, place) not in self._seen:
+                self._seen.add((kind, place))
+                self._add("^" + json.dumps((kind, text, place, *thread)))
 
     # Of waits that are no calls, as `intercept.Waits` says.
 

@@ -10,7 +10,7 @@ from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.matching import Meetings
 from course_utils.launch.story.stacks import waits
-from course_utils.launch.story.view import Rank, where
+from course_utils.launch.story.view import Rank, at_sockets, where
 
 _LOST_CONNECTION = re.compile(
     r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Ss]ocket closed|remote process exited"
@@ -53,8 +53,9 @@ class State:
 
 def states(ranks: list[Rank], meetings: Meetings) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
-    found = where([rank for rank in ranks if rank.living])
-    known = {rank.number: _state(rank, meetings, found.get(rank)) for rank in ranks}
+    living = [rank for rank in ranks if rank.living]
+    asleep, found = at_sockets(living), where(living)
+    known = {rank.number: _state(rank, meetings, found.get(rank), rank in asleep) for rank in ranks}
     for rank in ranks:
         if rank.report:
             known[rank.number].traceback = rank.report.get("traceback", "")
@@ -64,7 +65,7 @@ def states(ranks: list[Rank], meetings: Meetings) -> dict[int, State]:
     return known
 
 
-def _state(rank, meetings, stacks):
+def _state(rank, meetings, stacks, at_socket):
     if rank.finished:
         return State("finished")
     if rank.report:
@@ -73,7 +74,7 @@ def _state(rank, meetings, stacks):
         return State(f"was on host {rank.host.name}, {rank.lost}")
     if rank.code is not None:
         return _dead(rank)
-    return _living(rank, meetings, stacks)
+    return _living(rank, meetings, stacks, at_socket)
 
 
 def signal_name(number: int) -> str:
@@ -120,7 +121,8 @@ def _reported(report, newest):
     if report["type"] in _COMMUNICATION_ERRORS and _LOST_CONNECTION.search(report["text"]):
         call = newest.kind if newest else "a collective"
         return State(f"lost its connection in {call}", path, consequence=True)
-    return State(f"raised {report['type']}", path, text=report["text"])
+    follows = report.get("follows", False)
+    return State(f"raised {report['type']}", path, text=report["text"], consequence=follows)
 
 
 def _dead(rank):
@@ -131,7 +133,7 @@ def _dead(rank):
     return State(words, last.own_path, traceback=frames.as_text(last.main[::-1]))
 
 
-def _living(rank, meetings, stacks):
+def _living(rank, meetings, stacks, at_socket):
     if not rank.joined:
         return State("was starting")
     if stacks is None:
@@ -143,8 +145,9 @@ def _living(rank, meetings, stacks):
         name, thread = waits(waited_for), ", in a thread that its main thread waits for"
     stands = newest is not None and newest.number in lacking
     if not name and not (name == "" and stands and rank.activity()[1]):
-        idle = threads.idle(stacks.main)
-        words = "was waiting for another thread" if idle else "was running"
+        words = "was waiting at a socket" if at_socket else "was running"
+        if threads.idle(stacks.main):
+            words = "was waiting for another thread"
         return State(words, path, call=newest if stands else None)
     call, before = newest, ""
     if pending := meetings.records[rank.number].pending:

@@ -10,7 +10,7 @@ import time
 
 from course_utils.launch.story import stacks, threads
 from course_utils.launch.story.matching import Meetings
-from course_utils.launch.story.view import Rank, note_calls, where
+from course_utils.launch.story.view import Rank, at_sockets, note_calls, where
 
 TICK = 0.25  # seconds between two looks at how the ranks are
 _BRIEFLY = 0.5  # seconds without any movement after which records and stacks are asked
@@ -113,10 +113,12 @@ class Stillness:
 
     def _how_they_rest(self, ranks):
         """How each rank rests; None if one of them does not, or waits in a call with a limit."""
-        found = {}
+        found, asleep = {}, at_sockets(ranks)
         for rank, at in where(list(ranks)).items():
             lacks = bool(self._meetings.lacking(rank.number))
-            rest = at and threads.rest(at, rank.finished, rank.handles_signals(), lacks)
+            rest = at and threads.rest(
+                at, rank.finished, rank.handles_signals(), lacks, rank in asleep
+            )
             if rest is None or self._goes_on(rank, rest):
                 return None
             found[rank] = rest

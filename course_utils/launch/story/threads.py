@@ -57,11 +57,14 @@ class Rest:
     proven: bool
 
 
-def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | None:
+def rest(
+    stacks: Stacks, finished: bool, handlers: bool, lacks: bool, at_socket: bool
+) -> Rest | None:
     """Returns how a rank rests, or None if its main thread does something that may end.
 
     finished: its main thread only waits for its end; handlers: it may handle signals; lacks: its newest
-    call lacks another rank, so that whatever waits in PyTorch waits for that.
+    call lacks another rank, so that whatever waits in PyTorch waits for that; at_socket: as `view.at_sockets`
+    says, whose other end nobody can answer for.
     """
     found, proven = {}, True
     for name, frames in stacks.threads.items():
@@ -72,7 +75,7 @@ def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | 
             found[name] = frames
             proven = proven and not (main and handlers and idle(frames))
         elif main:
-            return None
+            return Rest({name: frames}, proven=False) if at_socket else None
         else:
             proven = proven and any(frame.file.endswith(_SERVING) for frame in frames)
     if stacks.main_thread in found and not any(_for_ranks(f, lacks) for f in found.values()):

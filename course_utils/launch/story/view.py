@@ -1,8 +1,12 @@
 """A rank as the kernel sees it, wherever it is, and the host that it is on."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 from course_utils.comm.events import note
 from course_utils.launch.story import stacks
@@ -142,6 +146,23 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
         for each, text in zip(here, host.stacks(here), strict=True):
             found[each] = stacks.Stacks(text, each.main_thread) if text else None
     return found
+
+
+def at_sockets(ranks: Iterable[Rank]) -> set[Rank]:
+    """Those of the ranks, on this machine, whose main thread sleeps in a call of the system until another
+    one of them sends to its socket, or until somebody connects."""
+    sockets, asleep = {}, set()
+    for rank in (each for each in ranks if each.pid):
+        with contextlib.suppress(psutil.Error):
+            sockets[rank] = psutil.Process(rank.pid).net_connections("inet")
+    theirs = {each.laddr for mine in sockets.values() for each in mine}
+    for rank, mine in sockets.items():
+        with contextlib.suppress(OSError, ValueError):  # it runs; or the system does not tell
+            _, first, *_ = Path(f"/proc/{rank.pid}/syscall").read_text().split()
+            here = [each for each in mine if each.fd == int(first, 16)]
+            if any(not each.raddr or each.raddr in theirs for each in here):
+                asleep.add(rank)
+    return asleep
 
 
 def note_calls(ranks: list[Rank], meetings: Meetings) -> None:
