@@ -62,7 +62,7 @@ def test_a_thread_that_carries_out_what_is_queued_is_told_from_one_that_may_call
 
     def proven(*other: Frame) -> bool:
         both = SimpleNamespace(main_thread="main", threads={"main": [waits], "other": [*other]})
-        return threads.rest(both, False, handlers=False, lacks=False, at_socket=False).proven
+        return threads.rest(both, finished=False, handlers=False, lacks=False).proven
 
     assert not proven(busy)
     assert proven(busy, Frame(serving.__file__, 1, serving.serve.__name__))

@@ -32,33 +32,23 @@ class Host(Protocol):
 
 
 class Rank:
-    """What is known of one rank.
+    """What is known of one rank."""
 
-    host:    where it is
-    record:  the file with its record of calls, as the kernel has it
-    output:  what it has printed
-    report:  what the rank has delivered (a dict with the key "kind"), None before
-    code:    its exit code once it is dead (negative: the number of a signal), None before
-    ended_at: when the report or the exit code came, of time.monotonic()
-    held:    a debugger has it, and the learner has not let it go
-    asks:    what its debugger has written, a prompt at its end, if it waits for the learner's answer
-    lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
-    """
+    pid: int | None = None  # of a rank on this machine
+    report: dict | None = None  # what it has delivered
+    ended_at: float | None = None  # when the report or the exit code came, of time.monotonic()
+    held = False  # a debugger has it, and the learner has not let it go
+    asks: str | None = None  # what its debugger has written, if it waits for the learner's answer
+    lost: str | None = None  # why nobody knows of it any more, said of its host
+    main_thread: str | None = None  # known when the rank is ready to be asked for its stacks
+    joined = False  # true when it is connected to all others, and waits to begin
+    _code: int | None = None
 
     def __init__(self, number: int, host: Host, record: str, output: Any):
         self.number = number
-        self.pid = None  # of a rank on this machine
-        self.host = host
-        self.record = record
-        self.report = None
-        self.ended_at = None
-        self.code = None
-        self.held = False
-        self.asks = None
-        self.lost = None
-        self.main_thread = None  # known when the rank is ready to be asked for its stacks
-        self.joined = False  # true when it is connected to all others, and waits to begin
-        self.output = output
+        self.host = host  # where it is
+        self.record = record  # the file with its record of calls, as the kernel has it
+        self.output = output  # what it has printed
 
     def on_message(self, message: dict) -> None:
         """Takes a message of the rank."""
@@ -76,6 +66,7 @@ class Rank:
 
     @property
     def code(self) -> int | None:
+        """Its exit code once it is dead (negative: the number of a signal)."""
         return self._code
 
     @code.setter
@@ -104,8 +95,8 @@ class Rank:
     # What depends on where the rank is.
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
-        """What to wait for, and what to call when something is there; that returns False when nothing
-        more can come. To be called when all has been given."""
+        """What to wait for, and what to call when something is there; that returns False when nothing more can come.
+        To be called when all has been given."""
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -149,8 +140,8 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
 
 
 def at_sockets(ranks: Iterable[Rank]) -> set[Rank]:
-    """Those of the ranks, on this machine, whose main thread sleeps in a call of the system until another
-    one of them sends to its socket, or until somebody connects."""
+    """Those of the ranks, on this machine, whose main thread sleeps in a call of the system until another one of them
+    sends to its socket, or until somebody connects."""
     sockets, asleep = {}, set()
     for rank in (each for each in ranks if each.pid):
         with contextlib.suppress(psutil.Error):
