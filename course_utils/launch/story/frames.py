@@ -7,7 +7,7 @@ import linecache
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import course_utils
 
@@ -47,8 +47,7 @@ def know_libraries(folders: tuple[str, ...]) -> None:
     is_own.cache_clear()
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A line of a stack."""
 
     file: str

@@ -11,7 +11,6 @@ import re
 import signal
 import threading
 import time
-from dataclasses import replace
 from multiprocessing import connection
 
 from course_utils.launch.story.frames import Frame, is_compiled, is_own, own, passes_through
@@ -60,7 +59,7 @@ class Stacks:
             elif frame := _FRAME.match(line):
                 frames.append(Frame(frame[1], int(frame[2]), frame[3]))
                 if _polls(frames[-1]):  # where in its loop a host is, is chance
-                    frames[:] = [replace(frames[-1], line=0)]
+                    frames[:] = [frames[-1]._replace(line=0)]
         self.main = self.threads.get(main, [])
 
     @property

@@ -137,15 +137,15 @@ def _living(rank, meetings, stacks, at_socket):
     call, lacking = meetings.newest(rank.number), meetings.lacking(rank.number)
     path, name, thread = stacks.own_path, waits(stacks.main), ""
     stands = call is not None and call.number in lacking
-    if not name and (waited_for := threads.waited_for(stacks)):
-        path = frames.own(waited_for[::-1]) or path
-        name, thread = waits(waited_for), ", in a thread that its main thread waits for"
+    idle = threads.idle(stacks.main)
+    if idle and (other := next(filter(waits, stacks.threads.values()), None)):
+        path = frames.own(other[::-1]) or path
+        name, thread = waits(other), ", in a thread that its main thread waits for"
         its = next((n for n, each in lacking.items() if each.kind == name), None)
         call = meetings.numbered(rank.number, its) or call
     if not name and not (name == "" and stands and rank.activity()[1]):
         words = "was waiting at a socket" if at_socket else "was running"
-        if threads.idle(stacks.main):
-            words = "was waiting for another thread"
+        words = "was waiting for another thread" if idle else words
         return State(words, path, call=call if stands else None)
     before = ""
     if pending := meetings.records[rank.number].pending:

@@ -71,14 +71,6 @@ def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | 
     return Rest(found, proven)
 
 
-def waited_for(stacks: Stacks) -> list[Frame]:
-    """Returns the stack of the thread that waits in a communication while the main thread waits, as far as its stack
-    says, for another thread to wake it; an empty one if there is none."""
-    if not idle(stacks.main):
-        return []
-    return next(filter(waits, stacks.threads.values()), [])
-
-
 def idle(frames: list[Frame]) -> bool:
     """True for a thread that waits without a limit for another thread of its process."""
     if not frames:

@@ -149,6 +149,7 @@ def at_sockets(ranks: Iterable[Rank]) -> set[Rank]:
     theirs = {each.laddr for mine in sockets.values() for each in mine}
     for rank, mine in sockets.items():
         with contextlib.suppress(OSError, ValueError):  # it runs; or the system does not tell
+            # The call's number, and its arguments, of which the first is what it reads from or accepts at.
             _, first, *_ = Path(f"/proc/{rank.pid}/syscall").read_text().split()
             here = [each for each in mine if each.fd == int(first, 16)]
             if any(not each.raddr or each.raddr in theirs for each in here):
