@@ -2,7 +2,9 @@
 traceback."""
 
 import pickle
+import queue
 import signal
+import threading
 from collections import ChainMap
 
 import pytest
@@ -118,6 +120,29 @@ def _raises_with_a_note(rank):
 def test_message_has_notes():
     failure = _failure(_raises_with_a_note, 1)
     assert str(failure).startswith("rank 0 raised ValueError: bad batch\nin batch 7\n")
+
+
+# --- a thread that has ended, on all ranks alike: none of them misses another ------------------------------
+
+
+def _waits_for_a_thread_that_has_ended(rank):
+    def feed():
+        raise LookupError("page 7")
+
+    pages = queue.Queue()
+    threading.Thread(target=feed, name="feeder").start()
+    pages.get()
+
+
+def test_what_has_ended_a_thread_is_the_cause_for_which_all_wait():
+    failure = _failure(_waits_for_a_thread_that_has_ended, timeout=3.0)
+    lines = str(failure).splitlines()
+    assert lines[0] == "rank 0 raised LookupError: page 7"
+    assert lines[1].endswith('in feed:  raise LookupError("page 7")')
+    assert lines[2] == "That has ended its thread feeder, and the others went on:"
+    assert lines[3].startswith("rank 0 was waiting for another thread when the time was up")
+    assert lines[5].startswith("Meanwhile rank 1 was waiting for another thread (")
+    assert (failure.rank, failure.error, failure.line) == (0, "LookupError", _line_of(lines[1]))
 
 
 # --- what all ranks raise because of one: DCP gathers the exceptions, and raises them on every rank -------
