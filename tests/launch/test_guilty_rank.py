@@ -5,7 +5,9 @@ The programs are run at the same time, from threads, which launch allows.
 
 import inspect
 import os
+import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -189,6 +191,75 @@ def asks_again_and_again(rank, guilty):
             time.sleep(0.01)  # <- here
 
 
+@says(
+    "rank {guilty} raised LookupError: page 7",
+    "has ended its thread feeder",
+    "rank {guilty} finished without calling it",
+    "wait in all_reduce, in a thread",
+)
+def raises_in_a_thread(rank, guilty):
+    def work():
+        if rank == guilty:
+            raise LookupError("page 7")  # <- here
+        dist.all_reduce(ones(), group=group)
+
+    group = dist.new_group()
+    thread = threading.Thread(target=work, name="feeder")
+    thread.start()
+    dist.barrier()
+    thread.join()
+
+
+@says("rank {guilty} raised LookupError: page 7", "ended its thread feeder", "for another thread")
+def raises_in_the_thread_that_feeds_it(rank, guilty):
+    def feed():
+        if rank == guilty:
+            raise LookupError("page 7")  # <- here
+        pages.put(7)
+
+    pages = queue.Queue()
+    threading.Thread(target=feed, name="feeder").start()
+    pages.get()
+    dist.barrier()
+
+
+@says(
+    "Before, rank {guilty} caught LookupError: page 7 (test_guilty_rank", "all_reduce, in a thread"
+)
+def raises_in_a_pool_that_nobody_asks(rank, guilty):
+    def work():
+        if rank == guilty:
+            raise LookupError("page 7")
+        dist.all_reduce(ones(), group=group)
+
+    group = dist.new_group()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work)
+
+
+@says("for each other", "rank {guilty} waits at a socket", "wait in barrier")
+def is_not_answered(rank, guilty):
+    server = socket.create_server(("127.0.0.1", 0))
+    address = [server.getsockname()]
+    dist.broadcast_object_list(address, src=other(guilty))
+    if rank == guilty:
+        socket.create_connection(address[0]).recv(1)  # <- here
+    dist.barrier()
+
+
+@says("for each other", "rank {guilty} waits at a socket", "wait in barrier")
+def is_not_called(rank, guilty):
+    server = socket.create_server(("127.0.0.1", 0))
+    if rank == guilty:
+        server.accept()  # <- here
+    dist.barrier()
+
+
+# what is said when half of the limit has passed, or all of it
+LONG = (
+    *("asks_again_and_again", "raises_in_the_thread_that_feeds_it"),
+    *("is_not_answered", "is_not_called"),
+)
 CASES = [(name, guilty) for name in TABLE for guilty in range(RANKS)]
 
 
@@ -196,7 +267,7 @@ CASES = [(name, guilty) for name in TABLE for guilty in range(RANKS)]
 def failures() -> dict:
     def provoke(case):
         name, guilty = case
-        limit = {"timeout": 8.0} if name == "asks_again_and_again" else {}
+        limit = {"timeout": 6.0} if name in LONG else {}
         with pytest.raises(RankFailure) as caught:
             launch(TABLE[name][0], RANKS, guilty, **limit)
         return caught.value

@@ -2,13 +2,16 @@
 traceback."""
 
 import pickle
+import queue
 import signal
+import threading
 from collections import ChainMap
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
+import torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from course_utils import hardware
 from course_utils.launch import RankFailure
@@ -117,6 +120,89 @@ def _raises_with_a_note(rank):
 def test_message_has_notes():
     failure = _failure(_raises_with_a_note, 1)
     assert str(failure).startswith("rank 0 raised ValueError: bad batch\nin batch 7\n")
+
+
+# --- a thread that has ended, on all ranks alike: none of them misses another ------------------------------
+
+
+def _waits_for_a_thread_that_has_ended(rank):
+    def feed():
+        raise LookupError("page 7")
+
+    pages = queue.Queue()
+    threading.Thread(target=feed, name="feeder").start()
+    pages.get()
+
+
+def test_what_has_ended_a_thread_is_the_cause_for_which_all_wait():
+    failure = _failure(_waits_for_a_thread_that_has_ended, timeout=3.0)
+    lines = str(failure).splitlines()
+    assert lines[0] == "rank 0 raised LookupError: page 7"
+    assert lines[1].endswith('in feed:  raise LookupError("page 7")')
+    assert lines[2] == "That has ended its thread feeder, and the others went on:"
+    assert lines[3].startswith("rank 0 was waiting for another thread when the time was up")
+    assert lines[5].startswith("Meanwhile rank 1 was waiting for another thread (")
+    assert (failure.rank, failure.error, failure.line) == (0, "LookupError", _line_of(lines[1]))
+
+
+# --- what all ranks raise because of one: DCP gathers the exceptions, and raises them on every rank -------
+
+
+class _CannotBePickled:
+    def __getstate__(self):
+        raise TypeError("no state")  # <- here
+
+
+def _saves_what_cannot_be_pickled(rank, guilty, folder):
+    state = {f"own of {rank}": _CannotBePickled() if rank == guilty else rank}
+    dcp.save(state, checkpoint_id=folder)
+
+
+def _loads_a_key_that_was_not_saved(rank, guilty, folder):
+    dcp.save({"weight": torch.ones(3)}, checkpoint_id=folder)
+    wanted = {"weight": torch.zeros(3)} | ({"bias": torch.zeros(2)} if rank == guilty else {})
+    dcp.load(wanted, checkpoint_id=folder)
+
+
+@pytest.mark.parametrize("guilty", range(3))
+@pytest.mark.parametrize(
+    ("program", "error", "text", "lines"),
+    [
+        (
+            _saves_what_cannot_be_pickled,
+            "TypeError",
+            "no state",
+            ["dcp.save(state", 'raise TypeError("no state")'],
+        ),
+        (
+            _loads_a_key_that_was_not_saved,
+            "RuntimeError",
+            "Missing key in checkpoint state_dict: bias.",
+            ["dcp.load(wanted"],
+        ),
+    ],
+)
+def test_a_checkpoint_that_fails_on_one_rank(program, error, text, lines, guilty, tmp_path):
+    failure = _failure(program, 3, guilty, str(tmp_path))
+    assert (failure.rank, failure.error) == (guilty, error)
+    said = str(failure).splitlines()
+    assert said[0] == f"rank {guilty} raised {error}: {text}"
+    assert all(line in quote for line, quote in zip(lines, said[1:-1], strict=True))
+    first, second = sorted({0, 1, 2} - {guilty})
+    assert said[-1].startswith(f"Meanwhile ranks {first} and {second} raised CheckpointException (")
+    assert text in failure.traceback(first)
+
+
+def _saves_a_shard_under_another_key(rank, guilty, folder):
+    state = fully_shard(torch.nn.Linear(6, 6, bias=False)).state_dict()
+    dcp.save({"other" if rank == guilty else n: p for n, p in state.items()}, checkpoint_id=folder)
+
+
+@pytest.mark.parametrize("guilty", range(2))
+def test_a_checkpoint_whose_parts_have_different_keys(guilty, tmp_path):
+    said = str(_failure(_saves_a_shard_under_another_key, 2, guilty, str(tmp_path)))
+    assert "key:other" in said and "key:weight" in said and "dcp.save({" in said
+    assert "under the same key: do the ranks' state_dicts" in said
 
 
 # --- the traceback --------------------------------------------------------------------------------

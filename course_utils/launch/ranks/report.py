@@ -28,12 +28,19 @@ def described(kind: str, error: BaseException) -> dict:
     members:    (text, frames) for each exception in a group
     traceback:  as Python prints it, from the function that launch has called
     locals:     in words, of the learner's innermost frame
+    follows:    what it reports is another rank's exception
     """
     frames, name, said = _frames(error), type(error).__name__, text(error)
+    failures = getattr(error, "failures", {}) if name == "CheckpointException" else {}
+    if of_mine := failures.get(_place_in_checkpoint(error)):
+        mine, stack = of_mine
+        frames += [(f.filename, f.lineno, f.name) for f in stack]
+        name, said = type(mine).__name__, text(mine)
     if "DataLoader worker (pid" in said or _lost_a_worker(error, frames):
         # Which of several errors comes first, and with which process id, is chance.
         name, said = "RuntimeError", f"RuntimeError: {_WORKER_ENDED}"
     report = {"kind": kind, "type": name, "text": said, "frames": frames}
+    report["follows"] = bool(failures) and not of_mine
     for tell in (_causes, _members, _traceback, _locals):
         try:
             report[tell.__name__.strip("_")] = tell(error)
@@ -53,6 +60,14 @@ def text(error: BaseException) -> str:
 
 def _frames(error):
     return [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+
+
+def _place_in_checkpoint(error):
+    """This rank's number among those that save or load, as their exception counts. It is raised on all of
+    them, by the object that has brought together what each has raised."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        own = frame.f_locals.get("self")
+    return getattr(own, "rank", None)
 
 
 def _lost_a_worker(error, frames):

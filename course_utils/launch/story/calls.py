@@ -1,7 +1,7 @@
 """The calls on record, as the kernel reads them.
 
-A rank's record is a text that only grows (`recorder`). A line with a description in JSON is followed, for each call that
-fits it, by a line with its number among the descriptions. A call is read once, however many there are.
+A rank's record is a text that only grows (`recorder`). A line with a description in JSON is followed, for each call
+that fits it, by a line with its number among the descriptions. A call is read once, however many there are.
 """
 
 import contextlib
@@ -16,61 +16,45 @@ from course_utils.launch.story.frames import Frame
 NEW_GROUP = "new_group"
 DESTROY = "destroy_process_group"
 KEY = "wait for a key of the store"
-_TRIED = (
-    4096  # bytes that are written to a new record and taken away, so that a full disk shows now
-)
+_TRIED = 4096  # bytes that a new record gets and loses again, so that a full disk shows now
 
 
 class Handled(NamedTuple):
-    """An exception that a rank handles: `except`, `finally` or a `with` that ends."""
+    """An exception that a rank handles: `except`, `finally` or a `with` that ends; or that has ended one of its
+    threads, whose name is `thread`."""
 
     type: str
     text: str
     where: Frame | None
+    thread: str = ""
 
 
 class NotedCall(NamedTuple):
-    """One call of one rank.
+    """One call of one rank. Ranks are numbered as in the world in which it was made."""
 
-    number:     which call of this rank it is, from 0
-    index:      counts from 0 the collectives of the group, or the messages from one rank to another
-    world:      the world in which it was made: "" for launch's own, else a name that its ranks share
-    me:         the caller's number in that world; members, peer and asked are such numbers, too
-    group:      the group's name in that world
-    members:    the ranks of the group
-    kind:       its name in torch.distributed
-    peer:       the root, the destination or the source
-    tag:        of a message
-    operation:  of a reduction: "SUM"
-    tensors:    ("float32", (2, 3)) each, where they have to look the same on all ranks
-    splits:     what is sent to each member and what is expected from each, where that has to fit: rows,
-                or numbers if there are no rows
-    dtype:      of what is sent
-    asked:      the ranks with which new_group was called
-    where:      the learner's line
-    through:    the function of PyTorch that has made the call: "full_tensor", "backward", "forward" of DDP
-    handling:   the exception that this rank was handling when it made the call
-    limited:    it fails by itself before the launch's time is up, so that the rank goes on
-    """
-
-    number: int
-    index: int
-    world: str
-    me: int
-    group: str
-    members: tuple[int, ...]
-    kind: str
-    peer: int | None = None
-    tag: int | None = None
-    operation: str | None = None
+    number: int  # which call of this rank it is, from 0
+    index: int  # from 0: of the group's collectives, or of the messages from one rank to another
+    world: str  # "" for launch's own, else a name that its ranks share
+    me: int  # the caller
+    group: str  # its name in that world
+    members: tuple[int, ...]  # the ranks of the group
+    kind: str  # its name in torch.distributed
+    peer: int | None = None  # the root, the destination or the source
+    tag: int | None = None  # of a message
+    operation: str | None = None  # of a reduction: "SUM"
+    # ("float32", (2, 3)) each, where they have to look the same on all ranks.
     tensors: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+    # What is sent to each member and what is expected from each, where that has to fit: rows, or numbers if there are
+    # no rows.
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    dtype: str | None = None
-    asked: tuple[int, ...] | None = None
-    where: Frame | None = None
-    through: str = ""
-    handling: Handled | None = None
-    limited: bool = False
+    dtype: str | None = None  # of what is sent
+    asked: tuple[int, ...] | None = None  # the ranks with which new_group was called
+    where: Frame | None = None  # the learner's line
+    through: str = ""  # PyTorch's function that made it: "full_tensor", "backward", DDP's "forward"
+    handling: Handled | None = (
+        None  # the exception that the rank was handling when it made the call
+    )
+    limited: bool = False  # it fails by itself before the launch's time is up, and the rank goes on
 
     def __str__(self) -> str:
         return self.in_words()
@@ -123,27 +107,22 @@ def given_up(path: str) -> bool:
 
 
 class Record:
-    """In the kernel: one rank's record, read on from where it was read to before.
-
-    pending:  what the rank's host waits behind, as `host_waits.follow` publishes it; {} if it does not
-    caught:   exceptions that the rank has caught, the first at each line
-    gave_up:  whether a wait with a limit has failed: a call may rightly be left without its partner
-    complete: False if the rank could not write all
-    """
+    """In the kernel: one rank's record, read on from where it was read to before."""
 
     def __init__(self, path: str):
         self._path = path
         self._read = 0
         self._descriptions: list[NotedCall] = []
         self._calls = 0
+        # What the rank's host waits behind, as `host_waits.follow` publishes it; {} if it does not.
         self.pending: dict = {}
-        self.caught: list[Handled] = []
-        self.gave_up = False
-        self.complete = True
+        self.caught: list[Handled] = []  # also what has ended a thread; once for each line
+        self.gave_up = False  # a wait with a limit has failed: a call may rightly lack its partner
+        self.complete = True  # False if the rank could not write all
 
     def new(self) -> Iterator[tuple[str, NotedCall | int]]:
-        """Yields ("call", a call without its index), ("refused", the number of a call that raised) or
-        ("over", the number of a wait that has ended)."""
+        """Yields ("call", a call without its index), ("refused", the number of a call that raised) or ("over", the
+        number of a wait that has ended)."""
         for line in self._lines():
             mark, rest = line[:1], line[1:]
             if mark == b"{":
@@ -175,19 +154,19 @@ class Record:
 
 
 def _description(note):
-    for name in ("members", "asked"):
-        note[name] = None if note.get(name) is None else tuple(note[name])
-    if note.get("tensors") is not None:
-        note["tensors"] = tuple((dtype, tuple(shape)) for dtype, shape in note["tensors"])
-    if note.get("splits"):
-        note["splits"] = tuple(map(tuple, note["splits"]))
-    note["handling"] = _handled(note.get("handling"))
-    note["where"] = Frame(*note["where"]) if note.get("where") else None
-    return NotedCall(number=-1, index=-1, **note)
+    note = {name: _tuples(value) for name, value in note.items()}
+    where = Frame(*note["where"]) if note.get("where") else None
+    about = {"where": where, "handling": _handled(note.get("handling"))}
+    return NotedCall(number=-1, index=-1, **note | about)
+
+
+def _tuples(value):
+    """What was a tuple before JSON."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _handled(note):
     if not note:
         return None
-    kind, text, place = note
-    return Handled(kind, text, Frame(*place) if place else None)
+    kind, text, place, *thread = note
+    return Handled(kind, text, Frame(*place) if place else None, *thread)

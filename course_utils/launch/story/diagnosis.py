@@ -3,28 +3,20 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from course_utils.launch.story import calls, frames, matching
-from course_utils.launch.story.calls import KEY, NotedCall
+from course_utils.launch.story import matching
+from course_utils.launch.story.calls import KEY, NEW_GROUP, NotedCall
 from course_utils.launch.story.failure import RankFailure
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.matching import Meetings
-from course_utils.launch.story.states import State, grouped, names, signal_name
+from course_utils.launch.story.states import State, grouped, learners, names, signal_name
 from course_utils.launch.story.states import states as states_of
 from course_utils.launch.story.view import START, Rank, note_calls
 
-_SAME_CALLS = (
-    "Every rank of a group has to make the same collective calls, in the same order,\nwith "
-    "tensors of the same shape and data type."
-)
-_SAME_OPERATION = (
-    "Every rank of a group has to make the same collective calls, in the same order,\nwith "
-    "the same reduce operation."
-)
+_SAME = "Every rank of a group has to make the same collective calls, in the same order,\nwith "
+_SAME_CALLS = _SAME + "tensors of the same shape and data type."
+_SAME_OPERATION = _SAME + "the same reduce operation."
 _ALL_GROUPS = "Every rank has to make every group, also those that it is not in, in the same order."
-_SAME_SPLITS = (
-    "In an all-to-all a rank has to expect from each other one as many rows as that one\n"
-    "sends to it."
-)
+_SAME_SPLITS = "In an all-to-all a rank has to expect from each other one as many rows as that one\nsends to it."
 _SAME_PARTS = "A rank has to expect from each other one as much as that one hands over."
 _BOTH_ENDS = "Every send needs a recv on the other rank, and every recv a send."
 _SAME_TAG = "A message has to be sent and received with the same tag."
@@ -48,19 +40,29 @@ _BATCHES = (
     "Where ranks have different numbers of batches, stop at the smallest number, or train in\n"
     "`with model.join():`. A decision to stop has to be the same on all ranks."
 )
-_SHARDED = "The forward of a sharded model gathers its parameters: it is a call of all ranks."
+_THROUGH = {
+    "forward": _ALONE,
+    "backward": _BATCHES,
+    "_pre_forward": "The forward of a sharded model gathers its parameters: it is a call of all ranks.",
+}
 _ALL_ENTER = "{function} is a call of all ranks, also of those that do not need its result."
 _NCCL_MISMATCH = "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."
 _NCCL_STUCK = "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
 _HEADLINES = {
     "stuck": "the ranks wait for each other, and none can go on.",
-    "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads may\n"
-    "still act; but for long nothing has moved.",
+    "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads or\n"
+    "processes may still act; but for long nothing has moved.",
     "late": "the ranks still waited for each other when the time was up (timeout={seconds} seconds).",
 }
 _DROPPED = (
     "Rank {rank} has called isend, and nobody has called the wait() of what it returned; a message that\n"
     "nobody keeps may never leave:"
+)
+# What PyTorch says where the parts of a checkpoint do not fit.
+_PLAN = "Failed to validate global plan"
+_SAME_KEYS = (
+    "Every rank has to save its part of each sharded tensor, under the same key: do the ranks' state_dicts\n"
+    "have the same keys?"
 )
 _SAME_TIME = 0.05  # seconds within which nobody can say which rank failed first
 _SAME_SIZE = "What one rank sends needs the size and data type of what the other one expects."
@@ -81,9 +83,8 @@ _SIGNALS = {
 def explain(
     reason: str, ranks: list[Rank], meetings: Meetings, limit: float, nccl: bool = False
 ) -> RankFailure | None:
-    """Returns the failure behind `reason`, which is what Supervision.watch returned, or
-    "orphaned" when the fork server was killed; None if there is none. Asks the living ranks where
-    they are.
+    """Returns the failure behind `reason`, which is what Supervision.watch returned, or "orphaned" when the fork
+    server was killed; None if there is none. Asks the living ranks where they are.
 
     limit: the seconds that ended the call, if the time was up; nccl: say what NCCL would do
     """
@@ -118,42 +119,37 @@ class _Story:
         return {number: each for number, each in self.states.items() if each.waits_in}
 
     def mismatch(self, meeting: dict[int, NotedCall]) -> RankFailure:
-        odd = matching.odd_one(meeting)
-        alike = defaultdict(list)
-        kinds = {call.kind for call in meeting.values()}
-        operations = {call.operation for call in meeting.values()}
-        alike_so_far = len({str(call) for call in meeting.values()}) == 1
-        uneven = all(call.splits for call in meeting.values()) and (
-            alike_so_far or kinds != {"all_gather"}
+        odd, made = matching.odd_one(meeting), meeting.values()
+        kinds = {call.kind for call in made}
+        uneven = all(call.splits for call in made) and (
+            len(set(map(str, made))) == 1 or kinds != {"all_gather"}
         )
-        in_detail = len(kinds) == 1 and (len(operations) > 1 or uneven)
-        types = {call.dtype for call in meeting.values()}
+        in_detail = len(kinds) == 1 and (uneven or len({call.operation for call in made}) > 1)
+        types = {call.dtype for call in made}
+        alike = defaultdict(list)
         for rank, call in meeting.items():
             of = f", of {call.dtype}" if in_detail and len(types) > 1 else ""
             alike[call.in_words(in_detail) + of, call.where].append(rank)
         lines = ["the ranks' calls do not match."]
         for (words, where), numbers in alike.items():
-            lines += [f"  {names(numbers)}: {words}", *_quotes([where] if where else [])]
-        lines += [*self._apart(meeting), _rule(meeting.values())]
-        alone = [call for call in meeting.values() if call.through == "forward"]
-        if alone and len(alone) < len(meeting):
+            lines += [f"  {names(numbers)}: {words}", *_quote(where)]
+        lines += [*self._apart(meeting), _rule(made)]
+        if {call.through for call in made} > {"forward"}:
             lines.append(_ALONE)
         if self.nccl:
             lines.append(_NCCL_MISMATCH)
-        if (first := _raised_first(meeting)) is not None:
-            return self._after_exception(first, meeting[first], lines)
-        return self._failure(lines, odd, "mismatch", meeting[odd].where)
+        return self._missed(meeting, lines, odd, "mismatch", meeting[odd].where)
 
     def unanswered(self, unmet: dict[int, NotedCall]) -> RankFailure:
         """All ranks have finished, and a call of one was never met; nobody waited for it."""
         first = min(unmet)
         lines = ["a call lacks its partner, and no rank has waited for it."]
         for rank, call in unmet.items():
-            lines += [f"  rank {rank}: {call}", *_quotes([call.where] if call.where else [])]
+            lines += [f"  rank {rank}: {call}", *_quote(call.where)]
             for other in sorted(self.meetings.lacks(rank, call) - {None}):
                 lines.append(f"  rank {other} {_owed(call)}")
         lines += [*self._apart(unmet), *_advice([(call, "") for call in unmet.values()])]
-        return self._failure(lines, first, "mismatch", unmet[first].where)
+        return self._missed(unmet, lines, first, "mismatch", unmet[first].where)
 
     def _apart(self, calls: dict[int, NotedCall]) -> list[str]:
         """Where the ways of ranks parted, if their lines tell; these calls are told already."""
@@ -163,7 +159,7 @@ class _Story:
         alike = defaultdict(list)
         for rank, (call, absent) in parted.items():
             never = f" ({names(sorted(absent))} never called there)" if absent else ""
-            quote = _quotes([call.where])[0].strip() if call.where else ""
+            quote = "".join(_quote(call.where)).strip()
             alike[f"{call.kind}, {quote}{never}"].append(rank)
         lines = ["Before, they made their calls at the same lines. The first that they did not:"]
         lines += [f"  {names(ranks)}: {words}" for words, ranks in alike.items()]
@@ -171,96 +167,108 @@ class _Story:
 
     def _swallowed(self):
         """The newest exception that some ranks have caught, and others not: calls may be left out for it."""
-        caught = {rank.number: self.meetings.records[rank.number].caught for rank in self.ranks}
-        everywhere = [{each.where for each in mine} for mine in caught.values()]
-        for number, mine in caught.items():
-            for each in reversed(mine):
-                if not all(each.where in there for there in everywhere):
-                    place = f" ({each.where.place})" if each.where else ""
-                    return [f"Before, rank {number} caught {each.text}{place}"]
+        for number, each in self._noted():
+            if not each.thread:
+                place = f" ({each.where.place})" if each.where else ""
+                return [f"Before, rank {number} caught {each.text}{place}"]
         return []
 
-    def _after_exception(self, rank, call, lines) -> RankFailure:
-        first = call.handling
-        told = [
-            f"rank {rank} raised {first.text}",
-            *_quotes([first.where] if first.where else []),
-            f"After that it called {call.kind}, in an except or finally block:",
-            *lines,
-        ]
-        return self._failure(told, rank, "exception", first.where, first.type)
+    def _noted(self, of_all=False):
+        """Exceptions after which ranks went on, each with its rank, the newest first; `of_all`: also those that all
+        have met, and for which none of them misses another."""
+        noted = {rank.number: self.meetings.records[rank.number].caught for rank in self.ranks}
+        everywhere = set.intersection(*({each.where for each in mine} for mine in noted.values()))
+        for number, mine in noted.items():
+            for each in reversed(mine):
+                if of_all or each.where not in everywhere:
+                    yield number, each
+
+    def _missed(self, made: dict[int, NotedCall], lines, rank, kind, where) -> RankFailure:
+        """Ranks have missed each other in these calls; what one had raised before is the cause of that."""
+        if (first := _raised_first(made)) is not None:
+            then = f"After that it called {made[first].kind}, in an except or finally block:"
+            return self._after(first, made[first].handling, then, lines)
+        for number, each in self._noted(of_all=not made):
+            if each.thread:
+                then = f"That has ended its thread {each.thread}, and the others went on:"
+                return self._after(number, each, then, lines)
+        return self._failure(lines, rank, kind, where)
+
+    def _after(self, rank, error, then, lines) -> RankFailure:
+        told = [f"rank {rank} raised {error.text}", *_quote(error.where), then, *lines]
+        return self._failure(told, rank, "exception", error.where, error.type)
 
     def failed(self) -> RankFailure:
         """Of all ranks that failed, the first that did not fail because of another one."""
         first = self._first()
-        if self.states[first.number].consequence and (left := self._left()):
-            return self._destroyed(*left)
+        if self.states[first.number].consequence and (destroyed := self._destroyed()):
+            return destroyed
         report = first.report or {}
-        kind = report.get("kind") or _kind_of_end(first)
+        ended = "lost" if first.lost else "signal" if first.code and first.code < 0 else "exit"
+        kind = report.get("kind", ended)
         own = self.states[first.number]
-        lines = [f"rank {first.number} {_headline(first, own)}", *_quotes(own.path)]
+        lines = [f"rank {first.number} {_headline(first, kind, own)}", *_quotes(own.path)]
         lines += [*_members(report), *_causes(report), *self._others(first.number)]
+        if _PLAN in own.text:
+            lines.append(_SAME_KEYS)
         error = report["type"] if kind == "exception" else None
         return self._failure(lines, first.number, kind, own.where, error)
 
     def _first(self):
-        """Of the ranks that failed by themselves the first in time; of those that failed alike, or at
-        about the same time, the one with the lowest number, so that the message is always the same."""
+        """Of the ranks that failed by themselves the first in time; of those that failed alike, or at about the same
+        time, the one with the lowest number, so that the message is always the same."""
         failed = [rank for rank in self.ranks if rank.failed]
         causes = [rank for rank in failed if not self.states[rank.number].consequence] or failed
         earliest = min(causes, key=lambda rank: rank.ended_at)
         alike = str(self.states[earliest.number])
-        return next(
-            rank
-            for rank in causes
-            if str(self.states[rank.number]) == alike
-            or rank.ended_at - earliest.ended_at < _SAME_TIME
-        )
 
-    def _left(self) -> tuple[int, Frame | None] | None:
-        """The first rank that did nothing more after destroy_process_group, and that line."""
+        def as_early(rank):
+            late = rank.ended_at - earliest.ended_at
+            return late < _SAME_TIME or str(self.states[rank.number]) == alike
+
+        return next(filter(as_early, causes))
+
+    def _destroyed(self) -> RankFailure | None:
+        """What there is to say of the first rank that did nothing more after destroy_process_group."""
         for rank in self.ranks:
             if (call := self.meetings.has_left(rank.number)) and not rank.failed:
-                return rank.number, call.where
+                lines = [
+                    f"rank {rank.number} called destroy_process_group while other ranks still communicated.",
+                    *_quote(call.where),
+                    *self._others(rank.number),
+                    "It closes the connections: all ranks have to be done before any rank calls it.",
+                ]
+                return self._failure(lines, rank.number, "mismatch", call.where)
         return None
-
-    def _destroyed(self, number, where) -> RankFailure:
-        lines = [
-            f"rank {number} called destroy_process_group while other ranks still communicated.",
-            *_quotes([where] if where else []),
-            *self._others(number),
-            "It closes the connections: all ranks have to be done before any rank calls it.",
-        ]
-        return self._failure(lines, number, "mismatch", where)
 
     def stuck(self, reason: str) -> RankFailure:
         """Ranks wait for a call that another one has not made."""
-        busy = [r for r in self.ranks if r.living and not self.states[r.number].waits_in]
-        if reason == "late" and any(self.states[rank.number].call is None for rank in busy):
+        living = [self.states[rank.number] for rank in self.ranks if rank.living]
+        busy = [each for each in living if not each.words.startswith("was waiting")]
+        if reason == "late" and any(each.call is None for each in busy):
             return self.late()
-        if left := self._left():
-            return self._destroyed(*left)
+        if destroyed := self._destroyed():
+            return destroyed
         waiting = self.waiting
         for number, each in self.states.items():
             if each.words == "finished":
                 each.words = self._finished_without(number)
         lines = [_HEADLINES[reason].format(seconds=f"{self.limit:g}")]
         for sentence, each in grouped(self.states):
-            lines += [f"  {_now(sentence)}", *_quotes([each.where] if each.where else [])]
+            now = sentence.replace("was waiting", "waits").replace("were waiting", "wait")
+            lines += [f"  {now}", *_quote(each.where)]
         lines += self._apart({number: each.call for number, each in waiting.items()})
         lines += _advice([(each.call, self._through(number)) for number, each in waiting.items()])
         if self.nccl:
             lines.append(_NCCL_STUCK)
         made = {number: each.call for number, each in waiting.items() if each.call}
         lines += self._dropped(made)
-        if (raised := _raised_first(made)) is not None:
-            return self._after_exception(raised, made[raised], lines)
         first = min(waiting)
-        return self._failure(lines, first, "timeout", self.states[first].where)
+        return self._missed(made, lines, first, "timeout", self.states[first].where)
 
     def _through(self, number):
-        """The function that has made the call of a rank that waits. Who lacks in DDP's forward has not
-        called it at all, or has been there before and had a batch less."""
+        """The function that has made the call of a rank that waits. Who lacks in DDP's forward has not called it at
+        all, or has been there before and had a batch less."""
         each = self.states[number]
         if each.through == "forward" and each.call:
             lacks = self.meetings.lacks(number, each.call)
@@ -272,8 +280,7 @@ class _Story:
         for rank, call in made.items():
             met = call.kind == "recv" and not self.meetings.lacks(rank, call)
             if met and (sent := self.meetings.send_of(call)):
-                quote = _quotes([sent.where]) if sent.where else []
-                return [_DROPPED.format(rank=call.peer), *quote]
+                return [_DROPPED.format(rank=call.peer), *_quote(sent.where)]
         return []
 
     def _finished_without(self, number):
@@ -300,12 +307,9 @@ class _Story:
         for number in running:
             call = self.states[number].call
             if call and (lacks := sorted(self.meetings.lacks(number, call) - {None})):
-                whose = (
-                    "Its newest call" if number == first else f"The newest call of rank {number}"
-                )
-                lines.append(f"{whose}, {call}, lacks {names(lacks)}:")
-                lines += _quotes([call.where] if call.where else [])
-        return self._failure(lines, first, "timeout", own.where)
+                its = "Its newest call" if number == first else f"The newest call of rank {number}"
+                lines += [f"{its}, {call}, lacks {names(lacks)}:", *_quote(call.where)]
+        return self._missed({}, lines, first, "timeout", own.where)
 
     def _others(self, but):
         rest = {number: each for number, each in self.states.items() if number != but}
@@ -334,8 +338,8 @@ class _Story:
 
 
 def _raised_first(made: dict[int, NotedCall]) -> int | None:
-    """The rank that made its call in an except or finally block, if others did not: what it had
-    raised is the cause of all that follows."""
+    """The rank that made its call in an except or finally block, if others did not: what it had raised is the cause
+    of all that follows."""
     handling = [rank for rank, call in made.items() if call.handling]
     alike = len({made[rank].handling.type for rank in handling}) == 1
     return handling[0] if handling and not (alike and len(handling) == len(made) > 1) else None
@@ -362,14 +366,12 @@ def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:
     if len(known) < len(waiting) or any(not c.is_message and c.kind != KEY for c in known):
         lines.append(_SAME_CALLS)
     for call, through in waiting:
-        if through == "forward":
-            lines.append(_ALONE)
-        elif through == "backward":
-            lines.append(_BATCHES)
-        elif through == "_pre_forward":
-            lines.append(_SHARDED)
-        elif call and not call.is_message and through not in ("", "wait", call.kind):
-            lines += [] if through.startswith("_") else [_ALL_ENTER.format(function=through)]
+        if through in _THROUGH:
+            lines.append(_THROUGH[through])
+        elif through.startswith("_") or through in ("", "wait"):
+            continue
+        elif call and not call.is_message and call.kind != through:
+            lines.append(_ALL_ENTER.format(function=through))
     return list(dict.fromkeys(lines))
 
 
@@ -378,36 +380,27 @@ def _rule(meeting):
     kinds = {call.kind for call in meeting}
     if all(call.is_message for call in meeting):
         return _SAME_SIZE
-    if kinds == {calls.NEW_GROUP}:
+    if kinds == {NEW_GROUP}:
         return _ALL_GROUPS
-    if len({call.dtype for call in meeting}) > 1:
-        return _SAME_CALLS
-    if kinds in ({"all_to_all_single"}, {"all_to_all"}):
+    alike = len({call.dtype for call in meeting}) == 1
+    if alike and kinds in ({"all_to_all_single"}, {"all_to_all"}):
         return _SAME_SPLITS
-    if len({str(call) for call in meeting}) > 1:
+    if not alike or len(set(map(str, meeting))) > 1:
         return _SAME_CALLS
     return _SAME_PARTS if all(call.splits for call in meeting) else _SAME_OPERATION
 
 
-def _kind_of_end(rank):
-    if rank.lost:
-        return "lost"
-    return "exit" if rank.code >= 0 else "signal"
-
-
-def _headline(rank, own):
-    if rank.lost:
+def _headline(rank, kind, own):
+    if kind == "lost":
         return f"{own.words}."
-    if rank.report is None and rank.code >= 0:
-        return f"{own.words} before it returned."
-    if rank.report is None:
-        meaning = _SIGNALS.get(signal_name(-rank.code), "the signal ended it")
-        return "\n  ".join([f"{own.words}: {meaning}.", *rank.output.aborts])
-    kind, text = rank.report["kind"], _shortened(rank.report["text"])
-    if kind == "exception":
-        return f"raised {text}"
     if kind == "exit":
         return f"{own.words} before it returned."
+    if kind == "signal":
+        meaning = _SIGNALS.get(signal_name(-rank.code), "the signal ended it")
+        return "\n  ".join([f"{own.words}: {meaning}.", *rank.output.aborts])
+    text = _shortened(rank.report["text"])
+    if kind == "exception":
+        return f"raised {text}"
     what = rank.report["what"]
     if what == "unpack":
         return f"could not rebuild the function or its arguments.\n  {text}"
@@ -422,11 +415,15 @@ def _quotes(path: list[Frame]) -> list[str]:
     return [f"    {frame.place}, in {frame.function}:  {frame.source}" for frame in shown]
 
 
+def _quote(where: Frame | None) -> list[str]:
+    return _quotes([where] if where else [])
+
+
 def _members(report) -> list[str]:
     """A line for each exception of a group."""
     told = []
     for text, stack in report.get("members", []):
-        path = _learners(stack)
+        path = learners(stack)
         told.append(f"  with {_shortened(text)}{f' ({path[-1].place})' if path else ''}")
     return told
 
@@ -436,16 +433,8 @@ def _causes(report) -> list[str]:
     words = {"caused": "which was caused by", "handled": "while it handled"}
     told = []
     for link, text, stack in report.get("causes", []):
-        told += [f"{words[link]} {_shortened(text)}", *_quotes(_learners(stack))]
+        told += [f"{words[link]} {_shortened(text)}", *_quotes(learners(stack))]
     return told
-
-
-def _learners(stack):
-    return frames.own([Frame(*frame) for frame in stack])
-
-
-def _now(sentence):
-    return sentence.replace("was waiting", "waits").replace("were waiting", "wait")
 
 
 def _shortened(text, limit=1500):

@@ -24,25 +24,19 @@ class RankFailure(RuntimeError):
         self._tracebacks = list(tracebacks)
         self._variables = list(variables)
 
-    def __reduce__(self):
-        return RankFailure, (
-            str(self), self.rank, self.kind, self.line, self.error, self.ranks, self._tracebacks,
-            self._variables,
-        )  # fmt: skip
-
     def traceback(self, rank: int) -> str:
-        """What Python would have printed of this rank's exception: all frames, also those of libraries,
-        its causes, notes and members. Of a rank that was waiting or running, its stack at that time,
-        as far as it is known; of any other, its state in words. Raises IndexError for no rank."""
+        """What Python would have printed of this rank's exception: all frames, also those of libraries, its causes,
+        notes and members. Of a rank that was waiting or running, its stack at that time, as far as it is known; of
+        any other, its state in words. Raises IndexError for no rank."""
         state = f"rank {rank} {self.ranks[rank]}\n"
         return (self._tracebacks[rank] if self._tracebacks else "") or state
 
     def locals(self, rank: int) -> dict[str, str]:
-        """The variables of a rank that raised, at the learner's line, by name: each in words of at most
-        200 characters, a tensor's shape, type and values. Raises IndexError for no rank."""
+        """The variables of a rank that raised, at the learner's line, by name: each in words of at most 200
+        characters, a tensor's shape, type and values. Raises IndexError for no rank."""
         return dict(self._variables[rank]) if self._variables else {}
 
     def _render_traceback_(self):
-        # IPython shows an exception exactly as this method renders it: the message alone,
-        # without the frames of this package.
+        # IPython shows an exception exactly as this method renders it: the message alone, without the frames of this
+        # package.
         return [f"RankFailure: {self}"]

@@ -7,14 +7,14 @@ import linecache
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import course_utils
 
-# Folders with these names hold installed packages, wherever they are: a virtual environment's,
-# the system's, the user's own (pip --user), those of a module system.
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_COMPILED = f"{os.sep}torchinductor_"  # torch.compile's folder for what it makes of functions
+# Folders with these names hold installed packages, wherever they are: a virtual environment's, the system's, the
+# user's own (pip --user), those of a module system.
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_COMPILED = "/torchinductor_"  # torch.compile's folder for what it makes of functions
 # Packages whose lines stand in a learner's stack; PYTHONPATH may find them in a folder of any name.
 _PACKAGES = ("torch", "torchvision", "IPython", "ipykernel", "cloudpickle", "numpy", "matplotlib")
 
@@ -24,9 +24,10 @@ def _folder(package):
     return os.path.dirname(spec.origin) if spec and spec.origin else os.devnull
 
 
-_DISTRIBUTED = os.path.join(os.sep, "torch", "distributed", "")
-_DDP = os.path.join(os.sep, "torch", "nn", "parallel", "distributed.py")
-_WRAPPERS = ("wrapper", "inner", "fsdp_hook_wrapper")  # they have nothing to say to a learner
+_DISTRIBUTED = "/torch/distributed/"
+_DDP = "/torch/nn/parallel/distributed.py"
+# They have nothing to say to a learner.
+_WRAPPERS = ("wrapper", "inner", "inner_func", "fsdp_hook_wrapper")
 
 LIBRARIES = tuple(
     os.path.join(os.path.realpath(path), "")
@@ -46,8 +47,7 @@ def know_libraries(folders: tuple[str, ...]) -> None:
     is_own.cache_clear()
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A line of a stack."""
 
     file: str
@@ -61,8 +61,8 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """The line in words: "cell line 7" or "train.py, line 7". Without the cell's number,
-        which grows with every run, and is 1 for each cell under nbval."""
+        """The line in words: "cell line 7" or "train.py, line 7". Without the cell's number, which grows with every
+        run, and is 1 for each cell under nbval."""
         if _is_cell(self.file):
             return f"cell line {self.line}"
         return f"{os.path.basename(self.file)}, line {self.line}"
@@ -94,8 +94,8 @@ def is_compiled(file: str) -> bool:
 
 
 def passes_through(file: str, function: str) -> str:
-    """What a frame of PyTorch tells a learner of the way to a call: a function of torch.distributed,
-    "backward", DistributedDataParallel's "forward"; "" if nothing."""
+    """What a frame of PyTorch tells a learner of the way to a call: a function of torch.distributed, "backward",
+    DistributedDataParallel's "forward"; "" if nothing."""
     if _DISTRIBUTED in file:
         return "" if function in _WRAPPERS else function
     if function == "_engine_run_backward":
@@ -109,8 +109,8 @@ def own(frames: list[Frame]) -> list[Frame]:
 
 
 def cells() -> dict[str, tuple]:
-    """The texts of the cells by the name of their file, which nobody has written: entries of
-    linecache, without the date at which it would forget them."""
+    """The texts of the cells by the name of their file, which nobody has written: entries of linecache, without the
+    date at which it would forget them."""
     known = [(name, entry) for name, entry in linecache.cache.items() if len(entry) == 4]
     return {
         name: (size, None, lines, full)
@@ -120,7 +120,7 @@ def cells() -> dict[str, tuple]:
 
 
 def _is_cell(file):
-    """Only IPython makes /tmp/ipykernel_4711/123.py of a cell. It knows the cell's number too, but
-    that is no help: it grows with every run, and nbval runs every cell as number 1."""
+    """Only IPython makes /tmp/ipykernel_4711/123.py of a cell. It knows the cell's number too, but that is no help:
+    it grows with every run, and nbval runs every cell as number 1."""
     ipython = sys.modules.get("IPython")
     return bool(ipython and ipython.get_ipython()) and file in cells()

@@ -16,8 +16,7 @@ class Turns:
         self._answered = 0.0
 
     def serve(self) -> bool:
-        """Lets the learner answer the rank whose turn it is, if it asks. True as long as a debugger holds
-        a rank."""
+        """Lets the learner answer the rank whose turn it is, if it asks. True as long as a debugger holds a rank."""
         held = [rank for rank in self._ranks if rank.held and rank.living]
         asking = [rank for rank in held if rank.asks is not None]
         # It may have stepped into a call for which it needs another rank that is held.

@@ -1,13 +1,14 @@
 """What the records prove: which calls meet, which of these do not match, and whose call lacks whom.
 
-The n-th collective of a group meets the n-th of the group's other ranks; the n-th send from one rank to
-another meets the n-th recv. All ranks of a world make all its groups: the n-th new_group of a rank meets
-the n-th of the others. Calls that have met and match are forgotten, so there may be any number of them.
+The n-th collective of a group meets the n-th of the group's other ranks; the n-th send from one rank to another meets
+the n-th recv. All ranks of a world make all its groups: the n-th new_group of a rank meets the n-th of the others.
+Calls that have met and match are forgotten, so there may be any number of them.
 
-The ranks of a world of the learner's own agree on its name without waiting, in its store; here their
-numbers are translated into the launch's.
+The ranks of a world of the learner's own agree on its name without waiting, in its store; here their numbers are
+translated into the launch's.
 """
 
+import contextlib
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
@@ -87,8 +88,8 @@ class Meetings:
                 self._apart.setdefault(stream, met)
 
     def _inbox(self, call):
-        """Where the messages to a rank are counted that has received from any rank: nobody can tell
-        which of them came from whom. None for all other calls."""
+        """Where the messages to a rank are counted that has received from any rank: nobody can tell which of them
+        came from whom. None for all other calls."""
         if not call.is_message:
             return None
         to = call.world, call.group, call.me if call.kind == "recv" else call.peer
@@ -111,10 +112,11 @@ class Meetings:
 
     def _take_back(self, rank, number):
         """A call that PyTorch refused was not made; a wait for a key that is over is none any more."""
-        call = next((c for c in reversed(self._recent[rank]) if c.number == number), None)
+        call = self._numbered(rank, number)
         if call is None:
             return
-        self._recent[rank].remove(call)
+        with contextlib.suppress(ValueError):  # it was long ago
+            self._recent[rank].remove(call)
         stream = _stream(rank, call)
         self._made[stream, rank] -= 1
         _, met = self._unmet[rank].pop(number, (None, {}))
@@ -145,8 +147,8 @@ class Meetings:
         return {rank: self._in_launch(first[rank]) for rank in sorted(first)}
 
     def lacks(self, rank: int, call: NotedCall) -> set[int | None]:
-        """The ranks without whose next call this one of `rank` cannot end; None stands for one of a world
-        of the learner's own that is not known. Empty if it has met all that it needs."""
+        """The ranks without whose next call this one of `rank` cannot end; None stands for one of a world of the
+        learner's own that is not known. Empty if it has met all that it needs."""
         if not self.complete:
             return set()
         call, met = self._unmet[rank].get(call.number, (None, {}))
@@ -158,8 +160,8 @@ class Meetings:
         return self._in_world(call, [call.peer] if one else call.members) - {rank} - met.keys()
 
     def _in_world(self, call, numbers):
-        """The ranks with these numbers in the call's world, as the launch counts; None for one that is
-        not known, because it has made no call there."""
+        """The ranks with these numbers in the call's world, as the launch counts; None for one that is not known,
+        because it has made no call there."""
         if call.world == "":
             return set(numbers)
         return {self._ranks.get((call.world, number)) for number in numbers}
@@ -171,8 +173,8 @@ class Meetings:
         }
 
     def unmet(self) -> dict[int, NotedCall]:
-        """Of each rank its first call that lacks another's; also one for which nobody waits. None where a
-        rank has given a call up."""
+        """Of each rank its first call that lacks another's; also one for which nobody waits. None where a rank has
+        given a call up."""
         found = {}
         if any(record.gave_up for record in self.records):
             return found
@@ -184,10 +186,10 @@ class Meetings:
         return found
 
     def apart(self, ranks: Iterable[int]) -> dict[int, tuple[NotedCall, set[int]]] | None:
-        """The first of the latest meetings in a row that ranks made at different lines, if one of these
-        ranks took part: where a rank left out a call, or took another branch. By rank its call, and the
-        ranks of the group that never called at that line. A meeting whose lines no two ranks share is
-        a branch that was meant, such as that of a root."""
+        """The first of the latest meetings in a row that ranks made at different lines, if one of these ranks took
+        part: where a rank left out a call, or took another branch. By rank its call, and the ranks of the group that
+        never called at that line. A meeting whose lines no two ranks share is a branch that was meant, such as that
+        of a root."""
         for met in self._apart.values():
             there = {rank: self._there[call.where] for rank, call in met.items()}
             if any(len(each) > 1 for each in there.values()) and set(ranks) & met.keys():
@@ -203,11 +205,10 @@ class Meetings:
 
     def send_of(self, call: NotedCall) -> NotedCall | None:
         """The send that a recv has met."""
-        call_at = (call.world, call.group, call.peer, call.tag, call.index)
         for rank in self._in_world(call, [call.peer]) - {None}:
             for sent in self._recent[rank]:
-                at = (sent.world, sent.group, sent.me, sent.tag, sent.index)
-                if sent.kind == "send" and at == call_at and sent.peer == call.me:
+                at = _stream(rank, sent), sent.index
+                if sent.kind == "send" and at == (_stream(rank, call), call.index):
                     return self._in_launch(sent)
         return None
 
@@ -218,8 +219,7 @@ class Meetings:
 
     def has_left(self, rank: int) -> NotedCall | None:
         """The call with which a rank left its groups, if that was its last one."""
-        last = self._recent[rank][-1] if self._recent[rank] else None
-        return last if last and last.kind == DESTROY else None
+        return next((last for last in self.latest(rank, 1) if last.kind == DESTROY), None)
 
     def latest(self, rank: int, count: int) -> list[NotedCall]:
         """The last calls of a rank."""
@@ -231,9 +231,8 @@ class Meetings:
         return call and self._in_launch(call)
 
     def _numbered(self, rank, number):
-        if number in self._unmet[rank]:
-            return self._unmet[rank][number][0]
-        return next((call for call in self._recent[rank] if call.number == number), None)
+        recent = (call for call in self._recent[rank] if call.number == number)
+        return self._unmet[rank].get(number, (next(recent, None), None))[0]
 
     def none_can_end(self, pending: dict[int, dict]) -> bool:
         """True if nothing that ranks wait behind will ever end unless one of them makes another call.
@@ -311,8 +310,8 @@ def _fit(call, other):
 
 
 def _signature(call):
-    """What has to be equal where calls meet. In collectives shapes count, as under DETAIL, even
-    where the number of elements agrees; between send and recv only that number and the data type."""
+    """What has to be equal where calls meet. In collectives shapes count, as under DETAIL, even where the number of
+    elements agrees; between send and recv only that number and the data type."""
     if call.is_message:
         return tuple((dtype, math.prod(shape)) for dtype, shape in call.tensors)
     what = call.dtype if call.splits else call.tensors

@@ -1,20 +1,17 @@
 """Each rank's record of its calls, for the kernel to compare.
 
-Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the process
-or, worst, adds up the wrong bytes (float32 against int32 runs through). PyTorch can check that
-itself (TORCH_DISTRIBUTED_DEBUG=DETAIL), but by messages of its own before each call, for which each
-rank waits: an asynchronous all-reduce no longer overlaps with anything (one whose partner came 0.2
-s late held its caller for those 0.2 s), small calls take about three times as long, every timeline
-of the course would show the check, and in torch 2.14.1 the construction of DistributedDataParallel
-crashes under it. So a rank only notes what it is about to call; the kernel reads all notes when
-nothing moves, when a rank has failed, and at the end. A note takes microseconds, sends nothing and
-outlives the rank, because it is in a file.
+Ranks must make the same calls in the same order. When they do not, gloo hangs, aborts the process or, worst, adds up
+the wrong bytes (float32 against int32 runs through). PyTorch can check that itself (TORCH_DISTRIBUTED_DEBUG=DETAIL),
+but by messages of its own before each call, for which each rank waits: an asynchronous all-reduce no longer overlaps
+with anything (one whose partner came 0.2 s late held its caller for those 0.2 s), small calls take about three times
+as long, every timeline of the course would show the check, and in torch 2.14.1 the construction of
+DistributedDataParallel crashes under it. So a rank only notes what it is about to call; the kernel reads all notes
+when nothing moves, when a rank has failed, and at the end. A note takes microseconds, sends nothing and outlives the
+rank, because it is in a file.
 
-A program makes many calls of few kinds. So a call is described once, and then counted by a line with
-the description's number: a record has no end and no horizon.
-
-The notes are taken where all calls pass (see `intercept`): also those that
-DistributedDataParallel makes from C++.
+A program makes many calls of few kinds. So a call is described once, and then counted by a line with the
+description's number: a record has no end and no horizon. The notes are taken where all calls pass (see `intercept`):
+also those that DistributedDataParallel makes from C++.
 """
 
 import contextlib
@@ -27,6 +24,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent import futures
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -53,12 +51,12 @@ class Recorder:
         self._calls = 0
         self._descriptions = {}  # each with its number
         self._groups = {}  # what is known of a group, by its name
-        self._caught = set()  # where an exception was caught
+        self._seen = set()  # where exceptions were caught
         self._newest = threading.local()  # the number of this thread's newest call
         self._world = None  # the default group of the newest note
         self._world_name = ""
-        # A rank that destroys its groups is still connected: else the others would fail in words
-        # that differ from run to run.
+        # A rank that destroys its groups is still connected: else the others would fail in words that differ from run
+        # to run.
         self._kept = []
 
     def begin(self) -> None:
@@ -83,7 +81,7 @@ class Recorder:
 
         def forget_on_record():  # what destroy_process_group does last
             with contextlib.suppress(Exception), self._lock:
-                self._write(self._described(kind=DESTROY, group=DESTROY, members=(), me=0))
+                self._write(DESTROY, DESTROY)
             forget()
 
         c10d._unregister_all_process_groups = forget_on_record
@@ -95,7 +93,7 @@ class Recorder:
         # A call that PyTorch can make must not fail here.
         with contextlib.suppress(Exception), self._lock:
             group = dist.ProcessGroup.unbox(arguments["process_group"])
-            number = self._newest.number = self._write(self._note(operator, arguments, group))
+            number = self._newest.number = self._note(operator, arguments, group)
             if self._called:
                 return functools.partial(self._called, number, group.group_name)
         return None
@@ -107,8 +105,20 @@ class Recorder:
             self._add(f"!{number}")
 
     def _watch_exceptions(self):
-        """Notes each exception that the learner's code catches: a call may be left out for it. Python can
-        tell without a cost from 3.12 on."""
+        """Notes exceptions for which a call may be left out although the rank goes on: what ends a thread, what a
+        pool keeps for whoever asks, and what the learner's code catches; of that Python can tell without a cost from
+        3.12 on."""
+        end, keep = threading.excepthook, futures.Future.set_exception
+
+        def end_on_record(args):
+            self._note_caught(args.exc_value, args.thread and args.thread.name)
+            end(args)
+
+        def keep_on_record(future, error):
+            self._note_caught(error)
+            keep(future, error)
+
+        threading.excepthook, futures.Future.set_exception = end_on_record, keep_on_record
         if (monitoring := getattr(sys, "monitoring", None)) is None:
             return
         handled = monitoring.events.EXCEPTION_HANDLED
@@ -117,20 +127,22 @@ class Recorder:
         monitoring.set_events(_TOOL, handled)
 
     def _on_caught(self, code, offset, error):
-        if is_own(code.co_filename) and (code, offset) not in self._caught:  # once a line is enough
-            self._caught.add((code, offset))
-            with contextlib.suppress(Exception):
-                self._add("^" + json.dumps(_handled(error)))
+        if is_own(code.co_filename) and (code, offset) not in self._seen:  # once a line is enough
+            self._seen.add((code, offset))
+            self._note_caught(error)
+
+    def _note_caught(self, error, *thread):
+        with contextlib.suppress(Exception):
+            kind, text, place = _handled(error)
+            if (kind, place) not in self._seen:
+                self._seen.add((kind, place))
+                self._add("^" + json.dumps((kind, text, place, *thread)))
 
     # Of waits that are no calls, as `intercept.Waits` says.
 
     def on_key(self, key: str, seconds: float) -> Callable[[], None]:
         with contextlib.suppress(Exception), self._lock:
-            number = self._write(
-                self._described(
-                    kind=KEY, group=key, members=(), me=0, limited=seconds < self._limit
-                )
-            )
+            number = self._write(KEY, key, limited=seconds < self._limit)
             return lambda: self._add(f".{number}")
         return lambda: None
 
@@ -141,24 +153,26 @@ class Recorder:
         """Notes what this rank's host waits behind, as `host_waits.follow` says it."""
         self._add("~" + json.dumps(pending))
 
-    def _note(self, operator: Operator, given: dict, group) -> dict:
-        kind, alike = operator.function, operator.alike
-        known = self._known(group)
+    def _note(self, operator: Operator, given: dict, group) -> int:
+        kind, alike, known = operator.function, operator.alike, self._known(group)
+        members = known["members"]
         peer = next((given[name] for name in ("root_rank", "dst", "src") if name in given), None)
-        splits = _splits(kind, given, len(known["members"]), known["nccl"])
-        tensors = None if alike is None else _looks(given[alike])
-        return self._described(
-            kind=kind,
-            group=group.group_name,
-            members=known["members"],
-            me=known["me"],
-            peer=None if peer is None else known["members"][peer],
+        splits = _splits(kind, given, len(members), known["nccl"])
+        sent = _looks(given[operator.payload]) if splits else None
+        # `monitored_barrier`, and what has a shorter timeout than its group, fail by themselves.
+        limit = given.get("timeout", -1)
+        return self._write(
+            kind,
+            group.group_name,
+            members,
+            known["me"],
+            peer=None if peer is None else members[peer],
             tag=given.get("tag"),
             operation=_operation(given.get("reduce_op")),
-            tensors=tensors,
+            tensors=None if alike is None else _looks(given[alike]),
             splits=splits,
-            dtype=_dtype(given, operator) if splits else None,
-            limited=_seconds(known["seconds"], given) < self._limit,
+            dtype=sent[0][0] if sent else None,
+            limited=(limit / 1000 if limit > 0 else known["seconds"]) < self._limit,
         )
 
     def _known(self, group):
@@ -185,28 +199,23 @@ class Recorder:
         with contextlib.suppress(Exception), self._lock:
             self._see_world()
             everyone = tuple(range(dist.get_world_size()))
-            asked = given.get("ranks")
-            note = self._described(
-                kind=NEW_GROUP,
-                group=NEW_GROUP,
-                members=everyone,
-                me=dist.get_rank(),
-                asked=everyone if asked is None else tuple(sorted(asked)),
-            )
-            self._write(note)
+            asked = everyone if given.get("ranks") is None else tuple(sorted(given["ranks"]))
+            self._write(NEW_GROUP, NEW_GROUP, everyone, dist.get_rank(), asked=asked)
 
-    def _described(self, **note):
+    def _write(self, kind, group, members=(), me=0, **more) -> int:
+        """Adds a call to the record, as `calls.NotedCall` describes it; returns its number."""
         where, through = _way(sys._getframe(1))
-        about = {"where": where, "through": through, "handling": _handled(sys.exception())}
-        return {"world": self._world_name} | note | about
-
-    def _write(self, note) -> int:
-        """Adds a call to the record; returns its number."""
+        note = {
+            "world": self._world_name,
+            "kind": kind,
+            "group": group,
+            "members": members,
+            "me": me,
+        }
+        note |= more | {"where": where, "through": through, "handling": _handled(sys.exception())}
         key = tuple(note.values())
         if key not in self._descriptions:
-            self._add(
-                json.dumps({name: value for name, value in note.items() if value is not None})
-            )
+            self._add(json.dumps({name: each for name, each in note.items() if each is not None}))
             self._descriptions[key] = len(self._descriptions)
         self._add(str(self._descriptions[key]))
         self._calls += 1
@@ -220,8 +229,8 @@ class Recorder:
 
 
 def _agreed_name(number):
-    """A name for the present world that no other world has, and that all its ranks find without
-    waiting for each other: the first that comes writes it into the world's store."""
+    """A name for the present world that no other world has, and that all its ranks find without waiting for each
+    other: the first that comes writes it into the world's store."""
     mine = f"{os.getpid()}-{number}"
     return c10d._get_default_store().compare_set("course_utils/world", "", mine).decode()
 
@@ -234,13 +243,6 @@ def _patience(group):
     return math.inf
 
 
-def _seconds(patience, given):
-    """How long a call waits at most. `monitored_barrier`, `work.wait(limit)` and calls of a group with
-    a shorter timeout fail by themselves, and the program may go on."""
-    milliseconds = given.get("timeout", -1)
-    return milliseconds / 1000 if milliseconds > 0 else patience
-
-
 def _operation(boxed):
     return None if boxed is None else dist.ReduceOp.RedOpType(boxed.op()).name
 
@@ -249,32 +251,19 @@ def _handled(error):
     """The exception that this rank is handling: its type, its text and the learner's line."""
     if error is None:
         return None
-    own = [
-        (frame.f_code.co_filename, line, frame.f_code.co_name)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if is_own(frame.f_code.co_filename)
-    ]
+    own = [line for at in traceback.walk_tb(error.__traceback__) if (line := _line(*at))]
     text = "".join(traceback.format_exception_only(error)).strip()
     return type(error).__name__, text[:200], own[-1] if own else None
 
 
 def _looks(tensors):
     """Data type and shape of each tensor; a long list is cut."""
-    return tuple((_name(t), tuple(t.shape)) for t in tensors_in(tensors)[:8])
-
-
-def _name(tensor):
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _dtype(given, operator):
-    sent = tensors_in(given[operator.payload])
-    return _name(sent[0]) if sent else None
+    return tuple((str(t.dtype)[len("torch.") :], tuple(t.shape)) for t in tensors_in(tensors)[:8])
 
 
 def _splits(kind, given, ranks, nccl):
-    """What goes to each rank, and what is expected from each; None where that need not fit, or where
-    PyTorch refuses it by itself, since it does not add up."""
+    """What goes to each rank, and what is expected from each; None where that need not fit, or where PyTorch refuses
+    it by itself, since it does not add up."""
     if kind == "all_to_all" or (kind == "all_gather" and nccl):  # which takes parts of any sizes
         sent, expected = _numbers(given["input_tensors"]), _numbers(given["output_tensors"])
         sent *= ranks if kind == "all_gather" else 1
@@ -295,8 +284,8 @@ def _numbers(tensors):
 
 
 def place() -> tuple | None:
-    """The learner's line that makes a call just now: file, line, function. A call from a thread that is
-    not Python's, such as autograd's, belongs to the line at which the main thread waits."""
+    """The learner's line that makes a call just now: file, line, function. A call from a thread that is not Python's,
+    such as autograd's, belongs to the line at which the main thread waits."""
     return _way(sys._getframe(1))[0]
 
 
@@ -304,13 +293,11 @@ def _way(frame) -> tuple[tuple | None, str]:
     """The learner's line, as `place`, and the function of PyTorch's through which a call has come from it:
     "full_tensor", "backward", "forward" of DistributedDataParallel; "" if there is none but the call."""
     frame, through = _to_own(frame)
-    if is_own(frame.f_code.co_filename):
-        return _line(frame), through
-    line = None
+    if line := _line(frame, frame.f_lineno):
+        return line, through
     if frame.f_code.co_filename != threading.__file__:
         frame, _ = _to_own(sys._current_frames()[threading.main_thread().ident])
-        line = _line(frame) if is_own(frame.f_code.co_filename) else None
-    return line, through or "backward"
+    return _line(frame, frame.f_lineno), through or "backward"
 
 
 def _to_own(frame):
@@ -324,5 +311,7 @@ def _to_own(frame):
     return frame, through
 
 
-def _line(frame):
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+def _line(frame, number):
+    """None where it is not the learner's."""
+    code = frame.f_code
+    return (code.co_filename, number, code.co_name) if is_own(code.co_filename) else None

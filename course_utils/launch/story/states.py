@@ -10,7 +10,7 @@ from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.matching import Meetings
 from course_utils.launch.story.stacks import waits
-from course_utils.launch.story.view import Rank, where
+from course_utils.launch.story.view import Rank, at_sockets, where
 
 _LOST_CONNECTION = re.compile(
     r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|[Ss]ocket closed|remote process exited"
@@ -20,28 +20,17 @@ _COMMUNICATION_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError")
 
 @dataclass
 class State:
-    """What one rank did.
+    """What one rank did."""
 
-    words:        "finished", "was waiting in all_reduce", ...
-    path:         the learner's own lines that led there, innermost last
-    waits_in:     the communication in which it waits, in words
-    through:      the function of PyTorch that has called that: "full_tensor", "backward"
-    call:         that communication's record, if there is one
-    text:         what it raised
-    consequence:  it failed because another rank was gone
-    traceback:    its exception's, or its stack, as text
-    locals:       the variables at the line that raised, in words
-    """
-
-    words: str
-    path: list[Frame] = field(default_factory=list)
-    waits_in: str | None = None
-    through: str = ""
-    call: NotedCall | None = None
-    text: str = ""
-    consequence: bool = False
-    traceback: str = ""
-    locals: dict[str, str] = field(default_factory=dict)
+    words: str  # "finished", "was waiting in all_reduce", ...
+    path: list[Frame] = field(default_factory=list)  # the learner's lines, innermost last
+    waits_in: str | None = None  # the communication in which it waits, in words
+    through: str = ""  # the function of PyTorch that has called that: "full_tensor", "backward"
+    call: NotedCall | None = None  # that communication's record, if there is one
+    text: str = ""  # what it raised
+    consequence: bool = False  # it failed because another rank was gone, or had failed
+    traceback: str = ""  # its exception's, or its stack, as text
+    locals: dict[str, str] = field(default_factory=dict)  # in words, at the line that raised
 
     @property
     def where(self) -> Frame | None:
@@ -53,18 +42,21 @@ class State:
 
 def states(ranks: list[Rank], meetings: Meetings) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
-    found = where([rank for rank in ranks if rank.living])
-    known = {rank.number: _state(rank, meetings, found.get(rank)) for rank in ranks}
+    living = [rank for rank in ranks if rank.living]
+    asleep, found = at_sockets(living), where(living)
+    known = {}
     for rank in ranks:
+        at = found.get(rank)
+        each = known[rank.number] = _state(rank, meetings, at, rank in asleep)
         if rank.report:
-            known[rank.number].traceback = rank.report.get("traceback", "")
-            known[rank.number].locals = rank.report.get("locals", {})
-        elif stacks := found.get(rank):
-            known[rank.number].traceback = frames.as_text(stacks.main[::-1])
+            each.traceback = rank.report.get("traceback", "")
+            each.locals = rank.report.get("locals", {})
+        elif at:
+            each.traceback = frames.as_text(at.main[::-1])
     return known
 
 
-def _state(rank, meetings, stacks):
+def _state(rank, meetings, stacks, at_socket):
     if rank.finished:
         return State("finished")
     if rank.report:
@@ -73,7 +65,11 @@ def _state(rank, meetings, stacks):
         return State(f"was on host {rank.host.name}, {rank.lost}")
     if rank.code is not None:
         return _dead(rank)
-    return _living(rank, meetings, stacks)
+    if not rank.joined:
+        return State("was starting")
+    if stacks is None:
+        return State("was stopped")
+    return _living(rank, meetings, stacks, at_socket)
 
 
 def signal_name(number: int) -> str:
@@ -85,14 +81,19 @@ def signal_name(number: int) -> str:
 
 
 def grouped(states: dict[int, State]) -> list[tuple[str, State]]:
-    """Returns ("ranks 0 and 2 were waiting in barrier", their state) for each group of ranks
-    that did the same at the same line."""
+    """Returns ("ranks 0 and 2 were waiting in barrier", their state) for each group of ranks that did the same at the
+    same line."""
     groups = defaultdict(list)
     for rank, each in states.items():
         groups[str(each)].append(rank)
     return [
         (_sentence(ranks, states[ranks[0]].words), states[ranks[0]]) for ranks in groups.values()
     ]
+
+
+def learners(stack: list[tuple]) -> list[Frame]:
+    """Returns the learner's own lines of a stack in a report."""
+    return frames.own([Frame(*frame) for frame in stack])
 
 
 def names(ranks: list[int]) -> str:
@@ -110,7 +111,7 @@ def _sentence(ranks, words):
 
 
 def _reported(report, newest):
-    path = frames.own([Frame(*frame) for frame in report.get("frames", [])])
+    path = learners(report.get("frames", []))
     if report["kind"] == "exit":
         return State(f"called sys.exit({report['code']!r})", path)
     if report["kind"] == "pickle":
@@ -120,7 +121,8 @@ def _reported(report, newest):
     if report["type"] in _COMMUNICATION_ERRORS and _LOST_CONNECTION.search(report["text"]):
         call = newest.kind if newest else "a collective"
         return State(f"lost its connection in {call}", path, consequence=True)
-    return State(f"raised {report['type']}", path, text=report["text"])
+    follows = report.get("follows", False)
+    return State(f"raised {report['type']}", path, text=report["text"], consequence=follows)
 
 
 def _dead(rank):
@@ -131,25 +133,24 @@ def _dead(rank):
     return State(words, last.own_path, traceback=frames.as_text(last.main[::-1]))
 
 
-def _living(rank, meetings, stacks):
-    if not rank.joined:
-        return State("was starting")
-    if stacks is None:
-        return State("was stopped")
-    newest, lacking = meetings.newest(rank.number), meetings.lacking(rank.number)
+def _living(rank, meetings, stacks, at_socket):
+    call, lacking = meetings.newest(rank.number), meetings.lacking(rank.number)
     path, name, thread = stacks.own_path, waits(stacks.main), ""
-    if not name and (waited_for := threads.waited_for(stacks)):
-        path = frames.own(waited_for[::-1]) or path
-        name, thread = waits(waited_for), ", in a thread that its main thread waits for"
-    stands = newest is not None and newest.number in lacking
+    stands = call is not None and call.number in lacking
+    idle = threads.idle(stacks.main)
+    if idle and (other := next(filter(waits, stacks.threads.values()), None)):
+        path = frames.own(other[::-1]) or path
+        name, thread = waits(other), ", in a thread that its main thread waits for"
+        its = next((n for n, each in lacking.items() if each.kind == name), None)
+        call = meetings.numbered(rank.number, its) or call
     if not name and not (name == "" and stands and rank.activity()[1]):
-        idle = threads.idle(stacks.main)
-        words = "was waiting for another thread" if idle else "was running"
-        return State(words, path, call=newest if stands else None)
-    call, before = newest, ""
+        words = "was waiting at a socket" if at_socket else "was running"
+        words = "was waiting for another thread" if idle else words
+        return State(words, path, call=call if stands else None)
+    before = ""
     if pending := meetings.records[rank.number].pending:
         # The line that waits for the call, not the one where the host needs the result.
-        call = meetings.numbered(rank.number, pending["behind"]) or newest
+        call = meetings.numbered(rank.number, pending["behind"]) or call
         line = Frame(*pending["where"]) if pending["where"] else call.where
         together = next((unit for unit in pending["begun"] if call.number in unit), [])
         first = next(iter(lacking), call.number)

@@ -1,16 +1,16 @@
 """When ranks wait for each other and nothing can ever wake them.
 
-The records decide: some call lacks that of another rank, which will never make it. A slow rank must never be
-taken for a stuck one, so each rank that lives has to rest: it uses next to no processor time although it was
-seen asleep (one that gets no processor is not asleep), makes no call, and its stacks say that it waits
-(`threads.rest`) in a call that has no limit of its own.
+The records decide: some call lacks that of another rank, which will never make it. A slow rank must never be taken
+for a stuck one, so each rank that lives has to rest: it uses next to no processor time although it was seen asleep
+(one that gets no processor is not asleep), makes no call, and its stacks say that it waits (`threads.rest`) in a call
+that has no limit of its own.
 """
 
 import time
 
 from course_utils.launch.story import stacks, threads
 from course_utils.launch.story.matching import Meetings
-from course_utils.launch.story.view import Rank, note_calls, where
+from course_utils.launch.story.view import Rank, at_sockets, note_calls, where
 
 TICK = 0.25  # seconds between two looks at how the ranks are
 _BRIEFLY = 0.5  # seconds without any movement after which records and stacks are asked
@@ -25,9 +25,7 @@ class Stillness:
     """
 
     def __init__(self, ranks: list[Rank], meetings: Meetings, patience: float):
-        self._ranks = ranks
-        self._meetings = meetings
-        self._patience = patience
+        self._ranks, self._meetings, self._patience = ranks, meetings, patience
         self._looked = self._read_at = 0.0
         self.begin()
 
@@ -55,8 +53,8 @@ class Stillness:
         return self.looks
 
     def found(self) -> str | None:
-        """'stuck' when no rank can move any more, 'unproven' when none has for long and this cannot be
-        shown; to be called every TICK or so."""
+        """'stuck' when no rank can move any more, 'unproven' when none has for long and this cannot be shown; to be
+        called every TICK or so."""
         now = time.monotonic()
         if now - self._looked < TICK:
             return None
@@ -92,7 +90,7 @@ class Stillness:
         calls = {rank: made for rank, (_, made) in self._start.items()}
         lacking = self._somebody_lacks()
         if self._asleep.issuperset(calls):
-            self._rest = self._how_they_rest(calls)
+            self._rest = self._how_they_rest()
         self._restart()  # answering has cost the ranks some processor time
         if self._rest is None or calls != {rank: made for rank, (_, made) in self._start.items()}:
             return None
@@ -103,20 +101,23 @@ class Stillness:
         return "stuck" if sure or self._rest == before else None
 
     def _somebody_lacks(self):
-        """Whether a call lacks another's; of ranks that wait for a device with queues, whether none that
-        has begun has met all that it needs."""
-        pending = {rank.number: self._meetings.records[rank.number].pending for rank in self._start}
-        pending = {number: each for number, each in pending.items() if each}
-        if pending:
+        """Whether a call lacks another's; of ranks that wait for a device with queues, whether none that has begun
+        has met all that it needs."""
+        records = {rank.number: self._meetings.records[rank.number] for rank in self._start}
+        if pending := {number: each.pending for number, each in records.items() if each.pending}:
             return self._meetings.none_can_end(pending)
-        return any(self._meetings.lacking(rank.number) for rank in self._start)
+        return any(map(self._meetings.lacking, records))
 
-    def _how_they_rest(self, ranks):
+    def _how_they_rest(self):
         """How each rank rests; None if one of them does not, or waits in a call with a limit."""
-        found = {}
-        for rank, at in where(list(ranks)).items():
+        found, asleep = {}, at_sockets(self._start)
+        for rank, at in where(list(self._start)).items():
             lacks = bool(self._meetings.lacking(rank.number))
             rest = at and threads.rest(at, rank.finished, rank.handles_signals(), lacks)
+            if at and rank in asleep and not rest:
+                rest = threads.Rest(
+                    {}, proven=False
+                )  # nobody can answer for its socket's other end
             if rest is None or self._goes_on(rank, rest):
                 return None
             found[rank] = rest
@@ -127,8 +128,8 @@ class Stillness:
         return any(call.limited for call in newest)
 
     def _in_its_last_call(self, rank):
-        """Whether nothing of this rank waits but its main thread, and that in the rank's last call, which
-        lacks another's."""
+        """Whether nothing of this rank waits but its main thread, and that in the rank's last call, which lacks
+        another's."""
         waiting, last = self._rest[rank].waiting, self._meetings.newest(rank.number)
         return (
             waiting.keys() == {rank.main_thread}

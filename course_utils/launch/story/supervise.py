@@ -49,8 +49,8 @@ class Supervision:
         self._selector.close()
 
     def watch(self) -> str:
-        """Returns why watching ended: 'finished', 'failed', 'stuck', 'unproven' (stuck, as far as can be
-        seen) or 'late'."""
+        """Returns why watching ended: 'finished', 'failed', 'stuck', 'unproven' (stuck, as far as can be seen) or
+        'late'."""
         turns = Turns(self._ranks)
         stillness = Stillness(self._ranks, self._meetings, self._still / 2)
         begun = False
@@ -100,8 +100,8 @@ class Supervision:
             self._mark = now, looks
 
     def _put_off(self):
-        """Whether the ranks were ready to run and a busy machine had no processor for them: that time
-        does not count against the limit."""
+        """Whether the ranks were ready to run and a busy machine had no processor for them: that time does not count
+        against the limit."""
         delay = longest_delay(rank.pid for rank in self._ranks if rank.pid and rank.code is None)
         more, self._delayed = delay - self._delayed, max(delay, self._delayed)
         self._later(max(0.0, more))
@@ -112,8 +112,8 @@ class Supervision:
         self._last += seconds
 
     def _read_in_time(self):
-        """Reads for a moment. Time in which this process was stopped, as on a laptop that is
-        closed, does not count against the limit: the ranks may have waited for it."""
+        """Reads for a moment. Time in which this process was stopped, as on a laptop that is closed, does not count
+        against the limit: the ranks may have waited for it."""
         start = time.monotonic()
         self._read(min(TICK, self._end - start))
         took = time.monotonic() - start
@@ -126,8 +126,8 @@ class Supervision:
                 self._selector.unregister(key.fileobj)
 
     def _settle(self):
-        """After a failure: what the others do now belongs to its story, and must not depend on
-        which of them was a little faster."""
+        """After a failure: what the others do now belongs to its story, and must not depend on which of them was a
+        little faster."""
         end = time.monotonic() + _SETTLE
         before, quiet, tick = None, 0, max(rank.host.tick for rank in self._ranks)
         while time.monotonic() < end and quiet < 3:

@@ -1,26 +1,18 @@
 """What the threads of a rank can still do, as far as their stacks say.
 
-Ranks are stuck only if no thread of any of them can ever move them on. So each thread has to be one of
-these:
-
-* it waits in PyTorch for other ranks;
-* it waits, without a limit, for another thread of its own process to wake it: in a condition, an event
-  or a queue, as an idle worker of an executor, or for the end of a thread;
-* it belongs to a library and only serves it (a DataLoader's pinned memory, a progress bar).
-
-Of any other thread, a heartbeat that sleeps and prints for instance, nothing is proven: it may make a
-call, wake another thread, or end while another waits for that. The main thread, too, may be woken by the
-handler of a signal, which may do anything.
-
-Threads without a line of Python (autograd's, gloo's, OpenMP's) do nothing of their own accord: while
-they work, the rank uses processor time or another rank communicates.
+Ranks are stuck only if no thread of any of them can ever move them on. So each thread waits in PyTorch for other
+ranks; or, without a limit, for another thread of its process (a condition, an event, a queue, the end of a thread);
+or it belongs to a library and only serves it (a DataLoader's pinned memory, a progress bar). Of any other thread, a
+heartbeat that sleeps and prints for instance, nothing is proven: it may make a call, wake another thread, or end
+while another waits for that. The handler of a signal, too, may do anything, in the main thread. Threads without a
+line of Python (autograd's, gloo's, OpenMP's) do nothing of their own accord: while they work, the rank uses processor
+time or another rank communicates.
 """
 
-import os
 import re
 import threading
 from concurrent.futures import thread as executor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.stacks import Stacks, waits
@@ -34,19 +26,13 @@ _IDLE = {
 # From Python 3.13 on, only the line that calls join says whether there is a limit.
 _JOINS = (_THREADING, "join", "self._handle.join(timeout)")
 _JOIN_CALL = re.compile(r"\.join\(\)?")
-_SERVING = tuple(
-    os.path.join(*path)
-    for path in (
-        ("torch", "utils", "data", "_utils", "pin_memory.py"),
-        ("multiprocessing", "resource_sharer.py"),
-        ("tqdm", "_monitor.py"),
-        ("course_utils", "comm", "serving.py"),
-    )
+_SERVING = (
+    *("torch/utils/data/_utils/pin_memory.py", "multiprocessing/resource_sharer.py"),
+    *("tqdm/_monitor.py", "course_utils/comm/serving.py"),
 )
 
 
-@dataclass(frozen=True)
-class Rest:
+class Rest(NamedTuple):
     """A rank whose main thread cannot go on by itself.
 
     waiting: the stacks of its threads that wait, by thread
@@ -60,39 +46,29 @@ class Rest:
 def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | None:
     """Returns how a rank rests, or None if its main thread does something that may end.
 
-    finished: its main thread only waits for its end; handlers: it may handle signals; lacks: its newest
-    call lacks another rank, so that whatever waits in PyTorch waits for that.
+    finished: its main thread only waits for its end; handlers: it may handle signals; lacks: its newest call lacks
+    another rank, so that whatever waits in PyTorch waits for that.
     """
-    found, proven = {}, True
+    found, for_ranks, proven = {}, False, True
     for name, frames in stacks.threads.items():
         main = name == stacks.main_thread
         if not frames or (main and finished):
             continue
-        if _for_ranks(frames, lacks) or idle(frames):
+        inside = waits(frames)
+        if inside or (lacks and inside is not None):
+            found[name], for_ranks = frames, True
+        elif idle(frames):
             found[name] = frames
-            proven = proven and not (main and handlers and idle(frames))
+            proven = proven and not (main and handlers)
         elif main:
             return None
         else:
             proven = proven and any(frame.file.endswith(_SERVING) for frame in frames)
-    if stacks.main_thread in found and not any(_for_ranks(f, lacks) for f in found.values()):
+    if stacks.main_thread in found and not for_ranks:
         if not proven:
             return None  # it waits for a thread that does something of its own
         proven = False  # no thread of Python's can wake it; C code might
     return Rest(found, proven)
-
-
-def _for_ranks(frames, lacks):
-    name = waits(frames)
-    return bool(name) or (lacks and name is not None)
-
-
-def waited_for(stacks: Stacks) -> list[Frame]:
-    """Returns the stack of the thread that waits in a communication while the main thread waits, as
-    far as its stack says, for another thread to wake it; an empty one if there is none."""
-    if not idle(stacks.main):
-        return []
-    return next(filter(waits, stacks.threads.values()), [])
 
 
 def idle(frames: list[Frame]) -> bool:

@@ -1,8 +1,12 @@
 """A rank as the kernel sees it, wherever it is, and the host that it is on."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
+
+import psutil
 
 from course_utils.comm.events import note
 from course_utils.launch.story import stacks
@@ -28,33 +32,23 @@ class Host(Protocol):
 
 
 class Rank:
-    """What is known of one rank.
+    """What is known of one rank."""
 
-    host:    where it is
-    record:  the file with its record of calls, as the kernel has it
-    output:  what it has printed
-    report:  what the rank has delivered (a dict with the key "kind"), None before
-    code:    its exit code once it is dead (negative: the number of a signal), None before
-    ended_at: when the report or the exit code came, of time.monotonic()
-    held:    a debugger has it, and the learner has not let it go
-    asks:    what its debugger has written, a prompt at its end, if it waits for the learner's answer
-    lost:    why nobody knows of it any more, as "which does not answer any more", said of its host
-    """
+    pid: int | None = None  # of a rank on this machine
+    report: dict | None = None  # what it has delivered
+    ended_at: float | None = None  # when the report or the exit code came, of time.monotonic()
+    held = False  # a debugger has it, and the learner has not let it go
+    asks: str | None = None  # what its debugger has written, if it waits for the learner's answer
+    lost: str | None = None  # why nobody knows of it any more, said of its host
+    main_thread: str | None = None  # known when the rank is ready to be asked for its stacks
+    joined = False  # true when it is connected to all others, and waits to begin
+    _code: int | None = None
 
     def __init__(self, number: int, host: Host, record: str, output: Any):
         self.number = number
-        self.pid = None  # of a rank on this machine
-        self.host = host
-        self.record = record
-        self.report = None
-        self.ended_at = None
-        self.code = None
-        self.held = False
-        self.asks = None
-        self.lost = None
-        self.main_thread = None  # known when the rank is ready to be asked for its stacks
-        self.joined = False  # true when it is connected to all others, and waits to begin
-        self.output = output
+        self.host = host  # where it is
+        self.record = record  # the file with its record of calls, as the kernel has it
+        self.output = output  # what it has printed
 
     def on_message(self, message: dict) -> None:
         """Takes a message of the rank."""
@@ -72,6 +66,7 @@ class Rank:
 
     @property
     def code(self) -> int | None:
+        """Its exit code once it is dead (negative: the number of a signal)."""
         return self._code
 
     @code.setter
@@ -100,8 +95,8 @@ class Rank:
     # What depends on where the rank is.
 
     def listen(self) -> Iterable[tuple[Any, Callable[[], bool]]]:
-        """What to wait for, and what to call when something is there; that returns False when nothing
-        more can come. To be called when all has been given."""
+        """What to wait for, and what to call when something is there; that returns False when nothing more can come.
+        To be called when all has been given."""
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -142,6 +137,24 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
         for each, text in zip(here, host.stacks(here), strict=True):
             found[each] = stacks.Stacks(text, each.main_thread) if text else None
     return found
+
+
+def at_sockets(ranks: Iterable[Rank]) -> set[Rank]:
+    """Those of the ranks, on this machine, whose main thread sleeps in a call of the system until another one of them
+    sends to its socket, or until somebody connects."""
+    sockets, asleep = {}, set()
+    for rank in (each for each in ranks if each.pid):
+        with contextlib.suppress(psutil.Error):
+            sockets[rank] = psutil.Process(rank.pid).net_connections("inet")
+    theirs = {each.laddr for mine in sockets.values() for each in mine}
+    for rank, mine in sockets.items():
+        with contextlib.suppress(OSError, ValueError):  # it runs; or the system does not tell
+            # The call's number, and its arguments, of which the first is what it reads from or accepts at.
+            _, first, *_ = Path(f"/proc/{rank.pid}/syscall").read_text().split()
+            here = [each for each in mine if each.fd == int(first, 16)]
+            if any(not each.raddr or each.raddr in theirs for each in here):
+                asleep.add(rank)
+    return asleep
 
 
 def note_calls(ranks: list[Rank], meetings: Meetings) -> None:
