@@ -13,13 +13,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from course_utils.launch.ranks import figures
 
-MOST = 20  # figures that one process shows: a loop may draw thousands
+MOST = 20  # figures that a call shows in one process: a loop may draw thousands
 
 
 class FigureManager(FigureManagerBase):
     """What pyplot keeps of a figure."""
-
-    _shown = 0
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
@@ -30,10 +28,10 @@ class FigureManager(FigureManagerBase):
     def show(self) -> None:
         """`figure.show()`: writes the picture, and tells the kernel."""
         Gcf.destroy(self)
-        FigureManager._shown += 1
-        if FigureManager._shown <= MOST:
+        figures.shown += 1
+        if figures.shown <= MOST:
             figures.announce(self._written(), repr(self.canvas.figure))
-        elif FigureManager._shown == MOST + 1:
+        elif figures.shown == MOST + 1:
             print(f"further figures are left out: a rank shows {MOST} of them")
 
     def _written(self):

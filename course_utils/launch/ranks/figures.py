@@ -14,6 +14,8 @@ _NO_PLACE = "(a notebook shows it here; a script keeps it with savefig)"
 # No program prints this control character by itself; what stands before it is half a line.
 _LINE = re.compile(r"(.*)\x1efigure ([\w-]+\.png) (.*)")
 
+shown = 0  # in a process of a rank: so many, in this call
+
 
 def environment(folder: str) -> dict:
     """Environment variables with which figures of a rank, and of all below it, go into `folder`.
@@ -31,6 +33,14 @@ def folder() -> str | None:
 def announce(name: str, description: str) -> None:
     """In a rank: tells the kernel of the picture `name` in the folder."""
     print(f"\x1efigure {name} {description}")
+
+
+def begin() -> None:
+    """In a rank whose function is about to be called: forgets what a call that failed has drawn."""
+    global shown
+    shown = 0
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 def show_open() -> None:

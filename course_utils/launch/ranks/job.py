@@ -15,7 +15,7 @@ from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import server
 from course_utils.launch.keepers.janitor import janitor
 from course_utils.launch.ranks import figures
-from course_utils.launch.story import calls, frames
+from course_utils.launch.story import calls
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Launch:
             "nprocs": self.nprocs,
             "argv": sys.argv,
             "start_method": multiprocessing.get_start_method(allow_none=True),
-            "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
             # launch's own limit comes first: it explains, where the group's would only end. And it
             # is longer by the time in which the kernel was stopped, which may be a night.
             "patience": self.whole + 86_400,

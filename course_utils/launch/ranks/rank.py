@@ -1,4 +1,4 @@
-"""A rank as it sees itself: it joins the group, runs the function, reports, and waits for its end.
+"""A rank as it sees itself: it joins the group, runs a function, reports, and waits for the next one.
 
 Every rank is ended by the kernel, also when all went well. Until then it keeps its connections
 open, so that a rank which is done, or has failed, does not make the others fail too.
@@ -7,11 +7,13 @@ open, so that a rank which is done, or has failed, does not make the others fail
 import builtins
 import collections
 import ctypes
+import functools
 import itertools
 import linecache
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
@@ -51,7 +53,6 @@ inside = False  # True in the process of a rank
 
 def main(rank, channel, printing, stacking):
     """The whole life of a rank's process. Never returns."""
-    code = 1
     try:
         os.setsid()  # a process group of its own, which the kernel can end as a whole
         family.adopt_orphans()
@@ -60,19 +61,19 @@ def main(rank, channel, printing, stacking):
         output.redirect(printing)
         main_thread = stacks.answer_with_stacks(stacking)
         job = packing.unpack(packing.receive(channel))
-        call = packing.receive(channel)
         _adopt(job, rank)
         debugger.install(channel if job["debug"] else None)
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
-        packing.send(channel, _work(job, rank, call, channel))
-        channel.recv(1)  # until the end
-        code = 0
+        begin = functools.partial(_begin, job, rank)  # for the first call only
+        while True:
+            packing.send(channel, _work(rank, channel, begin))
+            begin = None
     except (ConnectionError, EOFError):
         pass  # the kernel is gone
     except BaseException:  # noqa: BLE001 - what is no learner's doing shows itself too
         traceback.print_exc()
     finally:
-        os._exit(code)  # nothing that the learner or a library has registered can hang here
+        os._exit(1)  # nothing that the learner or a library has registered can hang here
 
 
 def _adopt(job, rank):
@@ -92,7 +93,6 @@ def _adopt(job, rank):
     os.chdir(job["directory"])
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
-    linecache.cache.update(job["sources"])
     sockets.use(job["sockets"])  # they go with the folder of the launch
     multiprocessing.current_process().authkey = job["authkey"]  # for a manager of the kernel's
     multiprocessing.set_start_method(job["start_method"], force=True)
@@ -112,9 +112,11 @@ def _no_keyboard(*_):
     )
 
 
-def _work(job, rank, call, channel):
-    """Returns the rank's report, packed."""
+def _work(rank, channel, begin):
+    """Waits for a call, and returns the rank's report of it, packed."""
     process = os.getpid()
+    sources, *call = packing.receive(channel)
+    linecache.cache.update(pickle.loads(sources))
     try:
         fn, args, kwargs = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
@@ -122,12 +124,10 @@ def _work(job, rank, call, channel):
     calm_down = _silencer()
     try:
         try:
-            _join_group(job, rank)
-            events.note("joined", f"rank {rank}")
-            if events.noting():
-                _note_first_call(rank)
+            if begin:
+                begin()
             _wait_for_all(channel)
-            _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
+            figures.begin()
             try:
                 result = fn(rank, *args, **kwargs)
             finally:
@@ -149,6 +149,15 @@ def _work(job, rank, call, channel):
             return packing.pack(report.described("exit", error) | {"code": error.code})
         return packing.pack(report.described("exception", error))
     return _packed(result)
+
+
+def _begin(job, rank):
+    """Before the first call."""
+    _join_group(job, rank)
+    _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
+    events.note("joined", f"rank {rank}")
+    if events.noting():
+        _note_first_call(rank)
 
 
 def _from_the_function(error):
@@ -196,6 +205,9 @@ def _silencer():
     workers, raises anything in what is left to do. It is a single step of the interpreter, which
     calls handlers between its steps only."""
     numbers = signal.valid_signals() - _KEPT
+    for number in numbers:  # from the call before, they are silent
+        if (handler := signal.getsignal(number)) is not None:
+            signal.signal(number, handler)
     rest = [signal.SIG_DFL if n == signal.SIGCHLD else signal.SIG_IGN for n in numbers]
     silence = ctypes.CDLL(None).signal
     return lambda: collections.deque(map(silence, numbers, rest), maxlen=0)
