@@ -11,7 +11,6 @@ process      a rank on this machine, as the kernel has it: start, read, end
 rank         a rank as it sees itself: join the group, run a function, report, wait for the next
 script       what makes a script for torchrun run in a rank as it does there
 report       what a rank that does not return tells of its exception; values: its variables in words
-peers        no message to a rank that is not there
 output       what the ranks print, in an order that is the same in every run
 live         what a person sees of them meanwhile; cells: where, under a notebook's cell
 debugger     pdb in a rank, through the cell

@@ -42,9 +42,9 @@ def of_ranks(args: tuple, kwargs: dict, nprocs: int) -> list[tuple[tuple, dict]]
     ]
 
 
-def check_call(fn, args: tuple, kwargs: dict, own: dict[str, bool]) -> None:
-    """Raises TypeError, with what is expected, for what no rank could call. `own`: the caller's own
-    keywords, True for those that were given."""
+def check_call(fn, args: tuple, kwargs: dict, own: dict) -> None:
+    """Raises TypeError, with what is expected, for what no rank could call. `own`: launch's own keywords
+    with what was given for them."""
     _check_function(fn)
     _check_signature(fn, args, kwargs, own)
 
@@ -174,7 +174,7 @@ def _check_signature(fn, args, kwargs, own):
         return  # some callables written in C do not tell
     name = getattr(fn, "__name__", type(fn).__name__)
     for keyword in list(signature.parameters)[1 + len(args) :]:
-        if own.get(keyword):
+        if own.get(keyword) not in (None, False):
             raise TypeError(
                 f"{keyword}= is launch's own, and {name} has a parameter of that name: pass the "
                 f"function's by position, launch(fn, nprocs, ...), or give it another name."

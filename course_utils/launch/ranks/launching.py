@@ -19,7 +19,7 @@ from course_utils.launch.story.supervise import Supervision
 
 _STILL, _WHOLE = 60.0, 600.0  # seconds: a launch's limits by default
 _LIVE_ON = "The ranks live on, with what they keep."
-_ENDED = "The ranks have been ended, and what they kept is gone: start others with Ranks(...)."
+_ENDED = "The ranks have been ended, and what they kept is gone; Ranks(...) makes others."
 
 
 def launch(
@@ -68,16 +68,10 @@ def launch(
     Those that go on have ten minutes. Time in which a busy machine had no processor for them, or was
     asleep, does not count.
     """
-    _refuse_in_a_rank()
-    own = {
-        "timeout": timeout is not None,
-        "rules": rules is not None,
-        "backend": backend is not None,
-        "debug": debug is not False,
-    }
-    arguments.check_call(fn, args, kwargs, own)
+    options = {"timeout": timeout, "rules": rules, "backend": backend, "debug": debug}
+    arguments.check_call(fn, args, kwargs, options)
     try:
-        with Ranks(nprocs, timeout=timeout, rules=rules, backend=backend, debug=debug) as ranks:
+        with Ranks(nprocs, **options) as ranks:
             return ranks._run(fn, args, kwargs, elsewhere.starts())
     except KeyboardInterrupt:
         pass  # where in this package it arrived tells a learner nothing
@@ -121,40 +115,29 @@ class Ranks:
         self._nccl = rules is not None
         rules = None if backend else arguments.check_rules(rules)
         self._call = job.Launch(nprocs, still, whole, rules, backend, debug)
-        self._ranks = []  # until the first call
+        self._ranks, self._meetings = [], Meetings([])  # until the first call
         self._opened = ExitStack()
-        self._busy = threading.Lock()
+        self._turn = threading.Lock()
         _all.add(self)
 
     def __call__(self, fn, *args, **kwargs) -> list:
         """Returns what fn(rank, *args, **kwargs) returns, by rank."""
         _refuse_in_a_rank()
         arguments.check_call(fn, args, kwargs, {})
-        if self._opened is None:
-            raise RuntimeError(
-                "these ranks have ended, with what they kept: start others with Ranks(...)."
-            )
         if elsewhere.starts():
             raise ValueError("Ranks(...) is for ranks on this machine, not on other hosts.")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError(
-                "these ranks are in a call of another thread: start others with Ranks(...)."
-            )
-        live_on = False
-        try:
-            results = self._run(fn, args, kwargs)
-            live_on = True
-            return results
-        except RankFailure as failure:
-            live_on = self._are_back()
-            failure.args = (f"{failure}\n{_LIVE_ON if live_on else _ENDED}",)
-            raise
-        except KeyboardInterrupt:
-            pass  # as in launch
-        finally:
-            if not live_on:
+        with self._turn:
+            if self._opened is None:
+                raise RuntimeError(f"these ranks take no more calls. {_ENDED}")
+            try:
+                return self._run(fn, args, kwargs)
+            except RankFailure as failure:
+                failure.args = (f"{failure}\n{self._what_is_left()}",)
+                raise
+            except BaseException as error:
                 self.close()
-            self._busy.release()
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
         raise KeyboardInterrupt(f"the call was interrupted. {_ENDED}")
 
     def _run(self, fn, args, kwargs, start=None):
@@ -172,18 +155,19 @@ class Ranks:
             self._meetings = Meetings([each.record for each in self._ranks])
         return _watch(self._ranks, self._meetings, self._call, self._nccl)
 
-    def _are_back(self):
-        """Whether all ranks wait for the next call, and nothing of this one is on the way."""
-        if not self._ranks:
-            return True  # none has begun
+    def _what_is_left(self):
+        """Ends the ranks unless all wait for the next call, and none of their calls is on the way."""
         meetings = self._meetings
-        return (
+        if (
             all(each.report and each.code is None for each in self._ranks)
             and meetings.complete
             and not meetings.mismatch()
             and not any(record.gave_up for record in meetings.records)
             and not any(meetings.lacking(each.number) for each in self._ranks)
-        )
+        ):
+            return _LIVE_ON
+        self.close()
+        return _ENDED
 
     def close(self) -> None:
         """Ends the ranks, and leaves nothing."""
@@ -201,9 +185,8 @@ class Ranks:
         self.close()
 
     def __reduce__(self):
-        return object.__new__, (
-            Ranks,
-        )  # a function may name it; only to use it in a rank is refused
+        # A function may name ranks; they are refused where it uses them in a rank.
+        return object.__new__, (Ranks,)
 
 
 _all: weakref.WeakSet[Ranks] = weakref.WeakSet()

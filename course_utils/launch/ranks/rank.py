@@ -28,16 +28,7 @@ from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
-from course_utils.launch.ranks import (
-    arguments,
-    debugger,
-    figures,
-    output,
-    packing,
-    peers,
-    report,
-    script,
-)
+from course_utils.launch.ranks import arguments, debugger, figures, output, packing, report, script
 from course_utils.launch.story import stacks
 from course_utils.launch.story.frames import is_own
 from course_utils.launch.story.recorder import Recorder, place
@@ -242,13 +233,31 @@ def _join_group(job, rank):
     if gpu and gpu.type == "cuda":
         _connect_pairs(gpu)
         _wait_in_python()
-    intercept.listen(peers.refuse_impossible)  # before it is on record
+    intercept.listen(_refuse_impossible)  # before it is on record
     queued = host_waits.called if backend == "nccl" else None
     recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()
     script.offer(store)
+
+
+def _refuse_impossible(name, given):
+    """Refuses a message to, or from, a rank that is not there, in the line that makes the call.
+
+    `dist.send(tensor, rank + 1)` on the last rank is the usual slip. Gloo takes the call and waits for
+    ever; for a message of a rank to itself it fails in words about connections.
+    """
+    if name not in ("send", "recv_"):
+        return
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    peer = given["dst" if name == "send" else "src"]  # as the group counts
+    if not 0 <= peer < group.size():
+        raise ValueError(
+            f"there is no rank {peer}: the ranks of the group are 0 to {group.size() - 1}"
+        )
+    if peer == group.rank():
+        raise ValueError(f"rank {dist.get_rank()} names itself as the other end of a message")
 
 
 def _set_debug_level():
