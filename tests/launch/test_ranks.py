@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.launch import RankFailure, kept
+from course_utils.launch.ranks import elsewhere
 from tests.support.leftovers import living, nothing_left
 from tests.support.on_gloo import Ranks, launch
 
@@ -185,6 +186,17 @@ def test_ranks_that_all_come_back_live_on(ranks):
         ranks(add_up, threading.Lock())
     assert str(caught.value).endswith(LIVE_ON)
     assert ranks(add_up) == [(1.0, process) for process in processes]
+
+
+class Unreadable:
+    def __reduce__(self):
+        return int, ("unreadable",)
+
+
+def test_ranks_that_cannot_begin_are_ended(ranks):
+    with pytest.raises(RankFailure, match="invalid literal") as caught:
+        ranks(add_up, Unreadable())
+    assert str(caught.value).endswith(ENDED)
 
 
 def raises(rank, guilty):
@@ -387,6 +399,12 @@ def test_inside_a_rank_they_are_refused(ranks):
     for nested in (lambda rank: ranks(add_up), lambda rank: Ranks(2)):
         with pytest.raises(RankFailure, match="launch was called inside a rank; start all ranks"):
             ranks(nested)
+
+
+def test_on_other_hosts_they_are_refused(ranks):
+    with elsewhere.started_by(object), pytest.raises(ValueError, match="on this machine"):
+        ranks(remember)
+    assert ranks(remember)
 
 
 def test_calls_of_two_threads_take_turns(ranks):

@@ -159,7 +159,7 @@ class Ranks:
         """Ends the ranks unless all wait for the next call, and none of their calls is on the way."""
         meetings = self._meetings
         if (
-            all(each.report and each.code is None for each in self._ranks)
+            all(each.joined and each.report and each.code is None for each in self._ranks)
             and meetings.complete
             and not meetings.mismatch()
             and not any(record.gave_up for record in meetings.records)
@@ -196,7 +196,7 @@ def _in_a_fork():
     """They are the parent's: nothing may end them here, and no end of this process."""
     for each in _all:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each._opened))
-        each._opened = None
+        each._opened, each._turn = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_in_a_fork)

@@ -68,19 +68,20 @@ def main(rank, channel, printing, stacking):
 
 
 def _adopt(job, rank):
-    """Makes this process look like the kernel: environment, folder, import path, sources."""
+    """Makes this process look like the kernel: environment, folder, import path."""
     global inside
     inside = True
+    on_this_host = isinstance(job["store"], str)  # on several, launch's store is at that place
+    address, port = ("127.0.0.1", job["port"]) if on_this_host else job["store"]
     os.environ.clear()
-    os.environ.update(job["environment"])
-    for name, value in (
-        ("RANK", rank),
-        ("LOCAL_RANK", rank - job["first"]),
-        ("WORLD_SIZE", job["nprocs"]),
-        ("LOCAL_WORLD_SIZE", len(job["devices"])),
-        *zip(("MASTER_ADDR", "MASTER_PORT"), _meeting_place(job)),
-    ):
-        os.environ[name] = str(value)
+    os.environ |= job["environment"] | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - job["first"]),
+        "WORLD_SIZE": str(job["nprocs"]),
+        "LOCAL_WORLD_SIZE": str(len(job["devices"])),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
     os.chdir(job["directory"])
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
@@ -90,11 +91,6 @@ def _adopt(job, rank):
     torch.set_num_threads(job["threads"])
     script.install()
     builtins.input = _no_keyboard
-
-
-def _meeting_place(job):
-    """Address and port for a store of the learner's own; on several hosts launch's is there."""
-    return ("127.0.0.1", job["port"]) if isinstance(job["store"], str) else job["store"]
 
 
 def _no_keyboard(*_):
