@@ -1,4 +1,4 @@
-"""Real ranks from a notebook cell: `launch(fn, nprocs, *args)`.
+"""Real ranks from a notebook cell: `launch(fn, nprocs, *args)`; `Ranks` for several calls.
 
     ranks      what starts them, runs them and gives back what they return
     story      what tells why they stopped
@@ -8,9 +8,10 @@
 """
 
 from course_utils.launch.keepers import server
-from course_utils.launch.ranks.launching import launch
+from course_utils.launch.ranks.kept import kept
+from course_utils.launch.ranks.launching import Ranks, launch
 from course_utils.launch.story.failure import RankFailure
 
-__all__ = ["RankFailure", "launch"]
+__all__ = ["RankFailure", "Ranks", "kept", "launch"]
 
 server.preload()

@@ -4,7 +4,7 @@ A message whose end is not known is left out: gloo tells the end of an `isend` o
 
 `intercept` hears of every collective, whoever starts it. What is private in PyTorch (the boxed
 objects, autograd's number of a backward pass and its callbacks) is used here, in `calls`, in `intercept`, in
-launch's `calls` and `peers`, and by what replays a group; tests/modules/test_trace.py shows for each supported
+launch's `calls` and `rank`, and by what replays a group; tests/modules/test_trace.py shows for each supported
 version that it works.
 """
 

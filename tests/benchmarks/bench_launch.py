@@ -5,6 +5,7 @@ and ends them. Every candidate has a process of its own, and a minute for a call
 row that says so. By hand means: os.fork from a process that has imported torch, and
 init_process_group over a file; nothing can be faster, and nothing of what launch adds is there. Over
 two engines means two that are there already and play hosts. A cold launch is the first of its process.
+A call of Ranks is one of ranks that are there already.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import tempfile
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from course_utils.launch import launch
+from course_utils.launch import Ranks, launch
 from course_utils.launch.ranks import elsewhere
 from course_utils.lesson.terminal import loopback
 from tests.benchmarks.apart import Apart, serve
@@ -29,7 +30,7 @@ from tests.support import memory_held
 
 WARM, COLD, SPAWN, BY_HAND = "launch, warm", "launch, cold", "mp.spawn", "by hand (os.fork)"
 ACCELERATE, PARALLEL = "accelerate notebook_launcher", "ipyparallel"
-TWO_HOSTS = "launch, over two engines"
+TWO_HOSTS, RANKS = "launch, over two engines", "a call of Ranks"
 WORLD_SIZES = (2, 4)
 QUICK_ROUNDS, SLOW_ROUNDS = 20, 5
 
@@ -45,6 +46,7 @@ def main() -> None:
         _print_target(
             n, quick[n], TWO_HOSTS, WARM, "over two engines at most 3 times a warm launch", 3
         )
+        _print_target(n, quick[n], RANKS, WARM, "a call of Ranks at most 0.1 warm launches", 0.1)
         _print_target(n, slow[n], SPAWN, WARM, "mp.spawn at least 15 warm launches", 15)
     print(flush=True)
 
@@ -81,6 +83,13 @@ def _launch(n):
 
 
 _engines = contextlib.ExitStack()
+_ranks = {}  # by their number
+
+
+def _call_of_ranks(n):
+    if n not in _ranks:
+        _ranks[n] = _engines.enter_context(Ranks(n))
+    _ranks[n](lambda rank: dist.barrier())
 
 
 def _launch_over_two(n):
@@ -170,6 +179,7 @@ def _group_of_engine(rank, n, store):
 
 _CANDIDATES = {
     WARM: _launch,
+    RANKS: _call_of_ranks,
     COLD: _cold_launch,
     SPAWN: _spawn,
     TWO_HOSTS: _launch_over_two,
@@ -177,7 +187,7 @@ _CANDIDATES = {
     ACCELERATE: _accelerate,
     PARALLEL: _ipyparallel,
 }
-_QUICK = (WARM, BY_HAND, TWO_HOSTS, ACCELERATE)
+_QUICK = (WARM, RANKS, BY_HAND, TWO_HOSTS, ACCELERATE)
 _SLOW = (WARM, COLD, SPAWN, PARALLEL)
 _NEEDS = {ACCELERATE: "accelerate", PARALLEL: "ipyparallel", TWO_HOSTS: "ipyparallel"}
 

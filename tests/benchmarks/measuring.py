@@ -36,7 +36,9 @@ class Spread:
         return cls(*statistics.quantiles(values, n=4))
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+        digits = 2 if self.median >= 0.01 else 4
+        low, median, high = (f"{x:.{digits}f}" for x in (self.low, self.median, self.high))
+        return f"{median} ({low} to {high})"
 
 
 def side_by_side(

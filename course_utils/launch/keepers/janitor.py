@@ -34,7 +34,7 @@ class Janitor:
         self._process = None
         self._owner = None
         self._held = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection may end ranks anywhere
 
     def keep(self, what: str, which: int | str) -> None:
         """From now on, `which` goes when this process dies.
@@ -99,7 +99,7 @@ janitor = Janitor()
 
 def _renew_lock():
     """In a fork: who held it is not there."""
-    janitor._lock = threading.Lock()
+    janitor._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -42,15 +42,20 @@ def of_ranks(args: tuple, kwargs: dict, nprocs: int) -> list[tuple[tuple, dict]]
     ]
 
 
-def check(fn, nprocs, args, kwargs, own, timeout) -> int:
-    """Returns `nprocs` as an int; raises TypeError or ValueError with what is expected. `own`: launch's
-    own keywords, True for those that were given."""
+def check_call(fn, args: tuple, kwargs: dict, own: dict) -> None:
+    """Raises TypeError, with what is expected, for what no rank could call. `own`: launch's own keywords
+    with what was given for them."""
+    _check_function(fn)
+    _check_signature(fn, args, kwargs, own)
+
+
+def check_ranks(nprocs, timeout) -> int:
+    """Returns `nprocs` as an int; raises TypeError or ValueError with what is expected, and OSError where
+    so many ranks cannot be started."""
     if os.name != "posix":
         raise RuntimeError(
             "launch needs Linux or macOS; on Windows, run the course inside WSL (wsl --install)."
         )
-    _check_function(fn)
-    _check_signature(fn, args, kwargs, own)
     _check_timeout(timeout)
     number = _number_of_ranks(nprocs)
     _check_folder()
@@ -169,7 +174,7 @@ def _check_signature(fn, args, kwargs, own):
         return  # some callables written in C do not tell
     name = getattr(fn, "__name__", type(fn).__name__)
     for keyword in list(signature.parameters)[1 + len(args) :]:
-        if own.get(keyword):
+        if own.get(keyword) not in (None, False):
             raise TypeError(
                 f"{keyword}= is launch's own, and {name} has a parameter of that name: pass the "
                 f"function's by position, launch(fn, nprocs, ...), or give it another name."
@@ -181,8 +186,8 @@ def _check_signature(fn, args, kwargs, own):
         given += [f"{keyword}=..." for keyword in kwargs]
         raise TypeError(
             f"launch calls {name}({', '.join(given)}), but it is defined as {name}{signature}: {error}. "
-            f"The first parameter is the rank, the others are launch's further arguments; "
-            f"{', '.join(own)} are launch's own."
+            f"The first parameter is the rank, the others are launch's further arguments"
+            + (f"; {', '.join(own)} are launch's own." if own else ".")
         ) from None
 
 

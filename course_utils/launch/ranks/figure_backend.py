@@ -4,22 +4,15 @@ As in a cell, a figure is closed when it has been shown. Matplotlib looks for th
 `FigureCanvas` and `FigureManager` (its documentation, "Writing a backend: the pyplot interface").
 """
 
-import os
-import tempfile
-
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from course_utils.launch.ranks import figures
 
-MOST = 20  # figures that one process shows: a loop may draw thousands
-
 
 class FigureManager(FigureManagerBase):
     """What pyplot keeps of a figure."""
-
-    _shown = 0
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
@@ -28,20 +21,9 @@ class FigureManager(FigureManagerBase):
             manager.show()
 
     def show(self) -> None:
-        """`figure.show()`: writes the picture, and tells the kernel."""
+        """`figure.show()`."""
         Gcf.destroy(self)
-        FigureManager._shown += 1
-        if FigureManager._shown <= MOST:
-            figures.announce(self._written(), repr(self.canvas.figure))
-        elif FigureManager._shown == MOST + 1:
-            print(f"further figures are left out: a rank shows {MOST} of them")
-
-    def _written(self):
-        file, path = tempfile.mkstemp(prefix="figure-", suffix=".png", dir=figures.folder())
-        with os.fdopen(file, "wb") as opened:
-            # Without the software's name and version: the same picture is the same bytes.
-            self.canvas.figure.savefig(opened, bbox_inches="tight", metadata={"Software": None})
-        return os.path.basename(path)
+        figures.announce(self.canvas.figure)
 
 
 class FigureCanvas(FigureCanvasAgg):

@@ -1,18 +1,22 @@
 """Figures that ranks draw: shown under the cell, between the lines that the rank prints.
 
-A rank has no connection to the notebook. Matplotlib there uses a backend of ours (`figure_backend`)
-that writes what is shown into the folder of the launch and prints a line that names the file; the
-kernel shows the picture where it reads the line.
+A rank has no connection to the notebook. Matplotlib there uses a backend of ours (`figure_backend`),
+with which what is shown is written into the folder of the launch, and a line printed that names the
+file; the kernel shows the picture where it reads the line.
 """
 
 import os
 import re
 import sys
+import tempfile
 
 _FOLDER = "COURSE_FIGURES"
 _NO_PLACE = "(a notebook shows it here; a script keeps it with savefig)"
 # No program prints this control character by itself; what stands before it is half a line.
 _LINE = re.compile(r"(.*)\x1efigure ([\w-]+\.png) (.*)")
+
+MOST = 20  # figures that a call shows in one process: a loop may draw thousands
+_shown = 0
 
 
 def environment(folder: str) -> dict:
@@ -23,14 +27,27 @@ def environment(folder: str) -> dict:
     return {"MPLBACKEND": "module://course_utils.launch.ranks.figure_backend", _FOLDER: folder}
 
 
-def folder() -> str | None:
-    """In a rank: where figures go; None in a process that has nothing to do with a launch."""
-    return os.environ.get(_FOLDER)
+def announce(figure) -> None:
+    """In a rank: writes the picture of a figure into the folder, and tells the kernel."""
+    global _shown
+    _shown += 1
+    if _shown == MOST + 1:
+        print(f"further figures are left out: a rank shows {MOST} of them")
+    if _shown > MOST:
+        return
+    file, path = tempfile.mkstemp(prefix="figure-", suffix=".png", dir=os.environ.get(_FOLDER))
+    with os.fdopen(file, "wb") as opened:
+        # Without the software's name and version: the same picture is the same bytes.
+        figure.savefig(opened, bbox_inches="tight", metadata={"Software": None})
+    print(f"\x1efigure {os.path.basename(path)} {figure!r}")
 
 
-def announce(name: str, description: str) -> None:
-    """In a rank: tells the kernel of the picture `name` in the folder."""
-    print(f"\x1efigure {name} {description}")
+def begin() -> None:
+    """In a rank whose function is about to be called: forgets what a call that failed has drawn."""
+    global _shown
+    _shown = 0
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 def show_open() -> None:

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from course_utils import hardware
@@ -15,7 +15,7 @@ from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import server
 from course_utils.launch.keepers.janitor import janitor
 from course_utils.launch.ranks import figures
-from course_utils.launch.story import calls, frames
+from course_utils.launch.story import calls
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Launch:
             "nprocs": self.nprocs,
             "argv": sys.argv,
             "start_method": multiprocessing.get_start_method(allow_none=True),
-            "sources": frames.cells(),  # in no file: tracebacks in the ranks quote them
             # launch's own limit comes first: it explains, where the group's would only end. And it
             # is longer by the time in which the kernel was stopped, which may be a night.
             "patience": self.whole + 86_400,
@@ -89,11 +88,11 @@ def _variables(interface, placement, folder):
 def temporary_folder(numbers: range) -> Iterator[tuple[str, list[str]]]:
     """A private folder for the rendezvous and the records of calls of the ranks with these numbers:
     its path, and those of the records. Raises OSError where it cannot be written."""
-    folder = None
-    try:
+    with ExitStack() as opened:
         try:
             folder = tempfile.mkdtemp(prefix="course-launch-")
-            janitor.keep("folder", folder)
+            janitor.keep_with(opened, "folder", folder)
+            opened.callback(shutil.rmtree, folder, ignore_errors=True)
             records = [os.path.join(folder, f"calls-{number}") for number in numbers]
             for record in records:
                 calls.prepare(record)
@@ -103,7 +102,3 @@ def temporary_folder(numbers: range) -> Iterator[tuple[str, list[str]]]:
                 "some space there, or set TMPDIR to another folder and restart the kernel."
             ) from None
         yield folder, records
-    finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-            janitor.forget("folder", folder)

@@ -1,17 +1,25 @@
-"""The call itself: check, start, watch, explain, clean up."""
+"""The call itself: check, start, watch, explain, clean up; and ranks that stay for several."""
 
-from contextlib import contextmanager
+import ctypes
+import os
+import pickle
+import threading
+import weakref
+from contextlib import ExitStack, contextmanager
 
 from course_utils.comm.events import note
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.interrupts import uninterrupted
 from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank, unpicklable
 from course_utils.launch.ranks.process import RankProcess
-from course_utils.launch.story import diagnosis
+from course_utils.launch.story import diagnosis, frames
+from course_utils.launch.story.failure import RankFailure
 from course_utils.launch.story.matching import Meetings
 from course_utils.launch.story.supervise import Supervision
 
 _STILL, _WHOLE = 60.0, 600.0  # seconds: a launch's limits by default
+_LIVE_ON = "The ranks live on, with what they keep."
+_ENDED = "The ranks have been ended, and what they kept is gone; Ranks(...) makes others."
 
 
 def launch(
@@ -60,41 +68,155 @@ def launch(
     Those that go on have ten minutes. Time in which a busy machine had no processor for them, or was
     asleep, does not count.
     """
-    if rank.inside:
-        raise RuntimeError(
-            "launch was called inside a rank; start all ranks with one launch, and form smaller "
-            "groups among them with dist.new_group."
-        )
-    own = {
-        "timeout": timeout is not None,
-        "rules": rules is not None,
-        "backend": backend is not None,
-        "debug": debug is not False,
-    }
-    still, whole = (_STILL, _WHOLE) if timeout is None else (timeout, timeout)
-    nprocs = arguments.check(fn, nprocs, args, kwargs, own, still)
-    arguments.check_backend(backend, rules)
-    asked, rules = rules, None if backend else arguments.check_rules(rules)
-    call = job.Launch(nprocs, still, whole, rules, backend, debug)
-    packed = _packed(fn, arguments.of_ranks(args, kwargs, nprocs))
-    note("asked", f"{nprocs} ranks of {getattr(fn, '__name__', type(fn).__name__)}, {still:g} s")
-    start = elsewhere.starts()
-    if start and debug:
-        raise ValueError("launch(debug=True) is for ranks on this machine, not on other hosts.")
+    options = {"timeout": timeout, "rules": rules, "backend": backend, "debug": debug}
+    arguments.check_call(fn, args, kwargs, options)
     try:
-        with (start or _start_here)(call, packed) as ranks:
-            return _run(ranks, call, nccl=asked is not None)
+        with Ranks(nprocs, **options) as ranks:
+            return ranks._run(fn, args, kwargs, elsewhere.starts())
     except KeyboardInterrupt:
         pass  # where in this package it arrived tells a learner nothing
     raise KeyboardInterrupt("launch was interrupted, and its ranks have ended.")
 
 
+class Ranks:
+    """Processes that stay for several calls: `ranks = Ranks(4)`, or `with Ranks(4) as ranks:`.
+
+    `ranks(fn, *args, **kwargs)` runs fn(rank, *args, **kwargs) as launch does, and with all that launch
+    promises, but always in the same `nprocs` processes and the same process group. They begin with the
+    first call, in the environment and folder of that moment, and end with the block, with
+    `ranks.close()`, or when nobody has `ranks` any more. timeout, rules, backend and debug are those of
+    launch; a timeout is for each call.
+
+    What a function puts on `kept` (`from course_utils.launch import kept`, `kept.model = ...`) stays in
+    its rank for later calls, and so does the random state. All else that a function uses comes anew from
+    the notebook with each call, also what it calls global.
+
+    Raises what launch raises. The message of a failure ends with what is left: if each rank has come back
+    from the call, and no collective, send or recv lacks its partner, the ranks live on, with what they
+    keep. Otherwise, and after the stop button, they have been ended, and each further call raises
+    RuntimeError.
+    """
+
+    _opened = None  # what ends the ranks; None where there are none any more
+
+    def __init__(
+        self,
+        nprocs: int,
+        *,
+        timeout: float | None = None,
+        rules: str | None = None,
+        backend: str | None = None,
+        debug: bool = False,
+    ):
+        _refuse_in_a_rank()
+        still, whole = (_STILL, _WHOLE) if timeout is None else (timeout, timeout)
+        nprocs = arguments.check_ranks(nprocs, still)
+        arguments.check_backend(backend, rules)
+        self._nccl = rules is not None
+        rules = None if backend else arguments.check_rules(rules)
+        self._call = job.Launch(nprocs, still, whole, rules, backend, debug)
+        self._ranks, self._meetings = [], Meetings([])  # until the first call
+        self._opened = ExitStack()
+        self._turn = threading.Lock()
+        _all.add(self)
+
+    def __call__(self, fn, *args, **kwargs) -> list:
+        """Returns what fn(rank, *args, **kwargs) returns, by rank."""
+        _refuse_in_a_rank()
+        arguments.check_call(fn, args, kwargs, {})
+        if elsewhere.starts():
+            raise ValueError("Ranks(...) is for ranks on this machine, not on other hosts.")
+        with self._turn:
+            if self._opened is None:
+                raise RuntimeError(f"these ranks take no more calls. {_ENDED}")
+            try:
+                return self._run(fn, args, kwargs)
+            except RankFailure as failure:
+                failure.args = (f"{failure}\n{self._what_is_left()}",)
+                raise
+            except BaseException as error:
+                self.close()
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
+        raise KeyboardInterrupt(f"the call was interrupted. {_ENDED}")
+
+    def _run(self, fn, args, kwargs, start=None):
+        packed = _packed(fn, arguments.of_ranks(args, kwargs, self._call.nprocs))
+        name = getattr(fn, "__name__", type(fn).__name__)
+        note("asked", f"{self._call.nprocs} ranks of {name}, {self._call.still:g} s")
+        if start and self._call.debug:
+            raise ValueError("launch(debug=True) is for ranks on this machine, not on other hosts.")
+        if self._ranks:
+            for each, own in zip(self._ranks, packed, strict=True):
+                each.call(own)
+        else:
+            started = (start or _start_here)(self._call, packed)
+            self._ranks = self._opened.enter_context(started)
+            self._meetings = Meetings([each.record for each in self._ranks])
+        return _watch(self._ranks, self._meetings, self._call, self._nccl)
+
+    def _what_is_left(self):
+        """Ends the ranks unless all wait for the next call, and none of their calls is on the way."""
+        meetings = self._meetings
+        if (
+            all(each.joined and each.report and each.code is None for each in self._ranks)
+            and meetings.complete
+            and not meetings.mismatch()
+            and not any(record.gave_up for record in meetings.records)
+            and not any(meetings.lacking(each.number) for each in self._ranks)
+        ):
+            return _LIVE_ON
+        self.close()
+        return _ENDED
+
+    def close(self) -> None:
+        """Ends the ranks, and leaves nothing."""
+        opened, self._opened = self._opened, None
+        if opened:
+            opened.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    def __reduce__(self):
+        # A function may name ranks; they are refused where it uses them in a rank.
+        return object.__new__, (Ranks,)
+
+
+_all: weakref.WeakSet[Ranks] = weakref.WeakSet()
+
+
+def _in_a_fork():
+    """They are the parent's: nothing may end them here, and no end of this process."""
+    for each in _all:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each._opened))
+        each._opened, each._turn = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_a_fork)
+
+
+def _refuse_in_a_rank():
+    if rank.inside:
+        raise RuntimeError(
+            "launch was called inside a rank; start all ranks with one launch, and form smaller "
+            "groups among them with dist.new_group."
+        )
+
+
 def _packed(fn, of_ranks):
     """The call of each rank; what is the same for all is packed once."""
+    sources = pickle.dumps(frames.cells())  # in no file: tracebacks in the ranks quote them
     packed = {}
     try:
         for given in of_ranks:
-            packed[id(given)] = packed.get(id(given)) or packing.pack((fn, *given))
+            packed[id(given)] = packed.get(id(given)) or [sources, *packing.pack((fn, *given))]
     except Exception as error:  # noqa: BLE001 - whatever an object's pickling raises is explained
         failure = unpicklable.explain(fn, *given, error)
     else:
@@ -137,8 +259,7 @@ def _end(ranks):
         note("ended", "all ranks, and what they had started")
 
 
-def _run(ranks, call, nccl):
-    meetings = Meetings([rank.record for rank in ranks])
+def _watch(ranks, meetings, call, nccl):
     view = live.View(ranks, meetings)
     with Supervision(ranks, meetings, call.still, call.whole, view.tick) as supervision:
         try:

@@ -34,6 +34,7 @@ class View:
         self._start = time.monotonic()
         self._due = math.inf
         self._count, self._counted = "", 0
+        self._earlier = {rank: meetings.newest(rank.number) for rank in ranks}  # of another call's
         self._made = {}  # the number of each rank's last call, when it was counted
         with contextlib.suppress(Exception):
             if place := cells.here() or _Terminal.here(ranks):
@@ -69,7 +70,7 @@ class View:
         groups = {}
         for rank in still:
             newest = self._meetings.newest(rank.number)
-            if rank.finished or newest:
+            if rank.finished or newest != self._earlier[rank]:
                 what = "finished" if rank.finished else f"last called {newest.kind}"
                 groups.setdefault(what, []).append(rank.number)
         for what, numbers in groups.items():

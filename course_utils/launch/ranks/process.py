@@ -54,8 +54,7 @@ class RankProcess(Rank):
     """The process of one rank."""
 
     def __init__(self, number: int, record: str):
-        output = Output(number, os.path.dirname(record), live=number == 0)
-        super().__init__(number, _here, record, output)
+        super().__init__(number, _here, record, _output(number, record))
         with contextlib.ExitStack() as opened:
             self.channel, theirs = map(opened.enter_context, socket.socketpair())
             self.printed, printing = map(opened.enter_context, multiprocessing.Pipe(duplex=False))
@@ -76,6 +75,14 @@ class RankProcess(Rank):
         """Sends the rank a message; a rank that has died already shows it in other ways."""
         with contextlib.suppress(ConnectionError):
             packing.send(self.channel, parts)
+
+    def call(self, parts: list) -> None:
+        """Gives the rank its next call, and forgets what it has said and printed in the last one."""
+        self.report = self.ended_at = None
+        self.joined = False
+        self.output = _output(self.number, self.record)
+        self.channel.setblocking(True)
+        self.give(parts)
 
     def answer(self, line: str) -> None:
         self.give(packing.pack(line))
@@ -173,6 +180,10 @@ class RankProcess(Rank):
             self.process.wait()
         for channel in (self.process.sentinel, self.channel, self.printed, self.stacks):
             channel.close()
+
+
+def _output(number, record):
+    return Output(number, os.path.dirname(record), live=number == 0)
 
 
 def _activity(pid):

@@ -1,4 +1,4 @@
-"""A rank as it sees itself: it joins the group, runs the function, reports, and waits for its end.
+"""A rank as it sees itself: it joins the group, runs a function, reports, and waits for the next one.
 
 Every rank is ended by the kernel, also when all went well. Until then it keeps its connections
 open, so that a rank which is done, or has failed, does not make the others fail too.
@@ -7,11 +7,13 @@ open, so that a rank which is done, or has failed, does not make the others fail
 import builtins
 import collections
 import ctypes
+import functools
 import itertools
 import linecache
 import logging
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
@@ -26,16 +28,7 @@ from course_utils import hardware
 from course_utils.comm import events, host_waits, intercept
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
-from course_utils.launch.ranks import (
-    arguments,
-    debugger,
-    figures,
-    output,
-    packing,
-    peers,
-    report,
-    script,
-)
+from course_utils.launch.ranks import arguments, debugger, figures, output, packing, report, script
 from course_utils.launch.story import stacks
 from course_utils.launch.story.frames import is_own
 from course_utils.launch.story.recorder import Recorder, place
@@ -51,7 +44,6 @@ inside = False  # True in the process of a rank
 
 def main(rank, channel, printing, stacking):
     """The whole life of a rank's process. Never returns."""
-    code = 1
     try:
         os.setsid()  # a process group of its own, which the kernel can end as a whole
         family.adopt_orphans()
@@ -60,39 +52,39 @@ def main(rank, channel, printing, stacking):
         output.redirect(printing)
         main_thread = stacks.answer_with_stacks(stacking)
         job = packing.unpack(packing.receive(channel))
-        call = packing.receive(channel)
         _adopt(job, rank)
         debugger.install(channel if job["debug"] else None)
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
-        packing.send(channel, _work(job, rank, call, channel))
-        channel.recv(1)  # until the end
-        code = 0
+        begin = functools.partial(_begin, job, rank)  # for the first call only
+        while True:
+            packing.send(channel, _work(rank, channel, begin))
+            begin = None
     except (ConnectionError, EOFError):
         pass  # the kernel is gone
     except BaseException:  # noqa: BLE001 - what is no learner's doing shows itself too
         traceback.print_exc()
     finally:
-        os._exit(code)  # nothing that the learner or a library has registered can hang here
+        os._exit(1)  # nothing that the learner or a library has registered can hang here
 
 
 def _adopt(job, rank):
-    """Makes this process look like the kernel: environment, folder, import path, sources."""
+    """Makes this process look like the kernel: environment, folder, import path."""
     global inside
     inside = True
+    on_this_host = isinstance(job["store"], str)  # on several, launch's store is at that place
+    address, port = ("127.0.0.1", job["port"]) if on_this_host else job["store"]
     os.environ.clear()
-    os.environ.update(job["environment"])
-    for name, value in (
-        ("RANK", rank),
-        ("LOCAL_RANK", rank - job["first"]),
-        ("WORLD_SIZE", job["nprocs"]),
-        ("LOCAL_WORLD_SIZE", len(job["devices"])),
-        *zip(("MASTER_ADDR", "MASTER_PORT"), _meeting_place(job)),
-    ):
-        os.environ[name] = str(value)
+    os.environ |= job["environment"] | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank - job["first"]),
+        "WORLD_SIZE": str(job["nprocs"]),
+        "LOCAL_WORLD_SIZE": str(len(job["devices"])),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
     os.chdir(job["directory"])
     sys.path[:] = job["path"]
     sys.argv[:] = job["argv"]
-    linecache.cache.update(job["sources"])
     sockets.use(job["sockets"])  # they go with the folder of the launch
     multiprocessing.current_process().authkey = job["authkey"]  # for a manager of the kernel's
     multiprocessing.set_start_method(job["start_method"], force=True)
@@ -101,20 +93,17 @@ def _adopt(job, rank):
     builtins.input = _no_keyboard
 
 
-def _meeting_place(job):
-    """Address and port for a store of the learner's own; on several hosts launch's is there."""
-    return ("127.0.0.1", job["port"]) if isinstance(job["store"], str) else job["store"]
-
-
 def _no_keyboard(*_):
     raise RuntimeError(
         "a rank has no keyboard: ask in the cell, and pass the answer to launch as an argument"
     )
 
 
-def _work(job, rank, call, channel):
-    """Returns the rank's report, packed."""
+def _work(rank, channel, begin):
+    """Waits for a call, and returns the rank's report of it, packed."""
     process = os.getpid()
+    sources, *call = packing.receive(channel)
+    linecache.cache.update(pickle.loads(sources))
     try:
         fn, args, kwargs = packing.unpack(call)
     except BaseException as error:  # noqa: BLE001 - unpickling runs anybody's code
@@ -122,12 +111,10 @@ def _work(job, rank, call, channel):
     calm_down = _silencer()
     try:
         try:
-            _join_group(job, rank)
-            events.note("joined", f"rank {rank}")
-            if events.noting():
-                _note_first_call(rank)
+            if begin:
+                begin()
             _wait_for_all(channel)
-            _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
+            figures.begin()
             try:
                 result = fn(rank, *args, **kwargs)
             finally:
@@ -149,6 +136,15 @@ def _work(job, rank, call, channel):
             return packing.pack(report.described("exit", error) | {"code": error.code})
         return packing.pack(report.described("exception", error))
     return _packed(result)
+
+
+def _begin(job, rank):
+    """Before the first call."""
+    _join_group(job, rank)
+    _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
+    events.note("joined", f"rank {rank}")
+    if events.noting():
+        _note_first_call(rank)
 
 
 def _from_the_function(error):
@@ -196,6 +192,9 @@ def _silencer():
     workers, raises anything in what is left to do. It is a single step of the interpreter, which
     calls handlers between its steps only."""
     numbers = signal.valid_signals() - _KEPT
+    for number in numbers:  # from the call before, they are silent
+        if (handler := signal.getsignal(number)) is not None:
+            signal.signal(number, handler)
     rest = [signal.SIG_DFL if n == signal.SIGCHLD else signal.SIG_IGN for n in numbers]
     silence = ctypes.CDLL(None).signal
     return lambda: collections.deque(map(silence, numbers, rest), maxlen=0)
@@ -230,13 +229,31 @@ def _join_group(job, rank):
     if gpu and gpu.type == "cuda":
         _connect_pairs(gpu)
         _wait_in_python()
-    intercept.listen(peers.refuse_impossible)  # before it is on record
+    intercept.listen(_refuse_impossible)  # before it is on record
     queued = host_waits.called if backend == "nccl" else None
     recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
     if queued:
         host_waits.follow(recorder.publish, place)
     recorder.begin()
     script.offer(store)
+
+
+def _refuse_impossible(name, given):
+    """Refuses a message to, or from, a rank that is not there, in the line that makes the call.
+
+    `dist.send(tensor, rank + 1)` on the last rank is the usual slip. Gloo takes the call and waits for
+    ever; for a message of a rank to itself it fails in words about connections.
+    """
+    if name not in ("send", "recv_"):
+        return
+    group = dist.ProcessGroup.unbox(given["process_group"])
+    peer = given["dst" if name == "send" else "src"]  # as the group counts
+    if not 0 <= peer < group.size():
+        raise ValueError(
+            f"there is no rank {peer}: the ranks of the group are 0 to {group.size() - 1}"
+        )
+    if peer == group.rank():
+        raise ValueError(f"rank {dist.get_rank()} names itself as the other end of a message")
 
 
 def _set_debug_level():

@@ -11,16 +11,8 @@ from course_utils import hardware
 
 _LENGTH, _VARIABLES = 200, 100  # characters of each, and how many
 _SHOWN = 8  # values of a tensor
-_PLAIN = (
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    bytes,
-    torch.device,
-    torch.dtype,
-)  # no tensor in it
+# no tensor in it
+_PLAIN = (int, float, complex, bool, type(None), bytes, torch.device, torch.dtype)
 _COUNTED = 10_000_000  # values that are looked through for their minimum
 
 
