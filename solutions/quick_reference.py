@@ -193,7 +193,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *a part that this needs is not written yet* | a method of your class still raises it |
 # | *(not looked at yet)* | an earlier requirement failed, and this one would only repeat it, or wait for the same hang |
 # | *expected:*, *got:*, *likely:* | what was required, what came, the mistake that gives exactly this |
-# | *as above* | the same reason as in the line before: repair that one first |
+# | *the same in* 4 more requirements | one mistake, told once: repair it first |
 # | *still running after* | the answer takes too long: an endless loop, or far too much work |
 # | *must be a function, and you passed* | you passed a call or a value: `check("3.1", average_gradients)`, without brackets |
 # | *is called as* | your function has other parameters than the stub |

@@ -83,6 +83,7 @@ REST = (
 ROOT = Path(__file__).resolve().parents[1]
 IN_TEST = re.compile(r"checks/test_wrong_answers\.py::(\w+)::test_a_wrong_answer\w+\[\w+?-(.+)\]")
 IN_FILE = re.compile(r'\bwrong\("([\d.]+)", names="([\w-]+)"')
+USUAL = re.compile(r'\busual\(\s*"([\d.]+)", \w+,([^)]*)\)')
 
 
 def quick(ids: Iterable[str]) -> set[str]:
@@ -107,9 +108,17 @@ def of_file(file: str) -> str | None:
     raise AssertionError("the last row fits all")
 
 
+def in_text(text: str) -> list[tuple[str, str]]:
+    """The wrong answers that a file's text makes: of each its exercise and its mistake."""
+    usual = [
+        (id, name) for id, names in USUAL.findall(text) for name in re.findall(r'"(.+?)"', names)
+    ]
+    return IN_FILE.findall(text) + usual
+
+
 def left_out() -> str:
     """What the quick tests leave to the long ones."""
     files = sorted((ROOT / "tests" / "wrong_answers").glob("ch*/*.py"))
-    wrong = [each for file in files for each in IN_FILE.findall(file.read_text(encoding="utf-8"))]
+    wrong = [each for file in files for each in in_text(file.read_text(encoding="utf-8"))]
     common = {each for each in wrong if each[1] in COMMON}
     return f"{len(wrong) - len(common):,} wrong answers, {REST}"

@@ -1,88 +1,22 @@
-"""Exercises and their checks.
+"""Exercises and their checks: docs/checks.md says how to write one.
 
-How to write an exercise
-------------------------
-One file an exercise, `course_exercises/chapters/chNN/name.py`. An exercise has an id, the name of what the
-learner writes, points, hints (gentle, closer, the idea) and its misconceptions: the mistakes that
-the check can name, each with the sentence that the learner reads.
+exercise = Exercise(
+    "3.1",
+    "average_gradients",            # lower case: a function; CamelCase: a class
+    points=2,
+    minutes=10,                     # of a typical learner, from reading to passing
+    kind="first",                   # or "core", or "stretch": for whom it is
+    things="gradients",             # what the ranks' values are, in the sentences of the vocabulary
+    parameters=("model",),          # optional: what it is called with, by position
+    hints=["gentle", "closer", "the idea, never the code"],
+    misconceptions={"a-slug": "The sentence for a mistake of this exercise's own subject."},
+    failures={"timeout": "not-every-rank"},     # which mistake an exception or a hang means
+)
 
-    from course_exercises.authoring import Exercise, Wrong, expect, expect_type, run
-
-    exercise = Exercise(
-        "3.1",
-        "average_gradients",            # lower case: a function; CamelCase: a class
-        points=2,
-        minutes=10,                     # of a typical learner, from reading to passing
-        kind="first",                   # or "core", or "stretch": for whom it is
-        parameters=("model",),          # optional: what it is called with, by position
-        hints=["gentle", "closer", "the idea, never the code"],
-        misconceptions={
-            "sum-not-mean": "Your gradients are world_size times too large: you summed them and "
-            "did not divide.",
-            "deadlock-unused": "A rank whose parameter has no gradient skips a collective that "
-            "the others wait in.",
-        },
-        failures={"timeout": "deadlock-unused"},     # what a hang means, see below
-    )
-
-    def gradients_after(rank, answer, seeds):        # at module level or nested, as you like
-        ...
-        answer(model)
-        return [p.grad for p in model.parameters()]
-
-    @exercise.requires("every rank ends with the mean of all ranks' gradients")
-    def every_rank_ends_with_the_mean(answer, draw):
-        seeds = [draw.seed() for _ in range(3)]
-        got = run(gradients_after, 3, answer, seeds)
-        summed = ...
-        expect(got, [mean] * 3, each="rank", likely={"sum-not-mean": [summed] * 3})
-
-A requirement is a function of the learner's answer and of `draw`, the source of fresh inputs
-(`draw.integer(1, 9)`, `draw.number(0, 1)`, `draw.tensor(4, 3)`, `draw.whole(4, 3)` for exact
-sums, `draw.integers(5)`, `draw.choice([...])`, `draw.sample(options, k)`, `draw.seed()`). It
-returns when the answer is right, and otherwise
-  * `expect(got, expected, likely={...})` raises: it compares tensors (shape, dtype, values),
-    numbers, lists, dicts, sets, and names the first misconception in `likely` that fits: a value
-    that the mistake gives, a bool, or a function of `got`. Two mistakes that give the same value
-    on the same input: the first in the dict is named, so order them; or draw inputs that tell
-    them apart (unequal sizes, world size 3). `what="the bias"` and `each="rank"` say where;
-  * `expect_type(got, torch.Tensor)` raises on None and other types; use it before you index;
-  * or raise `Wrong("sum-not-mean", expected="...", got="...")` yourself; the slug may be None.
-`run(fn, nprocs, *args, timeout=20)` is `launch` with a short time: fn(rank, *args) on real ranks. An
-answer can read all that its rank was handed: `OwnPart([...])` hands each rank its own part only.
-Everything else runs in the kernel under a time limit (`@exercise.requires(..., seconds=10)`;
-the time spent in `run` does not count).
-
-What the framework does by itself: an answer that is None, or raises NotImplementedError from its
-stub, is "not attempted yet"; a class where a function is expected, a call instead of a function,
-a wrong number of parameters each get their sentence; an exception, in the kernel or in a rank,
-becomes its kind, its message and the learner's own line; an endless loop is ended; prints of the
-learner are kept and shown only when the check fails; the state of the kernel is restored.
-
-`failures` maps what went wrong to a misconception, for an exercise or for one requirement
-(`@exercise.requires(..., failures={...})` goes first). Keys, the most special first: a part of
-the message ("for /: 'NoneType'", anything that is not a single word); the name of an exception
-("ZeroDivisionError"); the kind of a failure: "timeout" (ranks wait for each other), "endless"
-(code still ran when its time was up), "mismatch" (of collectives), "exit", "signal", "pickle",
-"lost" (a host), "exception". A failure that an earlier requirement met already is named as it
-was there, so what you map here is what is new here. Map an exception where a mistake leads to it
-and little else does: every bug of a learner may raise a RuntimeError.
-The slugs "returns-nothing", "wrong-kind", "wrong-parameters", and the kinds of failure with
-nothing mapped ("exception", "timeout", ...), exist in every exercise.
-
-Requirements run in order, later ones also after a failure; `needs_earlier=True` leaves one out
-when an earlier one failed because it would only repeat it. After a hang the rest is left out.
-Order them from the plain to the awkward: the first line that fails is what the learner reads.
-
-Where it grades, the course runs requirements in a process that the answer never enters: an answer
-is called there through a connection, and gets and gives numbers, texts, containers, tensors and
-the records of the course. A requirement that hands over or gets anything that lives (modules,
-optimizers, a graph of gradients, a function that notes its calls), or looks at what the answer
-changes or calls around it (`forbidden`), says `@exercise.requires(..., at_home=True)` and runs beside the answer, as in
-the learner's kernel; `Exercise(..., at_home=True)` says it for all of them. What ranks do (`run`) is always beside the answer.
-
-Every printed line of a passed or unattempted check must be the same in every run: requirement
-texts are fixed strings, without numbers drawn.
+@exercise.requires("every rank ends with the mean of all ranks' gradients")
+def every_rank_ends_with_the_mean(answer, draw):
+    ...
+    expect(got, expected, each="rank", likely=signs(own, expected))
 """
 
 import abc
@@ -97,6 +31,7 @@ from course_exercises.authoring.compare import Wrong, show
 from course_exercises.authoring.draw import Draw, fresh_seed
 from course_exercises.authoring.failures import Failure, explain, explain_stub, is_stub
 from course_exercises.authoring.guard import Deadline, undisturbed
+from course_exercises.authoring.vocabulary import sentences
 from course_utils.comm import host_waits
 from course_utils.hardware import without_gpus
 from course_utils.launch import launch
@@ -192,7 +127,8 @@ class Absent(abc.ABC):
 
 
 class Exercise:
-    """An exercise; creating it registers it. The module's text says how to write one."""
+    """An exercise; creating it registers it. It knows the mistakes of the vocabulary, and `misconceptions`,
+    its own, go first. `things` says in the plural what the ranks' values are."""
 
     def __init__(
         self,
@@ -202,6 +138,7 @@ class Exercise:
         points: int,
         hints: Sequence[str],
         misconceptions: Mapping[str, str],
+        things: str = "values",
         minutes: int = 0,
         kind: str = "core",
         parameters: Sequence[str] | None = None,
@@ -214,7 +151,8 @@ class Exercise:
         self.minutes = minutes
         self.kind = kind
         self.hints = list(hints)
-        self.misconceptions = {**COMMON, **misconceptions}
+        self.things = things
+        self.misconceptions = {**COMMON, **sentences(things), **misconceptions}
         self.parameters = parameters
         self.failures = dict(failures or {})
         self.at_home = at_home

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from course_exercises.authoring.compare import Wrong
 from course_utils.comm import intercept
 from course_utils.comm.collectives import OPERATORS, Operator
 
@@ -119,6 +120,15 @@ def following() -> Iterator[Sent]:
         call.work.wait()
     sent.unwaited = [call.kind for call in unwaited]
     sent.calls, sent.awaited = [], []
+
+
+def must_have_waited(unwaited: list[list[str]]) -> None:
+    """Raises Wrong where a rank has not waited for one of its calls, whether or not the result had come by
+    chance. `unwaited` has the kinds of these calls, by rank."""
+    for rank, kinds in enumerate(unwaited):
+        if kinds:
+            got = f"on rank {rank} nobody waits for {len(kinds)} of them, the first a {kinds[0]}"
+            raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
 class UsedEarly(TorchDispatchMode):

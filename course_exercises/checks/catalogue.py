@@ -14,17 +14,18 @@ _FOLDER = Path(course_exercises.chapters.__file__).parent
 _REGISTERED = re.compile(r'\bExercise\(\s*"(\d+\.\d+)"')
 
 
-def find(exercise_id: str) -> Exercise:
-    """Returns an exercise by its id ("3.1"), and imports no other. Raises LookupError with a sentence
-    for a learner."""
-    if isinstance(exercise_id, str) and exercise_id in modules():
-        importlib.import_module(modules()[exercise_id])
-    if not isinstance(exercise_id, str) or exercise_id not in registered:
-        match = re.fullmatch(r"(\d+)\.\d+", str(exercise_id))
+def find(exercise_id: str | float) -> Exercise:
+    """Returns an exercise by its id ("3.1", or 3.1 where somebody forgot the quotes), and imports no other.
+    Raises LookupError with a sentence for a learner."""
+    id = str(exercise_id)
+    if id in modules():
+        importlib.import_module(modules()[id])
+    if id not in registered:
+        match = re.fullmatch(r"(\d+)\.\d+", id)
         near = [id for id in modules() if match and id.split(".")[0] == match[1]]
         known = f"chapter {match[1]} has {', '.join(near)}" if near else 'an id looks like "0.1"'
         raise LookupError(f"There is no exercise {exercise_id!r}; {known}.")
-    return registered[exercise_id]
+    return registered[id]
 
 
 def exercises() -> list[Exercise]:

@@ -30,7 +30,7 @@ class NotPassed(AssertionError):
         return [f"NotPassed: {self}"]  # the sentence alone, without the frames of this package
 
 
-def check(exercise_id: str, answer: Any = None) -> None:
+def check(exercise_id: str | float, answer: Any = None) -> None:
     """Checks your answer to an exercise and prints a line for each requirement."""
     try:
         outcome = examine(exercise_id, answer)
@@ -53,7 +53,7 @@ def _shares(exercise: Exercise) -> list[float] | None:
         return None
 
 
-def examine(exercise_id: str, answer: Any, seed: str | None = None) -> Outcome:
+def examine(exercise_id: str | float, answer: Any, seed: str | None = None) -> Outcome:
     """Checks an answer and returns what came of it, printing nothing.
 
     Raises LookupError where there is no such exercise. `seed` gives the inputs of an earlier
@@ -62,7 +62,7 @@ def examine(exercise_id: str, answer: Any, seed: str | None = None) -> Outcome:
     return judge(catalogue.find(exercise_id), answer, seed)
 
 
-def hint(exercise_id: str) -> None:
+def hint(exercise_id: str | float) -> None:
     """Prints the next hint of an exercise; a restarted kernel begins with the first again."""
     try:
         exercise = catalogue.find(exercise_id)
@@ -117,9 +117,13 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
     if outcome.status == "not attempted":
         return f"{title}: not attempted yet"
     parts = [f"{title:<54} ({worth})"]
-    seen: set[str] = set()
-    for line in outcome.lines:
-        parts += _render_line(line, exercise.misconceptions, seen)
+    causes = [_cause(line, exercise.misconceptions) for line in outcome.lines]
+    for place, (line, cause) in enumerate(zip(outcome.lines, causes, strict=True)):
+        if cause and cause in causes[:place]:
+            continue  # one cause is told once
+        parts += _render_line(line, exercise.misconceptions)
+        if more := cause and causes[place + 1 :].count(cause):
+            parts.append(f"      the same in {more} more requirement{'s' if more > 1 else ''}")
     if outcome.status == "passed":
         return "\n".join([*parts, f"  passed: {worth}"])
     if shares is not None:
@@ -135,25 +139,25 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
     return "\n".join(parts)
 
 
-def _render_line(line: Line, sentences: dict[str, str], seen: set[str]) -> list[str]:
+def _cause(line: Line, sentences: dict[str, str]) -> str:
+    """What the check says of why a requirement failed, or ""."""
+    return sentences.get(line.misconception, "") or line.text.partition("\nMeanwhile ")[0]
+
+
+def _render_line(line: Line, sentences: dict[str, str]) -> list[str]:
     if line.ok is None:
         return [_wrap(f"--  {line.requirement} (not looked at yet)", "  ", "      ")]
     if line.ok:
         return [_wrap(f"ok  {line.requirement}", "  ", "      ")]
     parts = [_wrap(f"no  {line.requirement}", "  ", "      ")]
     if line.text:
-        same = line.text in seen
-        parts.append("      as above" if same else _wrap(line.text, "      "))
-        seen.add(line.text)
+        parts.append(_wrap(line.text, "      "))
     if line.expected is not None:
         parts.append(_wrap(f"expected: {line.expected}", "      ", "                "))
     if line.got is not None:
         parts.append(_wrap(f"got:      {line.got}", "      ", "                "))
-    sentence = sentences[line.misconception] if line.misconception else ""
-    if sentence:
-        said = "as above" if sentence in seen else sentence
-        parts.append(_wrap(f"likely:   {said}", "      ", "                "))
-        seen.add(sentence)
+    if sentence := sentences.get(line.misconception):
+        parts.append(_wrap(f"likely:   {sentence}", "      ", "                "))
     return parts
 
 

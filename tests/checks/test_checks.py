@@ -216,7 +216,7 @@ def test_an_exception_is_its_kind_and_the_learners_own_line():
     assert lines[2] == "      ZeroDivisionError: integer division or modulo by zero"
     assert lines[3].startswith(f"        test_checks.py, line {number}, in divides:  return values")
     assert "Traceback" not in "\n".join(lines)
-    assert "      as above" in lines
+    assert "      the same in 1 more requirement" in lines
 
 
 def test_an_exception_deep_inside_torch_shows_the_learners_line():
@@ -509,13 +509,44 @@ def test_check_keeps_the_progress(course):
     assert progress.passed() == {"90.1"}
 
 
-@pytest.mark.parametrize("id", ["90.7", "x", 3.1, None, right, "", "90", ["90.1"]])
+@pytest.mark.parametrize("id", ["90.7", "x", 3.14, None, right, "", "90", ["90.1"]])
 def test_an_unknown_exercise_is_a_sentence(course, capsys, id):
     assert check(id, right) is None
     assert hint(id) is None
     first, second = capsys.readouterr().out.splitlines()
     assert first == second
     assert first.startswith("There is no exercise")
+
+
+def test_an_id_without_its_quotes_is_understood(course, capsys):
+    check(90.1, right)
+    hint(90.1)
+    passed, hinted = capsys.readouterr().out.split("90.1 mean, ")
+    assert passed.splitlines() == PASSED
+    assert hinted.startswith("hint 1 of 3:")
+
+
+def test_one_cause_is_told_once(course, capsys):
+    """Where it is met again, that is counted; what else failed is told, and so is what is ok."""
+    exercise = make(name="answer")
+    for number, slug in enumerate(("division", "division", None, "waits", "division", "waits")):
+
+        @exercise.requires(f"requirement {number}")
+        def _(answer, draw, number=number, slug=slug):
+            if slug:
+                raise Wrong(slug, got=number)
+
+    assert shown(exercise, right)[1:-1] == [
+        "  no  requirement 0",
+        "      got:      0",
+        "      likely:   You divide by zero.",
+        "      the same in 2 more requirements",
+        "  ok  requirement 2",
+        "  no  requirement 3",
+        "      got:      3",
+        "      likely:   A rank waits for ever.",
+        "      the same in 1 more requirement",
+    ]
 
 
 def test_hints_come_one_by_one(course, capsys):

@@ -41,7 +41,7 @@ from tests.wrong_answers.ch00.message_bytes import everything_is_float32
 
 names_of("damaged")
 
-LINES = [["two ranks", True, None], ["three ranks", False, "fixed-two"], ["frozen", None, None]]
+LINES = [["two ranks", True, None], ["three ranks", False, "fixed-number"], ["frozen", None, None]]
 
 
 def mark(status="failed", exercise="0.3", lines=LINES, points=2, feedback="0.3 pass_on\n  no  <b>"):
@@ -511,15 +511,15 @@ def test_an_autograder_for_gradescope(tmp_path):
 
 
 def test_the_report_names_the_mistakes_by_frequency(tmp_path):
-    wrong = [["r", False, "own-value"]]
+    wrong = [["r", False, "unchanged"]]
     grades = [grade(f"{i}", mark(lines=wrong)) for i in range(3)]
     grades += [grade("p", mark("passed", lines=[])), grade("u", mark("not attempted", lines=[]))]
-    grades += [grade("o", mark(lines=[["r", False, "no-wrap"]]))]
+    grades += [grade("o", mark(lines=[["r", False, "left-out"]]))]
     [found] = summary.summaries(grades)
     assert (found.passed, found.failed, found.untried) == (1, 4, 1)
     summary.write(grades, tmp_path / "monday")
     text = (tmp_path / "monday.md").read_text()
-    assert "| 0.3 `pass_on` | 1 (17%) | 4 | 1 | 3 x own-value: You return the value" in text
+    assert "| 0.3 `pass_on` | 1 (17%) | 4 | 1 | 3 x unchanged: Each rank still has" in text
     assert (tmp_path / "monday.png").stat().st_size > 1000
 
 

@@ -11,9 +11,14 @@ wrong one with the hint that fits it, and accepts every right one.
     def averages_one_flat_buffer(model): ...
 
     doubled = wrong("5.3", names="doubled")(spoilt(schedule, "doubled"))    # made, not written
+    usual("3.1", averages_one_flat_buffer, "sum-not-mean", "not-waited")    # by tests.wrong_answers.makers
 
-Which answers there are is read from the text, so that no test imports an answer but to try it: `wrong`
-and `right` are called as above, with literals, once for an answer of that name.
+Each sentence has one wrong answer here, and a second where two are easily mistaken for each other. Rarer
+forms go to `tests/wrong_answers/corpus/`, as `rarer("3.1")`: `tests/soaks/soak_checks.py` proves that they are
+rejected, whatever the check calls them.
+
+Which answers there are is read from the text, so that no test imports an answer but to try it: these
+functions are called as above, with literals, once for an answer of that name.
 """
 
 import ast
@@ -28,6 +33,7 @@ from typing import Any
 import cloudpickle
 
 from course_exercises.checks import catalogue
+from tests.wrong_answers import makers
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,31 @@ class Listed:
 
 
 _answers: list[Answer] = []
+ANY = "any"  # the mistake of an answer for which only that it is rejected counts
 
 
 def wrong(exercise_id: str, *, names: str, on_nccl: str | None = None) -> Callable:
     """Decorator: a wrong answer, and the misconception that its check must name first. Under
     NCCL's rules that is `on_nccl`, if given: say beside it why."""
     return _adding(exercise_id, names, on_nccl)
+
+
+def usual(exercise_id: str, answer: Callable, *names: str) -> None:
+    """Wrong answers with mistakes of the vocabulary, each made of a right answer by its maker; that of the
+    mistake "not-waited" is called `not_waited`."""
+    for name in names:
+        made = makers.MAKERS[name](answer)
+        made.__name__ = _function_of(name)
+        _adding(exercise_id, name)(made)
+
+
+def _function_of(mistake: str) -> str:
+    return mistake.replace("-", "_")
+
+
+def rarer(exercise_id: str) -> Callable:
+    """Decorator: a wrong answer of the corpus, which its check must reject, under any name."""
+    return _adding(exercise_id, ANY)
 
 
 def right(exercise_id: str) -> Callable:
@@ -76,17 +101,36 @@ def right(exercise_id: str) -> Callable:
 
 def answers_to(exercise_id: str) -> list[Listed]:
     """The answers to an exercise, in the order in which they are written. Nothing is imported."""
-    *folders, name = _module(exercise_id).split(".")
-    file = Path(__file__).parents[2].joinpath(*folders, f"{name}.py")
-    return [each for each in _listed(file) if each.exercise == exercise_id]
+    listed = _listed(_file(_module(exercise_id)))
+    return [each for each in listed if each.exercise == exercise_id]
 
 
 def load_all(exercise_id: str) -> list[Answer]:
     """The answers to an exercise, in the order in which their file makes them."""
-    module = importlib.import_module(_module(exercise_id))
-    # ranks cannot import this folder: send its functions by value, as those of a notebook are
-    cloudpickle.register_pickle_by_value(importlib.import_module(module.__package__))
-    return [a for a in _answers if a.exercise == exercise_id]
+    _import(_module(exercise_id))
+    return [a for a in _answers if a.exercise == exercise_id and a.names != ANY]
+
+
+def load_corpus(exercise_id: str) -> list[Answer]:
+    """The rarer wrong answers to an exercise, if it has any."""
+    name = _module(exercise_id)
+    _import(name)
+    rarer_ones = name.replace(__name__, f"{__name__}.corpus")
+    if _file(rarer_ones).exists():
+        _import(rarer_ones)
+    return [a for a in _answers if a.exercise == exercise_id and a.names == ANY]
+
+
+def _import(name: str) -> None:
+    """Imports answers. Ranks cannot import this folder: its functions are sent by value, as those of a
+    notebook are."""
+    module = importlib.import_module(name)
+    for sent in (importlib.import_module(module.__package__), makers):
+        cloudpickle.register_pickle_by_value(sent)
+
+
+def _file(module: str) -> Path:
+    return Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
 
 
 def _module(exercise_id: str) -> str:
@@ -97,12 +141,21 @@ def _module(exercise_id: str) -> str:
 @functools.cache
 def _listed(file: Path) -> list[Listed]:
     return [
-        Listed(
-            call.args[0].value, name, *(k.value.value for k in call.keywords if k.arg == "names")
-        )
+        listed
         for name, call in _calls(ast.parse(file.read_text(encoding="utf-8")))
-        if getattr(call.func, "id", "") in ("wrong", "right")
+        for listed in _of_call(name, call)
     ]
+
+
+def _of_call(name: str, call: ast.Call) -> Iterator[Listed]:
+    """What one call of `wrong`, `right` or `usual` lists."""
+    function = getattr(call.func, "id", "")
+    if function in ("wrong", "right"):
+        names = (keyword.value.value for keyword in call.keywords if keyword.arg == "names")
+        yield Listed(call.args[0].value, name, *names)
+    elif function == "usual":
+        for mistake in call.args[2:]:
+            yield Listed(call.args[0].value, _function_of(mistake.value), mistake.value)
 
 
 def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
@@ -114,6 +167,8 @@ def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
             made := getattr(node.value, "func", None), ast.Call
         ):
             yield node.targets[0].id, made
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield "", node.value
 
 
 def _under_rules() -> bool:

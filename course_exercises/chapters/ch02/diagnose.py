@@ -30,32 +30,28 @@ diagnosis = Exercise(
     ],
     misconceptions={
         "not-a-name": "Return one of the names from the description, as a string.",
-        "unset-is-none": "`visible` is None where the variable is not set. Ask for that before you "
-        "split it.",
-        "not-started-is-none": "`started_gpus` is None as long as CUDA has not started. Ask for that "
-        "before you compare it with a number.",
+        "none": "Two fields may be None: `visible` where the variable is not set, and `started_gpus` as long as CUDA "
+        "has not started. Ask for that before you split it or compare it.",
         "unset-hides": "A variable that is not set hides nothing: all GPUs are visible.",
         "characters-counted": "From the eleventh GPU on, a number has two characters: split the variable "
         "at its commas and count the entries.",
         "reads-on": "CUDA reads the list only up to the first entry that is no GPU. The variable is "
         "not short, it is wrong.",
-        "trusts-the-variable": "The variable says one thing now, but CUDA read it when it started in "
-        "this process. Compare with `started_gpus`.",
+        "trusts-the-variable": "CUDA read the variable when it started in this process, and what it says now, or "
+        "that it is not set now, comes too late. Compare with `started_gpus` in any case.",
         "partial-unseen": "The variable is right in itself, but the driver has more GPUs.",
         "wrapper-unseen": "A wrapper exists somewhere, but `setup.wrappers` is what the loop calls.",
         "inputs-unseen": "Look where the batch is.",
-        "larger-is-enough": "A batch larger than the number of GPUs can still leave some idle: "
-        "torch.chunk makes chunks of ceil(batch / GPUs) rows. Count the chunks.",
-        "batch-unseen": "The batch is smaller than the number of GPUs.",
-        "busy-after-all": "torch.chunk makes as many chunks of this batch as there are GPUs: all of "
-        "them work, also where the last chunk is smaller.",
+        "chunks": "`torch.chunk` makes chunks of ceil(batch / GPUs) rows. Fewer chunks than GPUs leave some idle, also "
+        "of a batch that is larger than the number of GPUs; as many keep all of them busy, also where the last one "
+        "is smaller. Count the chunks.",
         "always-ill": "Nothing is wrong here, and you found something.",
         "asked-the-doctor": "You asked `hardware.doctor`. Here you are the doctor: decide from the "
         "fields of machine and setup.",
     },
     failures={
-        "not supported between instances of": "not-started-is-none",
-        "'NoneType'": "unset-is-none",
+        "not supported between instances of": "none",
+        "'NoneType'": "none",
     },
 )
 
@@ -181,13 +177,11 @@ def a_batch_with_fewer_chunks_than_gpus(answer, draw):
         small,
         "batch-too-small",
         unset_hides=lambda got: got.startswith("visible"),
-        batch_unseen=True,
+        chunks=True,
     )
     for batch_size in (gpus + 1, 2 * (gpus - 1)):  # the latter leaves one GPU without a chunk
         uneven = _good(draw, gpus, batch_size=batch_size)
-        _check_case(
-            answer, Machine(driver_gpus=gpus), uneven, "batch-too-small", larger_is_enough="healthy"
-        )
+        _check_case(answer, Machine(driver_gpus=gpus), uneven, "batch-too-small", chunks="healthy")
 
 
 @diagnosis.requires("healthy set-ups, with and without the variable")
@@ -207,6 +201,6 @@ def healthy_set_ups(answer, draw):
                 "healthy",
                 unset_hides=lambda got, m=machine: m.visible is None and got.startswith("visible"),
                 characters_counted=lambda got, n=gpus: n > 10 and got.startswith("visible"),
-                busy_after_all="batch-too-small",
+                chunks="batch-too-small",
                 always_ill=True,
             )

@@ -5,7 +5,7 @@ import itertools
 
 import torch
 
-from course_exercises.authoring import Exercise, Wrong, expect
+from course_exercises.authoring import Exercise, Wrong, expect, same
 from course_exercises.chapters.ch02.shared import ASKED_FOR_GPUS, CPU, META, NO_GPU, MetaComesBack
 
 gather = Exercise(
@@ -34,36 +34,25 @@ gather = Exercise(
     misconceptions={
         "stacked": "`torch.stack`, and `vstack` for vectors, make a new dimension for the workers "
         "and work for equal chunks only. Concatenate along the rows that are there.",
-        "flattened": "The rows have lost their shape: join the outputs as they are.",
-        "columns": "You joined the outputs side by side. Join them along dimension 0, the rows.",
-        "averaged": "You averaged the workers' outputs. They belong to different rows: keep all of "
-        "them.",
-        "summed": "You added the workers' outputs. They belong to different rows: keep all of them.",
+        "reshaped": "The rows have lost their shape, or stand side by side. Join the outputs as they are, along "
+        "dimension 0.",
+        "made-one": "You made one output of the workers', by a mean or a sum. They belong to different rows: keep "
+        "all of them. Of numbers too: chunks may have different sizes, and a mean of means is not the mean.",
         "not-joined": "You return the workers' outputs as they are. Put them together into one "
         "tensor.",
+        "rows-lost": "Rows or numbers of some workers are missing. The workers may have different numbers of rows: "
+        "keep all.",
         "wrong-order": "The rows are not in the order of the workers.",
-        "first-only": "You return the output of one worker. The rows of the others are lost.",
         "not-moved": "The result is not on the device that was asked for.",
         "moved-too-late": "The workers' outputs lie on different devices, and `cat` and `stack` want "
         "theirs on one: move each output first, then join.",
+        "structure": "A model may return a tuple, a list or a dict, with more of these in it. Gather each entry, and "
+        "keep the structure of one output: a dict stays a dict, a tuple a tuple, a list a list.",
+        "scalars": "Tensors without dimensions cannot be concatenated. Make a vector of them, of a single worker's "
+        "number too, and keep them tensors: `torch.stack`.",
         "asked-for-gpus": ASKED_FOR_GPUS,
-        "torchs-own": "PyTorch's own gather knows GPUs only. Here you write it, for any devices.",
-        "cut-from-the-graph": "The result has no history, so no gradient flows back to the workers.",
-        "no-nests": "A model may return a tuple, a list or a dict: gather each entry of it, and "
-        "keep the structure.",
-        "structure-lost": "The result must have the structure of one output: a dict stays a dict, "
-        "a tuple a tuple, a list a list.",
-        "scalars-fail": "Tensors without dimensions cannot be concatenated. Make a vector of them.",
-        "scalars-lost": "Numbers of some workers are missing in the vector: one for each of them.",
-        "one-worker": "One worker is no special case: its number becomes a vector of one number.",
-        "rows-lost": "Rows are missing. The workers may have different numbers of rows: keep all.",
-        "other-dtype": "The result has another dtype than the outputs. Classes and positions must stay "
-        "whole numbers.",
-        "outputs-changed": "Your function changes the outputs that it was handed: the list of them, "
-        "or a dict or a list in it. Make a new one.",
-        "scalars-averaged": "You made one number of the workers' numbers. Return all of them as a "
-        "vector: chunks may have different sizes, and a mean of means is not the mean.",
     },
+    things="outputs",
 )
 
 
@@ -104,7 +93,7 @@ def _gathered(answer, outputs, expected, **likely):
     given = _map(lambda tensor: tensor, outputs)
     got = answer(given, CPU)
     if not _untouched(given, outputs):
-        raise Wrong("outputs-changed", expected="the outputs as they were", got="other entries")
+        raise Wrong("input-changed", expected="the outputs as they were", got="other entries")
     likely = {slug.replace("_", "-"): value for slug, value in likely.items()}
     expect(got, expected, likely=likely)
     return got
@@ -122,19 +111,17 @@ def equal_chunks_the_rows_of_all_workers(answer, draw):
         parts,
         torch.cat(parts),
         stacked=lambda got: got.dim() == 3,
-        flattened=lambda got: got.dim() == 1,
-        columns=torch.cat(parts, dim=1),
-        averaged=torch.stack(parts).mean(dim=0),
-        summed=torch.stack(parts).sum(dim=0),
+        reshaped=lambda got: got.dim() == 1 or same(got, torch.cat(parts, dim=1)),
+        made_one=lambda got: any(same(got, sum(parts) / n) for n in (1, len(parts))),
         not_joined=lambda got: isinstance(got, (list, tuple)),
-        first_only=lambda got: any(torch.equal(got, part) for part in parts),
+        rows_lost=lambda got: any(torch.equal(got, part) for part in parts),
         wrong_order=lambda got: torch.equal(
             got.flatten().sort().values, torch.cat(parts).flatten().sort().values
         ),
     )
 
 
-SIDE_BY_SIDE = dict.fromkeys(("except in dimension 1", "except in dimension 2"), "columns")
+SIDE_BY_SIDE = dict.fromkeys(("except in dimension 1", "except in dimension 2"), "reshaped")
 
 
 @gather.requires(
@@ -160,9 +147,9 @@ def chunks_of_different_sizes(answer, draw):
         **SIDE_BY_SIDE,
         "Sizes of tensors must match": "stacked",
         "stack expects each tensor to be equal size": "stacked",
-        "TypeError": "no-nests",
-        "AttributeError": "no-nests",
-        "KeyError": "no-nests",
+        "TypeError": "structure",
+        "AttributeError": "structure",
+        "KeyError": "structure",
     },
 )
 def tuples_lists_and_dicts_also_nested(answer, draw):
@@ -176,14 +163,14 @@ def tuples_lists_and_dicts_also_nested(answer, draw):
         expected = nest(*map(torch.cat, zip(*tensors)))
         outputs = [nest(*own) for own in tensors]
         other = lambda got, expected=expected: _form(got) != _form(expected)
-        got = _gathered(answer, outputs, expected, structure_lost=other)
+        got = _gathered(answer, outputs, expected, structure=other)
         if other(got):  # equal in value
-            raise Wrong("structure-lost", expected=expected, got=got)
+            raise Wrong("structure", expected=expected, got=got)
 
 
 @gather.requires(
     "tensors without dimensions become a vector",
-    failures={"RuntimeError": "scalars-fail", "ValueError": "scalars-fail"},
+    failures={"RuntimeError": "scalars", "ValueError": "scalars"},
 )
 def tensors_without_dimensions_become_a_vector(answer, draw):
     losses = list(draw.tensor(draw.integer(3, 5)))
@@ -191,22 +178,25 @@ def tensors_without_dimensions_become_a_vector(answer, draw):
         answer,
         losses,
         torch.stack(losses),
-        scalars_averaged=lambda got: got.numel() == 1,
-        scalars_fail=lambda got: got.dim() != 1,
-        scalars_lost=lambda got: got.numel() < len(losses),
+        made_one=lambda got: got.numel() == 1,
+        scalars=lambda got: got.dim() != 1,
+        rows_lost=lambda got: got.numel() < len(losses),
     )
-    _gathered(answer, losses[:1], torch.stack(losses[:1]), one_worker=lambda got: got.dim() == 0)
+    _gathered(answer, losses[:1], torch.stack(losses[:1]), scalars=lambda got: got.dim() == 0)
     outputs = [{"loss": loss, "rows": draw.tensor(draw.integer(1, 3), 2)} for loss in losses]
     for own in (outputs, outputs[:1]):
         rows = torch.cat([output["rows"] for output in own])
         expected = {"loss": torch.stack(losses[: len(own)]), "rows": rows}
-        _gathered(answer, own, expected, one_worker=lambda got: got["loss"].dim() == 0)
+        _gathered(answer, own, expected, scalars=lambda got: got["loss"].dim() == 0)
 
 
 @gather.requires(
     "the result is on the device that was asked for",
     needs_earlier=True,
-    failures={"not on the expected device": "moved-too-late"},
+    failures={
+        "not on the expected device": "moved-too-late",
+        "cannot be called on meta": "cut-from-the-graph",
+    },
     seconds=30,  # see 2.2
     at_home=True,
 )

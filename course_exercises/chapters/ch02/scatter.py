@@ -29,49 +29,26 @@ scatter = Exercise(
     misconceptions={
         "chunks-like-torch": "`torch.chunk` fills the first chunks to the brim and leaves little "
         "or nothing for the last. The sizes may differ by one row at most.",
-        "rest-lost": "Rows are missing: when the number of devices does not divide the batch, the "
-        "rest has to go somewhere.",
-        "larger-last": "The sizes are right and their order is not: the larger chunks come first.",
-        "too-many-chunks": "There are more chunks than devices: no device is left for the last.",
-        "one-by-one": "Every row became a chunk. A chunk holds the rows of a whole device.",
-        "rest-on-one": "The whole rest went to one worker. Give one row more to as many workers "
-        "as the rest has rows.",
+        "chunk-sizes": "There are to be as many chunks as devices in the list, or as rows where these are fewer, and "
+        "together they have every row once. Each has rows // chunks rows, and the first rows % chunks of them one "
+        "more.",
         "rows-dealt-like-cards": "The rows are dealt out like cards. Each chunk must hold "
         "neighbouring rows, so that gather can put them together in their order.",
-        "everyone-gets-all": "Each worker got the whole batch, so all of them would do the same "
-        "work.",
-        "size-for-count": "You made chunks of len(devices) rows. The number of chunks is "
-        "len(devices); the number of rows follows from it.",
-        "columns": "You split the features of each row. Split along dimension 0, the rows.",
-        "empty-chunks": "There are chunks without rows. A replica cannot do anything with them.",
+        "reshaped": "A row has lost its shape. Cut between the rows, along dimension 0, and leave each as it is.",
         "fails-when-small": "With fewer rows than devices there is one row a chunk, and fewer "
         "chunks than devices.",
         "not-moved": "A chunk is not on its device: chunk i belongs on devices[i]. (`meta` is a "
         "second device that every machine has.)",
-        "cut-from-the-graph": "The chunks are cut off from the batch: no gradient flows back. "
-        "`.to` and slices keep the connection, `.detach` and `.data` do not.",
         "not-a-list": "Return a list with one tensor per chunk.",
-        "reshaped": "A row has lost its shape. Cut between the rows, and leave each as it is.",
-        "other-dtype": "The chunks have another dtype than the batch. Labels must stay whole numbers: "
-        "cut and move, nothing else.",
-        "devices-merged": "A device may stand in the list several times. Each time it is a worker of "
-        "its own, with a chunk of its own.",
-        "batch-changed": "Your function changes the batch that it was handed. Whether it wants a "
-        "gradient is the caller's decision: cut and move, nothing else.",
-        "needs-contiguous": "A batch may be transposed or cut out of a larger tensor, and `view` refuses "
-        "some of these. Cutting between rows needs no new shape.",
-        "devices-changed": "Your function changes the list of devices that it was handed, and the "
-        "caller goes on with it.",
         "asked-for-gpus": ASKED_FOR_GPUS,
-        "torchs-own": "PyTorch's own scatter knows GPUs only, and it divides as `torch.chunk` "
-        "does. Here you write it, for any devices.",
     },
+    things="chunks",
     failures={
         "Expected a non cpu device": "torchs-own",
-        "IndexError": "too-many-chunks",
-        "is invalid for input of size": "rest-lost",
+        "IndexError": "chunk-sizes",
+        "is invalid for input of size": "chunk-sizes",
         "view size is not compatible": "needs-contiguous",
-        "can require gradients": "batch-changed",
+        "can require gradients": "input-changed",
     },
 )
 
@@ -86,7 +63,7 @@ def _chunks(answer, batch, devices):
     given = list(devices)
     chunks = answer(batch, given)
     if given != devices:
-        raise Wrong("devices-changed", expected=str(devices), got=str(given))
+        raise Wrong("input-changed", expected=str(devices), got=str(given))
     expect_type(chunks, (list, tuple), likely="not-a-list" if chunks is not None else None)
     for chunk in chunks:
         expect_type(chunk, torch.Tensor, likely="not-a-list")
@@ -102,38 +79,19 @@ def _check_scatter(answer, batch, workers):
     chunks = _chunks(answer, batch, [CPU] * workers)
     rows, count = len(batch), min(len(batch), workers)
     expected = list(batch.split(_even(rows, workers)))
-    sizes = [len(chunk) for chunk in chunks if chunk.dim()]
-    expect(
-        _sizes(chunks),
-        _sizes(expected),
-        what=f"{rows} rows on {workers} devices",
-        likely={
-            "one-by-one": len(chunks) == rows > count,
-            "reshaped": any(chunk.dim() != batch.dim() for chunk in chunks),
-            "columns": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
-            "everyone-gets-all": _sizes([batch] * workers),
-            "devices-merged": _sizes(chunks) == _sizes([batch]),
-            "size-for-count": any(
-                _sizes(chunks) == _sizes(batch.split(workers)[:count]) for count in (workers, rows)
-            ),
-            "empty-chunks": any(chunk.numel() == 0 for chunk in chunks),
-            "chunks-like-torch": _sizes(batch.chunk(workers)),
-            "too-many-chunks": len(chunks) > workers,
-            "rest-lost": sum(sizes) < rows,
-            "larger-last": sorted(sizes, reverse=True) == _even(rows, workers),
-            "rest-on-one": sum(sizes) == rows and sizes.count(rows // count) == count - 1,
-        },
-    )
-    expect(
-        chunks,
-        expected,
-        each="chunk",
-        likely={
-            "rows-dealt-like-cards": [batch[i::workers] for i in range(count)],
-            "reshaped": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
-            "other-dtype": any(chunk.dtype != batch.dtype for chunk in chunks),
-        },
-    )
+    likely = {
+        "reshaped": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
+        "chunks-like-torch": _sizes(batch.chunk(workers)),
+        "chunk-sizes": True,
+    }
+    what = f"{rows} rows on {workers} devices"
+    expect(_sizes(chunks), _sizes(expected), what=what, likely=likely)
+    likely = {
+        "rows-dealt-like-cards": [batch[i::workers] for i in range(count)],
+        "other-dtype": any(chunk.dtype != batch.dtype for chunk in chunks),
+        "reshaped": any(chunk.shape[1:] != batch.shape[1:] for chunk in chunks),
+    }
+    expect(chunks, expected, each="chunk", likely=likely)
 
 
 @scatter.requires("12 rows on 3 devices give chunks of 4 rows, in order", failures=NO_GPU)
@@ -189,7 +147,7 @@ def gradients_flow_back_into_the_batch(answer, draw):
     rows, workers = draw.integer(7, 11), draw.integer(3, 5)
     batch = draw.tensor(rows, 2)
     _chunks(answer, batch, [CPU] * workers)
-    likely = {"batch-changed": True}
+    likely = {"input-changed": True}
     expect(batch.requires_grad, False, what="requires_grad of the batch", likely=likely)
     batch.requires_grad_()
     _with_history(answer, batch, [CPU, META])

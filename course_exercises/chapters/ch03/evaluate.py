@@ -8,7 +8,7 @@ from numbers import Number
 import torch
 from torch import Tensor, nn
 
-from course_exercises.authoring import Exercise, Wrong, expect, expect_type, run, same
+from course_exercises.authoring import Exercise, Wrong, expect, expect_from_each, run, same, signs
 from course_exercises.authoring.ranks import come_late
 from course_utils.hardware import device
 
@@ -32,33 +32,21 @@ evaluation = Exercise(
         ),
     ],
     misconceptions={
-        "padded-duplicates": "Some images are counted twice: the shares were made equal by "
-        "repeating images, as DistributedSampler does. Let the shares differ instead.",
-        "fixed-two": "The images are dealt out as if to two ranks. Ask `dist.get_world_size()`.",
-        "everyone-everything": "Every rank evaluates all images. The number is right and nothing "
-        "is shared: each rank takes its part.",
-        "images-lost": "Some images are not evaluated at all: look at the last ones.",
-        "mean-of-ranks": "You average the ranks' accuracies. The ranks' shares differ in size: add "
-        "the counts of correct images and divide once.",
-        "mean-of-batches": "You average the batches' accuracies. The last batch may be smaller: "
-        "add the counts of correct images and divide once.",
-        "own-share": "Each rank returns the accuracy of its own share: add the counts over ranks.",
-        "not-added": "Each rank divides its own count by the number of all images: the counts of the "
-        "ranks were not added, or not waited for.",
-        "divided-by-share": "The correct images of all ranks are divided by one rank's share. Divide "
-        "by the number of all images.",
-        "percent": "You return percent: asked is a share, from 0 to 1.",
-        "errors-counted": "You count the images that the model gets wrong.",
-        "count-not-share": "You return the number of correct images: divide by the number of images.",
-        "one-rank-only": "Only one rank has the right number: `reduce` delivers to one rank, "
-        "`all_reduce` to all.",
-        "not-every-rank": "A collective is called by every rank or by none. Here a rank did not "
-        "call it, and the others wait: look for an `if` or a `return` that depends on the rank.",
+        "not-shared-out": "Every image goes through the model once, on one rank, and no rank takes more than ceil(N / "
+        "world_size). Repeated images that make the shares equal, as DistributedSampler's, count twice; so do "
+        "those dealt out to another number of ranks than there are. Let the shares differ by one instead.",
+        "mean-of-shares": "You average the accuracies of the ranks or of the batches, which differ in size. Add the "
+        "counts of correct images and divide once, by the number of all images.",
+        "not-added": "Each rank returns what its own images give. The counts of the ranks were not added, or not "
+        "waited for.",
+        "not-the-share": "The images are counted right, and that is not yet the result: it may be their number, "
+        "percent, the share of the wrong ones, or divided by one rank's images. The accuracy is from 0 to 1: the "
+        "correct images of all ranks, divided by the number of all images.",
         "number-not-tensor": "Collectives take tensors: make one of your count, "
         "`torch.tensor(count)`, and read it with `.item()` afterwards.",
         "miscounted": "Each image went through the model once, so it is the counting that is off. An "
         "image is correct where `argmax(dim=1)` of its scores equals its label; add these up over the "
-        "batches and over the ranks.",
+        "batches and over the ranks, in whole numbers.",
         "empty-batch": "The model is called with a batch without images: not every model can take that. "
         "Either the loop goes one step too far, or a rank has no images, of which `split` makes one "
         "empty batch.",
@@ -66,27 +54,20 @@ evaluation = Exercise(
         "shape. Send what always has the same shape: the count of correct images.",
         "collective-per-batch": "A rank waits in a collective for ranks that have no batch left. Keep "
         "collectives out of the loop over batches.",
-        "empty-rank": "A rank without images has nothing to divide by, and must take part in the "
-        "collective all the same. A `torch.arange` may not begin behind its end; a slice may, and is "
-        "empty.",
+        "empty-rank": "A rank may be without images. It has nothing to divide by, and must take part in the "
+        "collective all the same. `chunk` gives fewer pieces than ranks then, and a `torch.arange` may not begin "
+        "behind its end; a slice may, and is empty.",
         "train-mode": "The model is in training mode while it is evaluated: dropout and BatchNorm "
         "then change the result. Call `model.eval()`.",
-        "mode-not-restored": "The model comes back in another mode than it had. Remember "
-        "`model.training` and restore it.",
-        "parts-mode-lost": "A part of the model that was in evaluation mode, as a frozen BatchNorm "
-        "often is, comes back in training mode, or the other way round: `model.train()` and "
-        "`model.eval()` set every part. Remember the mode of each of `model.modules()`.",
+        "mode-not-restored": "A part of the model comes back in another mode than it had. `model.train()` and "
+        "`model.eval()` set every part, and a frozen BatchNorm may be in evaluation mode all the time. Remember "
+        "`training` of each of `model.modules()` and restore it, on every rank.",
         "not-a-float": "Return a number of Python's: `.item()` takes it out of a tensor.",
-        "gradients-left-off": "After the evaluation autograd is still off, and the training that goes on learns "
-        "nothing. `with torch.no_grad():` switches it on again by itself.",
-        "gradients-left-on": "Autograd was off before the evaluation, and is on after it. `with torch.no_grad():` "
-        "leaves it as it was.",
-        "thawed": "A parameter that was frozen learns after the evaluation, or the other way round. "
-        "`torch.no_grad()` needs no change of the parameters.",
-        "gradients-on": "Autograd records the evaluation, which costs memory: use `torch.no_grad()`.",
+        "autograd": "Autograd is to be off during the evaluation, and afterwards as it was, with every parameter as "
+        "frozen as before. `with torch.no_grad():` does that by itself.",
         "batch-too-large": "A batch is larger than `batch_size`.",
-        "uneven-shares": "One rank evaluates more than ceil(N / world_size) images.",
     },
+    things="accuracies",
     failures={
         "Expected parameter `tensor` of type torch.Tensor": "number-not-tensor",
         ": all_gather of ": "uneven-gather",
@@ -172,27 +153,25 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
     batches = [[_share(batch, right) for batch in report.batches] for report in reports]
     by_batch = [sum(shares) / len(shares) if shares else math.nan for shares in batches]
     every_batch = [share for shares in batches for share in shares]
+    means = sum(own) / ranks, sum(by_batch) / ranks, sum(every_batch) / len(every_batch)
+    correct = [sum(right[i] for i in report.seen()) for report in reports]
     accuracy = sum(right) / count
+    others = sum(right), 100 * accuracy, 1 - accuracy
+    by_share = [sum(right) / max(1, len(report.seen())) for report in reports]
     got = [report.value for report in reports]
     likely = {
         "empty-rank": lambda got: any(math.isnan(value) for value in got),
-        "own-share": own,
-        "mean-of-ranks": [sum(own) / ranks] * ranks,
-        "mean-of-batches": lambda got: any(
-            same(got, [mean] * ranks)
-            for mean in (sum(by_batch) / ranks, sum(every_batch) / len(every_batch))
+        "not-added": lambda got: same(got, own) or same(got, [own / count for own in correct]),
+        "mean-of-shares": lambda got: any(same(got, [mean] * ranks) for mean in means),
+        "not-the-share": lambda got: (
+            same(got, by_share) or any(same(got, [other] * ranks) for other in others)
         ),
-        "not-added": [sum(right[i] for i in report.seen()) / count for report in reports],
-        "count-not-share": [sum(right)] * ranks,
-        "percent": [100 * accuracy] * ranks,
-        "errors-counted": [1 - accuracy] * ranks,
-        "divided-by-share": [sum(right) / max(1, len(report.seen())) for report in reports],
-        "one-rank-only": lambda got: any(same(value, accuracy) for value in got),
+        "one-rank-only": signs(own, [accuracy] * ranks)["one-rank-only"],
         "miscounted": lambda got: all(isinstance(value, Number) for value in got),
     }
     expect(got, [accuracy] * ranks, each="rank", what="the accuracy", likely=likely)
+    expect_from_each(got, (float, int), "not-a-float")
     for report in reports:
-        expect_type(report.value, (float, int), likely="not-a-float")
         sizes = [len(batch) for batch in report.batches]
         if 0 in sizes:
             raise Wrong("empty-batch", expected="batches with images", got=f"batches of {sizes}")
@@ -201,21 +180,13 @@ def _check_evaluation(answer, draw, count, ranks, batch_size) -> None:
 def _check_seen(seen: list[list[int]], count: int) -> None:
     """Raises Wrong unless every image was seen once, by ranks with equal shares."""
     times = Counter(image for images in seen for image in images)
-    ranks = len(seen)
-    if ranks > 1 and all(set(images) == set(range(count)) for images in seen):
-        raise Wrong("everyone-everything", expected="each image once", got="each on every rank")
-    twice = sum(1 for n in times.values() if n > 1)
-    if twice and all(own == list(range(count))[rank::2] for rank, own in enumerate(seen)):
-        raise Wrong("fixed-two", expected=f"{ranks} shares", got="every second image on each rank")
-    if twice:
-        got = f"{sum(times.values())} evaluations, {twice} of the images more than once"
-        raise Wrong("padded-duplicates", expected=f"{count} images, each once", got=got)
-    if len(times) < count:
-        raise Wrong("images-lost", expected=f"{count} images", got=f"{len(times)} of them")
-    largest = max(map(len, seen))
-    if largest > math.ceil(count / ranks):
-        expected = f"at most {math.ceil(count / ranks)} of {count} images on a rank"
-        raise Wrong("uneven-shares", expected=expected, got=f"{largest} on one rank")
+    twice, most = sum(n > 1 for n in times.values()), math.ceil(count / len(seen))
+    if twice or len(times) < count:
+        got = f"{len(times)} of {count} images, {twice} of them more than once"
+        raise Wrong("not-shared-out", expected=f"{count} images, each once", got=got)
+    if max(map(len, seen)) > most:
+        got = f"{max(map(len, seen))} on one rank"
+        raise Wrong("not-shared-out", expected=f"at most {most} of {count} on a rank", got=got)
 
 
 @evaluation.requires(
@@ -273,12 +244,12 @@ def _check_afterwards(report: _Evaluated, training: bool, *parts: bool) -> None:
     if True in report.modes:
         raise Wrong("train-mode", expected="model.training is False", got="True")
     likely = {"mode-not-restored": True}
-    expect(report.mode_after, training, what="model.training afterwards", likely=likely)
-    what = "the training of the model's parts afterwards"
-    expect(report.parts_after, [*parts], what=what, likely={"parts-mode-lost": True})
+    after = [report.mode_after, *report.parts_after]
+    what = "training afterwards, of the model and its parts"
+    expect(after, [training, *parts], what=what, likely=likely)
     if True in report.recorded:
-        raise Wrong("gradients-on", expected="no autograd", got="autograd records")
-    likely = {"gradients-left-off": training, "gradients-left-on": True}
+        raise Wrong("autograd", expected="no autograd", got="autograd records")
+    likely = {"autograd": True}
     expect(report.grad_after, training, what="autograd on afterwards", likely=likely)
     what = "requires_grad of a parameter and a frozen one"
-    expect(report.learning, [True, False], what=what, likely={"thawed": True})
+    expect(report.learning, [True, False], what=what, likely=likely)

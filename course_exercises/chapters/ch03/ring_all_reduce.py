@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, run
-from course_exercises.authoring.ranks import UsedEarly, come_late, following
+from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, run, signs
+from course_exercises.authoring.ranks import UsedEarly, come_late, following, must_have_waited
 from course_utils.hardware import device
 from course_utils.trace import Call, Trace
 
@@ -37,71 +37,40 @@ ring = Exercise(
         ),
     ],
     misconceptions={
-        "everyone-sends-first": "Every rank begins with a send, and so nobody receives. Start both together "
-        "with `batch_isend_irecv`, or let one rank receive first. An `isend` ahead of the `recv` helps with "
-        "gloo; NCCL's queue holds the `recv` back until the send has ended.",
-        "unanswered": "A rank waits for a chunk that nobody sends to it. Send to rank + 1 and receive "
+        "nobody-answers": "A rank waits for a message that no other sends, or takes. Where every rank begins with "
+        "a `send`, nobody receives: start both together with `batch_isend_irecv`. Send to rank + 1 and receive "
         "from rank - 1, both modulo n, as often on every rank.",
-        "unchanged": "The tensor is as it was. The result must stand in the tensor that was handed "
-        "in, not in a new one.",
-        "not-waited": "You started a message and never waited for it: a buffer is read before it "
-        "is filled, or changed before it is sent. Call `wait()` on what `isend` and `irecv` return.",
-        "no-such-rank": "The ring is not closed: after the last rank comes rank 0. The neighbours "
-        "are (rank + 1) % n and (rank - 1) % n.",
         "sums-overwritten": "Each element is that of a single rank. Either what arrives replaces your "
         "chunk where it must be added (receive it in a buffer of its own), or the second half sends "
         "the wrong chunks: after n - 1 steps rank r owns the sum of chunk (r + 1) mod n.",
-        "mean-not-sum": "You have divided by the number of ranks: an all-reduce gives the sum.",
         "no-all-gather": "Each chunk is complete on one rank only. That is the reduce-scatter; now "
         "the complete chunks must travel round the ring once.",
         "added-again": "Complete chunks are added to what stood there. In the second half the "
         "chunk that arrives replaces the old one.",
         "wrong-chunks": "Some chunks are added twice, or not at all. Follow one chunk round the ring on "
         "paper: which rank has it after each step, and whose numbers are in it?",
-        "two-ranks-only": "Right on two ranks, wrong on three. With two ranks any chunk that is not "
-        "yours will do; with three, send on the chunk that you received in the step before.",
         "one-rank-hangs": "With one rank there is nobody to talk to. n ranks take n - 1 steps to sum and "
         "n - 1 to send the sums round: here none.",
-        "remainder-lost": "The last elements are not summed: the length does not divide by the "
-        "number of ranks, and the remainder belongs to no chunk.",
-        "too-few-chunks": "For some lengths you have fewer chunks than ranks. `chunk` gives fewer if "
-        "the tensor is short; `tensor_split` gives exactly n, some of them empty.",
+        "chunks": "The tensor is not cut into n chunks of nearly equal size, none of which has more than one element "
+        "more than another. Lay it flat first, whatever its shape. `tensor_split(n)` then gives exactly n, some of "
+        "them empty where elements are few; `chunk` gives fewer, and a whole-number division leaves a rest.",
         "chunk-sizes": "A rank receives a chunk of another size than was sent. Chunks may differ by "
         "one element: make the buffer like the chunk that arrives, chunk (r - s - 1) mod n in step "
         "s.",
-        "first-dimension": "You cut the tensor along its first dimension, which may be missing, or have a "
-        "single row. Chunks are made of elements, whatever the shape: lay the tensor flat first.",
-        "uneven-chunks": "Some chunks are more than one element larger than others, and in every step the "
-        "ring waits for the largest. `tensor_split` shares the elements out evenly.",
+        "another-dtype": "Another dtype than the tensor's is on the way. `torch.empty` makes float32, and "
+        "`torch.empty_like` takes the tensor's; large whole numbers lose digits in floating point, and a wider "
+        "dtype sends more bytes. Sum in the tensor's own.",
         "leaves-early": "A rank leaves because of what is in its own tensor, and its neighbours wait for it. "
         "Every rank takes every step: the others may have something to add.",
-        "short-wrong": "The ring works for long tensors only: with fewer elements than ranks, some "
-        "chunks are empty.",
-        "copy-not-in-place": "A tensor that is not contiguous comes back unchanged: `contiguous` "
-        "and `reshape` make a copy of it. Copy the result back into the tensor.",
-        "needs-contiguous": "`send`, `recv` and `view` work on contiguous memory only. Work on "
-        "`tensor.contiguous()`, which is the tensor itself or a copy, and copy the result back.",
-        "dtype-lost": "The buffer that you receive into has the wrong dtype: `torch.empty` makes "
-        "float32. `torch.empty_like` takes the tensor's own.",
-        "rounded": "Large integers come back rounded: somewhere the sum was made in floating point.",
-        "sent-as-another": "You send another dtype than the tensor's, and with it more bytes or fewer. Sum in "
-        "the tensor's own dtype.",
-        "whole-tensor": "You send the whole tensor in every step: (n-1) times the tensor. Cut it "
-        "into n chunks.",
-        "through-one-rank": "One rank sends far more than the others: everything passes through it. "
-        "On a ring each rank sends equally much.",
-        "built-in-collective": "You called one of PyTorch's collectives. Build it from send and "
-        "receive.",
-        "not-a-ring": "A rank sends to several others. On the ring each talks to its neighbours only: it "
-        "sends to one of them and receives from the other.",
-        "sent-too-little": "You send less than 2(n-1)/n of the tensor: with so few bytes not every "
-        "rank can have the whole sum.",
-        "sent-too-much": "You send more than 2(n-1)/n of the tensor: 2(n-1) steps, one chunk each.",
+        "not-a-ring": "A rank sends to several others, or far more than the others do. On the ring each rank sends "
+        "to its right neighbour alone, and equally much.",
+        "sent-otherwise": "A rank sends another number of bytes than 2(n-1)/n of the tensor. Take 2(n-1) steps and "
+        "send one chunk in each, not the whole tensor.",
     },
+    things="sums",
     failures={
         "there is no rank": "no-such-rank",
-        " in recv": "unanswered",
-        "timeout": "everyone-sends-first",
+        "timeout": "nobody-answers",
         "mismatch": "chunk-sizes",
     },
 )
@@ -141,10 +110,7 @@ def _run_sums(answer, cases: list[list[Tensor]], columns: bool = False) -> list[
     """For each case, what the tensor of every rank has become."""
     own = OwnPart([*zip(*cases, strict=True)])
     reports = run(_summed, len(cases[0]), answer, own, columns)
-    for rank, report in enumerate(reports):
-        if report.unwaited:
-            got = f"on rank {rank} nobody waits for a {report.unwaited[0]}"
-            raise Wrong("not-waited", expected="a wait() for every message", got=got)
+    must_have_waited([report.unwaited for report in reports])
     return [list(tensors) for tensors in zip(*(report.tensors for report in reports), strict=True)]
 
 
@@ -164,23 +130,24 @@ def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
     to a function of (got, tensors) of one case."""
     ranks = len(cases[0])
     for got, tensors in zip(_run_sums(answer, cases), cases, strict=True):
-        total = sum(tensors)
+        sums = [sum(tensors)] * ranks
         extra = {slug: fits(got, tensors) for slug, fits in (mistaken or {}).items()}
-        mistakes = {
+        likely = {
             # of a single element the others may fit by chance
-            "remainder-lost": extra.pop("remainder-lost", False),
-            "unchanged": tensors,
-            "mean-not-sum": [total / ranks] * ranks,
+            "chunks": extra.pop("chunks", False),
+            **{slug: sign for slug, sign in signs(tensors, sums).items() if slug in WHOLE},
             "sums-overwritten": _of_one_rank(got, tensors),
             "added-again": _added_again(got, tensors),
             "not-waited": lambda _, tensors=tensors: _used_early(answer, tensors),
-            "no-all-gather": _complete_somewhere(got, total),
+            "no-all-gather": _complete_somewhere(got, sums[0]),
+            **extra,
+            "wrong-chunks": [g.shape for g in got] == [s.shape for s in sums],
         }
-        what = f"the sum of {ranks} tensors of shape {tuple(total.shape)}"
-        likely = (
-            mistakes | extra | {"wrong-chunks": [g.shape for g in got] == [total.shape] * ranks}
-        )
-        expect(got, [total] * ranks, each="rank", what=what, likely=likely)
+        what = f"the sum of {ranks} tensors of shape {tuple(sums[0].shape)}"
+        expect(got, sums, each="rank", what=what, likely=likely)
+
+
+WHOLE = "unchanged", "mean-not-sum"  # the usual mistakes that have nothing to do with chunks
 
 
 def _not_zero(draw, shape: tuple[int, ...]) -> Tensor:
@@ -226,11 +193,11 @@ def two_ranks_end_with_the_sum_of_their(answer, draw):
     _check_sums(answer, [[draw.whole(length) for _ in range(2)]])
 
 
-@ring.requires("three ranks do", failures={"timeout": "two-ranks-only"})
+@ring.requires("three ranks do", failures={"timeout": "two-ranks"})
 def three_ranks_do(answer, draw):
     length = 3 * draw.integer(2, 6)
     cases = [[draw.whole(length) for _ in range(3)]]
-    _check_sums(answer, cases, {"two-ranks-only": lambda got, tensors: True})
+    _check_sums(answer, cases, {"two-ranks": lambda got, tensors: True})
 
 
 @ring.requires(
@@ -243,31 +210,24 @@ def one_rank_keeps_its_tensor(answer, draw):
 
 @ring.requires(
     "lengths that do not divide by the number of ranks",
-    failures={"raised IndexError": "too-few-chunks", "timeout": "too-few-chunks"},
+    failures={"raised IndexError": "chunks", "timeout": "chunks"},
 )
 def lengths_that_do_not_divide_by_the_number(answer, draw):
     ranks = draw.integer(3, 4)
     lengths = [ranks * draw.integer(3, 6) + rest for rest in (1, ranks - 1)] + [ranks + 1]
     cases = [[draw.whole(length) for _ in range(ranks)] for length in lengths]
-    _check_sums(answer, cases, {"remainder-lost": _remainder_left})
+    _check_sums(answer, cases, {"chunks": _remainder_left})
 
 
 @ring.requires(
     "tensors with fewer elements than ranks, and with none",
-    failures={
-        "1-dimensional tensor": "first-dimension",
-        "0-d tensor": "first-dimension",
-        "has no dimensions": "first-dimension",
-        "raised IndexError": "too-few-chunks",
-        "exception": "short-wrong",
-        "timeout": "short-wrong",
-    },
+    failures=dict.fromkeys(("exception", "timeout"), "chunks"),
 )
 def tensors_with_fewer_elements_than_ranks(answer, draw):
     ranks = draw.integer(3, 4)
     shapes = [(ranks - 1,), (1,), (0,), ()]
     cases = [[_not_zero(draw, shape) for _ in range(ranks)] for shape in shapes]
-    _check_sums(answer, cases, {"remainder-lost": _remainder_left})
+    _check_sums(answer, cases, {"chunks": _remainder_left})
 
 
 @ring.requires(
@@ -284,14 +244,14 @@ def several_dimensions_and_a_tensor_that_is_not(answer, draw):
         expected = [whole.clone() for whole in wholes]
         for whole in expected:
             whole[:, ::2] = sum(wholes)[:, ::2]
-        expect(got, expected, each="rank", likely={"copy-not-in-place": wholes})
+        expect(got, expected, each="rank", likely={"needs-contiguous": wholes})
 
 
 @ring.requires(
     "integers and double precision are summed exactly",
     failures={
         "can't be cast to": "mean-not-sum",  # of integers, `/=` makes floats
-        **dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "dtype-lost"),
+        **dict.fromkeys(("exception", "mismatch", "signal", "timeout"), "another-dtype"),
     },
 )
 def integers_and_double_precision_are_summed_exactly(answer, draw):
@@ -302,13 +262,13 @@ def integers_and_double_precision_are_summed_exactly(answer, draw):
         [got] = _run_sums(answer, [tensors])
         total = sum(tensors)
         nearly = all(torch.allclose(g.double(), total.double(), rtol=1e-3) for g in got)
-        likely = {"unchanged": tensors, "rounded": nearly}
+        likely = {"unchanged": tensors, "another-dtype": nearly}
         expect(got, [total] * ranks, each="rank", tolerance=tolerance, likely=likely)
 
 
 @ring.requires(
     "every rank sends 2(n-1)/n of the tensor's bytes, point to point",
-    failures=dict.fromkeys((" in recv", "timeout"), "leaves-early"),
+    failures={"timeout": "leaves-early"},
 )
 def every_rank_sends_2_n_1_n(answer, draw):
     first = draw.integer(3, 4)
@@ -332,11 +292,11 @@ def _check_traffic(calls: list[list[Call]], length: int, rows: bool) -> None:
     ranks = len(calls)
     others = {call.op for own in calls for call in own} - {"send", "recv"}
     if others:
-        raise Wrong("built-in-collective", expected="send and recv", got=", ".join(sorted(others)))
+        raise Wrong("torchs-own", expected="send and recv", got=", ".join(sorted(others)))
     dtypes = {call.dtype for own in calls for call in own} - {"float32"}
     if dtypes:
         got = f"{', '.join(sorted(dtypes))} on the way"
-        raise Wrong("sent-as-another", expected="float32, as the tensor", got=got)
+        raise Wrong("another-dtype", expected="float32, as the tensor", got=got)
     sent = [sum(call.bytes for call in own if call.sends) for own in calls]
     messages = {call.bytes for own in calls for call in own if call.sends}
     steps, size = 2 * (ranks - 1), 4
@@ -346,12 +306,10 @@ def _check_traffic(calls: list[list[Call]], length: int, rows: bool) -> None:
         _check_messages(calls, smallest, largest, length * size)
         return
     mistakes = {
-        "first-dimension": rows and messages == {0, length * size},
-        "whole-tensor": all(bytes >= (ranks - 1) * length * size for bytes in sent),
-        "uneven-chunks": max(messages) - min(messages) > size and len(messages) < ranks,
-        "through-one-rank": max(sent) >= 2 * max(1, min(sent)),
-        "sent-too-little": max(sent) < low,
-        "sent-too-much": True,
+        "chunks": (rows and messages == {0, length * size})
+        or (max(messages) - min(messages) > size and len(messages) < ranks),
+        "not-a-ring": max(sent) >= 2 * max(1, min(sent)),
+        "sent-otherwise": True,
     }
     raise Wrong(
         next(slug for slug, made in mistakes.items() if made),
@@ -371,6 +329,6 @@ def _check_messages(calls: list[list[Call]], smallest: int, largest: int, whole:
     if max(sum(call.sends for call in own) for own in calls) > 2 * (len(calls) - 1):
         smallest = 0
     if any(not smallest <= bytes <= largest for bytes in messages):
-        slug = "whole-tensor" if messages == [whole] else "uneven-chunks"
+        slug = "sent-otherwise" if messages == [whole] else "chunks"
         expected = f"chunks of {smallest} to {largest} bytes"
         raise Wrong(slug, expected=expected, got=f"chunks of {messages} bytes")

@@ -31,40 +31,26 @@ sharding = Exercise(
         ),
     ],
     misconceptions={
-        "ranks-from-one": "A rank has the part of its neighbour. Ranks count from 0: rank r begins at "
-        "order[r].",
+        "ranks-from-one": "A rank has the part of its neighbour. Ranks count from 0: rank r begins at order[r].",
         "blocks": "Each rank has a block of neighbours in the order. DistributedSampler deals them "
         "out like cards: rank, rank + world_size, rank + 2 * world_size, ...",
         "not-shuffled": "The indices are not shuffled.",
         "epoch-ignored": "Every epoch has the same order: the epoch does not enter the seed. This "
         "is what training does that never calls `set_epoch`.",
-        "seed-per-rank": "Each rank shuffles with a seed of its own. Then the ranks' parts overlap, "
-        "and some samples are read by nobody.",
-        "seed-ignored": "The seed that was handed in plays no part.",
+        "parts-overlap": "The ranks' parts overlap, and some samples are read by nobody. Either each rank shuffles "
+        "with a seed of its own, or with none, or what is dealt out is not one shuffled order of all samples.",
         "shuffled-after": "You share the samples out first and then shuffle each part: a rank sees "
         "the same samples in every epoch.",
-        "padded-wrongly": "The order is lengthened with the wrong indices. DistributedSampler starts "
-        "again from the order's beginning: order[0], order[1], ...",
-        "padded-needlessly": "The order is lengthened although it divides by the number of ranks: "
-        "`length % world_size` is 0 then.",
-        "not-padded": "The ranks get different numbers of samples: the order was not lengthened. "
-        "Ranks that train on fewer batches leave the others waiting in a collective.",
-        "dropped": "The last samples are left out, as with `drop_last=True`. Lengthen the order "
-        "instead of cutting it.",
-        "padded-once": "For a dataset smaller than the number of ranks the order has to be repeated "
-        "more than once, as often as it takes.",
-        "empty-dataset": "A dataset without samples has no indices to share out: return an empty "
-        "list on every rank.",
-        "order-kept": "A call has the order of an earlier call, though the epoch is another one: what you keep "
-        "between calls must depend on length, seed and epoch.",
+        "padding": "The order is not lengthened as DistributedSampler does it: until it has ceil(length / "
+        "world_size) * world_size entries it starts again from its beginning, order[0], order[1], ..., as often "
+        "as it takes. It is not cut, stays as it is where it divides, and empty where it is empty. Ranks with "
+        "fewer samples would leave the others waiting in a collective.",
         "global-generator": "The notebook's own random numbers have changed: `torch.manual_seed` "
         "sets the generator that everybody uses. Make a `torch.Generator` of your own.",
         "not-a-list": "Return a list of ints; of a tensor, `tolist()` makes one.",
-        "another-order": "Every rank has its part of a shuffled order, and it is not "
-        "DistributedSampler's: that is `torch.randperm`, from a `torch.Generator` with the seed "
-        "`seed + epoch`.",
-        "asks-the-sampler": "You asked `DistributedSampler`. Here you write what it does: shuffle, "
-        "lengthen, take every world_size-th index.",
+        "another-order": "Every rank has its part of a shuffled order, and it is not that of this seed and this "
+        "epoch: `torch.randperm(length)`, drawn from a new `torch.Generator` with the seed `seed + epoch`, and "
+        "lengthened after it is shuffled.",
         "asks-the-group": "There is no process group here: nothing is sent. Rank and world size are "
         "among the arguments.",
     },
@@ -98,18 +84,19 @@ def _sharding_mistakes(length: int, ranks: int, epoch: int, seed: int) -> dict:
     padded = order + order[:missing]
     plain = list(range(length)) + list(range(missing))
     parts = [sorted(part) for part in _dealt(plain, ranks)]
+    unlengthened = _dealt(order, ranks), _dealt(order[: length - length % ranks], ranks)
     return {
         "asks-the-group": ranks > 1 and [order[rank:] for rank in range(ranks)],
-        "not-padded": missing and _dealt(order, ranks),
-        "dropped": missing and _dealt(order[: length - length % ranks], ranks),
-        "padded-needlessly": not missing and (lambda got: len(got[0]) > share),
+        "padding": lambda got: (
+            got in unlengthened
+            or (not missing and len(got[0]) > share)
+            or _same_start(got, unlengthened[0], share)
+        ),
         "blocks": [padded[r * share : (r + 1) * share] for r in range(ranks)],
         "not-shuffled": lambda got: got in (_dealt(plain, ranks), _dealt(plain[:length], ranks)),
         "epoch-ignored": epoch and _dealt_and_padded(_order(length, seed), ranks),
-        "seed-ignored": _dealt_and_padded(_order(length, epoch), ranks),
-        "seed-per-rank": lambda got: _ranks_disagree(got, length, ranks),
+        "parts-overlap": lambda got: _ranks_disagree(got, length, ranks),
         "shuffled-after": ranks > 1 and (lambda got: list(map(sorted, got)) == parts),
-        "padded-wrongly": lambda got: _same_start(got, _dealt(order, ranks), share),
         "another-order": lambda got: (
             {len(part) for part in got} == {share}
             and {i for part in got for i in part} == set(order)
@@ -138,7 +125,7 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int, likely
     with called(DistributedSampler.__init__, DistributedSampler.__iter__) as forbidden:
         got = [answer(length, rank, ranks, epoch, seed) for rank in range(ranks)]
     if forbidden:
-        raise Wrong("asks-the-sampler", expected="an order of your own", got=forbidden[0])
+        raise Wrong("torchs-own", expected="an order of your own", got=forbidden[0])
     for part in got:
         expect_type(part, list, likely=None if part is None else "not-a-list")
         for index in part:
@@ -147,12 +134,11 @@ def _check_shards(answer, length: int, ranks: int, epoch: int, seed: int, likely
     likely = (likely or {}) | ({} if small else _sharding_mistakes(length, ranks, epoch, seed))
     expected = _sampler(length, ranks, epoch, seed)
     what = f"{length} samples, world size {ranks}, epoch {epoch}, seed {seed}"
-    if ranks > 1:
+    if ranks > 1 and not small:
         shifted = got[:-1] == expected[1:] or got[1:] == expected[:-1]
         likely = {"ranks-from-one": shifted, **likely}
     if small:
-        too_few = sum(map(len, got)) < ranks * math.ceil(length / ranks)
-        likely = {"padded-once": too_few, **likely}
+        likely = {"padding": sum(map(len, got)) < ranks * math.ceil(length / ranks), **likely}
     expect(got, expected, each="rank", what=what, likely=likely)
 
 
@@ -165,10 +151,10 @@ def a_dataset_that_divides_by_the_number(answer, draw):
 @sharding.requires("every epoch has its own order")
 def every_epoch_has_its_own_order(answer, draw):
     ranks = draw.integer(2, 4)
-    for epoch in (1, draw.integer(2, 9)):
+    for epoch in (draw.integer(2, 9), 1):  # of epoch 1, the seed times the epoch is the seed
         _check_shards(answer, ranks * draw.integer(5, 9), ranks, epoch, draw.integer(1, 99))
     length, seed = ranks * draw.integer(10, 14), draw.integer(1, 99)
-    kept = {"order-kept": _sampler(length, ranks, 0, seed)}
+    kept = {"kept-from-before": _sampler(length, ranks, 0, seed)}
     for epoch in (0, draw.integer(1, 9)):  # the same dataset again
         _check_shards(answer, length, ranks, epoch, seed, kept if epoch else {})
 
@@ -189,7 +175,7 @@ def one_rank_and_more_ranks_than_samples(answer, draw):
         _check_shards(answer, length, ranks, draw.integer(0, 9), draw.integer(1, 99))
 
 
-@sharding.requires("an empty dataset", failures={"exception": "empty-dataset"})
+@sharding.requires("an empty dataset", failures={"exception": "padding"})
 def an_empty_dataset(answer, draw):
     ranks = draw.integer(2, 4)
     got = [answer(0, rank, ranks, draw.integer(0, 9), draw.integer(1, 99)) for rank in range(ranks)]

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_exercises.authoring import Wrong
 from course_utils.hardware import device
 
 Gradients = dict[str, Tensor | None]
-NEARLY = 0.01  # how far half precision may take a number away, as a part of it
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -88,41 +86,3 @@ def gradients(model: nn.Module) -> Gradients:
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-# ---- what the ranks' gradients should become, and what mistakes make of them ---------------------
-
-
-def sum_of(parts: list[Gradients]) -> Gradients:
-    """The sum by name; None where no part has a gradient."""
-    total: Gradients = {}
-    for name in parts[0]:
-        there = [part[name] for part in parts if part[name] is not None]
-        total[name] = sum(there) if there else None
-    return total
-
-
-def scaled(gradients: Gradients, factor: float) -> Gradients:
-    return {name: None if g is None else g * factor for name, g in gradients.items()}
-
-
-def mean_of(parts: list[Gradients]) -> Gradients:
-    return scaled(sum_of(parts), 1 / len(parts))
-
-
-def zeros_for_none(got: list[Gradients], local: list[Gradients]) -> bool:
-    """Whether something stands where no rank has a gradient."""
-    nobody = [name for name in local[0] if all(g[name] is None for g in local)]
-    return any(g[name] is not None for g in got for name in nobody)
-
-
-# ---- 3.1 -----------------------------------------------------------------------------------------
-
-
-def must_have_waited(unwaited: list[list[str]]) -> None:
-    """Raises Wrong where a rank has not waited for one of its calls, whether or not the result had
-    arrived by chance."""
-    for rank, kinds in enumerate(unwaited):
-        if kinds:
-            got = f"on rank {rank} nobody waits for {len(kinds)} of them"
-            raise Wrong("not-waited", expected="a wait() for every call", got=got)

@@ -28,18 +28,11 @@ def _update(optimizer, loss):
     return loss.item()
 
 
-@wrong("2.4", names="mean-of-means")
+@wrong("2.4", names="chunk-losses")
 def averages_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
     outputs = _outputs(model, images, devices)
     losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
     return _update(optimizer, sum(losses) / len(losses))
-
-
-@wrong("2.4", names="losses-summed")
-def adds_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
-    outputs = _outputs(model, images, devices)
-    losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
-    return _update(optimizer, sum(losses))
 
 
 @wrong("2.4", names="old-gradients")
@@ -59,11 +52,6 @@ def clears_afterwards(model, optimizer, loss_fn, images, labels, devices):
     return loss.item()
 
 
-@wrong("2.4", names="one-device")
-def ignores_the_devices(model, optimizer, loss_fn, images, labels, devices):
-    return _update(optimizer, loss_fn(model(images), labels))
-
-
 @wrong("2.4", names="helpers-lost")
 def deep_copies_for_helpers(model, optimizer, loss_fn, images, labels, devices):
     first, *others = images.chunk(len(devices))
@@ -80,21 +68,7 @@ def drops_the_rest(model, optimizer, loss_fn, images, labels, devices):
     return _update(optimizer, loss)
 
 
-@wrong("2.4", names="no-update")
-def forgets_the_update(model, optimizer, loss_fn, images, labels, devices):
-    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    return loss.item()
-
-
-@wrong("2.4", names="buffers-shared")
-def runs_the_model_itself(model, optimizer, loss_fn, images, labels, devices):
-    outputs = [model(chunk) for chunk in images.chunk(len(devices))]
-    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
-
-
-@wrong("2.4", names="buffers-lost")
+@wrong("2.4", names="buffers")
 def copies_for_worker_0_too(model, optimizer, loss_fn, images, labels, devices):
     outputs = [
         functional_call(model, copies_of(model, device), (chunk.to(device),)).to(devices[0])
@@ -125,13 +99,6 @@ def _again(model, images):
     return [inner(images)]
 
 
-@wrong("2.4", names="runs-again")
-def computes_the_loss_after_the_update(model, optimizer, loss_fn, images, labels, devices):
-    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
-    with torch.no_grad():
-        return loss_fn(model(images), labels).item()
-
-
 def _with_prepared_frames(model, images, devices, prepare):
     outputs = []
     for i, (chunk, device) in enumerate(zip(images.chunk(len(devices)), devices)):
@@ -147,20 +114,13 @@ def puts_helpers_into_evaluation_mode(model, optimizer, loss_fn, images, labels,
     return _update(optimizer, loss_fn(outputs, labels))
 
 
-@wrong("2.4", names="other-mode")
-def puts_the_model_into_training_mode(model, optimizer, loss_fn, images, labels, devices):
-    model.train()
-    outputs = _outputs(model, images, devices)
-    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
-
-
 @wrong("2.4", names="tied-once")
 def unties_its_frames(model, optimizer, loss_fn, images, labels, devices):
     outputs = _with_prepared_frames(model, images, devices, lambda frame: frame.to("meta"))
     return _update(optimizer, loss_fn(outputs, labels))
 
 
-@wrong("2.4", names="other-chunks")
+@wrong("2.4", names="chunks")
 def divides_evenly(model, optimizer, loss_fn, images, labels, devices):
     count = min(len(devices), len(images))
     outputs = []
@@ -178,32 +138,13 @@ def updates_after_every_chunk(model, optimizer, loss_fn, images, labels, devices
     return sum(losses) / len(losses)
 
 
-@wrong("2.4", names="divided-by-workers")
-def averages_over_the_workers(model, optimizer, loss_fn, images, labels, devices):
-    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
-    return _update(optimizer, loss / len(devices)) * len(devices)
-
-
-@wrong("2.4", names="one-chunk-only")
-def forgets_to_gather(model, optimizer, loss_fn, images, labels, devices):
-    outputs = _outputs(model, images, devices)
-    return _update(optimizer, loss_fn(outputs[0], labels[: len(outputs[0])]))
-
-
 @wrong("2.4", names="wrong-labels")
 def gathers_the_wrong_way_round(model, optimizer, loss_fn, images, labels, devices):
     outputs = _outputs(model, images, devices)
     return _update(optimizer, loss_fn(torch.cat(outputs[::-1]), labels))
 
 
-@wrong("2.4", names="two-updates")
-def updates_twice(model, optimizer, loss_fn, images, labels, devices):
-    loss = _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
-    optimizer.step()
-    return loss
-
-
-@wrong("2.4", names="other-update")
+@wrong("2.4", names="update")
 def updates_by_hand(model, optimizer, loss_fn, images, labels, devices):
     loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
     optimizer.zero_grad()
@@ -213,12 +154,6 @@ def updates_by_hand(model, optimizer, loss_fn, images, labels, devices):
             if parameter.grad is not None:
                 parameter -= 0.01 * parameter.grad
     return loss.item()
-
-
-@wrong("2.4", names="runs-again")
-def computes_the_loss_again(model, optimizer, loss_fn, images, labels, devices):
-    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
-    return loss_fn(torch.cat(_outputs(model, images, devices)), labels).item()
 
 
 @wrong("2.4", names="loss-not-a-number")
@@ -248,15 +183,6 @@ def wraps_in_data_parallel(model, optimizer, loss_fn, images, labels, devices):
 @wrong("2.4", names="own-loss")
 def chooses_the_loss(model, optimizer, loss_fn, images, labels, devices):
     return _update(optimizer, F.cross_entropy(torch.cat(_outputs(model, images, devices)), labels))
-
-
-@wrong("2.4", names="not-moved")
-def moves_nothing(model, optimizer, loss_fn, images, labels, devices):
-    outputs = []
-    for i, chunk in enumerate(images.chunk(len(devices))):
-        state = copies_of(model, devices[0]) if i > 0 else {}
-        outputs.append(functional_call(model, state, (chunk,)))
-    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
 
 
 @wrong("2.4", names="not-moved")
@@ -306,39 +232,6 @@ def with_a_thread_for_each_worker(model, optimizer, loss_fn, images, labels, dev
         return _update(optimizer, loss_fn(torch.cat(list(outputs)), labels))
 
 
-@wrong("2.4", names="torchs-own")
-def calls_data_parallel(model, optimizer, loss_fn, images, labels, devices):
-    outputs = nn.parallel.data_parallel(model, images, None)
-    return _update(optimizer, loss_fn(outputs, labels))
-
-
-@wrong("2.4", names="step-per-chunk")
-def updates_after_every_weighted_chunk(model, optimizer, loss_fn, images, labels, devices):
-    count = len(devices)
-    parts = zip(images.chunk(count), labels.chunk(count))
-    shares = [(rows, own, len(rows) / len(images)) for rows, own in parts]
-    return sum(_update(optimizer, loss_fn(model(rows), own) * w) for rows, own, w in shares)
-
-
-@wrong("2.4", names="other-update")
-def updates_by_hand_with_the_optimizers_rate(model, optimizer, loss_fn, images, labels, devices):
-    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    with torch.no_grad():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= group["lr"] * parameter.grad
-    return loss.item()
-
-
-@wrong("2.4", names="other-update")
-def makes_its_own_optimizer(model, optimizer, loss_fn, images, labels, devices):
-    own = torch.optim.SGD(model.parameters(), lr=optimizer.param_groups[0]["lr"])
-    return _update(own, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
-
-
 _kept = {}
 
 
@@ -349,32 +242,6 @@ def copies_once_for_all_steps(model, optimizer, loss_fn, images, labels, devices
         _kept[key] = [copies_of(model, device) for device in devices]
     kept = iter(_kept[key][1:])
     outputs = _outputs(model, images, devices, lambda model, device: next(kept))
-    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
-
-
-@wrong("2.4", names="awkward")
-def clears_with_zeros(model, optimizer, loss_fn, images, labels, devices):
-    loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
-    optimizer.zero_grad(set_to_none=False)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-@wrong("2.4", names="wrong-labels")
-def gathers_the_helpers_first(model, optimizer, loss_fn, images, labels, devices):
-    first, *others = _outputs(model, images, devices)
-    return _update(optimizer, loss_fn(torch.cat([*others, first]), labels))
-
-
-@wrong("2.4", names="not-moved")
-def copies_no_frozen_parameters(model, optimizer, loss_fn, images, labels, devices):
-    def copies(model, device):
-        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        tensors = learning | dict(model.named_buffers())
-        return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
-
-    outputs = _outputs(model, images, devices, copies)
     return _update(optimizer, loss_fn(torch.cat(outputs), labels))
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import math
 
 from course_utils import hardware
-from course_utils.hardware import doctor
 from tests.wrong_answers import right, wrong
 
 
@@ -44,17 +43,7 @@ def counts_the_entries(machine, setup):
     return _right_order(machine, setup, wrong=False)
 
 
-@wrong("2.5", names="larger-is-enough")
-def compares_batch_and_gpus(machine, setup):
-    return _right_order(machine, setup, batch=lambda rows, gpus: rows < gpus)
-
-
-@wrong("2.5", names="batch-unseen")
-def asks_for_more_than_one_sample(machine, setup):
-    return _right_order(machine, setup, batch=lambda rows, gpus: rows < 1)
-
-
-@wrong("2.5", names="busy-after-all")
+@wrong("2.5", names="chunks")
 def wants_equal_chunks(machine, setup):
     return _right_order(machine, setup, batch=lambda rows, gpus: rows % gpus != 0)
 
@@ -62,12 +51,6 @@ def wants_equal_chunks(machine, setup):
 @wrong("2.5", names="asked-the-doctor")
 def asks_the_doctor(machine, setup):
     found = hardware.doctor(machine=machine, setup=setup)
-    return found[0].cause if found else "healthy"
-
-
-@wrong("2.5", names="asked-the-doctor")
-def asks_a_doctor_it_knows(machine, setup):
-    found = doctor(machine=machine, setup=setup)
     return found[0].cause if found else "healthy"
 
 
@@ -87,29 +70,11 @@ def returns_a_list(machine, setup):
     return [_right_order(machine, setup)]
 
 
-@wrong("2.5", names="not-a-name")
-def spells_it_otherwise(machine, setup):
-    return _right_order(machine, setup).replace("-", "_")
-
-
-@wrong("2.5", names="unset-is-none")
+@wrong("2.5", names="none")
 def splits_none(machine, setup):
     if len(machine.visible.split(",")) > len(machine.selected()):
         return "visible-wrong"
     return _right_order(machine, setup)
-
-
-@wrong("2.5", names="unset-is-none")
-def looks_for_a_comma_in_none(machine, setup):
-    if "," not in machine.visible and machine.driver_gpus > 1:
-        return "visible-partial"
-    return _right_order(machine, setup)
-
-
-@wrong("2.5", names="not-started-is-none")
-def compares_with_none(machine, setup):
-    late = machine.started_gpus < len(machine.selected())
-    return "visible-late" if late else _right_order(machine, setup)
 
 
 @wrong("2.5", names="wrapper-unseen")
@@ -141,25 +106,3 @@ def does_not_look_at_the_inputs(machine, setup):
 @right("2.5")
 def by_counting_chunks(machine, setup):
     return _right_order(machine, setup)
-
-
-@wrong("2.5", names="reads-on")
-def lets_the_number_of_gpus_pass(machine, setup):
-    if machine.visible is not None and machine.started_gpus is None:
-        numbers = [int(entry) for entry in machine.visible.split(",")]
-        if max(numbers) == machine.driver_gpus:
-            return "visible-partial"
-    return _right_order(machine, setup)
-
-
-@wrong("2.5", names="trusts-the-variable")
-def sees_only_what_became_more(machine, setup):
-    late = (machine.started_gpus or 0) < len(machine.selected())
-    return _right_order(machine, setup, late=late)
-
-
-@wrong("2.5", names="larger-is-enough")
-def forgives_one_idle_gpu(machine, setup):
-    few = lambda rows, gpus: math.ceil(rows / math.ceil(rows / gpus)) < min(rows, gpus - 1)
-    small = lambda rows, gpus: rows < gpus or few(rows, gpus)
-    return _right_order(machine, setup, batch=small)

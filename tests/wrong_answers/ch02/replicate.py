@@ -4,7 +4,6 @@ import copy
 from functools import partial
 
 import torch
-from torch import nn
 from torch.func import functional_call
 
 from tests.wrong_answers import right, wrong
@@ -16,16 +15,7 @@ def deep_copies(model, devices):
     return [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
 
 
-@wrong("2.2", names="gradients-lost")
-def copies_a_state_dict(model, devices):
-    replicas = [model]
-    for device in devices[1:]:
-        state = {name: tensor.to(device, copy=True) for name, tensor in model.state_dict().items()}
-        replicas.append(partial(functional_call, copy.deepcopy(model), state))
-    return replicas
-
-
-@wrong("2.2", names="gradients-averaged")
+@wrong("2.2", names="gradients-not-summed")
 def averages_the_gradients(model, devices):
     def replica(tensors, batch):
         output = functional_call(copy.deepcopy(model), tensors, batch)
@@ -44,15 +34,6 @@ def clones_without_moving(model, devices):
     return replicas
 
 
-@wrong("2.2", names="buffers-forgotten")
-def copies_parameters_only(model, devices):
-    replicas = [model]
-    for device in devices[1:]:
-        tensors = {name: p.to(device, copy=True) for name, p in model.named_parameters()}
-        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
-    return replicas
-
-
 @wrong("2.2", names="late-binding")
 def looks_up_too_late(model, devices):
     replicas = []
@@ -62,7 +43,7 @@ def looks_up_too_late(model, devices):
     return replicas
 
 
-@wrong("2.2", names="not-callable")
+@wrong("2.2", names="not-replicas")
 def returns_the_tensors(model, devices):
     return [tensors_of(model), *(copies_of(model, device) for device in devices[1:])]
 
@@ -119,17 +100,6 @@ def shares_the_buffers(model, devices):
     return replicas
 
 
-@wrong("2.2", names="buffers-lost")
-def copies_the_buffers_of_worker_0(model, devices):
-    replicas = []
-    for i, device in enumerate(devices):
-        tensors = copies_of(model, device)
-        if i == 0:
-            tensors |= dict(model.named_parameters())
-        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
-    return replicas
-
-
 @wrong("2.2", names="shared-frame")
 def shares_the_frame(model, devices):
     everyone = [tensors_of(model), *(copies_of(model, device) for device in devices[1:])]
@@ -150,25 +120,6 @@ def locks_the_frame(model, devices):
     return [partial(replica, tensors) for tensors in everyone]
 
 
-@wrong("2.2", names="tied-once")
-def frames_without_memory(model, devices):
-    everyone = [tensors_of(model), *(copies_of(model, device) for device in devices[1:])]
-    frames = [copy.deepcopy(model).to("meta") for _ in devices]
-    return [partial(functional_call, frame, tensors) for frame, tensors in zip(frames, everyone)]
-
-
-@wrong("2.2", names="tied-twice")
-def copies_names_for_frames_without_memory(model, devices):
-    """A frame on `meta` is not tied any more; what is copied twice fits it."""
-    replicas = [model]
-    for device in devices[1:]:
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-        tensors = {name: tensor.to(device, copy=True) for name, tensor in named}
-        frame = copy.deepcopy(model).to("meta")
-        replicas.append(partial(functional_call, frame, tensors))
-    return replicas
-
-
 def _with_frames(model, devices, prepare):
     frames = [prepare(copy.deepcopy(model)) for _ in devices[1:]]
     helpers = [
@@ -182,25 +133,9 @@ def puts_frames_into_evaluation_mode(model, devices):
     return _with_frames(model, devices, lambda frame: frame.eval())
 
 
-@wrong("2.2", names="other-mode")
-def puts_frames_into_training_mode(model, devices):
-    return _with_frames(model, devices, lambda frame: frame.train())
-
-
-@wrong("2.2", names="other-mode")
-def sets_every_part_to_the_models_mode(model, devices):
-    return _with_frames(model, devices, lambda frame: frame.train(model.training))
-
-
 @wrong("2.2", names="other-outputs")
 def builds_new_models(model, devices):
     return [model] + [type(model)().to(device) for device in devices[1:]]
-
-
-@wrong("2.2", names="wrong-count")
-def leaves_out_the_head_office(model, devices):
-    frames = [copy.deepcopy(model) for _ in devices[1:]]
-    return [partial(functional_call, f, copies_of(model, d)) for f, d in zip(frames, devices[1:])]
 
 
 @wrong("2.2", names="frozen-thawed")
@@ -218,27 +153,9 @@ def moves_the_model_itself(model, devices):
     return [model.to(device) for device in devices]
 
 
-@wrong("2.2", names="same-model")
-def repeats_the_model(model, devices):
-    return [model] * len(devices)
-
-
 @wrong("2.2", names="torchs-own")
 def asks_pytorch_for_replicas(model, devices):
     return torch.nn.parallel.replicate(model, devices)
-
-
-@wrong("2.2", names="gradients-lost")
-def sets_new_parameters(model, devices):
-    replicas = [model]
-    for device in devices[1:]:
-        replica = copy.deepcopy(model)
-        for name, parameter in model.named_parameters():
-            module, _, attribute = name.rpartition(".")
-            copied = nn.Parameter(parameter.to(device, copy=True))
-            setattr(replica.get_submodule(module), attribute, copied)
-        replicas.append(replica)
-    return replicas
 
 
 @right("2.2")
@@ -289,91 +206,10 @@ def leaves_that_hand_their_gradients_on(model, devices):
     return [model] + [_leaf_replica(model, device, add_and_clear) for device in devices[1:]]
 
 
-@wrong("2.2", names="helpers-share")
-def copies_once_for_each_kind_of_device(model, devices):
-    copies = {device: copies_of(model, device) for device in set(devices[1:])}
-    frames = [copy.deepcopy(model) for _ in devices[1:]]
-    return [model] + [partial(functional_call, f, copies[d]) for f, d in zip(frames, devices[1:])]
-
-
-@wrong("2.2", names="gradients-averaged")
-def divides_the_helpers_gradients(model, devices):
-    replicas = [model]
-    for device in devices[1:]:
-        tensors = copies_of(model, device)
-        for tensor in tensors.values():
-            if tensor.requires_grad:
-                tensor.register_hook(lambda gradient: gradient / len(devices))
-        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
-    return replicas
-
-
-@wrong("2.2", names="gradients-overwritten")
-def puts_its_gradient_in_the_place_of_others(model, devices):
-    def overwrite(parameter, copied):
-        parameter.grad, copied.grad = copied.grad.to(parameter.device), None
-
-    return [model] + [_leaf_replica(model, device, overwrite) for device in devices[1:]]
-
-
 @wrong("2.2", names="gradients-cleared")
 def clears_the_gradients_first(model, devices):
     model.zero_grad()
     return _with_frames(model, devices, lambda frame: frame)
-
-
-@wrong("2.2", names="shared-frame")
-def makes_one_frame_for_all_helpers(model, devices):
-    frame = copy.deepcopy(model)
-    return [model] + [partial(functional_call, frame, copies_of(model, d)) for d in devices[1:]]
-
-
-@wrong("2.2", names="one-at-a-time")
-def locks_the_frame_of_the_helpers(model, devices):
-    import threading
-
-    lock, frame = threading.Lock(), copy.deepcopy(model)
-
-    def helper(tensors, batch):
-        with lock:
-            return functional_call(frame, tensors, batch)
-
-    return [model] + [partial(helper, copies_of(model, device)) for device in devices[1:]]
-
-
-@wrong("2.2", names="copied-late")
-def copies_buffers_when_called(model, devices):
-    def helper(frame, parameters, device, batch):
-        buffers = {name: b.to(device, copy=True) for name, b in model.named_buffers()}
-        return functional_call(frame, parameters | buffers, batch)
-
-    replicas = [model]
-    for device in devices[1:]:
-        parameters = {name: p.to(device, copy=True) for name, p in model.named_parameters()}
-        replicas.append(partial(helper, copy.deepcopy(model), parameters, device))
-    return replicas
-
-
-@wrong("2.2", names="not-moved")
-def copies_no_frozen_parameters(model, devices):
-    replicas = [model]
-    for device in devices[1:]:
-        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        tensors = learning | dict(model.named_buffers())
-        tensors = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
-        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
-    return replicas
-
-
-@wrong("2.2", names="frozen-thawed")
-def thaws_the_copies(model, devices):
-    replicas = [model]
-    for device in devices[1:]:
-        tensors = copies_of(model, device)
-        for name, _ in model.named_parameters():
-            tensors[name].requires_grad_()
-        replicas.append(partial(functional_call, copy.deepcopy(model), tensors))
-    return replicas
 
 
 @right("2.2")

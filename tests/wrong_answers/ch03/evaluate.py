@@ -1,6 +1,6 @@
 """Answers to 3.5, `evaluate`: wrong in a plausible way, or right in another."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,22 @@ def _evaluating(model):
         module.training = training
 
 
-def _count(model, images, labels, batch_size):
+def _count(
+    model, images, labels, batch_size, mode=_evaluating, grad=torch.no_grad, dtype=torch.float32
+):
     """The correct images of these, as a tensor; the model's mode stays as it was."""
-    correct = torch.zeros(1, device=images.device)
-    with torch.no_grad(), _evaluating(model):
+    correct = torch.zeros(1, dtype=dtype, device=images.device)
+    with grad(), mode(model):
         for x, y in _batches(images, labels, batch_size):
             correct += (model(x).argmax(dim=1) == y).sum()
     return correct
+
+
+def _counted(model, images, labels, batch_size, **how):
+    """The correct images of all ranks, as a number."""
+    correct = _count(model, _mine(images), _mine(labels), batch_size, **how)
+    dist.all_reduce(correct)
+    return correct.item()
 
 
 @right("3.5")
@@ -60,23 +69,12 @@ def deals_out_batches(model, images, labels, batch_size):
     return (sums[0] / sums[1]).item()
 
 
-@wrong("3.5", names="parts-mode-lost")
-def sets_every_part_to_the_models_mode(model, images, labels, batch_size):
-    training = model.training
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    model.train(training)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
 @wrong("3.5", names="not-a-float")
 def returns_a_tensor_of_one_number(model, images, labels, batch_size):
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return (correct / len(images)).squeeze()
+    return torch.tensor(_counted(model, images, labels, batch_size) / len(images))
 
 
-@wrong("3.5", names="padded-duplicates")
+@wrong("3.5", names="not-shared-out")
 def shares_out_with_the_sampler(model, images, labels, batch_size):
     mine = list(DistributedSampler(range(len(images)), shuffle=False))
     correct = _count(model, images[mine], labels[mine], batch_size)
@@ -86,85 +84,21 @@ def shares_out_with_the_sampler(model, images, labels, batch_size):
     return (correct / total).item()
 
 
-@wrong("3.5", names="fixed-two")
-def deals_to_two_ranks(model, images, labels, batch_size):
-    mine = slice(dist.get_rank(), None, 2)
-    correct = _count(model, images[mine], labels[mine], batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="everyone-everything")
-def evaluates_everything_everywhere(model, images, labels, batch_size):
-    return _count(model, images, labels, batch_size).item() / len(images)
-
-
-@wrong("3.5", names="images-lost")
-def drops_the_rest(model, images, labels, batch_size):
-    whole = len(images) // dist.get_world_size() * dist.get_world_size()
-    correct = _count(model, _mine(images[:whole]), _mine(labels[:whole]), batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / max(1, whole)
-
-
-@wrong("3.5", names="mean-of-ranks")
+@wrong("3.5", names="mean-of-shares")
 def averages_the_ranks(model, images, labels, batch_size):
     share = _count(model, _mine(images), _mine(labels), batch_size) / len(_mine(images))
     dist.all_reduce(share)
     return share.item() / dist.get_world_size()
 
 
-@wrong("3.5", names="mean-of-batches")
-def averages_the_batches(model, images, labels, batch_size):
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        shares = [
-            (model(x).argmax(1) == y).float().mean()
-            for x, y in _batches(_mine(images), _mine(labels), batch_size)
-        ]
-    model.train(training)
-    sums = torch.tensor([sum(shares), float(len(shares))], device=images.device)
-    dist.all_reduce(sums)
-    return (sums[0] / sums[1]).item()
-
-
-@wrong("3.5", names="own-share")
+@wrong("3.5", names="not-added")
 def returns_its_own(model, images, labels, batch_size):
     return _count(model, _mine(images), _mine(labels), batch_size).item() / len(_mine(images))
 
 
-@wrong("3.5", names="not-added")
-def does_not_add(model, images, labels, batch_size):
-    return _count(model, _mine(images), _mine(labels), batch_size).item() / len(images)
-
-
-@wrong("3.5", names="divided-by-share")
-def divides_by_its_share(model, images, labels, batch_size):
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / len(_mine(images))
-
-
-@wrong("3.5", names="percent")
-def returns_percent(model, images, labels, batch_size):
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return 100 * correct.item() / len(images)
-
-
-@wrong("3.5", names="errors-counted")
+@wrong("3.5", names="not-the-share")
 def returns_the_error_rate(model, images, labels, batch_size):
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return 1 - correct.item() / len(images)
-
-
-@wrong("3.5", names="count-not-share")
-def returns_a_count(model, images, labels, batch_size):
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return correct.item()
+    return 1 - _counted(model, images, labels, batch_size) / len(images)
 
 
 @wrong("3.5", names="one-rank-only")
@@ -188,56 +122,27 @@ def reduces_every_batch(model, images, labels, batch_size):
 def leaves_when_it_has_nothing(model, images, labels, batch_size):
     if len(_mine(images)) == 0:
         return 0.0
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="uneven-shares")
-def gives_the_rest_to_the_last(model, images, labels, batch_size):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    share = len(images) // n
-    mine = slice(rank * share, (rank + 1) * share if rank < n - 1 else len(images))
-    correct = _count(model, images[mine], labels[mine], batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    return _counted(model, images, labels, batch_size) / len(images)
 
 
 @wrong("3.5", names="batch-too-large")
 def takes_one_batch(model, images, labels, batch_size):
-    correct = _count(model, _mine(images), _mine(labels), max(1, len(images)))
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    return _counted(model, images, labels, len(images)) / len(images)
 
 
 @wrong("3.5", names="train-mode")
 def stays_in_training_mode(model, images, labels, batch_size):
-    correct = torch.zeros(1, device=images.device)
-    with torch.no_grad():
-        for x, y in _batches(_mine(images), _mine(labels), batch_size):
-            correct += (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    return _counted(model, images, labels, batch_size, mode=nullcontext) / len(images)
 
 
 @wrong("3.5", names="mode-not-restored")
 def leaves_evaluation_mode_on(model, images, labels, batch_size):
-    model.eval()
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    return _counted(model.eval(), images, labels, batch_size) / len(images)
 
 
-@wrong("3.5", names="gradients-on")
+@wrong("3.5", names="autograd")
 def records_gradients(model, images, labels, batch_size):
-    correct = torch.zeros(1, device=images.device)
-    training = model.training
-    model.eval()
-    for x, y in _batches(_mine(images), _mine(labels), batch_size):
-        correct += (model(x).argmax(dim=1) == y).sum()
-    model.train(training)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    return _counted(model, images, labels, batch_size, grad=nullcontext) / len(images)
 
 
 @wrong("3.5", names="number-not-tensor")
@@ -255,27 +160,11 @@ def only_rank_0_adds(model, images, labels, batch_size):
     return correct.item() / len(images)
 
 
-@wrong("3.5", names="miscounted")
-def takes_the_largest_of_all(model, images, labels, batch_size):
-    correct = torch.zeros(1, device=images.device)
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        for x, y in _batches(_mine(images), _mine(labels), batch_size):
-            correct += (model(x).argmax() == y).sum()
-    model.train(training)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
 @wrong("3.5", names="uneven-gather")
 def gathers_the_predictions(model, images, labels, batch_size):
-    training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _evaluating(model):
         batches = _batches(_mine(images), _mine(labels), batch_size)
         predictions = torch.cat([model(x).argmax(dim=1) for x, _ in batches])
-    model.train(training)
     everyones = [torch.empty_like(predictions) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, predictions)
     dealt = torch.stack(everyones, dim=1).flatten()
@@ -284,107 +173,13 @@ def gathers_the_predictions(model, images, labels, batch_size):
 
 @wrong("3.5", names="empty-batch")
 def goes_one_batch_too_far(model, images, labels, batch_size):
-    mine, own = _mine(images), _mine(labels)
-    correct = torch.zeros(1, device=images.device)
-    training = model.training
-    model.eval()
-    with torch.no_grad():
-        for i in range(len(mine) // batch_size + 1):
-            batch = slice(i * batch_size, (i + 1) * batch_size)
-            correct += (model(mine[batch]).argmax(dim=1) == own[batch]).sum()
-    model.train(training)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    share = _counted(model, images, labels, batch_size) / len(images)
+    with torch.no_grad(), _evaluating(model):
+        if len(_mine(images)) % batch_size == 0:
+            model(images[:0])
+    return share
 
 
 @wrong("3.5", names="miscounted")
 def counts_in_half_precision(model, images, labels, batch_size):
-    correct = torch.zeros(1, dtype=torch.bfloat16, device=images.device)
-    with torch.no_grad(), _evaluating(model):
-        for x, y in _batches(_mine(images), _mine(labels), batch_size):
-            correct += (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="miscounted")
-def counts_in_float16(model, images, labels, batch_size):
-    correct = torch.zeros((), dtype=torch.float16, device=images.device)
-    with torch.no_grad(), _evaluating(model):
-        for x, y in _batches(_mine(images), _mine(labels), batch_size):
-            correct += (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="empty-rank")
-def deals_out_with_arange(model, images, labels, batch_size):
-    correct = torch.zeros((), dtype=torch.int64, device=images.device)
-    mine = torch.arange(dist.get_rank(), len(images), dist.get_world_size())
-    with torch.no_grad(), _evaluating(model):
-        for rows in mine.split(batch_size):
-            correct += (model(images[rows]).argmax(dim=1) == labels[rows]).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="parts-mode-lost")
-def remembers_the_children_alone(model, images, labels, batch_size):
-    own, modes = model.training, {child: child.training for child in model.children()}
-    correct = _count(model.eval(), _mine(images), _mine(labels), batch_size)
-    model.train(own)
-    for child, training in modes.items():
-        child.train(training)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="empty-batch")
-def splits_an_empty_share(model, images, labels, batch_size):
-    correct = torch.zeros((), dtype=torch.int64, device=images.device)
-    batches = zip(_mine(images).split(batch_size), _mine(labels).split(batch_size), strict=True)
-    with torch.no_grad(), _evaluating(model):
-        for x, y in batches:
-            correct += (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="mode-not-restored")
-def leaves_before_it_restores(model, images, labels, batch_size):
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    correct = torch.zeros(1, device=images.device)
-    if len(_mine(images)) > 0:
-        correct = _count(model, _mine(images), _mine(labels), batch_size)
-        for module, mode in training:
-            module.training = mode
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="gradients-left-off")
-def switches_gradients_off(model, images, labels, batch_size):
-    torch.set_grad_enabled(False)
-    correct = torch.zeros(1, device=images.device)
-    with _evaluating(model):
-        for x, y in _batches(_mine(images), _mine(labels), batch_size):
-            correct += (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@wrong("3.5", names="gradients-left-on")
-def switches_gradients_off_and_on(model, images, labels, batch_size):
-    share = switches_gradients_off(model, images, labels, batch_size)
-    torch.set_grad_enabled(True)
-    return share
-
-
-@wrong("3.5", names="thawed")
-def freezes_and_thaws(model, images, labels, batch_size):
-    model.requires_grad_(False)
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    model.requires_grad_(True)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
+    return _counted(model, images, labels, batch_size, dtype=torch.bfloat16) / len(images)

@@ -139,64 +139,11 @@ class WrapsDDP(nn.Module):
         """Nothing is left to do after backward."""
 
 
-@wrong("3.4", names="torchs-own")
-class OnTopOfDDP(nn.Module):
-    """PyTorch's own, with a communication hook; its backward waits at its very end."""
-
-    def __init__(self, module, bucket_bytes=25 * 2**20):
-        super().__init__()
-        self.ddp = nn.parallel.DistributedDataParallel(
-            module, bucket_cap_mb=bucket_bytes / 2**20, find_unused_parameters=True
-        )
-        self.ddp.register_comm_hook(None, self.start)
-
-    @staticmethod
-    def start(state, bucket):
-        flat = bucket.buffer().div_(dist.get_world_size())
-        future = dist.all_reduce(flat, async_op=True).get_future()
-        return future.then(lambda finished: finished.value()[0])
-
-    @property
-    def module(self):
-        return self.ddp.module
-
-    def forward(self, *inputs):
-        return self.ddp(*inputs)
-
-    def finish_gradient_synchronization(self):
-        """Nothing is left to do after backward."""
-
-    def no_sync(self):
-        return self.ddp.no_sync()
-
-
-@wrong("3.4", names="no-broadcast")
-class NoBroadcast(Bucketed):
-    def share_start(self):
-        """Everybody keeps what it has."""
-
-
-@wrong("3.4", names="buffers-forgotten")
+@wrong("3.4", names="start")
 class BuffersForgotten(Bucketed):
     def share_start(self):
         for parameter in self.module.parameters():
             dist.broadcast(parameter.data, src=0)
-
-
-@wrong("3.4", names="frozen-not-broadcast")
-class TrainableBroadcast(Bucketed):
-    def share_start(self):
-        for tensor in [*self.trainable(), *self.module.buffers()]:
-            dist.broadcast(tensor.data, src=0)
-
-
-@wrong("3.4", names="averaged-at-start")
-class AveragesStart(Bucketed):
-    def share_start(self):
-        for tensor in [*self.module.parameters(), *self.module.buffers()]:
-            if tensor.is_floating_point():
-                dist.all_reduce(tensor.data)
-                tensor.data /= dist.get_world_size()
 
 
 @wrong("3.4", names="no-module")
@@ -219,7 +166,7 @@ class DividesTwice(Bucketed):
         parameter.grad = mean / dist.get_world_size()
 
 
-@wrong("3.4", names="unsynchronised")
+@wrong("3.4", names="unchanged")
 class ForgetsToWriteBack(Bucketed):
     def write(self, parameter, mean, users):
         """The means stay in the buckets."""
@@ -234,37 +181,11 @@ class NeverWaits(Bucketed):
         self.reset()
 
 
-@wrong("3.4", names="starts-at-the-end")
-class FillsFirstLayerFirst(Bucketed):
-    def trainable(self):
-        return super().trainable()[::-1]
-
-
 @wrong("3.4", names="first-step-only")
 class NeverResets(Bucketed):
     def reset(self):
         if not hasattr(self, "running"):
             super().reset()
-
-
-@wrong("3.4", names="first-step-only")
-class GradientsAreViewsOnce(Bucketed):
-    """Makes every gradient a view of a flat tensor, which zero_grad() throws away."""
-
-    def fill_buckets(self, bucket_bytes):
-        buckets = super().fill_buckets(bucket_bytes)
-        self.flats = [torch.cat([torch.zeros_like(p).flatten() for p in b]) for b in buckets]
-        for bucket, flat in zip(buckets, self.flats, strict=True):
-            for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                parameter.grad = part.view_as(parameter)
-        return buckets
-
-    def start(self, index):
-        flat = self.flats[index].div_(dist.get_world_size())
-        self.running[index] = self.all_reduce(flat)
-
-    def unpack(self, bucket, flat):
-        """The gradients are views of the flat tensor already."""
 
 
 @wrong("3.4", names="starts-at-the-end")
@@ -281,27 +202,7 @@ class WaitsInTheHook(Bucketed):
         return flat, work
 
 
-@wrong("3.4", names="waits-in-backward")
-class WaitsForTheBucketBefore(Bucketed):
-    def start(self, index):
-        if index > 0:
-            self.running[index - 1][1].wait()
-        super().start(index)
-
-
-@wrong("3.4", names="one-per-parameter")
-class OnePerParameter(Bucketed):
-    def fill_buckets(self, bucket_bytes):
-        return [[parameter] for parameter in reversed(self.trainable())]
-
-
-@wrong("3.4", names="one-for-all")
-class OneForAll(Bucketed):
-    def fill_buckets(self, bucket_bytes):
-        return [self.trainable()[::-1]]
-
-
-@wrong("3.4", names="bucket-size")
+@wrong("3.4", names="buckets")
 class CountsElements(Bucketed):
     def fill_buckets(self, bucket_bytes):
         return super().fill_buckets(2 * bucket_bytes)
@@ -323,15 +224,6 @@ class ForgetsTheDecorator(Bucketed):
         self.silent = False
 
 
-@wrong("3.4", names="silent-after-error")
-class ForgetsTheExceptions(Bucketed):
-    @contextmanager
-    def no_sync(self):
-        self.silent = True
-        yield
-        self.silent = False
-
-
 @wrong("3.4", names="nested")
 class SpeaksAfterTheInnerBlock(Bucketed):
     @contextmanager
@@ -343,54 +235,12 @@ class SpeaksAfterTheInnerBlock(Bucketed):
             self.silent = False
 
 
-@wrong("3.4", names="nested")
-class SwitchesOver(Bucketed):
-    @contextmanager
-    def no_sync(self):
-        self.silent = not self.silent
-        try:
-            yield
-        finally:
-            self.silent = not self.silent
-
-
 @wrong("3.4", names="silent-for-good")
 class NeverSpeaksAgain(Bucketed):
     @contextmanager
     def no_sync(self):
         self.silent = True
         yield
-
-
-@wrong("3.4", names="accumulated-lost")
-class AveragesTheNewGradient(Bucketed):
-    """Takes what each backward hands in, and not what has added up in .grad."""
-
-    def register_hooks(self):
-        self.new = {}
-        for parameter in self.trainable():
-            parameter.register_hook(partial(self.new.__setitem__, parameter))
-        super().register_hooks()
-
-    def pack(self, bucket):
-        there = bucket[0].new_tensor([p in self.new for p in bucket])
-        new = [self.new.pop(p, torch.zeros_like(p)).flatten() for p in bucket]
-        return torch.cat([self.divide(torch.cat(new)), there])
-
-
-@wrong("3.4", names="accumulated-local")
-class AddsTheLocalSum(AveragesTheNewGradient):
-    def no_sync(self):
-        self.local = True
-        return super().no_sync()
-
-    def on_gradient(self, index, parameter):
-        if not self.silent:
-            parameter.before = parameter.grad - self.new[parameter]
-        super().on_gradient(index, parameter)
-
-    def write(self, parameter, mean, users):
-        parameter.grad = parameter.before + mean
 
 
 @wrong("3.4", names="frozen-hook")
@@ -418,14 +268,7 @@ class LeavesUnfilledBuckets(Bucketed):
         """Only buckets that filled are sent."""
 
 
-@wrong("3.4", names="unused-crash")
-class ExpectsAGradientEverywhere(Bucketed):
-    def pack(self, bucket):
-        flat = torch.cat([p.grad.flatten() for p in bucket])
-        return torch.cat([self.divide(flat), flat.new_ones(len(bucket))])
-
-
-@wrong("3.4", names="zeros-for-unused")
+@wrong("3.4", names="zeros-for-none")
 class WritesZeros(Bucketed):
     def unpack(self, bucket, flat):
         flat[-len(bucket) :] = 1
@@ -445,16 +288,6 @@ class KeepsNone(Bucketed):
     def write(self, parameter, mean, users):
         if parameter.grad is not None:
             parameter.grad = mean.clone()
-
-
-@wrong("3.4", names="zeros-for-unused")
-class FillsTheBucketWhereRanksDiffer(Bucketed):
-    def unpack(self, bucket, flat):
-        *parts, users = flat.split([*(p.numel() for p in bucket), len(bucket)])
-        differ = any(0 < count < dist.get_world_size() for count in users)
-        for parameter, part, count in zip(bucket, parts, users, strict=True):
-            if count > 0 or differ:
-                self.write(parameter, part.view_as(parameter), count)
 
 
 @wrong("3.4", names="users-only")
@@ -481,7 +314,7 @@ class ForgetsAsync(Bucketed):
         return flat, dist.all_reduce(flat)
 
 
-@wrong("3.4", names="fixed-two")
+@wrong("3.4", names="fixed-number")
 class DividesByTwo(Bucketed):
     def divide(self, flat):
         return flat / 2
@@ -494,33 +327,6 @@ class BroadcastsOnRank0(Bucketed):
             super().share_start()
 
 
-@wrong("3.4", names="buffers-forgotten")
-class BroadcastsWhatIsSaved(Bucketed):
-    """A state dict leaves out buffers that are not persistent."""
-
-    def share_start(self):
-        for tensor in self.module.state_dict().values():
-            dist.broadcast(tensor, src=0)
-
-
-@wrong("3.4", names="another-rank")
-class StartsFromTheLastRank(Bucketed):
-    def share_start(self):
-        for tensor in [*self.module.parameters(), *self.module.buffers()]:
-            dist.broadcast(tensor.data, src=dist.get_world_size() - 1)
-
-
-@wrong("3.4", names="not-waited")
-class WaitsForAllButTheLast(Bucketed):
-    def finish_gradient_synchronization(self):
-        self.start_the_rest()
-        for index, (flat, work) in self.running.items():
-            if index < len(self.buckets) - 1:
-                work.wait()
-            self.unpack(self.buckets[index], flat)
-        self.reset()
-
-
 @wrong("3.4", names="rounded")
 class AveragesInHalfPrecision(Bucketed):
     def all_reduce(self, flat):
@@ -529,12 +335,6 @@ class AveragesInHalfPrecision(Bucketed):
 
     def write(self, parameter, mean, users):
         parameter.grad = mean.to(parameter.dtype)
-
-
-@wrong("3.4", names="bucket-size")
-class FillsUntilItOverflows(Bucketed):
-    def fill_buckets(self, bucket_bytes):
-        return super().fill_buckets(bucket_bytes + max(p.nbytes for p in self.trainable()) // 2)
 
 
 @wrong("3.4", names="error-swallowed")
@@ -547,3 +347,19 @@ class CatchesEverything(Bucketed):
         except Exception as error:  # noqa: BLE001 - the mistake
             print(error)
         self.silent = False
+
+
+@wrong("3.4", names="accumulated")
+class AveragesTheNewGradient(Bucketed):
+    """Takes what each backward hands in, and not what has added up in .grad."""
+
+    def register_hooks(self):
+        self.new = {}
+        for parameter in self.trainable():
+            parameter.register_hook(partial(self.new.__setitem__, parameter))
+        super().register_hooks()
+
+    def pack(self, bucket):
+        there = bucket[0].new_tensor([p in self.new for p in bucket])
+        new = [self.new.pop(p, torch.zeros_like(p)).flatten() for p in bucket]
+        return torch.cat([self.divide(torch.cat(new)), there])

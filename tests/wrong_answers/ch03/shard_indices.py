@@ -21,20 +21,11 @@ def _padded(order, world_size):
     return order
 
 
-@wrong("3.3", names="asks-the-sampler")
+@wrong("3.3", names="torchs-own")
 def asks_the_sampler(length, rank, world_size, epoch, seed):
     sampler = DistributedSampler(range(length), world_size, rank, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
-
-
-@wrong("3.3", names="asks-the-sampler")
-def asks_a_sampler_for_its_order(length, rank, world_size, epoch, seed):
-    class Mine(DistributedSampler):
-        pass
-
-    sampler = Mine(range(length), num_replicas=1, rank=0, seed=seed + epoch)
-    return _padded(list(sampler), world_size)[rank::world_size]
 
 
 @right("3.3")
@@ -61,24 +52,14 @@ def counts_ranks_from_one(length, rank, world_size, epoch, seed):
     return _padded(_shuffled(length, seed + epoch), world_size)[rank - 1 :: world_size]
 
 
-@wrong("3.3", names="ranks-from-one")
-def begins_one_too_far(length, rank, world_size, epoch, seed):
-    return _padded(_shuffled(length, seed + epoch), world_size)[rank + 1 :: world_size]
-
-
 @wrong("3.3", names="epoch-ignored")
 def forgets_the_epoch(length, rank, world_size, epoch, seed):
     return _padded(_shuffled(length, seed), world_size)[rank::world_size]
 
 
-@wrong("3.3", names="seed-per-rank")
+@wrong("3.3", names="parts-overlap")
 def seeds_each_rank_differently(length, rank, world_size, epoch, seed):
     return _padded(_shuffled(length, seed + epoch + rank + 1), world_size)[rank::world_size]
-
-
-@wrong("3.3", names="seed-ignored")
-def forgets_the_seed(length, rank, world_size, epoch, seed):
-    return _padded(_shuffled(length, epoch), world_size)[rank::world_size]
 
 
 @wrong("3.3", names="shuffled-after")
@@ -88,40 +69,9 @@ def shuffles_its_own_share(length, rank, world_size, epoch, seed):
     return share
 
 
-@wrong("3.3", names="padded-wrongly")
-def pads_with_the_last(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch)
-    missing = -length % world_size
-    return (order + order[length - missing :])[rank::world_size]
-
-
-@wrong("3.3", names="padded-wrongly")
-def pads_with_one_sample(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch)
-    return (order + order[:1] * (-length % world_size))[rank::world_size]
-
-
-@wrong("3.3", names="padded-needlessly")
-def always_pads(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch)
-    return (order + order[: world_size - length % world_size])[rank::world_size]
-
-
-@wrong("3.3", names="not-padded")
+@wrong("3.3", names="padding")
 def leaves_shares_unequal(length, rank, world_size, epoch, seed):
     return _shuffled(length, seed + epoch)[rank::world_size]
-
-
-@wrong("3.3", names="dropped")
-def drops_the_last(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch)
-    return order[: length - length % world_size][rank::world_size]
-
-
-@wrong("3.3", names="padded-once")
-def pads_once(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch)
-    return (order + order[: -length % world_size])[rank::world_size]
 
 
 @wrong("3.3", names="global-generator")
@@ -148,45 +98,11 @@ def asks_for_its_rank(length, rank, world_size, epoch, seed):
     return order[dist.get_rank() :: dist.get_world_size()]
 
 
-@wrong("3.3", names="not-a-list")
-def lists_tensors(length, rank, world_size, epoch, seed):
-    order = torch.tensor(_padded(_shuffled(length, seed + epoch), world_size), dtype=torch.int64)
-    return list(order[rank::world_size])
-
-
-@wrong("3.3", names="empty-dataset")
-def takes_the_remainder(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch)
-    share = max(1, math.ceil(length / world_size))
-    return [order[(rank + i * world_size) % length] for i in range(share)]
-
-
-@wrong("3.3", names="asks-the-group")
-def asks_a_group_that_may_be_there(length, rank, world_size, epoch, seed):
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    return _padded(_shuffled(length, seed + epoch), world_size)[rank::world_size]
-
-
 _kept = {"of": None}
 
 
-@wrong("3.3", names="order-kept")
+@wrong("3.3", names="kept-from-before")
 def keeps_the_order_of_a_dataset(length, rank, world_size, epoch, seed):
     if _kept["of"] != (length, seed):
         _kept.update({"of": (length, seed), "order": _shuffled(length, seed + epoch)})
     return _padded(_kept["order"], world_size)[rank::world_size]
-
-
-@wrong("3.3", names="global-generator")
-def seeds_everybody_as_before(length, rank, world_size, epoch, seed):
-    before = torch.initial_seed()
-    torch.manual_seed(seed + epoch)
-    order = torch.randperm(length).tolist()
-    torch.manual_seed(before)
-    return _padded(order, world_size)[rank::world_size]
-
-
-@wrong("3.3", names="padded-once")
-def repeats_three_times(length, rank, world_size, epoch, seed):
-    order = _shuffled(length, seed + epoch) * 3
-    return order[: math.ceil(length / world_size) * world_size][rank::world_size]
