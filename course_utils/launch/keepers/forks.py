@@ -47,7 +47,7 @@ def main(control: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # All ranks share it, and it outlives them: what one that is killed leaves in /dev/shm is removed.
     resource_tracker.ensure_running()
-    lasting = set(family.children(os.getpid()))
+    lasting = set(family.children())
     import_preloaded()
     own = socket.socket(fileno=control)
     own.send(b"r")  # ready
@@ -120,7 +120,7 @@ class _Forks:
         """Ends all children but the ranks that live, also those that come to this process by that."""
         ended, end = _reap(), time.monotonic() + _PATIENCE
         while time.monotonic() < end:
-            strays = family.children(os.getpid(), self._lasting | self._pipes.keys())
+            strays = family.children(self._lasting | self._pipes.keys())
             if not strays:
                 break
             for each in strays:
