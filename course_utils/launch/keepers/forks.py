@@ -19,16 +19,17 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from multiprocessing import connection, resource_tracker
 
+from course_utils.comm import private
 from course_utils.launch.keepers import family
 
 BYTES = 4  # of a request, the lowest first
 _RANK = "course_utils.launch.ranks.rank"
 # What ranks import sooner or later, as it is known here and by others (`course_utils.preloaded`, functions
-# that return names of modules). An optimizer imports torch._dynamo when it is first used; a module that
+# that return names of modules). An optimizer imports the compiler when it is first used; a module that
 # is missing is skipped.
 _PRELOADED = [
     _RANK,
-    "torch._dynamo",
+    private.COMPILER,
     "torchvision",
     *(name for each in entry_points(group="course_utils.preloaded") for name in each.load()()),
     "course_utils.launch.ranks.preloaded",

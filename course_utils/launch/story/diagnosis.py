@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
+from course_utils.comm import private
 from course_utils.launch.story import calls, frames, matching
 from course_utils.launch.story.calls import KEY, NotedCall
 from course_utils.launch.story.failure import RankFailure
@@ -366,7 +367,7 @@ def _advice(waiting: list[tuple[NotedCall | None, str]]) -> list[str]:
             lines.append(_ALONE)
         elif through == "backward":
             lines.append(_BATCHES)
-        elif through == "_pre_forward":
+        elif through == private.FSDP_FORWARD:
             lines.append(_SHARDED)
         elif call and not call.is_message and through not in ("", "wait", call.kind):
             lines += [] if through.startswith("_") else [_ALL_ENTER.format(function=through)]

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from multiprocessing import connection
 
+from course_utils.comm import private
 from course_utils.launch.story.frames import Frame, is_compiled, is_own, own, passes_through
 
 # A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a
@@ -29,7 +30,7 @@ _AGAIN = 0.25  # seconds after which a rank that has not answered is asked again
 # On another host PyTorch may lie in another folder.
 _TORCH = f"{os.sep}torch{os.sep}"
 _C10D = os.path.join(_TORCH, "distributed", "distributed_c10d.py")
-_OPERATORS = os.path.join(_TORCH, "_ops.py")
+_OPERATORS = os.path.join(os.sep, *private.OPERATORS_FILE)
 # Where PyTorch waits for disks and processes; another rank cannot end that.
 _ALONE = re.compile(
     os.path.join(

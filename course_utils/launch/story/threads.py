@@ -22,6 +22,7 @@ import threading
 from concurrent.futures import thread as executor
 from dataclasses import dataclass
 
+from course_utils.comm import private
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.stacks import Stacks, waits
 
@@ -37,7 +38,7 @@ _JOIN_CALL = re.compile(r"\.join\(\)?")
 _SERVING = tuple(
     os.path.join(*path)
     for path in (
-        ("torch", "utils", "data", "_utils", "pin_memory.py"),
+        private.PINNING_FILE,
         ("multiprocessing", "resource_sharer.py"),
         ("tqdm", "_monitor.py"),
         ("course_utils", "comm", "serving.py"),
