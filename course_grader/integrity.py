@@ -9,6 +9,7 @@ import sys
 import types
 
 import course_utils
+from course_utils.comm import private
 
 _WATCHED = (
     "builtins",
@@ -32,8 +33,8 @@ def snapshot() -> _Snapshot:
     for base in reversed(sys.modules["torch"].Tensor.__mro__):
         methods.update(vars(base))  # many are inherited, and could be overridden
     _note(found, "torch.Tensor", methods)
-    library = sys.modules["torch.library"]  # where operators get other kernels
-    kernels = frozenset(k for k in library._impls if k.startswith("aten/") and "Meta" not in k)
+    impls = private.replaced.value  # where operators get other kernels
+    kernels = frozenset(k for k in impls if k.startswith("aten/") and "Meta" not in k)
     found["torch.library"] = (kernels, None)
     return found
 

@@ -25,6 +25,7 @@ import numpy
 import torch
 
 import course_utils
+from course_utils.comm import private
 
 _LARGE = 1 << 24  # bytes: of a part of a larger memory only the part travels
 _LARGEST = 1 << 28  # bytes of a tensor: a few of them may say that they are many
@@ -106,7 +107,7 @@ class Writer:
     def _tensor(self, value):
         number = self._number(value)
         is_parameter = isinstance(value, torch.nn.Parameter)
-        with torch._C.DisableTorchFunctionSubclass():
+        with private.plain_tensors():
             if hasattr(value, "__tensor_flatten__") or value.layout is not torch.strided:
                 return ["object", number, self._keep(value), type(value).__name__]
             flags = [value.requires_grad, is_parameter]

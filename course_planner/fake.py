@@ -5,11 +5,8 @@ likes, and each collective is over at once. With fake tensors an operation finds
 result and no number, and a tensor has no memory. So FSDP2, `parallelize_module` and a pipeline's
 stage run as they are. `_Watching` stands under all of it, where each operation on what this rank
 holds passes, and notes calls, FLOPs and storages.
-
-The modules that PyTorch calls private are named here, for the whole package: `_private` looks them up.
 """
 
-import importlib
 import sys
 import time
 import traceback
@@ -20,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -31,12 +27,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils import flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from course_planner import traffic
 from course_planner.descriptions import GROUPS, Layout, require
-from course_utils.comm import versions
+from course_utils.comm import private
 from course_utils.trace import Call, Record, describe, on_a_ring
 from course_utils.trace.meters import local
 
@@ -112,7 +106,7 @@ def trace(
     with _fake_ranks(layout.gpus, rank):
         mesh = mesh_of(layout)
         watching = _Watching(mesh, progress)
-        with _private().FakeTensorMode(allow_non_fake_inputs=True), watching:
+        with private.fake_mode(allow_non_fake_inputs=True), watching:
             step = _step_of(program, mesh, layout)
             watching.phase = "first step"
             _with_sentence(step)
@@ -143,7 +137,7 @@ def _refuse_real_ranks() -> None:
 @contextmanager
 def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
     """This process is `rank` of `ranks`, whose collectives are over at once."""
-    store = _private().FakeStore()
+    store = private.fake_store()
     dist.init_process_group("fake", store=store, rank=rank, world_size=ranks)
     try:
         yield
@@ -154,8 +148,8 @@ def _fake_ranks(ranks: int, rank: int) -> Iterator[None]:
 
 def _forget_groups() -> None:
     """DTensor keeps, for equal meshes, what it once found, and with it groups that are no more."""
-    _private().clear_sharding_prop_cache()
-    _private().gen_transform_infos.cache_clear()
+    private.forget_shardings()
+    private.transforms.value.cache_clear()
 
 
 def _step_of(program: Program, mesh: DeviceMesh, layout: Layout) -> Callable[[], object]:
@@ -173,7 +167,7 @@ def _with_sentence(part: Callable[[], object]) -> object:
     """Runs a part of the program; a value that it asks for is none that there is."""
     try:
         return part()
-    except _private().no_value as error:
+    except (private.needs_value.value, private.needs_shape.value) as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
         where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "?"
         raise RuntimeError(
@@ -190,7 +184,7 @@ def _is_own(file: str) -> bool:
 # ---- what stands under the program ---------------------------------------------------------------
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(private.dispatch_mode.value):
     """Hears of every operation on this rank's own tensors, below DTensor.
 
     What began outside, with real numbers, stays real, and so does a mesh that is made inside: its
@@ -208,7 +202,7 @@ class _Watching(TorchDispatchMode):
         self.flops, self.last = 0, "forward"
         self.asks = False
         self.gathers: list[_Noted] = []  # since the last product
-        self.fake = _private().FakeTensor
+        self.fake = private.fake_tensor.value
         self.formulas = _formulas()
 
     def __enter__(self):
@@ -217,14 +211,13 @@ class _Watching(TorchDispatchMode):
             register_optimizer_step_post_hook(self._after_update),
         ]
         self.storages.open()
-        propagator = _private().ShardingPropagator
-        self.propagate = propagator._propagate_tensor_meta_non_cached
-        propagator._propagate_tensor_meta_non_cached = lambda *given: self._ask_for_a_shape(*given)
+        self.propagate = private.shape_of.value
+        private.shape_of.put(lambda *given: self._ask_for_a_shape(*given))
         return super().__enter__()
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
-        _private().ShardingPropagator._propagate_tensor_meta_non_cached = self.propagate
+        private.shape_of.put(self.propagate)
         self.storages.close()
         for hook in self.hooks:
             hook.remove()
@@ -234,7 +227,7 @@ class _Watching(TorchDispatchMode):
         if any(kind is not self.fake for kind in types):
             return NotImplemented  # a DTensor: it comes back with this rank's part
         if not types and _is_real(args, kwargs):
-            with _private().unset_fake_temporarily():
+            with private.real_mode():
                 return func(*args, **kwargs)
         if self.asks:
             return func(*args, **kwargs)
@@ -249,7 +242,7 @@ class _Watching(TorchDispatchMode):
         elif (describer := _DESCRIBERS.get(func.namespace)) is not None:
             self._note(describer(func, args, kwargs))
             self._keep_with_its_work(result, args)
-        for leaf in tree_leaves(result):
+        for leaf in private.tree_leaves(result):
             if isinstance(leaf, self.fake) and leaf.device.type != "meta":
                 self.storages.add(leaf.untyped_storage())
         return result
@@ -300,7 +293,7 @@ class _Watching(TorchDispatchMode):
         boxed = result[-1] if isinstance(result, tuple | list) and result else result
         if isinstance(boxed, torch.ScriptObject):
             self.work = dist.Work.unbox(boxed)
-            weakref.finalize(self.work, lambda _: None, tree_leaves(args))
+            weakref.finalize(self.work, lambda _: None, private.tree_leaves(args))
 
     def _name(self, call: Call, group: dist.ProcessGroup) -> str:
         """The name that `estimate.traffic` has for a group, or else the one in the program."""
@@ -348,7 +341,7 @@ RECEIVED = ("recv", "barrier")  # hand nothing over
 
 
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    return private.backward_task() != -1
 
 
 def _group_names(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
@@ -365,7 +358,8 @@ def _group_names(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
 
 def _is_real(args: tuple, kwargs: dict) -> bool:
     """Whether an operation without fake tensors is about real ones, about a mesh, or on "meta"."""
-    devices = [leaf.device.type for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
+    tensors = filter(torch.is_tensor, private.tree_leaves((args, kwargs)))
+    devices = [tensor.device.type for tensor in tensors]
     device = kwargs.get("device")
     if device is not None and torch.device(device).type == "meta":
         return True
@@ -398,7 +392,7 @@ class _Storages:
         torch.UntypedStorage.resize_ = self.resize
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address, size = private.address.of(storage), storage.nbytes()
         if address in self.alive:
             number = self.alive[address][1]
         else:
@@ -411,7 +405,7 @@ class _Storages:
 
     def label(self, kind: str, tensors: list[Tensor]) -> None:
         for tensor in tensors:
-            known = self.alive.get(local(tensor).untyped_storage()._cdata)
+            known = self.alive.get(private.address.of(local(tensor).untyped_storage()))
             if known is not None:
                 self.kinds[known[1]] = kind
 
@@ -429,7 +423,7 @@ class _Storages:
 
     def _resized(self, storage: torch.UntypedStorage, size: int):
         result = self.resize(storage, size)
-        known = self.alive.get(storage._cdata)
+        known = self.alive.get(private.address.of(storage))
         if known is not None:
             self.kinds.setdefault(known[1], "gathered")
             self._change(known[1], size)
@@ -449,10 +443,10 @@ class _Storages:
 
 def _of_c10d(func, args: tuple, kwargs: dict) -> tuple[Call, dist.ProcessGroup] | None:
     """A call of torch.distributed's own functions, of FSDP, of a pipeline's messages."""
-    names = [argument.name for argument in func._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-    arguments = defaults | dict(zip(names, args)) | kwargs
-    call = describe(func._schema.name.partition("::")[2], arguments)
+    schema = private.schema.of(func)
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    arguments = defaults | dict(zip(defaults, args)) | kwargs
+    call = describe(schema.name.partition("::")[2], arguments)
     return call and (call, dist.ProcessGroup.unbox(arguments["process_group"]))
 
 
@@ -474,13 +468,13 @@ _FUNCTIONAL = {
 
 def _functional(func, args: tuple, kwargs: dict) -> tuple[Call, dist.ProcessGroup] | None:
     """A call of DTensor: the functional collectives reach c10d in C++, below fake tensors."""
-    name = func._schema.name.partition("::")[2]
+    name = private.schema.of(func).name.partition("::")[2]
     if name not in _FUNCTIONAL:
         return None
     operator, payload = _FUNCTIONAL[name]
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in private.schema.of(func).arguments]
     arguments = dict(zip(names, args)) | kwargs
-    group = _private().resolve_process_group(arguments["group_name"])
+    group = private.group_called(arguments["group_name"])
     return describe(operator, {payload: args[0], "process_group": group.boxed()}), group
 
 
@@ -500,35 +494,3 @@ def _formulas() -> dict:
     flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
     known = flop_counter.flop_registry
     return lookup | {forward: known[flash], backward: known[flash_backward]} | known
-
-
-# ---- what is private in PyTorch ------------------------------------------------------------------
-
-_NAMES = {
-    "FakeStore": "torch.testing._internal.distributed.fake_pg",  # and its import makes the backend
-    "FakeTensor": "torch._subclasses.fake_tensor",
-    "FakeTensorMode": "torch._subclasses.fake_tensor",
-    "unset_fake_temporarily": "torch._subclasses.fake_tensor",
-    "DataDependentOutputException": "torch._subclasses.fake_tensor",
-    "DynamicOutputShapeException": "torch._subclasses.fake_tensor",
-    "_resolve_process_group": "torch.distributed.distributed_c10d",
-    "ShardingPropagator": "torch.distributed.tensor._sharding_prop",
-    "_clear_sharding_prop_cache": "torch.distributed.tensor.debug",
-    "_gen_transform_infos": "torch.distributed.tensor._redistribute",
-}
-
-
-@cache
-def _private() -> SimpleNamespace:
-    """The names that PyTorch may move; ImportError, with a sentence, where one is gone."""
-    found = SimpleNamespace()
-    for name, module in _NAMES.items():
-        try:
-            setattr(found, name.lstrip("_"), getattr(importlib.import_module(module), name))
-        except (ImportError, AttributeError) as error:
-            raise ImportError(
-                f"estimate.trace needs {module}.{name}, which PyTorch {versions.installed()} does "
-                f"not have: use one of {versions.OLDEST} to {versions.NEWEST}."
-            ) from error
-    found.no_value = (found.DataDependentOutputException, found.DynamicOutputShapeException)
-    return found

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from course_strict import memory
+from course_utils.comm import private
 
 KEY = "AutocastPrivateUse1"
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_KEYS = private.keys(private.key.value.AutocastPrivateUse1)
 # These compute in the lower precision.
 _LOWER = {
     *("_convolution", "_convolution.deprecated", "convolution", "conv_tbc"),
@@ -36,7 +36,7 @@ _WIDEST = {
 
 def names() -> list[str]:
     """The operators of aten that autocast changes on a GPU, those aside that take the widest type."""
-    changed = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    changed = private.registered_for("AutocastCUDA")
     found = {name.removeprefix("aten::") for name in changed if name.startswith("aten::")}
     return sorted(found - _WIDEST)
 
@@ -51,8 +51,8 @@ def casting(name: str, operator: Callable) -> Callable:
         def cast(value: Any) -> Any:
             return value.to(wanted) if _may_be_cast(value) else value
 
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            return operator(*tree_map(cast, args), **tree_map(cast, kwargs))
+        with private.without_keys(_KEYS):
+            return operator(*private.tree_map(cast, args), **private.tree_map(cast, kwargs))
 
     return kernel
 

@@ -9,10 +9,10 @@ above all this and notice nothing.
 
 import torch
 from torch import Tensor, nn
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from course_strict import autocast, guard, memory, module, queues, rules, storages
 from course_strict.memory import CPU, moved_to_device, seen_from_cpu
+from course_utils.comm import private
 
 aten = torch.ops.aten
 # On a GPU these take CPU tensors beside those of the device: indices, and what is copied.
@@ -48,7 +48,7 @@ def install() -> None:
     """Gives this process the device; for good, as PyTorch has one device of this kind."""
     if _libraries:
         return
-    _setup_privateuseone_for_python_backend(
+    private.make_device(
         memory.NAME, backend_module=module.Module(), device_guard=guard.DeviceGuard()
     )
     guard.install()
@@ -79,7 +79,7 @@ def _keep_parameters_when_moved():
     that would also change how a checkpoint is loaded, which copies on a GPU."""
     swap = torch.__future__.set_swap_module_params_on_conversion
     swap(True)
-    load_state_dict, apply = nn.Module.load_state_dict, nn.Module._apply
+    load_state_dict, apply = nn.Module.load_state_dict, private.apply_to_module.value
 
     def load_without_swapping(*args, **kwargs):
         swap(False)
@@ -101,7 +101,7 @@ def _keep_parameters_when_moved():
             swap(True)
 
     nn.Module.load_state_dict = load_without_swapping
-    nn.Module._apply = apply_swapping_where_it_can
+    private.apply_to_module.put(apply_swapping_where_it_can)
 
 
 def _operator(name):
@@ -138,7 +138,7 @@ def _numbers_as_tensors(operator, args):
         _number_as_tensor(value, args)
         if isinstance(value, (int, float, complex)) and isinstance(argument.type, torch.TensorType)
         else value
-        for value, argument in zip(args, operator._schema.arguments)
+        for value, argument in zip(args, private.schema.of(operator).arguments)
     )
 
 
@@ -198,7 +198,7 @@ class _Twins:
         for tensor, twin in self._pairs:
             if result is twin:
                 return tensor
-            if result._is_view() or not result.numel():
+            if private.is_view(result) or not result.numel():
                 continue
             if result.untyped_storage().data_ptr() == twin.untyped_storage().data_ptr():
                 offset = tensor.storage_offset() + result.storage_offset()

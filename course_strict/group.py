@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from course_strict import memory, queues, rules
 from course_strict.queues import Flight, Queue
-from course_utils.comm import host_waits, intercept
+from course_utils.comm import host_waits, intercept, private
 from course_utils.comm.collectives import tensors_in
 
 _SENDS_ONLY = ("send", "barrier")
@@ -36,11 +36,11 @@ class Communicator(dist.ProcessGroupGloo):
         self.batch: _Batch | None = None
         self._store, self._splits = options.store, 0
         self.transport = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-        self.transport._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self.transport._register_backend(
-            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self
+        private.set_default_backend(self.transport, dist.ProcessGroup.BackendType.GLOO)
+        private.register_backend(
+            self.transport, torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self
         )
-        self.transport._set_group_name(f"carries {options.group_id}")
+        private.set_group_name(self.transport, f"carries {options.group_id}")
 
     def eager_connect_single_device(self, device) -> None:
         """Gloo has connected when it was made."""
@@ -79,7 +79,7 @@ _communicators: dict[str, Communicator] = {}  # by the name of the group
 def install() -> None:
     """Makes "nccl" mean this, in this process."""
     device = memory.NAME
-    c10d.Backend._plugins["NCCL"] = c10d.Backend._BackendPlugin(_create, True)
+    private.plugins.value["NCCL"] = private.Plugin(_create, True)
     c10d.Backend.backend_capability["nccl"] = [device]
     c10d.Backend.backend_capability["gloo"] = ["cpu", device]  # as it takes tensors of CUDA
     c10d.Backend.default_device_backend_map[device] = "nccl"
@@ -116,8 +116,8 @@ def _split_group(parent_pg=None, split_ranks=None, *_, group_desc=None, **__):
 
 
 def _kernel(name, operator):
-    names = [argument.name for argument in operator._schema.arguments]
-    one_result = len(operator._schema.returns) == 1
+    names = [argument.name for argument in private.schema.of(operator).arguments]
+    one_result = len(private.schema.of(operator).returns) == 1
 
     def kernel(*args):
         given = dict(zip(names, args))
@@ -137,7 +137,7 @@ def _kernel(name, operator):
 
 
 def _is_nccls(group):
-    return group._get_backend(memory.device()) is _communicators.get(group.group_name)
+    return private.backend(group, memory.device()) is _communicators.get(group.group_name)
 
 
 def _put(communicator, start, outputs):
@@ -157,7 +157,7 @@ def _start(name, operator, given, communicator):
     average = rules.averages(given)
     limit = given.get("timeout", -1)  # in milliseconds
     if limit <= 0:
-        limit = communicator.options._timeout // timedelta(milliseconds=1)
+        limit = private.timeout.of(communicator.options) // timedelta(milliseconds=1)
     given = given | {"process_group": communicator.transport.boxed()}
     if average:
         given["reduce_op"] = torch.classes.c10d.ReduceOp()  # SUM
@@ -216,7 +216,7 @@ _LISTS_OF_ANY_SIZES = {"allgather_": _all_gather, "alltoall_": _all_to_all}
 
 def _batch_calls():
     """Gives PyTorch's group calls the batches that gloo has not."""
-    start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
+    start, end = private.start_batch.value, private.end_batch.value
 
     def start_batch(group, device):
         if device.type != memory.NAME:
@@ -233,19 +233,19 @@ def _batch_calls():
         communicator.queue.put(batch.flight, batch.starts)
         return batch.flight.work
 
-    dist.ProcessGroup._start_coalescing = start_batch
-    dist.ProcessGroup._end_coalescing = end_batch
+    private.start_batch.put(start_batch)
+    private.end_batch.put(end_batch)
 
 
 def _reducer_waits():
     """Under Join, Python makes a call and hands its Work to DDP's reducer, which waits in C++."""
-    take = dist.Reducer._set_forward_pass_work_handle
+    take = private.reducer_waits.value
 
     def take_and_wait(reducer, work, *options):
         queues.awaited(work)
         take(reducer, work, *options)
 
-    dist.Reducer._set_forward_pass_work_handle = take_and_wait
+    private.reducer_waits.put(take_and_wait)
 
 
 def _seen(value):

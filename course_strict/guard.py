@@ -10,15 +10,14 @@ the waiting error, and who has started backward gets it back.
 import ctypes
 import functools
 
-import torch
-from torch.autograd import graph
+from course_utils.comm import private
 
-_KIND = torch._C._autograd.DeviceType.PrivateUse1
+_KIND = private.device_kind.value
 _raise_what_waits = ctypes.pythonapi.PyErr_Occurred  # as ctypes looks for an error after each call
 _taken: list[BaseException] = []
 
 
-class DeviceGuard(torch._C._acc.DeviceGuard):
+class DeviceGuard(private.DeviceGuard.value):
     """PyTorch asks for the kind of the device wherever it changes the stream. Whatever Python does before
     it takes a waiting error may lose it: so no lookup, and no method, which would be made anew."""
 
@@ -33,7 +32,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
 def install() -> None:
     """Lets backward raise what was taken. To be called once in a process."""
-    run = graph._engine_run_backward
+    run = private.run_backward[0].value
 
     @functools.wraps(run)
     def run_and_give_back(*args, **kwargs):
@@ -46,4 +45,5 @@ def install() -> None:
             _taken.clear()
         raise error
 
-    graph._engine_run_backward = torch.autograd._engine_run_backward = run_and_give_back
+    for each in private.run_backward:
+        each.put(run_and_give_back)

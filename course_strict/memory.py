@@ -11,9 +11,12 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.utils import dlpack
+
+from course_utils.comm import private
 
 NAME = "strict"
-CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+CPU = private.keys(private.key.value.CPU)
 freed: set[int] = set()  # where storages begin that were resized to 0
 _KIND_CPU, _KIND_EXTENSION = 1, 12  # DLPack's kDLCPU and kDLExtDev, which is PrivateUse1 here
 
@@ -53,18 +56,18 @@ def moved_to_device(tensor: Tensor) -> Tensor:
 
 
 def _relabelled(tensor, kind):
-    capsule = torch._C._to_dlpack(tensor)
+    capsule = dlpack.to_dlpack(tensor)
     managed = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Managed)).contents
     managed.place.kind, managed.place.index = kind, 0
-    result = torch._C._from_dlpack(capsule)
+    result = dlpack.from_dlpack(capsule)
     if result.stride() != tensor.stride():  # DLPack makes 1 of the stride of a dimension of size 1
         result = torch.ops.aten.as_strided.default.redispatch(
             CPU, result, tensor.shape, tensor.stride(), 0
         )
     # DLPack knows no bit that says that numbers are still to be conjugated, or negated
     if tensor.is_conj():
-        result = torch._conj(result)
-    return torch._neg_view(result) if tensor.is_neg() else result
+        result = result.conj()
+    return private.negated(result) if tensor.is_neg() else result
 
 
 def of_storage(storage: torch.UntypedStorage, size: int) -> Tensor:

@@ -20,10 +20,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future
 
 from course_strict import rules
-from course_utils.comm import host_waits, intercept, serving
+from course_utils.comm import host_waits, intercept, private, serving
 from course_utils.launch.story.recorder import place
 
 _flights: list["Flight"] = []  # those whose end nobody has needed yet, in order
@@ -46,7 +45,7 @@ class Flight:
         self.ended = threading.Event()
         self.fills(outputs)
         self.future = torch.futures.Future()
-        self.work = _create_work_from_future(self.future)
+        self.work = private.work_of(self.future)
         if watched:
             with _lock:
                 _flights.append(self)

@@ -39,6 +39,7 @@ RULE = [
     ("modules/test_hardware.py::*share*", LONG),
     ("modules/test_mnist.py*", LONG),
     ("modules/test_network_hosts.py*", LONG),
+    ("modules/test_private.py::test_what*", LONG),
     ("modules/test_replicas.py*", LONG),
     ("modules/test_terminal.py*", LONG),
     ("modules/*", QUICK),

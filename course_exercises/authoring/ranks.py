@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from course_exercises.authoring.compare import Wrong
-from course_utils.comm import intercept
+from course_utils.comm import intercept, private
 from course_utils.comm.collectives import OPERATORS, Operator
 
 intercept.stand_between(__name__)
@@ -131,7 +129,7 @@ def must_have_waited(unwaited: list[list[str]]) -> None:
             raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
-class UsedEarly(TorchDispatchMode):
+class UsedEarly(private.dispatch_mode.value):
     """Within the block, notes the kinds of the calls whose tensor somebody reads or writes before
     anybody has waited for them: those that fill it, as a recv does. It needs no luck: what has
     arrived by chance counts as well."""
@@ -143,11 +141,11 @@ class UsedEarly(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not operator.is_view and not operator._opname.endswith("_like"):
-            given = _storages(tree_leaves((args, kwargs)))
+        if not operator.is_view and not operator.name().partition(".")[0].endswith("_like"):
+            given = _storages(private.tree_leaves((args, kwargs)))
             calls = [call for call in self._sent.open_calls() if call.kind != "send"]
             self.kinds += [call.kind for call in calls if given & _storages(call.payload)]
-        return operator._op(*args, **kwargs)  # calling `operator` itself adds a frame of torch's
+        return private.below.of(operator)(*args, **kwargs)
 
 
 def _storages(values: list) -> set[int]:

@@ -16,17 +16,15 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._dynamo import eval_frame as _dynamo
+
+from course_utils.comm import private
 
 # Called with the operator's name and its arguments by name, before the call is made. May return
 # a function that is called with the operator's result afterwards.
 Listener = Callable[[str, dict], Callable[[object], None] | None]
 
 # The modules whose frames lie between a call and who hears of it; torch's wrap the method of a mode.
-_between = (
-    __package__,
-    *("torch._ops", "torch.library", "torch._compile", "torch._dynamo.eval_frame"),
-)
+_between = (__package__, *private.BETWEEN)
 
 
 class Waits(Protocol):
@@ -54,22 +52,23 @@ def install() -> None:
     global _library
     if _library is not None:
         return
+    kernels = {name: _kernel(name, operator) for name, operator in operators()}
     _library = torch.library.Library("c10d", "IMPL")
-    for name, operator in operators():
-        _library.impl(name, _kernel(name, operator), "BackendSelect", with_keyset=True)
+    for name, kernel in kernels.items():
+        _library.impl(name, kernel, "BackendSelect", with_keyset=True)
     _show_waits()
     show_batches()
 
 
 @functools.cache  # the search takes tens of milliseconds; processes forked from this one have it
-def operators() -> list[tuple[str, torch._ops.OpOverload]]:
+def operators() -> list[tuple[str, Callable]]:
     """The operators of c10d that work in a process group, each with its name."""
     found = []
-    for full_name in torch._C._dispatch_get_all_op_names():
+    for full_name in private.all_operators():
         library, _, name = full_name.partition("::")
         if library == "c10d" and "." not in name:
             operator = getattr(torch.ops.c10d, name).default
-            if any(argument.name == "process_group" for argument in operator._schema.arguments):
+            if any(a.name == "process_group" for a in private.schema.of(operator).arguments):
                 found.append((name, operator))
     return found
 
@@ -136,8 +135,8 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def _kernel(name, operator):
-    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-    defaults = {a.name: a.default_value for a in operator._schema.arguments}
+    below = private.keys_after(private.key.value.BackendSelect)
+    defaults = {a.name: a.default_value for a in private.schema.of(operator).arguments}
 
     def kernel(keys, *args, **kwargs):
         arguments = defaults | dict(zip(defaults, args)) | kwargs
@@ -160,9 +159,9 @@ def _kernel(name, operator):
 def _never_compile(function):
     """torch.compile passes over this function and all that it calls. `torch.compiler.disable` does
     the same, but imports the compiler in every process, which takes seconds."""
-    skip = _dynamo._FrameAction.SKIP
-    strategy = _dynamo._FrameExecStrategy(skip, skip)
-    _dynamo.set_code_exec_strategy(function.__code__, strategy)
+    with contextlib.suppress(ImportError):
+        skip = private.skip.value
+        private.set_strategy(function.__code__, private.strategy(skip, skip))
 
 
 def given_up() -> None:
@@ -215,7 +214,7 @@ def _shown(wait_in_c):
 def show_batches():
     """Lets `hand_work` see where PyTorch begins and ends a batch; to be called again by whoever puts
     functions of their own there."""
-    start, end = dist.ProcessGroup._start_coalescing, dist.ProcessGroup._end_coalescing
+    start, end = private.start_batch.value, private.end_batch.value
 
     def start_batch(group, *device):
         global _of_the_batch
@@ -230,5 +229,5 @@ def show_batches():
             then(work)
         return work
 
-    dist.ProcessGroup._start_coalescing = start_batch
-    dist.ProcessGroup._end_coalescing = end_batch
+    private.start_batch.put(start_batch)
+    private.end_batch.put(end_batch)

@@ -5,7 +5,6 @@ other end. What differs stands here and nowhere else.
 """
 
 import importlib.metadata
-import logging
 import re
 import sys
 import warnings
@@ -44,9 +43,7 @@ def refuse_older() -> None:
 
 
 def quieten() -> None:
-    """In the ranks of this process: leaves out what only older versions, or only those with NCCL, warn of,
-    so that all versions and machines print the same."""
-    logging.getLogger("torch.distributed.pipelining._p2p").setLevel(logging.ERROR)
+    """In the ranks of this process: leaves out what only older versions warn of, so that all print the same."""
     for message in _OF_OLD_VERSIONS:
         warnings.filterwarnings("ignore", message)
 

@@ -335,7 +335,7 @@ def _device_ids(wrapper: nn.Module) -> tuple[int, ...] | None:
 def _wrapper_exists(model: nn.Module) -> bool:
     # type(), not isinstance(): asking some objects for their class runs their code
     return any(
-        candidate._modules.get("module") is model
+        dict(candidate.named_children()).get("module") is model
         for candidate in gc.get_objects()
         if type(candidate) in WRAPPERS
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from course_utils.comm import private
 
 
 def memory_ledger(
@@ -76,10 +76,10 @@ def largest_tensor() -> Iterator[Largest]:
     """
     largest = Largest()
 
-    class Noting(TorchDispatchMode):
+    class Noting(private.dispatch_mode.value):
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
             made = operator(*args, **(kwargs or {}))
-            tensors = [leaf for leaf in tree_leaves(made) if torch.is_tensor(leaf)]
+            tensors = [leaf for leaf in private.tree_leaves(made) if torch.is_tensor(leaf)]
             largest.bytes = max(largest.bytes, *(t.nbytes for t in tensors), 0)
             return made
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
+from course_utils.comm import private
 from course_utils.hardware import device
 
 
@@ -59,7 +58,7 @@ class Meter:
         return [max(column) for column in list(zip(*self.readings))[1:]]
 
 
-class Sampling(TorchDispatchMode):
+class Sampling(private.dispatch_mode.value):
     """Adds up, after each operation, what all storages on this process's device (`hardware.device()`)
     have at that moment.
 
@@ -80,7 +79,7 @@ class Sampling(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back with this rank's part
         result = func(*args, **kwargs or {})
-        self._add([leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)])
+        self._add([leaf for leaf in private.tree_leaves(result) if isinstance(leaf, torch.Tensor)])
         self.peak = max(self.peak, self.held())
         return result
 
@@ -92,6 +91,6 @@ class Sampling(TorchDispatchMode):
     def _add(self, tensors: list[torch.Tensor]) -> None:
         """A tensor around others, such as the result of a functional collective, has no memory itself."""
         for tensor in tensors:
-            if tensor.device.type == self.place and not is_traceable_wrapper_subclass(tensor):
+            if tensor.device.type == self.place and not hasattr(tensor, "__tensor_flatten__"):
                 storage = tensor.untyped_storage()
-                self.alive[storage._cdata] = weakref.ref(storage)
+                self.alive[private.address.of(storage)] = weakref.ref(storage)

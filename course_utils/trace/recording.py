@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware
-from course_utils.comm import intercept
+from course_utils.comm import intercept, private
 from course_utils.trace.calls import Call, describe
 from course_utils.trace.records import Record, Span, cut
 
@@ -117,7 +117,7 @@ class _Backward:
         self._queue(self._all_computed)
 
     def _queue(self, callback) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(callback)
+        private.engine.value.queue_callback(callback)
 
     def _all_computed(self) -> None:
         self.computed = self.clock.mark()
@@ -172,7 +172,7 @@ class _Recorder:
         return lambda result: intercept.hand_work(result, lambda work: self._follow(entry, work))
 
     def _note_backward(self, entry: _Entry) -> None:
-        task = torch._C._current_graph_task_id()
+        task = private.backward_task()
         if task == -1:  # this call does not come out of a backward pass
             return
         if task not in self.backwards:

@@ -61,10 +61,9 @@ def wait_until_it_sleeps(process):
 def test_a_number_that_was_given_back_is_nobodys(monkeypatch):
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    held = janitor._Process(process.pid)
+    held = janitor.Handle(process.pid)
     monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a stranger may have the number now"))
-    with pytest.raises(ProcessLookupError):
-        held.send(signal.SIGKILL)
+    assert not held.send(signal.SIGKILL)
 
 
 def test_a_fork_while_another_thread_tells_the_janitor_can_tell_it_too():
@@ -110,7 +109,7 @@ def test_only_processes_of_the_same_user_end(started):
     own, another = sleeper(started, "users"), sleeper(started, "users", user=65534)
     for process in (own, another):
         wait_until_it_sleeps(process)
-    janitor._Job("users").end()
+    janitor._end_job("users")
     assert (living(own), living(another)) == (False, True)
 
 
@@ -125,7 +124,7 @@ def test_a_process_that_shows_no_environment_for_a_moment_ends_too(started, monk
         return [] if len(looks) == 1 else read(number)
 
     monkeypatch.setattr(janitor, "_environment", reads)
-    janitor._Job("moment").end()
+    janitor._end_job("moment")
     assert not living(process)
 
 
@@ -149,12 +148,12 @@ def test_a_signal_goes_to_the_process_that_was_looked_at_or_to_none(started, mon
     monkeypatch.setattr(os, "pidfd_open", opens)
     monkeypatch.setattr(janitor, "_environment", reads)
     monkeypatch.setattr(os, "kill", lambda *call: sent.append(call))
-    janitor._Job("after").end()
+    janitor._end_job("after")
     assert process.pid in held and not sent
 
 
 def test_where_no_process_can_be_held_nothing_is_done(started, monkeypatch):
     process = sleeper(started, "unheld")
     monkeypatch.delattr(os, "pidfd_open")
-    janitor._Job("unheld").end()
+    janitor._end_job("unheld")
     assert living(process)

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from course_utils.launch import RankFailure
-from course_utils.launch.keepers import family, server
+from course_utils.launch.keepers import server
+from course_utils.launch.keepers.janitor import Handle
 from course_utils.launch.ranks import rank
 from tests.support.leftovers import nothing_left
 from tests.support.on_gloo import launch
@@ -34,7 +35,7 @@ def _number(rank):
 
 def _gone(pids, seconds=20):
     end = time.monotonic() + seconds
-    while alive := [pid for pid in pids if family.children(pid) or _lives(pid)]:
+    while alive := [pid for pid in pids if _lives(pid)]:
         assert time.monotonic() < end, f"left behind: {alive}"
         time.sleep(0.02)
 
@@ -172,13 +173,13 @@ def test_signals_go_to_handles_and_not_to_numbers(monkeypatch):
 
 def test_handle_of_a_process_that_is_gone():
     child = subprocess.Popen(["sleep", "1000"])
-    handle = family.Handle(child.pid)
+    handle = Handle(child.pid)
     assert handle.send(0)
     child.kill()
     child.wait()
     assert not handle.send(signal.SIGTERM)
     handle.close()
-    late = family.Handle(child.pid)
+    late = Handle(child.pid)
     assert not late.send(0)
     late.close()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from course_utils.comm import intercept, serving
-from course_utils.launch.keepers.family import Handle
+from course_utils.launch.keepers.janitor import Handle
 from course_utils.launch.story import stacks, threads
 from course_utils.launch.story.frames import Frame
 

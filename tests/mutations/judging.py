@@ -18,7 +18,6 @@ from course_exercises.authoring.framework import Line, attempt
 from course_exercises.authoring.guard import undisturbed
 from course_exercises.checks.catalogue import exercises, find
 from course_utils.launch.keepers import forks, server
-from course_utils.launch.keepers.janitor import Janitor, janitor
 from tests.mutations.verdicts import Verdict
 
 SEED = "0"
@@ -110,7 +109,6 @@ def _first_failure(case: Case) -> Line | None:
 
 
 def _make_own(folder: str) -> None:
-    """What a fork needs of its own: a temporary folder, a janitor, a fork server."""
+    """What a fork needs of its own: a temporary folder, a fork server."""
     tempfile.tempdir = folder
-    janitor.__dict__.update(Janitor().__dict__)
     server.fork_from_here()

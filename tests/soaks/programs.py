@@ -285,7 +285,8 @@ def make(seed, broken, rules=False):
     rng = random.Random(f"{seed} {broken}")
     n = rng.choice([2, 2, 3, 4])
     g = rng.choice([0, 1, n - 1])
-    weights = [w * (not rules or "gloo" not in s.split("\n")[0]) for s, w in zip(SOURCES, WEIGHTS)]
+    other = ", gloo" if rules else ", nccl"
+    weights = [w * (other not in s.split("\n")[0]) for s, w in zip(SOURCES, WEIGHTS)]
     some = rng.choices(SOURCES, weights, k=rng.choice([1, 1, 2, 2, 3, 4]))
     blocks = [Block(rng, source, drawn_words(rng, n, g) | {"RULES": rules}) for source in some]
     blocks = [b for b in blocks if not b.last] + [b for b in blocks if b.last][:1]

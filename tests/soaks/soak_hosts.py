@@ -4,8 +4,8 @@
     python -m tests.soaks.soak_hosts --kills 50 [--seed 1]
     python -m tests.soaks.soak_hosts --starts 50
 
---programs  the whole table of faults, each told in the same words; then the random programs of
-            `soak_programs`: the right ones run, and the wrong ones are explained by rank and line
+--programs  the whole table of faults, each told in the same words; then so many right programs of
+            `run_programs` run, and as many broken ones are explained
 --kills     ranks, engines, the controller, the kernel and the cable are killed, frozen and pulled at
             random, and nothing is left (`host_kills`); the cable needs root
 --starts    a cluster is started, used once and ended, again and again, beside two busy loops
@@ -22,7 +22,7 @@ import time
 
 from course_hosts.cluster import cluster
 from course_utils.launch import RankFailure, launch
-from tests.soaks import host_kills, random_programs, soak_programs
+from tests.soaks import host_kills, run_programs
 from tests.support.fault_table import FAULTS
 
 
@@ -41,6 +41,17 @@ def faults_told_otherwise() -> list[str]:
         else:
             found.append(f"{name}: nothing was said")
     print(f"{len(FAULTS)} faults: {len(found)} told otherwise\n" + "\n\n".join(found), flush=True)
+    return found
+
+
+def programs(number: int) -> list[str]:
+    """Runs so many right programs and as many broken ones; what was said of those that went wrong."""
+    run_programs.begin_worker()
+    found = []
+    for broken in (False, True):
+        outcomes = [run_programs.run(seed, broken) for seed in range(number)]
+        print(*run_programs.table(outcomes, broken), sep="\n", flush=True)
+        found += [outcome.message for outcome in outcomes if outcome.wrong]
     return found
 
 
@@ -73,10 +84,11 @@ def _server(rank):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--kills", type=int)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--starts", type=int)
-    options, _ = parser.parse_known_args()  # those of the programs are read below
+    options = parser.parse_args()
     if options.kills:
         print(f"{options.kills} kills, --seed {options.seed}", flush=True)
         found = list(host_kills.run(options.kills, options.seed))
@@ -86,8 +98,7 @@ def main() -> None:
         with cluster(2):
             if faults_told_otherwise():
                 sys.exit(1)
-            words = "right programs and as many wrong ones over two hosts"
-            random_programs.soak(__doc__, soak_programs.complaint, words, programs=200, at_once=1)
+            found = programs(options.programs)
     print(f"{len(found)} complaints")
     sys.exit(bool(found))
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_utils.comm import private
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 aten = torch.ops.aten
@@ -119,7 +120,7 @@ def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-class MetaComesBack(TorchDispatchMode):
+class MetaComesBack(private.dispatch_mode.value):
     """Lets tensors and numbers come from `meta` to the CPU, as zeros."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):

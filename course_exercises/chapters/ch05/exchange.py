@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
 from course_exercises.authoring.ranks import come_late, waits
+from course_utils.comm import private
 from course_utils.comm.intercept import hand_work, listening
 from course_utils.hardware import device
 
@@ -132,7 +132,7 @@ def _exchanged(rank, answer, own: list[Handed], prepare) -> list[_Exchanged]:
     reports, returned = [], set()
     for handed in own:
         report = _one_exchange(answer, handed, prepare)
-        tensors = filter(torch.is_tensor, tree_leaves(report.received))
+        tensors = filter(torch.is_tensor, private.tree_leaves(report.received))
         came = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
         report.returned_before = bool(came & returned)
         returned |= came
@@ -168,7 +168,7 @@ def _one_exchange(answer, own: Handed, prepare) -> _Exchanged:
     report.unwaited = [name for name, _ in unwaited]
     for _, work in unwaited:
         work.wait()  # so that what comes next is the same in every run
-    received = [t for t in tree_leaves(report.received) if torch.is_tensor(t)]
+    received = [t for t in private.tree_leaves(report.received) if torch.is_tensor(t)]
     report.graph = any(t.grad_fn is not None for t in received)
     report.asks = any(t.requires_grad for t in received)
     report.cut = any(b[-1] and not t.grad_fn for b, t in zip(before, tensors, strict=True))

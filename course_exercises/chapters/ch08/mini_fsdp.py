@@ -719,7 +719,7 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     report.hidden = [
         index
         for index, layer in enumerate(module.layers)
-        if layer.weight is not layer._parameters["weight"]
+        if layer.weight is not dict(layer.named_parameters(recurse=False))["weight"]
     ]
     return report
 

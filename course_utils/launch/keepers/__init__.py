@@ -3,7 +3,8 @@
 server       the kernel's hold on the fork server, which leaves when nobody needs it
 forks        the fork server itself: forks ranks, and ends all below it, also when the kernel is gone
 sockets      where the ranks' sockets lie, however long the temporary folder's name
-family       processes below others: handles that mean no other process, and orphans
-janitor      ends ranks and jobs, and removes folders, when the kernel itself is killed
+family       processes below others, and orphans
+janitor      ends ranks and jobs, and removes folders, when the kernel itself is killed; handles of
+             processes, which mean no other one
 interrupts   what an interrupt must not break off
 """

@@ -19,16 +19,17 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from multiprocessing import connection, resource_tracker
 
+from course_utils.comm import private
 from course_utils.launch.keepers import family
 
 BYTES = 4  # of a request, the lowest first
 _RANK = "course_utils.launch.ranks.rank"
 # What ranks import sooner or later, as it is known here and by others (`course_utils.preloaded`, functions
-# that return names of modules). An optimizer imports torch._dynamo when it is first used; a module that
+# that return names of modules). An optimizer imports the compiler when it is first used; a module that
 # is missing is skipped.
 _PRELOADED = [
     _RANK,
-    "torch._dynamo",
+    private.COMPILER,
     "torchvision",
     *(name for each in entry_points(group="course_utils.preloaded") for name in each.load()()),
     "course_utils.launch.ranks.preloaded",
@@ -47,7 +48,7 @@ def main(control: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # All ranks share it, and it outlives them: what one that is killed leaves in /dev/shm is removed.
     resource_tracker.ensure_running()
-    lasting = set(family.children(os.getpid()))
+    lasting = set(family.children())
     import_preloaded()
     own = socket.socket(fileno=control)
     own.send(b"r")  # ready
@@ -120,7 +121,7 @@ class _Forks:
         """Ends all children but the ranks that live, also those that come to this process by that."""
         ended, end = _reap(), time.monotonic() + _PATIENCE
         while time.monotonic() < end:
-            strays = family.children(os.getpid(), self._lasting | self._pipes.keys())
+            strays = family.children(self._lasting | self._pipes.keys())
             if not strays:
                 break
             for each in strays:

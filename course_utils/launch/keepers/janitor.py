@@ -9,6 +9,7 @@ This file is run as that program, and imported by the kernel for `janitor`, its 
 """
 
 import atexit
+import glob
 import os
 import select
 import shutil
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 JOB = "COURSE_JOB"  # environment variable of each process of a job
 _PATIENCE = 1.0  # seconds for the fork server to end by itself
@@ -27,14 +28,54 @@ _PAUSE = 0.1  # seconds between two looks at all processes
 _LOOKS = 3
 
 
+class Handle:
+    """A process that may end, and whose number another process may then have: a signal reaches
+    this one or none, where the system has pidfds."""
+
+    def __init__(self, process: int):
+        self.pid, self._gone, self._fd = process, False, None
+        try:
+            self._fd = os.pidfd_open(process)
+        except ProcessLookupError:
+            self._gone = True
+        except (AttributeError, OSError):
+            pass  # no pidfds here
+
+    def send(self, number: int) -> bool:
+        """Sends a signal; False if the process is gone. Number 0 only asks."""
+        if self._gone:
+            return False
+        try:
+            if self._fd is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            self._gone = True
+        return not self._gone
+
+    def kill_group(self) -> None:
+        """Ends the process and the group that it leads."""
+        if self.send(0):  # else its number may be another process's by now
+            # It may lead none yet; macOS refuses a group that is all zombies.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.send(signal.SIGKILL)
+
+    def close(self) -> None:
+        """To be called when the process is known to have ended, too: nothing is sent any more."""
+        self._gone = True
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
 class Janitor:
     """The kernel's side: tells the janitor's process what to end and what it may forget."""
 
     def __init__(self):
-        self._process = None
-        self._owner = None
-        self._held = []
-        self._lock = threading.RLock()  # a garbage collection may end ranks anywhere
+        # a garbage collection may end ranks anywhere
+        self._process, self._held, self._lock = None, [], threading.RLock()
 
     def keep(self, what: str, which: int | str) -> None:
         """From now on, `which` goes when this process dies.
@@ -45,8 +86,6 @@ class Janitor:
         pidfds (Linux 5.3) shows who belongs to it; elsewhere the janitor does nothing for a job.
         """
         with self._lock:
-            if self._owner not in (None, os.getpid()):
-                self._held.clear()  # in a fork: they are the parent's
             if (what, which) not in self._held:
                 self._held.append((what, which))
                 self._tell("keep", what, which)
@@ -59,17 +98,16 @@ class Janitor:
     def forget(self, what: str, which: int | str) -> None:
         """`which` is gone already."""
         with self._lock:
-            if self._owner == os.getpid():
+            if (what, which) in self._held:  # a fork of this process holds nothing of its parent's
                 self._held.remove((what, which))
                 self._tell("forget", what, which)
 
-    def _tell(self, verb, what, which):
-        try:
-            if self._owner != os.getpid():  # first use, or a fork of the process that used it
-                raise BrokenPipeError
-            self._write(verb, what, which)
-        except BrokenPipeError:
-            self._start()
+    def _tell(self, *words):
+        if self._process is not None:
+            with suppress(BrokenPipeError):  # somebody has ended it
+                self._write(*words)
+                return
+        self._start()
 
     def _start(self):
         self._process = subprocess.Popen(
@@ -78,32 +116,23 @@ class Janitor:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt from the terminal is not for the janitor
         )
-        self._owner = os.getpid()
         atexit.register(self._stop, self._process)
         for what, which in self._held:
             self._write("keep", what, which)
 
-    def _write(self, verb, what, which):
+    def _write(self, *words):
         # Unbuffered and shorter than a pipe's atomic size: a line arrives whole or not at all.
-        os.write(self._process.stdin.fileno(), f"{verb} {what} {which}\n".encode())
+        os.write(self._process.stdin.fileno(), f"{' '.join(map(str, words))}\n".encode())
 
     def _stop(self, process):
-        if self._owner == os.getpid() and process is self._process:
+        if process is self._process:  # a fork of this process has the parent's to stop, too
             process.stdin.close()
             process.wait(5)
-            self._owner = None  # nothing more is told to it
+            self.__init__()  # nothing more is told to it
 
 
 janitor = Janitor()
-
-
-def _renew_lock():
-    """In a fork: who held it is not there."""
-    janitor._lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=janitor.__init__)  # what was held is the parent's
 
 
 def _lines():
@@ -120,92 +149,35 @@ def _lines():
             yield from (line.decode() for line in lines)
 
 
-class _Process:
-    """A process that is held by its number and, where there are pidfds, by one of those: a number
-    may belong to another process by now."""
-
-    def __init__(self, number):
-        self._number = int(number)
-        self._fd, self._gone = None, False
-        try:
-            self._fd = os.pidfd_open(self._number)
-        except ProcessLookupError:
-            self._gone = True  # whoever has its number later is a stranger
-        except (AttributeError, OSError):
-            pass
-
-    def send(self, signal_number):
-        if self._gone:
-            raise ProcessLookupError
-        if self._fd is None:
-            os.kill(self._number, signal_number)
-        else:
-            signal.pidfd_send_signal(self._fd, signal_number)
-
-    def end(self):
-        try:
-            self._prepare()
-            self.send(signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-    def close(self):
-        if self._fd is not None:
-            os.close(self._fd)
+def _end_server(server):
+    """It ends with all below it, if it can."""
+    end = time.monotonic() + _PATIENCE
+    while server.send(0) and time.monotonic() < end:
+        time.sleep(0.01)
+    server.send(signal.SIGKILL)
 
 
-class _Rank(_Process):
-    def _prepare(self):
-        self.send(0)  # its number is its own as long as this succeeds
-        try:
-            os.killpg(self._number, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # it has no group of its own yet; macOS refuses a group that is all zombies
+def _end_job(name):
+    """Ends this user's processes with the job's name in their environment, whoever their parent is now."""
+    entry = f"{JOB}={name}".encode()
+    end, looks = time.monotonic() + _JOB_PATIENCE, 0
+    while looks < _LOOKS and time.monotonic() < end:
+        killed = [_kill_if_of(entry, int(path[6:])) for path in glob.glob("/proc/[0-9]*")]
+        looks = 0 if any(killed) else looks + 1
+        time.sleep(_PAUSE)
 
 
-class _Server(_Process):
-    def _prepare(self):
-        """It ends with all below it, if it can."""
-        end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end:
-            self.send(0)
-            time.sleep(0.01)
-
-
-class _Job:
-    """This user's processes with the job's name in their environment, whoever their parent is now."""
-
-    def __init__(self, name):
-        self._entry = f"{JOB}={name}".encode()
-
-    def end(self):
-        if not (os.path.isdir("/proc/self") and hasattr(os, "pidfd_open")):
-            return
-        end, looks = time.monotonic() + _JOB_PATIENCE, 0
-        while looks < _LOOKS and time.monotonic() < end:
-            killed = [self._kill(int(name)) for name in os.listdir("/proc") if name.isdecimal()]
-            looks = 0 if any(killed) else looks + 1
-            time.sleep(_PAUSE)
-
-    def _kill(self, number):
-        """Whether it belonged to the job. The pidfd comes first: if the number goes to another process
-        after that, the signal does not."""
-        try:
-            fd = os.pidfd_open(number)
-        except OSError:  # it has just ended
-            return False
-        try:
-            if self._entry not in _environment(number):
-                return False
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-            return True
-        except OSError:  # it has ended, or is another user's
-            return False
-        finally:
-            os.close(fd)
-
-    def close(self):
-        pass
+def _kill_if_of(entry, number):
+    """Whether the process belonged to the job. The handle comes first: if the number goes to another
+    process after that, the signal does not."""
+    process = Handle(number)
+    try:
+        known = process._fd is not None and entry in _environment(number)
+        return known and process.send(signal.SIGKILL)
+    except OSError:  # it has ended, or is another user's
+        return False
+    finally:
+        process.close()
 
 
 def _environment(number):
@@ -216,18 +188,12 @@ def _environment(number):
         return file.read().split(b"\0")
 
 
-class _Folder:
-    def __init__(self, path):
-        self._path = path
-
-    def end(self):
-        shutil.rmtree(self._path, ignore_errors=True)
-
-    def close(self):
-        pass
-
-
-_KINDS = {"rank": _Rank, "server": _Server, "job": _Job, "folder": _Folder}
+_ENDS = {
+    "rank": Handle.kill_group,
+    "server": _end_server,
+    "job": _end_job,
+    "folder": lambda path: shutil.rmtree(path, ignore_errors=True),
+}
 
 
 def main():
@@ -235,12 +201,12 @@ def main():
     for line in _lines():
         verb, what, which = line.split(" ", 2)
         if verb == "keep":
-            held[what, which] = _KINDS[what](which)
-        else:
-            held.pop((what, which)).close()
+            held[what, which] = Handle(int(which)) if what in ("rank", "server") else which
+        elif isinstance(known := held.pop((what, which)), Handle):
+            known.close()
     # ranks first, then the folders in which they write
-    for each in reversed(held.values()):
-        each.end()
+    for (what, _), each in reversed(held.items()):
+        _ENDS[what](each)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 
-from course_utils.launch.keepers import family, forks
+from course_utils.launch.keepers import forks
 from course_utils.launch.keepers.interrupts import uninterrupted
-from course_utils.launch.keepers.janitor import janitor
+from course_utils.launch.keepers.janitor import Handle, janitor
 
 # Where modules are looked for comes first: the learner may have a queue.py in the working folder.
 _PROGRAM = """import sys; sys.path[:] = {path}
@@ -194,7 +194,7 @@ class _Server:
         """When it ends."""
         with contextlib.suppress(ChildProcessError):  # somebody has done it
             self._wait()
-        self._handle.forget()
+        self._handle.close()
 
 
 def _begin(control):
@@ -210,7 +210,7 @@ def _begin(control):
         env={"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} | os.environ,
         start_new_session=True,
     )
-    return family.Handle(process.pid), process.wait
+    return Handle(process.pid), process.wait
 
 
 def _fork(control):
@@ -221,7 +221,7 @@ def _fork(control):
             forks.main(control)
         finally:
             os._exit(1)
-    return family.Handle(process), lambda: os.waitpid(process, 0)
+    return Handle(process), lambda: os.waitpid(process, 0)
 
 
 def _in_a_fork():

@@ -19,6 +19,8 @@ import types
 import cloudpickle
 import torch
 
+from course_utils.comm import private
+
 _LENGTH = struct.Struct("<Q")
 
 
@@ -36,17 +38,18 @@ class _Pickler(cloudpickle.Pickler):
             raise TypeError(f"it belongs to the ranks' process group: {_TIED[kind.__name__]}")
         if _stands_for_a_module(obj):
             return importlib.import_module, (obj.__name__,)
-        if obj is torch._C._functions:  # what once_differentiable uses; no import finds it
+        # what once_differentiable uses; no import finds it
+        if obj is private.autograd_functions.value:
             return operator.attrgetter("_C._functions"), (torch,)
         if kind is functools._lru_cache_wrapper and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
             return _sys_exit, ()
-        if isinstance(obj, torch.Tensor) and obj.dtype in torch.storage._new_dtypes():
+        if isinstance(obj, torch.Tensor) and obj.dtype in private.new_dtypes():
             return _of_new_dtype(obj)
         # Storages, not tensors: two tensors that share memory still share it on the other side.
         if isinstance(obj, torch.storage.TypedStorage):
-            return _typed_storage, (obj._untyped_storage, obj.dtype)
+            return _typed_storage, (private.untyped.of(obj), obj.dtype)
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             data = torch.empty(0, dtype=torch.uint8).set_(obj.cpu())
             return _untyped_storage, (pickle.PickleBuffer(data.numpy()),)
@@ -71,7 +74,7 @@ def _of_new_dtype(tensor):
     """Of numbers for which there is no typed storage (uint16, float8), PyTorch's own pickling has the
     bytes as they are, and its rebuilding asks for a storage with a type, whichever."""
     make, parts, *_ = tensor.__reduce_ex__(5)
-    bare = make is torch._utils._rebuild_tensor_v3 and isinstance(parts[0], torch.UntypedStorage)
+    bare = make is private.rebuild_tensor.value and isinstance(parts[0], torch.UntypedStorage)
     return make, (_typed_storage(parts[0], torch.uint8), *parts[1:]) if bare else parts
 
 

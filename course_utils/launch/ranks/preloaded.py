@@ -4,21 +4,22 @@ Only the fork server imports this module.
 """
 
 import gc
+import logging
 
 import torch.distributed as dist
-from torch._dynamo import trace_rules
 
 from course_utils import hardware
-from course_utils.comm import intercept, versions
+from course_utils.comm import intercept, private, versions
 from course_utils.launch.ranks import huge_pages
 
 intercept.install()
 versions.quieten()
+logging.getLogger(private.PIPELINE_LOG).setLevel(logging.ERROR)
 hardware.compute_alike()
 # PyTorch registers gloo when somebody asks for it, and looks through all packages that are
 # installed; where a group is made it empties these tables, which only torch.compile fills again.
 dist.is_backend_available("cpu:gloo")
-trace_rules.clear_lru_cache()
+private.forget_compiled()
 
 # A rank's garbage collection then leaves alone what the rank shares with the fork server: each
 # object that it touched would become the rank's private memory.

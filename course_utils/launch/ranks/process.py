@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from course_utils.comm.events import note
-from course_utils.launch.keepers import family, server
-from course_utils.launch.keepers.janitor import janitor
+from course_utils.launch.keepers import server
+from course_utils.launch.keepers.janitor import Handle, janitor
 from course_utils.launch.ranks import packing
 from course_utils.launch.ranks.output import Output
 from course_utils.launch.story import stacks
@@ -64,7 +64,7 @@ class RankProcess(Rank):
             self.pid = self.process.pid
             note("forked", f"rank {number} is process {self.pid}")
             janitor.keep("rank", self.pid)
-            self._handle = family.Handle(self.pid)
+            self._handle = Handle(self.pid)
             self._activity = _activity(self.pid)
             opened.pop_all()
         for end in ends:
@@ -125,7 +125,7 @@ class RankProcess(Rank):
         while self.read_message() and self.report is None and self._pending():
             pass
         self.code = self.process.wait()
-        self._handle.forget()
+        self._handle.close()
         note("died", f"rank {self.number}, exit code {self.code}")
         return False
 
@@ -166,11 +166,7 @@ class RankProcess(Rank):
 
     def kill(self) -> None:
         """Ends the rank and its group; nothing that it does can delay that."""
-        if self._handle.send(0):  # else its number may be another process's by now
-            # It has no group of its own before main; macOS refuses a group that is all zombies.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-        self._handle.send(signal.SIGKILL)
+        self._handle.kill_group()
 
     def close(self) -> None:
         """After kill: waits for the end and frees what the kernel holds of the rank."""

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import hardware
-from course_utils.comm import events, host_waits, intercept
+from course_utils.comm import events, host_waits, intercept, private
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import family, sockets
 from course_utils.launch.ranks import arguments, debugger, figures, output, packing, report, script
@@ -264,7 +264,7 @@ def _set_debug_level():
     else:
         dist.set_debug_level(dist.DebugLevel.INFO)
         # which would else list its parameters at each backward
-        logging.getLogger("torch.distributed.fsdp._runtime_utils").setLevel(logging.ERROR)
+        logging.getLogger(private.FSDP_LOG).setLevel(logging.ERROR)
 
 
 def _connect_pairs(device):

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
+from course_utils.comm import private
 from course_utils.launch.story import matching
 from course_utils.launch.story.calls import KEY, NEW_GROUP, NotedCall
 from course_utils.launch.story.failure import RankFailure
@@ -43,7 +44,7 @@ _BATCHES = (
 _THROUGH = {
     "forward": _ALONE,
     "backward": _BATCHES,
-    "_pre_forward": "The forward of a sharded model gathers its parameters: it is a call of all ranks.",
+    private.FSDP_FORWARD: "The forward of a sharded model gathers its parameters: it is a call of all ranks.",
 }
 _ALL_ENTER = "{function} is a call of all ranks, also of those that do not need its result."
 _NCCL_MISMATCH = "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."

@@ -10,6 +10,7 @@ import sysconfig
 from typing import NamedTuple
 
 import course_utils
+from course_utils.comm import private
 
 # Folders with these names hold installed packages, wherever they are: a virtual environment's, the system's, the
 # user's own (pip --user), those of a module system.
@@ -98,7 +99,7 @@ def passes_through(file: str, function: str) -> str:
     DistributedDataParallel's "forward"; "" if nothing."""
     if _DISTRIBUTED in file:
         return "" if function in _WRAPPERS else function
-    if function == "_engine_run_backward":
+    if function == private.BACKWARD:
         return "backward"  # DistributedDataParallel's buckets: the wait itself is in C++
     return "forward" if file.endswith(_DDP) else ""
 

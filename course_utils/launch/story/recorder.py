@@ -27,9 +27,8 @@ from collections.abc import Callable
 from concurrent import futures
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
-from course_utils.comm import intercept
+from course_utils.comm import intercept, private
 from course_utils.comm.collectives import OPERATORS, Operator, tensors_in
 from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, give_up
 from course_utils.launch.story.frames import is_own, passes_through
@@ -66,7 +65,7 @@ class Recorder:
         intercept.listen(self.on_call, refused=self.on_refused)
         intercept.waits = self
         # Every way to make a group passes here: new_group, new_subgroups, a device mesh.
-        make, signature = c10d._new_group_with_tag, inspect.signature(c10d._new_group_with_tag)
+        make, signature = private.new_group.value, inspect.signature(private.new_group.value)
 
         def make_on_record(*args, **kwargs):
             self._note_group(signature.bind(*args, **kwargs).arguments)
@@ -74,17 +73,17 @@ class Recorder:
             self._kept.append(made)
             return made
 
-        c10d._new_group_with_tag = make_on_record
+        private.new_group.put(make_on_record)
 
         self._watch_exceptions()
-        forget = c10d._unregister_all_process_groups
+        forget = private.end_groups.value
 
         def forget_on_record():  # what destroy_process_group does last
             with contextlib.suppress(Exception), self._lock:
                 self._write(DESTROY, DESTROY)
             forget()
 
-        c10d._unregister_all_process_groups = forget_on_record
+        private.end_groups.put(forget_on_record)
 
     def on_call(self, name: str, arguments: dict) -> Callable[[object], None] | None:
         """To be called before each call, as a listener of `intercept`."""
@@ -232,14 +231,14 @@ def _agreed_name(number):
     """A name for the present world that no other world has, and that all its ranks find without waiting for each
     other: the first that comes writes it into the world's store."""
     mine = f"{os.getpid()}-{number}"
-    return c10d._get_default_store().compare_set("course_utils/world", "", mine).decode()
+    return private.default_store().compare_set("course_utils/world", "", mine).decode()
 
 
 def _patience(group):
     """How long the calls of a group wait at most, in seconds, as far as its backend tells."""
-    with contextlib.suppress(AttributeError, RuntimeError):
-        backend = group._get_backend(group._device_types[0])
-        return backend.options._timeout.total_seconds()
+    with contextlib.suppress(AttributeError, ImportError, RuntimeError):
+        backend = private.backend(group, private.device_types.of(group)[0])
+        return private.timeout.of(backend.options).total_seconds()
     return math.inf
 
 

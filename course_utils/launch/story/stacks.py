@@ -13,6 +13,7 @@ import threading
 import time
 from multiprocessing import connection
 
+from course_utils.comm import private
 from course_utils.launch.story.frames import Frame, is_compiled, is_own, own, passes_through
 
 # A signal that nobody uses: SIGUSR1 and SIGUSR2 are the learner's (SLURM sends them before it ends a job). macOS has
@@ -28,7 +29,7 @@ _AGAIN = 0.25  # seconds after which a rank that has not answered is asked again
 # On another host PyTorch may lie in another folder.
 _TORCH = "/torch/"
 _C10D = "/torch/distributed/distributed_c10d.py"
-_OPERATORS = "/torch/_ops.py"
+_OPERATORS = "/" + "/".join(private.OPERATORS_FILE)
 # Where PyTorch waits for disks and processes; another rank cannot end that.
 _ALONE = re.compile("/torch/(distributed/checkpoint|utils/data|multiprocessing|serialization|hub)")
 _WAIT = "course_utils/comm/intercept.py"  # Work.wait, and a store's

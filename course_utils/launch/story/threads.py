@@ -14,6 +14,7 @@ import threading
 from concurrent.futures import thread as executor
 from typing import NamedTuple
 
+from course_utils.comm import private
 from course_utils.launch.story.frames import Frame
 from course_utils.launch.story.stacks import Stacks, waits
 
@@ -27,7 +28,7 @@ _IDLE = {
 _JOINS = (_THREADING, "join", "self._handle.join(timeout)")
 _JOIN_CALL = re.compile(r"\.join\(\)?")
 _SERVING = (
-    *("torch/utils/data/_utils/pin_memory.py", "multiprocessing/resource_sharer.py"),
+    *("/".join(private.PINNING_FILE), "multiprocessing/resource_sharer.py"),
     *("tqdm/_monitor.py", "course_utils/comm/serving.py"),
 )
 

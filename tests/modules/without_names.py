@@ -1,0 +1,224 @@
+"""What is seen where a PyTorch has a private name no longer: python -m tests.modules.without_names
+
+For each name of comm/private.py, a program runs in a fork of this process, in which the name is gone.
+Prints {name: what the program returned or raised, in words} as JSON.
+"""
+
+import importlib
+import json
+import multiprocessing
+import sys
+import weakref
+from contextlib import redirect_stdout, suppress
+from datetime import timedelta
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+import course_strict
+from course_exercises.authoring import ranks
+from course_grader import integrity, plain
+from course_planner import fake
+from course_planner.descriptions import Layout
+from course_utils import hardware
+from course_utils.comm import private
+from course_utils.launch import launch as launch_anywhere
+from course_utils.launch.keepers import server
+from course_utils.trace import Trace, meters
+from tests.support.on_gloo import launch
+
+
+def _sum(rank):
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return x
+
+
+def _compiled(rank):
+    return torch.compile(_sum, backend="eager")(rank)
+
+
+def _batch(rank):
+    x = torch.full((1,), float(rank))
+    y = torch.empty(1)
+    ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, y, 1 - rank)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return y + rank + 1
+
+
+def _own_world(rank):
+    dist.new_group([0, 1])
+    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    return _sum(rank)
+
+
+def _left_alone(rank):
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    if rank == 0:
+        with suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=group)  # fails by itself
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def _apply_double(rank):
+    return _Double.apply(torch.ones(1)).item()
+
+
+_Double.__module__ = _apply_double.__module__ = "__main__"  # as of a cell: they are sent whole
+
+
+def _of_float8(rank):
+    return torch.ones(2).to(torch.float8_e5m2)
+
+
+def _typed(rank):
+    return torch.ones(2).storage()
+
+
+def _traced(rank):
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    with Trace():
+        model(torch.ones(1, 2)).sum().backward()
+
+
+def _joined(rank):
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2).to(hardware.device()))
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(1 + rank):
+            model(torch.ones(1, 2, device=hardware.device())).sum().backward()
+
+
+def _ranks(fn, start=launch, **options):
+    def program():
+        server.fork_from_here()
+        return start(fn, 2, **options)
+
+    return program
+
+
+def _metered():
+    importlib.reload(meters)  # where a class of a mode is made
+    with meters.Sampling():
+        return torch.ones(2) + 1
+
+
+def _used_early():
+    with ranks.UsedEarly(SimpleNamespace(open_calls=list)):
+        return torch.ones(2) + 1
+
+
+def _under_rules():
+    device = course_strict.install()
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    x = torch.ones(2, 2, device=device)
+    dist.all_reduce(x)
+    with torch.autocast(device.type, torch.bfloat16):
+        x = x @ x
+    return torch._neg_view(x).cpu()
+
+
+def _hook_under_rules():
+    x = torch.ones(2, device=course_strict.install(), requires_grad=True)
+    x.register_hook(lambda gradient: 1 / 0)
+    (x * 2).sum().backward()
+
+
+def _referred_under_rules():
+    device, model = course_strict.install(), nn.Linear(2, 2)
+    kept = weakref.ref(model.weight)
+    return model.to(device), kept
+
+
+def _planned(step):
+    def plan(mesh, layout):
+        model = nn.Linear(4, 4)
+        parallelize_module(model, mesh["tp"], RowwiseParallel())
+        return lambda: step(model(torch.ones(2, 2)))
+
+    return lambda: fake.trace(plan, Layout(tp=2))
+
+
+def _written_by_hand():
+    return plain.Writer(lambda held: 0).dump(torch.ones(1))
+
+
+PROGRAMS = {
+    **dict.fromkeys(("all_operators", "keys_after", "key", "schema"), _ranks(_sum)),
+    **dict.fromkeys(("skip", "strategy", "set_strategy"), _ranks(_compiled)),
+    **dict.fromkeys(("start_batch", "end_batch"), _ranks(_batch)),
+    **dict.fromkeys(("forget_compiled", "new_group", "end_groups"), _ranks(_own_world)),
+    "default_store": _ranks(_own_world),
+    **dict.fromkeys(("backend", "device_types", "timeout"), _ranks(_left_alone)),
+    "autograd_functions": _ranks(_apply_double),
+    **dict.fromkeys(("new_dtypes", "rebuild_tensor"), _ranks(_of_float8)),
+    "untyped": _ranks(_typed),
+    **dict.fromkeys(("dispatch_mode", "tree_leaves", "address"), _metered),
+    "below": _used_early,
+    **dict.fromkeys(("backward_task", "engine"), _ranks(_traced)),
+    **dict.fromkeys(
+        (
+            *("keys", "make_device", "DeviceGuard", "device_kind", "negated", "is_view"),
+            *("registered_for", "without_keys", "tree_map", "plugins", "Plugin"),
+            *("set_default_backend", "register_backend", "set_group_name", "work_of"),
+        ),
+        _under_rules,
+    ),
+    "run_backward": _hook_under_rules,
+    "apply_to_module": _referred_under_rules,
+    "reducer_waits": _ranks(_joined, launch_anywhere, rules="nccl"),
+    **dict.fromkeys(
+        (
+            *("fake_store", "fake_tensor", "fake_mode", "real_mode", "group_called"),
+            *("shape_of", "forget_shardings", "transforms"),
+        ),
+        _planned(lambda output: output.sum().backward()),
+    ),
+    **dict.fromkeys(("needs_value", "needs_shape"), _planned(torch.Tensor.tolist)),
+    "plain_tensors": _written_by_hand,
+    "replaced": integrity.snapshot,
+}
+
+
+def _without(name, program, answer):
+    named = getattr(private, name)
+    for each in named if isinstance(named, list) else [named]:
+        each.path += "_gone"
+        vars(each).pop("value", None)
+    try:
+        with redirect_stdout(sys.stderr):
+            answer.send(f"returned {program()}")
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is compared
+        answer.send(f"{type(error).__name__}: {error}")
+
+
+def main():
+    """All, or those that the command line names."""
+    fork, said = multiprocessing.get_context("fork"), {}
+    for name in sys.argv[1:] or PROGRAMS:
+        answers, answer = fork.Pipe(duplex=False)
+        process = fork.Process(target=_without, args=(name, PROGRAMS[name], answer))
+        process.start()
+        answer.close()
+        with suppress(EOFError):
+            said[name] = answers.recv()
+        process.join()
+    print(json.dumps(said, indent=1))
+
+
+if __name__ == "__main__":
+    main()
