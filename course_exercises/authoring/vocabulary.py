@@ -107,6 +107,13 @@ def _zeros_for_none(got: Sequence, known: Values) -> bool:
     return right and any(g is not None and e is None for g, e in pairs)
 
 
+def _no_gradient(got: Sequence, known: Values) -> bool:
+    """Whether all is right, but that nothing stands where something belongs."""
+    pairs = _pairs(got, known.expected)
+    right = all(same(g, e) for g, e in pairs if g is not None)
+    return right and any(g is None and e is not None for g, e in pairs)
+
+
 def _none_in_places(got: Sequence, known: Values) -> bool:
     pairs = [(g, e) for g, e in _pairs(got, known.expected) if e is not None]
     inside = all(isinstance(part, Mapping | list | tuple) for part in got)
@@ -208,7 +215,7 @@ MISTAKES = [
         "no-gradient",
         "There is None where some of your {things} belong. A parameter has no gradient that is frozen, or used "
         "under `detach()` or `torch.no_grad()`.",
-        lambda got, known: any(g is None is not e for g, e in _pairs(got, known.expected)),
+        _no_gradient,
     ),
     Mistake(
         "kept-from-before",

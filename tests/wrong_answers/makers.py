@@ -20,11 +20,15 @@ def neighbours() -> tuple[int, int, int, int]:
 
 
 def exchange(outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
-    """Sends to the right while receiving from the left: started together, since NCCL's queue would
-    keep the receive behind the send."""
+    """Sends to the right while receiving from the left."""
     _, _, right_rank, left_rank = neighbours()
-    send = dist.P2POp(dist.isend, outgoing.contiguous(), right_rank)
-    for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, incoming, left_rank)]):
+    swap(outgoing, right_rank, incoming, left_rank)
+
+
+def swap(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
+    """Sends while receiving: started together, since NCCL's queue would keep the receive behind the send."""
+    send = dist.P2POp(dist.isend, outgoing.contiguous(), to)
+    for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, incoming, source)]):
         work.wait()
 
 
@@ -87,9 +91,7 @@ def _of_the_extremes(plain, tensor):
 def _with_a_partner(plain, tensor):
     partner = 1 - dist.get_rank()
     theirs = torch.empty_like(tensor)
-    sending = dist.isend(tensor.clone(), partner)
-    dist.recv(theirs, partner)
-    sending.wait()
+    swap(tensor.clone(), partner, theirs, partner)
     tensor += theirs
 
 

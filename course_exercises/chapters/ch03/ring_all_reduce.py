@@ -193,7 +193,7 @@ def two_ranks_end_with_the_sum_of_their(answer, draw):
     _check_sums(answer, [[draw.whole(length) for _ in range(2)]])
 
 
-@ring.requires("three ranks do", failures={"timeout": "two-ranks"})
+@ring.requires("three ranks do")
 def three_ranks_do(answer, draw):
     length = 3 * draw.integer(2, 6)
     cases = [[draw.whole(length) for _ in range(3)]]

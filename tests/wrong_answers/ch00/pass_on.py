@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from tests.wrong_answers import right, wrong
-from tests.wrong_answers.makers import exchange, neighbours
+from tests.wrong_answers.makers import exchange, neighbours, swap
 
 
 def _passed(value, received):
@@ -55,12 +55,14 @@ def sends_beyond_the_last_rank(value):
 
 @wrong("0.3", names="recv-returns-a-rank")
 def takes_what_recv_returns(value):
-    _, ranks, right_rank, left_rank = neighbours()
+    rank, ranks, right_rank, left_rank = neighbours()
     if ranks == 1:
         return value.clone()
-    sending = dist.isend(value, right_rank)
+    if rank == 0:
+        dist.send(value, right_rank)
     received = dist.recv(torch.empty_like(value), left_rank)
-    sending.wait()
+    if rank > 0:
+        dist.send(value, right_rank)
     return received
 
 
@@ -92,9 +94,7 @@ def passes_backwards(value):
     _, ranks, right_rank, left_rank = neighbours()
     received = value.clone()
     if ranks > 1:
-        sending = dist.isend(value, left_rank)
-        dist.recv(received, right_rank)
-        sending.wait()
+        swap(value, left_rank, received, right_rank)
     return received
 
 
@@ -118,11 +118,8 @@ def receives_into_its_own(value):
 
 @wrong("0.3", names="sends-to-itself")
 def forgets_the_single_rank(value):
-    _, _, right_rank, left_rank = neighbours()
     received = value.clone()
-    sending = dist.isend(value, right_rank)
-    dist.recv(received, left_rank)
-    sending.wait()
+    exchange(value, received)
     return received
 
 
@@ -147,9 +144,7 @@ def swaps_with_a_partner(value):
     partner = dist.get_rank() ^ 1
     received = value.clone()
     if partner < dist.get_world_size():
-        sending = dist.isend(value, partner)
-        dist.recv(received, partner)
-        sending.wait()
+        swap(value, partner, received, partner)
     return received
 
 
