@@ -64,7 +64,8 @@ searching = Exercise(
         "at-most": "A layout that needs exactly what a GPU has does fit: at most.",
         "always-selective": "You always compute attention twice. Where there is room, not to is faster.",
         "always-zero-3": "You always shard everything. What need not be gathered costs nothing.",
-        "one-node": "You keep all groups but dp within a node.",
+        "one-node": "You keep tensor groups within a node. That is a rule of thumb: where nothing else fits, a slow group over "
+        "several nodes is the layout to take.",
         "slow": "A legal layout that fits, and another one is more than 10 % faster.",
         "no-error": "No layout fits, and you return one all the same. Raise a ValueError.",
         "returns-none": "No layout fits, and you return None. The one who asked would find out later, somewhere else: raise a "
@@ -334,6 +335,12 @@ def _only_full(order: _Order, fitting: list[tuple]) -> bool:
     )
 
 
+def _over_nodes(order: _Order, fitting: list[tuple]) -> bool:
+    """Where a tensor group has to leave its node, and need not be that of all GPUs."""
+    alone = all(layout.tp > order.hardware.node for *_, layout in fitting)
+    return alone and _regret(fitting, "never-all-in-one") < _HARMLESS
+
+
 def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
     """Where a search that forgets one rule of what is legal finds something faster."""
     return lambda order, fitting: _fastest_without(order, rule) < fitting[0][1]
@@ -425,6 +432,14 @@ def all_gpus_for_one_copy_of_the_model(answer, draw):
     odd = one | {"gpus": [4], "node": [4], "layers": [11, 13], "memory": [16, 24]}
     order = _order_where(draw, _needing("never-all-in-one"), **odd, seq=[4096, 8192])
     _check_choice(answer, order, "never-all-in-one")
+
+
+@searching.requires(
+    "a tensor group that is larger than a node", failures={"ValueError": "one-node"}
+)
+def a_tensor_group_that_is_larger_than_a(answer, draw):
+    few = {"gpus": [16], "node": [2], "batch": [1 / 4], "layers": [11, 13], "heads": [32, 40]}
+    _check_choice(answer, _order_where(draw, _over_nodes, **few))
 
 
 @searching.requires(
