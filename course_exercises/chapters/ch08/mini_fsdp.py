@@ -346,7 +346,7 @@ def every_rank_starts_with_rank_0_parameters(answer, draw):
     expect(got, [first.buffers] * ranks, each="rank", what="the buffers", likely=likely)
 
 
-@fsdp.requires("a rank keeps its shard of each matrix, and every vector")
+@fsdp.requires("a rank keeps its shard of each matrix, and every vector", needs_earlier=True)
 def a_rank_keeps_its_shard_of_each_matrix(answer, draw):
     ranks = draw.choice((2, 3))
     reports = run(_started, ranks, answer, _recipe(draw, _plain, ranks), draw.seed())
@@ -547,7 +547,7 @@ def full_parameters_gives_copies(answer, draw):
             raise Wrong("full-aliased", expected="tensors of their own", got=got)
 
 
-@fsdp.requires("two ranks compute and learn as one process does")
+@fsdp.requires("two ranks compute and learn as one process does", needs_earlier=True)
 def two_ranks_compute_and_learn_as_one_process(answer, draw):
     _check_training(answer, _training(draw, _recipe(draw, _plain, 2), 2, steps=3))
 
