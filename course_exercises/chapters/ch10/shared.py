@@ -157,7 +157,8 @@ class Ring:
 def ring_task(draw, ranks: int) -> Ring:
     heads, half, width = draw.integer(1, 3), draw.integer(2, 4), draw.integer(3, 6)
     shape = draw.integer(1, 2), heads, 2 * half * ranks, width
-    return Ring(ranks, *(draw.tensor(*shape) for _ in range(4)))
+    q, k, v, slope = (draw.tensor(*shape) for _ in range(4))
+    return Ring(ranks, q, k, v, slope / 2)  # the gradients are sums over many queries
 
 
 def wrong_outputs(task: Ring) -> dict[str, object]:
