@@ -628,7 +628,8 @@ from course_exercises import check, hint
 class SequenceParallelNorm(nn.Module):
     """LayerNorm on this rank's tokens, then an all-gather of the sequence.
 
-    `norm` is the same on every rank and is kept as `self.norm`; it has no other parameters.
+    `norm` is the same on every rank and is kept as `self.norm`; it has no other parameters. Where it is
+    frozen, its parameters stay without gradients.
     """
 
     def __init__(self, norm: nn.LayerNorm) -> None:

@@ -13,9 +13,18 @@ from course_exercises.authoring.compare import (
     relation,
     same,
     show,
+    tolerance_used,
 )
 
 T = torch.tensor
+
+
+def test_a_value_is_judged_by_its_own_size():
+    """Beside a thousand, a small entry may be off by no more than elsewhere."""
+    assert compare(T([1000.0, 0.001]), T([1000.0, 0.0])) is not None
+    assert tolerance_used(T([0.5]), T([1.0]), 0.5).item() == 0.5
+    assert tolerance_used(T([1.0, math.nan]), T([1.0, 1.0]), 0.0)[0] == 0
+
 
 EQUAL = [
     (T([1.0, 2.0]), T([1.0, 2.0 + 1e-6])),
@@ -136,6 +145,8 @@ RELATIONS = [
     (T([math.nan, 0.0]), T([1.0, 2.0]), "not every value is finite"),
     ({"b": [4], "a": 2.0}, {"a": 1, "b": [2]}, "every value is 2 times what is expected"),
     ([3, 1], [1, 3], "the right values in another order"),
+    ([[1, 3], [2, 4]], [[1, 2], [3, 4]], "the right values in another order"),
+    ([[1, 3, 2], [4]], [[1, 2], [3, 4]], "the right values in other groups"),
     ([1.0, 2.0], T([1.0, 2.0]), ""),  # the order is right, only the kind is not
     (12, 4, "3 times what is expected"),
     (4, 12, "1/3 of what is expected"),

@@ -1,5 +1,5 @@
 """Proves the checks: unanswered they say so, solved they pass, and every plausible wrong answer is
-rejected with the hint that fits it.
+rejected with the hint that fits it, and with none that does not.
 
 There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out, and what it tries
 is imported when it is tried. The run ends with a table: see exercise_table.py in this folder. The inputs are those of one seed,
@@ -15,8 +15,7 @@ from copies import make_copy
 from source import read_source
 
 from course_exercises.authoring import load_answer
-from course_exercises.authoring.framework import attempt
-from course_exercises.authoring.guard import undisturbed
+from course_exercises.authoring.framework import judge
 from course_exercises.checks import examine
 from course_exercises.checks.catalogue import find, modules
 from course_exercises.checks.learner import render
@@ -25,6 +24,7 @@ from tests.wrong_answers import answers_to, load_all
 
 FEWEST_WRONG = 5
 HINTS = 3
+FIRST_SENTENCE_ONLY = ("0.", "1.", "2.", "3.")  # what is said after it, nobody has read yet
 SEED = os.environ.get("COURSE_SEED", "0")
 
 
@@ -93,25 +93,17 @@ def class_of(exercise_id):
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
             record_property("wrong", exercise_id)
             exercise, answer = find(exercise_id), wrong.load()
-            failed = failures(exercise, answer.answer, SEED)
+            lines = judge(exercise, answer.answer, SEED).lines
+            failed = [line for line in lines if line.ok is False]
             if not failed or not exercise.misconceptions.get(failed[0].misconception):
                 record_property("generic", exercise_id)
             first = next((line for line in failed if line.misconception), None)
             assert first, "no mistake was named"
             assert first.misconception == answer.named_here, first
+            if not exercise_id.startswith(FIRST_SENTENCE_ONLY):
+                assert answer.untrue(lines) == [], "true of it? Then say so with `also`"
 
     return TestExercise
-
-
-def failures(exercise, answer, seed):
-    """The lines that failed, up to the first that names a mistake."""
-    failed = []
-    with undisturbed():
-        for line in attempt(exercise, answer, seed):
-            failed += [line] if line.ok is False else []
-            if line.misconception:
-                break
-    return failed
 
 
 def must_pass(exercise_id, answer):

@@ -1,24 +1,22 @@
 """Tries all answers of exercises with many seeds: python -m tests.soaks.soak_checks 100 1.1 1.2
 
 Counts the right answers that were rejected and the wrong ones that were accepted, both of which
-must be none, and the wrong ones whose first hint was that of another mistake, because two mistakes
-happened to give the same result. Those of the corpus may get any hint.
+must be none; the wrong ones whose first hint was that of another mistake, because two mistakes
+happened to give the same result; and those of which something untrue was said later. Those of the
+corpus may get any hint.
+
+With --margins in front, tries the right answers only, and says how much of its tolerance a comparison
+of theirs has used at most: a tenth, or a right answer may be rejected under another seed.
 """
 
 import sys
 from collections import Counter
+from unittest import mock
 
-from course_exercises.authoring import load_answer
-from course_exercises.authoring.framework import attempt
-from course_exercises.authoring.guard import undisturbed
+from course_exercises.authoring import compare, load_answer
+from course_exercises.authoring.framework import judge
 from course_exercises.checks.catalogue import exercises
 from tests.wrong_answers import ANY, Answer, load_all, load_corpus
-
-
-def first_failure(exercise, answer, seed):
-    """The first line that failed, or None."""
-    with undisturbed():
-        return next((line for line in attempt(exercise, answer, seed) if not line.ok), None)
 
 
 def soak(exercise, seeds):
@@ -28,30 +26,69 @@ def soak(exercise, seeds):
     found = Counter()
     for answer in answers:
         for seed in range(seeds):
-            line = first_failure(exercise, answer.answer, str(seed))
-            if (word := _wrong(answer, line)) is not None:
+            lines = judge(exercise, answer.answer, str(seed)).lines
+            if (word := _wrong(answer, lines)) is not None:
                 found[word] += 1
-                said = f" ({line.misconception}: {line.requirement})" if line else ""
-                print(f"  seed {seed}: {answer.answer.__name__} is {word}{said}", flush=True)
+                said = [line.misconception for line in lines if line.ok is False]
+                print(f"  seed {seed}: {answer.answer.__name__} is {word} {said}", flush=True)
     print(
         f"{exercise.id} {exercise.name}: {len(answers)} answers, {seeds} seeds: "
         f"{found['rejected']} right ones rejected, {found['accepted']} wrong ones accepted, "
-        f"{found['misnamed']} misnamed",
+        f"{found['misnamed']} misnamed, {found['slandered']} with something untrue said later",
         flush=True,
     )
 
 
-def _wrong(answer, line):
+def margins(exercise, seeds):
+    """Print the largest share of a tolerance that the right answers to one exercise use."""
+    answers = [a for a in load_all(exercise.id) if a.names is None]
+    answers.append(Answer(exercise.id, load_answer(exercise.id), None))
+    worst, rejected = (0.0, ""), 0
+    for answer in answers:
+        for seed in range(seeds):
+            used, passed = _tolerance_used(exercise, answer.answer, str(seed))
+            rejected += not passed
+            worst = max(worst, (used, f" ({answer.answer.__name__}, seed {seed})" if used else ""))
+    print(
+        f"{exercise.id} {exercise.name}: {len(answers)} right answers, {seeds} seeds: "
+        f"{rejected} rejected, at most {worst[0]:.1%} of a tolerance used{worst[1]}",
+        flush=True,
+    )
+
+
+def _tolerance_used(exercise, answer, seed):
+    """The largest share that an accepted comparison of a check has used, and whether it has passed."""
+    shares, plain = [0.0], compare.tolerance_used
+
+    def noted(*given):
+        used = plain(*given)
+        if used.numel() and used.max() <= 1:  # else a question whether this is another value
+            shares.append(used.max().item())
+        return used
+
+    with mock.patch.object(compare, "tolerance_used", noted):
+        passed = judge(exercise, answer, seed).status == "passed"
+    return max(shares), passed
+
+
+def _wrong(answer, lines):
     """What is wrong with that verdict, if anything."""
+    failed = [line for line in lines if line.ok is False]
     if answer.names is None:
-        return "rejected" if line else None
-    if line is None:
+        return "rejected" if failed else None
+    if not failed:
         return "accepted"
-    return None if answer.named_here in (line.misconception, ANY) else "misnamed"
+    if answer.named_here == ANY:
+        return None
+    if failed[0].misconception != answer.named_here:
+        return "misnamed"
+    return "slandered" if answer.untrue(lines) else None
 
 
 if __name__ == "__main__":
-    count, *wanted = sys.argv[1:]
+    given = sys.argv[1:]
+    tried = margins if given[0] == "--margins" else soak
+    count, *wanted = given[1:] if tried is margins else given
     for each in exercises():
         if not wanted or each.id in wanted:
-            soak(each, int(count))
+            tried(each, int(count))

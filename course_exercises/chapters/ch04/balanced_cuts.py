@@ -245,6 +245,7 @@ def one_stage_as_many_stages_as_layers_layers(answer, draw):
 @cutting.requires(
     "many random lists, of whole numbers and of fractions",
     failures={"cannot be interpreted as an integer": "fractions"},
+    needs_earlier=True,
 )
 def many_random_lists(answer, draw):
     for unit, likely in ((1, "not-best"), (2**-8, "fractions"), (2**-23, "too-coarse")):
@@ -254,7 +255,7 @@ def many_random_lists(answer, draw):
             _must_be_best(_cuts_of(answer, costs, stages), costs, stages, likely)
 
 
-@cutting.requires("96 layers in 12 stages, in seconds", seconds=5)
+@cutting.requires("96 layers in 12 stages, in seconds", seconds=5, needs_earlier=True)
 def with_96_layers_in_12_stages(answer, draw):
     costs = [draw.integer(1, 1000) for _ in range(96)]
     _must_be_best(_cuts_of(answer, costs, 12), costs, 12, "not-best")

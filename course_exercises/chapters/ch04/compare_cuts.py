@@ -41,7 +41,7 @@ comparing = Exercise(
         "rows-missing": "The table has one row for each of the three strategies, under its name, and "
         "each row has the four entries of the docstring.",
         "remainder-last": "Equal layers: where the number does not divide, the first stages have one "
-        "layer more each. You leave the whole rest to one stage.",
+        "layer more each. Yours are all of one size but the last, which takes what is left.",
         "shares-rounded": "You round i * n / s. Then the longer stages stand anywhere; asked is that the "
         "first n % s stages have one layer more each.",
         "cut-of-ones": "Equal layers: `cut` looks at the slowest stage alone, so for equal costs it "
@@ -445,7 +445,9 @@ def the_memory_of_every_stage(answer, draw):
         _check_memory(answer, _case(draw, count, stages))
 
 
-@comparing.requires("frozen layers, buffers, a tied layer; layers that keep the same tensor")
+@comparing.requires(
+    "frozen layers, buffers, a tied layer; layers that keep the same tensor", needs_earlier=True
+)
 def frozen_layers_buffers_a_tied_layer_layers(answer, draw):
     with_frozen, with_buffers, with_tied = (
         _frozen_case(draw),
@@ -474,7 +476,7 @@ def _lengthen(case: _Case, make: Callable[[int], list[nn.Module]]) -> None:
     case.seconds = [0.001] * len(first) + case.seconds
 
 
-@comparing.requires("token numbers as inputs, other dtypes, one stage")
+@comparing.requires("token numbers as inputs, other dtypes, one stage", needs_earlier=True)
 def token_numbers_as_inputs(answer, draw):
     torch.manual_seed(draw.seed())
     vocabulary, width, wider = draw.integer(5, 9), draw.integer(3, 8), draw.integer(9, 12)

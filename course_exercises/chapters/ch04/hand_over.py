@@ -353,19 +353,22 @@ def one_tensor_crosses(answer, draw):
 @crossing.requires(
     "two tensors cross that share a part of the graph",
     failures={"finished without": "unanswered", "timeout": "waits-too-early"},
+    needs_earlier=True,
 )
 def two_tensors_cross_that_share_a_part(answer, draw):
     _check_crossing(answer, draw, "two")
 
 
 @crossing.requires(
-    "gradients add up over two steps, in float64", failures={"mismatch": "float32-only"}
+    "gradients add up over two steps, in float64",
+    failures={"mismatch": "float32-only"},
+    needs_earlier=True,
 )
 def gradients_add_up_over_two_steps(answer, draw):
     _check_crossing(answer, draw, "two", torch.float64, steps=2)
 
 
-@crossing.requires("a tensor that is not contiguous")
+@crossing.requires("a tensor that is not contiguous", needs_earlier=True)
 def a_tensor_that_is_not_contiguous(answer, draw):
     _check_crossing(answer, draw, "turned")
 
@@ -375,6 +378,7 @@ def a_tensor_that_is_not_contiguous(answer, draw):
     failures=dict.fromkeys(
         ("floating point", "'NoneType'", "does not require grad"), "integer-leaf"
     ),
+    needs_earlier=True,
 )
 def an_integer_tensor_between_two_others(answer, draw):
     _check_crossing(answer, draw, "numbers")
@@ -383,6 +387,7 @@ def an_integer_tensor_between_two_others(answer, draw):
 @crossing.requires(
     "a tensor that the loss does not use",
     failures={"'NoneType'": "unused-tensor", "timeout": "unused-tensor"},
+    needs_earlier=True,
 )
 def a_tensor_that_the_loss_does_not_use(answer, draw):
     _check_crossing(answer, draw, "unused")
@@ -395,6 +400,7 @@ def a_tensor_that_the_loss_does_not_use(answer, draw):
         "timeout": "constant-tensor",
         "mismatch": "constant-tensor",
     },
+    needs_earlier=True,
 )
 def a_floating_point_tensor_without_a_graph_behind(answer, draw):
     _check_crossing(answer, draw, "constant")

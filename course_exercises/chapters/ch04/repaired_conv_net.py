@@ -165,7 +165,9 @@ def images_of_16_x_16_pixels(answer, draw):
     _check_logits(answer, draw, (16, 16))
 
 
-@repairing.requires("other sizes", failures={**LOST_BATCH, "mat1 and mat2": "in-features-wrong"})
+@repairing.requires(
+    "other sizes", failures={**LOST_BATCH, "mat1 and mat2": "in-features-wrong"}, needs_earlier=True
+)
 def other_sizes(answer, draw):
     for size in (draw.choice([24, 28, 32]), draw.choice([19, 23, 25])):
         _check_logits(answer, draw, (size, size))
@@ -189,6 +191,7 @@ def height_and_width_differ(answer, draw):
 @repairing.requires(
     "each part is on its device, and what passes is moved",
     failures={**LOST_BATCH, "x4 and ": "no-flatten", "mat1 and mat2": "in-features-wrong"},
+    needs_earlier=True,
 )
 def each_part_is_on_its_device(answer, draw):
     moved = {p.device for p in _repaired(answer, draw, (16, 16), [META, META]).parameters()}

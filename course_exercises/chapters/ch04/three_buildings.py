@@ -29,6 +29,7 @@ buildings = Exercise(
         ),
     ],
     misconceptions={
+        "no-super": "Modules are registered by nn.Module's own constructor: call `super().__init__()` first.",
         "not-registered": "The parts are in a plain list, so `parameters()` does not find them: an "
         "optimizer would train nothing. Use `nn.ModuleList`.",
         "list-not-module": "A slice of `layers` is a plain list, which cannot be moved or called. "
@@ -73,6 +74,7 @@ buildings = Exercise(
     failures={
         **NO_SUCH_GPU,
         "Cannot copy out of meta": "output-elsewhere",
+        "before Module.__init__": "no-super",
         "'list' object": "list-not-module",
         "list is not a Module subclass": "list-not-module",
         'missing the required "forward"': "container-called",
@@ -188,7 +190,9 @@ def _places(answer, draw, count: int, devices) -> list[torch.device]:
     return [station.weight.device for station in stations]
 
 
-@buildings.requires("part i is on devices[i]; no two parts differ by more than one layer")
+@buildings.requires(
+    "part i is on devices[i]; no two parts differ by more than one layer", needs_earlier=True
+)
 def part_i_is_on_devices_i(answer, draw):
     for count in (3, *_awkward(draw)):
         # The meta device shows one border at a time: once behind part 1, once behind part 0.
@@ -211,7 +215,10 @@ def part_i_is_on_devices_i(answer, draw):
             raise Wrong("uneven", expected=expected, got=f"parts of {sizes}")
 
 
-@buildings.requires("activations move from part to part, and the output stays on the last device")
+@buildings.requires(
+    "activations move from part to part, and the output stays on the last device",
+    needs_earlier=True,
+)
 def activations_move_from_part_to_part(answer, draw):
     for devices in ([CPU, CPU, META], [CPU, META, META], [META] * 3):
         layers, _, inputs = _stations(draw, draw.choice([4, 5, 7, 8]))

@@ -101,12 +101,16 @@ def the_idle_share_of_the_total_time(answer, draw):
     _check_bubble(answer, few, {"few-micro-batches": lambda p, m, v=1: answer(p, m)})
 
 
-@bubble.requires("one stage, and one micro-batch")
+@bubble.requires("one stage, and one micro-batch", needs_earlier=True)
 def one_stage_and_one_micro_batch(answer, draw):
     _check_bubble(answer, [(1, draw.integer(2, 9)), (draw.integer(2, 9), 1), (1, 1)], {})
 
 
-@bubble.requires("with several chunks per rank", failures={"positional argument": "no-chunks"})
+@bubble.requires(
+    "with several chunks per rank",
+    failures={"positional argument": "no-chunks"},
+    needs_earlier=True,
+)
 def with_several_chunks_per_rank(answer, draw):
     cases = [(p, p * draw.integer(2, 6), draw.integer(2, 4)) for p in draw.sample(range(3, 9), 3)]
     _check_bubble(

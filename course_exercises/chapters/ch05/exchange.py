@@ -321,6 +321,7 @@ def shapes_that_differ_from_stage_to_stage(answer, draw):
 @exchanging.requires(
     "double precision, and activations that belong to a graph",
     failures=dict.fromkeys(("mismatch", "signal", "timeout"), "dtype-lost"),
+    needs_earlier=True,
 )
 def double_precision_and_activations_that_belong(answer, draw):
     ranks = draw.integer(3, 4)
@@ -344,6 +345,7 @@ def tensors_of_zeros(answer, draw):
 @exchanging.requires(
     "tensors that are not contiguous",
     failures=dict.fromkeys(("exception", "timeout", "mismatch", "signal"), "needs-contiguous"),
+    needs_earlier=True,
 )
 def tensors_that_are_not_contiguous(answer, draw):
     ranks = draw.integer(2, 3)

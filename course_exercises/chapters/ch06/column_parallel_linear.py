@@ -81,13 +81,13 @@ def each_of_two_ranks_holds_its_block(answer, draw):
     check_held(answer, linear_task(draw, COLUMN, 2))
 
 
-@column.requires("each rank computes its block of the outputs")
+@column.requires("each rank computes its block of the outputs", needs_earlier=True)
 def each_rank_computes_its_block_of_the_outputs(answer, draw):
     task = linear_task(draw, COLUMN, 2)
     check_outputs(run_linear(answer, task), task)
 
 
-@column.requires("every rank has the whole gradient of the input")
+@column.requires("every rank has the whole gradient of the input", needs_earlier=True)
 def every_rank_has_the_whole_gradient(answer, draw):
     check_linear(answer, linear_task(draw, COLUMN, 2))
 
@@ -113,7 +113,7 @@ def a_layer_in_double_precision(answer, draw):
     check_double(answer, draw, COLUMN)
 
 
-@column.requires("what goes past the layer is not summed")
+@column.requires("what goes past the layer is not summed", needs_earlier=True)
 def what_goes_past_the_layer_is_not_summed(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
     beside = draw.tensor(*task.x.shape)
@@ -121,20 +121,22 @@ def what_goes_past_the_layer_is_not_summed(answer, draw):
 
 
 @column.requires(
-    "an input that needs no gradient", failures={"register a hook": "needs-input-gradient"}
+    "an input that needs no gradient",
+    failures={"register a hook": "needs-input-gradient"},
+    needs_earlier=True,
 )
 def an_input_that_needs_no_gradient(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3]))
     check_outputs(run_linear(answer, task, x_learns=False), task)
 
 
-@column.requires("the shards are contiguous, in memory of exactly their size")
+@column.requires("the shards are contiguous, in memory of exactly their size", needs_earlier=True)
 def the_shards_are_contiguous(answer, draw):
     for ranks in (draw.choice([2, 3, 4]), 1):
         check_memory(answer, linear_task(draw, COLUMN, ranks))
 
 
-@column.requires("nothing is sent forward, the size of the input backward")
+@column.requires("nothing is sent forward, the size of the input backward", needs_earlier=True)
 def nothing_is_sent_forward(answer, draw):
     task = linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
     check_linear_sent(answer, task, (0, own_bytes(task.x)))

@@ -285,7 +285,8 @@ def _attention_task(draw, ranks: int, heads: int, dtype=torch.float32) -> _Atten
     samples, tokens, width = draw.integer(1, 3), draw.integer(4, 7), full.qkv.in_features
     x = 2 * draw.tensor(samples, tokens, width, dtype=dtype)
     other = draw.tensor(samples + 1, tokens + draw.integer(1, 3), width, dtype=dtype)
-    slope = draw.tensor(*x.shape, dtype=dtype)
+    # the gradients are sums over all tokens: small enough that a step leaves the outputs near 1
+    slope = draw.tensor(*x.shape, dtype=dtype) / (samples * tokens) ** 0.5
     trained, leaf = copy.deepcopy(full), x.clone().requires_grad_()
     y = trained(leaf)
     (y * slope).sum().backward()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, OwnPart, expect, run
+from course_exercises.authoring.ranks import described
 from course_exercises.chapters.ch06.shared import (
     BOTH_CUTS,
     HANGS,
@@ -25,6 +26,7 @@ from course_exercises.chapters.ch06.shared import (
     run_linear,
     sizes_that_do_not_divide,
 )
+from course_utils.comm.intercept import listening
 from course_utils.hardware import device
 
 row = Exercise(
@@ -68,6 +70,9 @@ row = Exercise(
         "to all of them.",
         "cuts-the-graph": "No gradient gets through your layer: the sum over the ranks was made where "
         "autograd does not see it. Use an autograd function that hands the gradient through.",
+        "passes-by-luck": "You sum a tensor that autograd records, with a call of which it knows nothing. The gradient "
+        "passes as it is, which happens to be right here: PyTorch warns that this is deprecated, and will "
+        "refuse it. Use an autograd function, which says what backward does.",
         "summed-again": "The gradients are world_size times too large: backward sums over the ranks "
         "once more. Every rank has the whole gradient of the output already.",
         "other-features-summed": "You sum the gradient of x over the ranks. Each rank has other input "
@@ -80,8 +85,8 @@ row = Exercise(
         "transposed tensor does not, and `view` then fails: `reshape` and `flatten` take any layout.",
         "kept-from-before": "The layer is right for one input and not for one after the other: it keeps "
         "something of an earlier call. Make in `forward` what depends on x, the sum's tensor too.",
-        "outputs-joined": "The ranks' results are put one after the other. Each is a term of *all* output "
-        "features: they are added.",
+        "outputs-joined": "What you add has another size: the ranks' results were put one after the other, or the bias was "
+        "cut. Each result is a term of *all* output features: the ranks' results are added, and then the whole bias.",
     },
     failures={
         **HANGS,
@@ -100,13 +105,13 @@ def each_of_two_ranks_holds_its_block(answer, draw):
     check_held(answer, linear_task(draw, ROW, 2))
 
 
-@row.requires("every rank has the whole output")
+@row.requires("every rank has the whole output", needs_earlier=True)
 def every_rank_has_the_whole_output(answer, draw):
     task = linear_task(draw, ROW, 2)
     check_outputs(run_linear(answer, task), task)
 
 
-@row.requires("the gradients are those of the whole layer")
+@row.requires("the gradients are those of the whole layer", needs_earlier=True)
 def the_gradients_are_those_of_the_whole_layer(answer, draw):
     check_linear(answer, linear_task(draw, ROW, 2))
 
@@ -165,6 +170,29 @@ def inputs_of_other_shapes_and_layouts(answer, draw):
         expect(got, [full(x).detach()] * ranks, each="rank", what=what, likely={slug: True})
 
 
+def _recorded(rank, answer, full, x) -> list[str]:
+    """The calls of forward that are handed a tensor which autograd records."""
+    layer = answer(copy.deepcopy(full).to(device()))
+    found = []
+
+    def on_call(name: str, arguments: dict) -> None:
+        kind, payload = described(name, arguments)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in payload):
+            found.append(kind)
+
+    with listening(on_call):
+        layer(x.to(device()))
+    return found
+
+
+@row.requires("autograd knows what backward does", needs_earlier=True)
+def autograd_knows_what_backward_does(answer, draw):
+    task = linear_task(draw, ROW, draw.choice([2, 3]))
+    got = run(_recorded, task.ranks, answer, task.full, OwnPart(task.parts("x")))
+    what, likely = "calls with a tensor that autograd records", {"passes-by-luck": True}
+    expect(got, [[]] * task.ranks, each="rank", what=what, likely=likely)
+
+
 @row.requires(
     "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
 )
@@ -172,13 +200,13 @@ def a_layer_in_double_precision(answer, draw):
     check_double(answer, draw, ROW)
 
 
-@row.requires("the shards are contiguous, in memory of exactly their size")
+@row.requires("the shards are contiguous, in memory of exactly their size", needs_earlier=True)
 def the_shards_are_contiguous(answer, draw):
     for ranks in (draw.choice([2, 3, 4]), 1):
         check_memory(answer, linear_task(draw, ROW, ranks))
 
 
-@row.requires("the size of the output is sent forward, nothing backward")
+@row.requires("the size of the output is sent forward, nothing backward", needs_earlier=True)
 def the_size_of_the_output_is_sent_forward(answer, draw):
     task = linear_task(draw, ROW, draw.choice([2, 3, 4]))
     check_linear_sent(answer, task, (own_bytes(task.y), 0))

@@ -411,6 +411,7 @@ def check_gradients(reports: list[_Ran], task: _LinearTask, beside=None) -> None
         got = [report.gradients[name] for report in reports]
         expected = [gradients[name] for gradients in task.gradients()]
         mistakes = {
+            "summed-again": [n * g for g in expected],
             "bias-gradient": name == "bias",
             "no-gradient": lambda got: any(gradient is None for gradient in got),
         }
@@ -501,8 +502,9 @@ BOTH_CUTS = {
     "other-names": "Your layer's parameters have other names. Asked are `self.weight` and `self.bias`, "
     "each an `nn.Parameter`; those of an `nn.Linear` kept as `self.linear` are called "
     "linear.weight and linear.bias.",
-    "not-parameters": "The layer lacks a parameter that it should have. Only an `nn.Parameter` that "
-    "is an attribute of the module is one: a plain tensor is never trained.",
+    "not-parameters": "The layer lacks `weight` or `bias`, at least on one rank. Every rank holds both, also where only one "
+    "adds the bias, and each as an `nn.Parameter` that is an attribute of the module: a plain tensor is never "
+    "trained.",
     "keeps-the-whole": "The layer has more parameters than its shard: did you keep `full` as an "
     "attribute? Then every rank still holds the whole matrix.",
     "whole-kept-alive": WHOLE_KEPT_ALIVE,

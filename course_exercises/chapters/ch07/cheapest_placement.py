@@ -251,7 +251,7 @@ def one_dimension_fits_into_a_machine(answer, draw):
     _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
-@placing.requires("two dimensions fit together")
+@placing.requires("two dimensions fit together", needs_earlier=True)
 def two_dimensions_fit_together(answer, draw):
     tensor, pipeline = draw.choice([(4, 2), (2, 3), (3, 2), (2, 4)])
     sizes = {"tensor": tensor, "data": draw.choice([2, 3, 4]), "pipeline": pipeline}
@@ -262,7 +262,7 @@ def two_dimensions_fit_together(answer, draw):
     _check_placement(answer, _cluster(draw, sizes, {**sent, "replica": 1}, per_machine=4))
 
 
-@placing.requires("the dimension with most bytes is larger than a machine")
+@placing.requires("the dimension with most bytes is larger than a machine", needs_earlier=True)
 def the_dimension_with_most_bytes_is_larger_than(answer, draw):
     room = draw.choice([4, 5, 6])
     sizes = {"tensor": room, "data": room + draw.choice([1, 2, 4]), "pipeline": 2}
@@ -270,7 +270,9 @@ def the_dimension_with_most_bytes_is_larger_than(answer, draw):
     _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
-@placing.requires("two dimensions together send more than the one with most bytes")
+@placing.requires(
+    "two dimensions together send more than the one with most bytes", needs_earlier=True
+)
 def two_dimensions_together_send_more_than(answer, draw):
     room, data, pipeline = draw.choice([(4, 2, 2), (6, 2, 3), (6, 3, 2), (8, 2, 4), (8, 4, 2)])
     sizes = {"data": data, "tensor": room, "pipeline": pipeline}
@@ -279,7 +281,7 @@ def two_dimensions_together_send_more_than(answer, draw):
     _check_placement(answer, _Cluster(sizes, sent, room, 200 * GB, 20 * GB))
 
 
-@placing.requires("groups that lie across the end of a machine")
+@placing.requires("groups that lie across the end of a machine", needs_earlier=True)
 def groups_that_lie_across_the_end(answer, draw):
     size, room = draw.choice([(3, 4), (3, 5), (4, 5), (4, 6), (5, 6)])
     sizes, sent = {"tensor": size, "data": room}, {"tensor": 9, "data": 3}
@@ -288,14 +290,16 @@ def groups_that_lie_across_the_end(answer, draw):
     _check_placement(answer, _cluster(draw, {"tensor": 2, "data": room - 1}, sent, room))
 
 
-@placing.requires("fewer ranks than a machine has room for")
+@placing.requires("fewer ranks than a machine has room for", needs_earlier=True)
 def fewer_ranks_than_a_machine_has_room(answer, draw):
     data, tensor, room = draw.choice([(3, 2, 8), (2, 3, 7), (3, 3, 10), (2, 2, 5)])
     sizes, sent = {"data": data, "tensor": tensor}, {"data": 3, "tensor": 9}
     _check_placement(answer, _cluster(draw, sizes, sent, room))
 
 
-@placing.requires("four dimensions, one of them of size 1; machines of four ranks, and of one")
+@placing.requires(
+    "four dimensions, one of them of size 1; machines of four ranks, and of one", needs_earlier=True
+)
 def four_dimensions_one_of_them_of_size_1(answer, draw):
     sizes = {"replica": draw.choice([2, 3, 5]), "data": 1, "pipeline": 2, "tensor": 2}
     sent = {"replica": 1, "data": 7, "pipeline": 3, "tensor": 12}
@@ -303,7 +307,7 @@ def four_dimensions_one_of_them_of_size_1(answer, draw):
         _check_placement(answer, _cluster(draw, sizes, sent, per_machine))
 
 
-@placing.requires("a single dimension, and five")
+@placing.requires("a single dimension, and five", needs_earlier=True)
 def a_single_dimension(answer, draw):
     size = draw.integer(2, 5)
     _check_placement(answer, _cluster(draw, {"data": size}, {"data": 3}, draw.choice([1, size])))

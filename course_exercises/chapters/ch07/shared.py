@@ -113,13 +113,13 @@ def drawn_task(draw, sizes: Sizes, **more) -> Task:
     width, hidden = draw.integer(4, 7), draw.choice([12, 18])  # which divide by 1, 2 and 3
     rows = draw.integer(3, 5) * dp * pp * tp
 
-    def stage() -> Values:
+    def stage() -> Values:  # activations and gradients stay near 1, as `compare` wants them
         return {
             "scale": draw.tensor(width),
             "bias": draw.tensor(width),
-            "up.weight": draw.tensor(hidden, width),
+            "up.weight": draw.tensor(hidden, width) / width**0.5,
             "up.bias": draw.tensor(hidden),
-            "down.weight": draw.tensor(width, hidden),
+            "down.weight": draw.tensor(width, hidden) / hidden**0.5,
         }
 
     stages = [stage() for _ in range(pp)]
@@ -353,8 +353,7 @@ def _stepped(rank, answer, task: Task, three: bool) -> Report:
     come_late(rank)
     with following() as sent, listening(_neighbours_only(task, rank)), UsedEarly(sent) as used:
         loss = answer(part, reader.inputs, reader.targets, *more, optimizer)
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        loss = loss.item()
+    loss = loss.detach() if isinstance(loss, Tensor) else loss
     values = {name: value.detach().clone() for name, value in part.state_dict().items()}
     unwaited = [f"its {kind} is used before anybody has waited for it" for kind in used.kinds]
     unwaited += [f"nobody waits for this call: {kind}" for kind in sent.unwaited]
@@ -455,6 +454,8 @@ def check_losses(reports: list[Report], task: Task) -> None:
         "loss-not-mean": lambda got: any(same(got, [f * mean] * task.ranks) for f in factors),
     }
     got = [report.loss for report in reports]
+    if any(isinstance(loss, Tensor) for loss in got):
+        raise Wrong("loss-not-a-float", expected="a float", got="a tensor")
     expect(got, [mean] * task.ranks, each="rank", what="the loss", likely=likely)
 
 
@@ -541,6 +542,7 @@ STEP = {
     "old-gradients": "What stood in `.grad` before is part of the update. Clear it first.",
     "frozen": "A frozen parameter gets no gradient: its `.grad` is None, or has to be, if an old one stands "
     "there. Skip it, on every rank: with a gradient, even of zeros, the optimizer would let it decay.",
+    "loss-not-a-float": "You return a tensor. Asked is a Python number, as `.item()` gives it.",
     "loss-local": "You return the loss of the rank's own rows. Asked is that of the global batch: "
     "average over the data group.",
     "loss-on-some": "Some ranks of a data group return the mean loss and others do not. `reduce` "

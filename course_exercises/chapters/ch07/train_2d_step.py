@@ -93,13 +93,15 @@ def with_3_x_2_ranks_end_with_the_parts(answer, draw):
     _check_2d(answer, drawn_task(draw, _two(3, 2), order=TWO))
 
 
-@two_dimensions.requires("every rank returns the mean loss of the global batch")
+@two_dimensions.requires("every rank returns the mean loss of the global batch", needs_earlier=True)
 def every_rank_returns_the_mean_loss(answer, draw):
     task = drawn_task(draw, _two(draw.choice([2, 3]), 1), order=TWO)
     check_losses(_check_2d(answer, task), task)
 
 
-@two_dimensions.requires("layers cut in three, without copies; and a single rank")
+@two_dimensions.requires(
+    "layers cut in three, without copies; and a single rank", needs_earlier=True
+)
 def layers_cut_in_three(answer, draw):
     for sizes in (_two(1, 3), _two(1, 1)):
         task = drawn_task(draw, sizes, order=TWO)

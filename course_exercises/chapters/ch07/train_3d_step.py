@@ -153,13 +153,15 @@ def with_3_x_2_x_1_ranks(answer, draw):
     _check_readers(check_update(answer, task, _slips_3d(task), three=True), task)
 
 
-@three_dimensions.requires("1 x 2 x 2 ranks: each of two stages is cut")
+@three_dimensions.requires("1 x 2 x 2 ranks: each of two stages is cut", needs_earlier=True)
 def with_1_x_2_x_2_ranks(answer, draw):
     task = drawn_task(draw, (1, 2, 2))
     check_update(answer, task, _slips_3d(task), three=True)
 
 
-@three_dimensions.requires("every rank returns the mean loss of the global batch")
+@three_dimensions.requires(
+    "every rank returns the mean loss of the global batch", needs_earlier=True
+)
 def every_rank_returns_the_mean_loss(answer, draw):
     for sizes in (draw.choice([(2, 2, 1), (3, 2, 1)]), (1, 2, 2)):
         task = drawn_task(draw, sizes)

@@ -215,7 +215,9 @@ def a_vector_that_no_flatten_has_made(answer, draw):
 
 
 @layout.requires(
-    "more ranks than elements, and tensors without any", failures={"exception": "too-few-shards"}
+    "more ranks than elements, and tensors without any",
+    failures={"exception": "too-few-shards"},
+    needs_earlier=True,
 )
 def more_ranks_than_elements(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(2, 1)]), draw.integer(3, 6))
@@ -223,7 +225,11 @@ def more_ranks_than_elements(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(2, 4), (0, draw.integer(2, 4)), (4,)]), 4)
 
 
-@layout.requires("a tensor without dimensions, and one rank", failures={"exception": "scalars"})
+@layout.requires(
+    "a tensor without dimensions, and one rank",
+    failures={"exception": "scalars"},
+    needs_earlier=True,
+)
 def a_tensor_without_dimensions(answer, draw):
     _check_layout(answer, drawn_tensors(draw, [(), (2, draw.integer(2, 5))]), 2)
     _check_layout(answer, drawn_tensors(draw, [(2, 3), ()]), 1)

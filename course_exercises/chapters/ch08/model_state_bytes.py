@@ -111,14 +111,16 @@ def numbers_of_parameters_that_do_not_divide(answer, draw):
         _check_ledger(answer, ranks * draw.integer(100, 200) + 1, ranks, stage)
 
 
-@ledger.requires("other bytes for one parameter")
+@ledger.requires("other bytes for one parameter", needs_earlier=True)
 def other_bytes_for_one_parameter(answer, draw):
     sizes = dict(zip(SORTS, draw.sample(range(3, 12), 3), strict=True))
     for stage in range(4):
         _check_ledger(answer, 60 * draw.integer(10, 20), draw.integer(3, 6), stage, sizes)
 
 
-@ledger.requires("one rank holds everything, and more ranks than parameters hold one each")
+@ledger.requires(
+    "one rank holds everything, and more ranks than parameters hold one each", needs_earlier=True
+)
 def one_rank_holds_everything(answer, draw):
     few = draw.integer(3, 6)
     for stage in range(4):

@@ -255,7 +255,7 @@ def from_two_ranks_to_four(answer, draw):
     _check_reshard(answer, draw, 4, 2, shapes)
 
 
-@resharding.requires("the parts come in any order")
+@resharding.requires("the parts come in any order", needs_earlier=True)
 def the_parts_come_in_any_order(answer, draw):
     ranks = draw.integer(3, 5)
     _check_reshard(answer, draw, ranks, ranks, {"w": (ranks, 6), "b": (4,)}, shuffled=True)
@@ -264,6 +264,7 @@ def the_parts_come_in_any_order(answer, draw):
 @resharding.requires(
     "from three ranks to four and to two, with sizes that do not divide",
     failures={"exception": "multiples-only"},
+    needs_earlier=True,
 )
 def from_three_ranks_to_four_and_to_two(answer, draw):
     for before, after in ((3, 4), (3, 2), (4, 3)):
@@ -273,6 +274,7 @@ def from_three_ranks_to_four_and_to_two(answer, draw):
 @resharding.requires(
     "to one rank, from one, and to more ranks than elements",
     failures={"IndexError": "fewer-pieces"},
+    needs_earlier=True,
 )
 def to_one_rank(answer, draw):
     many = draw.integer(16, 19)  # more than elements of the smaller matrix
@@ -283,6 +285,7 @@ def to_one_rank(answer, draw):
 @resharding.requires(
     "a parameter without optimizer state; steps that are plain numbers",
     failures={"KeyError": "stateless", "TypeError": "step-cut", "AttributeError": "step-cut"},
+    needs_earlier=True,
 )
 def a_parameter_without_optimizer_state(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
@@ -290,7 +293,11 @@ def a_parameter_without_optimizer_state(answer, draw):
     _check_reshard(answer, draw, before, after, number=True)
 
 
-@resharding.requires("a parameter of three dimensions", failures={"exception": "three-dimensions"})
+@resharding.requires(
+    "a parameter of three dimensions",
+    failures={"exception": "three-dimensions"},
+    needs_earlier=True,
+)
 def a_parameter_of_three_dimensions(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
     shapes = {"filter": (draw.integer(2, 3), 3, draw.integer(2, 5)), "bias": (3,)}
@@ -346,7 +353,9 @@ def what_is_not_a_whole_checkpoint_is_refused(answer, draw):
 
 
 @resharding.requires(
-    "parameters in bfloat16, with an optimizer in float32", failures={"exception": "other-dtype"}
+    "parameters in bfloat16, with an optimizer in float32",
+    failures={"exception": "other-dtype"},
+    needs_earlier=True,
 )
 def parameters_in_bfloat16(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)

@@ -328,7 +328,9 @@ def two_ranks_end_each_step_with_what(answer, draw):
     _check_updates(answer, _updates(draw, _small(draw)), 2)
 
 
-@sharding.requires("every parameter's state is on one rank, and the shares are fair")
+@sharding.requires(
+    "every parameter's state is on one rank, and the shares are fair", needs_earlier=True
+)
 def every_parameter_state_is_on_one_rank(answer, draw):
     ranks, width = draw.choice((2, 3)), draw.integer(6, 9)
     large_and_small = [(width, width), *[(2,)] * (ranks - 1)]  # dealt out, rank 0 gets all large
@@ -343,6 +345,7 @@ def every_parameter_state_is_on_one_rank(answer, draw):
         "AttributeError": "groups-as-parameters",
         "TypeError": "groups-as-parameters",
     },
+    needs_earlier=True,
 )
 def groups_keep_their_options(answer, draw):
     groups = [([0, 1], {"lr": 0.5}), ([2, 3, 4], {"weight_decay": 0.1})]
@@ -387,7 +390,7 @@ def _updated_alike(task: _Updates, step: int, index: int, got: list[Tensor]) -> 
     return same(got, [got[0]] * len(got)) and not same(got[0], task.tensors[index])
 
 
-@sharding.requires("any inner optimizer, with all its options to see")
+@sharding.requires("any inner optimizer, with all its options to see", needs_earlier=True)
 def any_inner_optimizer(answer, draw):
     tasks = [
         _updates(draw, _small(draw), optimizer=optimizer, kwargs=kwargs)
@@ -411,7 +414,7 @@ def any_inner_optimizer(answer, draw):
             raise Wrong("options-missing", expected="all options of the inner one", got=got)
 
 
-@sharding.requires("three ranks, and one")
+@sharding.requires("three ranks, and one", needs_earlier=True)
 def three_ranks(answer, draw):
     for ranks in (3, 1):
         task = _updates(draw, _small(draw))
@@ -421,6 +424,7 @@ def three_ranks(answer, draw):
 @sharding.requires(
     "`model.parameters()`, a generator, of a model with a tied matrix",
     failures={"empty parameter list": "generator-used-up"},
+    needs_earlier=True,
 )
 def model_parameters_a_generator_of_a_model(answer, draw):
     tied = _updates(draw, _small(draw), tied=True)
@@ -434,15 +438,14 @@ def model_parameters_a_generator_of_a_model(answer, draw):
 
 
 @sharding.requires(
-    "more ranks than parameters",
-    failures={"IndexError": "empty-rank"},
+    "more ranks than parameters", failures={"IndexError": "empty-rank"}, needs_earlier=True
 )
 def more_ranks_than_parameters(answer, draw):
     shapes = [(draw.integer(2, 5), 2), (draw.integer(2, 5),)]
     _check_updates(answer, _updates(draw, shapes), draw.choice((3, 4)))
 
 
-@sharding.requires("a group that is added later")
+@sharding.requires("a group that is added later", needs_earlier=True)
 def a_group_that_is_added_later(answer, draw):
     one = _updates(draw, _small(draw), added=(([3, 4], {"lr": 0.3}),), optimizer=torch.optim.Adam)
     one = replace(one, kwargs={"lr": 0.1})
@@ -459,6 +462,7 @@ def a_group_that_is_added_later(answer, draw):
 @sharding.requires(
     "a parameter without a gradient, and one that is frozen at first",
     failures={"AttributeError": "none-gradient", "TypeError": "none-gradient"},
+    needs_earlier=True,
 )
 def a_parameter_without_a_gradient(answer, draw):
     task = _updates(draw, _small(draw), frozen=(1, 2))
@@ -496,7 +500,7 @@ def _with_closure(rank, answer, tensors: list[Tensor]) -> _Closed:
     )
 
 
-@sharding.requires("step(closure) calls it once and returns its loss")
+@sharding.requires("step(closure) calls it once and returns its loss", needs_earlier=True)
 def step_closure_calls_it_once_and_returns_its(answer, draw):
     tensors = drawn_tensors(draw, [(draw.integer(2, 5), 2), (4,)])
     loss = sum(tensor.square().sum().item() for tensor in tensors)

@@ -200,7 +200,11 @@ def the_share_that_this_interval_loses(answer, draw):
         expect(share, expected, what="the share", likely=mistakes)
 
 
-@interval.requires("long steps: at least one of them", failures={"ZeroDivisionError": "zero-steps"})
+@interval.requires(
+    "long steps: at least one of them",
+    failures={"ZeroDivisionError": "zero-steps"},
+    needs_earlier=True,
+)
 def long_steps_at_least_one_of_them(answer, draw):
     cluster = _with_ideal(draw, draw.number(0.2, 0.4))
     steps, _ = _answered(answer, cluster)

@@ -639,7 +639,7 @@ def the_next_save_removes_what_a_killed(answer, draw):
     expect(got, (4, after[4]), what="load()")
 
 
-@checkpoints.requires("the bytes are on the disk before the file gets its name")
+@checkpoints.requires("the bytes are on the disk before the file gets its name", needs_earlier=True)
 def the_bytes_are_on_the_disk_before(answer, draw):
     # so few bytes that Python's buffer holds them all until somebody flushes it
     state = _state(draw) | {"weights": draw.tensor(draw.integer(50, 90))}

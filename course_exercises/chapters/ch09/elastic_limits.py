@@ -31,7 +31,8 @@ limits = Exercise(
         "hold the model.",
         "maximum-without-work": "The run would take in nodes for which there is no work: the global "
         "batch has no sample for their ranks.",
-        "maximum-not-there": "The maximum is above what the run may ever get.",
+        "maximum-not-there": "The maximum is above `available`: nobody gives the run these nodes, and who reads the command plans "
+        "with them.",
         "maximum-too-low": "The run leaves nodes unused that it may have, and that have work.",
         "joins-counted": "Joins are counted as restarts. torchrun restarts the workers for them "
         "without counting.",
@@ -70,7 +71,9 @@ def _check_limits(answer, available: int, fits: int, useful: int, losses: int, j
         "restarts-fixed": True,
     }
     expected = (fits, maximum, losses)
-    expect(tuple(got), expected, what="minimum, maximum, restarts", likely=mistakes)
+    given = f"available {available}, fits {fits}, useful {useful}, losses {losses}, joins {joins}"
+    what = f"minimum, maximum, restarts for {given}"
+    expect(tuple(got), expected, what=what, likely=mistakes)
 
 
 @limits.requires("sharded over everything that you have")

@@ -192,7 +192,7 @@ training_state = Exercise(
         "no parameter, but `model.state_dict()` has it.",
         "optimizer-lost": "The optimizer starts anew. Its momenta are as much a part of the next step "
         "as the weights.",
-        "scheduler-lost": "The scheduler starts anew: the learning rate falls at the wrong steps.",
+        "scheduler-lost": "You do not bring back all of the scheduler's state: the learning rate falls at the wrong steps.",
         "sampler-lost": "The sampler starts anew: samples come again.",
         "python-lost": "Python's random numbers are others than in the undisturbed run.",
         "numpy-lost": "numpy's random numbers are others than in the undisturbed run.",

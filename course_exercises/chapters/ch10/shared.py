@@ -15,8 +15,8 @@ NOT_EVERY_RANK = (
 )
 HANGS = {"timeout": "not-every-rank", "mismatch": "not-every-rank"}
 TWO_RANKS = (
-    "It works on the first number of ranks and not on others: look for a fixed number where the world size "
-    "belongs."
+    "It works on the first number of ranks and not on others: does a fixed number stand where the world size "
+    "belongs, or is there a case that needs more ranks than these?"
 )
 
 
@@ -157,7 +157,8 @@ class Ring:
 def ring_task(draw, ranks: int) -> Ring:
     heads, half, width = draw.integer(1, 3), draw.integer(2, 4), draw.integer(3, 6)
     shape = draw.integer(1, 2), heads, 2 * half * ranks, width
-    return Ring(ranks, *(draw.tensor(*shape) for _ in range(4)))
+    q, k, v, slope = (draw.tensor(*shape) for _ in range(4))
+    return Ring(ranks, q, k, v, slope / 2)  # the gradients are sums over many queries
 
 
 def wrong_outputs(task: Ring) -> dict[str, object]:
@@ -211,8 +212,8 @@ RING = {
     "which stands before you as long as h <= rank.",
     "keys-and-values-parted": "Of keys and values only one travels: after a hop a rank weighs the values of one rank by the keys "
     "of another. Pass both on.",
-    "other-way-round": "You take the pages for those of rank + hop. They come from the rank before you, so after h "
-    "hops you have those of rank - h.",
+    "other-way-round": "You take the pages for those of a rank on the other side: you count hops the wrong way, or pass pages "
+    "the wrong way. Pass them on to rank + 1; after h hops you then have those of rank - h.",
     "not-scaled": "Scores are divided by the root of the head's width: q.shape[-1] ** 0.5.",
     "merged-by-mean": "You average partial results. Merge them by their logsumexps, with `merged`.",
     "added-up": "You add partial results up. Each is a mean of values already: merge them by their logsumexps, with `merged`.",

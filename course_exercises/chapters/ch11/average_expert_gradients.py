@@ -253,7 +253,7 @@ def three_copies_of_two_groups(answer, draw):
     _check_averages(answer, _grid(draw, draw.choice([(3, 2), (2, 3)])))
 
 
-@averaging.requires("one copy, and one expert's rank")
+@averaging.requires("one copy, and one expert's rank", needs_earlier=True)
 def one_copy_and_one_expert_rank(answer, draw):
     for sizes in ((1, draw.choice([2, 3])), (2, 1)):
         _check_averages(answer, _grid(draw, sizes))
@@ -272,12 +272,13 @@ def a_mesh_in_another_order(answer, draw):
 @averaging.requires(
     "an expert that nobody chose has no gradient",
     failures={name: "skips-missing" for name in ("timeout", "mismatch", "exception")},
+    needs_earlier=True,
 )
 def an_expert_that_nobody_chose_has_no_gradient(answer, draw):
     _check_averages(answer, _grid(draw, (2, draw.choice([1, 2])), missing=True))
 
 
-@averaging.requires("a frozen parameter", failures={"exception": "frozen"})
+@averaging.requires("a frozen parameter", failures={"exception": "frozen"}, needs_earlier=True)
 def a_frozen_parameter(answer, draw):
     frozen = (draw.choice(["norm.weight", "norm.bias", "experts_router.weight"]),)
     _check_averages(answer, _grid(draw, (1, 2), frozen=frozen))

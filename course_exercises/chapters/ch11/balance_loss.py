@@ -52,6 +52,8 @@ balancing = Exercise(
         "divided-by-pieces": "Divided by the number of pieces. p is a mean over the tokens: of these there are T, and not T k.",
         "softmax-over-tokens": "The softmax runs over the tokens. The probabilities of one token, over the experts, add up to 1.",
         "soft-shares": "Both factors are mean probabilities. f counts: it is the share of the pieces that *chose* an expert.",
+        "softmax-over-chosen": "The softmax runs over the chosen logits only, as for the weights of `route`. p is a mean of the "
+        "probabilities among all E experts.",
         "first-choices": "You count first choices only. f is the share of all pieces, with every choice of a token.",
         "not-a-scalar": "Asked is a scalar, without dimensions: the sum over the experts.",
         "divided-by-ranks": "Divided by the number of ranks once more. Parts add up; nothing is averaged.",
@@ -146,6 +148,7 @@ def _check_balance(answer, batch: _Batch) -> None:
         "divided-by-pieces": [each / batch.choices[0].shape[1] for each in right],
         "logits": batch.all_parts(probabilities=lambda logits: logits),
         "softmax-over-tokens": batch.all_parts(probabilities=lambda logits: logits.softmax(0)),
+        "softmax-over-chosen": batch.all_parts(probabilities=_among_the_chosen(batch)),
         "soft-shares": [
             batch.part(r, torch.cat(batch.logits).softmax(1).mean(0)) for r in range(ranks)
         ],
@@ -170,6 +173,17 @@ def _check_balance(answer, batch: _Batch) -> None:
     check_numbers_sent([numbers for *_, numbers in reports], at_most=experts + 1)
 
 
+def _among_the_chosen(batch: _Batch) -> Callable[[Tensor], Tensor]:
+    """A softmax in which the other experts count for nothing."""
+    k = batch.choices[0].shape[1]
+
+    def probabilities(logits: Tensor) -> Tensor:
+        best = logits.topk(k)
+        return torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(1))
+
+    return probabilities
+
+
 def _near(got: list, expected: list[Tensor]) -> bool:
     return all(
         torch.isclose(a.float(), b.float(), rtol=1e-4) for a, b in zip(got, expected, strict=True)
@@ -191,6 +205,7 @@ def the_parts_of_two_or_three_ranks(answer, draw):
 @balancing.requires(
     "ranks with different numbers of tokens",
     failures={name: "unequal" for name in ("mismatch", "signal", "exception")},
+    needs_earlier=True,
 )
 def ranks_with_different_numbers_of_tokens(answer, draw):
     with blaming("unequal"):

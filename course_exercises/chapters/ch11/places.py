@@ -207,7 +207,7 @@ def two_or_three_ranks(answer, draw):
     _check_places(answer, parts, torch.arange(experts) + draw.integer(3, 4))
 
 
-@queueing.requires("ranks with different numbers of tokens")
+@queueing.requires("ranks with different numbers of tokens", needs_earlier=True)
 def ranks_with_different_numbers_of_tokens(answer, draw):
     experts = draw.integer(3, 4)
     parts = [_choices(draw, tokens, experts, 1) for tokens in draw.sample([3, 5, 8], 3)]

@@ -103,7 +103,9 @@ def another_k(answer, draw):
             _check_route(answer, draw.tensor(7, experts), k)
 
 
-@routing.requires("the gradient of the weights reaches the logits", at_home=True)
+@routing.requires(
+    "the gradient of the weights reaches the logits", at_home=True, needs_earlier=True
+)
 def the_gradient_of_the_weights_reaches_the_logits(answer, draw):
     logits, factors = draw.tensor(5, 6).requires_grad_(), draw.tensor(5, 2)
     weights = answer(logits, 2)[1]
@@ -115,6 +117,6 @@ def the_gradient_of_the_weights_reaches_the_logits(answer, draw):
     expect(got, logits.grad, what="the gradient", likely={"no-gradient": lambda got: got is None})
 
 
-@routing.requires("no tokens", failures={"exception": "no-tokens"})
+@routing.requires("no tokens", failures={"exception": "no-tokens"}, needs_earlier=True)
 def no_tokens(answer, draw):
     _check_route(answer, draw.tensor(0, draw.integer(3, 6)), 2)

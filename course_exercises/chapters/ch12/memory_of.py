@@ -178,7 +178,7 @@ def a_stage_in_the_middle(answer, draw):
     _check_held(own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
-@holding.requires("the first stage and the last, where the tables are")
+@holding.requires("the first stage and the last, where the tables are", needs_earlier=True)
 def the_first_stage_and_the_last(answer, draw):
     for tied in (True, False):
         model, layout, seq = case(draw, tied)
@@ -186,14 +186,14 @@ def the_first_stage_and_the_last(answer, draw):
             _check_held(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@holding.requires("one stage that has both ends, tied and not")
+@holding.requires("one stage that has both ends, tied and not", needs_earlier=True)
 def one_stage_that_has_both_ends(answer, draw):
     for tied in (True, False):
         model, layout, seq = case(draw, tied, pp=1)
         _check_held(answer(model, layout, seq, 0), model, layout, seq, 0)
 
 
-@holding.requires("ZeRO's three stages")
+@holding.requires("ZeRO's three stages", needs_earlier=True)
 def zero_three_stages(answer, draw):
     for zero in (1, 2, 3):
         model, layout, seq = case(draw, zero=zero)
@@ -201,7 +201,7 @@ def zero_three_stages(answer, draw):
         _check_held(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@holding.requires("selective and full recomputation")
+@holding.requires("selective and full recomputation", needs_earlier=True)
 def selective_and_full_recomputation(answer, draw):
     for recompute in ("selective", "full"):
         model, layout, seq = case(draw, recompute=recompute)
@@ -209,14 +209,14 @@ def selective_and_full_recomputation(answer, draw):
         _check_held(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@holding.requires("fewer micro-batches than stages")
+@holding.requires("fewer micro-batches than stages", needs_earlier=True)
 def fewer_micro_batches_than_stages(answer, draw):
     model, layout, seq = case(draw, pp=6, micro_batches=draw.integer(2, 3))
     for stage in (0, 3):
         _check_held(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@holding.requires("one GPU")
+@holding.requires("one GPU", needs_earlier=True)
 def one_gpu(answer, draw):
     model, layout, seq = case(draw, tp=1, pp=1, dp=1)
     _check_held(answer(model, layout, seq, 0), model, layout, seq, 0)

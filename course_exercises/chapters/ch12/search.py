@@ -64,7 +64,8 @@ searching = Exercise(
         "at-most": "A layout that needs exactly what a GPU has does fit: at most.",
         "always-selective": "You always compute attention twice. Where there is room, not to is faster.",
         "always-zero-3": "You always shard everything. What need not be gathered costs nothing.",
-        "one-node": "You keep all groups but dp within a node.",
+        "one-node": "You keep tensor groups within a node. That is a rule of thumb: where nothing else fits, a slow group over "
+        "several nodes is the layout to take.",
         "slow": "A legal layout that fits, and another one is more than 10 % faster.",
         "no-error": "No layout fits, and you return one all the same. Raise a ValueError.",
         "returns-none": "No layout fits, and you return None. The one who asked would find out later, somewhere else: raise a "
@@ -334,6 +335,12 @@ def _only_full(order: _Order, fitting: list[tuple]) -> bool:
     )
 
 
+def _over_nodes(order: _Order, fitting: list[tuple]) -> bool:
+    """Where a tensor group has to leave its node, and need not be that of all GPUs."""
+    alone = all(layout.tp > order.hardware.node for *_, layout in fitting)
+    return alone and _regret(fitting, "never-all-in-one") < _HARMLESS
+
+
 def _without(rule: str) -> Callable[[_Order, list[tuple]], bool]:
     """Where a search that forgets one rule of what is legal finds something faster."""
     return lambda order, fitting: _fastest_without(order, rule) < fitting[0][1]
@@ -381,33 +388,37 @@ def model_states_that_do_not_fit_without_zero(answer, draw):
     _check_choice(answer, _order_where(draw, _hurting("no-zero"), memory=[24, 40]), "no-zero")
 
 
-@searching.requires("activations that do not fit without recomputation")
+@searching.requires("activations that do not fit without recomputation", needs_earlier=True)
 def activations_that_do_not_fit_without_recomputation(answer, draw):
     suspects = "no-recomputation", "no-selective"
     order = _order_where(draw, _distinguishable(*suspects), seq=[8192], memory=[24, 40])
     _check_choice(answer, order, *suspects)
 
 
-@searching.requires("only full recomputation saves it", failures={"ValueError": "no-full"})
+@searching.requires(
+    "only full recomputation saves it", failures={"ValueError": "no-full"}, needs_earlier=True
+)
 def only_full_recomputation_saves_it(answer, draw):
     order = _order_where(draw, _only_full, seq=[8192], memory=[16], heads=[25, 35])
     _check_choice(answer, order, "no-full")
 
 
-@searching.requires("slow links between nodes")
+@searching.requires("slow links between nodes", needs_earlier=True)
 def slow_links_between_nodes(answer, draw):
     order = _order_where(draw, _hurting("no-pipeline"), between=[2, 5])
     _check_choice(answer, order, "no-pipeline", "data-first")
 
 
-@searching.requires("layers too wide for one GPU")
+@searching.requires("layers too wide for one GPU", needs_earlier=True)
 def layers_too_wide_for_one_gpu(answer, draw):
     order = _order_where(draw, _hurting("no-tensor"), heads=[24, 32, 40])
     _check_choice(answer, order, "no-tensor", "data-first")
 
 
 @searching.requires(
-    "a number of GPUs that is no power of two", failures={"ValueError": "powers-of-two"}
+    "a number of GPUs that is no power of two",
+    failures={"ValueError": "powers-of-two"},
+    needs_earlier=True,
 )
 def a_number_of_gpus_that_is_no_power(answer, draw):
     order = _order_where(draw, _hurting(only=False), gpus=[24, 48])
@@ -415,7 +426,9 @@ def a_number_of_gpus_that_is_no_power(answer, draw):
 
 
 @searching.requires(
-    "all GPUs for one copy of the model", failures={"ValueError": "never-all-in-one"}
+    "all GPUs for one copy of the model",
+    failures={"ValueError": "never-all-in-one"},
+    needs_earlier=True,
 )
 def all_gpus_for_one_copy_of_the_model(answer, draw):
     one = {"batch": [1], "heads": [24, 32, 40]}
@@ -428,7 +441,19 @@ def all_gpus_for_one_copy_of_the_model(answer, draw):
 
 
 @searching.requires(
-    "stages with ZeRO 2, and not with ZeRO 3", failures={"ValueError": "no-zero-2-in-stages"}
+    "a tensor group that is larger than a node",
+    failures={"ValueError": "one-node"},
+    needs_earlier=True,
+)
+def a_tensor_group_that_is_larger_than_a(answer, draw):
+    few = {"gpus": [16], "node": [2], "batch": [1 / 4], "layers": [11, 13], "heads": [32, 40]}
+    _check_choice(answer, _order_where(draw, _over_nodes, **few))
+
+
+@searching.requires(
+    "stages with ZeRO 2, and not with ZeRO 3",
+    failures={"ValueError": "no-zero-2-in-stages"},
+    needs_earlier=True,
 )
 def stages_with_zero_2(answer, draw):
     tight = {"gpus": [16], "batch": [4], "heads": [40], "between": [2, 5], "memory": [8]}
@@ -437,7 +462,7 @@ def stages_with_zero_2(answer, draw):
     _check_choice(answer, _order_where(draw, _without("zero-3-in-stages"), **tight))
 
 
-@searching.requires("heads, layers, sequences and batches that do not divide")
+@searching.requires("heads, layers, sequences and batches that do not divide", needs_earlier=True)
 def heads_layers_sequences_and_batches_that_do_not(answer, draw):
     odd = {"heads": [9, 11, 15], "layers": [16, 24], "gpus": [16, 32]}
     _check_choice(answer, _order_where(draw, _without("heads"), **odd))
@@ -450,7 +475,9 @@ def heads_layers_sequences_and_batches_that_do_not(answer, draw):
 
 
 @searching.requires(
-    "only ZeRO 3 saves it, in large micro-batches", failures={"ValueError": "zero-up-to-2"}
+    "only ZeRO 3 saves it, in large micro-batches",
+    failures={"ValueError": "zero-up-to-2"},
+    needs_earlier=True,
 )
 def only_zero_3_saves_it(answer, draw):
     odd = {"layers": [11, 13], "heads": [33, 35, 37], "gpus": [16, 32], "batch": [4, 6]}
@@ -459,7 +486,7 @@ def only_zero_3_saves_it(answer, draw):
     _check_choice(answer, order, "one-sequence")
 
 
-@searching.requires("the last byte of a GPU")
+@searching.requires("the last byte of a GPU", needs_earlier=True)
 def the_last_byte_of_a_gpu(answer, draw):
     order = _order_where(draw, lambda order, fitting: min(held for held, *_ in fitting) % 1 == 0)
     least = int(min(held for held, *_ in order.fitting()))

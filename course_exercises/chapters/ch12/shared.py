@@ -127,6 +127,12 @@ def inside(layout: Layout, group: str, node: int, order: tuple[str, ...] | None 
     return math.prod(getattr(layout, name) for name in further_in) * getattr(layout, group) <= node
 
 
+def sent(op: str, n: int, calls: int, payload: float) -> int:
+    """What a rank sends for all of these calls, as `Call.sent` has it."""
+    share = PASSES[op] * (n - 1) / n if op in PASSES else 1
+    return round(calls * share * payload)
+
+
 def _call_seconds(
     call: Call,
     layout: Layout,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from course_exercises.authoring import Exercise, expect
 from course_exercises.authoring.compare import same
-from course_exercises.chapters.ch12.shared import GROUPS, USES_ESTIMATE, Step, inside, own
+from course_exercises.chapters.ch12.shared import GROUPS, USES_ESTIMATE, Step, inside, own, sent
 from course_planner import Call, Hardware, Layout
 
 timing = Exercise(
@@ -172,7 +172,7 @@ def _kernels(draw) -> list[tuple[float, float]]:
     return draw.sample(many + few, 7)
 
 
-def _calls(draw, groups: tuple[str, ...], large: float = 1.0) -> list[Call]:
+def _calls(draw, layout: Layout, groups: tuple[str, ...], large: float) -> list[Call]:
     """Calls of each group: of dp many and small ones, which `large` scales; of the others one call
     already takes more than `expect` allows."""
     ops = {"tp": ["all_gather", "reduce_scatter"], "cp": ["all_gather"], "pp": ["send"]}
@@ -183,7 +183,8 @@ def _calls(draw, groups: tuple[str, ...], large: float = 1.0) -> list[Call]:
             calls, payload = draw.integer(60, 200), draw.integer(2, 9) * 10**7
             if group == "dp":
                 calls, payload = draw.integer(200, 400), int(payload / 10 * large)
-            found.append(Call(group, op, calls, payload, 0, "step"))
+            of_all = sent(op, getattr(layout, group), calls, payload)
+            found.append(Call(group, op, calls, payload, of_all, "step"))
     return found
 
 
@@ -196,7 +197,8 @@ def _step(
     **sizes: int,
 ) -> Step:
     layout = Layout(**{"tp": 4, "cp": 1, "dp": 1, "pp": 1, **sizes})
-    return Step(_kernels(draw), _calls(draw, groups, large), layout, bubble, _hardware(draw, node))
+    kernels, calls = _kernels(draw), _calls(draw, layout, groups, large)
+    return Step(kernels, calls, layout, bubble, _hardware(draw, node))
 
 
 @timing.requires("kernels alone: each has a limit of its own", at_home=True)
@@ -207,7 +209,7 @@ def kernels_alone_each_has_a_limit_of_its(answer, draw):
         _check_time(own(answer, *each.arguments()), each)
 
 
-@timing.requires("tensor ranks inside a node, and as many as it has")
+@timing.requires("tensor ranks inside a node, and as many as it has", needs_earlier=True)
 def tensor_ranks_inside_a_node(answer, draw):
     node = draw.choice([4, 8])
     for tp in (2, node):
@@ -215,7 +217,7 @@ def tensor_ranks_inside_a_node(answer, draw):
         _check_time(answer(*step.arguments()), step)
 
 
-@timing.requires("groups that leave the node")
+@timing.requires("groups that leave the node", needs_earlier=True)
 def groups_that_leave_the_node(answer, draw):
     step = _step(draw, ("tp", "cp", "pp"), cp=4, pp=draw.choice([16, 32]))
     _check_time(answer(*step.arguments()), step)
@@ -223,13 +225,13 @@ def groups_that_leave_the_node(answer, draw):
     _check_time(answer(*step.arguments()), step)
 
 
-@timing.requires("stages, and their bubble")
+@timing.requires("stages, and their bubble", needs_earlier=True)
 def stages_and_their_bubble(answer, draw):
     step = _step(draw, ("tp", "pp"), bubble=draw.number(0.1, 0.4), pp=draw.choice([4, 8]))
     _check_time(answer(*step.arguments()), step)
 
 
-@timing.requires("data ranks beside the rest: hidden, and longer than it")
+@timing.requires("data ranks beside the rest: hidden, and longer than it", needs_earlier=True)
 def data_ranks_beside_the_rest(answer, draw):
     for large in (0.5, 900.0):
         bubble = draw.number(0.1, 0.4)
@@ -237,7 +239,7 @@ def data_ranks_beside_the_rest(answer, draw):
         _check_time(answer(*step.arguments()), step)
 
 
-@timing.requires("another order of the groups")
+@timing.requires("another order of the groups", needs_earlier=True)
 def another_order_of_the_groups(answer, draw):
     for node, order in ((8, ("dp", "tp", "cp", "pp")), (4, ("cp", "pp", "tp", "dp"))):
         step = _step(draw, ("tp", "cp", "dp"), 900.0, node=node, cp=2, dp=4)

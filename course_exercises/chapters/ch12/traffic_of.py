@@ -181,14 +181,14 @@ def the_stages_in_the_middle(answer, draw):
         _check_sent(own(answer, model, layout, seq, stage), model, layout, seq, stage)
 
 
-@sending.requires("the first stage and the last")
+@sending.requires("the first stage and the last", needs_earlier=True)
 def the_first_stage_and_the_last(answer, draw):
     model, layout, seq = case(draw)
     for stage in (0, layout.pp - 1):
         _check_sent(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@sending.requires("ZeRO 1 and 2")
+@sending.requires("ZeRO 1 and 2", needs_earlier=True)
 def zero_1_and_2(answer, draw):
     for zero in (1, 2):
         model, layout, seq = case(draw, zero=zero)
@@ -196,14 +196,14 @@ def zero_1_and_2(answer, draw):
         _check_sent(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@sending.requires("ZeRO 3, with several micro-batches and with one")
+@sending.requires("ZeRO 3, with several micro-batches and with one", needs_earlier=True)
 def zero_3_with_several_micro_batches(answer, draw):
     for m in (draw.integer(4, 9), 1):
         model, layout, seq = case(draw, zero=3, pp=1, micro_batches=m)
         _check_sent(answer(model, layout, seq, 0), model, layout, seq, 0)
 
 
-@sending.requires("selective and full recomputation")
+@sending.requires("selective and full recomputation", needs_earlier=True)
 def selective_and_full_recomputation(answer, draw):
     for more in (
         {"recompute": "selective"},
@@ -215,7 +215,7 @@ def selective_and_full_recomputation(answer, draw):
         _check_sent(answer(model, layout, seq, stage), model, layout, seq, stage)
 
 
-@sending.requires("groups of one rank")
+@sending.requires("groups of one rank", needs_earlier=True)
 def groups_of_one_rank(answer, draw):
     for name in GROUPS:
         model, layout, seq = case(draw, **{name: 1})

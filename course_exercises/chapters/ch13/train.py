@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,8 @@ loop = Exercise(
         "before, and not on the ranks.",
         "one-rank-saves": "Some ranks wait for others that do not come. `state_dict` is called by all ranks, also where one alone "
         "writes, and so is a barrier.",
+        "not-complete": "You go on while another rank still writes, so that a death in the next step can find the checkpoint half "
+        "written. After a save all ranks wait for the one that writes: a barrier.",
         "in-place": "A save that was killed has spoilt what was there, or is taken for a checkpoint. Write under another name, and rename "
         "when all is written.",
         "no-fallback": "The newest file is damaged, and the run does not go on from the one before.",
@@ -103,13 +106,15 @@ class _Noting:
     whichever writes.
     """
 
-    def __init__(self, notes: Path, dies: int | None, torn: int | None) -> None:
-        self.notes, self.dies, self.torn = notes, dies, torn
+    def __init__(self, notes: Path, folder: Path, dies: int | None, torn: int | None) -> None:
+        self.notes, self.folder, self.dies, self.torn = notes, folder, dies, torn
         self.steps = self.saves = 0
         self.value, self.momentum = torch.linspace(1, 2, STATE), torch.zeros(STATE)
 
     def step(self, images: Tensor, labels: Tensor) -> float:
+        before = set(self.folder.rglob("*"))
         dist.barrier()
+        written = set(self.folder.rglob("*")) - before  # by a rank that was still at its save
         if self.steps == self.dies and dist.get_rank() == dist.get_world_size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.steps == self.dies:
@@ -117,12 +122,14 @@ class _Noting:
         self.steps += 1
         rows = [round(row) for row in images[:, 0].tolist()]
         with (self.notes / str(dist.get_rank())).open("a") as file:
-            print(json.dumps([rows, labels.tolist()]), file=file)
+            print(json.dumps([rows, labels.tolist(), bool(written)]), file=file)
         self.value, self.momentum = _followed(self.value, self.momentum, rows)
         return 0.0
 
     def state_dict(self) -> dict:
         dist.barrier()
+        if dist.get_rank() < dist.get_world_size() - 1:
+            time.sleep(0.02)  # the last rank is early: if it does not wait, it begins the next step
         self.saves += 1
         if self.saves == self.torn:
             _kill_in_a_write(TORN)
@@ -153,7 +160,7 @@ def _kill_in_a_write(size: int) -> None:
 def _live(rank, answer, asked: _Run, notes: Path, dies: int | None, torn: int | None) -> float:
     """A life of the loop. Returns what the training's state has become."""
     torch.set_num_threads(1)
-    noting = _Noting(notes, dies, torn)
+    noting = _Noting(notes, asked.folder, dies, torn)
     images = torch.arange(asked.rows, dtype=torch.float32).unsqueeze(1).expand(-1, 49).clone()
     labels = torch.arange(asked.rows) * 10
     answer(noting, images, labels, asked.folder, asked.steps, asked.batch, asked.every)
@@ -166,6 +173,7 @@ class _Life:
 
     rows: list[list[list[int]]]
     labels_fit: bool
+    overlapping: bool  # a rank has begun a step while another still wrote
     value: float | None
 
 
@@ -183,8 +191,10 @@ def _lived(
         [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for path in (notes / str(rank) for rank in range(ranks))
     ]
-    fit = all(labels == [10 * row for row in rows] for own in lines for rows, labels in own)
-    return _Life([[rows for rows, _ in own] for own in lines], fit, value)
+    steps = [step for own in lines for step in own]
+    fit = all(labels == [10 * row for row in rows] for rows, labels, _ in steps)
+    overlapping = any(written for *_, written in steps)
+    return _Life([[rows for rows, *_ in own] for own in lines], fit, overlapping, value)
 
 
 def _asked(draw, parent: str, every: int | None = None, in_an_epoch: int | None = None) -> _Run:
@@ -223,6 +233,9 @@ def _judge_rows(life: _Life, asked: _Run) -> None:
         raise Wrong("same-order", expected="another order in the second epoch", got="the same")
     if len(first) != asked.steps:
         raise Wrong("other-steps", expected=f"{asked.steps} steps", got=f"{len(first)}")
+    if life.overlapping:
+        got = "a file that appears after a rank has begun the next step"
+        raise Wrong("not-complete", expected="a checkpoint that is complete before it", got=got)
 
 
 def _value_after(rows: list[list[int]], forgets: int | None = None) -> float:
@@ -272,7 +285,7 @@ def each_row_once_an_epoch(answer, draw):
         _judge_rows(_lived(answer, ranks, asked), asked)
 
 
-@loop.requires("killed between two saves, and started again")
+@loop.requires("killed between two saves, and started again", needs_earlier=True)
 def killed_between_two_saves(answer, draw):
     _kill_and_go_on(answer, draw, before=2, after=2)
 

@@ -98,6 +98,14 @@ class RestToTheLastStage(_Comparison):
         return [size * stage for stage in range(1, self.stages)]
 
 
+@wrong("4.5", names="remainder-last")
+@_as_function
+class RoundsThePartsUp(_Comparison):
+    def equal_layers(self):
+        size = -(-len(self.layers) // self.stages)
+        return [size * stage for stage in range(1, self.stages)]
+
+
 @wrong("4.5", names="cut-of-ones")
 @_as_function
 class CutsEqualCosts(_Comparison):

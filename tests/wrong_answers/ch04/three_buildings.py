@@ -55,6 +55,12 @@ class AsksEachLayerWhereItIs(nn.Module):
         return x
 
 
+@wrong("4.1", names="no-super")
+class ForgetsTheConstructor(_Line):
+    def __init__(self, layers, devices):
+        self.parts = nn.ModuleList(nn.Sequential(*part) for part in self.cut(layers))
+
+
 @wrong("4.1", names="not-registered")
 class PartsInAList(nn.Module):
     def __init__(self, layers, devices):

@@ -45,6 +45,16 @@ class AddsTheOthersAsAConstant(_Row):
         return self.with_bias(own + others)
 
 
+@wrong("6.2", names="passes-by-luck")
+class SumsWhatAutogradRecords(_Row):
+    """PyTorch warns in backward: all_reduce has no autograd kernel."""
+
+    def forward(self, x):
+        own = self.partial(x).contiguous()
+        dist.all_reduce(own)
+        return self.with_bias(own)
+
+
 @wrong("6.2", names="not-parameters")
 class KeepsAPlainBias(_Row):
     def __init__(self, full):
@@ -199,6 +209,25 @@ class AddsTheBiasOnRank0(_Row):
     def forward(self, x):
         own = self.partial(x)
         return SumForward.apply(self.with_bias(own) if dist.get_rank() == 0 else own)
+
+
+@wrong("6.2", names="summed-again")
+class SumsTheBiasGradient(_Row):
+    """As if the bias were cut: every rank has its whole gradient already."""
+
+    def with_bias(self, y):
+        return y if self.bias is None else y + SumBackward.apply(self.bias)
+
+
+@wrong("6.2", names="not-parameters")
+class HoldsTheBiasOnRank0(_Row):
+    def __init__(self, full):
+        super().__init__(full)
+        if dist.get_rank() > 0:
+            self.bias = None
+
+    def forward(self, x):
+        return SumForward.apply(self.with_bias(self.partial(x)))
 
 
 @wrong("6.2", names="bias-gradient")

@@ -424,6 +424,16 @@ def broadcasts_the_loss_from_rank_0(*given):
     return _train_2d(*given, mean_loss=mean_loss)
 
 
+@wrong("7.3", names="loss-not-a-float")
+def returns_a_tensor(*given):
+    def mean_loss(loss, mesh):
+        loss = loss.detach().clone()
+        average_over([loss], mesh)
+        return loss
+
+    return _train_2d(*given, mean_loss=mean_loss)
+
+
 @wrong("7.3", names="loss-local")
 def returns_its_own_loss(*given):
     return _train_2d(*given, mean_loss=lambda loss, mesh: loss.item())

@@ -134,6 +134,33 @@ def lets_autograd_multiply(part, read_inputs, read_targets, shape, mesh, optimiz
     return _last_stages_loss(loss.detach(), mesh)
 
 
+@right("7.4")
+def adds_up_shares_of_the_loss(part, read_inputs, read_targets, shape, mesh, optimizer):
+    """The loss is divided by the copies before backward, as the lesson does it, and gradients are summed."""
+    pipeline, stage = mesh.get_group("pipeline"), mesh.get_local_rank("pipeline")
+    last, data = pipeline.size() - 1, mesh.get_group("data")
+    optimizer.zero_grad()
+    x = _received_input(shape, mesh, stage, _receive) if stage else read_inputs(*own_block(mesh))
+    y = forward_of(part, x, mesh)
+    share = torch.zeros((), device=device())
+    if stage == last:
+        own = mse_loss(y, read_targets(*own_block(mesh))) / data.size()
+        own.backward()
+        share += own.detach()
+    else:
+        _send(y.detach(), mesh, stage + 1)
+        slope = torch.empty_like(y)
+        _receive(slope, mesh, stage + 1)
+        y.backward(slope)
+    if stage > 0:
+        _send(x.grad, mesh, stage - 1)
+    average_over([p.grad for p in part.parameters() if p.requires_grad], mesh, divisor=1)
+    optimizer.step()
+    dist.all_reduce(share, group=data)
+    dist.broadcast(share, group=pipeline, group_src=last)
+    return share.item()
+
+
 @wrong("7.4", names="not-waited")
 def sends_and_forgets(*given):
     def send(tensor, mesh, stage):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from course_exercises.authoring import load_answer
+from course_utils.hardware import device
 from tests.wrong_answers import right, wrong
 
 MiniFSDP = load_answer("8.4")
@@ -215,6 +216,20 @@ class NotesForAutograd(nn.Module):
                 dist.all_gather(pieces, full[name])
                 full[name] = torch.cat(pieces)[: self.shapes[name].numel()].view(self.shapes[name])
         return full
+
+
+@right("8.4")
+class AsksWhetherAnyRankHasAGradient(MiniFSDP):
+    """A flag for each parameter goes over the wire too."""
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        parameters = list(self.module.parameters())
+        had = torch.tensor([int(p.grad is not None) for p in parameters], device=device())
+        dist.all_reduce(had)
+        for parameter, anybody in zip(parameters, had.tolist()):
+            if anybody and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 @wrong("8.4", names="no-module")

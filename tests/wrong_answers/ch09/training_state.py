@@ -128,7 +128,7 @@ class SavesParametersOnly(_State):
             parameter.copy_(state["parameters"][name])
 
 
-@wrong("9.3", names="optimizer-lost")
+@wrong("9.3", names="optimizer-lost", also=("python-lost",))
 class SavesTheModelOnly(_State):
     saved = ("model",)
     generators = ()

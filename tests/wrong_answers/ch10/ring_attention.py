@@ -162,6 +162,32 @@ class TakesThemForTheNext(RingOf):
         return super().merge_in(result, q, k, v, rank + hop >= ranks, rank, ranks, hop)
 
 
+def _passed_back(*tensors):
+    """What the rank after this one has: each tensor goes to the rank before."""
+    rank, ranks = place_of()
+    arriving = [torch.empty_like(tensor) for tensor in tensors]
+    messages = [
+        dist.P2POp(call, tensor, peer % ranks)
+        for sent, received in zip(tensors, arriving)
+        for call, tensor, peer in (
+            (dist.isend, sent.contiguous(), rank - 1),
+            (dist.irecv, received, rank + 1),
+        )
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return arriving
+
+
+@wrong("10.3", names="other-way-round")
+@_as_function
+class PassesThemBack(RingOf):
+    """And takes them for those of rank - hop all the same."""
+
+    def turn(self, k, v):
+        return _passed_back(k, v)
+
+
 @wrong("10.3", names="not-scaled")
 @_as_function
 class ForgetsTheScale(RingOf):

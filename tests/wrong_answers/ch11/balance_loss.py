@@ -72,6 +72,14 @@ def forgets_the_factor(logits, choices):
     return (counts / pieces * logits.softmax(1).sum(0)).sum() * choices.shape[1] / pieces
 
 
+@wrong("11.4", names="softmax-over-chosen")
+def softmax_as_in_route(logits, choices):
+    counts, pieces = _f(choices, logits.shape[1])
+    chosen = logits.gather(1, choices).softmax(1)
+    p = torch.zeros_like(logits).scatter(1, choices, chosen).sum(0) * choices.shape[1] / pieces
+    return logits.shape[1] * (counts / pieces * p).sum()
+
+
 @wrong("11.4", names="k-times")
 def shares_of_tokens(logits, choices):
     counts, pieces = _f(choices, logits.shape[1])

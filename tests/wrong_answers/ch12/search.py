@@ -236,6 +236,12 @@ def ends_the_range_too_early(model, gpus, batch, seq, hardware, judge):
     return search(model, gpus, batch, seq, hardware, judge)
 
 
+@wrong("12.4", names="one-node")
+def never_leaves_the_node(model, gpus, batch, seq, hardware, judge):
+    search = _restricted(lambda layout: layout.tp <= hardware.node)
+    return search(model, gpus, batch, seq, hardware, judge)
+
+
 @wrong("12.4", names="always-copies")
 def keeps_two_copies(model, gpus, batch, seq, hardware, judge):
     return _restricted(lambda layout: layout.dp > 1)(model, gpus, batch, seq, hardware, judge)

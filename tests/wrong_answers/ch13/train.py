@@ -58,6 +58,7 @@ def _loop(
     save_last=True,
     saves=lambda: True,
     writer=0,
+    after_save=dist.barrier,
 ):
     """The loop, each part of which may be another."""
     folder = Path(folder)
@@ -88,7 +89,7 @@ def _loop(
                     write(folder / f"{done}.pt", sealed(buffer.getvalue()))
                     for old in sorted(folder.glob("*.pt"), key=lambda p: int(p.stem))[:-keep]:
                         old.unlink()
-            dist.barrier()
+            after_save()
 
 
 @right("13.2")
@@ -224,6 +225,9 @@ each_rank_its_rows = wrong("13.2", names="share-on-each-rank")(
 )
 saves_on_rank_0_only = wrong("13.2", names="one-rank-saves")(
     _train("saves_on_rank_0_only", saves=lambda: dist.get_rank() == 0)
+)
+goes_on_without_the_writer = wrong("13.2", names="not-complete")(
+    _train("goes_on_without_the_writer", after_save=lambda: None)
 )
 writes_in_place = wrong("13.2", names="in-place")(
     _train(
