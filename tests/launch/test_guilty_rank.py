@@ -237,7 +237,7 @@ def raises_in_a_pool_that_nobody_asks(rank, guilty):
         pool.submit(work)
 
 
-@says("for each other", "rank {guilty} waits at a socket", "wait in barrier")
+@says("none can go on", "rank {guilty} waits at a socket", "wait in barrier")
 def is_not_answered(rank, guilty):
     server = socket.create_server(("127.0.0.1", 0))
     address = [server.getsockname()]
@@ -256,10 +256,7 @@ def is_not_called(rank, guilty):
 
 
 # what is said when half of the limit has passed, or all of it
-LONG = (
-    *("asks_again_and_again", "raises_in_the_thread_that_feeds_it"),
-    *("is_not_answered", "is_not_called"),
-)
+LONG = ("asks_again_and_again", "raises_in_the_thread_that_feeds_it", "is_not_called")
 CASES = [(name, guilty) for name in TABLE for guilty in range(RANKS)]
 
 

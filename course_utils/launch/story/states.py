@@ -42,8 +42,7 @@ class State:
 
 def states(ranks: list[Rank], meetings: Meetings) -> dict[int, State]:
     """Returns what each rank did, by rank; asks those that live, all at once."""
-    living = [rank for rank in ranks if rank.living]
-    asleep, found = at_sockets(living), where(living)
+    asleep, found = at_sockets(ranks), where([rank for rank in ranks if rank.living])
     known = {}
     for rank in ranks:
         at = found.get(rank)

@@ -112,12 +112,8 @@ class Stillness:
         """How each rank rests; None if one of them does not, or waits in a call with a limit."""
         found, asleep = {}, at_sockets(self._start)
         for rank, at in where(list(self._start)).items():
-            lacks = bool(self._meetings.lacking(rank.number))
-            rest = at and threads.rest(at, rank.finished, rank.handles_signals(), lacks)
-            if at and rank in asleep and not rest:
-                rest = threads.Rest(
-                    {}, proven=False
-                )  # nobody can answer for its socket's other end
+            lacks, handlers = bool(self._meetings.lacking(rank.number)), rank.handles_signals()
+            rest = at and threads.rest(at, rank.finished, handlers, lacks, asleep.get(rank))
             if rest is None or self._goes_on(rank, rest):
                 return None
             found[rank] = rest

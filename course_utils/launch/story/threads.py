@@ -44,11 +44,13 @@ class Rest(NamedTuple):
     proven: bool
 
 
-def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | None:
+def rest(
+    stacks: Stacks, finished: bool, handlers: bool, lacks: bool, at_socket: bool | None = None
+) -> Rest | None:
     """Returns how a rank rests, or None if its main thread does something that may end.
 
     finished: its main thread only waits for its end; handlers: it may handle signals; lacks: its newest call lacks
-    another rank, so that whatever waits in PyTorch waits for that.
+    another rank, so that whatever waits in PyTorch waits for that; at_socket: as `view.at_sockets` says.
     """
     found, for_ranks, proven = {}, False, True
     for name, frames in stacks.threads.items():
@@ -61,8 +63,10 @@ def rest(stacks: Stacks, finished: bool, handlers: bool, lacks: bool) -> Rest | 
         elif idle(frames):
             found[name] = frames
             proven = proven and not (main and handlers)
-        elif main:
+        elif main and at_socket is None:
             return None
+        elif main:
+            proven = proven and at_socket
         else:
             proven = proven and any(frame.file.endswith(_SERVING) for frame in frames)
     if stacks.main_thread in found and not for_ranks:

@@ -139,22 +139,26 @@ def where(ranks: list[Rank]) -> dict[Rank, stacks.Stacks | None]:
     return found
 
 
-def at_sockets(ranks: Iterable[Rank]) -> set[Rank]:
+def at_sockets(ranks: Iterable[Rank]) -> dict[Rank, bool]:
     """Those of the ranks, on this machine, whose main thread sleeps in a call of the system until another one of them
-    sends to its socket, or until somebody connects."""
-    sockets, asleep = {}, set()
-    for rank in (each for each in ranks if each.pid):
+    sends to its socket, or until somebody connects. True where only the main thread of a rank can end that: nothing
+    that a rank has started holds the other end, and no signal has a handler."""
+    processes, sockets, found = [], {}, {}
+    for rank in (each for each in ranks if each.pid and each.code is None):
         with contextlib.suppress(psutil.Error):
-            sockets[rank] = psutil.Process(rank.pid).net_connections("inet")
+            processes.append(psutil.Process(rank.pid))
+            sockets[rank] = processes[-1].net_connections("inet")
     theirs = {each.laddr for mine in sockets.values() for each in mine}
     for rank, mine in sockets.items():
-        with contextlib.suppress(OSError, ValueError):  # it runs; or the system does not tell
+        # If it runs, or the system does not tell, it may end.
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
             # The call's number, and its arguments, of which the first is what it reads from or accepts at.
             _, first, *_ = Path(f"/proc/{rank.pid}/syscall").read_text().split()
-            here = [each for each in mine if each.fd == int(first, 16)]
-            if any(not each.raddr or each.raddr in theirs for each in here):
-                asleep.add(rank)
-    return asleep
+            here = next((each for each in mine if each.fd == int(first, 16)), None)
+            if here and (not here.raddr or here.raddr in theirs):
+                alone = not any(process.children() for process in processes)
+                found[rank] = bool(here.raddr) and alone and not rank.handles_signals()
+    return found
 
 
 def note_calls(ranks: list[Rank], meetings: Meetings) -> None:
