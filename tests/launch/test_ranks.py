@@ -121,6 +121,8 @@ def test_tensors_come_back_from_each_call(ranks):
 
 
 def test_what_is_printed_comes_with_its_call(ranks, capsys):
+    ranks(lambda rank: print(300_000 * "x"))  # more than is shown of a call
+    assert "bytes left out" in capsys.readouterr().out
     for word in ("one", "two"):
         ranks(lambda rank, word: print(word), word)
         assert capsys.readouterr().out == f"[rank 0] {word}\n[rank 1] {word}\n"
