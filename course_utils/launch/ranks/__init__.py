@@ -5,8 +5,7 @@ kept         what a rank keeps from one of these calls to the next
 elsewhere    who starts the ranks instead, where they are not on this machine
 arguments    what launch accepts, and one sentence for everything else
 job          what a rank needs to know: of its call, and of the host that it is on
-packing      functions, arguments and results as bytes; tensors beside the pickle stream
-unpicklable  which argument, or which variable of the function, cannot be sent
+packing      functions, arguments and results as bytes, and which of them cannot be sent
 process      a rank on this machine, as the kernel has it: start, read, end
 rank         a rank as it sees itself: join the group, run a function, report, wait for the next
 script       what makes a script for torchrun run in a rank as it does there

@@ -4,6 +4,7 @@ import errno
 import inspect
 import operator
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -33,55 +34,32 @@ def of_ranks(args: tuple, kwargs: dict, nprocs: int) -> list[tuple[tuple, dict]]
     def part(value, rank):
         return value.parts[rank] if isinstance(value, OwnPart) else value
 
-    return [
-        (
-            tuple(part(value, rank) for value in args),
-            {name: part(value, rank) for name, value in kwargs.items()},
-        )
-        for rank in range(nprocs)
-    ]
+    def own(rank):
+        named = {name: part(value, rank) for name, value in kwargs.items()}
+        return tuple(part(value, rank) for value in args), named
+
+    return list(map(own, range(nprocs)))
 
 
 def check_call(fn, args: tuple, kwargs: dict, own: dict) -> None:
     """Raises TypeError, with what is expected, for what no rank could call. `own`: launch's own keywords
     with what was given for them."""
-    _check_function(fn)
+    about = "launch(fn, nprocs, ...): fn is a function that every rank calls with its number"
+    if inspect.isclass(fn):
+        raise TypeError(f"{about}; {fn.__name__} is a class.")
+    if not callable(fn):
+        raise TypeError(
+            f"{about}, not {_short(fn)} of type {type(fn).__name__}; pass the function itself, "
+            "without calling it."
+        )
     _check_signature(fn, args, kwargs, own)
 
 
 def check_ranks(nprocs, timeout) -> int:
     """Returns `nprocs` as an int; raises TypeError or ValueError with what is expected, and OSError where
     so many ranks cannot be started."""
-    if os.name != "posix":
-        raise RuntimeError(
-            "launch needs Linux or macOS; on Windows, run the course inside WSL (wsl --install)."
-        )
     _check_timeout(timeout)
     number = _number_of_ranks(nprocs)
-    _check_folder()
-    _check_files(number)
-    return number
-
-
-def _number_of_ranks(nprocs):
-    try:
-        if isinstance(nprocs, bool):
-            raise TypeError
-        number = operator.index(nprocs)
-    except TypeError:
-        raise TypeError(
-            f"launch(fn, nprocs, ...): nprocs is the number of ranks, a whole number from 1 to "
-            f"{MOST_RANKS}, not {_short(nprocs)} of type {type(nprocs).__name__}."
-        ) from None
-    if not 1 <= number <= MOST_RANKS:
-        raise ValueError(
-            f"launch(fn, nprocs, ...): nprocs is the number of ranks, from 1 to {MOST_RANKS}, "
-            f"not {number}."
-        )
-    return number
-
-
-def _check_folder():
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -89,12 +67,28 @@ def _check_folder():
             "launch: the folder in which this process works has been deleted; go to another one "
             "with os.chdir, or restart the kernel."
         ) from None
+    _check_files(number)
+    return number
+
+
+def _number_of_ranks(nprocs):
+    about = "launch(fn, nprocs, ...): nprocs is the number of ranks"
+    try:
+        if isinstance(nprocs, bool):
+            raise TypeError
+        number = operator.index(nprocs)
+    except TypeError:
+        raise TypeError(
+            f"{about}, a whole number from 1 to {MOST_RANKS}, "
+            f"not {_short(nprocs)} of type {type(nprocs).__name__}."
+        ) from None
+    if not 1 <= number <= MOST_RANKS:
+        raise ValueError(f"{about}, from 1 to {MOST_RANKS}, not {number}.")
+    return number
 
 
 def _check_files(nprocs):
     """All at the beginning: without a free file nothing could be tidied up either."""
-    import resource  # not on Windows, which is refused in words
-
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _FILES_OF_A_RANK * nprocs + _FILES_OF_A_CALL
     try:
@@ -111,8 +105,17 @@ def _check_files(nprocs):
         )
 
 
-def check_rules(rules) -> str | None:
-    """Returns the rules to launch under: those given, else those of the environment."""
+def check_rules(rules, backend) -> str | None:
+    """Returns the rules to launch under: those given, else those of the environment; with gloo, none.
+    Raises ValueError for what cannot be asked for."""
+    if backend not in (None, "gloo"):
+        raise ValueError(f'launch(backend=...) is "gloo" or not given, not {_short(backend)}.')
+    if backend and rules:
+        raise ValueError(
+            f"launch: backend={backend!r} and rules={rules!r} exclude each other; leave one out."
+        )
+    if backend:
+        return None
     given = os.environ.get("COURSE_RULES") or None if rules is None else rules
     if given is not None and given not in _RULES:
         raise ValueError(
@@ -133,16 +136,6 @@ def rules_called(name: str) -> ModuleType:
     return found.load()
 
 
-def check_backend(backend, rules) -> None:
-    """Raises ValueError for a backend that cannot be asked for, and for `rules` beside gloo."""
-    if backend not in (None, "gloo"):
-        raise ValueError(f'launch(backend=...) is "gloo" or not given, not {_short(backend)}.')
-    if backend and rules:
-        raise ValueError(
-            f"launch: backend={backend!r} and rules={rules!r} exclude each other; leave one out."
-        )
-
-
 def _check_timeout(timeout):
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"launch(timeout=...) is a number of seconds, not {_short(timeout)}.")
@@ -150,20 +143,6 @@ def _check_timeout(timeout):
         raise ValueError(
             f"launch(timeout=...) is a positive number of seconds, at most {_LONGEST:,}, which is a "
             f"week, and not {_short(timeout)}."
-        )
-
-
-def _check_function(fn):
-    if inspect.isclass(fn):
-        raise TypeError(
-            f"launch(fn, nprocs, ...): fn is a function that every rank calls with its number; "
-            f"{fn.__name__} is a class."
-        )
-    if not callable(fn):
-        raise TypeError(
-            f"launch(fn, nprocs, ...): fn is a function that every rank calls with its number, "
-            f"not {_short(fn)} of type {type(fn).__name__}; pass the function itself, without "
-            f"calling it."
         )
 
 

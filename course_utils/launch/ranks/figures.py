@@ -20,10 +20,8 @@ _shown = 0
 
 
 def environment(folder: str) -> dict:
-    """Environment variables with which figures of a rank, and of all below it, go into `folder`.
-
-    Nothing of Matplotlib is imported before the learner does it: that takes time in every rank.
-    """
+    """Variables with which figures of a rank, and of all below it, go into `folder`. Matplotlib is not
+    imported before the learner does it: that takes time in every rank."""
     return {"MPLBACKEND": "module://course_utils.launch.ranks.figure_backend", _FOLDER: folder}
 
 

@@ -51,37 +51,29 @@ class Launch:
 def on_this_host(call: Launch, placement: hardware.Placement, folder: str, sockets: str) -> dict:
     """What is the same for the ranks of a call that are on this host, and listen to it alone."""
     interface = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     return {
         "first": 0,
         "folder": folder,
         "sockets": sockets,
         "authkey": bytes(multiprocessing.current_process().authkey),
         "store": os.path.join(folder, "store"),
-        "port": _free_port(),
+        "port": port,
         "backend": placement.backend,
         "devices": placement.devices,
         "sharing": placement.sharing,
         "rules": call.rules if placement.backend == "gloo" else None,  # NCCL has its own
-        "environment": os.environ | _variables(interface, placement, folder),
+        "environment": os.environ
+        | {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        | {"NCCL_RUNTIME_CONNECT": "0"}  # else the first collective would hold each host, in C
+        | hardware.QUIET
+        | (gpu_sharing.ENVIRONMENT if placement.sharing > 1 else {})
+        | figures.environment(folder),
         "directory": os.getcwd(),
         "path": server.import_path(),
         "threads": max(1, hardware.cores() // len(placement.devices)),
     }
-
-
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
-
-
-def _variables(interface, placement, folder):
-    return (
-        {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        | {"NCCL_RUNTIME_CONNECT": "0"}  # else the first collective would hold each host, in C
-        | hardware.QUIET
-        | (gpu_sharing.ENVIRONMENT if placement.sharing > 1 else {})
-        | figures.environment(folder)
-    )
 
 
 @contextmanager

@@ -5,12 +5,12 @@ import os
 import pickle
 import threading
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from course_utils.comm.events import note
 from course_utils.launch.keepers import server, sockets
 from course_utils.launch.keepers.interrupts import uninterrupted
-from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank, unpicklable
+from course_utils.launch.ranks import arguments, elsewhere, job, live, packing, rank
 from course_utils.launch.ranks.process import RankProcess
 from course_utils.launch.story import diagnosis, frames
 from course_utils.launch.story.failure import RankFailure
@@ -78,26 +78,26 @@ def launch(
     raise KeyboardInterrupt("launch was interrupted, and its ranks have ended.")
 
 
-class Ranks:
+class Ranks(AbstractContextManager):
     """Processes that stay for several calls: `ranks = Ranks(4)`, or `with Ranks(4) as ranks:`.
 
-    `ranks(fn, *args, **kwargs)` runs fn(rank, *args, **kwargs) as launch does, and with all that launch
-    promises, but always in the same `nprocs` processes and the same process group. They begin with the
-    first call, in the environment and folder of that moment, and end with the block, with
-    `ranks.close()`, or when nobody has `ranks` any more. timeout, rules, backend and debug are those of
-    launch; a timeout is for each call.
+    `ranks(fn, *args, **kwargs)` runs fn(rank, *args, **kwargs) as launch does, with the same promises, in
+    the same processes and process group each time. They begin with the first call, in the environment and
+    folder of that moment, and end with the block, `ranks.close()`, or when nobody has `ranks` any more.
+    timeout, for each call, rules, backend and debug are launch's.
 
     What a function puts on `kept` (`from course_utils.launch import kept`, `kept.model = ...`) stays in
     its rank for later calls, and so does the random state. All else that a function uses comes anew from
     the notebook with each call, also what it calls global.
 
     Raises what launch raises. The message of a failure ends with what is left: if each rank has come back
-    from the call, and no collective, send or recv lacks its partner, the ranks live on, with what they
-    keep. Otherwise, and after the stop button, they have been ended, and each further call raises
-    RuntimeError.
+    from the call, and no call of the group lacks its partner, the ranks live on, with what they keep.
+    Otherwise, as after the stop button, they have been ended, and further calls raise RuntimeError.
     """
 
-    _opened = None  # what ends the ranks; None where there are none any more
+    _opened = (
+        None  # what ends the ranks, as soon as nobody has it; None where there are none any more
+    )
 
     def __init__(
         self,
@@ -111,9 +111,8 @@ class Ranks:
         _refuse_in_a_rank()
         still, whole = (_STILL, _WHOLE) if timeout is None else (timeout, timeout)
         nprocs = arguments.check_ranks(nprocs, still)
-        arguments.check_backend(backend, rules)
         self._nccl = rules is not None
-        rules = None if backend else arguments.check_rules(rules)
+        rules = arguments.check_rules(rules, backend)
         self._call = job.Launch(nprocs, still, whole, rules, backend, debug)
         self._ranks, self._meetings = [], Meetings([])  # until the first call
         self._opened = ExitStack()
@@ -175,13 +174,7 @@ class Ranks:
         if opened:
             opened.close()
 
-    def __enter__(self):
-        return self
-
     def __exit__(self, *exception):
-        self.close()
-
-    def __del__(self):
         self.close()
 
     def __reduce__(self):
@@ -218,10 +211,8 @@ def _packed(fn, of_ranks):
         for given in of_ranks:
             packed[id(given)] = packed.get(id(given)) or [sources, *packing.pack((fn, *given))]
     except Exception as error:  # noqa: BLE001 - whatever an object's pickling raises is explained
-        failure = unpicklable.explain(fn, *given, error)
-    else:
-        return [packed[id(given)] for given in of_ranks]
-    raise failure
+        raise packing.failure(fn, *given, error) from None
+    return [packed[id(given)] for given in of_ranks]
 
 
 @contextmanager
@@ -236,27 +227,19 @@ def _start_here(call, packed):
         try:
             placement = call.placement(call.nprocs)
             told = packing.pack(call.for_ranks() | job.on_this_host(call, placement, folder, place))
-            for record, own in zip(records, packed, strict=True):
-                _start(ranks, record)
-                ranks[-1].give(told)  # it begins while the next one starts
-                ranks[-1].give(own)
+            for number, (record, own) in enumerate(zip(records, packed, strict=True)):
+                with uninterrupted():  # one that was started but is not in the list would stay
+                    ranks.append(RankProcess(number, record))
+                ranks[number].give(told)  # it begins while the next one starts
+                ranks[number].give(own)
             yield ranks
         finally:
-            _end(ranks)
-
-
-def _start(ranks, record):
-    with uninterrupted():  # a rank that was started but is not in the list would stay
-        ranks.append(RankProcess(len(ranks), record))
-
-
-def _end(ranks):
-    with uninterrupted():
-        for r in ranks:
-            r.kill()
-        for r in ranks:
-            r.close()
-        note("ended", "all ranks, and what they had started")
+            with uninterrupted():
+                for r in ranks:
+                    r.kill()
+                for r in ranks:
+                    r.close()
+                note("ended", "all ranks, and what they had started")
 
 
 def _watch(ranks, meetings, call, nccl):

@@ -80,6 +80,8 @@ class View:
 class _Terminal:
     """The rest of the row in which the cursor stands, and stays."""
 
+    _shown = ""
+
     @classmethod
     def here(cls, ranks):
         """None where nobody sees it."""
@@ -89,9 +91,6 @@ class _Terminal:
                 rank.output.before_writing = place.hide
             return place
         return None
-
-    def __init__(self):
-        self._shown = ""
 
     def show(self, lines, count):
         text = "  ".join(filter(None, [count, *lines]))

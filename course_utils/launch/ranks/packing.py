@@ -8,6 +8,7 @@ buffers (PEP 574), and lands in the memory that the received tensor then owns: 1
 
 import functools
 import importlib
+import inspect
 import io
 import operator
 import pickle
@@ -20,9 +21,9 @@ import cloudpickle
 import torch
 
 from course_utils.comm import private
+from course_utils.launch.story.failure import RankFailure
 
 _LENGTH = struct.Struct("<Q")
-
 
 # What only the ranks can use, and what to send instead.
 _TIED = {
@@ -44,7 +45,7 @@ class _Pickler(cloudpickle.Pickler):
         if kind is functools._lru_cache_wrapper and obj.__module__ == "__main__":
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if kind.__module__ == "IPython.core.autocall":  # what exit and quit are in a notebook
-            return _sys_exit, ()
+            return operator.attrgetter("exit"), (sys,)
         if isinstance(obj, torch.Tensor) and obj.dtype in private.new_dtypes():
             return _of_new_dtype(obj)
         # Storages, not tensors: two tensors that share memory still share it on the other side.
@@ -84,10 +85,6 @@ def _typed_storage(untyped, dtype):
 
 def _cached(function, parameters):
     return functools.lru_cache(**parameters)(function)
-
-
-def _sys_exit():
-    return sys.exit
 
 
 def _untyped_storage(buffer):
@@ -153,6 +150,30 @@ def _parts(name, obj):
     if isinstance(obj, (list, tuple)):
         return [(f"{name}[{i}]", value) for i, value in enumerate(obj)]
     return []
+
+
+def failure(fn, args: tuple, kwargs: dict, error: Exception) -> RankFailure:
+    """Returns the failure of packing fn and its arguments, which has raised `error`."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    candidates = [(f"argument {i}", value) for i, value in enumerate(args, start=1)]
+    candidates += [(f"argument {key}", value) for key, value in kwargs.items()]
+    candidates += [(f"{variable}, used in {name},", value) for variable, value in _used(fn)]
+    found = (culprit(words, value) for words, value in [*candidates, (name, fn)])
+    what, error = next(filter(None, found), (name, error))
+    return RankFailure(
+        f"{what} cannot be pickled, so it cannot be sent to the ranks.\n"
+        f"  {type(error).__name__}: {error}\n"
+        "Create it inside of the function, on each rank.",
+        kind="pickle",
+    )
+
+
+def _used(fn):
+    try:
+        variables = inspect.getclosurevars(fn)
+    except TypeError:
+        return []  # not a Python function
+    return [*variables.nonlocals.items(), *variables.globals.items()]
 
 
 def send(channel: socket.socket, parts: list) -> None:

@@ -23,12 +23,8 @@ from course_utils.launch.story.view import Rank
 
 # What handles signals in every rank: faulthandler, the request for stacks, and the C library with
 # the two real-time signals below those that it offers. A bit for each, as in /proc.
-_OWN_HANDLERS = sum(
-    1 << (number - 1)
-    for number in (
-        signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, stacks.ASK, 32, 33
-    )
-)  # fmt: skip
+_CRASHES = signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL
+_OWN_HANDLERS = sum(1 << (number - 1) for number in (*_CRASHES, stacks.ASK, 32, 33))
 
 
 class Here:
@@ -38,7 +34,7 @@ class Here:
     tick = 0.05
 
     def stacks(self, ranks: list["RankProcess"]) -> list[str]:
-        return stacks.ask([(each.stacks, each.send_signal, each.main_thread) for each in ranks])
+        return stacks.ask([(each.stacks, each.handle.send, each.main_thread) for each in ranks])
 
     def bring_records(self) -> Callable[[], None]:
         return lambda: None  # they are where the ranks write them
@@ -64,8 +60,10 @@ class RankProcess(Rank):
             self.pid = self.process.pid
             note("forked", f"rank {number} is process {self.pid}")
             janitor.keep("rank", self.pid)
-            self._handle = Handle(self.pid)
-            self._activity = _activity(self.pid)
+            self.handle = Handle(self.pid)
+            self._activity = None
+            with contextlib.suppress(psutil.Error):  # it has ended already
+                self._activity = psutil.Process(self.pid)
             opened.pop_all()
         for end in ends:
             end.close()
@@ -125,7 +123,7 @@ class RankProcess(Rank):
         while self.read_message() and self.report is None and self._pending():
             pass
         self.code = self.process.wait()
-        self._handle.close()
+        self.handle.close()
         note("died", f"rank {self.number}, exit code {self.code}")
         return False
 
@@ -157,21 +155,17 @@ class RankProcess(Rank):
     def calls_made(self) -> int:
         return os.stat(self.record).st_size
 
-    def send_signal(self, number: int) -> None:
-        """Sends the rank a signal, if it lives."""
-        self._handle.send(number)
-
     def last_words(self) -> stacks.Stacks:
         return stacks.Stacks(stacks.drain(self.stacks), self.main_thread)
 
     def kill(self) -> None:
         """Ends the rank and its group; nothing that it does can delay that."""
-        self._handle.kill_group()
+        self.handle.kill_group()
 
     def close(self) -> None:
         """After kill: waits for the end and frees what the kernel holds of the rank."""
         janitor.forget("rank", self.pid)
-        self._handle.close()
+        self.handle.close()
         if self.code is None:
             self.process.wait()
         for channel in (self.process.sentinel, self.channel, self.printed, self.stacks):
@@ -180,8 +174,3 @@ class RankProcess(Rank):
 
 def _output(number, record):
     return Output(number, os.path.dirname(record), live=number == 0)
-
-
-def _activity(pid):
-    with contextlib.suppress(psutil.Error):  # it has ended already
-        return psutil.Process(pid)

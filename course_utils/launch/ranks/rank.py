@@ -101,7 +101,6 @@ def _no_keyboard(*_):
 
 def _work(rank, channel, begin):
     """Waits for a call, and returns the rank's report of it, packed."""
-    process = os.getpid()
     sources, *call = packing.receive(channel)
     linecache.cache.update(pickle.loads(sources))
     try:
@@ -110,21 +109,10 @@ def _work(rank, channel, begin):
         return packing.pack(report.described("pickle", error) | {"what": "unpack"})
     calm_down = _silencer()
     try:
-        try:
-            if begin:
-                begin()
-            _wait_for_all(channel)
-            figures.begin()
-            try:
-                result = fn(rank, *args, **kwargs)
-            finally:
-                debugger.stop_tracing()
-            figures.show_open()
-            _finish_on_device()
-        finally:
-            calm_down()
-            if os.getpid() != process:
-                _end_of_a_fork()
+        if begin:
+            begin()
+        _wait_for_all(channel)
+        result = _result(functools.partial(fn, rank, *args, **kwargs), calm_down)
     except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
         try:
             calm_down()  # if a handler has raised before that
@@ -138,10 +126,44 @@ def _work(rank, channel, begin):
     return _packed(result)
 
 
+def _wait_for_all(channel):
+    """A rank that ends early would make others fail that are still connecting, in random words."""
+    packing.send(channel, packing.pack({"kind": "joined"}))
+    if not channel.recv(1):
+        raise EOFError("the kernel is gone")
+
+
+def _result(call, calm_down):
+    process = os.getpid()
+    figures.begin()
+    try:
+        try:
+            result = call()
+        finally:
+            debugger.stop_tracing()
+        figures.show_open()
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            hardware.settle()  # what the function has left to the device
+        return result
+    finally:
+        calm_down()
+        if os.getpid() != process:  # call has forked it, and ends here too: it is no rank
+            if error := sys.exception():
+                traceback.print_exception(error)
+            os._exit(error is not None)
+
+
 def _begin(job, rank):
     """Before the first call."""
     _join_group(job, rank)
-    _draw_random_state(on_gpu=job["devices"][0].type == "cuda")
+    # Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
+    # missing would not show. For a CUDA that has not started, torch.manual_seed keeps a stack of
+    # calls: a tenth of what starting a rank costs.
+    on_gpu = job["devices"][0].type == "cuda"
+    draw = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
+    draw(int.from_bytes(os.urandom(8)) >> 1)
+    numpy.random.seed(list(os.urandom(16)))
+    random.seed()
     events.note("joined", f"rank {rank}")
     if events.noting():
         _note_first_call(rank)
@@ -169,24 +191,6 @@ def _note_first_call(rank):
     intercept.listen(on_call)
 
 
-def _wait_for_all(channel):
-    """A rank that ends early would make others fail that are still connecting, in random words."""
-    packing.send(channel, packing.pack({"kind": "joined"}))
-    if not channel.recv(1):
-        raise EOFError("the kernel is gone")
-
-
-def _draw_random_state(on_gpu):
-    """Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
-    missing would not show."""
-    # For a CUDA that has not started, torch.manual_seed keeps a stack of calls: a tenth of what
-    # starting a rank costs.
-    draw = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
-    draw(int.from_bytes(os.urandom(8)) >> 1)
-    numpy.random.seed(list(os.urandom(16)))
-    random.seed()
-
-
 def _silencer():
     """Returns a call after which no alarm and no handler of a signal, such as a DataLoader's for its
     workers, raises anything in what is left to do. It is a single step of the interpreter, which
@@ -198,13 +202,6 @@ def _silencer():
     rest = [signal.SIG_DFL if n == signal.SIGCHLD else signal.SIG_IGN for n in numbers]
     silence = ctypes.CDLL(None).signal
     return lambda: collections.deque(map(silence, numbers, rest), maxlen=0)
-
-
-def _end_of_a_fork():
-    """The learner's function has forked this process, and ends here too: it is no rank."""
-    if error := sys.exception():
-        traceback.print_exception(error)
-    os._exit(error is not None)
 
 
 def _join_group(job, rank):
@@ -309,12 +306,6 @@ def _wait_in_python():
         synchronize(device)
 
     torch.cuda.synchronize = synchronize_in_python
-
-
-def _finish_on_device():
-    """A rank has finished when its device has done what the function has left to it."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        hardware.settle()
 
 
 def _packed(result):

@@ -82,7 +82,9 @@ def _causes(error):
     """What a library handles on its way is none of the learner's."""
     found, seen = [], {id(error)}
     while len(found) < _CAUSES:
-        link, error = ("caused", error.__cause__) if error.__cause__ else _handled(error)
+        hidden = error.__suppress_context__
+        link = "caused" if error.__cause__ else "handled"
+        error = error.__cause__ or (None if hidden else error.__context__)
         if error is None or id(error) in seen:
             break
         seen.add(id(error))
@@ -92,15 +94,9 @@ def _causes(error):
     return found
 
 
-def _handled(error):
-    return "handled", None if error.__suppress_context__ else error.__context__
-
-
 def _members(error):
-    if not isinstance(error, BaseExceptionGroup):
-        return []
-    inner = [(text(each).partition("\n")[0], _frames(each)) for each in _leaves(error)]
-    return inner[:_MEMBERS]
+    leaves = _leaves(error)[:_MEMBERS] if isinstance(error, BaseExceptionGroup) else []
+    return [(text(each).partition("\n")[0], _frames(each)) for each in leaves]
 
 
 def _leaves(error):

@@ -19,15 +19,13 @@ _COUNTED = 10_000_000  # values that are looked through for their minimum
 def in_words(variables: dict) -> dict[str, str]:
     """Returns for each variable its repr, cut; a tensor's type, shape, device and values, or what they
     are like. Modules and names that Python has given are left out."""
-    own = (
-        (name, value)
-        for name, value in variables.items()
-        if name.isidentifier()  # a comprehension's iterator is not
-        and not name.startswith("__")
-        and not isinstance(value, types.ModuleType)
-    )
     short = _Short(device_is_idle=_device_is_idle())
-    return {name: _word(short, value) for name, value in itertools.islice(own, _VARIABLES)}
+    names = (  # a comprehension's iterator is no identifier
+        name
+        for name, value in variables.items()
+        if name.isidentifier() and name[:2] != "__" and not isinstance(value, types.ModuleType)
+    )
+    return {name: _word(short, variables[name]) for name in itertools.islice(names, _VARIABLES)}
 
 
 def _device_is_idle():
