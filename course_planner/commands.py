@@ -18,7 +18,7 @@ from tqdm import tqdm
 import course_planner as estimate
 from course_planner import Hardware, Layout, Plan, Trace, options, published
 from course_planner.descriptions import sizes_of
-from course_utils import plots
+from course_planner.figures.plans import fit_and_time
 from course_utils.launch.story.frames import is_own
 from course_utils.lesson import terminal
 
@@ -227,7 +227,7 @@ def _limit(seconds: Mapping[str, float]) -> str:
 
 
 def _draw_trace(asked, layout, hardware, traces, seconds) -> None:
-    figure = plots.fit_and_time(
+    figure = fit_and_time(
         {f"rank {rank}": trace.held for rank, trace in traces.items()},
         {f"rank {rank}": parts for rank, parts in seconds.items()},
         hardware.hbm_bytes,
@@ -294,7 +294,7 @@ def _print_plans(plans: Sequence[Plan]) -> None:
 
 def _draw_plans(asked, hardware: Hardware, plans: Sequence[Plan]) -> None:
     best = plans[0]
-    figure = plots.fit_and_time(
+    figure = fit_and_time(
         {f"plan {place}": plan.memory for place, plan in enumerate(plans, 1)},
         {f"plan {place}": plan.time.parts for place, plan in enumerate(plans, 1)},
         hardware.hbm_bytes,

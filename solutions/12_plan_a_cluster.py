@@ -20,6 +20,7 @@ from torch import nn
 import course_planner as estimate
 from course_planner import Call, Hardware, Layout, Model, published
 from course_planner.figures import ch12 as figures
+from course_planner.figures.plans import fit, where_time_goes
 from course_utils import hardware, plots
 
 hardware.report()
@@ -421,7 +422,7 @@ print(
     f"estimated: {time.seconds:.0f} s, nine times in ten between {time.low:.0f} and {time.high:.0f} s"
 )
 print(f"published: {measured_seconds:.0f} s; inside: {time.low < measured_seconds < time.high}")
-plots.where_time_goes({"1 T, estimated": time.parts}, "Megatron's trillion on 3,072 A100")
+where_time_goes({"1 T, estimated": time.parts}, "Megatron's trillion on 3,072 A100")
 plt.show()
 
 # %% [markdown]
@@ -582,7 +583,7 @@ fullest = max(range(16), key=lambda stage: stages[stage]["total"])
 first_in_flight = {"As if all stages had as many layers.": {"fullest stage": 0}}
 compare(predicted, {"fullest stage": fullest}, first_in_flight)
 bars = {f"stage {stage}": stages[stage] for stage in (0, 1, 7, 15)}
-plots.fit(bars, h100.hbm_bytes, "Llama 3 405B at 8k, stages of 7 and of 8 layers")
+fit(bars, h100.hbm_bytes, "Llama 3 405B at 8k, stages of 7 and of 8 layers")
 plt.show()
 
 # %% [markdown]
@@ -618,7 +619,7 @@ for name, layout in {"8": llama, "16": on_sixteen, "8, far apart": turned}.items
     steps[f"tensor {name}"] = step.parts
     share = step.parts["tensor"] / step.seconds
     print(f"tensor ranks {name}: {step.seconds:.0f} s, of which their messages {share:.0%}")
-plots.where_time_goes(steps, "Llama 3 405B at 8k: where the tensor ranks sit")
+where_time_goes(steps, "Llama 3 405B at 8k: where the tensor ranks sit")
 plt.show()
 
 # %% [markdown]

@@ -1,1 +1,1 @@
-"""The pictures of the chapters that are about plans."""
+"""What plans draw (`plans`), and the pictures of the chapters that are about them."""

@@ -7,6 +7,7 @@ from matplotlib.patches import Rectangle
 
 import course_planner as estimate
 from course_planner import published
+from course_planner.figures import plans
 from course_utils import plots
 
 TOKENS = 4_194_304  # of a batch of the explorer
@@ -53,7 +54,7 @@ def your_plan(model: str, gpus: str, context: str, network: str) -> Figure:
         return _nothing(refused, model, gpus)
     (best,) = found
     *ranks, schedule, states = estimate.described(best.layout).split("; ")  # too long for a line
-    return plots.fit_and_time(
+    return plans.fit_and_time(
         {"": best.memory},
         {"": best.time.parts},
         hardware.hbm_bytes,

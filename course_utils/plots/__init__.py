@@ -25,7 +25,6 @@ from course_utils.plots.kit import (
     truck,
 )
 from course_utils.plots.pipelines import gantt, gantt_lanes
-from course_utils.plots.plans import fit, fit_and_time, where_time_goes
 from course_utils.plots.style import (
     COLORS,
     LIMIT,
@@ -50,8 +49,6 @@ __all__ = [
     "building",
     "canvas",
     "collective",
-    "fit",
-    "fit_and_time",
     "gantt",
     "gantt_lanes",
     "head_office",
@@ -68,5 +65,4 @@ __all__ = [
     "timeline",
     "timelines",
     "truck",
-    "where_time_goes",
 ]

@@ -7,6 +7,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 matplotlib.use("Agg")
+from course_planner.figures import plans
 from course_utils import plots
 from course_utils.lesson import schedules
 from course_utils.plots import collectives
@@ -323,8 +324,8 @@ def test_the_drawing_kit_stays_on_its_canvas():
 def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held):
     ledgers = {f"stage {n}": {"parameters": held / 2, "activations": held / 2} for n in range(3)}
     seconds = {name: {"matrices": 3.0, "messages": 1.0} for name in ledgers}
-    both = plots.fit_and_time(ledgers, seconds, 80e9, "seconds", "a layout")
-    for figure in (plots.fit(ledgers, 80e9, "a plan"), both):
+    both = plans.fit_and_time(ledgers, seconds, 80e9, "seconds", "a layout")
+    for figure in (plans.fit(ledgers, 80e9, "a plan"), both):
         assert not list(overlaps(figure))
         ax = figure.axes[0]
         (line,) = ax.lines
@@ -337,7 +338,7 @@ def test_sums_of_a_plan_stand_clear_of_bars_and_of_the_limit(held):
 
 def test_a_kind_too_small_to_be_seen_has_no_edge_over_it_and_no_place_in_the_legend():
     ledger = {"parameters": 0.1e9, "gradients": 2e9, "activations": 60e9}
-    figure = plots.fit({"a rank": ledger}, 80e9, "a plan")
+    figure = plans.fit({"a rank": ledger}, 80e9, "a plan")
     edges = [bar.get_edgecolor()[3] for bar in figure.axes[0].patches]
     assert edges == [0, 1, 1]
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["gradients", "activations"]
@@ -345,7 +346,7 @@ def test_a_kind_too_small_to_be_seen_has_no_edge_over_it_and_no_place_in_the_leg
 
 def test_seconds_of_a_plan_have_the_colours_of_what_they_are():
     communication = {"tensor", "context", "experts", "data", "messages", "other groups"}
-    looks = plots.plans.SECONDS
+    looks = plans.SECONDS
     of = {kind for kind, (color, _) in looks.items() if color == plots.COLORS["communication"]}
     assert of == communication
     assert not {plots.COLORS["wrong"], plots.COLORS["load"]} & {
