@@ -215,7 +215,7 @@ def one_rank_gets_every_sample_once(answer, draw):
         raise Wrong("not-shuffled", expected="an order drawn from the seed", got="0, 1, 2, ...")
 
 
-@sampler.requires("any number of ranks makes the same steps, shared out evenly")
+@sampler.requires("any number of ranks makes the same steps, shared out evenly", needs_earlier=True)
 def any_number_of_ranks_makes_the_same_steps(answer, draw):
     divides, remainder = draw.sample((2, 3, 4), 2), draw.choice(((3, 10), (4, 10), (5, 12)))
     more_than_samples = draw.choice(((5, 3), (6, 4)))
@@ -245,7 +245,7 @@ def _check_shares(answer, order: _Order, world_size: int, draw) -> None:
             raise Wrong("uneven", expected="lengths that differ by at most one", got=lengths)
 
 
-@sampler.requires("seed and epoch decide the order, and nothing else")
+@sampler.requires("seed and epoch decide the order, and nothing else", needs_earlier=True)
 def seed_and_epoch_decide_the_order(answer, draw):
     order = _order(draw)
     first = _whole_epoch(answer, order, draw)
@@ -270,7 +270,7 @@ def _in_another_process(rank, answer, order: _Order) -> list[list[int]]:
     return [sorted(batch) for batch in alone]
 
 
-@sampler.requires("the global random states are left alone")
+@sampler.requires("the global random states are left alone", needs_earlier=True)
 def the_global_random_states_are_left_alone(answer, draw):
     before = _global_random_states()
 
@@ -293,7 +293,9 @@ def _global_random_states() -> list:
     return [torch.get_rng_state(), list(random.getstate()[1]), np.random.get_state()[1].tolist()]
 
 
-@sampler.requires("a resumed epoch goes on where it was, and the next one is whole")
+@sampler.requires(
+    "a resumed epoch goes on where it was, and the next one is whole", needs_earlier=True
+)
 def a_resumed_epoch_goes_on_where_it_was(answer, draw):
     order, epoch, done = _order(draw), draw.integer(2, 5), draw.integer(2, 3)
     whole = _whole_epoch(answer, order, draw, epoch)
