@@ -1,12 +1,10 @@
 """What a rank keeps from one call of its `Ranks` to the next."""
 
-from typing import NoReturn
-
 
 class Kept:
     """A place for attributes of any name. Each rank has one of its own, and so has the kernel."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str):
         raise AttributeError(
             f"kept has no {name!r} here: an earlier call of these ranks has to set kept.{name}"
         )

@@ -174,6 +174,8 @@ class Ranks(AbstractContextManager):
         if opened:
             opened.close()
 
+    __del__ = close  # while all of it is still there, also when the program ends
+
     def __exit__(self, *exception):
         self.close()
 
