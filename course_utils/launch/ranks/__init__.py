@@ -8,7 +8,7 @@ packing      functions, arguments and results as bytes; tensors beside the pickl
 unpicklable  which argument, or which variable of the function, cannot be sent
 process      a rank on this machine, as the kernel has it: start, read, end
 rank         a rank as it sees itself: join the group, run the function, report
-script       what makes a script for torchrun run in a rank as it does there
+script       what makes a script for torchrun run in a rank as it does there, and runs it (`run`)
 report       what a rank that does not return tells of its exception; values: its variables in words
 peers        no message to a rank that is not there
 output       what the ranks print, in an order that is the same in every run

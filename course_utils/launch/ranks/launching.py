@@ -82,8 +82,8 @@ def launch(
     if start and debug:
         raise ValueError("launch(debug=True) is for ranks on this machine, not on other hosts.")
     try:
-        with (start or _start_here)(call, packed) as ranks:
-            return _run(ranks, call, nccl=asked is not None)
+        with (start or start_here)(call, packed) as ranks:
+            return run(ranks, call, nccl=asked is not None)
     except KeyboardInterrupt:
         pass  # where in this package it arrived tells a learner nothing
     raise KeyboardInterrupt("launch was interrupted, and its ranks have ended.")
@@ -103,7 +103,7 @@ def _packed(fn, of_ranks):
 
 
 @contextmanager
-def _start_here(call, packed):
+def start_here(call, packed):
     """The ranks of a call on this machine, as long as the block goes on."""
     with (
         job.temporary_folder(range(call.nprocs)) as (folder, records),
@@ -137,7 +137,7 @@ def _end(ranks):
         note("ended", "all ranks, and what they had started")
 
 
-def _run(ranks, call, nccl):
+def run(ranks, call, nccl):
     meetings = Meetings([rank.record for rank in ranks])
     view = live.View(ranks, meetings)
     with Supervision(ranks, meetings, call.still, call.whole, view.tick) as supervision:

@@ -98,7 +98,8 @@ def _adopt(job, rank):
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
     script.install()
-    builtins.input = _no_keyboard
+    if not job["script"]:  # Python tells a script itself that there is no more to read
+        builtins.input = _no_keyboard
 
 
 def _meeting_place(job):
@@ -122,7 +123,7 @@ def _work(job, rank, call, channel):
     calm_down = _silencer()
     try:
         try:
-            _join_group(job, rank)
+            (_expect_group if job["script"] else _join_group)(job, rank)
             events.note("joined", f"rank {rank}")
             if events.noting():
                 _note_first_call(rank)
@@ -230,13 +231,34 @@ def _join_group(job, rank):
     if gpu and gpu.type == "cuda":
         _connect_pairs(gpu)
         _wait_in_python()
+    _put_on_record(_recorder(job, rank))
+    script.offer(store)
+
+
+def _expect_group(job, rank):
+    """The rank's function is a script, which makes its world itself, or none."""
+    recorder, place = _recorder(job, rank), {"rank": rank, "world_size": job["nprocs"]}
+
+    def made():
+        if dist.get_backend() == "nccl":
+            _wait_in_python()
+        _put_on_record(recorder)
+
+    _set_debug_level()
+    script.expect(_store(job), place, job["patience"], recorder, made)
+
+
+def _recorder(job, rank):
+    return Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
+
+
+def _put_on_record(recorder):
+    """All calls from now on: the world is there."""
     intercept.listen(peers.refuse_impossible)  # before it is on record
-    queued = host_waits.called if backend == "nccl" else None
-    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
+    queued = host_waits.called if dist.get_backend() == "nccl" else None
     if queued:
         host_waits.follow(recorder.publish, place)
-    recorder.begin()
-    script.offer(store)
+    recorder.begin(queued)
 
 
 def _set_debug_level():
