@@ -67,7 +67,7 @@ SCRIPTS = {
         from concurrent.futures import ThreadPoolExecutor
         atexit.register(print, "at exit")
         pool = ThreadPoolExecutor(1)
-        pool.submit(print, "in a pool")
+        pool.submit(print, "in a pool").result()
         threading.Thread(target=lambda: (time.sleep(0.3), print("late"))).start()
         print("end")
     """,
