@@ -15,7 +15,7 @@ from course_utils.comm import versions
 
 MOST_RANKS = 64
 _RULES = ("nccl",)
-_LONGEST = 7 * 24 * 3600  # seconds: gloo counts milliseconds in 32 bits
+LONGEST = 7 * 24 * 3600  # seconds: gloo counts milliseconds in 32 bits
 _FILES_OF_A_RANK, _FILES_OF_A_CALL = 6, 24  # three channels, two ends of multiprocessing's, a pidfd
 
 
@@ -139,9 +139,9 @@ def rules_called(name: str) -> ModuleType:
 def _check_timeout(timeout):
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"launch(timeout=...) is a number of seconds, not {_short(timeout)}.")
-    if not 0 < timeout <= _LONGEST:
+    if not 0 < timeout <= LONGEST:
         raise ValueError(
-            f"launch(timeout=...) is a positive number of seconds, at most {_LONGEST:,}, which is a "
+            f"launch(timeout=...) is a positive number of seconds, at most {LONGEST:,}, which is a "
             f"week, and not {_short(timeout)}."
         )
 

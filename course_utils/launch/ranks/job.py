@@ -14,7 +14,7 @@ from course_utils import hardware
 from course_utils.hardware import gpu_sharing
 from course_utils.launch.keepers import server
 from course_utils.launch.keepers.janitor import janitor
-from course_utils.launch.ranks import figures
+from course_utils.launch.ranks import arguments, figures
 from course_utils.launch.story import calls
 
 
@@ -29,6 +29,7 @@ class Launch:
     rules: str | None
     backend: str | None
     debug: bool = False
+    script: bool = False  # which makes its own group
 
     def for_ranks(self) -> dict:
         """What is the same for all ranks, wherever they are."""
@@ -38,9 +39,10 @@ class Launch:
             "start_method": multiprocessing.get_start_method(allow_none=True),
             # launch's own limit comes first: it explains, where the group's would only end. And it
             # is longer by the time in which the kernel was stopped, which may be a night.
-            "patience": self.whole + 86_400,
+            "patience": min(self.whole, arguments.LONGEST) + 86_400,
             "limit": self.still,
             "debug": self.debug,
+            "script": self.script,
         }
 
     def placement(self, ranks: int) -> hardware.Placement:

@@ -140,7 +140,7 @@ class Ranks(AbstractContextManager):
         raise KeyboardInterrupt(f"the call was interrupted. {_ENDED}")
 
     def _run(self, fn, args, kwargs, start=None):
-        packed = _packed(fn, arguments.of_ranks(args, kwargs, self._call.nprocs))
+        packed = packed_calls(fn, arguments.of_ranks(args, kwargs, self._call.nprocs))
         name = getattr(fn, "__name__", type(fn).__name__)
         note("asked", f"{self._call.nprocs} ranks of {name}, {self._call.still:g} s")
         if start and self._call.debug:
@@ -149,10 +149,10 @@ class Ranks(AbstractContextManager):
             for each, own in zip(self._ranks, packed, strict=True):
                 each.call(own)
         else:
-            started = (start or _start_here)(self._call, packed)
+            started = (start or start_here)(self._call, packed)
             self._ranks = self._opened.enter_context(started)
             self._meetings = Meetings([each.record for each in self._ranks])
-        return _watch(self._ranks, self._meetings, self._call, self._nccl)
+        return watch(self._ranks, self._meetings, self._call, self._nccl)
 
     def _what_is_left(self):
         """Ends the ranks unless all wait for the next call, and none of their calls is on the way."""
@@ -205,7 +205,7 @@ def _refuse_in_a_rank():
         )
 
 
-def _packed(fn, of_ranks):
+def packed_calls(fn, of_ranks):
     """The call of each rank; what is the same for all is packed once."""
     sources = pickle.dumps(frames.cells())  # in no file: tracebacks in the ranks quote them
     packed = {}
@@ -218,7 +218,7 @@ def _packed(fn, of_ranks):
 
 
 @contextmanager
-def _start_here(call, packed):
+def start_here(call, packed):
     """The ranks of a call on this machine, as long as the block goes on."""
     with (
         job.temporary_folder(range(call.nprocs)) as (folder, records),
@@ -244,7 +244,8 @@ def _start_here(call, packed):
                 note("ended", "all ranks, and what they had started")
 
 
-def _watch(ranks, meetings, call, nccl):
+def watch(ranks, meetings, call, nccl):
+    """Returns what the ranks return; raises what has stopped them."""
     view = live.View(ranks, meetings)
     with Supervision(ranks, meetings, call.still, call.whole, view.tick) as supervision:
         try:

@@ -74,7 +74,7 @@ class Output:
     def __init__(self, rank: int, folder: str, live: bool):
         self._prefix = f"[rank {rank}] "
         self._folder = folder  # where the rank's figures are
-        self._live = live
+        self._live, self._flows = live, False
         self._room = LIMIT // 2
         # Both grow in place: what is there is not copied for each piece that comes.
         self._line = bytearray()  # the last line of the start, as long as it is incomplete
@@ -83,6 +83,10 @@ class Output:
         self._left_out = 0
         self.aborts = []  # what gloo wrote as it aborted the rank
         self.before_writing = lambda: None
+
+    def flow(self) -> None:
+        """From now on every line is shown as it comes, however many there are, and none is kept."""
+        self._live, self._flows, self._room = True, True, sys.maxsize
 
     def add(self, data: bytes) -> None:
         """Takes the next bytes that the rank has written."""
@@ -96,6 +100,9 @@ class Output:
         self._end += data
         if len(self._end) > 4 * LIMIT:
             self._cut()
+        if self._flows:  # a progress bar only as it stands now
+            del self._line[: self._line.rfind(b"\r", 0, -1) + 1]
+            self._lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in self._lines]
         if self._live:
             self._show()
 

@@ -90,7 +90,8 @@ def _adopt(job, rank):
     multiprocessing.set_start_method(job["start_method"], force=True)
     torch.set_num_threads(job["threads"])
     script.install()
-    builtins.input = _no_keyboard
+    if not job["script"]:  # Python tells a script itself that there is no more to read
+        builtins.input = _no_keyboard
 
 
 def _no_keyboard(*_):
@@ -155,7 +156,7 @@ def _result(call, calm_down):
 
 def _begin(job, rank):
     """Before the first call."""
-    _join_group(job, rank)
+    (_expect_group if job["script"] else _join_group)(job, rank)
     # Ranks are forks of one process: they would all draw the same numbers, and a broadcast that is
     # missing would not show. For a CUDA that has not started, torch.manual_seed keeps a stack of
     # calls: a tenth of what starting a rank costs.
@@ -226,13 +227,34 @@ def _join_group(job, rank):
     if gpu and gpu.type == "cuda":
         _connect_pairs(gpu)
         _wait_in_python()
+    _put_on_record(_recorder(job, rank))
+    script.offer(store)
+
+
+def _expect_group(job, rank):
+    """The rank's function is a script, which makes its world itself, or none."""
+    recorder, place = _recorder(job, rank), {"rank": rank, "world_size": job["nprocs"]}
+
+    def made():
+        if dist.get_backend() == "nccl":
+            _wait_in_python()
+        _put_on_record(recorder)
+
+    _set_debug_level()
+    script.expect(_store(job), place, job["patience"], recorder, made)
+
+
+def _recorder(job, rank):
+    return Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
+
+
+def _put_on_record(recorder):
+    """All calls from now on: the world is there."""
     intercept.listen(_refuse_impossible)  # before it is on record
-    queued = host_waits.called if backend == "nccl" else None
-    recorder = Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"], queued)
+    queued = host_waits.called if dist.get_backend() == "nccl" else None
     if queued:
         host_waits.follow(recorder.publish, place)
-    recorder.begin()
-    script.offer(store)
+    recorder.begin(queued)
 
 
 def _refuse_impossible(name, given):

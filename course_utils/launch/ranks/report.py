@@ -107,7 +107,7 @@ def _leaves(error):
 
 def _traceback(error):
     stack = error.__traceback__
-    while stack and stack.tb_frame.f_globals.get("__package__") == __package__:
+    while stack and stack.tb_frame.f_globals.get("__name__", "").startswith((__package__, "runpy")):
         stack = stack.tb_next
     whole = "".join(traceback.format_exception(type(error), error, stack))
     if len(whole) <= _LONGEST:

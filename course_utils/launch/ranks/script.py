@@ -1,20 +1,41 @@
 """In a rank: a script that was written for torchrun makes its world as it does there.
 
 launch has made one before the function begins. The script's own init_process_group takes it over, as long
-as nothing has been done in it; one after destroy_process_group makes a new one.
+as nothing has been done in it; one after destroy_process_group makes a new one. Where the rank's function
+is the script itself (`run`), nobody has made a world before it does.
 """
 
+import atexit
 import functools
 import inspect
+import os
+import runpy
+import sys
+import threading
+import types
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from course_utils.comm import intercept
+from course_utils.launch.story.recorder import Recorder
 
 _make = c10d.init_process_group
 _signature = inspect.signature(_make)
 _launchs = None  # launch's own world, once it is there
+# Variables of torchrun that not every rank has (docs.pytorch.org/docs/stable/elastic/run.html).
+_TORCHRUNS = {
+    "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "run",
+    "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+}  # fmt: skip
+_NO_GPU = (
+    "This machine has no GPU for NCCL. Without a backend, init_process_group() takes the one that fits: "
+    "gloo here, NCCL where there are GPUs."
+)
 
 
 def install() -> None:
@@ -26,8 +47,39 @@ def install() -> None:
 def offer(store: dist.Store) -> None:
     """Lets a script take over the world that is there; `store` is where its ranks have met."""
     global _launchs
-    _launchs = _World(store)
-    intercept.listen(_launchs.on_call)
+    place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    _launchs = _World(store, place, dist.get_backend())
+
+
+def expect(
+    store: dist.Store, place: dict, patience: float, recorder: Recorder, made: Callable
+) -> None:
+    """Lets a script make the world, with this `place` (rank and world_size); `made` is called after that.
+    `patience`: the seconds that its calls wait, whatever the script says."""
+    global _launchs
+    _launchs = _Expected(store, place, timedelta(seconds=patience), recorder, made)
+
+
+def run(rank: int, arguments: list[str], module: bool) -> None:
+    """What `python train.py --its arguments` does, or `python -m` with a module's name."""
+    os.environ.update(_TORCHRUNS, ROLE_RANK=str(rank), ROLE_WORLD_SIZE=os.environ["WORLD_SIZE"])
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads.split(",")[0]))
+    sys.argv[:], path = arguments, os.path.abspath(arguments[0])
+    sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(path))
+    try:
+        if module:
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            main.__file__ = path
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))  # noqa: S102
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    # As at the end of Python. The rank's process goes on until all ranks are done.
+    threading._shutdown()
+    atexit._run_exitfuncs()
 
 
 @functools.wraps(_make)
@@ -44,11 +96,12 @@ def _init_process_group(*args, **kwargs):
 class _World:
     """What launch has made."""
 
-    def __init__(self, store):
-        self._store, self._group, self._backend = store, dist.group.WORLD, dist.get_backend()
-        self._place = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    def __init__(self, store, place, backend):
+        self._store, self._place, self._backend = store, place, backend
+        self._group = dist.group.WORLD
         self._used = False
         self._later = 0  # worlds that the script has made after it
+        intercept.listen(self.on_call)
 
     def on_call(self, *_):
         self._used = True
@@ -86,3 +139,24 @@ class _World:
         if self._backend == "gloo" and "nccl" in (asked.get("backend") or ""):
             asked["backend"] = "gloo"  # the same code with and without GPUs
         return asked
+
+
+class _Expected(_World):
+    """What the script itself is to make."""
+
+    def __init__(self, store, place, patience, recorder, made):
+        super().__init__(store, place, None)
+        self._patience, self._recorder, self._made = patience, recorder, made
+
+    def take_over(self, asked):
+        super().take_over(asked)
+        self._recorder.on_world(**self._place)
+        try:
+            _make(**self.again(asked) | {"timeout": self._patience})
+        except Exception as error:
+            self._recorder.on_refused()
+            self._used, self._later = False, 0  # the script may ask again
+            if "no GPUs found" in str(error):
+                error.add_note(_NO_GPU)
+            raise
+        self._made()

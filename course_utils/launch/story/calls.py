@@ -13,6 +13,7 @@ from typing import NamedTuple
 from course_utils.comm.collectives import POINT_TO_POINT
 from course_utils.launch.story.frames import Frame
 
+WORLD = "init_process_group"
 NEW_GROUP = "new_group"
 DESTROY = "destroy_process_group"
 KEY = "wait for a key of the store"

@@ -53,6 +53,7 @@ _HEADLINES = {
     "stuck": "the ranks wait for each other, and none can go on.",
     "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads or\n"
     "processes may still act; but for long nothing has moved.",
+    "dumped": "ranks stood in calls that had not ended.",
     "late": "the ranks still waited for each other when the time was up (timeout={seconds} seconds).",
 }
 _DROPPED = (
@@ -103,6 +104,14 @@ def explain(
     if reason == "failed":
         return story.failed()
     return story.stuck(reason) if story.waiting else story.late()
+
+
+def of_dumps(meetings: Meetings, states: dict[int, State]) -> RankFailure | None:
+    """The same from what was left of ranks, and from what each of them did; None if no call stood still."""
+    story = _Story([], meetings, states, 0.0, nccl=False)
+    if mismatch := meetings.mismatch():
+        return story.mismatch(mismatch)
+    return story.stuck("dumped") if story.waiting else None
 
 
 @dataclass

@@ -30,21 +30,18 @@ import torch.distributed as dist
 
 from course_utils.comm import intercept, private
 from course_utils.comm.collectives import OPERATORS, Operator, tensors_in
-from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, give_up
+from course_utils.launch.story.calls import DESTROY, KEY, NEW_GROUP, WORLD, give_up
 from course_utils.launch.story.frames import is_own, passes_through
 
 _TOOL = 4  # of sys.monitoring: one that no debugger or profiler has
 
 
 class Recorder:
-    """In a rank: notes each call in a file before it is made.
+    """In a rank: notes each call in a file before it is made."""
 
-    called: gets the number of the call, its group's name and what it returned, if it is given.
-    """
-
-    def __init__(self, path: str, limit: float, called: Callable | None = None):
+    def __init__(self, path: str, limit: float):
         self._limit = limit  # of the launch, in seconds
-        self._called = called
+        self._called = None
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
         self._lock = threading.RLock()  # a learner's threads may call too
         self._calls = 0
@@ -58,8 +55,15 @@ class Recorder:
         # to run.
         self._kept = []
 
-    def begin(self) -> None:
-        """To be called when launch's own world is there."""
+    def on_world(self, rank: int, world_size: int) -> None:
+        """To be called before a script makes its world, for which all ranks are needed."""
+        about = {"kind": WORLD, "group": WORLD, "members": tuple(range(world_size)), "me": rank}
+        self._newest.number = self._write(self._described(**about))
+
+    def begin(self, called: Callable | None = None) -> None:
+        """To be called when launch's own world is there. `called`, if it is given, gets the number of each
+        call, its group's name and what it returned."""
+        self._called = called
         self._world = dist.group.WORLD
         self._kept.append(self._world)
         intercept.listen(self.on_call, refused=self.on_refused)

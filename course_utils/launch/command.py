@@ -1,0 +1,74 @@
+"""launch's explanations in a terminal: of a script (`run`), and of dumps from a cluster (`explain`)."""
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+
+from course_utils.launch.keepers import forks, server
+from course_utils.launch.ranks import arguments, job, launching, packing, script
+from course_utils.launch.story import dumps
+from course_utils.launch.story.failure import RankFailure
+
+STILL = 600.0  # seconds: as long as NCCL's watchdog waits
+
+
+def add_to(commands: argparse._SubParsersAction) -> None:
+    """Adds the commands to argparse's subparsers."""
+    run = commands.add_parser("run", help="run a script as torchrun does here; say why it stopped")
+    run.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks")
+    still = f"seconds in which nothing goes on that end the ranks (default: {STILL:g})"
+    run.add_argument("--timeout", type=float, default=STILL, metavar="SECONDS", help=still)
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
+    run.add_argument("script", metavar="SCRIPT")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
+    run.set_defaults(run=_run)
+    explain = commands.add_parser("explain", help="say why ranks of a cluster stood still")
+    explain.add_argument(
+        "files", nargs="+", type=Path, metavar="DUMP", help="of each rank, by NCCL"
+    )
+    explain.set_defaults(run=_explain)
+
+
+def _run(options):
+    given = [options.script, *options.arguments]
+    try:
+        forks.import_preloaded()
+        server.fork_from_here()
+        sys.exit(run(options.n, given, options.module, options.timeout))
+    except KeyboardInterrupt:
+        print("\nrun was interrupted, and its ranks have ended.", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        sys.exit(f"run: {error}")
+
+
+def run(n: int, given: list[str], module: bool = False, still: float = STILL) -> int:
+    """Runs a script, or with `module` a module, with its arguments on n ranks. Returns the exit code; what
+    has stopped the ranks is on stderr. Raises ValueError and OSError for what cannot be run."""
+    if not (module or os.path.exists(given[0])):
+        raise FileNotFoundError(f"there is no file {given[0]} in {os.getcwd()}.")
+    if n > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    args = given, module
+    n = arguments.check(script.run, n, args, {}, {}, still)
+    call = job.Launch(n, still, math.inf, None, "gloo", script=True)
+    try:
+        with launching.start_here(call, [packing.pack((script.run, args, {}))] * n) as ranks:
+            for rank in ranks:
+                rank.output.flow()
+            launching.run(ranks, call, nccl=False)
+    except RankFailure as failure:
+        if failure.kind == "exception":
+            print(failure.traceback(failure.rank), file=sys.stderr)
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _explain(options):
+    try:
+        print(dumps.explained(options.files))
+    except (ValueError, OSError) as error:
+        sys.exit(f"explain: {error}")
