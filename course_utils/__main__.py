@@ -9,7 +9,6 @@ import sys
 from importlib.metadata import entry_points
 
 from course_utils import hardware
-from course_utils.launch import command
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -17,7 +16,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m course_utils")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     _add_doctor(commands)
-    command.add_to(commands)
     for found in sorted(entry_points(group="course_utils.commands"), key=lambda each: each.name):
         found.load()(commands)
     options = parser.parse_args(arguments)

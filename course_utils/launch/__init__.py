@@ -3,7 +3,6 @@
     ranks      what starts them, runs them and gives back what they return
     story      what tells why they stopped
     keepers    what leaves nothing behind, however a call ends
-    command    the same in a terminal: `python -m course_utils run` and `explain`
 
 `ranks` uses the other two, which know nothing of it or of each other.
 """

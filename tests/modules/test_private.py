@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "course_utils/comm/private.py"
 # Names of Python, of other libraries, and of objects of ours that another file has made.
 OTHERS = re.compile(
-    r"^(os|sys|argparse|functools|client|FigureManager|exercise|task|obj)\.\w+$|\._replace$"
+    r"^(os|sys|argparse|atexit|threading|functools|client|FigureManager|exercise|task|obj)\.\w+$|\._replace$"
 )
 OPERATORS = re.compile(r"^(aten|torch\.ops)\.")
 IN_TEXT = re.compile(r"^torch(\.\w+)*\._\w")

@@ -17,6 +17,7 @@ KNOWN = {
     "course_utils": set(),
     "course_planner": {"course_utils"},
     "course_hosts": {"course_utils"},
+    "course_run": {"course_utils"},
     "course_strict": {"course_utils"},
     "course_exercises": {"course_utils", "course_planner"},
     "course_grader": {"course_utils", "course_exercises"},

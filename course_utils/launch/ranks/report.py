@@ -6,6 +6,7 @@ Whatever the exception is like, also one whose own methods raise, there is a rep
 import os
 import traceback
 
+from course_utils import is_of_the_course
 from course_utils.launch.ranks import values
 from course_utils.launch.story.frames import is_own
 
@@ -105,9 +106,13 @@ def _leaves(error):
     return [leaf for each in error.exceptions for leaf in _leaves(each)]
 
 
+def _starts_it(module):
+    return module == "runpy" or is_of_the_course(module)
+
+
 def _traceback(error):
     stack = error.__traceback__
-    while stack and stack.tb_frame.f_globals.get("__name__", "").startswith((__package__, "runpy")):
+    while stack and _starts_it(stack.tb_frame.f_globals.get("__name__", "")):
         stack = stack.tb_next
     whole = "".join(traceback.format_exception(type(error), error, stack))
     if len(whole) <= _LONGEST:

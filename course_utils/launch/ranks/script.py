@@ -5,19 +5,11 @@ as nothing has been done in it; one after destroy_process_group makes a new one.
 is the script itself (`run`), nobody has made a world before it does.
 """
 
-import atexit
 import functools
 import inspect
-import os
-import runpy
-import sys
-import threading
-import types
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -27,11 +19,6 @@ from course_utils.launch.story.recorder import Recorder
 _make = c10d.init_process_group
 _signature = inspect.signature(_make)
 _launchs = None  # launch's own world, once it is there
-# Variables of torchrun that not every rank has (docs.pytorch.org/docs/stable/elastic/run.html).
-_TORCHRUNS = {
-    "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "run",
-    "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
-}  # fmt: skip
 _NO_GPU = (
     "This machine has no GPU for NCCL. Without a backend, init_process_group() takes the one that fits: "
     "gloo here, NCCL where there are GPUs."
@@ -58,28 +45,6 @@ def expect(
     `patience`: the seconds that its calls wait, whatever the script says."""
     global _launchs
     _launchs = _Expected(store, place, timedelta(seconds=patience), recorder, made)
-
-
-def run(rank: int, arguments: list[str], module: bool) -> None:
-    """What `python train.py --its arguments` does, or `python -m` with a module's name."""
-    os.environ.update(_TORCHRUNS, ROLE_RANK=str(rank), ROLE_WORLD_SIZE=os.environ["WORLD_SIZE"])
-    if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads.split(",")[0]))
-    sys.argv[:], path = arguments, os.path.abspath(arguments[0])
-    sys.path[0] = os.getcwd() if module else os.path.dirname(os.path.realpath(path))
-    try:
-        if module:
-            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-        else:
-            main = sys.modules["__main__"] = types.ModuleType("__main__")
-            main.__file__ = path
-            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))  # noqa: S102
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            raise
-    # As at the end of Python. The rank's process goes on until all ranks are done.
-    threading._shutdown()
-    atexit._run_exitfuncs()
 
 
 @functools.wraps(_make)

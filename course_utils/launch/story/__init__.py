@@ -9,6 +9,5 @@ stacks       where each rank is right now, even inside of a C++ collective
 threads      what the threads of a rank can still do: nothing that moves any rank on?
 held         ranks that a debugger holds: whose turn it is to talk through the cell
 states       what each rank did, in words; frames: with the learner's own lines
-dumps        what PyTorch's flight recorder wrote on a cluster, as calls on record (`explain`)
 diagnosis    who failed first and why: one message for a learner, a RankFailure (failure)
 """

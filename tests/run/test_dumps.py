@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_run.dumps import explained
 from course_utils import __main__ as commands
 from course_utils.launch import RankFailure
-from course_utils.launch.story.dumps import explained
 from tests.support.on_gloo import launch
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.launch import command
+from course_run import command
 from course_utils.lesson.terminal import torchrun
 
 RANKS = 2

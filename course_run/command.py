@@ -6,10 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+from course_run import dumps, script
+from course_utils.launch import RankFailure
 from course_utils.launch.keepers import forks, server
-from course_utils.launch.ranks import arguments, job, launching, packing, script
-from course_utils.launch.story import dumps
-from course_utils.launch.story.failure import RankFailure
+from course_utils.launch.ranks import arguments, job, launching
+from course_utils.launch.story.matching import Meetings
 
 STILL = 600.0  # seconds: as long as NCCL's watchdog waits
 
@@ -51,14 +52,14 @@ def run(n: int, given: list[str], module: bool = False, still: float = STILL) ->
         raise FileNotFoundError(f"there is no file {given[0]} in {os.getcwd()}.")
     if n > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    args = given, module
-    n = arguments.check(script.run, n, args, {}, {}, still)
-    call = job.Launch(n, still, math.inf, None, "gloo", script=True)
+    call = job.Launch(arguments.check_ranks(n, still), still, math.inf, None, "gloo", script=True)
+    packed = launching.packed_calls(script.run, [((given, module), {})] * n)
     try:
-        with launching.start_here(call, [packing.pack((script.run, args, {}))] * n) as ranks:
+        with launching.start_here(call, packed) as ranks:
             for rank in ranks:
                 rank.output.flow()
-            launching.run(ranks, call, nccl=False)
+            meetings = Meetings([rank.record for rank in ranks])
+            launching.watch(ranks, meetings, call, nccl=False)
     except RankFailure as failure:
         if failure.kind == "exception":
             print(failure.traceback(failure.rank), file=sys.stderr)
