@@ -186,7 +186,7 @@ class _Story:
     def _noted(self, of_all=False):
         """Exceptions after which ranks went on, each with its rank, the newest first; `of_all`: also those that all
         have met, and for which none of them misses another."""
-        noted = {rank.number: self.meetings.records[rank.number].caught for rank in self.ranks}
+        noted = {number: record.caught for number, record in enumerate(self.meetings.records)}
         everywhere = set.intersection(*({each.where for each in mine} for mine in noted.values()))
         for number, mine in noted.items():
             for each in reversed(mine):

@@ -57,8 +57,7 @@ class Recorder:
 
     def on_world(self, rank: int, world_size: int) -> None:
         """To be called before a script makes its world, for which all ranks are needed."""
-        about = {"kind": WORLD, "group": WORLD, "members": tuple(range(world_size)), "me": rank}
-        self._newest.number = self._write(self._described(**about))
+        self._newest.number = self._write(WORLD, WORLD, tuple(range(world_size)), rank)
 
     def begin(self, called: Callable | None = None) -> None:
         """To be called when launch's own world is there. `called`, if it is given, gets the number of each
