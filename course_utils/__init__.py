@@ -1,4 +1,4 @@
-"""Helpers for the course. Refuses what is too old for it before anything else is imported."""
+"""Helpers for the course. Refuses where it cannot run before anything else is imported."""
 
 from pathlib import Path
 

@@ -29,7 +29,11 @@ def installed() -> str:
 
 
 def refuse_older() -> None:
-    """Raises ImportError, with a sentence, where PyTorch is missing or older than OLDEST."""
+    """Raises ImportError, with a sentence, on Windows, and where PyTorch is missing or older than OLDEST."""
+    if sys.platform == "win32":
+        raise ImportError(
+            "The course needs Linux or macOS; on Windows, run it inside WSL (wsl --install)."
+        )
     try:
         too_old, found = older_than(OLDEST), installed()
     except importlib.metadata.PackageNotFoundError:

@@ -39,6 +39,12 @@ def test_no_pytorch_at_all_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
         versions.refuse_older()
 
 
+def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions.sys, "platform", "win32")
+    with pytest.raises(ImportError, match="run it inside WSL"):
+        versions.refuse_older()
+
+
 def test_the_oldest_and_the_newest_are_the_ends_of_the_requirements() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     major, minor = map(int, versions.NEWEST.split("."))
