@@ -267,6 +267,38 @@ def test_ranks_that_do_not_come_back_are_ended(fn, guilty, failures):
     assert SAID[fn].format(guilty=guilty) in message and message.endswith("\n" + ENDED), message
 
 
+def test_what_an_earlier_call_did_is_not_the_cause(ranks):
+    def go_apart(rank):
+        if rank == 0:
+            dist.barrier()  # each at a line of its own
+        else:
+            dist.barrier()
+            thread = threading.Thread(target=raise_everywhere, args=(rank,))
+            thread.start()
+            thread.join()
+
+    def leave_out(rank):
+        if rank == 1:
+            dist.barrier()
+
+    ranks(go_apart)
+    with pytest.raises(RankFailure) as caught:
+        ranks(leave_out)
+    assert caught.value.kind == "timeout"
+    told = str(caught.value)
+    assert "rank 0 finished without calling it" in told
+    assert "has nothing" not in told and "each at a line of its own" not in told
+
+
+def test_each_function_may_take_over_the_group(ranks):
+    def as_under_torchrun(rank):
+        dist.init_process_group("gloo")
+        dist.barrier()
+        return dist.get_world_size()
+
+    assert ranks(as_under_torchrun) == ranks(as_under_torchrun) == [2, 2]
+
+
 def test_the_timeout_is_for_each_call():
     with Ranks(1, timeout=3.0) as ranks:
         for _ in range(3):
@@ -315,6 +347,17 @@ def by_nobody():
     Ranks(2)(remember)
 
 
+def by_nobody_after_a_failure():
+    """A kernel keeps the newest exception, and with it the frames of its traceback."""
+    ranks = Ranks(2)
+    try:
+        ranks(raise_everywhere)
+    except RankFailure as failure:
+        assert str(failure).endswith(LIVE_ON)
+        sys.last_value = failure
+    del ranks  # of this function's frame; in a notebook another cell gives the name away
+
+
 def by_an_interrupt():
     def interrupt(rank, kernel):
         dist.barrier()
@@ -331,7 +374,11 @@ def by_an_interrupt():
 
 
 @pytest.mark.parametrize(
-    "end", [by_the_block, by_an_exception, by_hand, by_nobody, by_an_interrupt]
+    "end",
+    [
+        *(by_the_block, by_an_exception, by_hand, by_nobody, by_nobody_after_a_failure),
+        by_an_interrupt,
+    ],
 )
 def test_nothing_is_left(end, folder):
     with nothing_left(folder):

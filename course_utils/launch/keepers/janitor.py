@@ -117,7 +117,9 @@ class Janitor:
             start_new_session=True,  # an interrupt from the terminal is not for the janitor
         )
         atexit.register(self._stop, self._process)
-        for what, which in self._held:
+        for what, which in list(
+            self._held
+        ):  # the end of ranks, by a garbage collection, may come here
             self._write("keep", what, which)
 
     def _write(self, *words):
@@ -202,7 +204,7 @@ def main():
         verb, what, which = line.split(" ", 2)
         if verb == "keep":
             held[what, which] = Handle(int(which)) if what in ("rank", "server") else which
-        elif isinstance(known := held.pop((what, which)), Handle):
+        elif isinstance(known := held.pop((what, which), None), Handle):
             known.close()
     # ranks first, then the folders in which they write
     for (what, _), each in reversed(held.items()):

@@ -84,20 +84,20 @@ class Ranks(AbstractContextManager):
     `ranks(fn, *args, **kwargs)` runs fn(rank, *args, **kwargs) as launch does, with the same promises, in
     the same processes and process group each time. They begin with the first call, in the environment and
     folder of that moment, and end with the block, `ranks.close()`, or when nobody has `ranks` any more.
-    timeout, for each call, rules, backend and debug are launch's.
+    timeout (for each call), rules, backend and debug mean what they mean for launch.
 
     What a function puts on `kept` (`from course_utils.launch import kept`, `kept.model = ...`) stays in
-    its rank for later calls, and so does the random state. All else that a function uses comes anew from
-    the notebook with each call, also what it calls global.
+    its rank for later calls, and so does the random state. What a cell defines comes anew with each call,
+    globals too. A module that ranks have imported stays as it was: after a change to it, make new Ranks.
 
-    Raises what launch raises. The message of a failure ends with what is left: if each rank has come back
-    from the call, and no call of the group lacks its partner, the ranks live on, with what they keep.
-    Otherwise, as after the stop button, they have been ended, and further calls raise RuntimeError.
+    Raises what launch raises. The message of a failure ends with what is left: if every rank has run the
+    call to its end or has raised, no call of the group lacks its partner and no wait with a limit has
+    failed, the ranks live on, with what they keep. Otherwise, as after the stop button, they have been
+    ended, and further calls raise RuntimeError.
     """
 
-    _opened = (
-        None  # what ends the ranks, as soon as nobody has it; None where there are none any more
-    )
+    # What ends the ranks as soon as nobody has it; None where there are none any more.
+    _opened = None
 
     def __init__(
         self,
@@ -130,14 +130,17 @@ class Ranks(AbstractContextManager):
                 raise RuntimeError(f"these ranks take no more calls. {_ENDED}")
             try:
                 return self._run(fn, args, kwargs)
-            except RankFailure as failure:
-                failure.args = (f"{failure}\n{self._what_is_left()}",)
-                raise
+            except RankFailure as error:
+                if self._ranks:
+                    error.args = (f"{error}\n{self._what_is_left()}",)
+                failure = error.with_traceback(None)
             except BaseException as error:
                 self.close()
                 if not isinstance(error, KeyboardInterrupt):
                     raise
-        raise KeyboardInterrupt(f"the call was interrupted. {_ENDED}")
+                failure = KeyboardInterrupt(f"the call was interrupted. {_ENDED}")
+        del self, fn, args, kwargs  # sys.last_exc keeps this frame, and would keep the ranks
+        raise failure
 
     def _run(self, fn, args, kwargs, start=None):
         packed = packed_calls(fn, arguments.of_ranks(args, kwargs, self._call.nprocs))
@@ -146,6 +149,7 @@ class Ranks(AbstractContextManager):
         if start and self._call.debug:
             raise ValueError("launch(debug=True) is for ranks on this machine, not on other hosts.")
         if self._ranks:
+            self._meetings.begin_call()
             for each, own in zip(self._ranks, packed, strict=True):
                 each.call(own)
         else:
@@ -228,11 +232,13 @@ def start_here(call, packed):
         ranks = []
         try:
             placement = call.placement(call.nprocs)
-            told = packing.pack(call.for_ranks() | job.on_this_host(call, placement, folder, place))
+            settings = packing.pack(
+                call.for_ranks() | job.on_this_host(call, placement, folder, place)
+            )
             for number, (record, own) in enumerate(zip(records, packed, strict=True)):
                 with uninterrupted():  # one that was started but is not in the list would stay
                     ranks.append(RankProcess(number, record))
-                ranks[number].give(told)  # it begins while the next one starts
+                ranks[number].give(settings)  # it begins while the next one starts
                 ranks[number].give(own)
             yield ranks
         finally:

@@ -34,12 +34,13 @@ from course_utils.launch.story.frames import is_own
 from course_utils.launch.story.recorder import Recorder, place
 
 # Signals of the system about the process itself, and the one that asks for stacks.
-_KEPT = {
+_LEFT_ALONE = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGSEGV, signal.SIGBUS,
     signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS, stacks.ASK,
 }  # fmt: skip
 
 inside = False  # True in the process of a rank
+_recorder = None  # of this rank
 
 
 def main(rank, channel, printing, stacking):
@@ -55,10 +56,10 @@ def main(rank, channel, printing, stacking):
         _adopt(job, rank)
         debugger.install(channel if job["debug"] else None)
         packing.send(channel, packing.pack({"kind": "ready", "main_thread": main_thread}))
-        begin = functools.partial(_begin, job, rank)  # for the first call only
+        begin = functools.partial(_begin, job, rank)
         while True:
             packing.send(channel, _work(rank, channel, begin))
-            begin = None
+            begin = _begin_again
     except (ConnectionError, EOFError):
         pass  # the kernel is gone
     except BaseException:  # noqa: BLE001 - what is no learner's doing shows itself too
@@ -110,8 +111,7 @@ def _work(rank, channel, begin):
         return packing.pack(report.described("pickle", error) | {"what": "unpack"})
     calm_down = _silencer()
     try:
-        if begin:
-            begin()
+        begin()
         _wait_for_all(channel)
         result = _result(functools.partial(fn, rank, *args, **kwargs), calm_down)
     except BaseException as error:  # noqa: BLE001 - whatever the learner's code raises
@@ -170,6 +170,12 @@ def _begin(job, rank):
         _note_first_call(rank)
 
 
+def _begin_again():
+    """Before a later one."""
+    script.begin_call()
+    _recorder.begin_call()
+
+
 def _from_the_function(error):
     """The newest error that has passed a line of the learner: a handler of a signal, such as a
     DataLoader's for its workers, may have raised another on the way out of the function."""
@@ -196,7 +202,7 @@ def _silencer():
     """Returns a call after which no alarm and no handler of a signal, such as a DataLoader's for its
     workers, raises anything in what is left to do. It is a single step of the interpreter, which
     calls handlers between its steps only."""
-    numbers = signal.valid_signals() - _KEPT
+    numbers = signal.valid_signals() - _LEFT_ALONE
     for number in numbers:  # from the call before, they are silent
         if (handler := signal.getsignal(number)) is not None:
             signal.signal(number, handler)
@@ -227,13 +233,13 @@ def _join_group(job, rank):
     if gpu and gpu.type == "cuda":
         _connect_pairs(gpu)
         _wait_in_python()
-    _put_on_record(_recorder(job, rank))
+    _put_on_record(_recorder_of(job, rank))
     script.offer(store)
 
 
 def _expect_group(job, rank):
     """The rank's function is a script, which makes its world itself, or none."""
-    recorder, place = _recorder(job, rank), {"rank": rank, "world_size": job["nprocs"]}
+    recorder, place = _recorder_of(job, rank), {"rank": rank, "world_size": job["nprocs"]}
 
     def made():
         if dist.get_backend() == "nccl":
@@ -244,12 +250,14 @@ def _expect_group(job, rank):
     script.expect(_store(job), place, job["patience"], recorder, made)
 
 
-def _recorder(job, rank):
+def _recorder_of(job, rank):
     return Recorder(os.path.join(job["folder"], f"calls-{rank}"), job["limit"])
 
 
 def _put_on_record(recorder):
     """All calls from now on: the world is there."""
+    global _recorder
+    _recorder = recorder
     intercept.listen(_refuse_impossible)  # before it is on record
     queued = host_waits.called if dist.get_backend() == "nccl" else None
     if queued:

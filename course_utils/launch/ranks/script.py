@@ -38,6 +38,12 @@ def offer(store: dist.Store) -> None:
     _launchs = _World(store, place, dist.get_backend())
 
 
+def begin_call() -> None:
+    """The next function may take over the group, as the one before could."""
+    if _launchs:
+        _launchs._used = False
+
+
 def expect(
     store: dist.Store, place: dict, patience: float, recorder: Recorder, made: Callable
 ) -> None:

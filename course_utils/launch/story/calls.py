@@ -52,9 +52,7 @@ class NotedCall(NamedTuple):
     asked: tuple[int, ...] | None = None  # the ranks with which new_group was called
     where: Frame | None = None  # the learner's line
     through: str = ""  # PyTorch's function that made it: "full_tensor", "backward", DDP's "forward"
-    handling: Handled | None = (
-        None  # the exception that the rank was handling when it made the call
-    )
+    handling: Handled | None = None  # the exception that the rank was handling when it called
     limited: bool = False  # it fails by itself before the launch's time is up, and the rank goes on
 
     def __str__(self) -> str:

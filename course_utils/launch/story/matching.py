@@ -124,6 +124,13 @@ class Meetings:
         if not met:
             self._open.pop((stream, call.index), None)
 
+    def begin_call(self) -> None:
+        """Forgets what tells of the calls of `Ranks` before: what was caught, and where the ways parted."""
+        self.update()
+        self._apart.clear()
+        for record in self.records:
+            record.caught.clear()
+
     @property
     def complete(self) -> bool:
         """False if a rank could not note all of its calls, and nothing is proven."""

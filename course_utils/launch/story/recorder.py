@@ -59,6 +59,10 @@ class Recorder:
         """To be called before a script makes its world, for which all ranks are needed."""
         self._newest.number = self._write(WORLD, WORLD, tuple(range(world_size)), rank)
 
+    def begin_call(self) -> None:
+        """To be called before a function of `Ranks` begins: what the ones before have caught is theirs."""
+        self._seen.clear()
+
     def begin(self, called: Callable | None = None) -> None:
         """To be called when launch's own world is there. `called`, if it is given, gets the number of each
         call, its group's name and what it returned."""
