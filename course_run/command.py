@@ -17,19 +17,33 @@ STILL = 600.0  # seconds: as long as NCCL's watchdog waits
 
 def add_to(commands: argparse._SubParsersAction) -> None:
     """Adds the commands to argparse's subparsers."""
-    run = commands.add_parser("run", help="run a script as torchrun does here; say why it stopped")
-    run.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks")
-    still = f"seconds in which nothing goes on that end the ranks (default: {STILL:g})"
-    run.add_argument("--timeout", type=float, default=STILL, metavar="SECONDS", help=still)
+    about = "run a script on this machine as torchrun would, and say why it stopped"
+    run = commands.add_parser("run", help=about)
+    run.add_argument("-n", type=_ranks, required=True, metavar="RANKS", help="how many ranks")
+    still = f"end the ranks after so many seconds without progress (default: {STILL:g})"
+    run.add_argument("--timeout", type=_seconds, default=STILL, metavar="SECONDS", help=still)
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module's name")
     run.add_argument("script", metavar="SCRIPT")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
     run.set_defaults(run=_run)
-    explain = commands.add_parser("explain", help="say why ranks of a cluster stood still")
-    explain.add_argument(
-        "files", nargs="+", type=Path, metavar="DUMP", help="of each rank, by NCCL"
+    explain = commands.add_parser(
+        "explain", help="say why the ranks of a cluster's job stood still"
     )
+    dumps_of = "the files that PyTorch's flight recorder wrote, one a rank"
+    explain.add_argument("files", nargs="+", type=Path, metavar="DUMP", help=dumps_of)
     explain.set_defaults(run=_explain)
+
+
+def _ranks(text):
+    if not 1 <= (number := int(text)) <= arguments.MOST_RANKS:
+        raise argparse.ArgumentTypeError(f"1 to {arguments.MOST_RANKS} ranks, not {number}")
+    return number
+
+
+def _seconds(text):
+    if not 0 < (number := float(text)) <= arguments.LONGEST:
+        raise argparse.ArgumentTypeError(f"more than 0 seconds and at most {arguments.LONGEST:,}")
+    return number
 
 
 def _run(options):

@@ -58,7 +58,12 @@ class _Dump(Record):
 def explained(paths: list[Path]) -> str:
     """Returns why the ranks stood still, as far as these files tell. Raises OSError, and ValueError for a
     file that is no dump, or whose name does not end with the rank's number."""
-    dumps = dict(map(_read, paths))
+    dumps = {}
+    for path in paths:
+        rank, dump = _read(path)
+        if rank in dumps:
+            raise ValueError(f"{path} is the second file of rank {rank}: give one file a rank.")
+        dumps[rank] = dump
     raw = [entry for entries, _ in dumps.values() for entry in entries]
     members = [rank for _, groups in dumps.values() for ranks in groups.values() for rank in ranks]
     world = range(1 + max([*dumps, *members]))

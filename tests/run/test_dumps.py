@@ -202,6 +202,14 @@ def test_what_is_no_dump_is_told(name, content, said, tmp_path, monkeypatch):
     assert not (tmp_path / "harm").exists()
 
 
+def test_two_dumps_of_one_rank_are_refused(tmp_path):
+    [path] = write(tmp_path, [entry(0, "barrier")])
+    other = path.with_name(f"other_{path.name}")
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(ValueError, match="the second file of rank 0: give one file a rank"):
+        explained([path, other])
+
+
 def test_the_command_prints_it(tmp_path, capsys):
     paths = write(tmp_path, [entry(0, "barrier")], [entry(0, "barrier")])
     commands.main(["explain", *map(str, paths)])
