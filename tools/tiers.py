@@ -15,6 +15,7 @@ RULE = [
     # the exercises: solution and stub, and what is common
     ("checks/test_wrong_answers.py::*::test_another_right_answer*", LONG),
     ("checks/test_wrong_answers.py::*::test_a_wrong_answer*", LONG),  # but for COMMON
+    ("checks/test_wrong_answers.py::test_rarer*", LONG),
     ("checks/test_wrong_answers.py*", QUICK),
     ("checks/test_progress.py::*kernel*", LONG),
     ("checks/test_staircases.py*", LONG),

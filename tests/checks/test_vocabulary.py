@@ -14,11 +14,8 @@ from course_exercises.sources.chapters import ROOT
 from tests.wrong_answers import answers_to, makers
 
 NAMES = [mistake.name for mistake in MISTAKES]
-CHAPTERS = (
-    "0",
-    "2",
-    "3",
-)  # those whose exercises have few sentences of their own, each with an answer
+# Those whose exercises have few sentences of their own, each with an answer.
+CHAPTERS = "0", "2", "3"
 
 OWN = [torch.randn(2, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 SUM = sum(OWN)

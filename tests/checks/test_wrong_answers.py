@@ -20,7 +20,7 @@ from course_exercises.checks import examine
 from course_exercises.checks.catalogue import find, modules
 from course_exercises.checks.learner import render
 from course_exercises.sources.answers import source_of
-from tests.wrong_answers import answers_to, load_all
+from tests.wrong_answers import answers_to, load_all, load_corpus
 
 FEWEST_WRONG = 5
 HINTS = 3
@@ -104,6 +104,16 @@ def class_of(exercise_id):
                 assert answer.untrue(lines) == [], "true of it? Then say so with `also`"
 
     return TestExercise
+
+
+@pytest.mark.parametrize("exercise_id", sorted(modules()))
+def test_rarer_wrong_answers_are_rejected(exercise_id):
+    for rarer in load_corpus(exercise_id):
+        failed = [
+            line for line in judge(find(exercise_id), rarer.answer, SEED).lines if line.ok is False
+        ]
+        assert failed, rarer.answer.__name__
+        assert not any("NameError" in line.text for line in failed), "wrong, not broken"
 
 
 def must_pass(exercise_id, answer):

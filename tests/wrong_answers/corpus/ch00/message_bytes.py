@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of message_bytes."""
+"""Rarer wrong answers to 0.2, `message_bytes`."""
 
 import math
 import sys

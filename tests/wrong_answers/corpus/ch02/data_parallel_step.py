@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of data_parallel_step."""
+"""Rarer wrong answers to 2.4, `data_parallel_step`."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of diagnose."""
+"""Rarer wrong answers to 2.5, `diagnose`."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of gather."""
+"""Rarer wrong answers to 2.3, `gather`."""
 
 import torch
 

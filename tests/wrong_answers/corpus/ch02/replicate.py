@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of replicate."""
+"""Rarer wrong answers to 2.2, `replicate`."""
 
 import copy
 from functools import partial

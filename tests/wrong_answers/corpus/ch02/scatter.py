@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of scatter."""
+"""Rarer wrong answers to 2.1, `scatter`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of average_gradients."""
+"""Rarer wrong answers to 3.1, `average_gradients`."""
 
 from unittest import mock
 

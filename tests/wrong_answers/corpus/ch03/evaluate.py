@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of evaluate."""
+"""Rarer wrong answers to 3.5, `evaluate`."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of overlapped_ddp."""
+"""Rarer wrong answers to 3.4, `overlapped_ddp`."""
 
 from contextlib import contextmanager
 

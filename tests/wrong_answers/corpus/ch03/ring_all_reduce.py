@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of ring_all_reduce."""
+"""Rarer wrong answers to 3.2, `ring_all_reduce`."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rarer wrong answers to the exercise of shard_indices."""
+"""Rarer wrong answers to 3.3, `shard_indices`."""
 
 import math
 
