@@ -1,10 +1,10 @@
-"""Helpers for the course. Refuses where it cannot run before anything else is imported."""
+"""Helpers for the course. Where it cannot run, a sentence says so before anything else is imported."""
 
 from pathlib import Path
 
 from course_utils.comm import versions
 
-versions.refuse_older()
+versions.refuse_unsupported()
 
 # The course's packages, wherever they are: this one, and those that lie beside it.
 PACKAGES = sorted(

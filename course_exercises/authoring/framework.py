@@ -36,7 +36,6 @@ from course_utils.comm import host_waits
 from course_utils.hardware import without_gpus
 from course_utils.launch import launch
 
-_NOT_WAITED = "not-waited"  # the mistake behind it, in the exercises that can meet it
 # Mistakes that every exercise can meet. Where the line itself says it all, no sentence follows.
 COMMON = {
     "returns-nothing": "Your function ends without a `return`, so Python returns None.",
@@ -304,8 +303,8 @@ def _try(exercise: Exercise, rule: _Rule, answer: Any, draw: Draw) -> Line:
 def _mapped(failures: Mapping[str, str], failure: Failure, known: Mapping[str, str]) -> str:
     """The misconception behind a failure: the most special key that fits. Under NCCL's rules a result
     that is used early is refused before a check can look at it."""
-    if host_waits.USED_EARLY in " ".join(failure.text.split()) and _NOT_WAITED in known:
-        return _NOT_WAITED
+    if host_waits.USED_EARLY in " ".join(failure.text.split()):
+        return "not-waited"
     in_text = [key for key in failures if not key.isidentifier() and key in failure.text]
     key = next((k for k in (*in_text, failure.error, failure.kind) if k in failures), None)
     if key:

@@ -28,7 +28,7 @@ def installed() -> str:
     return importlib.metadata.version("torch")
 
 
-def refuse_older() -> None:
+def refuse_unsupported() -> None:
     """Raises ImportError, with a sentence, on Windows, and where PyTorch is missing or older than OLDEST."""
     if sys.platform == "win32":
         raise ImportError(

@@ -20,14 +20,14 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 @pytest.mark.parametrize("version", ["2.11.0", "2.11.0+cu130", "2.15.0", "3.0.0a0+git1234567"])
 def test_what_is_new_enough_is_taken(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, version)
-    versions.refuse_older()
+    versions.refuse_unsupported()
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.9.1+cpu", "1.13.1"])
 def test_what_is_older_gets_one_sentence(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, version)
     with pytest.raises(ImportError, match=rf"needs PyTorch 2\.11 or newer.*{re.escape(version)}"):
-        versions.refuse_older()
+        versions.refuse_unsupported()
 
 
 def test_no_pytorch_at_all_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +36,13 @@ def test_no_pytorch_at_all_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(ImportError, match="it is not installed"):
-        versions.refuse_older()
+        versions.refuse_unsupported()
 
 
 def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions.sys, "platform", "win32")
     with pytest.raises(ImportError, match="run it inside WSL"):
-        versions.refuse_older()
+        versions.refuse_unsupported()
 
 
 def test_the_oldest_and_the_newest_are_the_ends_of_the_requirements() -> None:

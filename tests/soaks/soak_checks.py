@@ -34,7 +34,7 @@ def soak(exercise, seeds):
     print(
         f"{exercise.id} {exercise.name}: {len(answers)} answers, {seeds} seeds: "
         f"{found['rejected']} right ones rejected, {found['accepted']} wrong ones accepted, "
-        f"{found['misnamed']} misnamed, {found['slandered']} with something untrue said later",
+        f"{found['misnamed']} misnamed, {found['untrue']} with something untrue said later",
         flush=True,
     )
 
@@ -82,7 +82,7 @@ def _wrong(answer, lines):
         return None
     if failed[0].misconception != answer.named_here:
         return "misnamed"
-    return "slandered" if answer.untrue(lines) else None
+    return "untrue" if answer.untrue(lines) else None
 
 
 if __name__ == "__main__":

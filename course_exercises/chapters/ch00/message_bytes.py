@@ -95,9 +95,8 @@ def _check_size(answer, tensor):
     }
     kind = str(tensor.dtype).removeprefix("torch.")
     what = f"the size of {tuple(tensor.shape)} {kind}"
-    if (
-        isinstance(got, int) and values and got % (values * each) == 0
-    ):  # a multiple of it is no measure of memory
+    # a multiple of the size is no measure of memory
+    if isinstance(got, int) and values and got % (values * each) == 0:
         del likely["memory-not-values"]
     expect(got, values * each, what=what, likely=likely)
     if not isinstance(got, int):
