@@ -31,9 +31,7 @@ def installed() -> str:
 def refuse_unsupported() -> None:
     """Raises ImportError, with a sentence, on Windows, and where PyTorch is missing or older than OLDEST."""
     if sys.platform == "win32":
-        raise ImportError(
-            "The course needs Linux or macOS; on Windows, run it inside WSL (wsl --install)."
-        )
+        raise ImportError("The course needs Linux or macOS: on Windows, WSL (wsl --install).")
     try:
         too_old, found = older_than(OLDEST), installed()
     except importlib.metadata.PackageNotFoundError:

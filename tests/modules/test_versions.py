@@ -41,7 +41,7 @@ def test_no_pytorch_at_all_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_windows_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions.sys, "platform", "win32")
-    with pytest.raises(ImportError, match="run it inside WSL"):
+    with pytest.raises(ImportError, match="on Windows, WSL"):
         versions.refuse_unsupported()
 
 

@@ -173,7 +173,7 @@ def _begin(job, rank):
 def _begin_again():
     """Before a later one."""
     script.begin_call()
-    _recorder.begin_call()
+    _recorder.seen.clear()
 
 
 def _from_the_function(error):

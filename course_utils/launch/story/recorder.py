@@ -47,7 +47,7 @@ class Recorder:
         self._calls = 0
         self._descriptions = {}  # each with its number
         self._groups = {}  # what is known of a group, by its name
-        self._seen = set()  # where exceptions were caught
+        self.seen = set()  # where exceptions were caught, by the function that runs
         self._newest = threading.local()  # the number of this thread's newest call
         self._world = None  # the default group of the newest note
         self._world_name = ""
@@ -58,10 +58,6 @@ class Recorder:
     def on_world(self, rank: int, world_size: int) -> None:
         """To be called before a script makes its world, for which all ranks are needed."""
         self._newest.number = self._write(WORLD, WORLD, tuple(range(world_size)), rank)
-
-    def begin_call(self) -> None:
-        """To be called before a function of `Ranks` begins: what the ones before have caught is theirs."""
-        self._seen.clear()
 
     def begin(self, called: Callable | None = None) -> None:
         """To be called when launch's own world is there. `called`, if it is given, gets the number of each
@@ -133,15 +129,15 @@ class Recorder:
         monitoring.set_events(_TOOL, handled)
 
     def _on_caught(self, code, offset, error):
-        if is_own(code.co_filename) and (code, offset) not in self._seen:  # once a line is enough
-            self._seen.add((code, offset))
+        if is_own(code.co_filename) and (code, offset) not in self.seen:  # once a line is enough
+            self.seen.add((code, offset))
             self._note_caught(error)
 
     def _note_caught(self, error, *thread):
         with contextlib.suppress(Exception):
             kind, text, place = _handled(error)
-            if (kind, place) not in self._seen:
-                self._seen.add((kind, place))
+            if (kind, place) not in self.seen:
+                self.seen.add((kind, place))
                 self._add("^" + json.dumps((kind, text, place, *thread)))
 
     # Of waits that are no calls, as `intercept.Waits` says.
