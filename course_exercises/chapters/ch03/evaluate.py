@@ -35,7 +35,7 @@ evaluation = Exercise(
         "repeated": "Some images go through the model more than once. Either the shares were made equal by repeating "
         "images, as DistributedSampler does, or ranks do not take different images. Deal each image to one rank, and "
         "let the shares differ by one.",
-        "lost": "Some images never go through the model. Deal them out to `dist.get_world_size()` ranks, and look at "
+        "never-seen": "Some images never go through the model. Deal them out to `dist.get_world_size()` ranks, and look at "
         "the last ones, where the number does not divide.",
         "uneven": "One rank evaluates more than ceil(N / world_size) images. Give no rank the whole remainder: shares "
         "differ by one image at most.",
@@ -190,7 +190,7 @@ def _check_seen(seen: list[list[int]], count: int) -> None:
     twice, most = sum(n > 1 for n in times.values()), math.ceil(count / len(seen))
     if twice or len(times) < count:
         got = f"{len(times)} of {count} images, {twice} of them more than once"
-        slug = "repeated" if twice else "lost"
+        slug = "repeated" if twice else "never-seen"
         raise Wrong(slug, expected=f"{count} images, each once", got=got)
     if max(map(len, seen)) > most:
         got = f"{max(map(len, seen))} on one rank"
