@@ -181,10 +181,7 @@ def _compare_mappings(got: Any, expected: Mapping, tolerance: float) -> Differen
     missing = [key for key in expected if key not in got]
     extra = [key for key in got if key not in expected]
     if missing or extra:
-        parts = [
-            f"{word} {show(keys)}" for word, keys in (("without", missing), ("with", extra)) if keys
-        ]
-        return Difference(f"the keys {show(list(expected))}", " and ".join(parts))
+        return Difference(f"the keys {show(list(expected))}", _more_and_fewer(extra, missing))
     for key, value in expected.items():
         difference = compare(got[key], value, tolerance)
         if difference:
@@ -198,9 +195,14 @@ def _compare_sets(got: Any, expected: AbstractSet) -> Difference | None:
     if got == expected:
         return None
     missing, extra = expected - got, got - expected
-    parts = [f"without {show(missing)}"] if missing else []
-    parts += [f"with {show(extra)}"] if extra else []
-    return Difference(show(expected), " and ".join(parts))
+    return Difference(show(expected), _more_and_fewer(extra, missing))
+
+
+def _more_and_fewer(extra: Any, missing: Any) -> str:
+    """Names what is there besides what is expected, and what is not there."""
+    parts = [f"also {show(extra)}"] if extra else []
+    parts += [f"without {show(missing)}"] if missing else []
+    return ", ".join(parts)
 
 
 def _inside(difference: Difference, outer: str) -> Difference:

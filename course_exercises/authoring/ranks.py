@@ -125,7 +125,7 @@ def must_have_waited(unwaited: list[list[str]]) -> None:
     chance. `unwaited` has the kinds of these calls, by rank."""
     for rank, kinds in enumerate(unwaited):
         if kinds:
-            got = f"on rank {rank} nobody waits for {len(kinds)} of them, the first a {kinds[0]}"
+            got = f"on rank {rank} nobody waits for: {', '.join(dict.fromkeys(kinds))}"
             raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 

@@ -201,7 +201,7 @@ MISTAKES = [
     # ---- signs on values ----
     Mistake(
         "zeros-for-none",
-        "A parameter without a gradient has received one. A `.grad` of zeros is not the same as None: weight "
+        "A parameter that should have no gradient has one. A `.grad` of zeros is not the same as None: weight "
         "decay and momentum would move the parameter.",
         _zeros_for_none,
     ),
@@ -253,7 +253,7 @@ MISTAKES = [
     Mistake(
         "unchanged",
         "Each rank still has its own {things}. Either nothing was exchanged, or the result was not returned or "
-        "not written back.",
+        "written back.",
         lambda got, known: same(got, known.own),
     ),
     Mistake(
@@ -331,13 +331,14 @@ MISTAKES = [
     ),
     Mistake(
         "one-rank-only",
-        "Only one rank has the right {things}. `reduce` and `gather` deliver to one rank, `all_reduce` and "
+        "The result is right on one rank only. `reduce` and `gather` deliver to one rank, `all_reduce` and "
         "`all_gather` to all of them.",
         _one_rank_only,
     ),
     Mistake(
         "left-out",
-        "Some {things} are right, and others are still the rank's own. Does a loop leave some out, or end early?",
+        "Some {things} are right, and others are still the rank's own: a loop leaves some out, or a rank takes no "
+        "part.",
         _left_out,
     ),
     Mistake(
@@ -349,8 +350,8 @@ MISTAKES = [
     # ---- what else a check sees, or an exception tells ----
     Mistake(
         "not-waited",
-        "You go on with a message's or a result's tensor without having waited for it. With `async_op=True`, as "
-        "with `isend` and `irecv`, a call returns at once: call `wait()` on what it returns first.",
+        "You go on before a call that you started has ended. `isend`, `irecv` and, with `async_op=True`, a "
+        "collective return at once: call `wait()` on what they return before you use or return their tensor.",
     ),
     Mistake(
         "not-every-rank",
@@ -377,8 +378,8 @@ MISTAKES = [
     ),
     Mistake(
         "input-changed",
-        "Your function changes what it was handed, and the caller goes on with that. Work on a copy: calls that "
-        "end in `_`, `+=` and collectives work in place.",
+        "Your function changes what it was handed, which the caller still uses. Calls that end in `_`, `+=`, "
+        "collectives and receives write into the tensor that you give them: give them one of your own.",
     ),
     Mistake(
         "parameters-changed",
@@ -395,8 +396,9 @@ MISTAKES = [
     ),
     Mistake(
         "needs-contiguous",
-        "A tensor that is transposed, or cut out of a larger one, is not contiguous, and `view`, `send` and `recv` "
-        "refuse it. Work on `tensor.contiguous()`, which may be a copy: then the result has to be copied back.",
+        "A tensor that is transposed, or cut out of a larger one, may not be contiguous; then `send` and `recv` "
+        "refuse it, and `view` may. Work on `tensor.contiguous()`, and copy the result back, since that may be a "
+        "copy.",
     ),
     Mistake(
         "cut-from-the-graph",

@@ -36,11 +36,13 @@ pass_on = Exercise(
         ),
     ],
     misconceptions={
-        "all-begin-alike": "Somebody waits in a send or a receive that nobody answers. If all ranks "
-        "begin with `send`, nobody receives, and the other way round: let one rank begin otherwise. "
-        "Or a rank's number is fixed, as in `dst=1`.",
-        "wrong-direction": "The values travel the wrong way round: rank 0 sends to rank 1, and "
-        "receives from the last.",
+        "all-begin-alike": "All ranks begin with `send`, and so nobody receives: let one rank receive first.",
+        "nobody-answers": "A rank waits in a send or a receive that no other rank answers. Is a rank's number fixed, "
+        "as in `dst=1`? Or do all ranks begin with `recv`?",
+        "no-wrap": "Rank 0 still has its own value, since nobody sends to it. After the last rank comes rank 0: send "
+        "to (rank + 1) % n.",
+        "wrong-direction": "Your values travel the wrong way round: each rank has its successor's. Send to "
+        "(rank + 1) % n, and receive from (rank - 1) % n.",
         "sends-to-itself": "With one rank there is nobody to send to. Return a copy of the value.",
         "recv-returns-a-rank": "`recv` returns the number of the sender. What was sent stands in the "
         "tensor that you gave it.",
@@ -54,7 +56,7 @@ pass_on = Exercise(
         "not-a-copy": "With one rank you return the tensor that was handed in, not a copy of it.",
     },
     failures={
-        "timeout": "all-begin-alike",
+        "timeout": "nobody-answers",
         "there is no rank": "no-such-rank",
         "mismatch": "another-shape",
     },
@@ -95,6 +97,7 @@ def _check_pass(answer, values):
     expected = [values[rank - 1] for rank in range(ranks)]
     likely = {
         "wrong-direction": ranks > 2 and [values[(rank + 1) % ranks] for rank in range(ranks)],
+        "no-wrap": [values[0], *expected[1:]],
         **signs(values, expected),
         "another-shape": lambda got: [g.shape for g in got] != [v.shape for v in values],
     }
@@ -108,7 +111,13 @@ def _check_pass(answer, values):
             raise Wrong("not-as-it-is", expected=f"messages of {values[0].dtype}", got=got)
 
 
-@pass_on.requires("three ranks: each gets its predecessor's tensor")
+@pass_on.requires(
+    "three ranks: each gets its predecessor's tensor",
+    failures={
+        **dict.fromkeys(("waits in recv", "wait in recv", "finished without"), "nobody-answers"),
+        "waits in send": "all-begin-alike",
+    },
+)
 def three_ranks_each_gets_its_predecessor_tensor(answer, draw):
     length = draw.integer(2, 8)
     _check_pass(answer, [draw.tensor(length) for _ in range(3)])

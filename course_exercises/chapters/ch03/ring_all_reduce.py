@@ -3,6 +3,7 @@
 import contextlib
 import math
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -37,10 +38,11 @@ ring = Exercise(
         ),
     ],
     misconceptions={
-        "nobody-answers": "A rank waits for a message that no other sends, or takes. Where every rank begins with "
-        "a `send`, nobody receives: start both together with `batch_isend_irecv`. Send to rank + 1 and receive "
-        "from rank - 1, both modulo n, as often on every rank.",
-        "sums-overwritten": "Each element is that of a single rank. Either what arrives replaces your "
+        "all-begin-alike": "All ranks begin with `send`, and so nobody receives: start both together with "
+        "`batch_isend_irecv`.",
+        "nobody-answers": "A rank waits in a send or a receive that no other rank answers. Send to rank + 1 and "
+        "receive from rank - 1, both modulo n, as often on every rank.",
+        "sums-overwritten": "Each element comes from a single rank. Either what arrives replaces your "
         "chunk where it must be added (receive it in a buffer of its own), or the second half sends "
         "the wrong chunks: after n - 1 steps rank r owns the sum of chunk (r + 1) mod n.",
         "no-all-gather": "Each chunk is complete on one rank only. That is the reduce-scatter; now "
@@ -51,9 +53,9 @@ ring = Exercise(
         "paper: which rank has it after each step, and whose numbers are in it?",
         "one-rank-hangs": "With one rank there is nobody to talk to. n ranks take n - 1 steps to sum and "
         "n - 1 to send the sums round: here none.",
-        "chunks": "The tensor is not cut into n chunks of nearly equal size, none of which has more than one element "
-        "more than another. Lay it flat first, whatever its shape. `tensor_split(n)` then gives exactly n, some of "
-        "them empty where elements are few; `chunk` gives fewer, and a whole-number division leaves a rest.",
+        "chunks": "The tensor is not cut into exactly n chunks whose sizes differ by one element at most. Lay it flat "
+        "and use `tensor_split(n)`: where elements are few, some chunks are empty. `chunk(n)` may give fewer, and "
+        "whole-number division leaves a remainder.",
         "chunk-sizes": "A rank receives a chunk of another size than was sent. Chunks may differ by "
         "one element: make the buffer like the chunk that arrives, chunk (r - s - 1) mod n in step "
         "s.",
@@ -64,8 +66,10 @@ ring = Exercise(
         "Every rank takes every step: the others may have something to add.",
         "not-a-ring": "A rank sends to several others, or far more than the others do. On the ring each rank sends "
         "to its right neighbour alone, and equally much.",
-        "sent-otherwise": "A rank sends another number of bytes than 2(n-1)/n of the tensor. Take 2(n-1) steps and "
-        "send one chunk in each, not the whole tensor.",
+        "whole-tensor": "You send the whole tensor at once. Cut it into n chunks, and send one chunk in each of "
+        "2(n-1) steps.",
+        "sent-otherwise": "A rank does not send 2(n-1)/n of the tensor's bytes: that is one chunk in each of 2(n-1) "
+        "steps.",
     },
     things="sums",
     failures={
@@ -139,7 +143,7 @@ def _check_sums(answer, cases: list[list[Tensor]], mistaken=None) -> None:
             "sums-overwritten": _of_one_rank(got, tensors),
             "added-again": _added_again(got, tensors),
             "not-waited": lambda _, tensors=tensors: _used_early(answer, tensors),
-            "no-all-gather": _complete_somewhere(got, sums[0]),
+            "no-all-gather": _complete_somewhere(got, tensors),
             **extra,
             "wrong-chunks": [g.shape for g in got] == [s.shape for s in sums],
         }
@@ -162,8 +166,12 @@ def _of_one_rank(got: list[Tensor], tensors: list[Tensor]) -> bool:
     return all(torch.stack([g == own for own in tensors]).any(dim=0).all() for g in got)
 
 
-def _complete_somewhere(got: list[Tensor], total: Tensor) -> bool:
-    return bool(torch.stack([g == total for g in got]).any(dim=0).all())
+def _complete_somewhere(got: list[Tensor], tensors: list[Tensor]) -> bool:
+    """Whether each element is complete on some rank, and on the others a sum of what some had."""
+    counts = range(1, len(tensors) + 1)
+    sums = [sum(some) for count in counts for some in combinations(tensors, count)]
+    partial = all(torch.stack([g == each for each in sums]).any(dim=0).all() for g in got)
+    return partial and bool(torch.stack([g == sums[-1] for g in got]).any(dim=0).all())
 
 
 def _added_again(got: list[Tensor], tensors: list[Tensor]) -> bool:
@@ -187,13 +195,19 @@ def _remainder_left(got: list[Tensor], tensors: list[Tensor]) -> bool:
     )
 
 
-@ring.requires("two ranks end with the sum of their tensors")
+@ring.requires(
+    "two ranks end with the sum of their tensors",
+    failures={
+        **dict.fromkeys(("waits in recv", "wait in recv", "finished without"), "nobody-answers"),
+        "waits in send": "all-begin-alike",
+    },
+)
 def two_ranks_end_with_the_sum_of_their(answer, draw):
     length = 2 * draw.integer(2, 6)
     _check_sums(answer, [[draw.whole(length) for _ in range(2)]])
 
 
-@ring.requires("three ranks do")
+@ring.requires("three ranks do", needs_earlier=True)
 def three_ranks_do(answer, draw):
     length = 3 * draw.integer(2, 6)
     cases = [[draw.whole(length) for _ in range(3)]]
@@ -262,7 +276,13 @@ def integers_and_double_precision_are_summed_exactly(answer, draw):
         [got] = _run_sums(answer, [tensors])
         total = sum(tensors)
         nearly = all(torch.allclose(g.double(), total.double(), rtol=1e-3) for g in got)
-        likely = {"unchanged": tensors, "another-dtype": nearly}
+        likely = {
+            "unchanged": tensors,
+            "sums-overwritten": _of_one_rank(got, tensors),
+            "added-again": _added_again(got, tensors),
+            "no-all-gather": _complete_somewhere(got, tensors),
+            "another-dtype": nearly,
+        }
         expect(got, [total] * ranks, each="rank", tolerance=tolerance, likely=likely)
 
 
@@ -309,6 +329,7 @@ def _check_traffic(calls: list[list[Call]], length: int, rows: bool) -> None:
         "chunks": (rows and messages == {0, length * size})
         or (max(messages) - min(messages) > size and len(messages) < ranks),
         "not-a-ring": max(sent) >= 2 * max(1, min(sent)),
+        "whole-tensor": messages == {length * size},
         "sent-otherwise": True,
     }
     raise Wrong(
@@ -329,6 +350,6 @@ def _check_messages(calls: list[list[Call]], smallest: int, largest: int, whole:
     if max(sum(call.sends for call in own) for own in calls) > 2 * (len(calls) - 1):
         smallest = 0
     if any(not smallest <= bytes <= largest for bytes in messages):
-        slug = "sent-otherwise" if messages == [whole] else "chunks"
+        slug = "whole-tensor" if messages == [whole] else "chunks"
         expected = f"chunks of {smallest} to {largest} bytes"
         raise Wrong(slug, expected=expected, got=f"chunks of {messages} bytes")

@@ -128,7 +128,7 @@ def returns_its_argument(value):
     return posts_both_at_once(value) if dist.get_world_size() > 1 else value
 
 
-@wrong("0.3", names="left-out")
+@wrong("0.3", names="no-wrap")
 def stops_at_the_last_rank(value):
     rank, ranks, *_ = neighbours()
     received = value.clone()
@@ -164,3 +164,13 @@ def passes_objects(value):
     if ranks > 1 and rank > 0:
         dist.send_object_list([value], right_rank)
     return received[0]
+
+
+@wrong("0.3", names="nobody-answers")
+def everybody_receives_first(value):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = value.clone()
+    if ranks > 1:
+        dist.recv(received, src=(rank - 1) % ranks)
+        dist.send(value, dst=(rank + 1) % ranks)
+    return received

@@ -28,7 +28,7 @@ def _update(optimizer, loss):
     return loss.item()
 
 
-@wrong("2.4", names="chunk-losses")
+@wrong("2.4", names="mean-of-chunks")
 def averages_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
     outputs = _outputs(model, images, devices)
     losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
@@ -68,7 +68,7 @@ def drops_the_rest(model, optimizer, loss_fn, images, labels, devices):
     return _update(optimizer, loss)
 
 
-@wrong("2.4", names="buffers")
+@wrong("2.4", names="buffers-lost")
 def copies_for_worker_0_too(model, optimizer, loss_fn, images, labels, devices):
     outputs = [
         functional_call(model, copies_of(model, device), (chunk.to(device),)).to(devices[0])
@@ -163,7 +163,7 @@ def returns_a_tensor(model, optimizer, loss_fn, images, labels, devices):
     return loss
 
 
-@wrong("2.4", names="awkward")
+@wrong("2.4", names="zeros-for-none")
 def fills_in_missing_gradients(model, optimizer, loss_fn, images, labels, devices):
     loss = loss_fn(torch.cat(_outputs(model, images, devices)), labels)
     optimizer.zero_grad()
@@ -245,8 +245,8 @@ def copies_once_for_all_steps(model, optimizer, loss_fn, images, labels, devices
     return _update(optimizer, loss_fn(torch.cat(outputs), labels))
 
 
-@right("2.4")
-def deep_copies_that_hand_their_gradients_on(model, optimizer, loss_fn, images, labels, devices):
+def _with_deep_copies(model, optimizer, loss_fn, images, labels, devices, hand_on):
+    """`hand_on` gets a parameter and its copy, which has the gradient of a helper."""
     model.zero_grad()
     chunks = images.chunk(len(devices))
     helpers = [copy.deepcopy(model).to(device) for device in devices[1 : len(chunks)]]
@@ -258,8 +258,50 @@ def deep_copies_that_hand_their_gradients_on(model, optimizer, loss_fn, images, 
     loss.backward()
     for helper in helpers:
         for parameter, copied in zip(model.parameters(), helper.parameters()):
-            if copied.grad is not None:
-                gradient = copied.grad.to(parameter.device)
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            hand_on(parameter, copied)
     optimizer.step()
     return float(loss)
+
+
+@right("2.4")
+def deep_copies_that_hand_their_gradients_on(model, optimizer, loss_fn, images, labels, devices):
+    def hand_on(parameter, copied):
+        if copied.grad is not None:
+            gradient = copied.grad.to(parameter.device)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    return _with_deep_copies(model, optimizer, loss_fn, images, labels, devices, hand_on)
+
+
+@wrong("2.4", names="awkward")
+def expects_a_gradient_of_each(model, optimizer, loss_fn, images, labels, devices):
+    def hand_on(parameter, copied):
+        parameter.grad += copied.grad.to(parameter.device)
+
+    return _with_deep_copies(model, optimizer, loss_fn, images, labels, devices, hand_on)
+
+
+@wrong("2.4", names="chunk-losses")
+def adds_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _outputs(model, images, devices)
+    losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
+    return _update(optimizer, sum(losses))
+
+
+@wrong("2.4", names="buffers")
+def runs_the_model_itself(model, optimizer, loss_fn, images, labels, devices):
+    outputs = [model(chunk) for chunk in images.chunk(len(devices))]
+    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
+
+
+@wrong("2.4", names="runs-again")
+def computes_the_loss_again(model, optimizer, loss_fn, images, labels, devices):
+    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
+    return loss_fn(torch.cat(_outputs(model, images, devices)), labels).item()
+
+
+@wrong("2.4", names="one-chunks-loss")
+def returns_the_first_chunks_loss(model, optimizer, loss_fn, images, labels, devices):
+    outputs = _outputs(model, images, devices)
+    _update(optimizer, loss_fn(torch.cat(outputs), labels))
+    return loss_fn(outputs[0], labels[: len(outputs[0])]).item()

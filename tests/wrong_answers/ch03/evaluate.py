@@ -74,7 +74,7 @@ def returns_a_tensor_of_one_number(model, images, labels, batch_size):
     return torch.tensor(_counted(model, images, labels, batch_size) / len(images))
 
 
-@wrong("3.5", names="not-shared-out")
+@wrong("3.5", names="repeated")
 def shares_out_with_the_sampler(model, images, labels, batch_size):
     mine = list(DistributedSampler(range(len(images)), shuffle=False))
     correct = _count(model, images[mine], labels[mine], batch_size)
@@ -183,3 +183,41 @@ def goes_one_batch_too_far(model, images, labels, batch_size):
 @wrong("3.5", names="miscounted")
 def counts_in_half_precision(model, images, labels, batch_size):
     return _counted(model, images, labels, batch_size, dtype=torch.bfloat16) / len(images)
+
+
+@wrong("3.5", names="never-seen")
+def drops_the_rest(model, images, labels, batch_size):
+    whole = len(images) // dist.get_world_size() * dist.get_world_size()
+    correct = _count(model, _mine(images[:whole]), _mine(labels[:whole]), batch_size)
+    dist.all_reduce(correct)
+    return correct.item() / max(1, whole)
+
+
+@wrong("3.5", names="uneven")
+def gives_the_rest_to_the_last(model, images, labels, batch_size):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    share = len(images) // n
+    mine = slice(rank * share, (rank + 1) * share if rank < n - 1 else len(images))
+    correct = _count(model, images[mine], labels[mine], batch_size)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="autograd-not-restored")
+def switches_gradients_off(model, images, labels, batch_size):
+    torch.set_grad_enabled(False)
+    correct = torch.zeros(1, device=images.device)
+    with _evaluating(model):
+        for x, y in _batches(_mine(images), _mine(labels), batch_size):
+            correct += (model(x).argmax(dim=1) == y).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+@wrong("3.5", names="thawed")
+def freezes_and_thaws(model, images, labels, batch_size):
+    model.requires_grad_(False)
+    correct = _count(model, _mine(images), _mine(labels), batch_size)
+    model.requires_grad_(True)
+    dist.all_reduce(correct)
+    return correct.item() / len(images)

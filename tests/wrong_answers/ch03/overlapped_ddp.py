@@ -139,7 +139,7 @@ class WrapsDDP(nn.Module):
         """Nothing is left to do after backward."""
 
 
-@wrong("3.4", names="start")
+@wrong("3.4", names="buffers")
 class BuffersForgotten(Bucketed):
     def share_start(self):
         for parameter in self.module.parameters():
@@ -363,3 +363,9 @@ class AveragesTheNewGradient(Bucketed):
         there = bucket[0].new_tensor([p in self.new for p in bucket])
         new = [self.new.pop(p, torch.zeros_like(p)).flatten() for p in bucket]
         return torch.cat([self.divide(torch.cat(new)), there])
+
+
+@wrong("3.4", names="start")
+class NoBroadcast(Bucketed):
+    def share_start(self):
+        """Everybody keeps what it has."""

@@ -82,7 +82,7 @@ def two_messages_a_chunk(tensor):
     _ring(tensor, exchange=_one_step(in_halves))
 
 
-@wrong("3.2", names="nobody-answers")
+@wrong("3.2", names="all-begin-alike")
 def all_ranks_send_first(tensor):
     def sends_first(outgoing, incoming, right_rank, left_rank):
         dist.send(outgoing, right_rank)
@@ -241,3 +241,20 @@ def asks_once_for_each_message(tensor):
                 pass  # it will come
 
     _ring(tensor, exchange=_one_step(asks_once))
+
+
+@wrong("3.2", names="nobody-answers")
+def sends_once_less(tensor):
+    _ring(tensor, sharing=max(0, dist.get_world_size() - 1 - dist.get_rank()))
+
+
+@wrong("3.2", names="whole-tensor")
+def sends_everything_round(tensor):
+    _, n, *_ = neighbours()
+    travelling, total = tensor.contiguous(), tensor.clone()
+    for _ in range(n - 1):
+        incoming = torch.empty_like(travelling)
+        exchange(travelling, incoming)
+        total += incoming
+        travelling = incoming
+    tensor.copy_(total)

@@ -8,16 +8,6 @@ from tests.wrong_answers.ch00.pass_on import _passed
 
 
 @rarer("0.3")
-def everybody_receives_first(value):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    received = value.clone()
-    if ranks > 1:
-        dist.recv(received, src=(rank - 1) % ranks)
-        dist.send(value, dst=(rank + 1) % ranks)
-    return received
-
-
-@rarer("0.3")
 def passes_among_three(value):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = value.clone()

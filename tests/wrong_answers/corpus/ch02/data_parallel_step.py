@@ -10,13 +10,6 @@ from tests.wrong_answers.ch02.shared import copies_of
 
 
 @rarer("2.4")
-def adds_chunk_losses(model, optimizer, loss_fn, images, labels, devices):
-    outputs = _outputs(model, images, devices)
-    losses = [loss_fn(o, part) for o, part in zip(outputs, labels.chunk(len(devices)))]
-    return _update(optimizer, sum(losses))
-
-
-@rarer("2.4")
 def ignores_the_devices(model, optimizer, loss_fn, images, labels, devices):
     return _update(optimizer, loss_fn(model(images), labels))
 
@@ -27,12 +20,6 @@ def forgets_the_update(model, optimizer, loss_fn, images, labels, devices):
     optimizer.zero_grad()
     loss.backward()
     return loss.item()
-
-
-@rarer("2.4")
-def runs_the_model_itself(model, optimizer, loss_fn, images, labels, devices):
-    outputs = [model(chunk) for chunk in images.chunk(len(devices))]
-    return _update(optimizer, loss_fn(torch.cat(outputs), labels))
 
 
 @rarer("2.4")
@@ -66,12 +53,6 @@ def updates_twice(model, optimizer, loss_fn, images, labels, devices):
     loss = _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
     optimizer.step()
     return loss
-
-
-@rarer("2.4")
-def computes_the_loss_again(model, optimizer, loss_fn, images, labels, devices):
-    _update(optimizer, loss_fn(torch.cat(_outputs(model, images, devices)), labels))
-    return loss_fn(torch.cat(_outputs(model, images, devices)), labels).item()
 
 
 @rarer("2.4")

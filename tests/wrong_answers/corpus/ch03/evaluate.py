@@ -4,7 +4,13 @@ import torch
 import torch.distributed as dist
 
 from tests.wrong_answers import rarer
-from tests.wrong_answers.ch03.evaluate import _batches, _count, _evaluating, _mine
+from tests.wrong_answers.ch03.evaluate import (
+    _batches,
+    _count,
+    _evaluating,
+    _mine,
+    switches_gradients_off,
+)
 
 
 @rarer("3.5")
@@ -27,14 +33,6 @@ def deals_to_two_ranks(model, images, labels, batch_size):
 @rarer("3.5")
 def evaluates_everything_everywhere(model, images, labels, batch_size):
     return _count(model, images, labels, batch_size).item() / len(images)
-
-
-@rarer("3.5")
-def drops_the_rest(model, images, labels, batch_size):
-    whole = len(images) // dist.get_world_size() * dist.get_world_size()
-    correct = _count(model, _mine(images[:whole]), _mine(labels[:whole]), batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / max(1, whole)
 
 
 @rarer("3.5")
@@ -76,16 +74,6 @@ def returns_a_count(model, images, labels, batch_size):
     correct = _count(model, _mine(images), _mine(labels), batch_size)
     dist.all_reduce(correct)
     return correct.item()
-
-
-@rarer("3.5")
-def gives_the_rest_to_the_last(model, images, labels, batch_size):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    share = len(images) // n
-    mine = slice(rank * share, (rank + 1) * share if rank < n - 1 else len(images))
-    correct = _count(model, images[mine], labels[mine], batch_size)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
 
 
 @rarer("3.5")
@@ -158,27 +146,7 @@ def leaves_before_it_restores(model, images, labels, batch_size):
 
 
 @rarer("3.5")
-def switches_gradients_off(model, images, labels, batch_size):
-    torch.set_grad_enabled(False)
-    correct = torch.zeros(1, device=images.device)
-    with _evaluating(model):
-        for x, y in _batches(_mine(images), _mine(labels), batch_size):
-            correct += (model(x).argmax(dim=1) == y).sum()
-    dist.all_reduce(correct)
-    return correct.item() / len(images)
-
-
-@rarer("3.5")
 def switches_gradients_off_and_on(model, images, labels, batch_size):
     share = switches_gradients_off(model, images, labels, batch_size)
     torch.set_grad_enabled(True)
     return share
-
-
-@rarer("3.5")
-def freezes_and_thaws(model, images, labels, batch_size):
-    model.requires_grad_(False)
-    correct = _count(model, _mine(images), _mine(labels), batch_size)
-    model.requires_grad_(True)
-    dist.all_reduce(correct)
-    return correct.item() / len(images)

@@ -42,12 +42,6 @@ class OnTopOfDDP(nn.Module):
 
 
 @rarer("3.4")
-class NoBroadcast(Bucketed):
-    def share_start(self):
-        """Everybody keeps what it has."""
-
-
-@rarer("3.4")
 class TrainableBroadcast(Bucketed):
     def share_start(self):
         for tensor in [*self.trainable(), *self.module.buffers()]:

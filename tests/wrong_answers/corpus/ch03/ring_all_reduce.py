@@ -11,6 +11,7 @@ from tests.wrong_answers.ch03.ring_all_reduce import (
     _ring,
     calls_all_reduce,
     ring_in_two_loops,
+    sends_everything_round,
 )
 from tests.wrong_answers.makers import exchange, neighbours
 
@@ -82,18 +83,6 @@ def sums_in_float32(tensor):
     single = tensor.float()
     ring_in_two_loops(single)
     tensor.copy_(single)
-
-
-@rarer("3.2")
-def sends_everything_round(tensor):
-    _, n, *_ = neighbours()
-    travelling, total = tensor.contiguous(), tensor.clone()
-    for _ in range(n - 1):
-        incoming = torch.empty_like(travelling)
-        exchange(travelling, incoming)
-        total += incoming
-        travelling = incoming
-    tensor.copy_(total)
 
 
 # With NCCL all ranks wait: its queue keeps what a rank receives behind what it sends.
