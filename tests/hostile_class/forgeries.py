@@ -10,7 +10,7 @@ EXPECTED = "expected:"
 WRONG = "\n\ndef message_bytes(tensor):\n    return 0\n"
 
 
-@member("failed", "failed", "failed", because="expected|as above|could not use")
+@member("failed", "failed", "failed", because="expected|the same in|could not use")
 def makes_all_true_below_empty_answers():
     """builtins.all decides no verdict any more."""
     made = notebook(solved=False)
