@@ -165,7 +165,7 @@ def test_an_exercise_is_checked(copy: Path, tmp_path: Path) -> None:
         """
     printed = in_the_folder(copy, "-c", script, progress=tmp_path / "progress.json")
     assert printed.startswith("0.2 message_bytes: not attempted yet\n")
-    assert "You count the values." in printed
+    assert "`element_size()`" in printed
 
 
 # --- what it is made of, and where it goes -----------------------------------------------------
