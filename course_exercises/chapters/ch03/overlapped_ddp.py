@@ -504,7 +504,6 @@ def a_tied_parameter_is_averaged_once(answer, draw):
         "exception": "bucket-never-full",
         "timeout": "bucket-never-full",
     },
-    needs_earlier=True,
 )
 def an_unused_parameter_keeps_no_gradient(answer, draw):
     def still_local(got, local):
