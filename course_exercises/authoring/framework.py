@@ -69,6 +69,11 @@ class Line:
     text: str = ""
     kind: str | None = None
 
+    @property
+    def cause(self) -> str:
+        """What it says of a failure, but for what the other ranks did: there may be more of them now."""
+        return self.text.partition("\nMeanwhile ")[0]
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -258,13 +263,8 @@ def untouched(answer: Any) -> bool:
 
 def _as_before(line: Line, earlier: list[Line]) -> Line:
     """The same failure has the same cause: what an earlier requirement called it."""
-    same = [other for other in earlier if line.text and _cause(other) == _cause(line)]
+    same = [other for other in earlier if line.text and other.cause == line.cause]
     return dataclasses.replace(line, misconception=same[0].misconception) if same else line
-
-
-def _cause(line: Line) -> str:
-    """What the line says of a failure, but for what the other ranks did: there may be more of them now."""
-    return line.text.partition("\nMeanwhile ")[0]
 
 
 def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:

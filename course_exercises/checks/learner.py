@@ -141,7 +141,7 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
 
 def _cause(line: Line, sentences: dict[str, str]) -> str:
     """What the check says of why a requirement failed, or ""."""
-    return sentences.get(line.misconception, "") or line.text.partition("\nMeanwhile ")[0]
+    return sentences.get(line.misconception, "") or line.cause
 
 
 def _render_line(line: Line, sentences: dict[str, str]) -> list[str]:
