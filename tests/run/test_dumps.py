@@ -75,8 +75,8 @@ def entry(number, name, group="0", order=None, peer=False, **others):
     return {
         "frames": [
             {"name": "wrapper", "filename": "/env/site-packages/torch/distributed/c10d_logger.py", "line": 83},
-            {"name": "train", "filename": "/work/train.py", "line": 40 + number},
-            {"name": "<module>", "filename": "/work/train.py", "line": 99},
+            {"name": "train", "filename": "/job/train.py", "line": 40 + number},
+            {"name": "<module>", "filename": "/job/train.py", "line": 99},
         ],
         "record_id": number,
         "pg_id": int(group),
