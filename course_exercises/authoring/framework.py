@@ -70,6 +70,12 @@ class Line:
     kind: str | None = None
 
     @property
+    def silent(self) -> bool:
+        """Whether it has failed and says nothing, beside a mistake that is told already."""
+        said = self.expected, self.got, self.misconception, self.text or None
+        return self.ok is False and not any(said)
+
+    @property
     def cause(self) -> str:
         """What it says of a failure, but for what the other ranks did: there may be more of them now."""
         return self.text.partition("\nMeanwhile ")[0]
@@ -186,6 +192,10 @@ class Exercise:
 
         return add
 
+    def tells(self, line: Line) -> bool:
+        """Whether a line names a mistake that has a sentence."""
+        return bool(self.misconceptions.get(line.misconception))
+
     def _must_know(self, slugs: Iterable[str | None]) -> None:
         for slug in slugs:
             if slug is not None and slug not in self.misconceptions:
@@ -246,7 +256,7 @@ def attempt(exercise: Exercise, answer: Any, seed: str) -> Iterator[Line]:
     for index, rule in enumerate(exercise.rules):
         draw = Draw(seed, f"{exercise.id}/{index}")
         line = _skipped(rule, lines) or _try(exercise, rule, answer, draw)
-        lines.append(_as_before(line, lines))
+        lines.append(_beside_earlier(exercise, line, lines))
         yield lines[-1]
 
 
@@ -261,10 +271,16 @@ def untouched(answer: Any) -> bool:
     return code is not None and "NotImplementedError" in code.co_names
 
 
-def _as_before(line: Line, earlier: list[Line]) -> Line:
-    """The same failure has the same cause: what an earlier requirement called it."""
+def _beside_earlier(exercise: Exercise, line: Line, earlier: list[Line]) -> Line:
+    """What is left of a line beside earlier ones. The same failure has the same cause, whatever it is
+    called here; and one mistake is told at a time: what fails beside it may follow from it."""
     same = [other for other in earlier if line.text and other.cause == line.cause]
-    return dataclasses.replace(line, misconception=same[0].misconception) if same else line
+    if same:
+        line = dataclasses.replace(line, misconception=same[0].misconception)
+    told = next((other.misconception for other in earlier if exercise.tells(other)), None)
+    if line.ok is False and told and line.misconception != told:
+        return Line(line.requirement, False, kind=line.kind)
+    return line
 
 
 def _skipped(rule: _Rule, earlier: list[Line]) -> Line | None:

@@ -126,6 +126,8 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
             parts.append(f"      the same in {more} more requirement{'s' if more > 1 else ''}")
     if outcome.status == "passed":
         return "\n".join([*parts, f"  passed: {worth}"])
+    if any(line.silent for line in outcome.lines):
+        parts.append("  Repair the likely mistake first: what else fails may follow from it.")
     if shares is not None:
         earned = points.met(shares, (line.ok for line in outcome.lines))
         parts.append(f"  so far: {earned:g} of {worth}")

@@ -193,7 +193,7 @@ def test_more_parameters_with_defaults_are_fine(answer):
 def test_a_long_requirement_hangs_below_its_first_line():
     exercise, said = make(), "it is the mean of all the values that there are, " * 4
     outcome = Outcome(exercise, "failed", "7", [Line(said, ok) for ok in (True, False, None)])
-    lines = render(outcome).splitlines()[1:-1]
+    lines = render(outcome).splitlines()[1:-2]
     assert max(map(len, lines)) <= 96 and len(lines) == 9
     assert [line[:8] for line in lines[::3]] == ["  ok  it", "  no  it", "  --  it"]
     assert all(re.match(" {6}[a-z(]", line) for line in [*lines[1::3], *lines[2::3]])
@@ -526,8 +526,8 @@ def test_an_id_without_its_quotes_is_understood(course, capsys):
     assert hinted.startswith("hint 1 of 3:")
 
 
-def test_one_cause_is_told_once(course, capsys):
-    """Where it is met again, that is counted; what else failed is told, and so is what is ok."""
+def test_one_mistake_is_told_at_a_time(course, capsys):
+    """Where it is met again, that is counted; what else fails beside it may follow from it."""
     exercise = make(name="answer")
     for number, slug in enumerate(("division", "division", None, "waits", "division", "waits")):
 
@@ -543,10 +543,22 @@ def test_one_cause_is_told_once(course, capsys):
         "      the same in 2 more requirements",
         "  ok  requirement 2",
         "  no  requirement 3",
-        "      got:      3",
-        "      likely:   A rank waits for ever.",
-        "      the same in 1 more requirement",
+        "  no  requirement 5",
+        "  Repair the likely mistake first: what else fails may follow from it.",
     ]
+
+
+def test_what_has_no_name_is_told_beside_a_mistake():
+    exercise = make(name="answer")
+    for slug in (None, "waits"):
+        exercise.requires(str(slug))(lambda answer, draw, slug=slug: refuse(slug))
+    lines = shown(exercise, right)
+    assert "      got:      None" in lines and "      likely:   A rank waits for ever." in lines
+    assert not any("Repair" in line for line in lines)
+
+
+def refuse(slug):
+    raise Wrong(slug, got=str(slug))
 
 
 def test_hints_come_one_by_one(course, capsys):

@@ -1,5 +1,5 @@
 """Proves the checks: unanswered they say so, solved they pass, and every plausible wrong answer is
-rejected with the hint that fits it, and with none that does not.
+rejected with the hint that fits it. A check tells one mistake at a time, so that hint is all it says.
 
 There is one class an exercise, so that `pytest -n2 --dist loadscope` shares them out, and what it tries
 is imported when it is tried. The run ends with a table: see exercise_table.py in this folder. The inputs are those of one seed,
@@ -24,7 +24,6 @@ from tests.wrong_answers import answers_to, load_all, load_corpus
 
 FEWEST_WRONG = 5
 HINTS = 3
-FIRST_SENTENCE_ONLY = ("0.", "1.", "2.", "3.")  # what is said after it, nobody has read yet
 SEED = os.environ.get("COURSE_SEED", "0")
 
 
@@ -93,15 +92,12 @@ def class_of(exercise_id):
         def test_a_wrong_answer_gets_its_hint(self, wrong, record_property):
             record_property("wrong", exercise_id)
             exercise, answer = find(exercise_id), wrong.load()
-            lines = judge(exercise, answer.answer, SEED).lines
-            failed = [line for line in lines if line.ok is False]
-            if not failed or not exercise.misconceptions.get(failed[0].misconception):
+            outcome = judge(exercise, answer.answer, SEED)
+            failed = [line for line in outcome.lines if line.ok is False]
+            if not failed or not exercise.tells(failed[0]):
                 record_property("generic", exercise_id)
-            first = next((line for line in failed if line.misconception), None)
-            assert first, "no mistake was named"
-            assert first.misconception == answer.named_here, first
-            if not exercise_id.startswith(FIRST_SENTENCE_ONLY):
-                assert answer.untrue(lines) == [], "true of it? Then say so with `also`"
+            assert outcome.misconceptions, "no mistake was named"
+            assert outcome.misconceptions[0] == answer.named_here, failed
 
     return TestExercise
 

@@ -1,9 +1,8 @@
 """Tries all answers of exercises with many seeds: python -m tests.soaks.soak_checks 100 1.1 1.2
 
 Counts the right answers that were rejected and the wrong ones that were accepted, both of which
-must be none; the wrong ones whose first hint was that of another mistake, because two mistakes
-happened to give the same result; and those of which something untrue was said later. Those of the
-corpus may get any hint.
+must be none; and the wrong ones whose hint was that of another mistake, because two mistakes
+happened to give the same result. Those of the corpus may get any hint.
 
 With --margins in front, tries the right answers only, and says how much of its tolerance a comparison
 of theirs has used at most: a tenth, or a right answer may be rejected under another seed.
@@ -26,15 +25,15 @@ def soak(exercise, seeds):
     found = Counter()
     for answer in answers:
         for seed in range(seeds):
-            lines = judge(exercise, answer.answer, str(seed)).lines
-            if (word := _wrong(answer, lines)) is not None:
+            outcome = judge(exercise, answer.answer, str(seed))
+            if (word := _wrong(answer, outcome)) is not None:
                 found[word] += 1
-                said = [line.misconception for line in lines if line.ok is False]
+                said = outcome.misconceptions
                 print(f"  seed {seed}: {answer.answer.__name__} is {word} {said}", flush=True)
     print(
         f"{exercise.id} {exercise.name}: {len(answers)} answers, {seeds} seeds: "
         f"{found['rejected']} right ones rejected, {found['accepted']} wrong ones accepted, "
-        f"{found['misnamed']} misnamed, {found['untrue']} with something untrue said later",
+        f"{found['misnamed']} misnamed",
         flush=True,
     )
 
@@ -71,18 +70,15 @@ def _tolerance_used(exercise, answer, seed):
     return max(shares), passed
 
 
-def _wrong(answer, lines):
+def _wrong(answer, outcome):
     """What is wrong with that verdict, if anything."""
-    failed = [line for line in lines if line.ok is False]
+    passed = outcome.status == "passed"
     if answer.names is None:
-        return "rejected" if failed else None
-    if not failed:
+        return None if passed else "rejected"
+    if passed:
         return "accepted"
-    if answer.named_here == ANY:
-        return None
-    if failed[0].misconception != answer.named_here:
-        return "misnamed"
-    return "untrue" if answer.untrue(lines) else None
+    misnamed = answer.named_here not in (ANY, *outcome.misconceptions[:1])
+    return "misnamed" if misnamed else None
 
 
 if __name__ == "__main__":

@@ -4,11 +4,8 @@ One file an exercise, `tests/wrong_answers/chNN/name.py`, in the place that its 
 `course_exercises/chapters/`. `tests/checks/test_wrong_answers.py` proves that the check rejects every
 wrong one with the hint that fits it, and accepts every right one.
 
-    @wrong("3.1", names="sum-not-mean")     # the first mistake that the check names
+    @wrong("3.1", names="sum-not-mean")     # the mistake that the check names
     def forgets_to_divide(model): ...
-
-    @wrong("6.1", names="wrong-dimension", also=("a-view",))     # and what it says of it besides: true as well
-    class CutsInputFeatures(nn.Module): ...
 
     @right("3.1")
     def averages_one_flat_buffer(model): ...
@@ -35,7 +32,6 @@ from typing import Any
 
 import cloudpickle
 
-from course_exercises.authoring import Line
 from course_exercises.checks import catalogue
 from tests.wrong_answers import makers
 
@@ -49,18 +45,11 @@ class Answer:
     answer: Any
     names: str | None
     on_nccl: str | None = None
-    also: tuple[str, ...] = ()  # mistakes that it has, too, and that the check may name later
 
     @property
     def named_here(self) -> str | None:
         """The misconception that its check has to name where this process launches ranks."""
         return self.on_nccl if self.on_nccl and _under_rules() else self.names
-
-    def untrue(self, lines: list[Line]) -> list[str]:
-        """The mistakes that a check names and that this answer does not have."""
-        sentences = catalogue.find(self.exercise).misconceptions
-        named = [line.misconception for line in lines if sentences.get(line.misconception)]
-        return [name for name in named if name not in (self.names, self.on_nccl, *self.also)]
 
 
 @dataclass(frozen=True)
@@ -81,13 +70,10 @@ _answers: list[Answer] = []
 ANY = "any"  # the mistake of an answer for which only that it is rejected counts
 
 
-def wrong(
-    exercise_id: str, *, names: str, on_nccl: str | None = None, also: tuple[str, ...] = ()
-) -> Callable:
-    """Decorator: a wrong answer, and the misconception that its check must name first. Under
-    NCCL's rules that is `on_nccl`, if given: say beside it why. Besides, the check may name
-    `also` and nothing else: read each sentence, it has to be true of this answer."""
-    return _adding(exercise_id, names, on_nccl, also)
+def wrong(exercise_id: str, *, names: str, on_nccl: str | None = None) -> Callable:
+    """Decorator: a wrong answer, and the misconception that its check must name. Under
+    NCCL's rules that is `on_nccl`, if given: say beside it why."""
+    return _adding(exercise_id, names, on_nccl)
 
 
 def usual(exercise_id: str, answer: Callable, *names: str) -> None:
@@ -189,14 +175,9 @@ def _under_rules() -> bool:
     return os.environ.get("COURSE_RULES") == "nccl"
 
 
-def _adding(
-    exercise_id: str,
-    names: str | None,
-    on_nccl: str | None = None,
-    also: tuple[str, ...] = (),
-) -> Callable:
+def _adding(exercise_id: str, names: str | None, on_nccl: str | None = None) -> Callable:
     def add(answer: Any) -> Any:
-        _answers.append(Answer(exercise_id, answer, names, on_nccl, also))
+        _answers.append(Answer(exercise_id, answer, names, on_nccl))
         return answer
 
     return add

@@ -69,7 +69,7 @@ def counts_layers(costs, stages):
     return [int(part[0]) for part in parts[1:]]
 
 
-@wrong("4.3", names="stops-early", also=("number-of-cuts",))
+@wrong("4.3", names="stops-early")
 def fills_to_the_mean(costs, stages):
     refuse(costs, stages)
     share, cuts, load = sum(costs) / stages, [], 0
@@ -160,7 +160,7 @@ def minimises_the_variance(costs, stages):
     return _least(costs, stages, lambda loads: sum(load**2 for load in loads))
 
 
-@wrong("4.3", names="sorted", also=("not-best",))
+@wrong("4.3", names="sorted")
 def sorts_the_costs(costs, stages):
     return remembers_what_it_solved(sorted(costs, reverse=True), stages)
 
@@ -268,7 +268,7 @@ def returns_the_cost_too(costs, stages):
     return returns_the_least_cost(costs, stages), remembers_what_it_solved(costs, stages)
 
 
-@wrong("4.3", names="unhashable", also=("other-error",))
+@wrong("4.3", names="unhashable")
 @cache
 def caches_the_whole_function(costs, stages):
     return remembers_what_it_solved(costs, stages)

@@ -114,7 +114,7 @@ def divides_losses_and_gradients(model, loss_function, inputs, targets, size):
     return loss
 
 
-@wrong("5.5", names="count-rounded-down", also=("loss-otherwise",))
+@wrong("5.5", names="count-rounded-down")
 def divides_by_the_full_ones(model, loss_function, inputs, targets, size):
     model.zero_grad()
     mean_loss, count = 0.0, len(inputs) // size
@@ -136,7 +136,7 @@ def cuts_that_many_pieces(model, loss_function, inputs, targets, size):
     return mean_loss
 
 
-@wrong("5.5", names="last-lost", also=("loss-otherwise", "other-sizes"))
+@wrong("5.5", names="last-lost")
 def drops_the_rest(model, loss_function, inputs, targets, size):
     whole = max(1, len(inputs) // size) * size
     return divides_at_the_end(model, loss_function, inputs[:whole], targets[:whole], size)
@@ -240,7 +240,7 @@ def adds_up_the_losses_first(model, loss_function, inputs, targets, size):
     return mean.item()
 
 
-@wrong("5.5", names="no-backward", also=("old-gradients", "one-backward"))
+@wrong("5.5", names="no-backward")
 def computes_losses_only(model, loss_function, inputs, targets, size):
     parts = _cut(inputs, targets, size)
     return _mean([loss_function(model(x), y).item() for x, y in parts], parts)
@@ -268,13 +268,13 @@ def goes_back_from_the_total(*arguments):
     return _in_turns(*arguments, backward=lambda total: total.backward())
 
 
-@wrong("5.5", names="running-total", also=("graph-kept",))
+@wrong("5.5", names="running-total")
 def keeps_the_graph_as_the_message_says(*arguments):
     """What PyTorch's message suggests; nothing raises any more, and the gradients are wrong."""
     return _in_turns(*arguments, backward=lambda total: total.backward(retain_graph=True))
 
 
-@wrong("5.5", names="windows", also=("loss-otherwise", "other-sizes"))
+@wrong("5.5", names="windows")
 def slides_a_window(model, loss_function, inputs, targets, size):
     model.zero_grad()
     total, count = 0.0, math.ceil(len(inputs) / size)
@@ -400,7 +400,7 @@ def scales_again_what_is_there(model, loss_function, inputs, targets, size):
     return _mean(losses, parts)
 
 
-@wrong("5.5", names="last-lost", also=("other-sizes",))
+@wrong("5.5", names="last-lost")
 def ends_its_range_too_early(model, loss_function, inputs, targets, size):
     """A last micro-batch is lost where it is a single sample."""
     model.zero_grad()

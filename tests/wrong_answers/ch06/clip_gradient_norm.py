@@ -202,7 +202,7 @@ def returns_what_remains(sharded, replicated, max_norm):
     return min(norm, max_norm)
 
 
-@wrong("6.6", names="not-scaled", also=("zero-norm",))
+@wrong("6.6", names="not-scaled")
 def scales_copies_of_the_gradients(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     for gradient in _gradients(sharded + replicated):
@@ -249,14 +249,14 @@ def multiplies_by_the_inverse(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="always-scaled", also=("zero-norm",))
+@wrong("6.6", names="always-scaled")
 def scales_in_any_case(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     _scale(sharded + replicated, max_norm / norm)
     return norm
 
 
-@wrong("6.6", names="parameters-changed", also=("zero-norm",))
+@wrong("6.6", names="parameters-changed")
 @torch.no_grad()
 def scales_the_parameters(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)

@@ -105,7 +105,7 @@ class AddsUpWithWrongStrides(_Grid):
         return d * self.dp * self.pp + p * self.pp + t
 
 
-@wrong("7.2", names="refuses-what-is-inside", also=("no-error",))
+@wrong("7.2", names="refuses-what-is-inside")
 class CountsRanksFromOne(_Grid):
     def coordinates(self, rank):
         self.refuse(0 < rank <= self.dp * self.pp * self.tp)

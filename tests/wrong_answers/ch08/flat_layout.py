@@ -151,7 +151,7 @@ class KnowsMatricesAndVectors(JoinsAndPads):
         self.shard_size = math.ceil(sum(sizes) / world_size)
 
 
-@wrong("8.3", names="dtype-lost", also=("device-lost",))
+@wrong("8.3", names="dtype-lost")
 class FillsAFloat32Vector(JoinsAndPads):
     def flatten(self, tensors):
         flat = torch.zeros(self.n * self.shard_size)

@@ -128,7 +128,7 @@ class SavesParametersOnly(_State):
             parameter.copy_(state["parameters"][name])
 
 
-@wrong("9.3", names="optimizer-lost", also=("python-lost",))
+@wrong("9.3", names="optimizer-lost")
 class SavesTheModelOnly(_State):
     saved = ("model",)
     generators = ()

@@ -115,7 +115,7 @@ def does_not_say_what(length, ranks, rank):
     return counts_from_both_ends(length, ranks, rank)
 
 
-@wrong("10.2", names="refuses-what-divides", also=("error-without-sizes",))
+@wrong("10.2", names="refuses-what-divides")
 def refuses_too_much(length, ranks, rank):
     if length % (2 * ranks * ranks):
         raise ValueError(f"{length} does not divide by {2 * ranks * ranks}")
