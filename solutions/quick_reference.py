@@ -163,7 +163,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | it says | what happened | what to do | where |
 # |---|---|---|---|
 # | *raised* ... *Meanwhile* | your code raised in that rank | repair the line that is quoted; the other ranks were fine | 00: 5 |
-# | *the ranks wait for each other, and none can go on.* ... *finished without calling it* | a collective that not all ranks call: under `if rank == 0`, after a `return`, in a loop that is longer on one rank | call it on all ranks, as often on each, in the same order | 00: 5 |
+# | *a rank waits for a call that no other rank will make.* ... *finished without calling it* | a collective that not all ranks call: under `if rank == 0`, after a `return`, in a loop that is longer on one rank | call it on all ranks, as often on each, in the same order | 00: 5 |
 # | *finished without sending it*, or *finished without receiving it* | a `recv` without a `send`, or the other way round; often a wrong rank number | pair them: who sends to whom, how often | 01: 5 |
 # | *waits in* ... *to rank* on both sides | both send first, or both receive first | let one of them begin with the other call | 05: 5 |
 # | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07: 5 |
@@ -171,7 +171,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
 # | *a call lacks its partner, and no rank has waited for it.* | the same, with `async_op=True`, `isend` or `irecv`: nothing stopped, and the result may be wrong | make the call on the other rank as well, and wait for both | |
 # | *finished without setting it* | a rank waits for a key of the store that nobody has set | set it on another rank, under the same name | |
-# | *still waited for each other when the time was up*, or *It is not proven that none can go on* | the ranks wait, and a thread of one might still have acted | as in the rows above | |
+# | *still waited when the time was up*, or *It is not proven that none can go on* | the ranks wait, and a thread of one might still have acted | as in the rows above | |
 # | *called destroy\_process\_group while other ranks still communicated* | a rank was done before the others, or left out a call | call it last on all ranks; look at the line in which the others waited | |
 # | *was running* ... *when the time was up (timeout=* | an endless loop, or work that takes longer than the limit | look at the quoted line; if it only needs longer, `launch(..., timeout=300)` | |
 # | *was stopped* ... *when the time was up* | something stopped the process from outside | run the cell again | |

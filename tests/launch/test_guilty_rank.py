@@ -237,7 +237,7 @@ def raises_in_a_pool_that_nobody_asks(rank, guilty):
         pool.submit(work)
 
 
-@says("none can go on", "rank {guilty} waits at a socket", "wait in barrier")
+@says("no other rank will make", "rank {guilty} waits at a socket", "wait in barrier")
 def is_not_answered(rank, guilty):
     server = socket.create_server(("127.0.0.1", 0))
     address = [server.getsockname()]
@@ -247,7 +247,7 @@ def is_not_answered(rank, guilty):
     dist.barrier()
 
 
-@says("for each other", "rank {guilty} waits at a socket", "wait in barrier")
+@says("rank {guilty} waits at a socket", "wait in barrier")
 def is_not_called(rank, guilty):
     server = socket.create_server(("127.0.0.1", 0))
     if rank == guilty:

@@ -57,7 +57,7 @@ def test_a_compiled_collective_on_one_rank():
         launch(_compiled_on_one_rank, 2)
     message = str(caught.value)
     assert message.startswith(
-        "the ranks wait for each other, and none can go on.\n"
+        "a rank waits for a call that no other rank will make.\n"
         "  rank 0 finished without calling it\n"
         "  rank 1 waits in all_reduce\n"
         "    test_launch_compile.py, line "

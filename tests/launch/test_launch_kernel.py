@@ -225,7 +225,7 @@ def test_hang_in_a_cell(kernel):
         "launch(work, 4)"
     )
     assert shown == (
-        "RankFailure: the ranks wait for each other, and none can go on.\n"
+        "RankFailure: a rank waits for a call that no other rank will make.\n"
         "  ranks 0, 2 and 3 wait in all_reduce\n"
         "    cell line 4, in work:  dist.all_reduce(t)\n"
         "  rank 1 finished without calling it\n"

@@ -27,7 +27,7 @@ SEEN = {
         *("skip", "strategy", "set_strategy", "start_batch", "end_batch", "forget_compiled"),
         *("new_group", "end_groups", "default_store"),
     ),
-    "none can go on": ("backend", "device_types", "timeout"),
+    "no other rank will make": ("backend", "device_types", "timeout"),
     "could not( be)? rebuil[dt]": ("autograd_functions", "new_dtypes", "rebuild_tensor"),
     "SystemError": ("run_backward",),
     "Couldn't swap": ("apply_to_module",),

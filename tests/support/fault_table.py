@@ -504,7 +504,7 @@ def monitored_barrier_under_if_rank_0(rank):
     1,
     "rank 1 raised ValueError: no data",
     "After that it called all_gather, in an except or finally block",
-    "the ranks wait for each other, and none can go on.",
+    "a rank waits for a call that no other rank will make.",
     "rank 0 finished without calling it",
     error="ValueError",
 )

@@ -50,11 +50,11 @@ _ALL_ENTER = "{function} is a call of all ranks, also of those that do not need 
 _NCCL_MISMATCH = "NCCL does not compare: without this check the ranks wait for ever, or go on with wrong numbers."
 _NCCL_STUCK = "NCCL says nothing: after the group's timeout (10 minutes by default) its watchdog ends the process."
 _HEADLINES = {
-    "stuck": "the ranks wait for each other, and none can go on.",
-    "unproven": "the ranks wait for each other. It is not proven that none can go on, since other threads or\n"
-    "processes may still act; but for long nothing has moved.",
+    "stuck": "a rank waits for a call that no other rank will make.",
+    "unproven": "a rank waits, and for long nothing has moved. It is not proven that none can go on, since other\n"
+    "threads or processes may still act.",
     "dumped": "ranks stood in calls that had not ended.",
-    "late": "the ranks still waited for each other when the time was up (timeout={seconds} seconds).",
+    "late": "ranks still waited when the time was up (timeout={seconds} seconds).",
 }
 _DROPPED = (
     "Rank {rank} has called isend, and nobody has called the wait() of what it returned; a message that\n"
