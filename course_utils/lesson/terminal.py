@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -78,8 +78,11 @@ def caught_terminal() -> Iterator[list[str]]:
             lines += re.sub(r"\x1b\[[0-9;]*m", "", file.read()).splitlines()  # 3.13 colours them
 
 
-def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
-    """Runs a program; returns what it printed, or the end of its errors where it failed.
+def run_in_terminal(
+    *command: str | Path, timeout: float = 100.0, variables: Mapping[str, str] | None = None
+) -> str:
+    """Runs a program, with more `variables` in its environment; returns what it printed, or the end of its
+    errors where it failed.
 
     Its ranks find each other through the loopback interface and take one thread each. While it
     runs, a line under the cell counts the seconds. It is ended when the notebook is interrupted,
@@ -87,12 +90,13 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
     TimeoutError with a sentence then.
     """
     own = {"GLOO_SOCKET_IFNAME": loopback(), "OMP_NUM_THREADS": "1", **hardware.QUIET}
-    own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # a restart meets in a store of its own
+    if "--max-restarts" in command:  # each start of the ranks meets in a store of its own
+        own["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with (
         tempfile.TemporaryDirectory(prefix="course-terminal-") as logs,  # torchrun's own would stay
         subprocess.Popen(
             command,
-            env=os.environ | own | {"PET_LOG_DIR": logs},
+            env=os.environ | own | {"PET_LOG_DIR": logs} | (variables or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,7 +107,12 @@ def run_in_terminal(*command: str | Path, timeout: float = 100.0) -> str:
         janitor.keep_with(opened, "rank", program.pid)
         opened.callback(_end, program)
         printed, errors = _patiently(program, timeout)
-    return printed if program.returncode == 0 else errors[-2000:]
+    return printed if program.returncode == 0 else (_of_ranks(errors) or errors)[-2000:]
+
+
+def _of_ranks(errors):
+    """Without torchrun's own traceback, which says that a rank has failed, and stands after what it said."""
+    return errors.partition('Traceback (most recent call last):\n  File "<frozen runpy>"')[0]
 
 
 def _end(program):
@@ -171,14 +180,28 @@ class _Progress:
 def torchrun(ranks: int, script: Path, *arguments: str | Path) -> str:
     """Runs `script` on `ranks` ranks of this machine, as the command torchrun does.
 
-    Chapter 3 explains the options. The ranks meet in a store on a free port of 127.0.0.1
-    (docs.pytorch.org/docs/stable/elastic/run.html): torchrun's own would listen on all interfaces,
-    and whoever reaches it can have its agent run a program.
+    Chapter 3 explains the options. The ranks meet in a store of this process, on 127.0.0.1
+    (docs.pytorch.org/docs/stable/elastic/run.html). torchrun's own would listen on all interfaces, and
+    whoever reaches it can have its agent run a program. And the ranks' own would choose a port that is free
+    until they have imported PyTorch.
     """
     store = store_on(0)
-    meeting = [
-        *("--rdzv-backend", "c10d", "--rdzv-conf", "is_host=0"),
-        *("--rdzv-endpoint", f"127.0.0.1:{store.port}", "--local-addr", "127.0.0.1"),
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    options = [
+        "--rdzv-backend",
+        "static",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(store.port),
     ]
-    module = [sys.executable, "-m", "torch.distributed.run"]
-    return run_in_terminal(*module, "--nproc-per-node", str(ranks), *meeting, script, *arguments)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(ranks),
+        *options,
+    ]
+    variables = meeting | {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # else they would make one there
+    return run_in_terminal(*command, script, *arguments, variables=variables)

@@ -50,6 +50,13 @@ def test_torchrun_starts_ranks_that_meet(tmp_path):
     assert torchrun(2, script, "all") == "all: 2 ranks\n"
 
 
+def test_what_a_rank_says_is_shown_and_not_torchruns_own_traceback(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("raise SystemExit('no such street')")
+    said = torchrun(1, script)
+    assert "no such street" in said and "ChildFailedError" not in said
+
+
 def test_torchrun_leaves_no_folder_of_logs(tmp_path, monkeypatch):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -106,15 +113,17 @@ def test_what_a_program_has_spawned_ends_with_it(tmp_path, monkeypatch):
 
 
 LISTENS = """
-import os, psutil
-seen = psutil.Process(os.getppid()).net_connections("tcp")
-print([c.laddr.ip for c in seen if c.status == "LISTEN"])
+import os, psutil, torch.distributed as dist
+dist.init_process_group("gloo")
+seen = [c for pid in (os.getpid(), os.getppid()) for c in psutil.Process(pid).net_connections("tcp")]
+print({c.laddr.ip for c in seen if c.status == "LISTEN"} - {"127.0.0.1"})
+dist.destroy_process_group()
 """
 
 
-def test_torchruns_agent_listens_to_nobody(tmp_path):
+def test_neither_torchruns_agent_nor_a_rank_listens_to_other_machines(tmp_path):
     (tmp_path / "listens.py").write_text(LISTENS)
-    assert torchrun(1, tmp_path / "listens.py") == "[]\n"
+    assert torchrun(1, tmp_path / "listens.py") == "set()\n"
 
 
 def test_time_without_a_processor_does_not_count(monkeypatch):
