@@ -19,7 +19,7 @@ KNOWN = {
     "course_hosts": {"course_utils"},
     "course_run": {"course_utils"},
     "course_strict": {"course_utils"},
-    "course_exercises": {"course_utils", "course_planner"},
+    "course_exercises": {"course_utils", "course_planner", "course_run"},
     "course_grader": {"course_utils", "course_exercises"},
 }
 # The rooms of a package: each may know those before it, and name them in its code.
