@@ -1257,7 +1257,11 @@ from course_exercises import mine
 from course_utils.lesson.terminal import run_in_terminal
 
 script = mine.script(2)
-print(run_in_terminal(sys.executable, script, "--text", "../data/text/the_long_shed.txt", "--out", "mine/first"))
+print(
+    run_in_terminal(
+        sys.executable, script, "--text", "../data/text/the_long_shed.txt", "--out", "mine/first"
+    )
+)
 
 # %% [markdown]
 # Open the file beside this notebook and read it once from top to bottom, because you will change it: 180 lines of plain

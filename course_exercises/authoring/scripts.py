@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
@@ -30,6 +31,24 @@ EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
 # So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that those held out
 # do not divide by the ranks.
 _WINDOWS = range(46, 50)
+
+
+# Of what a script has at any stage.
+SENTENCES = {
+    "no-group": "Nothing has called `dist.init_process_group()`, which comes before all that needs the ranks.",
+    "refused-options": "Your script refuses the options that it is started with: what it says stands below. Keep those "
+    "that it had, and add what this stage asks for.",
+    "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
+    "not-saved": "Nobody saves the model. Rank 0 does, at the end.",
+    "parts-saved": "What is saved are parts of the parameters, with the mesh on which they lie. Gather each with "
+    "`full_tensor()`, on all ranks, and let rank 0 save the whole ones.",
+}
+FAILURES = {
+    "sys.exit(2)": "refused-options",
+    "process group has not been initialized": "no-group",
+    "timeout": "not-every-rank",
+    "mismatch": "not-every-rank",
+}
 
 
 def version(chapter: int) -> Path:
@@ -65,8 +84,8 @@ class Stage(Exercise):
             points=0,
             minutes=minutes,
             hints=hints,
-            misconceptions=misconceptions,
-            failures=failures,
+            misconceptions=SENTENCES | misconceptions,
+            failures=FAILURES | failures,
             things="parameters",
             at_home=True,
         )
@@ -93,7 +112,9 @@ class OnRank:
 
     batches: list[Tensor]  # the inputs that its DataLoaders gave, (windows, characters) each
     steps: int
-    parameters: list[Tensor]  # of its optimizer, after the last step
+    parameters: list[
+        Tensor
+    ]  # of its optimizer, after the last step: this rank's parts, where they are cut
     saves: int  # calls of torch.save
     groups: int  # calls of init_process_group
     group_left: bool
@@ -114,27 +135,28 @@ class Script:
 
     path: Path
     _text: str = ""
-    _runs: dict[int, Ran] = field(default_factory=dict)
+    _runs: dict[tuple, Ran] = field(default_factory=dict)
 
-    def on(self, ranks: int, draw: Draw) -> Ran:
-        """Runs it on so many ranks, on one text for all."""
+    def on(self, ranks: int, draw: Draw, **options: int) -> Ran:
+        """Runs it on so many ranks with further options, on one text for all."""
         if not self._text:
             letters = "abcdefghijklmnopqrstuvwxyz"
             length = draw.choice(_WINDOWS) * CONTEXT + 1
             self._text = letters + "".join(
                 draw.choice(letters) for _ in range(length - len(letters))
             )
-        if ranks not in self._runs:
-            self._runs[ranks] = self._run(ranks)
-        return self._runs[ranks]
+        asked = ranks, *sorted(options.items())
+        if asked not in self._runs:
+            self._runs[asked] = self._run(ranks, options)
+        return self._runs[asked]
 
-    def _run(self, ranks: int) -> Ran:
+    def _run(self, ranks: int, options: dict[str, int]) -> Ran:
         with tempfile.TemporaryDirectory() as folder:
             text, out = Path(folder, "text.txt"), Path(folder, "out")
             text.write_text(self._text)
             out.mkdir()
             given = {"text": text, "out": out, "epochs": EPOCHS, "batch": BATCH, "context": CONTEXT}
-            given |= {"width": 16, "layers": 1, "heads": 2, "kv-heads": 1, "rate": 0.1}
+            given |= {"width": 16, "layers": 1, "heads": 4, "kv-heads": 2, "rate": 0.1} | options
             arguments = [f"--{name}={value}" for name, value in given.items()]
             done = run(_followed, ranks, [str(self.path), *arguments], timeout=60.0)
             return Ran(done, _log(out / "log.jsonl"), _model(out / "model.pt"))
@@ -148,6 +170,11 @@ class Script:
     def number(self) -> int:
         """The windows of the text."""
         return (len(self._text) - 1) // CONTEXT
+
+    def trained_on(self, ran: Ran) -> list[list[list[int]]]:
+        """By rank, the windows of each batch in training."""
+        read = [[self.windows(batch) for batch in rank.batches] for rank in ran.ranks]
+        return [[each for each in mine if max(each) < self.learned] for mine in read]
 
     def windows(self, batch: Tensor) -> list[int]:
         """The numbers of the windows in a batch."""
@@ -167,7 +194,15 @@ def _log(path: Path) -> list[dict]:
 def _model(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise Wrong("not-saved", expected="model.pt in the folder of --out", got="no such file")
-    return torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        model = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception:  # noqa: BLE001 - whatever a file raises that holds more than tensors
+        raise Wrong(
+            "parts-saved", expected="a dict of whole tensors", got="something else"
+        ) from None
+    if any(isinstance(value, DTensor) for value in model.values()):
+        raise Wrong("parts-saved", expected="whole tensors in model.pt", got="DTensors")
+    return model
 
 
 def _followed(rank: int, arguments: list[str]) -> OnRank:
@@ -184,7 +219,7 @@ def _followed(rank: int, arguments: list[str]) -> OnRank:
         following.callback(noted.remove)
         script.execute(rank, arguments)
     groups = optimizers[-1].param_groups if optimizers else []
-    parameters = [p.detach().cpu().clone() for group in groups for p in group["params"]]
+    parameters = [_part(parameter) for group in groups for parameter in group["params"]]
     return OnRank(
         batches,
         len(optimizers),
@@ -193,6 +228,11 @@ def _followed(rank: int, arguments: list[str]) -> OnRank:
         groups=group.call_count,
         group_left=not dist.is_initialized(),
     )
+
+
+def _part(parameter: Tensor) -> Tensor:
+    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return own.detach().cpu().clone()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import math
 
 from course_exercises.authoring import Wrong, expect, same
-from course_exercises.authoring.scripts import BATCH, EPOCHS, Ran, Script, Stage
+from course_exercises.authoring.scripts import BATCH, EPOCHS, Stage
 
 stage = Stage(
     "3.6",
@@ -23,7 +23,6 @@ stage = Stage(
         ),
     ],
     misconceptions={
-        "no-group": "Nothing has called `dist.init_process_group()`, which comes before all that needs the ranks.",
         "sampler-and-shuffle": "A `DataLoader` takes `shuffle=True` or a sampler. The sampler shuffles: leave "
         "`shuffle` out.",
         "no-sampler": "Every rank reads all windows. Deal them out with a `DistributedSampler`.",
@@ -46,24 +45,13 @@ stage = Stage(
         "save.",
         "wrapped-names": "The names in the file begin with `module.`, so that nobody can load it into the model. Save "
         "the state of the model inside of the wrapper.",
-        "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
-        "not-saved": "Nobody saves the model. Rank 0 does, at the end.",
         "group-left-open": "The process group is still open at the end. Call `dist.destroy_process_group()` when all is "
         "saved.",
     },
     failures={
-        "process group has not been initialized": "no-group",
         "mutually exclusive with shuffle": "sampler-and-shuffle",
-        "timeout": "not-every-rank",
-        "mismatch": "not-every-rank",
     },
 )
-
-
-def _shares(script: Script, ran: Ran) -> list[list[list[int]]]:
-    """By rank, the windows of each batch in training."""
-    read = [[script.windows(batch) for batch in rank.batches] for rank in ran.ranks]
-    return [[each for each in mine if max(each) < script.learned] for mine in read]
 
 
 @stage.requires("one rank runs it to the end, and logs each epoch", seconds=60)
@@ -77,7 +65,7 @@ def one_rank_runs_it_to_the_end(script, draw):
 @stage.requires("two and four ranks share out each epoch's windows, and each batch", seconds=60)
 def ranks_share_out_the_windows(script, draw):
     for ranks in (2, 4):
-        shares = _shares(script, script.on(ranks, draw))
+        shares = script.trained_on(script.on(ranks, draw))
         sizes = {len(batch) for mine in shares for batch in mine}
         seen = [[i for batch in mine for i in batch] for mine in shares]
         if len(set(seen[0][: len(seen[0]) // EPOCHS])) > script.learned / ranks + BATCH:
