@@ -40,7 +40,8 @@ def check(exercise_id: str | float, answer: Any = None) -> None:
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
-    if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
+    graded = outcome.exercise.points > 0
+    if graded and outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
         raise NotPassed(outcome.exercise)
 
 
