@@ -18,6 +18,7 @@ __all__ = [
     "export_progress",
     "hint",
     "import_progress",
+    "mine",
     "progress_text",
     "reset",
 ]

@@ -19,6 +19,14 @@ _TORCHRUNS = {
 
 def run(rank: int, arguments: list[str], module: bool) -> None:
     """What `python train.py --its arguments` does, or `python -m` with a module's name."""
+    execute(rank, arguments, module)
+    # As at the end of Python. The rank's process goes on until all ranks are done.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+
+
+def execute(rank: int, arguments: list[str], module: bool = False) -> None:
+    """The same but for the end of Python: this process goes on."""
     os.environ.update(_TORCHRUNS, ROLE_RANK=str(rank), ROLE_WORLD_SIZE=os.environ["WORLD_SIZE"])
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads.split(",")[0]))
@@ -34,6 +42,3 @@ def run(rank: int, arguments: list[str], module: bool) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    # As at the end of Python. The rank's process goes on until all ranks are done.
-    threading._shutdown()
-    atexit._run_exitfuncs()

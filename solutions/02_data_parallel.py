@@ -1243,6 +1243,31 @@ print("same parameters on both ranks after one step:", torch.equal(first, second
 # That is chapter 3.
 
 # %% [markdown]
+# ### A script of your own begins here
+#
+# From here on a file grows with you: `mine/train.py`, a training script without a notebook around it. Each of the
+# next chapters asks you to change it, and at the end of the course it trains on several machines. It begins small:
+# one device, a transformer of two layers, and a story of 33,000 characters that it learns to continue one character
+# at a time. `DataLoader`, epochs, an evaluation on text that was held out, a log and a saved model are all there.
+
+# %%
+import sys
+
+from course_exercises import mine
+from course_utils.lesson.terminal import run_in_terminal
+
+script = mine.script(2)
+print(
+    run_in_terminal(
+        sys.executable, script, "--text", "../data/text/the_long_shed.txt", "--out", "mine/first"
+    )
+)
+
+# %% [markdown]
+# Open the file beside this notebook and read it once from top to bottom, because you will change it: 180 lines of plain
+# PyTorch that need nothing of this course. A loss of 4.3 would be a guess among 72 characters.
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. `nn.DataParallel` scatters, replicates, computes in threads and gathers, in every step anew.

@@ -1325,6 +1325,34 @@ print("torchrun's two ranks within 1e-5 of alone:", equal(alone, [flat(saved.val
 #   that are verified, and the way back to them (chapters 8 and 9).
 
 # %% [markdown]
+# ### 3.6 Your own script, on several ranks
+#
+# Chapter 2 gave you `mine/train.py`, which trains on one device. Change it so that `torchrun` can start it on any number
+# of ranks:
+#
+# * `--batch` stays the batch of a step, on all ranks together, and every rank trains on its share of it. No epoch has
+#   the order of the one before.
+# * On 2 and on 4 ranks the parameters become those of one rank, step by step.
+# * The log and the line that is printed have means over all ranks: the loss of an epoch, and the loss on the
+#   held-out text, in which each window counts once. Their number may not divide by that of the ranks.
+# * One rank writes `log.jsonl` and `model.pt`, from which `Transformer` can be loaded without DDP.
+# * With GPUs each rank takes its own, by `LOCAL_RANK`, and gives it to DDP as `device_ids`.
+#
+# This takes about 25 lines, most of which stand in this chapter. Try it in a terminal as well:
+#
+# ```
+# torchrun --nproc-per-node 2 mine/train.py --text ../data/text/the_long_shed.txt --out mine/second
+# ```
+#
+# `mine.diff(3)` shows what you have changed so far. torchrun sets `OMP_NUM_THREADS=1` unless you set it: PyTorch's CPU
+# work then has one thread a rank, so that ranks on one machine do not take each other's cores.
+
+# %%
+from course_exercises import mine
+
+check("3.6", mine.script(3))
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. DDP is one process per device. Every rank holds the whole model and its own share of the batch.

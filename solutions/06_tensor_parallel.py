@@ -1599,6 +1599,27 @@ print("as the single process of section 4:", printed.splitlines() == expected)
 #   them for another number of ranks.
 
 # %% [markdown]
+# ### 6.7 Your own script, with cut layers
+#
+# `mine/train.py` (3.6) copies the whole model to every rank. Give it the option `--tensor`, the number of ranks that
+# share each layer; with `--tensor 1`, the default, it does what it did. If you have not written it, `mine.start(6)` gives
+# you the course's own as chapter 3 leaves it.
+#
+# * The other ranks are data ranks: 4 ranks with `--tensor 2` are two groups of two. A group is one model: its two ranks
+#   train on the same windows, and the groups share the batch out.
+# * `parallelize_module` cuts the embeddings, wq, wk, wv and wo, w1, w2 and w3, and the output. The two heads of keys and
+#   values allow two tensor ranks, not four.
+# * `DistributedDataParallel` does not take a model that is cut. Average the gradients yourself, as in 3.1.
+# * The parameters end as on one rank, the log is that of one rank, and `model.pt` holds whole tensors.
+#
+# `06_tensor_parallel_further` also cuts the sequence between the layers, as most people run it. You may do so here.
+
+# %%
+from course_exercises import mine
+
+check("6.7", mine.script(6))
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. A column cut needs the whole input and gives columns; a row cut takes columns and gives terms of

@@ -18,6 +18,8 @@ RULE = [
     ("checks/test_wrong_answers.py::test_rarer*", LONG),
     ("checks/test_wrong_answers.py*", QUICK),
     ("checks/test_progress.py::*kernel*", LONG),
+    ("checks/test_scripts.py::test_the*", QUICK),
+    ("checks/test_scripts.py*", LONG),
     ("checks/test_staircases.py*", LONG),
     ("checks/test_mutations.py*", LONG),
     ("checks/test_checks_ch12.py*", LONG),

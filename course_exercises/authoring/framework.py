@@ -192,6 +192,18 @@ class Exercise:
 
         return add
 
+    def misfit(self, answer: Any) -> tuple[str, str] | None:
+        """The misconception and the text for an answer that is no function (or class) of the expected form."""
+        return misfit(self, answer)
+
+    def begun(self, answer: Any) -> bool:
+        """Whether there is anything to check."""
+        return answer is not None and answer is not Ellipsis
+
+    def prepared(self, answer: Any) -> Any:
+        """What the requirements get."""
+        return answer
+
     def tells(self, line: Line) -> bool:
         """Whether a line names a mistake that has a sentence."""
         return bool(self.misconceptions.get(line.misconception))
@@ -230,7 +242,7 @@ def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
     """Checks an answer and returns what came of it; prints nothing. `seed` fixes the inputs;
     without it they come from COURSE_SEED, or are fresh."""
     seed = seed or fresh_seed()
-    if answer is None or answer is Ellipsis:
+    if not exercise.begun(answer):
         return Outcome(exercise, "not attempted", seed)
     lines: list[Line] = []
     with undisturbed() as printed:
@@ -246,13 +258,13 @@ def judge(exercise: Exercise, answer: Any, seed: str | None = None) -> Outcome:
 def attempt(exercise: Exercise, answer: Any, seed: str) -> Iterator[Line]:
     """Runs the requirements in their order and yields a line for each. What is not asked for is
     not run: who wants the first mistake only can stop there."""
-    unfit = answer.unfit() if isinstance(answer, Absent) else misfit(exercise, answer)
+    unfit = answer.unfit() if isinstance(answer, Absent) else exercise.misfit(answer)
     if unfit:
         misconception, text = unfit
         yield Line(exercise.rules[0].text, False, misconception=misconception, text=text)
         yield from (Line(rule.text, None) for rule in exercise.rules[1:])
         return
-    lines: list[Line] = []
+    answer, lines = exercise.prepared(answer), []
     for index, rule in enumerate(exercise.rules):
         draw = Draw(seed, f"{exercise.id}/{index}")
         line = _skipped(rule, lines) or _try(exercise, rule, answer, draw)

@@ -3,6 +3,7 @@
 Exercises are written with `course_exercises.authoring`.
 """
 
+from course_exercises.checks import mine
 from course_exercises.checks.learner import (
     check,
     examine,
@@ -19,6 +20,7 @@ __all__ = [
     "export_progress",
     "hint",
     "import_progress",
+    "mine",
     "progress_text",
     "reset",
 ]

@@ -11,15 +11,15 @@ from course_exercises.authoring.framework import Exercise, registered
 
 _PACKAGE = course_exercises.chapters.__name__
 _FOLDER = Path(course_exercises.chapters.__file__).parent
-_REGISTERED = re.compile(r'\bExercise\(\s*"(\d+\.\d+)"')
+_REGISTERED = re.compile(r'\b(Exercise|Stage)\(\s*"(\d+\.\d+)"')
 
 
 def find(exercise_id: str | float) -> Exercise:
     """Returns an exercise by its id ("3.1", or 3.1 where somebody forgot the quotes), and imports no other.
     Raises LookupError with a sentence for a learner."""
     id = str(exercise_id)
-    if id in modules():
-        importlib.import_module(modules()[id])
+    if id in (known := modules() | _modules("Stage")):
+        importlib.import_module(known[id])
     if id not in registered:
         match = re.fullmatch(r"(\d+)\.\d+", id)
         near = [id for id in modules() if match and id.split(".")[0] == match[1]]
@@ -33,13 +33,23 @@ def exercises() -> list[Exercise]:
     return [find(id) for id in modules()]
 
 
-@functools.cache
+def stages() -> list[str]:
+    """The ids of the stages of the learner's script, which have no points."""
+    return list(_modules("Stage"))
+
+
 def modules() -> dict[str, str]:
     """The module of each exercise by its id, in the order of the course, read without importing it."""
+    return _modules("Exercise")
+
+
+@functools.cache
+def _modules(kind: str) -> dict[str, str]:
     found = {}
     for file in _FOLDER.glob("ch[0-9][0-9]/*.py"):
-        for id in _REGISTERED.findall(file.read_text(encoding="utf-8")):
-            found[id] = f"{_PACKAGE}.{file.parent.name}.{file.stem}"
+        for of, id in _REGISTERED.findall(file.read_text(encoding="utf-8")):
+            if of == kind:
+                found[id] = f"{_PACKAGE}.{file.parent.name}.{file.stem}"
     return dict(sorted(found.items(), key=lambda each: [int(part) for part in each[0].split(".")]))
 
 

@@ -40,7 +40,8 @@ def check(exercise_id: str | float, answer: Any = None) -> None:
     print(render(outcome, _shares(outcome.exercise)))
     if outcome.status != "not attempted":
         progress.record(outcome.exercise, outcome.status == "passed")
-    if outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
+    graded = outcome.exercise.points > 0
+    if graded and outcome.status != "passed" and "NBGRADER_EXECUTION" in os.environ:
         raise NotPassed(outcome.exercise)
 
 
@@ -116,7 +117,7 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
     worth = f"{exercise.points} point{'s' if exercise.points != 1 else ''}"
     if outcome.status == "not attempted":
         return f"{title}: not attempted yet"
-    parts = [f"{title:<54} ({worth})"]
+    parts = [f"{title:<54} ({worth})" if exercise.points else title]
     causes = [_cause(line, exercise.misconceptions) for line in outcome.lines]
     for place, (line, cause) in enumerate(zip(outcome.lines, causes, strict=True)):
         if cause and cause in causes[:place]:
@@ -125,7 +126,7 @@ def render(outcome: Outcome, shares: Sequence[float] | None = None) -> str:
         if more := cause and causes[place + 1 :].count(cause):
             parts.append(f"      the same in {more} more requirement{'s' if more > 1 else ''}")
     if outcome.status == "passed":
-        return "\n".join([*parts, f"  passed: {worth}"])
+        return "\n".join([*parts, f"  passed: {worth}" if exercise.points else "  passed"])
     if any(line.silent for line in outcome.lines):
         parts.append("  Repair the likely mistake first: what else fails may follow from it.")
     if shares is not None:

@@ -1,0 +1,248 @@
+"""Stages of the learner's own script: exercises whose answer is a file that `torchrun` starts.
+
+The course's own version of each stage lies in `course_exercises/mine/`: train_03.py is what chapter 3 asks for.
+A check runs the file as torchrun would, on a text that it has drawn, and looks at what the ranks do: the windows
+that they read, their optimizer's steps and parameters, what they save and log.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader
+
+from course_exercises.authoring.compare import Wrong
+from course_exercises.authoring.draw import Draw
+from course_exercises.authoring.framework import Exercise, run
+from course_run import script
+
+_VERSIONS = Path(__file__).parents[1] / "mine"
+EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
+# So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that those held out
+# do not divide by the ranks.
+_WINDOWS = range(46, 50)
+
+
+# Of what a script has at any stage.
+SENTENCES = {
+    "no-group": "Nothing has called `dist.init_process_group()`, which comes before all that needs the ranks.",
+    "refused-options": "Your script refuses the options that it is started with: what it says stands below. Keep those "
+    "that it had, and add what this stage asks for.",
+    "no-log": "The log is not there, or a line of it is no JSON. Rank 0 writes it, and no other rank.",
+    "not-saved": "Nobody saves the model. Rank 0 does, at the end.",
+    "parts-saved": "What is saved are parts of the parameters, with the mesh on which they lie. Gather each with "
+    "`full_tensor()`, on all ranks, and let rank 0 save the whole ones.",
+}
+FAILURES = {
+    "sys.exit(2)": "refused-options",
+    "process group has not been initialized": "no-group",
+    "timeout": "not-every-rank",
+    "mismatch": "not-every-rank",
+}
+
+
+def version(chapter: int) -> Path:
+    """The course's own version of the script after a chapter: the newest that is not later."""
+    versions = [p for p in sorted(_VERSIONS.glob("train_*.py")) if _chapter(p) <= chapter]
+    return versions[-1]
+
+
+def before(chapter: int) -> Path:
+    """The version from which the stage of a chapter starts."""
+    return version(chapter - 1) if chapter > 2 else version(2)
+
+
+def _chapter(path: Path) -> int:
+    return int(path.stem.removeprefix("train_"))
+
+
+class Stage(Exercise):
+    """What the learner's script is to do after a chapter."""
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        minutes: int,
+        hints: Sequence[str],
+        misconceptions: Mapping[str, str],
+        failures: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            id,
+            "script",
+            points=0,
+            minutes=minutes,
+            hints=hints,
+            misconceptions=SENTENCES | misconceptions,
+            failures=FAILURES | failures,
+            things="parameters",
+            at_home=True,
+        )
+        self.chapter = int(id.split(".")[0])
+        self.own = list(misconceptions)
+
+    def misfit(self, answer: Any) -> tuple[str, str] | None:
+        if isinstance(answer, str | Path) and Path(answer).is_file():
+            return None
+        text = f"there is no file {answer}; script = mine.script({self.chapter}) makes one"
+        return "wrong-kind", text
+
+    def begun(self, answer: Any) -> bool:
+        same = isinstance(answer, str | Path) and Path(answer).is_file()
+        return not (same and Path(answer).read_text() == before(self.chapter).read_text())
+
+    def prepared(self, answer: Any) -> "Script":
+        return Script(Path(answer))
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """What one rank has done."""
+
+    batches: list[Tensor]  # the inputs that its DataLoaders gave, (windows, characters) each
+    steps: int
+    parameters: list[
+        Tensor
+    ]  # of its optimizer, after the last step: this rank's parts, where they are cut
+    saves: int  # calls of torch.save
+    groups: int  # calls of init_process_group
+    group_left: bool
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of the script: what each rank has done, and what is in the folder afterwards."""
+
+    ranks: list[OnRank]
+    log: list[dict]
+    model: dict[str, Tensor]
+
+
+@dataclass
+class Script:
+    """The learner's file, and its runs in this check: with the same numbers of ranks it is run once."""
+
+    path: Path
+    _text: str = ""
+    _runs: dict[tuple, Ran] = field(default_factory=dict)
+
+    def on(self, ranks: int, draw: Draw, **options: int) -> Ran:
+        """Runs it on so many ranks with further options, on one text for all."""
+        if not self._text:
+            letters = "abcdefghijklmnopqrstuvwxyz"
+            length = draw.choice(_WINDOWS) * CONTEXT + 1
+            self._text = letters + "".join(
+                draw.choice(letters) for _ in range(length - len(letters))
+            )
+        asked = ranks, *sorted(options.items())
+        if asked not in self._runs:
+            self._runs[asked] = self._run(ranks, options)
+        return self._runs[asked]
+
+    def _run(self, ranks: int, options: dict[str, int]) -> Ran:
+        with tempfile.TemporaryDirectory() as folder:
+            text, out = Path(folder, "text.txt"), Path(folder, "out")
+            text.write_text(self._text)
+            out.mkdir()
+            given = {"text": text, "out": out, "epochs": EPOCHS, "batch": BATCH, "context": CONTEXT}
+            given |= {"width": 16, "layers": 1, "heads": 4, "kv-heads": 2, "rate": 0.1} | options
+            arguments = [f"--{name}={value}" for name, value in given.items()]
+            done = run(_followed, ranks, [str(self.path), *arguments], timeout=60.0)
+            return Ran(done, _log(out / "log.jsonl"), _model(out / "model.pt"))
+
+    @property
+    def learned(self) -> int:
+        """The windows that it learns from; those after them are held out."""
+        return self.number * 9 // 10
+
+    @property
+    def number(self) -> int:
+        """The windows of the text."""
+        return (len(self._text) - 1) // CONTEXT
+
+    def trained_on(self, ran: Ran) -> list[list[list[int]]]:
+        """By rank, the windows of each batch in training."""
+        read = [[self.windows(batch) for batch in rank.batches] for rank in ran.ranks]
+        return [[each for each in mine if max(each) < self.learned] for mine in read]
+
+    def windows(self, batch: Tensor) -> list[int]:
+        """The numbers of the windows in a batch."""
+        letters = sorted(set(self._text))
+        cut = [self._text[i * CONTEXT : (i + 1) * CONTEXT] for i in range(self.number)]
+        return [cut.index("".join(letters[token] for token in row)) for row in batch.tolist()]
+
+
+def _log(path: Path) -> list[dict]:
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        got = f"{type(error).__name__}: {error}".partition(": '/")[0]
+        raise Wrong("no-log", expected="log.jsonl, with a line of JSON an epoch", got=got) from None
+
+
+def _model(path: Path) -> dict[str, Tensor]:
+    if not path.exists():
+        raise Wrong("not-saved", expected="model.pt in the folder of --out", got="no such file")
+    try:
+        model = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception:  # noqa: BLE001 - whatever a file raises that holds more than tensors
+        raise Wrong(
+            "parts-saved", expected="a dict of whole tensors", got="something else"
+        ) from None
+    if any(isinstance(value, DTensor) for value in model.values()):
+        raise Wrong("parts-saved", expected="whole tensors in model.pt", got="DTensors")
+    return model
+
+
+def _followed(rank: int, arguments: list[str]) -> OnRank:
+    """In a rank: runs the script, and returns what it has done."""
+    optimizers, batches = [], []
+    with ExitStack() as following:
+        following.enter_context(_noting_batches(batches))
+        save = following.enter_context(mock.patch.object(torch, "save", wraps=torch.save))
+        group = mock.patch.object(dist, "init_process_group", wraps=dist.init_process_group)
+        group = following.enter_context(group)
+        noted = register_optimizer_step_post_hook(
+            lambda optimizer, *_: optimizers.append(optimizer)
+        )
+        following.callback(noted.remove)
+        script.execute(rank, arguments)
+    groups = optimizers[-1].param_groups if optimizers else []
+    parameters = [_part(parameter) for group in groups for parameter in group["params"]]
+    return OnRank(
+        batches,
+        len(optimizers),
+        parameters,
+        saves=save.call_count,
+        groups=group.call_count,
+        group_left=not dist.is_initialized(),
+    )
+
+
+def _part(parameter: Tensor) -> Tensor:
+    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return own.detach().cpu().clone()
+
+
+@contextmanager
+def _noting_batches(batches: list[Tensor]) -> Iterator[None]:
+    plain = DataLoader.__iter__
+
+    def noting(loader):
+        for batch in plain(loader):
+            batches.append(batch[0].clone())
+            yield batch
+
+    with mock.patch.object(DataLoader, "__iter__", noting):
+        yield

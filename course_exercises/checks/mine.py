@@ -1,0 +1,44 @@
+"""The learner's own script, which grows with the chapters: `mine/train.py` beside the notebooks.
+
+Nothing here writes over it. `check("3.6", mine.script(3))` checks what a chapter asks for.
+"""
+
+import difflib
+import shutil
+from pathlib import Path
+
+from course_exercises.authoring import scripts
+
+FILE = Path("mine/train.py")
+_SOLVED = "solutions"  # the folder of the solved notebooks, in which the course's own versions are checked
+
+
+def script(chapter: int) -> Path:
+    """The path of your script. Where there is none yet, it begins as the chapters before would have left it."""
+    solved = Path.cwd().name == _SOLVED
+    if solved or not FILE.exists():
+        _copy(scripts.version(chapter) if solved else scripts.before(chapter))
+    return FILE
+
+
+def start(chapter: int) -> None:
+    """Skips what you have not written: your script becomes what this chapter begins with. Yours is kept."""
+    if FILE.exists():
+        number = 1 + len(list(FILE.parent.glob("train_kept_*.py")))
+        kept = FILE.rename(FILE.with_stem(f"train_kept_{number}"))
+        print(f"Your script is now {kept}.")
+    _copy(scripts.before(chapter))
+    print(f"{FILE} is the course's own, as chapter {chapter} begins with it.")
+
+
+def diff(chapter: int) -> None:
+    """Prints what your script has more, and less, than the course's own with which the chapter begins."""
+    before = scripts.before(chapter).read_text().splitlines()
+    after = script(chapter).read_text().splitlines()
+    lines = list(difflib.unified_diff(before, after, "before", str(FILE), n=1, lineterm=""))
+    print("\n".join(lines) or "Nothing has changed yet.")
+
+
+def _copy(version: Path) -> None:
+    FILE.parent.mkdir(exist_ok=True)
+    shutil.copyfile(version, FILE)
