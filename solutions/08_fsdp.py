@@ -1612,6 +1612,24 @@ print("as one process:", [line.partition(": ")[2] for line in printed.splitlines
 # good one. Launch files for SLURM and Kubernetes lie beside it.
 
 # %% [markdown]
+# ### 8.6 Your own script, in shards
+#
+# `mine/train.py` (6.7) still keeps a copy of everything on each data rank. Shard it. If you have not written it yet,
+# `mine.start(8)` gives you the course's own as chapter 6 leaves it.
+#
+# * `fully_shard` on each block and on the model takes the place of the averaged gradients, on the data ranks.
+# * No rank ever has memory for a whole large matrix: build the model under `torch.device("meta")`, and give each part its
+#   first values after the sharding. They are the same on any number of ranks, and so the parameters end as on one.
+# * With the new option `--bfloat16` it computes in bfloat16, and keeps parameters and optimizer in float32.
+# * At the end all ranks write a checkpoint with `torch.distributed.checkpoint`: the state dict of the model under
+#   `"model"`, into the folder `checkpoint` of `--out`. The file `model.pt` stays.
+
+# %%
+from course_exercises import mine
+
+check("8.6", mine.script(8))
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. Model states cost 16 bytes for each parameter. ZeRO divides first the optimizer state, then the

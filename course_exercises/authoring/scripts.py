@@ -5,8 +5,10 @@ A check runs the file as torchrun would, on a text that it has drawn, and looks 
 that they read, their optimizer's steps and parameters, what they save and log.
 """
 
+import contextlib
 import json
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +18,9 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
@@ -115,6 +119,8 @@ class OnRank:
     parameters: list[
         Tensor
     ]  # of its optimizer, after the last step: this rank's parts, where they are cut
+    largest: int  # numbers of the largest parameter that was ever made with memory, a part's where it is a part
+    shardings: int  # calls of fully_shard
     saves: int  # calls of torch.save
     groups: int  # calls of init_process_group
     group_left: bool
@@ -127,6 +133,9 @@ class Ran:
     ranks: list[OnRank]
     log: list[dict]
     model: dict[str, Tensor]
+    checkpoint: dict[
+        str, Tensor
+    ]  # what torch.distributed.checkpoint finds in the folder "checkpoint"
 
 
 @dataclass
@@ -157,9 +166,12 @@ class Script:
             out.mkdir()
             given = {"text": text, "out": out, "epochs": EPOCHS, "batch": BATCH, "context": CONTEXT}
             given |= {"width": 16, "layers": 1, "heads": 4, "kv-heads": 2, "rate": 0.1} | options
-            arguments = [f"--{name}={value}" for name, value in given.items()]
+            arguments = [
+                f"--{n}" if value is True else f"--{n}={value}" for n, value in given.items()
+            ]
             done = run(_followed, ranks, [str(self.path), *arguments], timeout=60.0)
-            return Ran(done, _log(out / "log.jsonl"), _model(out / "model.pt"))
+            model = _model(out / "model.pt")
+            return Ran(done, _log(out / "log.jsonl"), model, _checkpoint(out / "checkpoint", model))
 
     @property
     def learned(self) -> int:
@@ -205,14 +217,35 @@ def _model(path: Path) -> dict[str, Tensor]:
     return model
 
 
+def _checkpoint(folder: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of one process; nothing where there is none, or one without these names."""
+    loaded = {"model": {name: torch.full_like(value, torch.nan) for name, value in model.items()}}
+    if not (folder / ".metadata").exists():
+        return {}
+    with contextlib.suppress(Exception, dcp.CheckpointException), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+        return loaded["model"]
+    return {}
+
+
 def _followed(rank: int, arguments: list[str]) -> OnRank:
     """In a rank: runs the script, and returns what it has done."""
-    optimizers, batches = [], []
+    optimizers, batches, made = [], [], [0]
+
+    def on_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if not parameter.is_meta:
+            made.append(_part(parameter).numel())
+
     with ExitStack() as following:
+        registered = nn.modules.module.register_module_parameter_registration_hook(on_parameter)
+        following.callback(registered.remove)
         following.enter_context(_noting_batches(batches))
         save = following.enter_context(mock.patch.object(torch, "save", wraps=torch.save))
         group = mock.patch.object(dist, "init_process_group", wraps=dist.init_process_group)
         group = following.enter_context(group)
+        shard = mock.patch.object(fsdp, "fully_shard", wraps=fsdp.fully_shard)
+        shard = following.enter_context(shard)
         noted = register_optimizer_step_post_hook(
             lambda optimizer, *_: optimizers.append(optimizer)
         )
@@ -224,6 +257,8 @@ def _followed(rank: int, arguments: list[str]) -> OnRank:
         batches,
         len(optimizers),
         parameters,
+        largest=max(made),
+        shardings=shard.call_count,
         saves=save.call_count,
         groups=group.call_count,
         group_left=not dist.is_initialized(),

@@ -117,7 +117,33 @@ WRONG |= {
     ],
     ("6.7", "parts-saved"): [("part.full_tensor()", "part")],
 }
+WRONG |= {
+    ("8.6", "not-sharded"): [('shard(model, mesh["data"],', 'shard(model, mesh["tensor"],')],
+    ("8.6", "one-unit"): [
+        ("        fully_shard(block, mesh=mesh, mp_policy=policy)", "        pass")
+    ],
+    ("8.6", "whole-at-first"): [('torch.device("meta"):', 'torch.device("cpu"):')],
+    ("8.6", "other-start"): [("1000 * seed + number)", "1000 * seed + number + dist.get_rank())")],
+    ("8.6", "other-steps"): [
+        ("            loss.backward()", "            (loss / data_ranks).backward()")
+    ],
+    ("8.6", "no-checkpoint"): [('dcp.save({"model": model', 'dcp.save({"state": model')],
+    ("8.6", "kept-in-bfloat16"): [
+        (
+            "    initialize(model, options.seed)",
+            "    initialize(model, options.seed)\n    model.to(torch.bfloat16 if options.bfloat16 else None)",
+        ),
+        ("computing = torch.bfloat16 if bfloat16 else None", "computing = None"),
+    ],
+    ("8.6", "still-float32"): [("param_dtype=computing", "param_dtype=None")],
+}
 RIGHT = {
+    ("8.6", "a policy of its own for the last layer"): [
+        (
+            "    fully_shard(model, mesh=mesh, mp_policy=policy)",
+            "    fully_shard(model.output, mesh=mesh, mp_policy=policy)\n    fully_shard(model, mesh=mesh, mp_policy=policy)",
+        )
+    ],
     ("6.7", "without a cut sequence"): [
         (
             'output_layouts=sequence),\n        "positions"',
