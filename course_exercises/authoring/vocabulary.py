@@ -388,8 +388,8 @@ MISTAKES = [
     ),
     Mistake(
         "mode-changed",
-        "A module is in another mode than it came in, training or evaluation. `train()` and `eval()` set all of its "
-        "parts, of which one may be in evaluation mode all the time: leave the modes as they are.",
+        "A module is used, or left, in another mode than it came in, training or evaluation. `train()` and `eval()` "
+        "set all of its parts, of which one may be in evaluation mode all the time: leave the modes as they are.",
     ),
     Mistake(
         "parameters-changed",
@@ -406,9 +406,9 @@ MISTAKES = [
     ),
     Mistake(
         "needs-contiguous",
-        "A tensor that is transposed, or cut out of a larger one, may not be contiguous; then `send` and `recv` "
-        "refuse it, and `view` may. Work on `tensor.contiguous()`, and copy the result back, since that may be a "
-        "copy.",
+        "A tensor that is transposed, or cut out of a larger one, may not be contiguous, nor is what `empty_like` "
+        "makes of it; then `send` and `recv` refuse it, and `view` may. Work on `tensor.contiguous()`, and copy the "
+        "result back, since that may be a copy.",
     ),
     Mistake(
         "cut-from-the-graph",

@@ -42,8 +42,8 @@ comparing = Exercise(
         "equal-layers": "Equal layers are cut as `torch.tensor_split` does it: with n layers in s stages, the first n % s "
         "stages have n // s + 1 layers and the others n // s. Where n does not divide, equal sizes but for the last "
         "stage, i * n / s rounded, and `cut` for equal costs give other cuts; the ends of the chain are none.",
-        "cut-asked-otherwise": "This row's cuts are exactly what `cut` returns for one cost a layer: `seconds` as they "
-        "are for one strategy, and for the other the numbers of parameters, `numel()`, frozen ones included and "
+        "cut-asked-otherwise": "The cuts of two rows are exactly what `cut` returns for one cost a layer: `seconds` as "
+        "they are for one row, and for the other the numbers of parameters, `numel()`, frozen ones included and "
         "whatever their dtype.",
         "slowest": "`slowest` is one number for each row, in seconds whatever the strategy balances. Cut `seconds` as "
         "the layers are cut, add up each piece, and take the largest sum.",

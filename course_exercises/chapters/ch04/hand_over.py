@@ -53,9 +53,9 @@ crossing = Exercise(
         "room-is-leaf": "Your leaf is the tensor of `room` itself. In the next step it comes again, with "
         "the `.grad` of this one in it, and you hand back the sum of both. Make the leaf with "
         "`tensor.detach().requires_grad_()`.",
-        "without-gradient": "Not every tensor that crosses has a gradient. For an integer one nothing comes back; "
-        "where the loss does not use one, its `.grad` is None and zeros go back; and one without a graph on rank 0 is "
-        "left out of backward when its gradient has come.",
+        "without-gradient": "Not every tensor that crosses has a gradient. For an integer one nothing comes back. Of one "
+        "that the loss does not use, `.grad` is None, and zeros go back. One without a graph on rank 0 is left out of "
+        "backward once its gradient has come.",
         "rank-0-backward": "Rank 0's backward is missing, or begins with something else than the gradients that "
         "rank 1 sends, each for its own tensor. Run it once for all tensors, since they may share a part of the graph: "
         "`torch.autograd.backward(tensors, gradients)`.",

@@ -45,13 +45,6 @@ class BalancesAndReportsCosts(Comparison):
 
 @rarer("4.5")
 @as_function
-class AddsAMomentum(Comparison):
-    def gradient(self, parameter):
-        return 2 * super().gradient(parameter)
-
-
-@rarer("4.5")
-@as_function
 class GivesEveryParameterAGradient(Comparison):
     def gradient(self, parameter):
         return self.bytes(parameter)
@@ -63,19 +56,6 @@ class RequiresGradientsOfEveryInput(Comparison):
     def memory(self, parts):
         self.inputs = self.inputs.detach().requires_grad_()
         return super().memory(parts)
-
-
-@rarer("4.5")
-@as_function
-class AddsTheOutputs(Comparison):
-    def memory(self, parts):
-        result, arriving = [], self.inputs
-        for part in parts:
-            [held] = super().memory([part])
-            self.inputs = self.over_the_cut(part(self.inputs))
-            result.append(held + self.bytes(self.inputs))
-        self.inputs = arriving
-        return result
 
 
 @rarer("4.5")

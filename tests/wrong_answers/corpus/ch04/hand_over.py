@@ -18,12 +18,6 @@ from tests.wrong_answers.ch04.hand_over import (
 
 @rarer("4.2")
 @on_rank(0)
-def goes_back_through_one_tensor(stage, data, room):
-    back_from(received(send_forward(stage, data), room)[:1])
-
-
-@rarer("4.2")
-@on_rank(0)
 def makes_room_like_the_tensors(stage, data, room):
     """`empty_like` copies the order in memory as well."""
     tensors = send_forward(stage, data)
@@ -120,13 +114,6 @@ def hands_over_objects(stage, data, room):
     dist.recv_object_list(parcel, 1)
     pairs = zip(tensors, parcel[0])
     back_from([(t, g) for t, g in pairs if t.requires_grad and g is not None])
-
-
-@rarer("4.2")
-@on_rank(1)
-def divides_by_the_tensors(stage, data, room):
-    shared = lambda *tensors: stage(*tensors) / len(room)
-    return len(room) * rank_1s_half(shared, data, room)
 
 
 @rarer("4.2")

@@ -47,24 +47,9 @@ class PoolsWithoutPadding(ConvNet):
 
 
 @rarer("4.4")
-class TakesAnotherWidth(ConvNet):
-    def first(self, image_size):
-        return nn.Sequential(*eyes(), nn.Flatten(), nn.Linear(self.features(image_size), 256))
-
-    def second(self):
-        return nn.Sequential(nn.ReLU(), nn.Linear(256, 10))
-
-
-@rarer("4.4")
 class LosesARelu(ConvNet):
     def second(self):
         return head()[1:]
-
-
-@rarer("4.4")
-class ReturnsTheClass(ConvNet):
-    def forward(self, x):
-        return super().forward(x).argmax(1)
 
 
 @rarer("4.4")
