@@ -57,6 +57,11 @@ def the_building_waits_for_its_truck(minutes, truck, factories):
 
 
 @wrong("1.1", names="roads")
+def free_trucks(minutes, truck, factories):
+    return factories / max(minutes), sum(minutes)
+
+
+@wrong("1.1", names="roads")
 def forgets_the_brackets(minutes, truck, factories):
     return factories / max(minutes), sum(minutes) + truck * len(minutes) - 1
 
