@@ -86,12 +86,10 @@ def _mistakes(job):
     if sample < room < state + sample:  # the state is cut, and each GPU has all activations
         words.add(_right(job, gpus_a_copy=math.ceil(state / (room - sample))))
     whole, cut = ("one", "data"), ("model", "both")
-    memory = {
-        "activations": lambda got: got in words,
-        "gpus-a-copy": _right(job, gpus_a_copy=count),
-    }
+    by_count = _right(job, gpus_a_copy=count)
     return {
-        **(dict(reversed(memory.items())) if full else memory),
+        "gpus-a-copy": lambda got: got == by_count and (full or got not in words),
+        "activations": lambda got: got in words,
         "exchange": lambda got: fits and got in whole,
         "cut-what-fits": lambda got: fits and got in cut,
         "copy-what-does-not-fit": lambda got: got in whole,
