@@ -54,7 +54,8 @@ class Job:
 
     def __str__(self) -> str:
         copy = (self.state_bytes + self.sample_bytes) / 1e9
-        return f"a copy of {copy:.0f} GB on {self.gpus} GPUs of {self.gpu_bytes / 1e9:.0f} GB"
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return f"a copy of {copy:.0f} GB on {gpus} of {self.gpu_bytes / 1e9:.0f} GB"
 
 
 WORDS = ("one", "data", "model", "both", "none")
