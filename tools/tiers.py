@@ -24,6 +24,7 @@ RULE = [
     ("checks/test_mutations.py*", LONG),
     ("checks/test_checks_ch12.py*", LONG),
     ("checks/test_variants.py*", LONG),
+    ("checks/test_pasted.py*", LONG),
     ("checks/*", QUICK),
     # launch: one of each kind of failure
     ("launch/test_launch.py::test_a_fork_server_that_was_killed*", LONG),

@@ -109,6 +109,11 @@ def same(got: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     return compare(got, expected, tolerance) is None
 
 
+def any_of(*values: Any) -> Callable[[Any], bool]:
+    """For `likely`: whether what came equals one of these values."""
+    return lambda got: any(same(got, value) for value in values)
+
+
 def tolerance_used(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> torch.Tensor:
     """The share of its tolerance that each value uses, 1 at most where it is accepted.
 

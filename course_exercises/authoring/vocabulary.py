@@ -305,7 +305,7 @@ MISTAKES = [
     ),
     Mistake(
         "rounded-down",
-        "Your {things} are rounded down, as `//` does: divide with `/`.",
+        "Your {things} are rounded, as `//`, `int` and `round` do: divide with `/`, and keep what comes of it.",
         _rounded_down,
     ),
     Mistake(
@@ -382,6 +382,16 @@ MISTAKES = [
         "collectives and receives write into the tensor that you give them: give them one of your own.",
     ),
     Mistake(
+        "list-changed",
+        "Your function changes a list that it was handed, and the caller goes on with it. `sort`, `pop` and `append` "
+        "do that: take slices, or work on a copy, `list(...)` or `sorted(...)`.",
+    ),
+    Mistake(
+        "mode-changed",
+        "A module is used, or left, in another mode than it came in, training or evaluation. `train()` and `eval()` "
+        "set all of its parts, of which one may be in evaluation mode all the time: leave the modes as they are.",
+    ),
+    Mistake(
         "parameters-changed",
         "The parameters have changed, which is the optimizer's part, later. Here only the {things} change.",
     ),
@@ -396,13 +406,13 @@ MISTAKES = [
     ),
     Mistake(
         "needs-contiguous",
-        "A tensor that is transposed, or cut out of a larger one, may not be contiguous; then `send` and `recv` "
-        "refuse it, and `view` may. Work on `tensor.contiguous()`, and copy the result back, since that may be a "
-        "copy.",
+        "A tensor that is transposed, or cut out of a larger one, may not be contiguous, nor is what `empty_like` "
+        "makes of it; then `send` and `recv` refuse it, and `view` may. Work on `tensor.contiguous()`, and copy the "
+        "result back, since that may be a copy.",
     ),
     Mistake(
         "cut-from-the-graph",
-        "No gradient flows back. `.detach()`, `.data`, `.item()`, `torch.tensor(...)` and `no_grad` cut the "
+        "Gradients do not flow all the way back. `.detach()`, `.data`, `.item()`, `torch.tensor(...)` and `no_grad` cut the "
         "connection; `.to`, slices, `cat` and `stack` keep it.",
     ),
     Mistake(

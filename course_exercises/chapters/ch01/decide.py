@@ -26,30 +26,18 @@ decisions = Exercise(
     ],
     misconceptions={
         "another-word": 'Return one of "one", "data", "model", "both" and "none".',
+        "activations": "The activations decide here. A copy needs room for its state and for those of one sample, "
+        "neither of none nor of a whole batch, and cutting spreads them as it spreads the state.",
+        "gpus-a-copy": "The number of GPUs that a copy needs decides here. Divide its bytes by those of a GPU and "
+        "round up: what is left over needs a GPU too, and a copy that fills its GPUs to the last byte fits.",
+        "copies": "How many copies fit decides here. Divide the GPUs by those that one copy needs, and round down: "
+        "for a copy that has to be cut, none, one, or two and more are three different answers.",
         "cut-what-fits": "You cut a model that fits on one GPU. A cut makes room, and here there is "
         "room: a line would only make buildings wait for each other.",
         "copy-what-does-not-fit": "You put a whole copy on a GPU that it does not fit on.",
-        "activations-forgotten": "You count the state only. A copy that works also stores the "
-        "activations of at least one sample.",
-        "whole-batch": "You count the activations of a whole batch, or of one sample for each GPU. "
-        "A copy needs room for one sample at a time.",
-        "gives-up": "You say that it cannot be done, and there is room enough.",
-        "exchange-ignored": "More GPUs are not always faster: here the exchange costs more than "
-        "the shared compute saves.",
-        "exchange-feared": "Here sharing pays: what the compute saves is more than what the "
-        "exchange costs.",
-        "never-both": "The GPUs are enough for two or more cut copies. Use them: cut and copy.",
-        "one-copy-only": "You have GPUs for one cut copy only: there is nothing to copy.",
-        "activations-not-cut": "You store the activations of a sample on every GPU of the copy. Cutting "
-        "spreads them too.",
-        "one-gpu": "There is one GPU, and nobody to share with.",
-        "rounded-down": "You rounded the GPUs of a copy down, so a part of it has no room.",
-        "no-limit": "The copy needs more GPUs than there are.",
-        "full-is-not-too-full": "A copy that fills its GPUs to the last byte fits.",
-        "no-such-field": "A job has `gpus`, `gpu_bytes`, `state_bytes`, `sample_bytes`, "
-        "`compute_seconds` and `exchange_seconds`.",
+        "exchange": "The copy fits on one GPU, so time decides. Compare the whole compute with the compute divided by "
+        "the number of GPUs plus the exchange; where sharing only breaks even, as on one GPU, nothing is faster.",
     },
-    failures={"'Job' object has no attribute": "no-such-field"},
 )
 
 
@@ -66,57 +54,48 @@ class Job:
 
     def __str__(self) -> str:
         copy = (self.state_bytes + self.sample_bytes) / 1e9
-        return f"a copy of {copy:.0f} GB on {self.gpus} GPUs of {self.gpu_bytes / 1e9:.0f} GB"
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return f"a copy of {copy:.0f} GB on {gpus} of {self.gpu_bytes / 1e9:.0f} GB"
 
 
 WORDS = ("one", "data", "model", "both", "none")
 
 
 def _decide(answer, job, what=""):
-    got = answer(job)
+    got, right = answer(job), _right(job)
     if got is not None and (not isinstance(got, str) or got not in WORDS):
         raise Wrong("another-word", expected="one of " + ", ".join(WORDS), got=repr(got))
-    right = _right(job)
-    likely = {_mistake(job, right, got): got} if got is not None else {}
-    expect(got, right, what=what or str(job), likely=likely)
+    expect(got, right, what=what or str(job), likely=_mistakes(job))
 
 
 def _right(job, size=None, gpus_a_copy=None):
+    """What is right; of a copy that needs another `size`, or another number of GPUs, if given."""
     size = size or job.state_bytes + job.sample_bytes
     gpus_a_copy = gpus_a_copy or math.ceil(size / job.gpu_bytes)
     if gpus_a_copy <= 1:
         saved = job.compute_seconds * (1 - 1 / job.gpus)
         return ("one", "data")[saved > job.exchange_seconds]
-    copies = int(job.gpus // gpus_a_copy)
-    return ("none", "model", "both")[min(copies, 2)]
+    return ("none", "model", "both")[min(int(job.gpus // gpus_a_copy), 2)]
 
 
-def _mistake(job, right, got):
-    """The name of the mistake that says `got` where `right` is right."""
-    size = job.state_bytes + job.sample_bytes
-    everybodys = job.state_bytes + job.gpus * job.sample_bytes
-    if size % job.gpu_bytes == 0:
-        if got == _right(job, gpus_a_copy=size // job.gpu_bytes + 1):
-            return "full-is-not-too-full"
-    elif right == "data" and got == _right(job, size=everybodys):
-        return "whole-batch"
-    elif got == _right(job, size=job.state_bytes):
-        return "activations-forgotten"
-    elif size > job.gpu_bytes and got == _right(job, gpus_a_copy=size // job.gpu_bytes):
-        return "rounded-down"
-    elif size > job.gpu_bytes > job.sample_bytes and got == _right(
-        job, gpus_a_copy=math.ceil(job.state_bytes / (job.gpu_bytes - job.sample_bytes))
-    ):
-        return "activations-not-cut"
-    if job.gpus == 1 and got == "data":
-        return "one-gpu"
-    if got == "none":
-        return "gives-up"
-    if right in ("one", "data"):
-        return {"one": "exchange-feared", "data": "exchange-ignored"}.get(got, "cut-what-fits")
-    if got in ("one", "data"):
-        return "copy-what-does-not-fit"
-    return {"none": "no-limit", "both": "never-both", "model": "one-copy-only"}[right]
+def _mistakes(job):
+    """What decides between the right word and another one, as signs of the other."""
+    state, sample, room = job.state_bytes, job.sample_bytes, job.gpu_bytes
+    fits, full = state + sample <= room, (state + sample) % room == 0
+    count = (state + sample) // room + full  # of GPUs a copy, by who rounds wrongly
+    words = {_right(job, size=size) for size in (state, state + job.gpus * sample)}
+    if sample < room < state + sample:  # the state is cut, and each GPU has all activations
+        words.add(_right(job, gpus_a_copy=math.ceil(state / (room - sample))))
+    whole, cut = ("one", "data"), ("model", "both")
+    by_count = _right(job, gpus_a_copy=count)
+    return {
+        "gpus-a-copy": lambda got: got == by_count and (full or got not in words),
+        "activations": lambda got: got in words,
+        "exchange": lambda got: fits and got in whole,
+        "cut-what-fits": lambda got: fits and got in cut,
+        "copy-what-does-not-fit": lambda got: got in whole,
+        "copies": lambda got: got in WORDS,
+    }
 
 
 def _job(gpus, gpu_gb, state_gb, sample_gb, compute, exchange):

@@ -1,17 +1,16 @@
 """Exercise 1.1, `deliveries`: what it asks for, and how it is checked."""
 
-import math
 from statistics import median
 
-from course_exercises.authoring import Exercise, Wrong, expect, expect_type
+from course_exercises.authoring import Exercise, Wrong, any_of, expect, expect_type, same
 from course_exercises.chapters.ch01.shared import (
+    LINE,
     LIST_FAILURES,
-    LISTS,
     drawn_minutes,
     given_back,
     longer,
-    near,
-    rounds,
+    other_roads,
+    roundings,
 )
 
 deliveries = Exercise(
@@ -34,72 +33,45 @@ deliveries = Exercise(
         ),
     ],
     misconceptions={
-        "swapped": "Throughput comes first, then delivery time: you return them the other way.",
-        "one-at-a-time": "You let an order in when the one before has left the whole line. In a "
-        "full line each building works on an order of its own.",
-        "average-pace": "You take the average building, or the middle one. Orders queue before the "
-        "slowest: that one sets the pace.",
-        "each-building-delivers": "You count an order for every building. Only the last one delivers, "
-        "and the slowest sets its pace.",
-        "fastest-pace": "You take the fastest building. It waits for the slowest.",
-        "some-pace": "You take one building by its place in the line. The slowest one sets the "
-        "pace, wherever it stands.",
-        "paces-added": "You add up the paces of the buildings. They work on the same orders, one "
-        "after the other.",
-        "inverted": "That is the time between two orders. Throughput is orders per minute.",
-        "another-unit": "Throughput is in orders per minute, not per hour or per second.",
-        "rounded": "You round. Return the number as it is; `//` rounds down too.",
-        "factories-forgotten": "Your throughput is that of one line, and every factory has one.",
-        "slow-trucks": "Your trucks slow the line down. There are always enough of them: an order "
-        "is longer under way, and orders leave as often as before.",
-        "roads-forgotten": "The way from building to building is missing in the delivery time.",
-        "road-too-many": "You count a road for every building. The last building sends nothing on.",
-        "one-road": "You count one road. There is one between any two neighbours.",
-        "way-back": "You count the trucks' way back. The order is not on them then.",
-        "slowest-everywhere": "You let the order stay in every building as long as in the slowest. "
-        "Where it never waits, it stays in each as long as that one works on it.",
-        "one-building": "You count one building. The order goes through all of them.",
-        "not-a-pair": "Return both numbers: `return throughput, delivery_time`.",
-        "factories-in-delivery": "The number of factories is in your delivery time. An order is in one "
-        "of them, and there it takes as long as ever.",
-        **LISTS,
+        "not-the-pair": "Return both numbers, the throughput first: `return throughput, delivery_time`.",
+        "factories": "The factories are not where they belong. Lines side by side deliver that many times as often; "
+        "an order is in one of them, where it takes as long as ever.",
+        "other-unit": "You return the time between two orders, or orders in another time than a minute. Throughput "
+        "is orders per minute.",
+        "not-the-whole-way": "You count one building, or the slowest one's minutes for each. An order goes through "
+        "all of them, and where it never waits it stays in each as long as that one works on it.",
+        **LINE,
     },
+    things="numbers",
     failures=LIST_FAILURES,
 )
 
 
 def _both(answer, minutes, truck, factories):
     got = given_back(answer, minutes, truck, factories)
-    expect_type(got, (tuple, list), likely="not-a-pair" if got is not None else None)
+    expect_type(got, (tuple, list), likely=None if got is None else "not-the-pair")
     if len(got) != 2:
-        raise Wrong("not-a-pair", expected="throughput and delivery time", got=got)
-    way, road = sum(minutes), truck * (len(minutes) - 1)
-    rate, time = factories / max(minutes), way + road
+        raise Wrong("not-the-pair", expected="throughput and delivery time", got=got)
+    buildings, pace, way = len(minutes), max(minutes), sum(minutes)
+    roads = truck * (buildings - 1)
+    rate, time = factories / pace, way + roads
     case = f"minutes={list(minutes)}, truck={truck}, factories={factories}"
-    swapped = math.isclose(got[0], time) and math.isclose(got[1], rate)
+    paces = [way / buildings, median(minutes), pace / buildings, *minutes]
     expect(
         got[0],
         rate,
         what=f"the throughput of {case}",
         likely={
-            "swapped": swapped,
-            "factories-forgotten": 1 / max(minutes),
-            "one-at-a-time": lambda value: near(
-                value, *(lines / days for lines in (1, factories) for days in (way, way + road))
+            "not-the-pair": same(got, [time, rate]),
+            "factories": 1 / pace,
+            "waits-too-long": any_of(1 / way, 1 / time, factories / way, factories / time),
+            "pace": any_of(
+                *(factories / other for other in paces),
+                factories * sum(1 / work for work in minutes),
             ),
-            "average-pace": lambda value: near(
-                value, factories * len(minutes) / way, factories / median(minutes)
-            ),
-            "each-building-delivers": factories * len(minutes) / max(minutes),
-            "fastest-pace": factories / min(minutes),
-            "some-pace": lambda value: any(near(value, factories / work) for work in minutes),
-            "paces-added": factories * sum(1 / work for work in minutes),
-            "inverted": lambda value: near(value, 1 / rate, max(minutes)),
-            "another-unit": lambda value: near(value, 60 * rate, rate / 60),
-            "rounded": lambda value: rounds(value, rate),
-            "slow-trucks": lambda value: near(
-                value, factories / (max(minutes) + truck), factories / max(*minutes, truck)
-            ),
+            "other-unit": any_of(1 / rate, pace, 60 * rate, rate / 60),
+            "rounded-down": any_of(*roundings(rate)),
+            "trucks": any_of(factories / (pace + truck), factories / max(pace, truck)),
         },
     )
     expect(
@@ -107,18 +79,12 @@ def _both(answer, minutes, truck, factories):
         time,
         what=f"the delivery time of {case}",
         likely={
-            "roads-forgotten": way,
-            "road-too-many": way + truck * len(minutes),
-            "factories-in-delivery": lambda value: near(
-                value, *(w * f for w in (time, way) for f in (factories, 1 / factories))
+            "roads": any_of(*(way + other for other in other_roads(truck, buildings))),
+            "factories": any_of(
+                way * factories, time * factories, way / factories, time / factories
             ),
-            "one-road": way + truck,
-            "way-back": way + 2 * road,
-            "slowest-everywhere": lambda value: near(
-                value, *(len(minutes) * max(minutes) + r for r in (0, road))
-            ),
-            "one-building": lambda value: value in minutes,
-            "rounded": lambda value: rounds(value, time),
+            "not-the-whole-way": any_of(*minutes, buildings * pace, buildings * pace + roads),
+            "rounded-down": any_of(*roundings(time)),
         },
     )
 

@@ -1,16 +1,14 @@
 """Exercise 1.2, `idle_minutes`: what it asks for, and how it is checked."""
 
-import math
-
-from course_exercises.authoring import Exercise, expect, expect_type
+from course_exercises.authoring import Exercise, any_of, expect, expect_type
 from course_exercises.chapters.ch01.shared import (
+    LINE,
     LIST_FAILURES,
-    LISTS,
     drawn_minutes,
     given_back,
     longer,
-    near,
-    rounds,
+    other_roads,
+    roundings,
 )
 
 idle = Exercise(
@@ -36,131 +34,86 @@ idle = Exercise(
         ),
     ],
     misconceptions={
-        "not-each": "Return a list with a number for each building.",
-        "share-not-minutes": "You return shares of the time. Asked are minutes.",
-        "one-order-too-many": "You let one order too many leave at the pace of the slowest: the "
-        "first one is in the delivery time already.",
-        "one-order-only": "You count the minutes of one order. There are several.",
-        "work-once": "You subtract the work of one order. Each building works on all of them.",
-        "minus": "You subtract all the time from the work. The time comes first.",
-        "per-order": "You return the idle minutes per order. Asked are all of them.",
-        "rounded": "You round. Return the numbers as they are; `//` rounds down too.",
-        "starts-while-busy": "A building of yours starts an order while it still works on the one "
-        "before.",
-        "starts-without-order": "A building of yours starts before its order has come from the "
-        "building before.",
-        "before-the-first": "You begin to count when the first order reaches a building. It stands "
-        "idle from minute 0 on.",
-        "between-orders-only": "You count only the waiting between two orders. Before the first and "
-        "after its last order a building is idle too.",
-        "busy-not-idle": "You return the minutes in which a building works. Asked are the others.",
-        "one-at-a-time": "You let an order in when the one before has left the whole line. It may "
-        "enter the first building as soon as that one is free.",
-        "lock-step": "You let all buildings move on together, at the pace of the slowest. A fast "
-        "building passes its order on at once.",
-        "own-day": "You stop counting when a building has finished its own last order. It stands "
-        "idle until the last order has left the whole line.",
-        "first-sets-pace": "You take the first building for the one that sets the pace. It is the "
-        "slowest one, wherever it stands.",
-        "last-sets-pace": "You take the last building for the one that sets the pace. It is the "
-        "slowest one, wherever it stands.",
-        "roads-forgotten": "Your orders do not need time between two buildings.",
-        "road-too-many": "You count a road for every building. The last building sends nothing on.",
-        "slow-trucks": "Your orders queue for a truck. There are always enough of them.",
-        "trucks-as-work": "You count the way to the next building as work. While its truck is under "
-        "way, a building works on, or it does nothing.",
-        **LISTS,
+        "other-than-idle": "You return something else than idle minutes: the minutes of work, a share of the time, "
+        "minutes per order, or all with the sign turned. A building is idle for the whole time minus its work.",
+        "orders-miscounted": "The orders are not counted right. Each building works on all of them; the first one "
+        "leaves after its delivery time, and `orders - 1` follow it.",
+        "starts-too-early": "A building of yours starts an order too early: before the order has come from the "
+        "building before, or while it still works on another one.",
+        "part-of-the-time": "You leave out a part of the time. Every building's idle minutes count from minute 0, "
+        "before its first order arrives, until the last order has left the whole line.",
+        **LINE,
     },
+    things="minutes",
     failures=LIST_FAILURES,
 )
 
 
 def _idle(answer, minutes, truck, orders):
-    way, roads, others = sum(minutes), truck * (len(minutes) - 1), orders - 1
-
-    def until(last):
-        return [last - orders * work for work in minutes]
-
-    end = way + roads + others * max(minutes)
+    buildings, pace, way, others = len(minutes), max(minutes), sum(minutes), orders - 1
+    roads, work = truck * (buildings - 1), [orders * each for each in minutes]
+    end = way + roads + others * pace
+    idle = [end - each for each in work]
+    starts = [sum(minutes[:b]) + truck * b for b in range(buildings)]
     leaves = [
-        sum(minutes[: b + 1]) + truck * b + others * max(minutes[: b + 1])
-        for b in range(len(minutes))
+        start + each + others * max(minutes[: b + 1])
+        for b, (start, each) in enumerate(zip(starts, minutes, strict=True))
     ]
-    starts = [sum(minutes[:b]) + truck * b for b in range(len(minutes))]
-    cut_off = [math.floor(work) for work in minutes]
-    cut_off_end = sum(cut_off) + math.floor(truck) * (len(minutes) - 1) + others * max(cut_off)
+
+    def minus(whole, parts):
+        return [a - b for a, b in zip(whole, parts, strict=True)]
+
+    def until(*ends, busy=work):
+        """Whether it is what is idle until another end, as it is or with 0 for what is negative."""
+        each = [minus([other] * buildings, busy) for other in ends]
+        return any_of(*each, *([max(0, m) for m in one] for one in each))
+
+    ticks, lock_step = pace + truck, (orders + buildings - 1) * pace
     got = given_back(answer, minutes, truck, orders)
-    expect_type(got, (list, tuple), likely="not-each" if got is not None else None)
+    expect_type(got, (list, tuple))
     expect(
         list(got),
-        until(end),
+        idle,
         what=f"minutes={list(minutes)}, truck={truck}, orders={orders}",
         each="building",
         likely={
-            "busy-not-idle": [orders * work for work in minutes],
-            "share-not-minutes": lambda value: _any(
-                value,
-                [1 - orders * work / end for work in minutes],
-                [orders * work / end for work in minutes],
+            "other-than-idle": any_of(
+                work,
+                [each / end for each in work],
+                [each / end for each in idle],
+                [each / orders for each in idle],
+                [-each for each in idle],
             ),
-            "one-order-too-many": until(end + max(minutes)),
-            "one-order-only": [way + roads - work for work in minutes],
-            "work-once": [end - work for work in minutes],
-            "minus": [orders * work - end for work in minutes],
-            "per-order": [(end - orders * work) / orders for work in minutes],
-            "starts-while-busy": until(way + roads) if orders > 1 else False,
+            "orders-miscounted": any_of(
+                [each + pace for each in idle],
+                minus([way + roads] * buildings, minutes),
+                minus([end] * buildings, minutes),
+            ),
             # where the last building is the slowest, it is the same as counting between orders
-            "starts-without-order": minutes[-1] < max(minutes) and until(orders * minutes[-1]),
-            "before-the-first": [u - s for u, s in zip(until(end), starts, strict=True)],
-            "between-orders-only": lambda value: _any(
-                value, *([n * (max(minutes) - work) for work in minutes] for n in (orders, others))
+            "starts-too-early": until(
+                way + roads, *([orders * minutes[-1]] if minutes[-1] < pace else [])
             ),
-            "one-at-a-time": lambda value: _any(
-                value, until(orders * (way + roads)), until(orders * way)
+            "part-of-the-time": any_of(
+                minus(idle, starts),
+                minus(leaves, work),
+                *([n * (pace - each) for each in minutes] for n in (orders, others)),
             ),
-            "lock-step": lambda value: _any(
-                value,
-                *(until((orders + len(minutes) - 1) * max(minutes) + r) for r in (roads, 0)),
-                until((orders + len(minutes) - 1) * (max(minutes) + truck)),
+            "waits-too-long": until(
+                orders * (way + roads),
+                orders * way,
+                lock_step,
+                lock_step + roads,
+                (orders + buildings - 1) * ticks,
             ),
-            "own-day": [last - orders * work for last, work in zip(leaves, minutes, strict=True)],
-            "first-sets-pace": lambda value: _from_zero(
-                value, until(way + roads + others * minutes[0])
+            "pace": until(*(way + roads + others * minutes[b] for b in (0, -1))),
+            "roads": until(*(end - roads + other for other in other_roads(truck, buildings))),
+            "trucks": lambda got: (
+                until(*(way + roads + others * max(pace, trip) for trip in (truck, 2 * truck)))(got)
+                or until(*(way + other + others * ticks for other in (0, roads)))(got)
+                or until(end, busy=[orders * (each + truck) for each in minutes])(got)
             ),
-            "last-sets-pace": lambda value: _from_zero(
-                value, until(way + roads + others * minutes[-1])
-            ),
-            "roads-forgotten": until(way + others * max(minutes)),
-            "road-too-many": until(end + truck),
-            "slow-trucks": lambda value: _any(
-                value,
-                *(until(way + roads + others * max(*minutes, trip)) for trip in (truck, 2 * truck)),
-                *(until(way + r + others * (max(minutes) + truck)) for r in (roads, 0)),
-            ),
-            "trucks-as-work": lambda value: _from_zero(
-                value, [end - orders * (work + truck) for work in minutes]
-            ),
-            "rounded": lambda value: (
-                (len(value) == len(minutes) and all(map(rounds, value, until(end))))
-                or _any(
-                    value,
-                    until(cut_off_end),
-                    [cut_off_end - orders * work for work in cut_off],
-                )
-            ),
+            "rounded-down": any_of(*map(list, zip(*map(roundings, idle), strict=True))),
         },
-    )
-
-
-def _from_zero(value, candidate):
-    """Whether it is the candidate, or that with 0 for what is negative."""
-    return _any(value, candidate, [max(0, minutes) for minutes in candidate])
-
-
-def _any(value, *candidates):
-    return any(
-        len(value) == len(candidate) and all(map(near, value, candidate))
-        for candidate in candidates
     )
 
 

@@ -1,18 +1,22 @@
 """What the exercises of chapter 01 share."""
 
-import math
-
 from course_exercises.authoring import Wrong
 
-LISTS = {
-    "list-is-no-number": "`minutes` is a list with a number for each building. `max`, `sum` or a loop "
-    "make one number of it.",
-    "past-the-end": "You reach for a building that does not exist: the last one has the index "
-    "`len(minutes) - 1`.",
-    "list-changed": "Your function changes the list that it was handed, and the caller goes on with "
-    "it. Work on a copy: `sorted(minutes)`, `list(minutes)`.",
+# Mistakes about a line, whatever is computed of it.
+LINE = {
+    "waits-too-long": "Your orders wait too long: until the whole line is empty, or until all buildings move on "
+    "together. An order goes into a building as soon as it has arrived and that building is free.",
+    "pace": "Your line has another pace than its slowest building: that of another one, of the average, "
+    "or of several together. Orders queue before the slowest one, wherever it stands, so that it sets the pace.",
+    "roads": "The roads are not counted right. There is one between any two neighbours, so one fewer than there "
+    "are buildings. Where `len(minutes) - 1` is multiplied it needs brackets, and the trucks' way back carries no "
+    "order.",
+    "trucks": "Your trucks cost the buildings time. There are always enough of them: an order is longer under way, "
+    "and meanwhile the building works on the next one, or does nothing.",
+    "minutes-is-a-list": "`minutes` is a list with a number for each building. `max`, `sum` or a loop make one number "
+    "of it, and the last building has the index `len(minutes) - 1`.",
 }
-LIST_FAILURES = {"'list'": "list-is-no-number", "IndexError": "past-the-end"}
+LIST_FAILURES = {"'list'": "minutes-is-a-list", "IndexError": "minutes-is-a-list"}
 
 
 def given_back(answer, minutes, *others):
@@ -24,12 +28,14 @@ def given_back(answer, minutes, *others):
     return got
 
 
-def near(value, *candidates):
-    return any(math.isclose(value, candidate, rel_tol=1e-6) for candidate in candidates)
+def other_roads(truck, buildings):
+    """The minutes on the roads by those who count none, one, one too many, no brackets, or the way back."""
+    roads = truck * (buildings - 1)
+    return [0, truck, roads + truck, truck * buildings - 1, 2 * roads]
 
 
-def rounds(value, exact):
-    return value in (exact // 1, *(round(exact, digits) for digits in range(4)))
+def roundings(exact):
+    return [exact // 1, *(round(exact, digits) for digits in range(4))]
 
 
 def drawn_minutes(draw, count):

@@ -12,6 +12,15 @@ from course_exercises.authoring import Wrong
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
+# Mistakes of a model whose parts are on devices.
+PLACES = {
+    "no-super": "Modules are registered by nn.Module's own constructor: call `super().__init__()` first.",
+    "not-moved": "A part is called with what is on another device. Move the inputs too, which may come from any "
+    "device, and what one part hands to the next: `x.to(device)` returns the moved tensor, so use the result.",
+    "output-elsewhere": "The output belongs on the last part's device: the loss is computed there, and a move back "
+    "costs a transfer.",
+}
+
 # What PyTorch says where code names a GPU that is not there.
 NO_SUCH_GPU = dict.fromkeys(
     (
@@ -21,7 +30,7 @@ NO_SUCH_GPU = dict.fromkeys(
         "must be cuda device",
         "Invalid device string",
     ),
-    "devices-fixed",
+    "misplaced",
 )
 
 
@@ -31,16 +40,14 @@ def watched_moves() -> Iterator[None]:
 
     PyTorch itself does not always: a convolution of meta and CPU tensors runs.
     """
-    worked = []
 
     def look(layer: nn.Module, inputs: tuple) -> None:
         own = next(layer.parameters(recurse=False), None)
         if own is None or not inputs or not isinstance(inputs[0], Tensor):
             return
         if inputs[0].device != own.device:
-            slug = "activation-not-moved" if worked else "input-not-moved"
-            raise Wrong(slug, expected=f"inputs on {own.device}", got=f"on {inputs[0].device}")
-        worked.append(layer)
+            got = f"on {inputs[0].device}"
+            raise Wrong("not-moved", expected=f"a layer's inputs on {own.device}", got=got)
 
     handle = register_module_forward_pre_hook(look)
     try:
@@ -75,7 +82,7 @@ def best_cuts(costs: list[float], stages: int, join: Callable = max) -> Cuts:
     return list(tails[0][1][:-1])
 
 
-# Mistaken partitioners. `MISLEADING` holds lists that mislead all of them.
 def equal_layers(costs: list[float], stages: int) -> Cuts:
+    """The first stages have one layer more where the number does not divide."""
     size, longer = divmod(len(costs), stages)
     return [i * size + min(i, longer) for i in range(1, stages)]

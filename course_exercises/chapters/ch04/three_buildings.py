@@ -4,7 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_type, same
-from course_exercises.chapters.ch04.shared import CPU, META, NO_SUCH_GPU, watched_moves
+from course_exercises.chapters.ch04.shared import (
+    CPU,
+    META,
+    NO_SUCH_GPU,
+    PLACES,
+    watched_moves,
+)
 
 buildings = Exercise(
     "4.1",
@@ -29,56 +35,31 @@ buildings = Exercise(
         ),
     ],
     misconceptions={
-        "no-super": "Modules are registered by nn.Module's own constructor: call `super().__init__()` first.",
-        "not-registered": "The parts are in a plain list, so `parameters()` does not find them: an "
-        "optimizer would train nothing. Use `nn.ModuleList`.",
-        "list-not-module": "A slice of `layers` is a plain list, which cannot be moved or called. "
-        "Make a module of it, with the star: `nn.Sequential(*layers[a:b])`.",
-        "container-called": "An `nn.ModuleList` only holds modules, it cannot be called. Call what is "
-        "in it, one after the other, or make each part an `nn.Sequential`.",
-        "result-dropped": "All layers are called, and the result of a part is not what the next one "
-        "gets: `x = part(x)`, each time.",
-        "layers-lost": "Some layers are never called. Where the number of layers does not divide by "
-        "three, the rest has to go somewhere.",
-        "layers-repeated": "A layer is called twice: where one part ends, the next begins.",
-        "layers-out-of-order": "The layers are not called in their order: a part is a run of "
-        "consecutive layers, and the parts follow each other.",
-        "gradient-lost": "Backward does not reach the first layers. `detach`, `.data`, "
-        "`torch.no_grad` and a new tensor made from the old one cut the graph; `.to` does not.",
-        "frozen-thawed": "A parameter that was frozen learns now, or the other way round. Cutting a model "
-        "changes nothing of what its layers are.",
-        "devices-fixed": "You name devices of your own. Use those in `devices`, whatever they are.",
-        "nothing-placed": "The layers are where they were: the constructor has to move each part to "
-        "its device. In `forward` it is too late: an optimizer is built before the first batch.",
-        "uneven": "The parts differ by more than one layer. What is left over after the division by "
-        "three is shared out, one layer more for a part.",
-        "devices-mixed-up": "The parts are not on the devices in their order: part i belongs on "
-        "`devices[i]`.",
-        "device-unused": "Two parts are on the device of one, so one of the three stays empty. Part i "
-        "belongs on `devices[i]`, for all three.",
-        "mode-changed": "A layer is in another mode than it came in, training or evaluation. Leave it "
-        "as it is: cutting a model changes nothing of what its layers are.",
-        "dtype-changed": "On the way your activations get another dtype than the layers have. Move the "
-        "tensor to the device, and nothing else.",
-        "list-changed": "Your constructor changes the list of layers that it was handed. The caller goes "
-        "on with it: take slices.",
-        "buffers-left": "A layer's parameters have moved and its buffers have not. Move the module, "
-        "`layer.to(device)`: it takes both along.",
-        "input-not-moved": "The inputs may come from any device: move them before the first part "
-        "too.",
-        "activation-not-moved": "The activations stay on the former device, and the next part's "
-        "parameters are elsewhere. `x.to(device)` returns the moved tensor: use the result.",
-        "output-elsewhere": "The output belongs on the last part's device: the loss is computed "
-        "there, and a move back costs a transfer.",
+        "not-a-module": "A plain list is no module: it cannot be moved or called, and `parameters()` does not look into "
+        "it. Make each part an `nn.Sequential(*layers[a:b])`, with the star, and keep the parts as attributes or in "
+        "an `nn.ModuleList`, which holds modules and cannot be called itself.",
+        "not-the-chain": "The layers are not called as a chain: each once, in order, with what the one before returned. "
+        "A part begins where the part before it ends, and what is left over after the division by three is part of "
+        "the chain too.",
+        "frozen-thawed": "A parameter that was frozen learns now, or the other way round. Cutting a model changes "
+        "nothing of what its layers are.",
+        "not-placed": "Layers are where they were, or their buffers are. Move each part as a module, `part.to(device)`, "
+        "which takes parameters and buffers along, and in the constructor: an optimizer is built before the first "
+        "`forward`.",
+        "misplaced": "The parts are not on `devices[0]`, `devices[1]` and `devices[2]`, in this order and all three of "
+        "them. Use what is in `devices`, whatever it is, and name no device of your own.",
+        "uneven": "The parts differ by more than one layer. What is left over after the division by three is shared "
+        "out, one layer more for a part.",
+        **PLACES,
     },
+    things="layers",
     failures={
         **NO_SUCH_GPU,
         "Cannot copy out of meta": "output-elsewhere",
         "before Module.__init__": "no-super",
-        "'list' object": "list-not-module",
-        "list is not a Module subclass": "list-not-module",
-        'missing the required "forward"': "container-called",
-        "same dtype": "dtype-changed",
+        "'list' object": "not-a-module",
+        "list is not a Module subclass": "not-a-module",
+        'missing the required "forward"': "not-a-module",
     },
     at_home=True,
 )
@@ -115,63 +96,54 @@ def _found(model: nn.Module, count: int) -> list[_Station]:
     """The stations inside a learner's model, in their order."""
     stations = {m.number: m for m in model.modules() if isinstance(m, _Station)}
     if not stations:
-        raise Wrong("not-registered", expected=f"{count} layers in the model", got="none")
+        raise Wrong("not-a-module", expected=f"{count} layers in the model", got="none")
     if len(stations) < count:
-        raise Wrong("layers-lost", expected=f"{count} layers", got=f"{len(stations)} of them")
+        raise Wrong("not-the-chain", expected=f"{count} layers", got=f"{len(stations)} of them")
     return [stations[number] for number in range(count)]
 
 
-def _check_values(answer, draw, count: int, double: bool = False) -> None:
+def _check_values(answer, draw, count: int, dtype: torch.dtype = torch.float32) -> None:
     layers, diary, inputs = _stations(draw, count)
     frozen = draw.integer(1, count - 1)
     layers[frozen].requires_grad_(False).eval()
-    given = list(layers)
-    if double:
-        inputs = inputs.double()
-        for layer in layers:
-            layer.double()
+    chain, inputs = nn.Sequential(*layers).to(dtype), inputs.to(dtype)
     weights = [layer.weight.detach().clone() for layer in layers]
-    expected = nn.Sequential(*layers)(inputs)
+    expected = chain(inputs)
     expected.square().sum().backward()
     gradients = [layer.weight.grad for layer in layers]
-    for layer in layers:
-        layer.weight.grad = None
-    endings = [nn.Sequential(*layers[i:])(inputs) for i in range(1, count + 1)]
+    chain.zero_grad()
     diary.clear()
 
+    given = list(layers)
     model = answer(given, [CPU] * 3)
     output = model(inputs)
     expect_type(output, Tensor)
-    if len(given) < count:
-        raise Wrong("list-changed", expected=f"{count} layers in the list", got=f"{len(given)}")
-    mistakes = {
-        "layers-lost": len(set(diary)) < count,
-        "layers-repeated": len(diary) > count,
-        "layers-out-of-order": diary != sorted(diary),
-        "result-dropped": lambda got: any(same(got, ending) for ending in endings),
-    }
-    expect(output, expected, what="the output", likely=mistakes)
+    if given != layers:
+        raise Wrong("list-changed", expected=f"{count} layers in the list", got=len(given))
+    if not same(output, expected) and diary != list(range(count)):
+        raise Wrong("not-the-chain", expected=f"calls of {list(range(count))}", got=diary)
+    likely = {"not-the-chain": output.dtype == dtype}
+    expect(output, expected, what="the output", likely=likely)
     stations = _found(model, count)
     expect([s.weight for s in stations], weights, each="layer", what="the weights")
-    learns = [s.weight.requires_grad for s in stations]
-    expected = [number != frozen for number in range(count)]
-    likely = {"frozen-thawed": True}
-    expect(learns, expected, each="layer", what="requires_grad", likely=likely)
+    others = [number != frozen for number in range(count)]
+    learns, likely = [s.weight.requires_grad for s in stations], {"frozen-thawed": True}
+    expect(learns, others, each="layer", what="requires_grad", likely=likely)
     modes, likely = [s.training for s in stations], {"mode-changed": True}
-    expect(modes, expected, each="layer", what="training", likely=likely)
+    expect(modes, others, each="layer", what="training", likely=likely)
     if not output.requires_grad:
-        raise Wrong("gradient-lost", expected="an output with a graph", got="none")
+        raise Wrong("cut-from-the-graph", expected="an output with a graph", got="none")
     output.square().sum().backward()
     got = [s.weight.grad for s in stations]
     cut = any(g is None for number, g in enumerate(got) if number != frozen)
-    expect(got, gradients, each="layer", what="the gradient", likely={"gradient-lost": cut})
+    expect(got, gradients, each="layer", what="the gradient", likely={"cut-from-the-graph": cut})
 
 
 @buildings.requires("three parts on one device give the chain's output and gradients")
 def three_parts_on_one_device_give_the_chain(answer, draw):
     for count in (3, 3 * draw.integer(2, 4)):
         _check_values(answer, draw, count)
-    _check_values(answer, draw, 3, double=True)
+    _check_values(answer, draw, 3, torch.float64)
 
 
 @buildings.requires("numbers of layers that do not divide by three")
@@ -186,7 +158,8 @@ def _places(answer, draw, count: int, devices) -> list[torch.device]:
     stations = _found(answer(layers, devices), count)
     for station in stations:
         if station.shift.device != station.weight.device:
-            raise Wrong("buffers-left", expected=station.weight.device, got=station.shift.device)
+            got = f"the buffers on {station.shift.device}"
+            raise Wrong("not-placed", expected=f"buffers on {station.weight.device}", got=got)
     return [station.weight.device for station in stations]
 
 
@@ -195,21 +168,16 @@ def _places(answer, draw, count: int, devices) -> list[torch.device]:
 )
 def part_i_is_on_devices_i(answer, draw):
     for count in (3, *_awkward(draw)):
-        # The meta device shows one border at a time: once behind part 1, once behind part 0.
-        first_two = _places(answer, draw, count, [CPU, CPU, META])
-        first = _places(answer, draw, count, [CPU, META, META])
-        if set(first_two + first) == {CPU}:
-            raise Wrong("nothing-placed", expected="the last part on the meta device", got="on cpu")
-        borders = first.count(CPU), first_two.count(CPU)
-        in_order = [CPU] * borders[0] + [META] * (count - borders[0])
-        in_order_too = [CPU] * borders[1] + [META] * (count - borders[1])
-        if first != in_order or first_two != in_order_too or borders[0] > borders[1]:
-            raise Wrong(
-                "devices-mixed-up", expected="consecutive parts on devices 0, 1, 2", got=first
-            )
-        sizes = [borders[0], borders[1] - borders[0], count - borders[1]]
-        if borders[0] == borders[1]:
-            raise Wrong("device-unused", expected="layers on three devices", got="on two")
+        # The meta device shows one border at a time: once behind part 0, once behind part 1.
+        places = [_places(answer, draw, count, [CPU, *two]) for two in ([META] * 2, [CPU, META])]
+        if not any(META in each for each in places):
+            raise Wrong("not-placed", expected="the last part on the meta device", got="on cpu")
+        ends = [each.count(CPU) for each in places]
+        sizes = [ends[0], ends[1] - ends[0], count - ends[1]]
+        in_order = [[CPU] * end + [META] * (count - end) for end in ends]
+        if places != in_order or sizes[1] < 1:
+            expected = "consecutive parts on devices 0, 1, 2"
+            raise Wrong("misplaced", expected=expected, got=places[0])
         if max(sizes) - min(sizes) > 1:
             expected = f"{count} layers in parts that differ by one at most"
             raise Wrong("uneven", expected=expected, got=f"parts of {sizes}")

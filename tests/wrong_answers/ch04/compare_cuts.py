@@ -10,7 +10,7 @@ from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch04.balanced_cuts import cuts_at_the_best_last_stage
 
 
-class _Comparison:
+class Comparison:
     """Right, but for what its children replace."""
 
     def __call__(self, layers, inputs, seconds, stages, cut):
@@ -67,7 +67,7 @@ class _Comparison:
         return self.bytes(parameter) if parameter.requires_grad else 0
 
 
-def _as_function(kind):
+def as_function(kind):
     def compare(layers, inputs, seconds, stages, cut):
         return kind()(layers, inputs, seconds, stages, cut)
 
@@ -76,57 +76,71 @@ def _as_function(kind):
 
 
 @right("4.5")
-@_as_function
-class MeasuresStageByStage(_Comparison):
+@as_function
+class MeasuresStageByStage(Comparison):
     pass
 
 
-@wrong("4.5", names="rows-missing")
-@_as_function
-class LeavesOutARow(_Comparison):
-    def __call__(self, *arguments):
-        table = super().__call__(*arguments)
-        del table["equal parameters"]
-        return table
-
-
-@wrong("4.5", names="remainder-last")
-@_as_function
-class RestToTheLastStage(_Comparison):
+@wrong("4.5", names="equal-layers")
+@as_function
+class RestToTheLastStage(Comparison):
     def equal_layers(self):
         size = len(self.layers) // self.stages
         return [size * stage for stage in range(1, self.stages)]
 
 
-@wrong("4.5", names="remainder-last")
-@_as_function
-class RoundsThePartsUp(_Comparison):
-    def equal_layers(self):
-        size = -(-len(self.layers) // self.stages)
-        return [size * stage for stage in range(1, self.stages)]
+@wrong("4.5", names="cut-asked-otherwise")
+@as_function
+class CountsWhatLearns(Comparison):
+    def size(self, layer):
+        return sum(p.numel() for p in layer.parameters() if p.requires_grad)
 
 
-@wrong("4.5", names="cut-of-ones")
-@_as_function
-class CutsEqualCosts(_Comparison):
+@wrong("4.5", names="cut-asked-otherwise")
+@as_function
+class CutsByItself(Comparison):
     def __call__(self, layers, inputs, seconds, stages, cut):
-        self.cuts = cut([1] * len(layers), stages)
-        return super().__call__(layers, inputs, seconds, stages, cut)
-
-    def equal_layers(self):
-        return self.cuts
+        return super().__call__(layers, inputs, seconds, stages, cuts_at_the_best_last_stage)
 
 
-@wrong("4.5", names="shares-rounded")
-@_as_function
-class RoundsTheShares(_Comparison):
-    def equal_layers(self):
-        return [round(i * len(self.layers) / self.stages) for i in range(1, self.stages)]
+@wrong("4.5", names="slowest")
+@as_function
+class AveragesTheStages(Comparison):
+    def slowest(self, times):
+        return sum(times) / len(times)
 
 
-@wrong("4.5", names="kept-by-layer")
-@_as_function
-class AsksLayerByLayer(_Comparison):
+@wrong("4.5", names="idle-one-batch")
+@as_function
+class LetsOneBatchThrough(Comparison):
+    def idle(self, times):
+        return 1 - 1 / self.stages
+
+
+@wrong("4.5", names="idle")
+@as_function
+class ComparesFastestWithSlowest(Comparison):
+    def idle(self, times):
+        return 1 - min(times) / max(times)
+
+
+@wrong("4.5", names="rounded-down")
+@as_function
+class RoundsTheIdleShare(Comparison):
+    def idle(self, times):
+        return round(super().idle(times), 2)
+
+
+@wrong("4.5", names="gradients")
+@as_function
+class ForgetsTheGradients(Comparison):
+    def gradient(self, parameter):
+        return 0
+
+
+@wrong("4.5", names="kept")
+@as_function
+class AsksLayerByLayer(Comparison):
     def memory(self, parts):
         result, arriving = [], self.inputs
         for part in parts:
@@ -140,299 +154,47 @@ class AsksLayerByLayer(_Comparison):
         return result
 
 
-@wrong("4.5", names="input-needs-gradient")
-@_as_function
-class HandsTheOutputOn(_Comparison):
+@wrong("4.5", names="over-the-cut")
+@as_function
+class HandsTheOutputOn(Comparison):
     """Right where something before the cut learns."""
 
     def over_the_cut(self, outputs):
         return outputs
 
 
-@wrong("4.5", names="evaluation-mode")
-@_as_function
-class MeasuresInEvaluationMode(_Comparison):
-    def memory(self, parts):
-        return super().memory([part.eval() for part in parts])
-
-
-@wrong("4.5", names="evaluation-mode")
-@_as_function
-class MeasuresInEvaluationModeAndRestores(_Comparison):
-    def memory(self, parts):
-        result = super().memory([part.eval() for part in parts])
-        self.layers.train()
-        return result
-
-
-@wrong("4.5", names="four-bytes")
-@_as_function
-class CountsFourBytesForParameters(_Comparison):
-    def bytes(self, tensor):
-        return 4 * tensor.numel() if isinstance(tensor, nn.Parameter) else tensor.nbytes
-
-
-@wrong("4.5", names="same-cuts")
-@_as_function
-class ProfilesTheEqualLayersToo(_Comparison):
-    def __call__(self, layers, inputs, seconds, stages, cut):
-        table = super().__call__(layers, inputs, seconds, stages, cut)
-        return dict.fromkeys(table, table["profiled time"])
-
-
-@wrong("4.5", names="trainable-only")
-@_as_function
-class CountsWhatLearns(_Comparison):
-    def size(self, layer):
-        return sum(p.numel() for p in layer.parameters() if p.requires_grad)
-
-
-@wrong("4.5", names="sum-not-slowest")
-@_as_function
-class AddsTheStages(_Comparison):
-    def slowest(self, times):
-        return sum(times)
-
-
-@wrong("4.5", names="mean-not-slowest")
-@_as_function
-class AveragesTheStages(_Comparison):
-    def slowest(self, times):
-        return sum(times) / len(times)
-
-
-@wrong("4.5", names="slowest-layer")
-@_as_function
-class LooksForTheSlowestLayer(_Comparison):
-    def slowest(self, times):
-        return max(self.seconds)
-
-
-@wrong("4.5", names="costs-not-seconds")
-@_as_function
-class BalancesAndReportsCosts(_Comparison):
-    def __call__(self, layers, inputs, seconds, stages, cut):
-        table = super().__call__(layers, inputs, seconds, stages, cut)
-        costs = [1] * len(layers), [self.size(layer) for layer in layers], seconds
-        for row, cost in zip(table.values(), costs):
-            edges = pairwise([0, *row["cuts"], len(layers)])
-            row["slowest"] = max(sum(cost[a:b]) for a, b in edges)
-        return table
-
-
-@wrong("4.5", names="idle-one-batch")
-@_as_function
-class LetsOneBatchThrough(_Comparison):
-    def idle(self, times):
-        return 1 - 1 / self.stages
-
-
-@wrong("4.5", names="one-number")
-@_as_function
-class ReturnsEachStagesIdleShare(_Comparison):
-    def idle(self, times):
-        return [1 - t / max(times) for t in times]
-
-
-@wrong("4.5", names="one-number")
-@_as_function
-class ReturnsTheSecondsOfAllStages(_Comparison):
-    def slowest(self, times):
-        return times
-
-
-@wrong("4.5", names="idle-of-one-stage")
-@_as_function
-class ComparesFastestWithSlowest(_Comparison):
-    def idle(self, times):
-        return 1 - min(times) / max(times)
-
-
-@wrong("4.5", names="busy-not-idle")
-@_as_function
-class ReturnsTheBusyShare(_Comparison):
-    def idle(self, times):
-        return sum(times) / (len(times) * max(times))
-
-
-@wrong("4.5", names="idle-not-share")
-@_as_function
-class ReturnsIdleSeconds(_Comparison):
-    def idle(self, times):
-        return sum(max(times) - t for t in times)
-
-
-@wrong("4.5", names="list-of-stages")
-@_as_function
-class ReportsTheFullestStage(_Comparison):
-    def memory(self, parts):
-        return max(super().memory(parts))
-
-
-@wrong("4.5", names="gradients-forgotten")
-@_as_function
-class ForgetsTheGradients(_Comparison):
-    def gradient(self, parameter):
-        return 0
-
-
-@wrong("4.5", names="gradients-forgotten")
-@_as_function
-class CountsWhatBackwardAdds(_Comparison):
-    def held(self, part):
-        return sum(map(self.gradient, part.parameters())) + sum(map(self.bytes, part.buffers()))
-
-
-@wrong("4.5", names="activations-forgotten")
-@_as_function
-class ForgetsTheActivations(_Comparison):
-    def memory(self, parts):
-        return [self.held(part) for part in parts]
-
-
-@wrong("4.5", names="input-needs-gradient")
-@_as_function
-class DetachesAndLeavesIt(_Comparison):
-    def over_the_cut(self, outputs):
-        return outputs.detach()
-
-
-@wrong("4.5", names="first-input-leaf")
-@_as_function
-class TreatsTheBatchLikeACut(_Comparison):
+@wrong("4.5", names="over-the-cut")
+@as_function
+class TreatsTheBatchLikeACut(Comparison):
     def memory(self, parts):
         if self.inputs.is_floating_point():
             self.inputs = self.inputs.detach().requires_grad_()
         return super().memory(parts)
 
 
-@wrong("4.5", names="whole-model")
-@_as_function
-class MeasuresTheWholeModel(_Comparison):
+@wrong("4.5", names="tied-twice")
+@as_function
+class WalksOverTheLayers(Comparison):
+    def held(self, part):
+        return sum(Comparison.held(self, layer) for layer in part)
+
+
+@wrong("4.5", names="mode-changed")
+@as_function
+class MeasuresInEvaluationMode(Comparison):
     def memory(self, parts):
-        return super().memory([self.layers]) * self.stages
+        return super().memory([part.eval() for part in parts])
 
 
-@wrong("4.5", names="frozen-gradient")
-@_as_function
-class GivesEveryParameterAGradient(_Comparison):
-    def gradient(self, parameter):
-        return self.bytes(parameter)
-
-
-@wrong("4.5", names="buffers-forgotten")
-@_as_function
-class ForgetsTheBuffers(_Comparison):
+@wrong("4.5", names="memory")
+@as_function
+class ForgetsTheBuffers(Comparison):
     def held(self, part):
         return sum(self.bytes(p) + self.gradient(p) for p in part.parameters())
 
 
-@wrong("4.5", names="tied-twice")
-@_as_function
-class WalksOverTheLayers(_Comparison):
-    def held(self, part):
-        return sum(_Comparison.held(self, layer) for layer in part)
-
-
-@wrong("4.5", names="four-bytes")
-@_as_function
-class AssumesFourBytes(_Comparison):
+@wrong("4.5", names="memory")
+@as_function
+class CountsFourBytesForParameters(Comparison):
     def bytes(self, tensor):
-        return 4 * tensor.numel()
-
-
-@wrong("4.5", names="ends-included")
-@_as_function
-class CutsAtBothEnds(_Comparison):
-    def row(self, cuts):
-        return super().row(cuts) | {"cuts": [0, *cuts, len(self.layers)]}
-
-
-@wrong("4.5", names="index-not-seconds")
-@_as_function
-class SaysWhichIsSlowest(_Comparison):
-    def slowest(self, times):
-        return times.index(max(times))
-
-
-@wrong("4.5", names="inputs-not-handed-on")
-@_as_function
-class FeedsTheBatchToEveryStage(_Comparison):
-    def over_the_cut(self, outputs):
-        return self.inputs
-
-
-@wrong("4.5", names="report-not-bytes")
-@_as_function
-class AddsTheReport(_Comparison):
-    def memory(self, parts):
-        with kept_for_backward(parts[0]) as kept:
-            parts[0](self.inputs)
-        return [kept + self.held(part) for part in parts]
-
-
-@wrong("4.5", names="first-input-leaf")
-@_as_function
-class RequiresGradientsOfEveryInput(_Comparison):
-    def memory(self, parts):
-        self.inputs = self.inputs.detach().requires_grad_()
-        return super().memory(parts)
-
-
-@wrong("4.5", names="optimizer-counted")
-@_as_function
-class AddsAMomentum(_Comparison):
-    def gradient(self, parameter):
-        return 2 * super().gradient(parameter)
-
-
-@wrong("4.5", names="outputs-counted")
-@_as_function
-class AddsTheOutputs(_Comparison):
-    def memory(self, parts):
-        result, arriving = [], self.inputs
-        for part in parts:
-            [held] = super().memory([part])
-            self.inputs = self.over_the_cut(part(self.inputs))
-            result.append(held + self.bytes(self.inputs))
-        self.inputs = arriving
-        return result
-
-
-@wrong("4.5", names="bytes-not-numbers")
-@_as_function
-class BalancesBytes(_Comparison):
-    def size(self, layer):
-        return sum(p.nbytes for p in layer.parameters())
-
-
-@wrong("4.5", names="not-what-cut-returns")
-@_as_function
-class CountsTensors(_Comparison):
-    def size(self, layer):
-        return len(list(layer.parameters()))
-
-
-@wrong("4.5", names="not-what-cut-returns")
-@_as_function
-class CutsByItself(_Comparison):
-    def __call__(self, layers, inputs, seconds, stages, cut):
-        return super().__call__(layers, inputs, seconds, stages, cuts_at_the_best_last_stage)
-
-
-@wrong("4.5", names="rounded")
-@_as_function
-class RoundsTheIdleShare(_Comparison):
-    def idle(self, times):
-        return round(super().idle(times), 2)
-
-
-@wrong("4.5", names="training-mode")
-@_as_function
-class MeasuresInTrainingMode(_Comparison):
-    def memory(self, parts):
-        modes = {module: module.training for module in self.layers.modules()}
-        result = super().memory([part.train() for part in parts])
-        for module, training in modes.items():
-            module.training = training
-        return result
+        return 4 * tensor.numel() if isinstance(tensor, nn.Parameter) else tensor.nbytes
