@@ -1,7 +1,5 @@
 """Answers to 8.5, `reshard`: wrong in a plausible way, or right in another."""
 
-
-
 import torch
 
 from tests.wrong_answers import right, wrong
