@@ -4,7 +4,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -60,8 +60,8 @@ def waits() -> Iterator[list[dist.Work]]:
 
 @dataclass
 class SeenCall:
-    """A call that this rank has made. Its tensors and its Work are there only while somebody in Python
-    has still to wait for it: they would keep memory alive."""
+    """A call that this rank has made. Its tensors are there within the block, and its Work while somebody
+    in Python has still to wait for it."""
 
     kind: str
     payload: list[Tensor] = field(repr=False)
@@ -74,9 +74,6 @@ class SeenCall:
     blocks: bool  # it was made without `async_op`, where it could have been made with it
     beside: list[int]  # the calls that were under way, by their numbers
     work: dist.Work | None = field(default=None, repr=False)
-
-    def end(self) -> None:
-        self.work, self.payload = None, []
 
 
 @dataclass
@@ -119,7 +116,13 @@ class Sent:
     def on_wait(self, work: dist.Work) -> None:
         for call in self.open_calls():
             if call.work is work:
-                call.end()
+                call.work = None
+
+    def let_go(self) -> None:
+        """Lets go of the tensors of calls that are over, for whoever looks at what is alive."""
+        for call in self.calls:
+            if call.work is None:
+                call.payload = []
 
 
 def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
@@ -148,13 +151,10 @@ def following() -> Iterator[Sent]:
     def on_call(name: str, arguments: dict) -> Callable | None:
         call = sent.add(name, arguments)
         if intercept.python_caller() is None:
-            call.end()
             return None
 
         def keep(work: dist.Work | None) -> None:  # also as gloo gives up a send whose Work is gone
             call.work = work
-            if work is None:
-                call.end()
 
         return lambda result: intercept.hand_work(result, keep)
 
@@ -164,7 +164,7 @@ def following() -> Iterator[Sent]:
     sent.unwaited = [call.kind for call in unwaited]
     for call in unwaited:
         call.work.wait()
-        call.end()
+    sent.calls = [replace(call, payload=[], work=None) for call in sent.calls]
 
 
 def must_have_waited(unwaited: list[list[str]]) -> None:

@@ -443,12 +443,14 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
 
     def see(index: int, weight: Tensor) -> None:
         if not report.calls_before:  # in forward
+            report.sent.let_go()
             found = memory.alive(lambda found: len(set(found) - {index}) <= 1)
             report.alive_forward.append([other for other in found if other != index])
         memory.show(index, weight)
 
     def arrives(index: int) -> None:
         report.calls_before.append(len(report.sent.calls))
+        report.sent.let_go()
         most = sizes.layers if report.alive_backward else 2  # where backward begins
         report.alive_backward.append(
             memory.alive(lambda found: max(found, default=0) <= index + 1 and len(found) <= most)
