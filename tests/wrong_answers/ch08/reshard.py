@@ -164,12 +164,11 @@ def forgets_the_optimizer(checkpoints, world_size):
 
 @wrong("8.5", names="what-is-cut")
 @answering
-class cuts_every_tensor(Resharding):
-    def state(self, name, shape, states, n):
-        made = super().state(name, shape, states, n)
-        for rank, new in enumerate(made):
-            new["step"] = cut(states[0]["step"].reshape(1), n)[rank]
-        return made
+class puts_steps_together(Resharding):
+    def again(self, shape, values, n):
+        if len(shape) < 2:
+            return self.uncut(shape, values, n)
+        return self.pieces(torch.cat(values)[: shape.numel()], shape, n)
 
 
 @wrong("8.5", names="labels")

@@ -16,24 +16,11 @@ class PadsAlways(JoinsAndPads):
 
 
 @rarer("8.3")
-class PadsInFront(JoinsAndPads):
-    def flatten(self, tensors):
-        flat = super().flatten(tensors)
-        return flat.roll(self.n * self.shard_size - self.total)
-
-
-@rarer("8.3")
 class ChunksTheTensorsOnly(JoinsAndPads):
     def shards(self, flat):
         return (
             list(flat[: self.total].chunk(self.n)) if self.total < self.n else super().shards(flat)
         )
-
-
-@rarer("8.3")
-class CopiesTheTensors(JoinsAndPads):
-    def unflatten(self, flat):
-        return [tensor.clone() for tensor in super().unflatten(flat)]
 
 
 @rarer("8.3")
@@ -53,21 +40,6 @@ class KeepsItsVector(JoinsAndPads):
         if self.vector is None:
             self.vector = tensors[0].new_zeros(self.n * self.shard_size)
         return self.vector.copy_(super().flatten(tensors))
-
-
-@rarer("8.3")
-class KnowsMatricesAndVectors(JoinsAndPads):
-    def __init__(self, shapes, world_size):
-        super().__init__(shapes, world_size)
-        sizes = [s[0] * s[-1] if len(s) > 1 else math.prod(s) for s in self.shapes]
-        self.shard_size = math.ceil(sum(sizes) / world_size)
-
-
-@rarer("8.3")
-class ViewsTheTensors(JoinsAndPads):
-    def flatten(self, tensors):
-        padding = tensors[0].new_zeros(self.n * self.shard_size - self.total)
-        return torch.cat([*(tensor.view(-1) for tensor in tensors), padding])
 
 
 @rarer("8.3")
@@ -95,13 +67,6 @@ class NotesThePadding(JoinsAndPads):
 
 
 @rarer("8.3")
-class JoinsZerosOfTheCPU(JoinsAndPads):
-    def flatten(self, tensors):
-        padding = torch.zeros(self.n * self.shard_size - self.total, dtype=tensors[0].dtype)
-        return torch.cat([*(tensor.reshape(-1) for tensor in tensors), padding])
-
-
-@rarer("8.3")
 class GivesEveryTensorAPlace(JoinsAndPads):
     def __init__(self, shapes, world_size):
         super().__init__(shapes, world_size)
@@ -115,9 +80,3 @@ class AppendsAShapeForThePadding(JoinsAndPads):
         super().__init__(shapes, world_size)
         if missing := self.n * self.shard_size - self.total:
             shapes.append(torch.Size([missing]))
-
-
-@rarer("8.3")
-class SplitsIntoRoundedDown(JoinsAndPads):
-    def shards(self, flat):
-        return list(flat.split(max(1, self.total // self.n)))

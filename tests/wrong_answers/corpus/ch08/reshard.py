@@ -5,7 +5,7 @@ import copy
 import torch
 
 from tests.wrong_answers import rarer
-from tests.wrong_answers.ch08.reshard import Resharding, answering, is_cut, whole_checkpoint
+from tests.wrong_answers.ch08.reshard import Resharding, answering, cut, is_cut, whole_checkpoint
 
 
 @rarer("8.5")
@@ -14,13 +14,6 @@ class sorts_ranks_as_text(Resharding):
     def order(self, parts):
         whole_checkpoint(parts)
         return sorted(parts, key=lambda part: str(part["rank"]))
-
-
-@rarer("8.5")
-@answering
-class does_not_pad(Resharding):
-    def pieces(self, whole, shape, n):
-        return [piece.clone() for piece in whole.tensor_split(n)]
 
 
 @rarer("8.5")
@@ -39,13 +32,6 @@ class merges_or_splits(Resharding):
         made = super().__call__(parts, n)
         assert len(made) == n
         return made
-
-
-@rarer("8.5")
-@answering
-class keeps_the_old_state(Resharding):
-    def state(self, name, shape, states, n):
-        return [copy.deepcopy(states[rank % len(states)]) for rank in range(n)]
 
 
 @rarer("8.5")
@@ -171,3 +157,13 @@ def says_which_there_should_be(checkpoints, world_size):
     except ValueError:
         n = max((part["world_size"] for part in checkpoints), default=1)
         raise ValueError(f"asked are the parts of the ranks {list(range(n))}") from None
+
+
+@rarer("8.5")
+@answering
+class cuts_every_tensor(Resharding):
+    def state(self, name, shape, states, n):
+        made = super().state(name, shape, states, n)
+        for rank, new in enumerate(made):
+            new["step"] = cut(states[0]["step"].reshape(1), n)[rank]
+        return made

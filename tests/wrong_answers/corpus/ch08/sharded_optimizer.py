@@ -27,14 +27,6 @@ class AveragesTheCopies(Sharded):
 
 
 @rarer("8.2")
-class NumbersTheOwnersFromItself(Sharded):
-    """As `hash(parameter)` or `id(parameter)` would: each rank finds another owner."""
-
-    def next_owner(self, parameter):
-        return (len(self.owners) + dist.get_rank()) % dist.get_world_size()
-
-
-@rarer("8.2")
 class SendsBeforeItReceives(Sharded):
     def send(self):
         for parameter, owner in self.owners.items():
@@ -78,15 +70,6 @@ class HidesTheGradients(Sharded):
 
 
 @rarer("8.2")
-class ForgetsTheGroups(Sharded):
-    def inner_for(self, group, mine):
-        return self.make_inner([{"params": mine}])
-
-    def hand_over(self, group, inner):
-        inner.state = self.state
-
-
-@rarer("8.2")
 class HandsOnTheLearningRate(Sharded):
     def hand_over(self, group, inner):
         inner.state = self.state
@@ -113,14 +96,6 @@ class ExpectsStateAfterAStep(Sharded):
         super().share_out(group)
         if "momentum" in group:
             self.state.clear()
-
-
-@rarer("8.2")
-class HandsOnTheFirstGroupsOnly(Sharded):
-    def share_out(self, group):
-        super().share_out(group)
-        for parameter in [p for inner in self.inner[1:] for p in inner.state]:
-            self.state.pop(parameter, None)
 
 
 @rarer("8.2")
@@ -186,30 +161,6 @@ class WrapsWithoutDeriving(_Facade):
 
 
 @rarer("8.2")
-class CountsParameters(Sharded):
-    """In one group the largest come first, and it is fair; over groups it is not."""
-
-    def share_out(self, group):
-        ordered = {**group, "params": sorted(group["params"], key=torch.numel, reverse=True)}
-        super().share_out(ordered)
-
-    def next_owner(self, parameter):
-        return len(self.owners) % dist.get_world_size()
-
-
-@rarer("8.2")
-class SharesOutEachGroup(Sharded):
-    def share_out(self, group):
-        self.loads = [0] * dist.get_world_size()
-        super().share_out(group)
-
-    def next_owner(self, parameter):
-        owner = self.loads.index(min(self.loads))
-        self.loads[owner] += parameter.numel()
-        return owner
-
-
-@rarer("8.2")
 class CallsTheClosureWhereItOwnsSomething(Sharded):
     def loss_of(self, closure):
         owns = any(inner.param_groups[0]["params"] for inner in self.inner)
@@ -242,23 +193,20 @@ class ReadsAGroupTwice(Sharded):
 
 
 @rarer("8.2")
-class SharesOutAnAddedGroupByItself(Sharded):
-    counted = None
-
-    def __init__(self, params, optimizer_cls, **kwargs):
-        super().__init__(params, optimizer_cls, **kwargs)
-        self.counted = {}
-
+class SharesOutEachGroup(Sharded):
     def share_out(self, group):
-        if self.counted is not None:
-            self.counted = {}
+        self.first = len(self.owners)
         super().share_out(group)
 
+
+@rarer("8.2")
+class SharesOutAnAddedGroupByItself(SharesOutEachGroup):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.all_at_once = True
+        super().__init__(params, optimizer_cls, **kwargs)
+        self.all_at_once = False
+
     def next_owner(self, parameter):
-        if self.counted is None:
-            return super().next_owner(parameter)
-        loads = [0] * dist.get_world_size()
-        for other, owner in self.counted.items():
-            loads[owner] += other.numel()
-        self.counted[parameter] = loads.index(min(loads))
-        return self.counted[parameter]
+        if self.all_at_once:
+            self.first = 0
+        return super().next_owner(parameter)
