@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -108,7 +108,7 @@ fsdp = Exercise(
         "which is half the bytes; parameters stay as they are, since a small update of a bfloat16 number is "
         "rounded away; gradients are cast back before they are summed. Without it everything keeps its dtype, "
         "and what `torch.zeros` or `torch.empty` makes is float32.",
-        "inputs": "Weights and inputs of a layer do not fit. With `compute_dtype`, cast its vectors and its floating "
+        "inputs": "Weights and inputs of a layer do not fit together. With `compute_dtype`, cast its vectors and its floating "
         "point inputs, keywords too, and leave whole numbers: an embedding cannot look up 3.0.",
         "no-overlap": "Backward stands still while something is sent. Use `async_op=True`, start the next layer's "
         "gather when backward arrives at the layer before it, and wait when a result is needed.",
@@ -189,16 +189,17 @@ def _started(rank, answer, recipe: Recipe, seed: int) -> _Started:
     )
 
 
+def _starts(answer, draw, recipe: Recipe) -> list[_Started]:
+    return run(_started, recipe.ranks, answer, recipe, draw.seed())
+
+
 @fsdp.requires(
     "every rank starts with rank 0's parameters and buffers, and full_parameters() gives them",
     failures={"AttributeError": "no-module", "IndexError": "shards", "signal": "shards"},
 )
 def every_rank_starts_with_rank_0_parameters(answer, draw):
-    ranks = draw.choice((2, 3))
-    reports = run(
-        _started, ranks, answer, models.drawn(draw, models.with_buffers, ranks), draw.seed()
-    )
-    first = reports[0]
+    reports = _starts(answer, draw, models.drawn(draw, models.with_buffers))
+    ranks, first = len(reports), reports[0]
 
     def own_starts(got: list[Named]) -> bool:
         """Whether each number is what some rank has started with at this place."""
@@ -217,12 +218,10 @@ def every_rank_starts_with_rank_0_parameters(answer, draw):
 
 @fsdp.requires("a rank keeps its shard of each matrix, and every vector", needs_earlier=True)
 def a_rank_keeps_its_shard_of_each_matrix(answer, draw):
-    ranks = draw.choice((2, 3))
-    _check_kept(answer, draw, models.drawn(draw, models.plain, ranks), ranks)
+    _check_kept(_starts(answer, draw, models.drawn(draw, models.plain)))
 
 
-def _check_kept(answer, draw, recipe: Recipe, ranks: int) -> None:
-    reports = run(_started, ranks, answer, recipe, draw.seed())
+def _check_kept(reports: list[_Started]) -> None:
     whole = reports[0].module
     likely = {
         "names-changed": lambda got: any(set(g) != set(whole) for g in got),
@@ -230,7 +229,7 @@ def _check_kept(answer, draw, recipe: Recipe, ranks: int) -> None:
         "shards": True,
     }
     got = [report.kept for report in reports]
-    expect(got, _shards_of(whole, ranks), each="rank", likely=likely)
+    expect(got, _shards_of(whole, len(reports)), each="rank", likely=likely)
     for report in reports:
         if report.too_large:
             got = f"{' and '.join(report.too_large)} as a view into something larger"
@@ -267,10 +266,9 @@ class _Training:
     precision: torch.dtype = torch.float32  # of the module and its inputs
 
 
-def _training(draw, recipe: Recipe, ranks: int, steps=2, passes=1, rows=(4,)) -> _Training:
-    return _Training(
-        recipe, draw.seed(), drawn_tensor(draw, (steps, passes, ranks, *rows, recipe.width))
-    )
+def _training(draw, recipe: Recipe, steps=2, passes=1, rows=(4,), **options) -> _Training:
+    batches = drawn_tensor(draw, (steps, passes, recipe.ranks, *rows, recipe.width))
+    return _Training(recipe, draw.seed(), batches, **options)
 
 
 def _trained(rank, answer, task: _Training) -> list[_Step]:
@@ -319,7 +317,7 @@ def _check_training(answer, task: _Training, always: str | None = None) -> list[
 
     `always` is the mistake to name, where simpler models have been trained rightly before.
     """
-    reports = run(_trained, task.batches.shape[2], answer, task)
+    reports = run(_trained, task.recipe.ranks, answer, task)
     _judge_training(reports, always)
     return reports
 
@@ -366,7 +364,7 @@ def _of_gradients(steps: tuple[_Step, ...], expected: list[Named]) -> dict:
 
 @fsdp.requires("full_parameters() gives copies", needs_earlier=True)
 def full_parameters_gives_copies(answer, draw):
-    for report in run(_started, 2, answer, models.drawn(draw, models.plain, 2), draw.seed()):
+    for report in _starts(answer, draw, models.drawn(draw, models.plain)):
         if report.aliased:
             got = f"{report.aliased[0]} in the memory of the parameter"
             raise Wrong("wholes", expected="tensors of their own", got=got)
@@ -374,7 +372,7 @@ def full_parameters_gives_copies(answer, draw):
 
 @fsdp.requires("two ranks compute and learn as one process does", needs_earlier=True)
 def two_ranks_compute_and_learn_as_one_process(answer, draw):
-    _check_training(answer, _training(draw, models.drawn(draw, models.plain, 2), 2, steps=3))
+    _check_training(answer, _training(draw, models.drawn(draw, models.plain, 2), steps=3))
 
 
 # ---- one step through a tower of equal layers ----------------------------------------------------
@@ -475,6 +473,10 @@ def _passage(rank, answer, sizes: _Sizes, seed: int, frozen=()) -> _Passage:
     return report
 
 
+def _passages(answer, draw, sizes: _Sizes) -> list[_Passage]:
+    return run(_passage, sizes.ranks, answer, sizes, draw.seed())
+
+
 def _check_memory(reports: Iterable[_Passage], sizes: _Sizes) -> None:
     for report in reports:
         most = max(report.alive_forward, key=len)
@@ -504,7 +506,7 @@ def _check_memory(reports: Iterable[_Passage], sizes: _Sizes) -> None:
 @fsdp.requires("a layer's matrices are whole while it computes, and only then", needs_earlier=True)
 def a_layer_matrices_are_whole_while_it_computes(answer, draw):
     sizes = _sizes_of_tower(draw, draw.choice((2, 3)))
-    _check_memory(run(_passage, sizes.ranks, answer, sizes, draw.seed()), sizes)
+    _check_memory(_passages(answer, draw, sizes), sizes)
 
 
 @fsdp.requires("no byte more than needed goes over the wire", needs_earlier=True)
@@ -512,7 +514,7 @@ def no_byte_more_than_needed_goes_over(answer, draw):
     sizes = _sizes_of_tower(draw, draw.choice((2, 3)))
     vectors = sizes.layers * sizes.width
     flags = 2 * sizes.layers  # may tell of each parameter whether any rank has a gradient
-    for report in run(_passage, sizes.ranks, answer, sizes, draw.seed()):
+    for report in _passages(answer, draw, sizes):
         reduced, gathered = (report.sent.elements(kind) for kind in ("all_reduce", "all_gather"))
         if reduced > vectors + flags:
             got = f"{reduced} elements all-reduced"
@@ -530,10 +532,11 @@ def no_byte_more_than_needed_goes_over(answer, draw):
     needs_earlier=True,
 )
 def three_ranks_and_one_sizes_that_do_not(answer, draw):
-    recipe = Recipe(models.uneven, draw.choice((5, 7, 8)), draw.choice((4, 5, 7)))
+    sizes = draw.choice((5, 7, 8)), draw.choice((4, 5, 7))
     for ranks in (3, 1):
-        _check_kept(answer, draw, recipe, ranks)
-        _check_training(answer, _training(draw, recipe, ranks))
+        recipe = Recipe(models.uneven, ranks, *sizes)
+        _check_kept(_starts(answer, draw, recipe))
+        _check_training(answer, _training(draw, recipe))
 
 
 @fsdp.requires(
@@ -542,8 +545,8 @@ def three_ranks_and_one_sizes_that_do_not(answer, draw):
     needs_earlier=True,
 )
 def two_backward_passes_before_one_update(answer, draw):
-    task = _training(draw, models.drawn(draw, models.plain, 2), 2, passes=2)
-    _check_training(answer, replace(task, keep_zeros=True), "accumulated")
+    task = _training(draw, models.drawn(draw, models.plain), passes=2, keep_zeros=True)
+    _check_training(answer, task, "accumulated")
 
 
 def _with_frozen(rank, answer, task: _Training, sizes: _Sizes) -> tuple[list[_Step], _Passage]:
@@ -552,10 +555,8 @@ def _with_frozen(rank, answer, task: _Training, sizes: _Sizes) -> tuple[list[_St
 
 @fsdp.requires("a frozen layer", failures={"'NoneType'": "none-gradient"}, needs_earlier=True)
 def a_frozen_layer(answer, draw):
-    task, sizes = (
-        _training(draw, models.drawn(draw, models.frozen_middle, 2), 2),
-        _sizes_of_tower(draw, 2),
-    )
+    sizes = _sizes_of_tower(draw, 2)
+    task = _training(draw, models.drawn(draw, models.frozen_middle, 2))
     trainings, passages = zip(*run(_with_frozen, 2, answer, task, sizes), strict=True)
     _judge_training(trainings)
     _check_memory(passages, sizes)
@@ -566,9 +567,7 @@ def _requires_training(text: str, kind: Callable, slug: str | None, failures, ro
 
     @fsdp.requires(text, failures=failures, needs_earlier=True)
     def models_of_this_kind_are_trained(answer, draw):
-        ranks = draw.choice((2, 3))
-        task = _training(draw, models.drawn(draw, kind, ranks), ranks, rows=rows)
-        _check_training(answer, task, slug)
+        _check_training(answer, _training(draw, models.drawn(draw, kind), rows=rows), slug)
 
 
 _requires_training(
@@ -582,10 +581,9 @@ _requires_training(
     needs_earlier=True,
 )
 def a_tied_matrix(answer, draw):
-    ranks = draw.choice((2, 3))
-    task = _training(draw, models.drawn(draw, models.tied_ends, ranks), ranks)
-    most = 2 * models.CALLS_OF_TIED_ENDS * shard_size(task.recipe.width**2, ranks)
-    for step in _check_training(answer, task, "tied")[0]:
+    recipe = models.drawn(draw, models.tied_ends)
+    most = 2 * models.CALLS_OF_TIED_ENDS * shard_size(recipe.width**2, recipe.ranks)
+    for step in _check_training(answer, _training(draw, recipe), "tied")[0]:
         if (gathered := step.sent.elements("all_gather")) > most:
             expected = f"at most {most} elements handed to gathers"
             raise Wrong("too-many-bytes", expected=expected, got=gathered)
@@ -627,18 +625,15 @@ def a_forward_without_gradients(answer, draw):
 
 @fsdp.requires("shapes has those of the whole parameters", needs_earlier=True)
 def shapes_has_those_of_the_whole_parameters(answer, draw):
-    reports = run(_started, 2, answer, models.drawn(draw, models.plain, 2), draw.seed())
-    shapes = {name: tuple(value.shape) for name, value in reports[0].module.items()}
-    likely = {"wholes": True}
-    got = [report.shapes for report in reports]
-    expect(got, [shapes] * 2, each="rank", what="shapes", likely=likely)
+    for report in _starts(answer, draw, models.drawn(draw, models.plain)):
+        shapes = {name: tuple(value.shape) for name, value in report.module.items()}
+        expect(report.shapes, shapes, what="shapes", likely={"wholes": True})
 
 
 @fsdp.requires("a module in double precision", failures={"exception": "dtype"}, needs_earlier=True)
 def a_module_in_double_precision(answer, draw):
-    recipe = models.drawn(draw, models.plain, 2)
-    task = replace(_training(draw, recipe, 2), precision=torch.float64)
-    _check_training(answer, task, "dtype")
+    recipe = models.drawn(draw, models.plain)
+    _check_training(answer, _training(draw, recipe, precision=torch.float64), "dtype")
 
 
 @fsdp.requires(
@@ -648,8 +643,7 @@ def a_module_in_double_precision(answer, draw):
 )
 def with_compute_dtype(answer, draw):
     recipe = models.drawn(draw, models.plain, 2)
-    task = replace(_training(draw, recipe, 2), dtype=torch.bfloat16)
-    reports = run(_trained, 2, answer, task)
+    reports = run(_trained, 2, answer, _training(draw, recipe, dtype=torch.bfloat16))
     for step in (step for steps in reports for step in steps):
         _check_dtypes(step)
     _judge_training(reports, tolerance=ROUGH)
@@ -692,7 +686,7 @@ def with_compute_dtype_whole_numbers_stay_whole_and_keywords_are_cast(answer, dr
 @fsdp.requires("the next gather, and one reduction, run beside backward", needs_earlier=True)
 def the_next_gather(answer, draw):
     sizes = _sizes_of_tower(draw, 2)
-    for report in run(_passage, 2, answer, sizes, draw.seed()):
+    for report in _passages(answer, draw, sizes):
         calls = report.backward()
         reductions = [index for index, call in enumerate(calls) if sizes.reduces(call)]
         of_matrices = [c for c in calls if c.kind == "all_gather" or sizes.reduces(c)]

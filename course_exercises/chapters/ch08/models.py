@@ -13,9 +13,10 @@ from course_utils.hardware import device
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of model and its sizes; every rank makes it, each with a seed of its own."""
+    """A kind of model and its sizes; every one of the ranks makes it, each with a seed of its own."""
 
     kind: Callable[[int, int], nn.Module]
+    ranks: int
     width: int  # of the inputs
     hidden: int
 
@@ -24,9 +25,10 @@ class Recipe:
         return self.kind(self.width, self.hidden).to(device())
 
 
-def drawn(draw, kind: Callable[[int, int], nn.Module], ranks: int) -> Recipe:
-    """Its matrices divide by the number of ranks."""
-    return Recipe(kind, draw.integer(5, 7), ranks * draw.integer(2, 4))
+def drawn(draw, kind: Callable[[int, int], nn.Module], ranks: int | None = None) -> Recipe:
+    """Its matrices divide by the number of ranks, 2 or 3 where it is not given."""
+    ranks = ranks or draw.choice((2, 3))
+    return Recipe(kind, ranks, draw.integer(5, 7), ranks * draw.integer(2, 4))
 
 
 def plain(width: int, hidden: int) -> nn.Module:

@@ -40,17 +40,18 @@ sharding = Exercise(
         "not-an-optimizer": "Schedulers and checkpoints want a whole `torch.optim.Optimizer`. Derive from it, and hand "
         "`params` to its `__init__` as they are: it takes parameters or groups, which are dicts, makes `state` and "
         "`param_groups`, and calls `add_param_group` for each group.",
-        "read-twice": "`model.parameters()` is a generator, which can be read once, and a group may hold one too. Who "
-        "reads it before torch's `Optimizer.__init__` does, leaves nothing. `param_groups` has lists.",
+        "read-twice": "`model.parameters()` is a generator, which can be read once, and a group may hold one too. If "
+        "you read it before torch's `Optimizer.__init__` does, nothing is left for that. Make a list first, or look "
+        "into `param_groups` afterwards, which has lists.",
         "other-calls": "The calls of the ranks do not fit together: a rank makes other calls, or each waits in `send` "
         "until the other receives. Everyone calls the broadcast of every parameter, in the same order and from "
         "the same rank. So all must find the same owners; `id` and `hash` differ from one process to the next.",
         "not-broadcast": "A rank has not got what a parameter's owner has made of it: it still has the old value, "
         "perhaps all do, or old and new ones are added up. After the update broadcast each parameter from its "
         "owner, and not always from the same rank.",
-        "no-owner": "No rank updates this parameter, and none has state of it. Each needs an owner from the beginning: "
-        "those that are left where the ranks do not divide their number, those of an added group, and "
-        "frozen ones, which may learn later.",
+        "no-owner": "No rank updates this parameter, and none has state of it. Each needs an owner, whose inner "
+        "optimizer has it and steps: also those that are left where the ranks do not divide their number, those of "
+        "an added group, and frozen ones, which may learn later.",
         "everyone-everything": "Several ranks keep the state of the same parameter: nothing is saved. Give the "
         "inner optimizer the parameters that this rank owns.",
         "unbalanced": "One rank owns much more than its share. Count elements and not parameters, over all groups: "
@@ -60,7 +61,7 @@ sharding = Exercise(
         "replaced.",
         "other-update": "All ranks have updated a parameter alike, and not as `optimizer_cls` does with what its group "
         "says now. Each group has options of its own, and schedulers change them in your `param_groups`, not only "
-        "the learning rate: make each inner one of its group's, and hand them over before each step.",
+        "the learning rate: hand all of them to the inner optimizer, when you make it and before each step.",
         "param-groups": "Your `param_groups` lack what others look for there: all parameters, whoever owns them, for "
         "`zero_grad` and the clipping of gradients; and all options of `optimizer_cls`, for schedulers. Those "
         "that kwargs leave out are in the inner's `defaults`.",

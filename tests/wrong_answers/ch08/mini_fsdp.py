@@ -239,12 +239,15 @@ class CallsItModel(MiniFSDP):
         self.model = self._modules.pop("module")
 
 
-def piece(tensor):
+def pieces(tensor):
+    """A tensor laid flat and padded, cut for the ranks."""
     n = dist.get_world_size()
-    size = -(-tensor.numel() // n)
-    flat = tensor.new_zeros(n * size)
-    flat[: tensor.numel()] = tensor.flatten()
-    return flat.view(n, size)[dist.get_rank()]
+    flat = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n))
+    return list(flat.chunk(n))
+
+
+def piece(tensor):
+    return pieces(tensor)[dist.get_rank()].clone()
 
 
 @wrong("8.4", names="start")
@@ -317,13 +320,10 @@ class FirstTry(nn.Module):
         for layer in module.modules():
             for name, parameter in list(layer.named_parameters(recurse=False)):
                 if parameter.dim() > 1:
-                    kept = nn.Parameter(self.piece(parameter.detach()))
+                    kept = nn.Parameter(piece(parameter.detach()))
                     kept.whole_shape = parameter.shape
                     setattr(layer, name, kept)
         self.set_hooks()
-
-    def piece(self, tensor):
-        return piece(tensor).clone()
 
     def set_hooks(self):
         pass
@@ -409,9 +409,8 @@ class LetsAutogradAdd(SwapsData):
     def ready(self, kept):
         gradient, kept.grad = kept.grad, None
         self.free([kept])
-        pieces = _all_pieces(gradient)
         kept.grad = torch.empty_like(kept)
-        dist.reduce_scatter(kept.grad, pieces)
+        dist.reduce_scatter(kept.grad, pieces(gradient))
         kept.grad /= dist.get_world_size()
 
     def finish_gradient_synchronization(self):
@@ -421,22 +420,16 @@ class LetsAutogradAdd(SwapsData):
                 parameter.grad /= dist.get_world_size()
 
 
-def _all_pieces(tensor):
-    n = dist.get_world_size()
-    flat = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n))
-    return list(flat.chunk(n))
-
-
-class FullyShards(nn.Module):
-    """PyTorch's own, which keeps DTensors."""
-
+@wrong("8.4", names="torchs-own")
+class HandsOverToFullyShard(nn.Module):
     def __init__(self, module, compute_dtype=None):
         super().__init__()
-        self.prepare(module)
-        self.module = fully_shard(module)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.module = self.wrapped(module)
 
-    def prepare(self, module):
-        pass
+    def wrapped(self, module):
+        return fully_shard(module)
 
     def forward(self, *inputs):
         return self.module(*inputs)
@@ -448,24 +441,10 @@ class FullyShards(nn.Module):
         return {name: p.full_tensor() for name, p in self.module.named_parameters()}
 
 
-@wrong("8.4", names="torchs-own")
-class HandsOverToFullyShard(FullyShards):
-    def prepare(self, module):
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
-
-
 @wrong("8.4", names="names-changed")
-class WrapsWithDDP(nn.Module):
-    def __init__(self, module, compute_dtype=None):
-        super().__init__()
-        self.module = nn.parallel.DistributedDataParallel(module)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def finish_gradient_synchronization(self):
-        pass
+class WrapsWithDDP(HandsOverToFullyShard):
+    def wrapped(self, module):
+        return nn.parallel.DistributedDataParallel(module)
 
     def full_parameters(self):
         return {name: p.detach() for name, p in self.module.module.named_parameters()}
@@ -707,24 +686,8 @@ class WaitsForEachReduction(MiniFSDP):
 
 
 @right("8.4")
-class SumsInDoublePrecision(MiniFSDP):
+class SumsInDoublePrecision(Reducing):
     """As many elements, and sums that are rounded once."""
 
-    def _gradient_ready(self, weight, whole):
-        self._free([weight])
-        gradient, whole.grad = whole.grad.double(), None
-        self._finish_reductions()
-        total = gradient
-        if weight.sharded:
-            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
-            total = torch.empty_like(pieces[0])
-            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
-        else:
-            work = dist.all_reduce(total, group=self.reductions, async_op=True)
-        self.pending.append((work, weight.kept, total))
-
-    def _finish_reductions(self):
-        for work, _, _ in self.pending:
-            work.wait()
-        self.pending = [(work, kept, total.to(kept.dtype)) for work, kept, total in self.pending]
-        super()._finish_reductions()
+    def prepared(self, gradient, weight):
+        return gradient.double()

@@ -2,19 +2,12 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from course_exercises.authoring import load_answer
 from tests.wrong_answers import rarer
-from tests.wrong_answers.ch08.mini_fsdp import FirstTry, FullyShards, OtherShard, Reducing, piece
+from tests.wrong_answers.ch08.mini_fsdp import OtherShard, Reducing
 
 MiniFSDP = load_answer("8.4")
-
-
-@rarer("8.4")
-class KeepsTheMatrices(OtherShard):
-    def other(self, whole, rank, ranks):
-        return whole.clone()
 
 
 @rarer("8.4")
@@ -24,74 +17,9 @@ class KeepsAView(OtherShard):
 
 
 @rarer("8.4")
-class RenamesTheShards(OtherShard):
-    def other(self, whole, rank, ranks):
-        return piece(whole)
-
-    def __init__(self, module, compute_dtype=None):
-        super().__init__(module, compute_dtype)
-        for layer in module.modules():
-            if "weight" in layer._parameters:
-                layer._parameters["weight_shard"] = layer._parameters.pop("weight")
-
-
-@rarer("8.4")
-class ShardsVectors(OtherShard):
-    def other(self, whole, rank, ranks):
-        return piece(whole).clone()
-
-    def __init__(self, module, compute_dtype=None):
-        super().__init__(module, compute_dtype)
-        for layer in module.modules():
-            for name, parameter in layer.named_parameters(recurse=False):
-                if self.shapes and name == "bias":
-                    layer.register_parameter(name, nn.Parameter(piece(parameter.detach()).clone()))
-
-
-@rarer("8.4")
-class CutsRows(FirstTry):
-    """As `fully_shard` does."""
-
-    def piece(self, tensor):
-        return tensor.chunk(dist.get_world_size())[dist.get_rank()].clone()
-
-    def whole(self, kept):
-        pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
-        dist.all_gather(pieces, kept.detach())
-        return torch.cat(pieces)
-
-
-@rarer("8.4")
-class ForgetsThatFullyShardKeepsTheStart(FullyShards):
-    pass
-
-
-@rarer("8.4")
-class DividesBeforeAndAfter(Reducing):
-    def averaged(self, total):
-        return total / dist.get_world_size() ** 2
-
-
-@rarer("8.4")
-class KeepsItsOwnPiece(Reducing):
-    def reduce(self, weight, gradient):
-        return None, piece(gradient) * dist.get_world_size()
-
-    def reduce_vector(self, gradient):
-        return None, gradient * dist.get_world_size()
-
-
-@rarer("8.4")
 class ReplacesTheGradient(Reducing):
     def take(self, kept, mean):
         kept.grad = mean
-
-
-@rarer("8.4")
-class AveragesThePasses(Reducing):
-    def take(self, kept, mean):
-        before = kept.grad is not None and bool(kept.grad.any())
-        kept.grad = (kept.grad + mean) / 2 if before else mean
 
 
 @rarer("8.4")
