@@ -108,8 +108,8 @@ fsdp = Exercise(
         "which is half the bytes; parameters stay as they are, since a small update of a bfloat16 number is "
         "rounded away; gradients are cast back before they are summed. Without it everything keeps its dtype, "
         "and what `torch.zeros` or `torch.empty` makes is float32.",
-        "inputs": "Weights and inputs of a layer do not fit together. With `compute_dtype`, cast its vectors and its floating "
-        "point inputs, keywords too, and leave whole numbers: an embedding cannot look up 3.0.",
+        "inputs": "Weights and inputs of a layer do not fit together. With `compute_dtype`, cast its vectors and its "
+        "floating point inputs, keywords too, and leave whole numbers: an embedding cannot look up 3.0.",
         "no-overlap": "Backward stands still while something is sent. Use `async_op=True`, start the next layer's "
         "gather when backward arrives at the layer before it, and wait when a result is needed.",
         "one-communicator": "Gathers and reductions use the same group. With NCCL its calls run "
