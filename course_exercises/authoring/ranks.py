@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -23,20 +24,19 @@ def come_late(rank: int) -> None:
 
 
 @contextlib.contextmanager
-def waits() -> Iterator[list[dist.Work]]:
-    """Yields a list of the calls that somebody has waited for meanwhile: with `wait`, through their
-    future, or by asking until they were complete. Who asks once and hears that one is still under way
-    has not waited."""
-    awaited: list[dist.Work] = []
+def hearing_waits(on_wait: Callable[[dist.Work], None]) -> Iterator[None]:
+    """Within the block, `on_wait` hears of each call that somebody waits for: with `wait`, through its
+    future, or by asking until it was complete. Who asks once and hears that it is still under way has
+    not waited."""
     plain = {name: getattr(dist.Work, name) for name in ("wait", "is_completed", "get_future")}
 
     def noting(name):
         def noted(work, *args, **kwargs):
             if name != "is_completed":
-                awaited.append(work)  # before: a wait that fails was one
+                on_wait(work)  # before: a wait that fails was one
             result = plain[name](work, *args, **kwargs)
             if result is True and name == "is_completed":
-                awaited.append(work)
+                on_wait(work)
             return result
 
         return noted
@@ -44,33 +44,85 @@ def waits() -> Iterator[list[dist.Work]]:
     for name in plain:
         setattr(dist.Work, name, noting(name))
     try:
-        yield awaited
+        yield
     finally:
         for name, method in plain.items():
             setattr(dist.Work, name, method)
 
 
-@dataclass(frozen=True)
+@contextlib.contextmanager
+def waits() -> Iterator[list[dist.Work]]:
+    """Yields a list of the calls that somebody has waited for meanwhile."""
+    awaited: list[dist.Work] = []
+    with hearing_waits(awaited.append):
+        yield awaited
+
+
+@dataclass(eq=False)  # two calls are never the same
 class SeenCall:
-    """A call that somebody in Python has to wait for."""
+    """A call that this rank has made. Its tensors are there within the block, and its Work while somebody
+    in Python has still to wait for it."""
 
     kind: str
-    payload: list[Tensor]
-    work: dist.Work
+    payload: list[Tensor] = field(repr=False)
+    dtypes: list[torch.dtype]
+    elements: int  # in what this rank hands over; of a recv, in what it gets
+    bytes: int
+    addresses: list[int]  # of the tensors
+    group: str  # its name
+    root: int | None  # of a broadcast
+    blocks: bool  # it was made without `async_op`, where it could have been made with it
+    beside: list[int]  # the calls that were under way, by their numbers
+    work: dist.Work | None = field(default=None, repr=False)
 
 
 @dataclass
 class Sent:
-    """The calls of a block: what was sent in which dtype, and for what nobody has waited."""
+    """The calls of a block, in their order, and the kinds of those for which nobody has waited."""
 
-    dtypes: set[tuple[str, torch.dtype]] = field(default_factory=set)
+    calls: list[SeenCall] = field(default_factory=list)
     unwaited: list[str] = field(default_factory=list)
-    calls: list[SeenCall] = field(default_factory=list, repr=False)
-    awaited: list[dist.Work] = field(default_factory=list, repr=False)
+
+    @property
+    def dtypes(self) -> set[tuple[str, torch.dtype]]:
+        """What was sent in which dtype."""
+        return {(call.kind, dtype) for call in self.calls for dtype in call.dtypes}
+
+    def elements(self, kind: str) -> int:
+        """How many elements this rank has handed to calls of a kind."""
+        return sum(call.elements for call in self.calls if call.kind == kind)
 
     def open_calls(self) -> list[SeenCall]:
         """Those for which nobody has waited so far."""
-        return [call for call in self.calls if call.work not in self.awaited]
+        return [call for call in self.calls if call.work is not None]
+
+    def add(self, name: str, arguments: dict) -> SeenCall:
+        kind, payload = described(name, arguments)
+        call = SeenCall(
+            kind,
+            payload,
+            dtypes=[tensor.dtype for tensor in payload],
+            elements=sum(tensor.numel() for tensor in payload),
+            bytes=sum(tensor.nbytes for tensor in payload),
+            addresses=[tensor.data_ptr() for tensor in payload],
+            group=dist.ProcessGroup.unbox(arguments["process_group"]).group_name,
+            root=arguments.get("root_rank"),
+            blocks=arguments.get("async_op") is False,
+            beside=[i for i, call in enumerate(self.calls) if call.work is not None],
+        )
+        self.calls.append(call)
+        return call
+
+    def on_wait(self, work: dist.Work) -> None:
+        for call in self.open_calls():
+            if call.work is work:
+                call.work = None
+
+    def let_go(self) -> None:
+        """Lets go of the tensors of calls that are over, for whoever looks at what is alive."""
+        for call in self.calls:
+            if call.work is None:
+                call.payload = []
 
 
 def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
@@ -97,27 +149,22 @@ def following() -> Iterator[Sent]:
     sent = Sent()
 
     def on_call(name: str, arguments: dict) -> Callable | None:
-        kind, payload = described(name, arguments)
-        sent.dtypes |= {(kind, tensor.dtype) for tensor in payload}
+        call = sent.add(name, arguments)
+        if intercept.python_caller() is None:
+            return None
 
         def keep(work: dist.Work | None) -> None:  # also as gloo gives up a send whose Work is gone
-            if work is not None:
-                sent.calls.append(SeenCall(kind, payload, work))
+            call.work = work
 
-        return (
-            (lambda result: intercept.hand_work(result, keep))
-            if intercept.python_caller()
-            else None
-        )
+        return lambda result: intercept.hand_work(result, keep)
 
-    with waits() as awaited, intercept.listening(on_call):
-        sent.awaited = awaited
+    with hearing_waits(sent.on_wait), intercept.listening(on_call):
         yield sent
     unwaited = sent.open_calls()
+    sent.unwaited = [call.kind for call in unwaited]
     for call in unwaited:
         call.work.wait()
-    sent.unwaited = [call.kind for call in unwaited]
-    sent.calls, sent.awaited = [], []
+    sent.calls = [replace(call, payload=[], work=None) for call in sent.calls]
 
 
 def must_have_waited(unwaited: list[list[str]]) -> None:
@@ -142,13 +189,40 @@ class UsedEarly(private.dispatch_mode.value):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if not operator.is_view and not operator.name().partition(".")[0].endswith("_like"):
-            given = _storages(private.tree_leaves((args, kwargs)))
+            given = storages(private.tree_leaves((args, kwargs)))
             calls = [call for call in self._sent.open_calls() if call.kind != "send"]
-            self.kinds += [call.kind for call in calls if given & _storages(call.payload)]
+            self.kinds += [call.kind for call in calls if given & storages(call.payload)]
         return private.below.of(operator)(*args, **kwargs)
 
 
-def _storages(values: list) -> set[int]:
-    """Those of the plain tensors: what a functional collective returns waits by itself."""
+def storages(values: Iterable) -> set[int]:
+    """The addresses of the plain tensors' memory: what a functional collective returns waits by itself."""
     plain = [v for v in values if type(v) in (Tensor, torch.nn.Parameter) and v.numel()]
     return {tensor.untyped_storage().data_ptr() for tensor in plain}
+
+
+class Memory:
+    """Which of the tensors that it was shown have memory now, each under a number."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, list[weakref.ref]] = {}
+        self._patience = 3.0  # seconds, of all looks together
+
+    def show(self, number: int, tensor: Tensor) -> None:
+        self._shown.setdefault(number, []).append(weakref.ref(tensor.untyped_storage()))
+
+    def alive(self, allowed: Callable[[list[int]], bool]) -> list[int]:
+        """The numbers. gloo's thread holds what was gathered for a moment after `wait()`: looks again
+        until what is alive is allowed, or the patience is at its end."""
+        while not allowed(found := self._alive()) and self._patience > 0:
+            time.sleep(0.005)
+            self._patience -= 0.005
+        return found
+
+    def _alive(self) -> list[int]:
+        return sorted(n for n, shown in self._shown.items() if any(map(_has_memory, shown)))
+
+
+def _has_memory(reference: weakref.ref) -> bool:
+    storage = reference()
+    return storage is not None and storage.nbytes() > 0

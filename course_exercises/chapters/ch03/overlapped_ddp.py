@@ -1,6 +1,5 @@
 """Exercise 3.4, `OverlappedDDP`: what it asks for, and how it is checked."""
 
-import contextlib
 import copy
 import os
 import tempfile
@@ -31,7 +30,6 @@ from course_exercises.chapters.ch03.shared import (
 )
 from course_utils.comm.fair import FairClock
 from course_utils.hardware import device
-from course_utils.trace import Trace
 
 
 class _Sometimes(nn.Module):
@@ -340,10 +338,11 @@ def _tower_backward(
         except _Interrupted:
             error_came = True
     waits, signals = mark is not None and rank == 1, mark is not None and rank == 0
-    with Trace() as trace, contextlib.ExitStack() as rest:
+    with following() as sent:
+        early = []
 
         def first_layer() -> None:
-            rest.enter_context(trace.span("first layer"))
+            early.append(len(sent.calls))
             if signals:
                 mark.touch()
 
@@ -351,13 +350,9 @@ def _tower_backward(
         module.before_first_gradient = first_layer
         came = _appears(mark) if waits else True
         loss.backward()
-        rest.close()
         model.finish_gradient_synchronization()
-    record = trace.record()
-    reached = min(span.start for span in record.spans if span.name == "first layer")
-    early = [s for s in record.spans if s.kind == "communication" and s.start < reached]
-    sizes = [call.bytes for call in record.calls if call.bytes >= _layer_bytes(plan) // 2]
-    return _Backward(len(early), sizes, came, error_came)
+    sizes = [call.bytes for call in sent.calls if call.bytes >= _layer_bytes(plan) // 2]
+    return _Backward(early[0], sizes, came, error_came)
 
 
 def _layer_bytes(plan: Plan) -> int:
@@ -425,11 +420,11 @@ def _wrong_buckets(expected: str, sizes: list[int]) -> None:
 def _calls_in_no_sync(rank, answer, plan: Plan) -> int:
     model = answer(plan.build(plain), bucket_bytes=64)
     inputs = plan.batch()
-    with Trace() as trace:
+    with following() as sent:
         for _ in range(2):
             with model.no_sync():
                 model(inputs).sum().backward()
-    return trace.record().count()
+    return len(sent.calls)
 
 
 @overlapping.requires(
@@ -465,12 +460,12 @@ def the_backward_after_no_sync_averages_the_whole(answer, draw):
 def _calls_after_an_inner_no_sync(rank, answer, plan: Plan) -> int:
     model = answer(plan.build(plain), bucket_bytes=64)
     inputs = plan.batch()
-    with Trace() as trace, model.no_sync():
+    with following() as sent, model.no_sync():
         for _ in range(2):  # a helper that does not know that it is called inside one
             with model.no_sync():
                 model(inputs).sum().backward()
             model(inputs).sum().backward()
-    return trace.record().count()
+    return len(sent.calls)
 
 
 @overlapping.requires(

@@ -2,12 +2,13 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_type, same
+from course_exercises.authoring.ranks import storages
 from course_exercises.chapters.ch08.shared import drawn_tensor, larger_than_itself, shards_of
 
 resharding = Exercise(
@@ -16,6 +17,7 @@ resharding = Exercise(
     points=3,
     minutes=40,
     kind="core",
+    things="tensors",
     parameters=("checkpoints", "world_size"),
     hints=[
         (
@@ -33,48 +35,26 @@ resharding = Exercise(
         ),
     ],
     misconceptions={
-        "list-order": "The shards are put together in the order of the list. Each part tells its `rank`: "
-        "sort by it.",
-        "sorted-as-text": "The parts are put together in the order of their ranks as text, where 10 comes "
-        "before 2: compare numbers.",
-        "padding-kept": "The old padding is still in there: it was cut along with the rest. The whole "
-        "shape tells how many elements are real.",
-        "vectors-cut": "Parameters with one dimension or none are the same on every rank: they are neither "
-        "put together nor cut.",
-        "whole-everywhere": "Every rank gets the whole parameter: cut it again.",
-        "matrix-shape": "A shard is a vector: the matrix is laid flat before it is cut.",
-        "uneven": "The new shards are not equal. Pad with zeros, until they are.",
-        "padding-inside": "Every piece is padded by itself, so that zeros stand between the "
-        "elements. Lay the whole end to end, pad once behind it, and cut.",
-        "fewer-pieces": "Not every rank gets a shard: `chunk` makes fewer pieces where there are "
-        "fewer elements than ranks. A rank that has no element has a shard of zeros.",
-        "one-element": "A shard of one element is taken for a number. It has a dimension: ask "
-        "`dim()`, not `numel()`.",
-        "three-dimensions": "A parameter with more than two dimensions, such as a convolution's "
-        "weight, is sharded as a matrix is.",
-        "other-dtype": "A tensor has another dtype than before: `torch.zeros` makes float32. Take "
-        "the dtype from what you cut, for each tensor by itself.",
-        "multiples-only": "It works where one number of ranks divides the other. Put the whole together "
-        "first; then any number will do.",
-        "optimizer-left": "The optimizer's state is missing, or cut as before. Momentum has the shape of its "
-        "shard: it is resharded as the parameter is. Without it training goes on, but not as before.",
-        "step-cut": "Adam's `step` has no dimension: it is the same on every rank. It is a number, and "
-        "nothing to cut or to put together.",
-        "stateless": "A parameter without optimizer state, a frozen one for instance, is not in "
-        "`optimizer`, neither before nor afterwards.",
-        "rank-and-size": "`rank` and `world_size` of the new parts are those of the new run.",
-        "missing-rank": "A part is missing, and you made a checkpoint of the rest. What is left of a "
-        "half-written one must raise a ValueError.",
-        "twice": "A rank is there twice, or from a run on another number of ranks, and you took it. Raise a "
-        "ValueError.",
-        "other-error": "An incomplete checkpoint ends in another exception than a ValueError.",
-        "error-without-rank": "The ValueError does not say which rank is missing.",
-        "a-view": "A new tensor is a view into the whole: a rank that saves it, saves the whole. `clone()` what "
-        "you cut.",
-        "shared": "A tensor is also one of another part, or of the old checkpoint: a step of one run would "
-        "change the other. `clone()` what is not cut, too.",
-        "input-changed": "The parts that were handed in have changed.",
+        "order": "The shards are put together in another order than that of the ranks: that of the list, or that "
+        "of the ranks as text, where 10 comes before 2. Each part tells its `rank`: sort by it.",
+        "what-is-cut": "You cut what is the same on every rank, or leave whole what is cut. Parameters with two or "
+        "more dimensions are cut, and so are their optimizer's tensors that have a dimension, not numbers and "
+        "Adam's `step`. Ask a value for its `dim()`, not `numel()`: a shard may have one element.",
+        "pieces": "A new shard is not the right piece of its parameter. Put all old shards together and drop the old "
+        "padding, as the whole shape tells; pad once, at the end; cut that into equal vectors, one for each "
+        "new rank, of zeros only where there are more ranks than elements.",
+        "optimizer-left": "The parameters are right, and their optimizer's state is not: it is missing, cut as before, "
+        "or there where a parameter had none. Momentum has the shape of its shard: it is resharded as the "
+        "parameter is. Without it training goes on, but not as before.",
+        "labels": "`rank` and `world_size` of the new parts are those of the new run.",
+        "not-refused": "Parts that are no whole checkpoint must raise a ValueError, before anything else goes wrong, "
+        "whose message names a rank that is missing. Whole are the parts of ranks 0 to n - 1, each once, all "
+        "of a run on n ranks. An empty list has none of them.",
+        "memory": "A new tensor shares its memory: with the whole that it was cut out of, which a rank would save "
+        "along with it, or with another part, which the next step would change. `clone()` what you cut, and what "
+        "you do not cut, too.",
     },
+    failures={"zero-dimensional": "what-is-cut"},
 )
 
 
@@ -128,180 +108,52 @@ def _wholes(draw, shapes=None, stateless=(), dtype=torch.float32) -> tuple[dict,
     return parameters, states
 
 
-def _reshard_mistakes(old: list[dict], ranks: int, expected: list[dict], listed: list[int]) -> dict:
+def _mistakes(old: list[dict], listed: list[int], expected: list[dict]) -> dict:
     """`listed` are the old ranks in the order of the list that was handed in."""
-    shapes = old[0]["shapes"]
-    matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+    shapes, ranks = old[0]["shapes"], len(expected)
+    cut = [name for name, shape in shapes.items() if len(shape) > 1]
 
-    def of_parameters(parts: list[dict], names: Iterable[str]) -> list:
-        return [{name: part["parameters"][name] for name in names} for part in parts]
+    def parameters(parts: list[dict], names: Iterable[str]) -> list[dict]:
+        return [{name: part["parameters"].get(name) for name in names} for part in parts]
 
-    def matrices_are(cut: Callable[[list[Tensor], torch.Size], list[Tensor]]) -> Callable:
-        """Whether the matrices are what `cut` makes of the old shards, and wrong."""
-        made = {name: cut([p["parameters"][name] for p in old], shapes[name]) for name in matrices}
-        wanted = [{name: made[name][rank] for name in matrices} for rank in range(ranks)]
-        if same(wanted, of_parameters(expected, matrices)):
-            return lambda got: False
-        return lambda got: same(of_parameters(got, matrices), wanted)
+    def steps(parts: list[dict]) -> list[list]:
+        return [[state.get("step") for state in part["optimizer"].values()] for part in parts]
 
-    def steps_differ(got: list[dict]) -> bool:
-        steps = [
-            [[s.get("step") for s in p["optimizer"].values()] for p in e] for e in (got, expected)
-        ]
-        return not same(*steps)
+    def put_together(order: list[int]) -> list[dict]:
+        shards = {name: [old[rank]["parameters"][name] for rank in order] for name in cut}
+        wholes = {name: torch.cat(shards[name])[: shapes[name].numel()] for name in cut}
+        return [{n: shards_of(w, ranks)[rank] for n, w in wholes.items()} for rank in range(ranks)]
 
-    def padded_one_by_one(shards: list[Tensor], shape: torch.Size) -> list[Tensor]:
-        pieces = torch.cat(shards)[: shape.numel()].tensor_split(ranks)
-        return [nn.functional.pad(piece, (0, len(pieces[0]) - len(piece))) for piece in pieces]
+    def in_another_order(got: list[dict]) -> bool:
+        orders = [o for o in (listed, sorted(listed, key=str)) if o != sorted(listed)]
+        return any(same(parameters(got, cut), put_together(order)) for order in orders)
 
-    def keeps_an_element(got: list[dict]) -> bool:
-        single = [name for name in matrices if old[0]["parameters"][name].shape == (1,)]
-        return same(
-            of_parameters(got, single), [{n: old[0]["parameters"][n] for n in single}] * ranks
+    def another_is_cut(got: list[dict]) -> bool:
+        uncut = set(shapes) - set(cut)
+        first = {name: parameters([old[0]] * ranks, [name]) for name in cut}  # as if each had it
+        return (
+            not same(parameters(got, uncut), parameters(expected, uncut))
+            or any(
+                same(parameters(got, [name]), first[name])
+                and not same(parameters(expected, [name]), first[name])
+                for name in cut
+            )
+            or (all(part["optimizer"] for part in got) and not same(steps(got), steps(expected)))
         )
 
-    vectors = set(shapes) - set(matrices)
+    def dtypes(parts: list[dict]) -> list[list]:
+        return [[tensor.dtype for tensor in _tensors_of(part)] for part in parts]
+
     return {
-        "fewer-pieces": lambda got: any(set(p["parameters"]) < set(shapes) for p in got),
-        "other-dtype": lambda got: any(
+        "other-dtype": lambda got: all(
             len(own) == len(right) and own != right
-            for own, right in zip(_dtypes(got), _dtypes(expected), strict=True)
+            for own, right in zip(dtypes(got), dtypes(expected), strict=True)
         ),
-        "list-order": matrices_are(
-            lambda shards, shape: shards_of(
-                torch.cat([shards[rank] for rank in listed])[: shape.numel()], ranks
-            )
-        ),
-        "sorted-as-text": matrices_are(
-            lambda shards, shape: shards_of(
-                torch.cat([shards[rank] for rank in sorted(range(len(shards)), key=str)])[
-                    : shape.numel()
-                ],
-                ranks,
-            )
-        ),
-        "padding-kept": matrices_are(lambda shards, shape: shards_of(torch.cat(shards), ranks)),
-        "padding-inside": matrices_are(padded_one_by_one),
-        "one-element": lambda got: any(
-            old[0]["parameters"][n].shape == (1,) and keeps_an_element(got) for n in matrices
-        ),
-        "three-dimensions": lambda got: any(
-            len(shapes[name]) > 2 and not same(p["parameters"][name], right["parameters"][name])
-            for name in matrices
-            for p, right in zip(got, expected, strict=True)
-        ),
-        "whole-everywhere": lambda got: any(
-            p["parameters"][name].shape == shapes[name] for p in got for name in matrices
-        ),
-        "matrix-shape": lambda got: any(
-            p["parameters"][n].dim() > 1 for p in got for n in matrices
-        ),
-        "uneven": lambda got: any(
-            len({p["parameters"][name].shape for p in got}) > 1 for name in matrices
-        ),
-        "vectors-cut": lambda got: (
-            not same(of_parameters(got, vectors), of_parameters(expected, vectors))
-        ),
-        "stateless": lambda got: any(set(p["optimizer"]) > set(old[0]["optimizer"]) for p in got),
-        "step-cut": lambda got: all(p["optimizer"] for p in got) and steps_differ(got),
-        "optimizer-left": lambda got: same(
-            of_parameters(got, shapes), of_parameters(expected, shapes)
-        ),
+        "order": in_another_order,
+        "what-is-cut": another_is_cut,
+        "pieces": lambda got: not same(parameters(got, cut), parameters(expected, cut)),
+        "optimizer-left": True,
     }
-
-
-def _dtypes(parts: list[dict]) -> list[set]:
-    return [{(i, tensor.dtype) for i, tensor in enumerate(_tensors_of(part))} for part in parts]
-
-
-def _check_reshard(
-    answer,
-    draw,
-    before: int,
-    after: int,
-    shapes=None,
-    stateless=(),
-    shuffled=False,
-    number=False,
-    dtype=torch.float32,
-) -> list[dict]:
-    parameters, states = _wholes(draw, shapes, stateless, dtype)
-    if number:
-        for state in states.values():
-            state["step"] = int(state["step"])
-    old, expected = (_checkpoint(parameters, states, ranks) for ranks in (before, after))
-    listed = list(reversed(range(before))) if shuffled else list(range(before))
-    handed = [copy.deepcopy(old[rank]) for rank in listed]
-    got = answer(handed, after)
-    expect_type(got, (list, tuple))
-    if len(got) != after:
-        raise Wrong(expected=f"{after} parts", got=f"{len(got)} parts")
-    expect([part.get("shapes") for part in got], [old[0]["shapes"]] * after, each="rank")
-    places = [{key: part.get(key) for key in ("rank", "world_size")} for part in got]
-    wanted = [{"rank": rank, "world_size": after} for rank in range(after)]
-    likely = {"rank-and-size": True}
-    expect(places, wanted, each="rank", likely=likely)
-    expect(list(got), expected, each="rank", likely=_reshard_mistakes(old, after, expected, listed))
-    likely = {"input-changed": True}
-    expect(handed, [old[rank] for rank in listed], each="part", likely=likely)
-    return list(got)
-
-
-@resharding.requires("from two ranks to four, and from four to two")
-def from_two_ranks_to_four(answer, draw):
-    width = draw.integer(3, 6)
-    shapes = {"up.weight": (4, width), "up.bias": (4,), "down.weight": (width, 4)}
-    _check_reshard(answer, draw, 2, 4, shapes)
-    _check_reshard(answer, draw, 4, 2, shapes)
-
-
-@resharding.requires("the parts come in any order", needs_earlier=True)
-def the_parts_come_in_any_order(answer, draw):
-    ranks = draw.integer(3, 5)
-    _check_reshard(answer, draw, ranks, ranks, {"w": (ranks, 6), "b": (4,)}, shuffled=True)
-
-
-@resharding.requires(
-    "from three ranks to four and to two, with sizes that do not divide",
-    failures={"exception": "multiples-only"},
-    needs_earlier=True,
-)
-def from_three_ranks_to_four_and_to_two(answer, draw):
-    for before, after in ((3, 4), (3, 2), (4, 3)):
-        _check_reshard(answer, draw, before, after)
-
-
-@resharding.requires(
-    "to one rank, from one, and to more ranks than elements",
-    failures={"IndexError": "fewer-pieces"},
-    needs_earlier=True,
-)
-def to_one_rank(answer, draw):
-    many = draw.integer(16, 19)  # more than elements of the smaller matrix
-    for before, after in ((draw.integer(3, 5), 1), (1, draw.choice((3, 6))), (2, many), (many, 2)):
-        _check_reshard(answer, draw, before, after)
-
-
-@resharding.requires(
-    "a parameter without optimizer state; steps that are plain numbers",
-    failures={"KeyError": "stateless", "TypeError": "step-cut", "AttributeError": "step-cut"},
-    needs_earlier=True,
-)
-def a_parameter_without_optimizer_state(answer, draw):
-    before, after = draw.sample((2, 3, 4), 2)
-    _check_reshard(answer, draw, before, after, stateless=("up.weight", "up.bias"))
-    _check_reshard(answer, draw, before, after, number=True)
-
-
-@resharding.requires(
-    "a parameter of three dimensions",
-    failures={"exception": "three-dimensions"},
-    needs_earlier=True,
-)
-def a_parameter_of_three_dimensions(answer, draw):
-    before, after = draw.sample((2, 3, 4), 2)
-    shapes = {"filter": (draw.integer(2, 3), 3, draw.integer(2, 5)), "bias": (3,)}
-    _check_reshard(answer, draw, before, after, shapes)
 
 
 def _tensors_of(part: dict) -> Iterator[Tensor]:
@@ -310,8 +162,82 @@ def _tensors_of(part: dict) -> Iterator[Tensor]:
         yield from (value for value in state.values() if torch.is_tensor(value))
 
 
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _check(answer, before: int, after: int, wholes: tuple[dict, dict], shuffled=False) -> None:
+    old, expected = (_checkpoint(*wholes, ranks) for ranks in (before, after))
+    listed = list(range(before))[:: -1 if shuffled else 1]
+    handed = [copy.deepcopy(old[rank]) for rank in listed]
+    got = answer(handed, after)
+    expect_type(got, (list, tuple))
+    if len(got) != after:
+        raise Wrong("pieces", expected=f"{after} parts", got=f"{len(got)} parts")
+    expect([part.get("shapes") for part in got], [old[0]["shapes"]] * after, each="rank")
+    labels = [{key: part.get(key) for key in ("rank", "world_size")} for part in got]
+    wanted = [{"rank": rank, "world_size": after} for rank in range(after)]
+    expect(labels, wanted, each="rank", likely={"labels": True})
+    expect(list(got), expected, each="rank", likely=_mistakes(old, listed, expected))
+    likely = {"input-changed": True}
+    expect(handed, [old[rank] for rank in listed], each="part", likely=likely)
+
+
+@resharding.requires("from two ranks to four, and from four to two")
+def from_two_ranks_to_four(answer, draw):
+    width = draw.integer(3, 6)
+    shapes = {"up.weight": (4, width), "up.bias": (4,), "down.weight": (width, 4)}
+    for before, after in ((2, 4), (4, 2)):
+        _check(answer, before, after, _wholes(draw, shapes))
+
+
+@resharding.requires("the parts come in any order", needs_earlier=True)
+def the_parts_come_in_any_order(answer, draw):
+    ranks = draw.integer(3, 5)
+    _check(answer, ranks, ranks, _wholes(draw, {"w": (ranks, 6), "b": (4,)}), shuffled=True)
+
+
+@resharding.requires(
+    "from three ranks to four and to two, with sizes that do not divide",
+    failures={"exception": "pieces"},
+    needs_earlier=True,
+)
+def from_three_ranks_to_four_and_to_two(answer, draw):
+    for before, after in ((3, 4), (3, 2), (4, 3)):
+        _check(answer, before, after, _wholes(draw))
+
+
+@resharding.requires(
+    "to one rank, from one, and to more ranks than elements",
+    failures={"IndexError": "pieces"},
+    needs_earlier=True,
+)
+def to_one_rank(answer, draw):
+    many = draw.integer(16, 19)  # more than elements of the smaller matrix
+    for before, after in ((draw.integer(3, 5), 1), (1, draw.choice((3, 6))), (2, many), (many, 2)):
+        _check(answer, before, after, _wholes(draw))
+
+
+@resharding.requires(
+    "a parameter without optimizer state; steps that are plain numbers",
+    failures={
+        "KeyError": "optimizer-left",
+        "TypeError": "what-is-cut",
+        "AttributeError": "what-is-cut",
+    },
+    needs_earlier=True,
+)
+def a_parameter_without_optimizer_state(answer, draw):
+    before, after = draw.sample((2, 3, 4), 2)
+    _check(answer, before, after, _wholes(draw, stateless=("up.weight", "up.bias")))
+    parameters, states = _wholes(draw)
+    numbers = {name: {**state, "step": int(state["step"])} for name, state in states.items()}
+    _check(answer, before, after, (parameters, numbers))
+
+
+@resharding.requires(
+    "a parameter of three dimensions", failures={"exception": "what-is-cut"}, needs_earlier=True
+)
+def a_parameter_of_three_dimensions(answer, draw):
+    before, after = draw.sample((2, 3, 4), 2)
+    shapes = {"filter": (draw.integer(2, 3), 3, draw.integer(2, 5)), "bias": (3,)}
+    _check(answer, before, after, _wholes(draw, shapes))
 
 
 @resharding.requires("every new tensor has memory of its own", needs_earlier=True)
@@ -319,17 +245,15 @@ def every_new_tensor_has_memory_of_its_own(answer, draw):
     before, other = draw.sample((2, 3, 4), 2)
     for after in (other, before, 1):
         old = _checkpoint(*_wholes(draw), before)
-        new = answer(old, after)
-        taken = {_memory(tensor) for part in old for tensor in _tensors_of(part)}
-        for tensor in (tensor for part in new for tensor in _tensors_of(part)):
+        taken = storages(tensor for part in old for tensor in _tensors_of(part))
+        for tensor in (tensor for part in answer(old, after) for tensor in _tensors_of(part)):
             if larger_than_itself(tensor):
-                raise Wrong(
-                    "a-view", expected="memory of exactly its size", got="a part of a larger one"
-                )
-            if _memory(tensor) in taken:
+                expected, got = "memory of exactly its size", "a part of a larger one"
+                raise Wrong("memory", expected=expected, got=got)
+            if storages([tensor]) & taken:
                 got = f"one, of shape {tuple(tensor.shape)}, shared with another part or with `checkpoints`"
-                raise Wrong("shared", expected="memory of its own for every tensor", got=got)
-            taken.add(_memory(tensor))
+                raise Wrong("memory", expected="memory of its own for every tensor", got=got)
+            taken |= storages([tensor])
 
 
 @resharding.requires("what is not a whole checkpoint is refused with a ValueError")
@@ -340,16 +264,38 @@ def what_is_not_a_whole_checkpoint_is_refused(answer, draw):
     parts, other = (_checkpoint(*wholes, n) for n in (ranks, last))
     gone, lost = draw.sample(range(1, last), 2)
     without = {rank: [p for p in parts if p["rank"] != rank] for rank in (gone, lost)}
-    said = [_refusal(answer, without[rank], "missing-rank", rank) for rank in (gone, lost)]
+    said = [_refusal(answer, without[rank], rank) for rank in (gone, lost)]
     if said[0] == said[1]:  # as one that lists all ranks there should be
         expected = f"another message without rank {gone} than without rank {lost}"
-        raise Wrong("error-without-rank", expected=expected, got=said[0])
-    _refusal(answer, parts[:last], "missing-rank", last)
-    _refusal(answer, [*parts[:last], parts[0]], "twice", last)
-    _refusal(answer, [*parts, parts[gone]], "twice", None)
-    _refusal(answer, [*other, parts[last]], "twice", None)
-    _refusal(answer, [*parts[:gone], other[gone], *parts[gone + 1 :]], "twice", None)
-    _refusal(answer, [], "missing-rank", None)
+        raise Wrong("not-refused", expected=expected, got=said[0])
+    _refusal(answer, parts[:last], last)
+    _refusal(answer, [*parts[:last], parts[0]], last)
+    for mixed in (
+        [*parts, parts[gone]],
+        [*other, parts[last]],
+        [*parts[:gone], other[gone], *parts[gone + 1 :]],
+        [],
+    ):
+        _refusal(answer, mixed, None)
+
+
+def _refusal(answer, parts: list[dict], missing: int | None) -> str:
+    """The message with which `parts` are refused, to two ranks as to as many as there are parts."""
+    there = ", ".join(f"{part['rank']} of {part['world_size']}" for part in parts) or "none"
+    expected = f"a ValueError for these ranks: {there}"
+    for world_size in (len(parts) or 1, 2):
+        got = "no exception"
+        try:
+            answer(copy.deepcopy(parts), world_size)
+        except ValueError as error:
+            said = str(error)
+            continue
+        except Exception as error:  # noqa: BLE001 - which one it is, is the question
+            got = type(error).__name__
+        raise Wrong("not-refused", expected=expected, got=got)
+    if missing is not None and str(missing) not in re.findall(r"\d+", said):
+        raise Wrong("not-refused", expected=f"a message that names rank {missing}", got=said)
+    return said
 
 
 @resharding.requires(
@@ -359,23 +305,4 @@ def what_is_not_a_whole_checkpoint_is_refused(answer, draw):
 )
 def parameters_in_bfloat16(answer, draw):
     before, after = draw.sample((2, 3, 4), 2)
-    _check_reshard(answer, draw, before, after, dtype=torch.bfloat16)
-
-
-def _refusal(answer, parts: list[dict], slug: str, missing: int | None) -> str:
-    """The message with which `parts` are refused, to two ranks as to as many as there are parts."""
-    there = [part["rank"] for part in parts]
-    expected = f"a ValueError, where the ranks {there} are there"
-    for world_size in (len(parts) or 1, 2):
-        try:
-            answer(copy.deepcopy(parts), world_size)
-        except ValueError as error:
-            said = str(error)
-        except Exception as error:  # noqa: BLE001 - which one it is, is the question
-            raise Wrong("other-error", expected=expected, got=type(error).__name__) from None
-        else:
-            raise Wrong(slug, expected=expected, got="no exception")
-    if missing is not None and str(missing) not in re.findall(r"\d+", said):
-        expected = f"a message that names rank {missing}"
-        raise Wrong("error-without-rank", expected=expected, got=said)
-    return said
+    _check(answer, before, after, _wholes(draw, dtype=torch.bfloat16))

@@ -30,71 +30,36 @@ class JoinsAndPads:
         return tensors
 
 
-@wrong("8.3", names="rounded-down")
+@wrong("8.3", names="size")
 class RoundsDown(JoinsAndPads):
     def __init__(self, shapes, world_size):
         super().__init__(shapes, world_size)
         self.shard_size = self.total // world_size
 
 
-@wrong("8.3", names="padded-each")
+@wrong("8.3", names="size")
 class PadsEveryTensor(JoinsAndPads):
     def __init__(self, shapes, world_size):
         super().__init__(shapes, world_size)
         self.shard_size = sum(math.ceil(math.prod(s) / world_size) for s in self.shapes)
 
 
-@wrong("8.3", names="padded-too-much")
-class PadsAlways(JoinsAndPads):
-    def __init__(self, shapes, world_size):
-        super().__init__(shapes, world_size)
-        self.shard_size = self.total // world_size + 1
-
-
-@wrong("8.3", names="not-padded")
+@wrong("8.3", names="padding")
 class PadsNothing(JoinsAndPads):
     def flatten(self, tensors):
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-@wrong("8.3", names="padding-not-zero")
-class PadsWithTheBeginning(JoinsAndPads):
-    def flatten(self, tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        return flat.repeat(1 + self.n)[: self.n * self.shard_size].clone()
-
-
-@wrong("8.3", names="padded-in-front")
-class PadsInFront(JoinsAndPads):
-    def flatten(self, tensors):
-        flat = super().flatten(tensors)
-        return flat.roll(self.n * self.shard_size - self.total)
-
-
-@wrong("8.3", names="strided")
+@wrong("8.3", names="wrong-shards")
 class DealsElementsOut(JoinsAndPads):
     def shards(self, flat):
         return [flat[rank :: self.n] for rank in range(self.n)]
 
 
-@wrong("8.3", names="too-few-shards")
-class ChunksTheTensorsOnly(JoinsAndPads):
-    def shards(self, flat):
-        return (
-            list(flat[: self.total].chunk(self.n)) if self.total < self.n else super().shards(flat)
-        )
-
-
-@wrong("8.3", names="shards-copied")
+@wrong("8.3", names="copied")
 class CopiesTheShards(JoinsAndPads):
     def shards(self, flat):
         return [shard.clone() for shard in super().shards(flat)]
-
-
-@wrong("8.3", names="tensors-copied")
-class CopiesTheTensors(JoinsAndPads):
-    def unflatten(self, flat):
-        return [tensor.clone() for tensor in super().unflatten(flat)]
 
 
 @wrong("8.3", names="flatten-aliases")
@@ -106,22 +71,13 @@ class ReusesASingleTensor(JoinsAndPads):
 
 
 @wrong("8.3", names="input-changed")
-class CopiesTheOtherWay(JoinsAndPads):
-    def flatten(self, tensors):
-        flat = tensors[0].new_zeros(self.n * self.shard_size)
-        for place, tensor in zip(self.unflatten(flat), tensors, strict=True):
-            tensor.copy_(place)
-        return flat
-
-
-@wrong("8.3", names="input-changed")
 class AppendsThePadding(JoinsAndPads):
     def flatten(self, tensors):
         tensors.append(tensors[0].new_zeros(self.n * self.shard_size - self.total))
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-@wrong("8.3", names="tensors-copied")
+@wrong("8.3", names="copied")
 class WritesIntoCopies(JoinsAndPads):
     def flatten(self, tensors):
         flat = tensors[0].new_zeros(self.n * self.shard_size)
@@ -133,25 +89,7 @@ class WritesIntoCopies(JoinsAndPads):
         return [tensor.clone() for tensor in super().unflatten(flat)]
 
 
-@wrong("8.3", names="buffer-kept")
-class KeepsItsVector(JoinsAndPads):
-    vector = None
-
-    def flatten(self, tensors):
-        if self.vector is None:
-            self.vector = tensors[0].new_zeros(self.n * self.shard_size)
-        return self.vector.copy_(super().flatten(tensors))
-
-
-@wrong("8.3", names="dimensions-left-out")
-class KnowsMatricesAndVectors(JoinsAndPads):
-    def __init__(self, shapes, world_size):
-        super().__init__(shapes, world_size)
-        sizes = [s[0] * s[-1] if len(s) > 1 else math.prod(s) for s in self.shapes]
-        self.shard_size = math.ceil(sum(sizes) / world_size)
-
-
-@wrong("8.3", names="dtype-lost")
+@wrong("8.3", names="other-dtype")
 class FillsAFloat32Vector(JoinsAndPads):
     def flatten(self, tensors):
         flat = torch.zeros(self.n * self.shard_size)
@@ -160,30 +98,16 @@ class FillsAFloat32Vector(JoinsAndPads):
         return flat
 
 
-@wrong("8.3", names="not-contiguous")
-class ViewsTheTensors(JoinsAndPads):
-    def flatten(self, tensors):
-        padding = tensors[0].new_zeros(self.n * self.shard_size - self.total)
-        return torch.cat([*(tensor.view(-1) for tensor in tensors), padding])
-
-
-@wrong("8.3", names="not-contiguous")
+@wrong("8.3", names="not-flat")
 class TakesTheOrderOfMemory(JoinsAndPads):
     def flatten(self, tensors):
         return super().flatten([t.as_strided((t.numel(),), (1,)) for t in tensors])
 
 
-@wrong("8.3", names="scalars")
-class MultipliesTheShape(JoinsAndPads):
-    def unflatten(self, flat):
-        tensors, start = [], 0
-        for shape in self.shapes:
-            size = shape[0]
-            for extent in shape[1:]:
-                size *= extent
-            tensors.append(flat[start : start + size].view(shape))
-            start += size
-        return tensors
+@wrong("8.3", names="not-flat")
+class LaysColumnsEndToEnd(JoinsAndPads):
+    def flatten(self, tensors):
+        return super().flatten([t.t() if t.dim() == 2 else t for t in tensors])
 
 
 @right("8.3")
@@ -216,17 +140,6 @@ class KeepsWhereEachBegins:
 
 
 @wrong("8.3", names="last-flatten")
-class NotesThePadding(JoinsAndPads):
-    def flatten(self, tensors):
-        flat = super().flatten(tensors)
-        self.end = sum(tensor.numel() for tensor in tensors)
-        return flat
-
-    def unflatten(self, flat):
-        return super().unflatten(flat[: self.end])
-
-
-@wrong("8.3", names="last-flatten")
 class CutsTheLastVector(JoinsAndPads):
     def flatten(self, tensors):
         self.flat = super().flatten(tensors)
@@ -245,30 +158,7 @@ class FillsAVectorOnTheCPU(JoinsAndPads):
         return flat
 
 
-@wrong("8.3", names="device-lost")
-class JoinsZerosOfTheCPU(JoinsAndPads):
-    def flatten(self, tensors):
-        padding = torch.zeros(self.n * self.shard_size - self.total, dtype=tensors[0].dtype)
-        return torch.cat([*(tensor.reshape(-1) for tensor in tensors), padding])
-
-
-@wrong("8.3", names="no-elements")
-class GivesEveryTensorAPlace(JoinsAndPads):
-    def __init__(self, shapes, world_size):
-        super().__init__(shapes, world_size)
-        self.total = sum(math.prod(shape) or 1 for shape in self.shapes)
-        self.shard_size = math.ceil(self.total / world_size)
-
-
-@wrong("8.3", names="input-changed")
-class AppendsAShapeForThePadding(JoinsAndPads):
-    def __init__(self, shapes, world_size):
-        super().__init__(shapes, world_size)
-        if missing := self.n * self.shard_size - self.total:
-            shapes.append(torch.Size([missing]))
-
-
-@wrong("8.3", names="padding-not-zero")
+@wrong("8.3", names="padding")
 class TakesEmptyMemory(JoinsAndPads):
     def flatten(self, tensors):
         flat = tensors[0].new_empty(self.n * self.shard_size)
@@ -277,13 +167,7 @@ class TakesEmptyMemory(JoinsAndPads):
         return flat
 
 
-@wrong("8.3", names="shard-sizes")
-class SplitsIntoRoundedDown(JoinsAndPads):
-    def shards(self, flat):
-        return list(flat.split(max(1, self.total // self.n)))
-
-
-@wrong("8.3", names="padding-returned")
+@wrong("8.3", names="wrong-tensors")
 class LastOneGetsTheRest(JoinsAndPads):
     def unflatten(self, flat):
         *tensors, last = super().unflatten(flat)

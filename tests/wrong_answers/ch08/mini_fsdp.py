@@ -239,24 +239,27 @@ class CallsItModel(MiniFSDP):
         self.model = self._modules.pop("module")
 
 
-def _piece(tensor):
+def pieces(tensor):
+    """A tensor laid flat and padded, cut for the ranks."""
     n = dist.get_world_size()
-    size = -(-tensor.numel() // n)
-    flat = tensor.new_zeros(n * size)
-    flat[: tensor.numel()] = tensor.flatten()
-    return flat.view(n, size)[dist.get_rank()]
+    flat = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n))
+    return list(flat.chunk(n))
 
 
-@wrong("8.4", names="no-broadcast")
+def piece(tensor):
+    return pieces(tensor)[dist.get_rank()].clone()
+
+
+@wrong("8.4", names="start")
 class KeepsItsOwnStart(MiniFSDP):
     def __init__(self, module, compute_dtype=None):
         own = {name: p.detach().clone() for name, p in module.named_parameters()}
         super().__init__(module, compute_dtype)
         for name, kept in module.named_parameters():
-            kept.data.copy_(_piece(own[name]) if own[name].dim() > 1 else own[name])
+            kept.data.copy_(piece(own[name]) if own[name].dim() > 1 else own[name])
 
 
-@wrong("8.4", names="buffers-forgotten")
+@wrong("8.4", names="start")
 class KeepsItsOwnBuffers(MiniFSDP):
     def __init__(self, module, compute_dtype=None):
         own = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -265,19 +268,19 @@ class KeepsItsOwnBuffers(MiniFSDP):
             buffer.copy_(own[name])
 
 
-@wrong("8.4", names="not-full")
+@wrong("8.4", names="wholes")
 class GivesFlatParameters(MiniFSDP):
     def full_parameters(self):
         return {name: whole.flatten() for name, whole in super().full_parameters().items()}
 
 
-@wrong("8.4", names="rank-0-alone")
+@wrong("8.4", names="not-every-rank")
 class GathersOnRank0(MiniFSDP):
     def full_parameters(self):
         return super().full_parameters() if dist.get_rank() == 0 else {}
 
 
-class _OtherShard(MiniFSDP):
+class OtherShard(MiniFSDP):
     """Keeps something else than its shard; what it holds is right all the same."""
 
     def other(self, whole, rank, ranks):
@@ -300,50 +303,13 @@ class _OtherShard(MiniFSDP):
         super().__init__(module, compute_dtype)
 
 
-@wrong("8.4", names="nothing-sharded")
-class KeepsTheMatrices(_OtherShard):
-    def other(self, whole, rank, ranks):
-        return whole.clone()
-
-
-@wrong("8.4", names="a-view")
-class KeepsAView(_OtherShard):
-    def other(self, whole, rank, ranks):
-        return whole.flatten().view(ranks, -1)[rank]
-
-
-@wrong("8.4", names="wrong-shard")
-class DealsTheElementsOut(_OtherShard):
+@wrong("8.4", names="shards")
+class DealsTheElementsOut(OtherShard):
     def other(self, whole, rank, ranks):
         return whole.flatten()[rank::ranks].clone()
 
 
-@wrong("8.4", names="names-changed")
-class RenamesTheShards(_OtherShard):
-    def other(self, whole, rank, ranks):
-        return _piece(whole)
-
-    def __init__(self, module, compute_dtype=None):
-        super().__init__(module, compute_dtype)
-        for layer in module.modules():
-            if "weight" in layer._parameters:
-                layer._parameters["weight_shard"] = layer._parameters.pop("weight")
-
-
-@wrong("8.4", names="vectors-sharded")
-class ShardsVectors(_OtherShard):
-    def other(self, whole, rank, ranks):
-        return _piece(whole).clone()
-
-    def __init__(self, module, compute_dtype=None):
-        super().__init__(module, compute_dtype)
-        for layer in module.modules():
-            for name, parameter in layer.named_parameters(recurse=False):
-                if self.shapes and name == "bias":
-                    layer.register_parameter(name, nn.Parameter(_piece(parameter.detach()).clone()))
-
-
-class _FirstTry(nn.Module):
+class FirstTry(nn.Module):
     """What the first ten minutes give: shards in the parameters' places, cut as they should be."""
 
     def __init__(self, module, compute_dtype=None):
@@ -354,13 +320,10 @@ class _FirstTry(nn.Module):
         for layer in module.modules():
             for name, parameter in list(layer.named_parameters(recurse=False)):
                 if parameter.dim() > 1:
-                    kept = nn.Parameter(self.piece(parameter.detach()))
+                    kept = nn.Parameter(piece(parameter.detach()))
                     kept.whole_shape = parameter.shape
                     setattr(layer, name, kept)
         self.set_hooks()
-
-    def piece(self, tensor):
-        return _piece(tensor).clone()
 
     def set_hooks(self):
         pass
@@ -386,25 +349,12 @@ class _FirstTry(nn.Module):
         }
 
 
-@wrong("8.4", names="shard-in-forward")
-class GathersNothing(_FirstTry):
+@wrong("8.4", names="shard-or-whole")
+class GathersNothing(FirstTry):
     pass
 
 
-@wrong("8.4", names="wrong-shard")
-class CutsRows(_FirstTry):
-    """As `fully_shard` does."""
-
-    def piece(self, tensor):
-        return tensor.chunk(dist.get_world_size())[dist.get_rank()].clone()
-
-    def whole(self, kept):
-        pieces = [torch.empty_like(kept) for _ in range(dist.get_world_size())]
-        dist.all_gather(pieces, kept.detach())
-        return torch.cat(pieces)
-
-
-class _SwapsData(_FirstTry):
+class SwapsData(FirstTry):
     """Lets one parameter be the shard at one time and the whole at another."""
 
     def set_hooks(self):
@@ -425,13 +375,13 @@ class _SwapsData(_FirstTry):
             kept.data = kept.shard
 
 
-@wrong("8.4", names="whole-in-parameter")
-class StaysWholeAfterBackward(_SwapsData):
+@wrong("8.4", names="shard-or-whole")
+class StaysWholeAfterBackward(SwapsData):
     pass
 
 
-@wrong("8.4", names="gradient-not-there")
-class ReducesInAFullBackwardHook(_SwapsData):
+@wrong("8.4", names="gradient-missing")
+class ReducesInAFullBackwardHook(SwapsData):
     def set_hooks(self):
         super().set_hooks()
         for layer in self.module.modules():
@@ -443,11 +393,11 @@ class ReducesInAFullBackwardHook(_SwapsData):
         self.free(own)
         for kept in own:
             dist.all_reduce(kept.grad)
-            kept.grad = _piece(kept.grad) / dist.get_world_size()
+            kept.grad = piece(kept.grad) / dist.get_world_size()
 
 
-@wrong("8.4", names="accumulated-wrong")
-class LetsAutogradAdd(_SwapsData):
+@wrong("8.4", names="accumulated")
+class LetsAutogradAdd(SwapsData):
     """Right for one backward pass: a second one adds a whole gradient to a shard's."""
 
     def set_hooks(self):
@@ -459,9 +409,8 @@ class LetsAutogradAdd(_SwapsData):
     def ready(self, kept):
         gradient, kept.grad = kept.grad, None
         self.free([kept])
-        pieces = _all_pieces(gradient)
         kept.grad = torch.empty_like(kept)
-        dist.reduce_scatter(kept.grad, pieces)
+        dist.reduce_scatter(kept.grad, pieces(gradient))
         kept.grad /= dist.get_world_size()
 
     def finish_gradient_synchronization(self):
@@ -471,22 +420,16 @@ class LetsAutogradAdd(_SwapsData):
                 parameter.grad /= dist.get_world_size()
 
 
-def _all_pieces(tensor):
-    n = dist.get_world_size()
-    flat = nn.functional.pad(tensor.flatten(), (0, -tensor.numel() % n))
-    return list(flat.chunk(n))
-
-
-class _FullyShards(nn.Module):
-    """PyTorch's own, which keeps DTensors."""
-
+@wrong("8.4", names="torchs-own")
+class HandsOverToFullyShard(nn.Module):
     def __init__(self, module, compute_dtype=None):
         super().__init__()
-        self.prepare(module)
-        self.module = fully_shard(module)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.module = self.wrapped(module)
 
-    def prepare(self, module):
-        pass
+    def wrapped(self, module):
+        return fully_shard(module)
 
     def forward(self, *inputs):
         return self.module(*inputs)
@@ -498,35 +441,16 @@ class _FullyShards(nn.Module):
         return {name: p.full_tensor() for name, p in self.module.named_parameters()}
 
 
-@wrong("8.4", names="no-broadcast")
-class ForgetsThatFullyShardKeepsTheStart(_FullyShards):
-    pass
-
-
-@wrong("8.4", names="dtensor")
-class HandsOverToFullyShard(_FullyShards):
-    def prepare(self, module):
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
-
-
 @wrong("8.4", names="names-changed")
-class WrapsWithDDP(nn.Module):
-    def __init__(self, module, compute_dtype=None):
-        super().__init__()
-        self.module = nn.parallel.DistributedDataParallel(module)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def finish_gradient_synchronization(self):
-        pass
+class WrapsWithDDP(HandsOverToFullyShard):
+    def wrapped(self, module):
+        return nn.parallel.DistributedDataParallel(module)
 
     def full_parameters(self):
         return {name: p.detach() for name, p in self.module.module.named_parameters()}
 
 
-class _Reducing(MiniFSDP):
+class Reducing(MiniFSDP):
     """A right answer whose reduction each wrong one below writes in another way."""
 
     def _gradient_ready(self, weight, whole):
@@ -574,109 +498,44 @@ class _Reducing(MiniFSDP):
 
 
 @wrong("8.4", names="not-waited")
-class WaitsForNoReduction(_Reducing):
+class WaitsForNoReduction(Reducing):
     def wait(self, work):
         pass
 
 
 @wrong("8.4", names="sum-not-mean")
-class AddsOnly(_Reducing):
+class AddsOnly(Reducing):
     def averaged(self, total):
         return total
 
 
-@wrong("8.4", names="divided-twice")
-class DividesBeforeAndAfter(_Reducing):
-    def averaged(self, total):
-        return total / dist.get_world_size() ** 2
-
-
-@wrong("8.4", names="own-gradient")
-class KeepsItsOwnPiece(_Reducing):
-    def reduce(self, weight, gradient):
-        return None, _piece(gradient) * dist.get_world_size()
-
+@wrong("8.4", names="left-out")
+class ForgetsTheVectors(Reducing):
     def reduce_vector(self, gradient):
         return None, gradient * dist.get_world_size()
 
 
-@wrong("8.4", names="vectors-local")
-class ForgetsTheVectors(_Reducing):
-    def reduce_vector(self, gradient):
-        return None, gradient * dist.get_world_size()
-
-
-@wrong("8.4", names="all-reduced")
-class AllReducesAndCuts(_Reducing):
+@wrong("8.4", names="too-many-bytes")
+class AllReducesAndCuts(Reducing):
     def reduce(self, weight, gradient):
         flat = weight.layout.flatten([gradient])
         work = dist.all_reduce(flat, group=self.reductions, async_op=True)
         return work, weight.layout.shards(flat)[dist.get_rank()]
 
 
-@wrong("8.4", names="accumulated-lost")
-class ReplacesTheGradient(_Reducing):
-    def take(self, kept, mean):
-        kept.grad = mean
-
-
-@wrong("8.4", names="accumulated-wrong")
-class AveragesThePasses(_Reducing):
-    def take(self, kept, mean):
-        before = kept.grad is not None and bool(kept.grad.any())
-        kept.grad = (kept.grad + mean) / 2 if before else mean
-
-
-@wrong("8.4", names="summed-in-half")
-class AddsBeforeItCasts(_Reducing):
-    def prepared(self, gradient, weight):
-        return gradient
-
-
-@wrong("8.4", names="backward-blocks")
-class ReducesInBackward(_Reducing):
-    def reduce(self, weight, gradient):
-        pieces = weight.layout.shards(weight.layout.flatten([gradient]))
-        total = torch.empty_like(pieces[0])
-        dist.reduce_scatter(total, pieces, group=self.reductions)
-        return None, total
-
-
-@wrong("8.4", names="reductions-pile-up")
-class FinishesAtTheEnd(_Reducing):
+@wrong("8.4", names="too-much-ahead")
+class FinishesAtTheEnd(Reducing):
     def make_room(self):
         pass
 
 
-@wrong("8.4", names="kept-in-backward")
-class FreesAtTheEnd(_Reducing):
+@wrong("8.4", names="kept-after-backward")
+class FreesAtTheEnd(Reducing):
     def release(self, weight):
         pass
 
     def _prepare_backward(self, calls, index, gradients):
         super()._prepare_backward(calls[: index + 1], index, gradients)
-
-
-@wrong("8.4", names="kept-in-backward")
-class NeverFreesFrozenOnes(MiniFSDP):
-    def _prepare_backward(self, calls, index, gradients):
-        super()._prepare_backward(calls[: index + 1], index, gradients)
-
-
-@wrong("8.4", names="kept-afterwards")
-class FreesTheFollowingOnly(_Reducing):
-    """The first layer's matrix stays until its next forward."""
-
-    def release(self, weight):
-        pass
-
-    def _before_forward(self, own, layer, inputs, keywords):
-        self._free(own.weights.values())
-        return super()._before_forward(own, layer, inputs, keywords)
-
-    def finish_gradient_synchronization(self):
-        self._finish_reductions()
-        self.calls = []
 
 
 @wrong("8.4", names="wrong-output")
@@ -705,7 +564,7 @@ class KeepsForBackward(MiniFSDP):
         del vars(self)["_free"]
 
 
-@wrong("8.4", names="all-at-once")
+@wrong("8.4", names="too-much-ahead")
 class GathersAllForBackward(MiniFSDP):
     def _prepare_backward(self, calls, index, gradients):
         if index == len(calls) - 1:
@@ -714,7 +573,7 @@ class GathersAllForBackward(MiniFSDP):
         super()._prepare_backward(calls, index, gradients)
 
 
-@wrong("8.4", names="gathered-again")
+@wrong("8.4", names="too-many-bytes")
 class GathersTwiceForBackward(MiniFSDP):
     def _prepare_backward(self, calls, index, gradients):
         super()._prepare_backward(calls, index, gradients)
@@ -723,63 +582,19 @@ class GathersTwiceForBackward(MiniFSDP):
         self._wait(calls[index][0])
 
 
-@wrong("8.4", names="gathered-again")
-class FreesWhatItHasPrefetched(MiniFSDP):
-    """Where a tied matrix is used by the calls before and after, it has just been gathered."""
-
-    def _prepare_backward(self, calls, index, gradients):
-        for weights, _ in calls[index + 2 : index + 3]:
-            self._free(weights)
-        super()._prepare_backward(calls, index, gradients)
-
-
-@wrong("8.4", names="whole-stays-in-layer")
-class LeavesTheWholeInTheLayer(MiniFSDP):
-    def _after_forward(self, own, layer, inputs, output):
-        super()._after_forward(own, layer, inputs, output)
-        for name, weight in own.weights.items():
-            vars(layer)[name] = weight.whole
-
-
-@wrong("8.4", names="no-prefetch")
+@wrong("8.4", names="no-overlap")
 class GathersWhenBackwardArrives(MiniFSDP):
     def _prepare_backward(self, calls, index, gradients):
         super()._prepare_backward(calls[index:], 0, gradients)
 
 
-@wrong("8.4", names="remainder-lost")
-class ForgetsTheLastElements(MiniFSDP):
-    """As if a shard had elements // n elements: right wherever the sizes divide."""
-
-    def _weight(self, parameter):
-        rest = parameter.numel() % dist.get_world_size()
-        if parameter.dim() > 1 and rest:
-            parameter.data.flatten()[-rest:] = 0.0
-        return super()._weight(parameter)
-
-
-@wrong("8.4", names="frozen")
-class TrainsEverything(MiniFSDP):
-    def _weight(self, parameter):
-        return super()._weight(parameter.requires_grad_())
-
-
-@wrong("8.4", names="unused")
+@wrong("8.4", names="zeros-for-none")
 class FillsInZeros(MiniFSDP):
     def finish_gradient_synchronization(self):
         super().finish_gradient_synchronization()
         for kept in self.module.parameters():
             if kept.grad is None and kept.requires_grad:
                 kept.grad = torch.zeros_like(kept)
-
-
-@wrong("8.4", names="unused")
-class ExpectsEveryGradient(MiniFSDP):
-    def finish_gradient_synchronization(self):
-        super().finish_gradient_synchronization()
-        for kept in self.module.parameters():
-            if kept.requires_grad:
-                kept.grad = kept.grad.contiguous()
 
 
 @wrong("8.4", names="tied")
@@ -826,7 +641,7 @@ class HooksEveryOutput(MiniFSDP):
         super()._after_forward(own, layer, inputs, output)
 
 
-@wrong("8.4", names="gathered-in-float32")
+@wrong("8.4", names="dtype")
 class CastsAfterTheGather(MiniFSDP):
     def _start_gather(self, weights):
         for weight in weights:
@@ -842,7 +657,7 @@ class CastsAfterTheGather(MiniFSDP):
                 weight.whole.data.copy_(weight.kept)
 
 
-@wrong("8.4", names="master-cast")
+@wrong("8.4", names="dtype")
 class CastsTheModule(MiniFSDP):
     def __init__(self, module, compute_dtype=None):
         super().__init__(
@@ -850,18 +665,10 @@ class CastsTheModule(MiniFSDP):
         )
 
 
-@wrong("8.4", names="dtypes-mixed")
+@wrong("8.4", names="inputs")
 class LeavesTheInputs(MiniFSDP):
     def _cast(self, value):
         return value
-
-
-@wrong("8.4", names="double-lost")
-class KeepsShardsInFloat32(MiniFSDP):
-    def _weight(self, parameter):
-        weight = super()._weight(parameter)
-        weight.kept.data = weight.kept.data.float()
-        return weight
 
 
 @wrong("8.4", names="one-communicator")
@@ -871,7 +678,7 @@ class HasOneGroup(MiniFSDP):
         super()._start_gather(weights)
 
 
-@wrong("8.4", names="backward-blocks")
+@wrong("8.4", names="no-overlap")
 class WaitsForEachReduction(MiniFSDP):
     def _gradient_ready(self, weight, whole):
         super()._gradient_ready(weight, whole)
@@ -879,57 +686,8 @@ class WaitsForEachReduction(MiniFSDP):
 
 
 @right("8.4")
-class SumsInDoublePrecision(MiniFSDP):
+class SumsInDoublePrecision(Reducing):
     """As many elements, and sums that are rounded once."""
 
-    def _gradient_ready(self, weight, whole):
-        self._free([weight])
-        gradient, whole.grad = whole.grad.double(), None
-        self._finish_reductions()
-        total = gradient
-        if weight.sharded:
-            pieces = weight.layout.shards(weight.layout.flatten([gradient]))
-            total = torch.empty_like(pieces[0])
-            work = dist.reduce_scatter(total, pieces, group=self.reductions, async_op=True)
-        else:
-            work = dist.all_reduce(total, group=self.reductions, async_op=True)
-        self.pending.append((work, weight.kept, total))
-
-    def _finish_reductions(self):
-        for work, _, _ in self.pending:
-            work.wait()
-        self.pending = [(work, kept, total.to(kept.dtype)) for work, kept, total in self.pending]
-        super()._finish_reductions()
-
-
-@wrong("8.4", names="shapes-of-shards")
-class TellsTheShapesOfShards(MiniFSDP):
-    @property
-    def shapes(self):
-        return {name: p.shape for name, p in self.module.named_parameters()}
-
-    @shapes.setter
-    def shapes(self, whole):
-        pass
-
-
-@wrong("8.4", names="integers-cast")
-class CastsEveryTensor(MiniFSDP):
-    def _cast(self, value):
-        return (
-            value.to(self.compute_dtype) if self.compute_dtype and torch.is_tensor(value) else value
-        )
-
-
-@wrong("8.4", names="dtypes-mixed")
-class CastsNoKeywords(MiniFSDP):
-    def _before_forward(self, own, layer, inputs, keywords):
-        inputs, _ = super()._before_forward(own, layer, inputs, keywords)
-        return inputs, keywords
-
-
-@wrong("8.4", names="full-aliased")
-class HandsOutItsVectors(MiniFSDP):
-    def full_parameters(self):
-        full, own = super().full_parameters(), dict(self.module.named_parameters())
-        return {n: own[n].detach() if p.dim() == 1 else p for n, p in full.items()}
+    def prepared(self, gradient, weight):
+        return gradient.double()

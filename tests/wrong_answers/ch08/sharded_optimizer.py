@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course_exercises.authoring import load_answer
 from tests.wrong_answers import right, wrong
 
 
@@ -59,8 +58,10 @@ class OneFlatMessage(torch.optim.Optimizer):
                 parameter.copy_(part.view_as(parameter))
 
 
-class _Sharded(torch.optim.Optimizer):
+class Sharded(torch.optim.Optimizer):
     """A right answer of small parts; each wrong one below writes one of them wrongly."""
+
+    first = 0  # the parameter from which on it counts who owns how much
 
     def __init__(self, params, optimizer_cls, **kwargs):
         self.make_inner = partial(optimizer_cls, **kwargs)
@@ -85,7 +86,7 @@ class _Sharded(torch.optim.Optimizer):
 
     def next_owner(self, parameter):
         loads = [0] * dist.get_world_size()
-        for other, owner in self.owners.items():
+        for other, owner in list(self.owners.items())[self.first :]:
             loads[owner] += other.numel()
         return loads.index(min(loads))
 
@@ -117,63 +118,28 @@ class _Sharded(torch.optim.Optimizer):
 
 
 @wrong("8.2", names="not-broadcast")
-class SendsNothing(_Sharded):
+class SendsNothing(Sharded):
     def send(self):
         pass
 
 
-@wrong("8.2", names="wrong-source")
-class SendsFromRank0(_Sharded):
+@wrong("8.2", names="not-broadcast")
+class SendsFromRank0(Sharded):
     def send(self):
         for parameter in self.owners:
             dist.broadcast(parameter, 0)
 
 
-@wrong("8.2", names="all-reduced")
-class AddsTheCopies(_Sharded):
-    def send(self):
-        for parameter in self.owners:
-            dist.all_reduce(parameter)
-
-
-@wrong("8.2", names="all-reduced")
-class AveragesTheCopies(_Sharded):
-    def send(self):
-        for parameter in self.owners:
-            dist.all_reduce(parameter)
-            parameter /= dist.get_world_size()
-
-
-@wrong("8.2", names="not-every-rank")
-class OnlyTheOwnerSends(_Sharded):
+@wrong("8.2", names="other-calls")
+class OnlyTheOwnerSends(Sharded):
     def send(self):
         for parameter, owner in self.owners.items():
             if owner == dist.get_rank():
                 dist.broadcast(parameter, owner)
 
 
-@wrong("8.2", names="not-every-rank")
-class NumbersTheOwnersFromItself(_Sharded):
-    """As `hash(parameter)` or `id(parameter)` would: each rank finds another owner."""
-
-    def next_owner(self, parameter):
-        return (len(self.owners) + dist.get_rank()) % dist.get_world_size()
-
-
-@wrong("8.2", names="both-send")
-class SendsBeforeItReceives(_Sharded):
-    def send(self):
-        for parameter, owner in self.owners.items():
-            for other in range(dist.get_world_size()):
-                if other != owner == dist.get_rank():
-                    dist.send(parameter.detach(), other)
-        for parameter, owner in self.owners.items():
-            if owner != dist.get_rank():
-                dist.recv(parameter.detach(), owner)
-
-
 @wrong("8.2", names="two-ranks")
-class CutsIntoHalves(_Sharded):
+class CutsIntoHalves(Sharded):
     """Knows two ranks only."""
 
     def mine(self, parameters):
@@ -181,22 +147,8 @@ class CutsIntoHalves(_Sharded):
         return halves[dist.get_rank()]
 
 
-@wrong("8.2", names="left-over")
-class NeedsASecondRank(_Sharded):
-    """Right on several ranks; on one, every second parameter is nobody's."""
-
-    def next_owner(self, parameter):
-        if dist.get_world_size() > 1:
-            return super().next_owner(parameter)
-        return len(self.owners) % 2
-
-    def send(self):
-        for parameter, owner in self.owners.items():
-            dist.broadcast(parameter, min(owner, dist.get_world_size() - 1))
-
-
-@wrong("8.2", names="left-over")
-class DropsTheRemainder(_Sharded):
+@wrong("8.2", names="no-owner")
+class DropsTheRemainder(Sharded):
     def share_out(self, group):
         n = dist.get_world_size()
         share = len(group["params"]) // n
@@ -207,30 +159,13 @@ class DropsTheRemainder(_Sharded):
 
 
 @wrong("8.2", names="everyone-everything")
-class KeepsAllStates(_Sharded):
+class KeepsAllStates(Sharded):
     def mine(self, parameters):
         return parameters
 
 
-@wrong("8.2", names="everyone-everything")
-class HidesTheGradients(_Sharded):
-    """Saves nothing where an optimizer makes its state at once."""
-
-    def mine(self, parameters):
-        return parameters
-
-    def step(self, closure=None):
-        hidden = {p: p.grad for p, owner in self.owners.items() if owner != dist.get_rank()}
-        for parameter in hidden:
-            parameter.grad = None
-        loss = super().step(closure)
-        for parameter, gradient in hidden.items():
-            parameter.grad = gradient
-        return loss
-
-
-@wrong("8.2", names="state-elsewhere")
-class KeepsTheStateInside(_Sharded):
+@wrong("8.2", names="state")
+class KeepsTheStateInside(Sharded):
     def share_out(self, group):
         super().share_out(group)
         self.state.clear()
@@ -240,85 +175,33 @@ class KeepsTheStateInside(_Sharded):
 
 
 @wrong("8.2", names="unbalanced")
-class DealsParametersOut(_Sharded):
+class DealsParametersOut(Sharded):
     def next_owner(self, parameter):
         return len(self.owners) % dist.get_world_size()
 
 
-@wrong("8.2", names="unbalanced")
-class OneOwnsAll(_Sharded):
-    def next_owner(self, parameter):
-        return 0
-
-
-@wrong("8.2", names="groups-lost")
-class ForgetsTheGroups(_Sharded):
-    def inner_for(self, group, mine):
-        return self.make_inner([{"params": mine}])
-
+@wrong("8.2", names="other-update")
+class CopiesTheOptionsOnce(Sharded):
     def hand_over(self, group, inner):
         inner.state = self.state
-
-
-@wrong("8.2", names="scheduler-unheard")
-class CopiesTheOptionsOnce(_Sharded):
-    def hand_over(self, group, inner):
-        inner.state = self.state
-
-
-@wrong("8.2", names="options-unheard")
-class HandsOnTheLearningRate(_Sharded):
-    def hand_over(self, group, inner):
-        inner.state = self.state
-        inner.param_groups[0]["lr"] = group["lr"]
-
-
-@wrong("8.2", names="options-missing")
-class KnowsTheKwargsOnly(_Sharded):
-    def find_defaults(self, kwargs):
-        return kwargs
-
-
-@wrong("8.2", names="fixed-optimizer")
-class AlwaysSGD(_Sharded):
-    def __init__(self, params, optimizer_cls, **kwargs):
-        known = {key: kwargs[key] for key in ("lr", "momentum") if key in kwargs}
-        plain = optimizer_cls if optimizer_cls.__bases__[0] is torch.optim.SGD else torch.optim.SGD
-        super().__init__(params, plain, **known)
-
-
-@wrong("8.2", names="first-state-lost")
-class ExpectsStateAfterAStep(_Sharded):
-    def share_out(self, group):
-        super().share_out(group)
-        if "momentum" in group:
-            self.state.clear()
-
-
-@wrong("8.2", names="first-state-lost")
-class HandsOnTheFirstGroupsOnly(_Sharded):
-    def share_out(self, group):
-        super().share_out(group)
-        for parameter in [p for inner in self.inner[1:] for p in inner.state]:
-            self.state.pop(parameter, None)
 
 
 @wrong("8.2", names="not-waited")
-class SendsInTheBackground(_Sharded):
+class SendsInTheBackground(Sharded):
     def send(self):
         for parameter, owner in self.owners.items():
             dist.broadcast(parameter, owner, async_op=True)
 
 
-@wrong("8.2", names="generator-used-up")
-class ReadsTheParametersTwice(_Sharded):
+@wrong("8.2", names="read-twice")
+class ReadsTheParametersTwice(Sharded):
     def handed(self, params):
         self.count = sum(1 for _ in params)
         return params
 
 
 @wrong("8.2", names="empty-rank")
-class HandsOverAList(_Sharded):
+class HandsOverAList(Sharded):
     def inner_for(self, group, mine):
         inner = self.make_inner(mine)
         inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
@@ -328,36 +211,8 @@ class HandsOverAList(_Sharded):
         return self.make_inner([nn.Parameter(torch.zeros(1))]).defaults
 
 
-@wrong("8.2", names="new-group-lost")
-class SharesOutOnce(_Sharded):
-    def __init__(self, params, optimizer_cls, **kwargs):
-        self.constructed = False
-        super().__init__(params, optimizer_cls, **kwargs)
-        self.constructed = True
-
-    def share_out(self, group):
-        if not self.constructed:
-            super().share_out(group)
-
-    def step(self, closure=None):
-        loss = self.loss_of(closure)
-        with torch.no_grad():
-            for group, inner in zip(self.param_groups, self.inner):
-                self.hand_over(group, inner)
-                inner.step()
-            self.send()
-        return loss
-
-
-@wrong("8.2", names="unfrozen-lost")
-class LeavesFrozenOnesOut(_Sharded):
-    def share_out(self, group):
-        learning = [p for p in group["params"] if p.requires_grad]
-        super().share_out({**group, "params": learning})
-
-
 @wrong("8.2", names="none-gradient")
-class AveragesTheGradientsToo(_Sharded):
+class AveragesTheGradientsToo(Sharded):
     def step(self, closure=None):
         loss = self.loss_of(closure)
         for parameter in self.owners:
@@ -367,39 +222,10 @@ class AveragesTheGradientsToo(_Sharded):
         return loss
 
 
-@wrong("8.2", names="closure-lost")
-class DropsTheLoss(_Sharded):
+@wrong("8.2", names="closure")
+class DropsTheLoss(Sharded):
     def step(self, closure=None):
         super().step(closure)
-
-
-@wrong("8.2", names="closure-twice")
-class HandsTheClosureOn(_Sharded):
-    def step(self, closure=None):
-        loss = self.loss_of(closure)
-        for group, inner in zip(self.param_groups, self.inner, strict=True):
-            self.hand_over(group, inner)
-            inner.step(closure)
-        with torch.no_grad():
-            self.send()
-        return loss
-
-
-@wrong("8.2", names="closure-no-grad")
-class ClosureWithoutGradients(_Sharded):
-    @torch.no_grad()
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-@wrong("8.2", names="state-not-restored")
-class HandsTheStateOverOnce(_Sharded):
-    def share_out(self, group):
-        super().share_out(group)
-        self.inner[-1].state = self.state
-
-    def hand_over(self, group, inner):
-        inner.param_groups[0].update({k: v for k, v in group.items() if k != "params"})
 
 
 @wrong("8.2", names="not-an-optimizer")
@@ -415,85 +241,16 @@ class ForgetsToInitialise(torch.optim.Optimizer):
             dist.broadcast(parameter.detach(), index % dist.get_world_size())
 
 
-@wrong("8.2", names="groups-as-parameters")
-class TakesParametersOnly(_Sharded):
+@wrong("8.2", names="not-an-optimizer")
+class TakesParametersOnly(Sharded):
     def handed(self, params):
         params = list(params)
         self.elements = sum(parameter.numel() for parameter in params)
         return params
 
 
-class _Facade:
-    """Looks like an optimizer and is none."""
-
-    def __init__(self, params, optimizer_cls, **kwargs):
-        self.real = load_answer("8.2")(params, optimizer_cls, **kwargs)
-
-    def __getattr__(self, name):
-        return getattr(self.__dict__["real"], name)
-
-
-@wrong("8.2", names="not-an-optimizer")
-class WrapsWithoutDeriving(_Facade):
-    pass
-
-
-@wrong("8.2", names="unbalanced")
-class CountsParameters(_Sharded):
-    """In one group the largest come first, and it is fair; over groups it is not."""
-
-    def share_out(self, group):
-        ordered = {**group, "params": sorted(group["params"], key=torch.numel, reverse=True)}
-        super().share_out(ordered)
-
-    def next_owner(self, parameter):
-        return len(self.owners) % dist.get_world_size()
-
-
-@wrong("8.2", names="unbalanced-groups")
-class SharesOutEachGroup(_Sharded):
-    def share_out(self, group):
-        self.loads = [0] * dist.get_world_size()
-        super().share_out(group)
-
-    def next_owner(self, parameter):
-        owner = self.loads.index(min(self.loads))
-        self.loads[owner] += parameter.numel()
-        return owner
-
-
-@wrong("8.2", names="closure-lost")
-class CallsTheClosureWhereItOwnsSomething(_Sharded):
-    def loss_of(self, closure):
-        owns = any(inner.param_groups[0]["params"] for inner in self.inner)
-        return super().loss_of(closure if owns else None)
-
-
-@wrong("8.2", names="closure-late")
-class CallsTheClosureAfterTheUpdate(_Sharded):
-    def step(self, closure=None):
-        super().step()
-        return super().loss_of(closure)
-
-
-@wrong("8.2", names="drops-gradients")
-class ClearsGradients(_Sharded):
-    def send(self):
-        super().send()
-        self.zero_grad()
-
-
-@wrong("8.2", names="drops-gradients")
-class FreesTheOthersGradients(_Sharded):
-    def send(self):
-        super().send()
-        for parameter, owner in self.owners.items():
-            if owner != dist.get_rank():
-                parameter.grad = None
-
-
 @right("8.2")
-class GoesRoundTheSorted(_Sharded):
+class GoesRoundTheSorted(Sharded):
     """The largest first, one to each rank in turn: no two ranks differ by more than the largest."""
 
     def share_out(self, group):
@@ -508,46 +265,14 @@ class GoesRoundTheSorted(_Sharded):
                 dist.broadcast(parameter, owner)
 
 
-@wrong("8.2", names="generator-used-up")
-class ReadsAGroupTwice(_Sharded):
-    def handed(self, params):
-        params = list(params)
-        groups = params if isinstance(params[0], dict) else [{"params": params}]
-        self.elements = sum(p.numel() for group in groups for p in group["params"])
-        return groups
-
-
-@wrong("8.2", names="unbalanced-groups")
-class SharesOutAnAddedGroupByItself(_Sharded):
-    counted = None
-
-    def __init__(self, params, optimizer_cls, **kwargs):
-        super().__init__(params, optimizer_cls, **kwargs)
-        self.counted = {}
-
-    def share_out(self, group):
-        if self.counted is not None:
-            self.counted = {}
-        super().share_out(group)
-
-    def next_owner(self, parameter):
-        if self.counted is None:
-            return super().next_owner(parameter)
-        loads = [0] * dist.get_world_size()
-        for other, owner in self.counted.items():
-            loads[owner] += other.numel()
-        self.counted[parameter] = loads.index(min(loads))
-        return self.counted[parameter]
-
-
-@wrong("8.2", names="gradients-left")
-class ClearsItsOwnGradients(_Sharded):
+@wrong("8.2", names="gradients")
+class ClearsItsOwnGradients(Sharded):
     def zero_grad(self, set_to_none=True):
         for inner in self.inner:
             inner.zero_grad(set_to_none)
 
 
-@wrong("8.2", names="parameters-missing")
+@wrong("8.2", names="param-groups")
 class GroupsItsOwn(torch.optim.Optimizer):
     def __init__(self, params, optimizer_cls, **kwargs):
         self.owners, self.loads = {}, [0] * dist.get_world_size()
@@ -575,14 +300,8 @@ class GroupsItsOwn(torch.optim.Optimizer):
         return loss
 
 
-@wrong("8.2", names="groups-lost")
-class HandsOnTheFirstGroup(_Sharded):
-    def hand_over(self, group, inner):
-        super().hand_over(self.param_groups[0], inner)
-
-
-@wrong("8.2", names="not-every-rank")
-class BreaksTiesByTheirId(_Sharded):
+@wrong("8.2", names="other-calls")
+class BreaksTiesByTheirId(Sharded):
     def share_out(self, group):
         ordered = sorted(group["params"], key=lambda p: (-p.numel(), id(p)))
         super().share_out({**group, "params": ordered})
