@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from course_exercises.authoring import Exercise, Wrong, expect, expect_type, same
+from course_exercises.authoring import Exercise, Wrong, expect, expect_type
 
 
 @dataclass(frozen=True)
@@ -186,5 +186,5 @@ def of_two_whole_numbers_the_better(answer, draw):
         steps, share = _answered(answer, cluster)
         likely = {"other-side": steps in (math.floor(ideal), math.ceil(ideal))}
         expect(steps, cluster.steps, what=f"steps for {cluster}", likely=likely)
-        at_ideal = same(share, cluster.lost(ideal))
-        expect(share, cluster.lost(steps), what="the share", likely={"share-at-ideal": at_ideal})
+        likely = {"share-at-ideal": cluster.lost(ideal)}
+        expect(share, cluster.lost(steps), what="the share", likely=likely)

@@ -130,10 +130,10 @@ def _resumed(answer, draw) -> _Resumed:
     early, made = _numbers_ahead(), answer(*first.parts())  # as a script does, before it saves
     for _ in range(draw.integer(3, 4)):
         first.step()
-    np.random.normal()  # one of a pair, so that numpy keeps the other
-    if first.sampler.position % 2:
+    if not np.random.get_state()[3]:  # now numpy keeps the second one of a pair
+        np.random.normal()
+    if random.getstate()[2] is None:  # and so does Python
         random.gauss(0, 1)
-    random.gauss(0, 1)
     ahead = _numbers_ahead()
     saved = through_file(made.state_dict())
     after, states = _numbers_ahead(), [through_file(part.state_dict()) for part in first.parts()]
