@@ -8,17 +8,24 @@ from tests.wrong_answers import rarer
 from tests.wrong_answers.ch09.elastic_sampler import _Sampler
 
 
-@rarer("9.2")
-class YieldsListsOfTensors(_Sampler):
-    def order(self):
-        return list(torch.tensor(super().order()))
+def _with(name, **methods):
+    rarer("9.2")(type(name, (_Sampler,), methods))
 
 
-@rarer("9.2")
-class YieldsIndices(_Sampler):
-    def __iter__(self):
-        for share in super().__iter__():
-            yield from share
+_with("YieldsListsOfTensors", order=lambda self: list(torch.tensor(_Sampler.order(self))))
+_with("TakesThemInOrder", order=lambda self: list(range(self.samples)))
+_with("ForgetsTheSeed", mixed=lambda self: self.epoch)
+_with("MultipliesBySeed", mixed=lambda self: self.seed * (self.epoch + 1))
+_with("HashesAText", mixed=lambda self: hash(f"{self.seed}/{self.epoch}"))
+_with("SavesItsRank", state_dict=lambda self: {**_Sampler.state_dict(self), "rank": self.rank})
+_with(
+    "SavesTheWorldSize",
+    state_dict=lambda self: {**_Sampler.state_dict(self), "ranks": self.world_size},
+)
+_with("KeepsThePosition", set_epoch=lambda self, epoch: setattr(self, "epoch", epoch))
+_with(
+    "YieldsIndices", __iter__=lambda self: (i for share in _Sampler.__iter__(self) for i in share)
+)
 
 
 @rarer("9.2")
@@ -42,30 +49,6 @@ class StartsOverByItself(_Sampler):
         while True:
             yield from super().__iter__()
             self.epoch, self.done = self.epoch + 1, 0
-
-
-@rarer("9.2")
-class TakesThemInOrder(_Sampler):
-    def order(self):
-        return list(range(self.samples))
-
-
-@rarer("9.2")
-class ForgetsTheSeed(_Sampler):
-    def mixed(self):
-        return self.epoch
-
-
-@rarer("9.2")
-class MultipliesBySeed(_Sampler):
-    def mixed(self):
-        return self.seed * (self.epoch + 1)
-
-
-@rarer("9.2")
-class HashesAText(_Sampler):
-    def mixed(self):
-        return hash(f"{self.seed}/{self.epoch}")
 
 
 @rarer("9.2")
@@ -176,24 +159,6 @@ class GoesForwardOnly(_Sampler):
     def set_epoch(self, epoch):
         if epoch > self.epoch:
             super().set_epoch(epoch)
-
-
-@rarer("9.2")
-class KeepsThePosition(_Sampler):
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
-@rarer("9.2")
-class SavesItsRank(_Sampler):
-    def state_dict(self):
-        return {**super().state_dict(), "rank": self.rank}
-
-
-@rarer("9.2")
-class SavesTheWorldSize(_Sampler):
-    def state_dict(self):
-        return {**super().state_dict(), "world_size": self.world_size}
 
 
 @rarer("9.2")

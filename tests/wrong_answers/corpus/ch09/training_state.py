@@ -8,6 +8,17 @@ from tests.wrong_answers import rarer
 from tests.wrong_answers.ch09.training_state import PARTS, _State
 
 
+def _without(kind, names):
+    """For each of the names, an answer that forgets it."""
+    for forgotten in names:
+        left = tuple(name for name in names if name != forgotten)
+        rarer("9.3")(type(f"Forgets_{forgotten}", (_State,), {kind: left}))
+
+
+_without("saved", PARTS)
+_without("generators", _State.generators)
+
+
 @rarer("9.3")
 class SavesTheObjects(_State):
     def state_dict(self):
@@ -20,31 +31,6 @@ class LoadsIntoACopy(_State):
         fresh = {name: value.clone() for name, value in self.model.state_dict().items()}
         fresh.update(state["model"])
         super().load_parts({**state, "model": self.model.state_dict()})
-
-
-@rarer("9.3")
-class ForgetsTheScheduler(_State):
-    saved = "model", "optimizer", "sampler"
-
-
-@rarer("9.3")
-class ForgetsTheSampler(_State):
-    saved = PARTS[:3]
-
-
-@rarer("9.3")
-class ForgetsPython(_State):
-    generators = "numpy", "torch"
-
-
-@rarer("9.3")
-class ForgetsNumpy(_State):
-    generators = "python", "torch"
-
-
-@rarer("9.3")
-class ForgetsTorch(_State):
-    generators = "python", "numpy"
 
 
 @rarer("9.3")
