@@ -56,16 +56,15 @@ checkpoints = Exercise(
         "returns-early": "The other ranks return before the file is there. After the rename rank 0 has to make a "
         "collective call from which nobody returns before it: a barrier, or a broadcast from rank 0. In a `reduce` "
         "or `gather` to rank 0 the others wait for nobody.",
-        "other-files": "After a save the folder holds one file for each of the `keep` highest steps up to this one, "
-        "and nothing else. What belongs to a checkpoint, as its checksum, stands inside of its file. What else there "
-        "is, an earlier run may have left, or a killed save, or one that went further: look into the folder each "
-        "time, and compare the steps as numbers.",
+        "other-files": "After a save the folder holds the checkpoint of this step and the `keep` - 1 before it, one "
+        "file each, and nothing else. A checksum stands in the file itself. An earlier run may have left files, or a "
+        "killed save, or a run that went further: look into the folder each time, and compare the steps as numbers.",
         "no-fallback": "A file is damaged. Pass it over and leave it where it is, and go back until one is whole or "
         "none is left. Read the files each time: what this object remembers, the next process does not know.",
         "bit-unnoticed": "One bit has changed, and you load what was never saved: `torch.load` does not notice. "
         "Compare a checksum of your own, and take it over all that you read: the step and the numbers beside the "
         "tensors can change as well.",
-        "torn": "A save that is killed destroys what was there, or leaves a part of a file where `load` finds it. "
+        "torn": "A save that is killed can destroy what was there, or leave a part of a file where `load` finds it. "
         "Write all of it under another name, one that `load` does not look for, in the same folder; then let "
         "`os.replace` give it its name, and write to it no more. Writing in place, a copy, and a move from another "
         "disk are done piece by piece.",
@@ -75,9 +74,6 @@ checkpoints = Exercise(
         "be empty. `flush()` hands them to the system and `os.fsync` to the disk, in this order; then comes the "
         "rename.",
     },
-    failures=dict.fromkeys(
-        ("FileNotFoundError", "Parent directory", "FileExistsError"), "nothing-there"
-    ),
     at_home=True,
 )
 
@@ -193,7 +189,12 @@ def _found(answer, *histories: tuple) -> list[_Found]:
     return found
 
 
-@checkpoints.requires("what was saved comes back, and the highest step is the latest")
+@checkpoints.requires(
+    "what was saved comes back, and the highest step is the latest",
+    failures=dict.fromkeys(
+        ("FileNotFoundError", "Parent directory", "FileExistsError"), "nothing-there"
+    ),
+)
 def what_was_saved_comes_back(answer, draw):
     step = draw.integer(20, 80)
     saves = [
@@ -391,13 +392,19 @@ def _after_a_bit(rank, answer, folder, state) -> Any:
 
 @checkpoints.requires("a damaged one is passed over", needs_earlier=True)
 def a_damaged_one_is_passed_over(answer, draw):
-    damages = (1, _cut), (1, _emptied), (1, _one_bit), (2, _cut), (3, _one_bit)
+    damages = {
+        "the latest is cut short": (1, _cut),
+        "the latest is emptied": (1, _emptied),
+        "a bit of the latest changed": (1, _one_bit),
+        "the latest two of three are cut short": (2, _cut),
+        "a bit of all three changed": (3, _one_bit),
+    }
     saves = [_states(draw, 5, 6, 7) for _ in damages]
-    pairs = list(zip(saves, damages, strict=True))
-    found = _found(answer, *(((3, states), partial(_damage, *how)) for states, how in pairs))
-    passed_over = {"no-fallback": True}
-    for (states, (count, how)), each in zip(pairs, found, strict=True):
-        step, what = 7 - count, f"load() after damage to {count} of 3"
+    events = [partial(_damage, *damage) for damage in damages.values()]
+    histories = [((3, states), damaged) for states, damaged in zip(saves, events, strict=True)]
+    found, passed_over = _found(answer, *histories), {"no-fallback": True}
+    for (what, (count, how)), states, each in zip(damages.items(), saves, found, strict=True):
+        step, what = 7 - count, f"load() when {what}"
         expected = (step, states[step]) if step in states else None
         likely = {"bit-unnoticed": how is _one_bit and _is_loaded(each.loaded), **passed_over}
         expect(each.loaded, expected, what=what, likely=likely)
