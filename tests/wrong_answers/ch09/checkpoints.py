@@ -146,6 +146,19 @@ class WritesThroughADescriptor(_Checkpoints):
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
         os.close(descriptor)
+        os.replace(other, path)
+
+
+@right("9.1")
+class SyncsTheFileItself(_Checkpoints):
+    """os.fsync takes whatever has a descriptor; and the arguments by name."""
+
+    def write(self, path, data):
+        other = path.with_suffix(".new")
+        with other.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file)
         os.replace(src=other, dst=path)
 
 
@@ -166,7 +179,7 @@ class WritesInAFolderBelow(_Checkpoints):
 
 @right("9.1")
 class NamesFilesWithinTheFolder(_Checkpoints):
-    """All names are relative to the folder's descriptor, and os.fsync takes the file itself."""
+    """All names are relative to the folder's descriptor."""
 
     def write(self, path, data):
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -15,10 +15,29 @@ from tests.wrong_answers import rarer
 from tests.wrong_answers.ch09.checkpoints import _Checkpoints, _put, _read, _serialised
 
 
-@rarer("9.1")
-class StartsAtZero(_Checkpoints):
-    def load(self):
-        return super().load() or (0, {})
+def _with(called, **methods):
+    rarer("9.1")(type(called, (_Checkpoints,), methods))
+
+
+def _by_time(files):
+    return sorted(files, key=lambda path: path.stat().st_mtime_ns)
+
+
+_with("StartsAtZero", load=lambda self: _Checkpoints.load(self) or (0, {}))
+_with(
+    "TakesTheNewestFile", latest_first=lambda self: _by_time(self.folder.glob("step-*.ckpt"))[::-1]
+)
+_with("KeepsOneLess", kept=lambda self, step: self.until(step)[: max(1, self.keep - 1)])
+_with("KeepsTheNewestFiles", kept=lambda self, step: _by_time(self.folder.iterdir())[-self.keep :])
+
+
+def _until_as_text(self, step):
+    """As text, 999999 comes after 1000000, and counts as later."""
+    until_now = sorted(p for p in self.folder.glob("step-*.ckpt") if p <= self.path(step))
+    return until_now[-self.keep :]
+
+
+_with("RemovesByName", name="step-{:06d}.ckpt", kept=_until_as_text)
 
 
 @rarer("9.1")
@@ -27,13 +46,6 @@ class LetsRank0MakeTheFolder(_Checkpoints):
         self.folder, self.keep = Path(folder), keep
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True)
-
-
-@rarer("9.1")
-class TakesTheNewestFile(_Checkpoints):
-    def latest_first(self):
-        files = self.folder.glob("step-*.ckpt")
-        return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 @rarer("9.1")
@@ -48,17 +60,6 @@ class LooksForMoreThanStep0(_Checkpoints):
     def load(self):
         found = super().load()
         return found if found and found[0] > 0 else None
-
-
-@rarer("9.1")
-class RemovesByName(_Checkpoints):
-    """As text, 999999 comes after 1000000, and counts as later."""
-
-    name = "step-{:06d}.ckpt"
-
-    def kept(self, step):
-        until_now = sorted(p for p in self.folder.glob("step-*.ckpt") if p <= self.path(step))
-        return until_now[-self.keep :]
 
 
 @rarer("9.1")
@@ -79,12 +80,6 @@ class Rank0LeavesEarly(_Checkpoints):
                 return None
         dist.broadcast_object_list(found, src=0)
         return found[0]
-
-
-@rarer("9.1")
-class KeepsOneLess(_Checkpoints):
-    def kept(self, step):
-        return self.until(step)[: max(1, self.keep - 1)]
 
 
 @rarer("9.1")
@@ -114,15 +109,6 @@ class LeavesLaterSteps(_Checkpoints):
     def kept(self, step):
         later = set(self.latest_first()) - set(self.until(step))
         return [*super().kept(step), *later]
-
-
-@rarer("9.1")
-class KeepsTheNewestFiles(_Checkpoints):
-    """By the time at which they were written."""
-
-    def kept(self, step):
-        files = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        return files[-self.keep :]
 
 
 @rarer("9.1")
