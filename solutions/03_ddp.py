@@ -1033,25 +1033,31 @@ print("the ranks end with the same model:", equal(first, [second]))
 # Every rank has run its own backward pass. Each `.grad` now holds the gradient of that rank's loss.
 # Replace it by the mean over all ranks, so that every rank takes the same step.
 #
-# A **frozen** parameter (`requires_grad=False`) and one that the loss did not use have no gradient:
-# their `.grad` is `None` and stays so. A **tied** parameter is one tensor that two layers share; it
-# has one gradient.
+# Write that first, for models in which every parameter has a gradient. Then come the awkward ones. A
+# **frozen** parameter (`requires_grad=False`) and one that no rank used have no gradient: their `.grad` is
+# `None` and stays so. A **tied** parameter is one tensor that two layers share; it has one gradient. And a
+# parameter may be **used on some ranks only**, where batches take different ways through the model. A rank
+# that did not use it adds zeros, and ends with the mean as the others do. But it does not see that they have a
+# gradient, and all ranks must make the same collectives: let them agree first.
 
 
 # %% nbgrader={"grade_id": "3.1", "solution": true}
 def average_gradients(model: nn.Module) -> None:
     """Replaces every gradient of `model` by its mean over all ranks.
 
-    Called on every rank after `backward()`. A parameter has a gradient on all ranks or on none;
-    where `.grad` is None it stays None. The parameters themselves do not change. A tied parameter,
-    one tensor in two layers, is averaged once.
+    Called on every rank after `backward()`. Where a rank has no gradient and another one has, it
+    counts as zero, and all ranks end with the mean. Where no rank has one, `.grad` stays None. The
+    parameters themselves do not change. A tied parameter, one tensor in two layers, is averaged once.
     """
     ### BEGIN SOLUTION
-    world_size = dist.get_world_size()
     for parameter in model.parameters():
-        if parameter.grad is not None:
+        users = torch.tensor(parameter.grad is not None, dtype=torch.int, device=parameter.device)
+        dist.all_reduce(users)  # every rank makes this call, whatever it has
+        if users > 0:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
-            parameter.grad /= world_size
+            parameter.grad /= dist.get_world_size()
     ### END SOLUTION
 
 

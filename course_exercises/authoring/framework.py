@@ -4,7 +4,7 @@ exercise = Exercise(
     "3.1",
     "average_gradients",            # lower case: a function; CamelCase: a class
     points=2,
-    minutes=10,                     # of a typical learner, from reading to passing
+    minutes=15,                     # of a typical learner, from reading to passing
     kind="first",                   # or "core", or "stretch": for whom it is
     things="gradients",             # what the ranks' values are, in the sentences of the vocabulary
     parameters=("model",),          # optional: what it is called with, by position

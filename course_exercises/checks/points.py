@@ -1,6 +1,6 @@
 """Points for each requirement, where an instructor wants them: a points.toml.
 
-    "3.1" = [0.5, 0.5, 0.5, 0.5]     # one number for each line of the check, in its order
+    "3.1" = [0.4, 0.4, 0.4, 0.4, 0.4]     # one number for each line of the check, in its order
 
 An exercise that is not in the file stays all or nothing. The numbers add up to the exercise's
 points. `check` names the requirements. The grader is told where the file is; `check` takes the one

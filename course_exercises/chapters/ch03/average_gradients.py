@@ -1,9 +1,11 @@
 """Exercise 3.1, `average_gradients`: what it asks for, and how it is checked."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
 from course_exercises.authoring.ranks import come_late, following, must_have_waited
@@ -29,6 +31,24 @@ class _FrozenFirst(Frozen):
         self.first.requires_grad_(False)
 
 
+class _SomeUsed(nn.Module):
+    """Between two layers one more for each entry of `users`: the ranks whose batches take the way through it."""
+
+    def __init__(self, users: tuple[tuple[int, ...], ...], width: int) -> None:
+        super().__init__()
+        self.users = users
+        self.first = nn.Linear(width, width)
+        self.between = nn.ModuleList(nn.Linear(width, width) for _ in users)
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer, ranks in zip(self.between, self.users, strict=True):
+            if dist.get_rank() in ranks:
+                x = layer(x.tanh())
+        return self.last(x.tanh())
+
+
 class _Untied(Tied):
     """The same layers, each with a weight of its own."""
 
@@ -41,26 +61,37 @@ averaging = Exercise(
     "3.1",
     "average_gradients",
     points=2,
-    minutes=10,
+    minutes=15,
     kind="first",
     parameters=("model",),
     hints=[
         (
-            "After `backward()`, every `parameter.grad` is an ordinary tensor. Which collective gives "
-            "every rank the same result, made from all ranks' tensors?"
+            "After `backward()`, every `parameter.grad` is an ordinary tensor, or None. Which collective "
+            "gives every rank the same result, made from all ranks' tensors?"
         ),
         (
-            "`dist.all_reduce` works in place and adds. A mean is a sum divided by the number of "
-            "those who contributed."
+            "`dist.all_reduce` works in place and adds. A mean is a sum divided by the number of all "
+            "ranks, also of those that add nothing. Every rank has to make the same calls: how does a "
+            "rank learn that another one has a gradient where it has none?"
         ),
         (
-            "Go through `model.parameters()`, which yields a tied parameter once. Skip those whose "
-            "`.grad` is None. All-reduce the gradient, then divide it in place by the world size."
+            "Go through `model.parameters()`, which yields a tied parameter once. All-reduce a number "
+            "first: 1 where this rank has a gradient, 0 where it has none. If the sum is 0, all ranks "
+            "skip the parameter. Otherwise zeros take the place of a missing gradient; all-reduce it, "
+            "then divide it in place by the world size."
         ),
     ],
     misconceptions={
         "first-decides": "Your function ends where the first parameter has no gradient. First layers are often "
         "frozen: skip such a parameter and go on.",
+        "mean-of-users": "You divide by the number of ranks that have the gradient. A rank that has none counts as "
+        "zero, so the sum is divided by the number of all ranks.",
+        "users-only": "The ranks that had a gradient have the mean, and the others still have none. All ranks have to "
+        "end with the same gradients, since otherwise their copies of the model part.",
+        "ranks-disagree": "A parameter is skipped of which some rank has a gradient. Where those skip it that have "
+        "none, a collective adds gradients of different parameters, or a rank waits for ever. The ranks have to agree "
+        "first, in a call that all of them make: does any rank have a gradient of it? Then zeros take the place of "
+        "those that are missing.",
     },
     things="gradients",
     failures={
@@ -95,9 +126,12 @@ def _averaged(rank, answer, make, plan: Plan) -> _Averaged:
     return _Averaged(local, got, moved, sent, followed.unwaited)
 
 
-def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_Averaged]:
+def _check_average(
+    answer, draw, make, ranks, likely=None, plan=None, otherwise=None
+) -> list[_Averaged]:
     """Compares what every rank holds afterwards with the mean, and returns the ranks' reports.
-    `likely` maps a mistake to a function of (got, the ranks' own gradients)."""
+    `likely` maps a mistake to a function of (got, the ranks' own gradients); `otherwise` is the one
+    where no other fits."""
     reports = run(_averaged, ranks, answer, make, plan or drawn_plan(draw))
     must_have_waited([r.unwaited for r in reports])
     if any(r.moved for r in reports):
@@ -105,7 +139,11 @@ def _check_average(answer, draw, make, ranks, likely=None, plan=None) -> list[_A
     local, got = [r.local for r in reports], [r.got for r in reports]
     mean = [times(total(local), 1 / ranks)] * ranks
     own = {slug: made(got, local) for slug, made in (likely or {}).items()}
-    expect(got, mean, each="rank", likely=own | signs(local, mean))
+    usual = signs(local, mean)
+    if otherwise:
+        del usual["left-out"]  # what is left out there has a better name
+        usual[otherwise] = True
+    expect(got, mean, each="rank", likely=own | usual)
     return reports
 
 
@@ -150,3 +188,33 @@ def a_tied_parameter_is_averaged_once(answer, draw):
     if 0 < sum(report.sent for report in untied) <= sum(report.sent for report in tied):
         got = "as many numbers sent as if the two layers had a weight each"
         raise Wrong("tied-twice", expected="the shared weight's gradient sent once", got=got)
+
+
+def _mean_of_users(local: list[Gradients]) -> list[Gradients]:
+    """What the ranks have where the sum is divided by the number of ranks that have a gradient."""
+    sums = total(local)
+    counts = {name: sum(own[name] is not None for own in local) for name in sums}
+    return [{name: times(sums[name], 1 / max(1, counts[name])) for name in sums}] * len(local)
+
+
+def _only_for_users(local: list[Gradients]) -> list[Gradients]:
+    """What the ranks have where a mean arrives only where a gradient was."""
+    mean = times(total(local), 1 / len(local))
+    return [{k: None if v is None else mean[k] for k, v in own.items()} for own in local]
+
+
+@averaging.requires(
+    "a gradient that only some ranks have counts as zero on the others",
+    failures=dict.fromkeys(("timeout", "mismatch"), "ranks-disagree"),
+    needs_earlier=True,
+)
+def a_gradient_that_only_some_ranks_have(answer, draw):
+    likely = {
+        "mean-of-users": lambda got, local: same(got, _mean_of_users(local)),
+        "users-only": lambda got, local: same(got, _only_for_users(local)),
+    }
+    ranks = draw.integer(3, 4)
+    # as many gradients on each rank, of different parameters; then one that a single rank has
+    for users in (((0, 2), (1, 3), ()), ((0,),), ((ranks - 1,),)):
+        make = partial(_SomeUsed, users)
+        _check_average(answer, draw, make, ranks, likely, otherwise="ranks-disagree")

@@ -7,9 +7,26 @@ from tests.wrong_answers import right, usual, wrong
 from tests.wrong_answers.makers import exchange, neighbours
 
 
+def _some_rank_has(parameter):
+    """Whether it has a gradient on any rank; every rank calls this."""
+    having = torch.tensor(float(parameter.grad is not None), device=parameter.device)
+    dist.all_reduce(having)
+    return having > 0
+
+
+def _with_zeros(model):
+    """The gradients that some rank has, zeros where this one has none."""
+    for parameter in filter(_some_rank_has, model.parameters()):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        yield parameter.grad
+
+
 def averages_in_sorted_order(model):
     for _, parameter in sorted(model.named_parameters()):
-        if parameter.grad is not None:
+        if _some_rank_has(parameter):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
 
@@ -106,40 +123,6 @@ def assigns_what_comes_back(model):
             parameter.grad = dist.all_reduce(parameter.grad)
 
 
-@right("3.1")
-def averages_one_flat_tensor(model):
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    parts = (flat / dist.get_world_size()).split([g.numel() for g in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
-@right("3.1")
-def sums_round_a_ring(model):
-    """With messages alone: whole gradients travel, n - 1 times."""
-    _, n, *_ = neighbours()
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            passing, total = parameter.grad.clone(), parameter.grad.clone()
-            for _ in range(n - 1):
-                incoming = torch.empty_like(passing)
-                exchange(passing, incoming)
-                passing = incoming
-                total += passing
-            parameter.grad.copy_(total / n)
-
-
-@right("3.1")
-def gathers_and_averages(model):
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            everyones = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
-            dist.all_gather(everyones, parameter.grad)
-            parameter.grad = torch.stack(everyones).mean(dim=0)
-
-
 @wrong("3.1", names="first-decides")
 def looks_at_the_first_parameter(model):
     parameters = list(model.parameters())
@@ -148,9 +131,76 @@ def looks_at_the_first_parameter(model):
     averages_in_sorted_order(model)
 
 
+@wrong("3.1", names="ranks-disagree")
+def skips_what_it_has_not(model):
+    """As the lesson does, where every rank has a gradient of every parameter."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@wrong("3.1", names="mean-of-users")
+def divides_by_those_that_have_one(model):
+    for parameter in model.parameters():
+        users = torch.tensor(float(parameter.grad is not None), device=parameter.device)
+        dist.all_reduce(users)
+        if users > 0:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= users
+
+
+@wrong("3.1", names="users-only")
+def sends_zeros_and_keeps_none(model):
+    for parameter in filter(_some_rank_has, model.parameters()):
+        zeros = torch.zeros_like(parameter)
+        mean = zeros if parameter.grad is None else parameter.grad
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+
+
+@right("3.1")
+def averages_one_flat_tensor(model):
+    """All gradients in one call, and behind them which of them this rank has."""
+    parameters = list(model.parameters())
+    having = torch.tensor([float(p.grad is not None) for p in parameters])
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([part.flatten() for part in (*parts, having.to(parts[0].device))])
+    dist.all_reduce(flat)
+    *means, having = (flat / dist.get_world_size()).split([*(p.numel() for p in parts), len(parts)])
+    for parameter, mean, share in zip(parameters, means, having.tolist(), strict=True):
+        parameter.grad = mean.view_as(parameter) if share else None
+
+
+@right("3.1")
+def sums_round_a_ring(model):
+    """With messages alone: whole gradients travel, n - 1 times."""
+    _, n, *_ = neighbours()
+    for gradient in _with_zeros(model):
+        passing, total = gradient.clone(), gradient.clone()
+        for _ in range(n - 1):
+            incoming = torch.empty_like(passing)
+            exchange(passing, incoming)
+            passing = incoming
+            total += passing
+        gradient.copy_(total / n)
+
+
+@right("3.1")
+def gathers_and_averages(model):
+    """None travels as an object."""
+    for parameter in model.parameters():
+        everyones = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, None if parameter.grad is None else parameter.grad.cpu())
+        there = [gradient.to(parameter.device) for gradient in everyones if gradient is not None]
+        parameter.grad = sum(there) / len(everyones) if there else None
+
+
 @right("3.1")
 def starts_all_then_waits(model):
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = list(_with_zeros(model))
     for work in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         work.wait()
     for gradient in gradients:

@@ -1,6 +1,5 @@
 """Answers to 9.2, `ElasticSampler`: wrong in a plausible way, or right in another."""
 
-import math
 import random
 
 import numpy as np
@@ -22,9 +21,11 @@ class _Sampler(Sampler):
         if epoch != self.epoch:
             self.epoch, self.done = epoch, 0
 
+    def mixed(self):
+        return 1000 * self.seed + self.epoch
+
     def order(self):
-        generator = torch.Generator()
-        generator.manual_seed(1000 * self.seed + self.epoch)
+        generator = torch.Generator().manual_seed(self.mixed())
         return torch.randperm(self.samples, generator=generator).tolist()
 
     def steps(self):
@@ -89,109 +90,30 @@ class SavesWhatIsLeft(_Sampler):
         self.epoch, self.left = state["epoch"], list(state["left"])
 
 
-@wrong("9.2", names="not-lists")
-class YieldsIndices(_Sampler):
-    def __iter__(self):
-        for share in super().__iter__():
-            yield from share
-
-
-@wrong("9.2", names="never-ends")
-class StartsOverByItself(_Sampler):
-    def __iter__(self):
-        while True:
-            yield from super().__iter__()
-            self.epoch, self.done = self.epoch + 1, 0
-
-
-@wrong("9.2", names="not-shuffled")
-class TakesThemInOrder(_Sampler):
+@right("9.2")
+class ForksAroundTheOrder(_Sampler):
     def order(self):
-        return list(range(self.samples))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1000 * self.seed + self.epoch)
+            return torch.randperm(self.samples).tolist()
 
 
-@wrong("9.2", names="drops-last")
+@right("9.2")
+class TakesNumpysIndices(_Sampler):
+    def order(self):
+        return np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
+
+    def share(self, batch):
+        return list(np.array_split(batch, self.world_size)[self.rank])
+
+
+@wrong("9.2", names="not-once")
 class DropsTheRest(_Sampler):
     def steps(self):
         return [batch for batch in super().steps() if len(batch) == self.global_batch]
 
 
-@wrong("9.2", names="padded")
-class FillsUpTheLastStep(_Sampler):
-    def steps(self):
-        steps = super().steps()
-        steps[-1] = (steps[-1] + self.order())[: self.global_batch]
-        return steps
-
-
-@wrong("9.2", names="padded")
-class FillsUpEachShare(_Sampler):
-    """As DistributedSampler does, in each step."""
-
-    def share(self, batch):
-        missing = -len(batch) % self.world_size
-        return super().share((batch * self.world_size)[: len(batch) + missing])
-
-
-@wrong("9.2", names="own-order")
-class RankInTheSeed(_Sampler):
-    def order(self):
-        generator = torch.Generator().manual_seed(1000 * self.seed + self.epoch + self.rank)
-        return torch.randperm(self.samples, generator=generator).tolist()
-
-
-@wrong("9.2", names="own-order")
-class ProcessesNumbers(_Sampler):
-    def order(self):
-        return torch.randperm(self.samples).tolist()
-
-
-@wrong("9.2", names="global-batch-changes")
-class BatchPerRank(_Sampler):
-    def steps(self):
-        order, size = self.order(), self.global_batch * self.world_size
-        return [order[start : start + size] for start in range(0, self.samples, size)]
-
-
-@wrong("9.2", names="remainder-lost")
-class RoundsTheShareDown(_Sampler):
-    def share(self, batch):
-        size = len(batch) // self.world_size
-        return batch[self.rank * size : (self.rank + 1) * size] if size else super().share(batch)
-
-
-@wrong("9.2", names="batches-differ")
-class CutsTheOrderFirst(_Sampler):
-    """Each rank has every n-th sample of the epoch, then makes steps of them."""
-
-    def share(self, batch):
-        own = self.order()[self.rank :: self.world_size]
-        steps = math.ceil(self.samples / self.global_batch)
-        step = self.done - 1
-        return (
-            own[len(own) * step // steps : len(own) * (step + 1) // steps]
-            if (self.world_size > 1)
-            else batch
-        )
-
-
-@wrong("9.2", names="uneven")
-class LastRankTakesTheRest(_Sampler):
-    def share(self, batch):
-        size = len(batch) // self.world_size
-        last = self.rank == self.world_size - 1
-        return (
-            batch[self.rank * size :] if last else batch[self.rank * size : (self.rank + 1) * size]
-        )
-
-
-@wrong("9.2", names="steps-differ")
-class SkipsEmptyLists(_Sampler):
-    def __iter__(self):
-        return (share for share in super().__iter__() if share)
-
-
-@wrong("9.2", names="starts-late")
+@wrong("9.2", names="set-epoch")
 class CountsStepsFromOne(_Sampler):
     """Goes to step 1 of an epoch, which is its second."""
 
@@ -200,18 +122,16 @@ class CountsStepsFromOne(_Sampler):
             self.epoch, self.done = epoch, 1
 
 
-@wrong("9.2", names="same-order")
+@wrong("9.2", names="order")
 class ForgetsTheEpoch(_Sampler):
-    def order(self):
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randperm(self.samples, generator=generator).tolist()
+    def mixed(self):
+        return self.seed
 
 
-@wrong("9.2", names="seed-ignored")
-class ForgetsTheSeed(_Sampler):
+@wrong("9.2", names="order")
+class ProcessesNumbers(_Sampler):
     def order(self):
-        generator = torch.Generator().manual_seed(self.epoch)
-        return torch.randperm(self.samples, generator=generator).tolist()
+        return torch.randperm(self.samples).tolist()
 
 
 @wrong("9.2", names="global-random")
@@ -221,97 +141,27 @@ class SeedsTheProcess(_Sampler):
         return torch.randperm(self.samples).tolist()
 
 
-@wrong("9.2", names="global-random")
-class SeedsPython(_Sampler):
-    def order(self):
-        random.seed(1000 * self.seed + self.epoch)
-        return random.sample(range(self.samples), self.samples)
+@wrong("9.2", names="shares")
+class BatchPerRank(_Sampler):
+    def steps(self):
+        order, size = self.order(), self.global_batch * self.world_size
+        return [order[start : start + size] for start in range(0, self.samples, size)]
 
 
-@wrong("9.2", names="not-plain")
-class SavesAnArray(_Sampler):
-    def state_dict(self):
-        return {"epoch": self.epoch, "done": np.array(self.done)}
-
-    def load_state_dict(self, state):
-        self.epoch, self.done = state["epoch"], int(state["done"])
+@wrong("9.2", names="shares")
+class RoundsSharesUp(_Sampler):
+    def share(self, batch):
+        size = -(-len(batch) // self.world_size)
+        return batch[self.rank * size : (self.rank + 1) * size]
 
 
-@wrong("9.2", names="from-zero")
-class LoadsTheEpochOnly(_Sampler):
-    def load_state_dict(self, state):
-        self.epoch, self.done = state["epoch"], 0
-
-
-@wrong("9.2", names="from-zero")
-class IteratesFromTheStart(_Sampler):
+@wrong("9.2", names="shares")
+class SkipsEmptyLists(_Sampler):
     def __iter__(self):
-        self.done = 0
-        yield from super().__iter__()
+        return (share for share in super().__iter__() if share)
 
 
-@wrong("9.2", names="epoch-lost")
-class LoadsThePositionOnly(_Sampler):
-    def load_state_dict(self, state):
-        self.done = state["done"]
-
-
-@wrong("9.2", names="one-behind")
-class CountsAfterTheYield(_Sampler):
-    def __iter__(self):
-        for batch in self.steps()[self.done :]:
-            yield self.share(batch)
-            self.done += 1
-
-
-@wrong("9.2", names="one-ahead")
-class PreparesAllLists(_Sampler):
-    def __iter__(self):
-        return iter(list(super().__iter__()))
-
-
-@wrong("9.2", names="one-ahead")
-class PreparesOneList(_Sampler):
-    """As a loader with a worker does."""
-
-    def __iter__(self):
-        lists = super().__iter__()
-        waiting = next(lists, None)
-        while waiting is not None:
-            following = next(lists, None)
-            yield waiting
-            waiting = following
-
-
-@wrong("9.2", names="reshuffles")
-class ShufflesTheRest(_Sampler):
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.resumed_at = self.done
-
-    def order(self):
-        order = super().order()
-        if not hasattr(self, "resumed_at"):
-            return order
-        used = self.resumed_at * self.global_batch
-        rest = order[used:]
-        random.Random(self.seed).shuffle(rest)
-        return order[:used] + rest
-
-
-@wrong("9.2", names="set-epoch-resets")
-class StartsTheEpochAnew(_Sampler):
-    def set_epoch(self, epoch):
-        self.epoch, self.done = epoch, 0
-
-
-@wrong("9.2", names="position-kept")
-class KeepsThePosition(_Sampler):
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
-@wrong("9.2", names="position-per-rank")
+@wrong("9.2", names="own-count")
 class CountsItsOwnSamples(_Sampler):
     """What one rank has used, times the ranks that there are now."""
 
@@ -338,7 +188,7 @@ class CountsItsOwnSamples(_Sampler):
         self.epoch, self.own = state["epoch"], state["own"]
 
 
-@wrong("9.2", names="restores-rank")
+@wrong("9.2", names="own-count")
 class SavesEverything(_Sampler):
     def state_dict(self):
         return dict(vars(self))
@@ -347,10 +197,37 @@ class SavesEverything(_Sampler):
         vars(self).update(state)
 
 
-@wrong("9.2", names="states-differ")
-class SavesItsRank(_Sampler):
-    def state_dict(self):
-        return {**super().state_dict(), "rank": self.rank}
+@wrong("9.2", names="position")
+class IteratesFromTheStart(_Sampler):
+    def __iter__(self):
+        self.done = 0
+        yield from super().__iter__()
+
+
+@wrong("9.2", names="position")
+class CountsAfterTheYield(_Sampler):
+    def __iter__(self):
+        for batch in self.steps()[self.done :]:
+            yield self.share(batch)
+            self.done += 1
+
+
+@wrong("9.2", names="not-resumed")
+class LoadsThePositionOnly(_Sampler):
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+@wrong("9.2", names="not-resumed")
+class LoadsTheEpochOnly(_Sampler):
+    def load_state_dict(self, state):
+        self.epoch, self.done = state["epoch"], 0
+
+
+@wrong("9.2", names="set-epoch")
+class StartsTheEpochAnew(_Sampler):
+    def set_epoch(self, epoch):
+        self.epoch, self.done = epoch, 0
 
 
 @wrong("9.2", names="state-moves")
@@ -364,167 +241,10 @@ class HandsOutItsOwnDict(_Sampler):
         return self.state
 
 
-@wrong("9.2", names="state-moves")
-class CountsInTheDictThatItLoads(_Sampler):
-    def __iter__(self):
-        for share in super().__iter__():
-            vars(self).get("state", {}).update(self.state_dict())
-            yield share
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.state = state
-
-
-@wrong("9.2", names="never-goes-back")
-class GoesForwardOnly(_Sampler):
-    def set_epoch(self, epoch):
-        if epoch > self.epoch:
-            super().set_epoch(epoch)
-
-
-@wrong("9.2", names="uneven")
-class RoundsSharesUp(_Sampler):
-    def share(self, batch):
-        size = -(-len(batch) // self.world_size)
-        return batch[self.rank * size : (self.rank + 1) * size]
-
-
-@wrong("9.2", names="end-forgotten")
-class StartsOverAtTheEnd(_Sampler):
-    """Ready for the next epoch, as it seems."""
-
-    def __iter__(self):
-        yield from super().__iter__()
-        self.done = 0
-
-
-@wrong("9.2", names="not-lists")
-class YieldsTensors(_Sampler):
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield torch.tensor(batch)
-
-
-@wrong("9.2", names="not-lists")
-class YieldsListsOfTensors(_Sampler):
-    def order(self):
-        generator = torch.Generator().manual_seed(1000 * self.seed + self.epoch)
-        return list(torch.randperm(self.samples, generator=generator))
-
-
-@wrong("9.2", names="empty-step")
-class AddsAStepAlways(_Sampler):
-    def steps(self):
-        return super().steps() + [[]] * (self.samples % self.global_batch == 0)
-
-
-@wrong("9.2", names="seed-zero")
-class MultipliesBySeed(_Sampler):
-    def order(self):
-        generator = torch.Generator().manual_seed(self.seed * (self.epoch + 1))
-        return torch.randperm(self.samples, generator=generator).tolist()
-
-
-@wrong("9.2", names="per-process")
-class HashesAText(_Sampler):
-    def order(self):
-        generator = torch.Generator().manual_seed(hash(f"{self.seed}/{self.epoch}"))
-        return torch.randperm(self.samples, generator=generator).tolist()
-
-
-@wrong("9.2", names="global-random")
-class SeedsAsAnEpochIsSet(_Sampler):
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.shuffle()
-
-    def shuffle(self):
-        torch.manual_seed(1000 * self.seed + self.epoch)
-        self.shuffled = torch.randperm(self.samples).tolist()
-
-    def order(self):
-        return self.shuffled
-
-    def set_epoch(self, epoch):
-        super().set_epoch(epoch)
-        self.shuffle()
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.shuffle()
-
-
-@wrong("9.2", names="global-random")
-class ForksAroundAllSteps(_Sampler):
-    """The training runs within the fork, with the sampler's random numbers."""
-
-    def order(self):
-        torch.manual_seed(1000 * self.seed + self.epoch)
-        return torch.randperm(self.samples).tolist()
-
-    def __iter__(self):
-        with torch.random.fork_rng(devices=[]):
-            yield from super().__iter__()
-
-
-@right("9.2")
-class ForksAroundTheOrder(_Sampler):
-    def order(self):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1000 * self.seed + self.epoch)
-            return torch.randperm(self.samples).tolist()
-
-
-@wrong("9.2", names="ended-begins-again")
-class BeginsAnEndedEpochAgain(_Sampler):
-    def set_epoch(self, epoch):
-        if epoch != self.epoch or self.done * self.global_batch >= self.samples:
-            self.epoch, self.done = epoch, 0
-
-
-@wrong("9.2", names="iterates-from-start")
-class GoesOnAfterALoadOnly(_Sampler):
-    loaded = False
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.loaded = True
-
-    def set_epoch(self, epoch):
-        self.loaded = self.loaded and epoch == self.epoch
-        super().set_epoch(epoch)
-
-    def __iter__(self):
-        self.done = self.done if self.loaded else 0
-        self.loaded = False
-        yield from super().__iter__()
-
-
-@wrong("9.2", names="order-kept")
-class DrawsAsAnEpochIsSet(_Sampler):
-    drawn = None
-
-    def order(self):
-        self.drawn = self.drawn or super().order()
-        return self.drawn
-
-    def set_epoch(self, epoch):
-        if epoch != self.epoch:
-            self.drawn = None
-        super().set_epoch(epoch)
-
-
-@wrong("9.2", names="world-size-in-state")
-class SavesTheWorldSize(_Sampler):
+@wrong("9.2", names="not-plain")
+class SavesAnArray(_Sampler):
     def state_dict(self):
-        return {**super().state_dict(), "world_size": self.world_size}
+        return {"epoch": self.epoch, "done": np.array(self.done)}
 
-
-@right("9.2")
-class TakesNumpysIndices(_Sampler):
-    def order(self):
-        return np.random.default_rng([self.seed, self.epoch]).permutation(self.samples)
-
-    def share(self, batch):
-        return list(np.array_split(batch, self.world_size)[self.rank])
+    def load_state_dict(self, state):
+        self.epoch, self.done = state["epoch"], int(state["done"])

@@ -99,21 +99,7 @@ class SavesNumpysArray(_State):
         np.random.set_state(state)
 
 
-@wrong("9.3", names="not-plain")
-class SavesTheObjects(_State):
-    def state_dict(self):
-        return {**super().state_dict(), "optimizer": self.optimizer}
-
-
-@wrong("9.3", names="model-lost")
-class LoadsIntoACopy(_State):
-    def load_parts(self, state):
-        fresh = {name: value.clone() for name, value in self.model.state_dict().items()}
-        fresh.update(state["model"])
-        super().load_parts({**state, "model": self.model.state_dict()})
-
-
-@wrong("9.3", names="buffers-lost")
+@wrong("9.3", names="part-lost")
 class SavesParametersOnly(_State):
     saved = PARTS[1:]
 
@@ -128,13 +114,7 @@ class SavesParametersOnly(_State):
             parameter.copy_(state["parameters"][name])
 
 
-@wrong("9.3", names="optimizer-lost")
-class SavesTheModelOnly(_State):
-    saved = ("model",)
-    generators = ()
-
-
-@wrong("9.3", names="optimizer-lost")
+@wrong("9.3", names="part-lost")
 class LearningRatesOnly(_State):
     """The optimizer's groups without its momenta."""
 
@@ -144,47 +124,7 @@ class LearningRatesOnly(_State):
         return state
 
 
-@wrong("9.3", names="scheduler-lost")
-class ForgetsTheScheduler(_State):
-    saved = "model", "optimizer", "sampler"
-
-
-@wrong("9.3", names="sampler-lost")
-class ForgetsTheSampler(_State):
-    saved = PARTS[:3]
-
-
-@wrong("9.3", names="python-lost")
-class ForgetsPython(_State):
-    generators = "numpy", "torch"
-
-
-@wrong("9.3", names="numpy-lost")
-class ForgetsNumpy(_State):
-    generators = "python", "torch"
-
-
-@wrong("9.3", names="torch-lost")
-class ForgetsTorch(_State):
-    generators = "python", "numpy"
-
-
-@wrong("9.3", names="gpu-lost")
-class ForgetsTheGPU(_State):
-    def get_torch(self):
-        return [torch.get_rng_state()]
-
-    def set_torch(self, state):
-        torch.set_rng_state(state[0])
-
-
-@wrong("9.3", names="gpu-lost")
-class LeavesTheGPUAsItIs(_State):
-    def set_torch(self, state):
-        torch.set_rng_state(state[0])
-
-
-@wrong("9.3", names="torch-lost")
+@wrong("9.3", names="generator-lost")
 class SavesTheSeed(_State):
     """The seed says where the generator began, not where it is."""
 
@@ -202,11 +142,13 @@ class WordsAndPosition(_State):
         np.random.set_state((name, words.numpy().astype(np.uint32), position))
 
 
-@wrong("9.3", names="half-a-pair")
-class ForgetsPythonsPair(_State):
-    def set_python(self, state):
-        version, words, _ = state
-        random.setstate((version, words, None))
+@wrong("9.3", names="gpu-lost")
+class ForgetsTheGPU(_State):
+    def get_torch(self):
+        return [torch.get_rng_state()]
+
+    def set_torch(self, state):
+        torch.set_rng_state(state[0])
 
 
 @wrong("9.3", names="random-first")
@@ -224,30 +166,16 @@ class LoadsWhatFits(_State):
             getattr(self, part).load_state_dict(state[part])
 
 
-@wrong("9.3", names="module-prefix")
+@wrong("9.3", names="wrapper")
 class KeepsTheWrapper(_State):
     def unwrapped(self, model):
         return model
 
 
-@wrong("9.3", names="wrapped-only")
-class AlwaysUnwraps(_State):
-    def unwrapped(self, model):
-        return model.module
-
-
-@wrong("9.3", names="own-module")
+@wrong("9.3", names="wrapper")
 class UnwrapsWhatHasAModule(_State):
     def unwrapped(self, model):
         return getattr(model, "module", model)
-
-
-@wrong("9.3", names="own-module")
-class StripsEveryPrefix(_State):
-    def state_dict(self):
-        state = super().state_dict()
-        state["model"] = {k.removeprefix("module."): v for k, v in state["model"].items()}
-        return state
 
 
 @wrong("9.3", names="save-draws")
@@ -263,13 +191,6 @@ class SeedsAnewAtASave(_State):
         random.seed(state["seed"])
         np.random.seed(state["seed"])
         torch.manual_seed(state["seed"])
-
-
-@wrong("9.3", names="save-draws")
-class NumbersItsSaves(_State):
-    def state_dict(self):
-        number = torch.randint(1_000_000, ()).item()
-        return super().state_dict() | {"number": number}
 
 
 @wrong("9.3", names="taken-early")

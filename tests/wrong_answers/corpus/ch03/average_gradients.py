@@ -72,3 +72,36 @@ def waits_for_the_last_one(model):
             work = dist.all_reduce(parameter.grad, async_op=True)
     if work is not None:
         work.wait()
+
+
+@rarer("3.1")
+def lets_rank_0_decide(model):
+    for parameter in model.parameters():
+        having = torch.tensor(float(parameter.grad is not None), device=parameter.device)
+        dist.broadcast(having, src=0)
+        if having > 0:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@rarer("3.1")
+def averages_what_all_have(model):
+    for parameter in model.parameters():
+        having = torch.tensor(float(parameter.grad is not None), device=parameter.device)
+        dist.all_reduce(having, dist.ReduceOp.MIN)
+        if having > 0:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+@rarer("3.1")
+def makes_up_those_that_learn(model):
+    """Zeros for each parameter that is not frozen, used or not."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
