@@ -339,10 +339,15 @@ def _shorten(text: str, width: int) -> str:
 
 
 def _numbers(expected: Any, got: Any) -> tuple[str, str]:
-    """Two numbers that differ, with as few digits as show the difference."""
+    """Two numbers that differ, in one notation, with as few digits as show the difference."""
+    floats = any(isinstance(x, float) for x in (expected, got))
+    plain = [
+        floats and isinstance(x, (int, float)) and not isinstance(x, bool) for x in (expected, got)
+    ]
     for digits in (4, 6, 9, 17):
         pair = tuple(
-            f"{x:.{digits}g}" if isinstance(x, float) else repr(x) for x in (expected, got)
+            f"{x:.{digits}g}" if as_float else repr(x)
+            for x, as_float in zip((expected, got), plain, strict=True)
         )
         if pair[0] != pair[1]:
             break

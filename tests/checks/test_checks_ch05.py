@@ -1,16 +1,20 @@
 """The budgets by which the checks of chapter 05 judge a schedule, against the course's own schedules;
 and the helpers that tell one mistake from another."""
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
 
+from course_exercises.authoring import load_answer
 from course_exercises.chapters.ch05.exchange import _as_it_is, _exchanged, _line
 from course_exercises.chapters.ch05.gpipe import _gpipe
 from course_exercises.chapters.ch05.interleaved import _interleaved
 from course_exercises.chapters.ch05.one_forward_one_backward import _1f1b
-from course_exercises.chapters.ch05.shared import Case, _simulated, _wrong_work, warm_ups_of
+from course_exercises.chapters.ch05.shared import Case, _wrong_work, simulated, warm_ups_of
+from course_exercises.checks import learner
 from course_utils.launch import launch
+from course_utils.launch.ranks import figures
 from course_utils.launch.ranks.arguments import OwnPart
 from course_utils.lesson import schedules
 from course_utils.lesson.schedules import Op
@@ -36,7 +40,7 @@ def test_interleaved_just_keeps_to_its_budgets(stages, micro_batches, chunks):
 
 
 def just_keeps_to_the_budgets(judge, case, schedule):
-    simulation = _simulated(schedule, case)
+    simulation = simulated(schedule, case)
     assert simulation.makespan == pytest.approx(case.time())
     work = case.chunks * case.micro_batches
     budgets = [min(judge.budget(case, rank), work) for rank in range(case.stages)]
@@ -47,10 +51,10 @@ def just_keeps_to_the_budgets(judge, case, schedule):
     "spoil, name",
     [
         (lambda row: row, None),
-        (lambda row: row[1:], "missing"),
-        (lambda row: row + row[:1], "doubled"),
-        (lambda row: [*row, Op("F", 9)], "unknown-work"),
-        (lambda row: [Op(op.kind, op.micro_batch + 1) for op in row], "counted-from-one"),
+        (lambda row: row[1:], "other-work"),
+        (lambda row: row + row[:1], "other-work"),
+        (lambda row: [*row, Op("F", 9)], "other-work"),
+        (lambda row: [Op(op.kind, op.micro_batch + 1) for op in row], "other-work"),
     ],
 )
 def test_what_is_wrong_with_the_work(spoil, name):
@@ -61,6 +65,38 @@ def test_what_is_wrong_with_the_work(spoil, name):
 def test_warm_ups_are_the_forward_passes_before_the_first_backward():
     assert warm_ups_of(schedules.one_forward_one_backward(3, 5)) == [3, 2, 1]
     assert warm_ups_of([[Op("F", 0), Op("F", 1)], []]) == [2, 0]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The labels that each figure has had, of those that a check has shown."""
+    found = []
+
+    def show_open():
+        found.append([[text.get_text() for text in ax.texts] for ax in plt.gcf().axes])
+        plt.close("all")
+
+    monkeypatch.setattr(figures, "show_open", show_open)
+    return found
+
+
+@pytest.mark.parametrize(
+    "id, most", [("5.2", [8, 8, 8, 8]), ("5.3", [4, 3, 2, 1]), ("5.4", [11, 9, 7, 5])]
+)
+def test_a_notebook_shows_a_right_schedule_with_the_most_on_each_shelf(
+    id, most, shown, monkeypatch
+):
+    monkeypatch.setattr(figures, "in_a_notebook", lambda: True)
+    learner.check(id, load_answer(id))
+    [(_, shelves)] = shown
+    assert [int(label) for label in shelves] == most
+
+
+def test_nothing_is_drawn_of_a_wrong_answer_nor_without_a_notebook(shown, monkeypatch):
+    learner.check("5.2", load_answer("5.2"))
+    monkeypatch.setattr(figures, "in_a_notebook", lambda: True)
+    learner.check("5.3", load_answer("5.2"))
+    assert not shown and not plt.get_fignums()
 
 
 def starts_both_and_waits_for_one(to_next, to_previous):

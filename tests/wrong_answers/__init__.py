@@ -10,7 +10,7 @@ wrong one with the hint that fits it, and accepts every right one.
     @right("3.1")
     def averages_one_flat_buffer(model): ...
 
-    doubled = wrong("5.3", names="doubled")(spoilt(schedule, "doubled"))    # made, not written
+    cannot_run = wrong("5.3", names="cannot-run")(spoilt(schedule, "cannot-run"))    # made, not written
     usual("3.1", averages_one_flat_buffer, "sum-not-mean", "not-waited")    # by tests.wrong_answers.makers
 
 Each sentence has one wrong answer here, and a second where two are easily mistaken for each other. Rarer

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from course_exercises.authoring import Exercise, expect, expect_type
+from course_exercises.authoring import Exercise, expect, expect_type, same
 
 bubble = Exercise(
     "5.1",
@@ -27,83 +27,78 @@ bubble = Exercise(
         ),
     ],
     misconceptions={
-        "of-ideal": "That is the bubble as a share of the ideal time, of the work alone. The total "
-        "time contains the bubble too.",
-        "all-stages": "You count one idle pass per stage. The first micro-batch needs no waiting "
-        "in the first stage: there are stages - 1.",
-        "counted-twice": "You count the wait twice. At the start it is one of stages - 1 forward "
-        "passes, at the end one of as many backward passes: together stages - 1 of both.",
-        "swapped": "Stages and micro-batches have changed places: more stages make the bubble "
-        "larger, more micro-batches make it smaller.",
-        "busy-share": "That is the share of time in which a rank works. The bubble is the rest.",
-        "no-overlap": "That is the idle share without micro-batches, where one stage works at a time.",
-        "passes-not-share": "You return how many passes a rank is idle. Asked is a share: divide by the "
-        "passes of the total time.",
-        "one-rank-of-all": "You divide the work of one rank by the time of all ranks. Each of them "
-        "works for micro_batches passes.",
-        "otherwise": "Draw the smallest cases. One stage is never idle: 0. With 2 stages and 1 "
-        "micro-batch each rank is idle half of the time: 1/2; with 2 micro-batches it is 1/3.",
-        "percent": "You return percent: asked is a share, from 0 to 1.",
-        "few-micro-batches": "With fewer micro-batches than stages something else comes out. It is the "
-        "same count there: stages - 1 idle passes, and one pass of work for each micro-batch.",
-        "rounded-down": "The share is rounded down to a whole number: `//` drops the fraction.",
+        "idle-miscounted": "You count other idle passes than there are. A rank waits for stages - 1 forward "
+        "passes at the start and for as many backward passes at the end: together stages - 1 of both.",
+        "another-total": "You divide by another time than a rank's total: by its work alone, which leaves the "
+        "wait out, or by the time of all ranks together. Each rank works for micro_batches passes and waits "
+        "for the idle ones; divide by the sum of both.",
+        "not-the-share": "That is the number of idle passes, or percent, or the share of time in which a rank "
+        "works. Divide the idle passes by those of the total time: a share is from 0 to 1.",
+        "swapped": "Stages and micro-batches have changed places: more stages make the bubble larger, more "
+        "micro-batches make it smaller.",
+        "no-overlap": "That is the idle share without micro-batches, where one stage works at a time. Count the "
+        "work of all micro-batches.",
+        "few-micro-batches": "With fewer micro-batches than stages you count in another way. Count as before: "
+        "stages - 1 idle passes, and one pass of work for each micro-batch.",
+        "chunks-miscounted": "Your share is right with one chunk per rank and wrong with several. Each of the "
+        "stages - 1 waits then lasts for one chunk, a part of a stage, and the work stays the same: count "
+        "stages - 1 idle passes through one chunk beside chunks * micro_batches of work.",
         "no-chunks": "`chunks` is the third parameter, and 1 where nobody gives it: "
         "`bubble_share(stages, micro_batches, chunks=1)`.",
-        "chunks-as-stages": "You count every chunk as a stage of its own. A rank has several pieces, "
-        "and works on one of them while the others wait for their turn.",
-        "chunks-ignored": "Chunks play no part in your formula, and they shorten the bubble.",
-        "chunks-lengthen": "With more chunks your bubble grows. Each wait now lasts for one chunk "
-        "only, a part of the stage.",
-        "share-divided": "You divide the whole share by the number of chunks. The bubble becomes that "
-        "much shorter, and the total time becomes shorter with it.",
+        "otherwise": "Draw the smallest cases. One stage is never idle: 0. With 2 stages and 1 "
+        "micro-batch each rank is idle half of the time: 1/2; with 2 micro-batches it is 1/3.",
     },
+    things="shares",
     failures={"TypeError": "wrong-parameters"},
 )
 
+Share = Callable[..., float]
+WITH_ONE_CHUNK: Mapping[str, Sequence[Share]] = {
+    "another-total": [lambda p, m: (p - 1) / m, lambda p, m: 1 - m / (p * (m + p - 1))],
+    "rounded-down": [lambda p, m: 0],
+    "not-the-share": [
+        lambda p, m: p - 1,
+        lambda p, m: 100 * (p - 1) / (m + p - 1),
+        lambda p, m: m / (m + p - 1),
+    ],
+    "idle-miscounted": [lambda p, m: p / (m + p), lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1))],
+    "swapped": [lambda p, m: (m - 1) / (m + p - 1)],
+    "no-overlap": [lambda p, m: (p - 1) / p],
+}
 
-def _shares(share: Callable[..., float], cases: Sequence[tuple[int, ...]]) -> list[float]:
+
+def _shares(share: Share, cases: Sequence[tuple[int, ...]]) -> list[float]:
     return [share(*case) for case in cases]
 
 
-def _check_bubble(answer, cases, likely: Mapping[str, Callable[..., float]]) -> None:
+def _check_bubble(answer, cases, likely: Mapping[str, Sequence[Share]], otherwise: str) -> None:
+    """`likely` has the formulas of each mistake; `otherwise` is what all others have in common."""
     got = _shares(answer, cases)
     for value in got:
         expect_type(value, (float, int))
-    mistakes = {slug: _shares(share, cases) for slug, share in likely.items()} | {"otherwise": True}
+    slugs = (
+        s for s, shares in likely.items() for share in shares if same(got, _shares(share, cases))
+    )
     expect(
         got,
         _shares(lambda p, m, v=1: (p - 1) / (v * m + p - 1), cases),
-        what=f"for (stages, micro_batches{', chunks' * (len(cases[0]) > 2)}) = {list(cases)}",
-        likely=mistakes,
+        what=f"for (stages, micro_batches{', chunks' * (len(cases[0]) > 2)}) = {cases}",
+        likely={next(slugs, otherwise): True},
     )
 
 
 @bubble.requires("the idle share of the total time, with one chunk per rank")
 def the_idle_share_of_the_total_time(answer, draw):
     cases = [(p, draw.integer(p + 2, 20)) for p in draw.sample(range(3, 9), 3)]
-    _check_bubble(
-        answer,
-        cases,
-        {
-            "of-ideal": lambda p, m: (p - 1) / m,
-            "rounded-down": lambda p, m: 0,
-            "passes-not-share": lambda p, m: p - 1,
-            "one-rank-of-all": lambda p, m: 1 - m / (p * (m + p - 1)),
-            "percent": lambda p, m: 100 * (p - 1) / (m + p - 1),
-            "busy-share": lambda p, m: m / (m + p - 1),
-            "all-stages": lambda p, m: p / (m + p),
-            "counted-twice": lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1)),
-            "swapped": lambda p, m: (m - 1) / (m + p - 1),
-            "no-overlap": lambda p, m: (p - 1) / p,
-        },
-    )
+    _check_bubble(answer, cases, WITH_ONE_CHUNK, "otherwise")
     few = [(p, draw.integer(2, p - 1)) for p in draw.sample(range(3, 9), 3)]
-    _check_bubble(answer, few, {"few-micro-batches": lambda p, m, v=1: answer(p, m)})
+    _check_bubble(answer, few, {}, "few-micro-batches")
 
 
 @bubble.requires("one stage, and one micro-batch", needs_earlier=True)
 def one_stage_and_one_micro_batch(answer, draw):
-    _check_bubble(answer, [(1, draw.integer(2, 9)), (draw.integer(2, 9), 1), (1, 1)], {})
+    cases = [(1, draw.integer(2, 9)), (draw.integer(2, 9), 1), (1, 1)]
+    _check_bubble(answer, cases, {}, "otherwise")
 
 
 @bubble.requires(
@@ -113,14 +108,4 @@ def one_stage_and_one_micro_batch(answer, draw):
 )
 def with_several_chunks_per_rank(answer, draw):
     cases = [(p, p * draw.integer(2, 6), draw.integer(2, 4)) for p in draw.sample(range(3, 9), 3)]
-    _check_bubble(
-        answer,
-        cases,
-        {
-            "chunks-ignored": lambda p, m, v: (p - 1) / (m + p - 1),
-            "chunks-as-stages": lambda p, m, v: (v * p - 1) / (m + v * p - 1),
-            "chunks-lengthen": lambda p, m, v: v * (p - 1) / (m + v * (p - 1)),
-            "share-divided": lambda p, m, v: (p - 1) / (m + p - 1) / v,
-            "of-ideal": lambda p, m, v: (p - 1) / (v * m),
-        },
-    )
+    _check_bubble(answer, cases, {}, "chunks-miscounted")

@@ -1,15 +1,13 @@
 """Exercise 5.2, `gpipe`: what it asks for, and how it is checked."""
 
 from course_exercises.authoring import Exercise, Wrong
-from course_exercises.chapters.ch05.shared import (
-    FORM,
-    ONE_AT_A_TIME,
-    Case,
-    Judge,
-    flow,
-    one_at_a_time,
-    warm_ups_of,
-)
+from course_exercises.chapters.ch05.shared import SCHEDULE, Case, Judge, flow, warm_ups_of
+from course_utils.lesson.schedules import Schedule
+
+
+def _one_at_a_time(schedule: Schedule, case: Case) -> bool:
+    return case.micro_batches > 1 and set(warm_ups_of(schedule)) == {1}
+
 
 gpipe_exercise = Exercise(
     "5.2",
@@ -30,8 +28,9 @@ gpipe_exercise = Exercise(
         ),
     ],
     misconceptions={
-        **FORM,
-        **ONE_AT_A_TIME,
+        **SCHEDULE,
+        "one-at-a-time": "Every rank goes forward and back with one micro-batch before it starts the next: one stage "
+        "works, the others wait. Run all F first.",
         "backwards-early": "A backward pass comes before the last forward pass. That is another "
         "schedule: GPipe runs all forward passes first.",
     },
@@ -39,7 +38,7 @@ gpipe_exercise = Exercise(
 _gpipe = Judge(
     lambda answer, case: answer(case.stages, case.micro_batches),
     budget=lambda case, rank: case.micro_batches,
-    suspects={"one-at-a-time": one_at_a_time},
+    suspects={"one-at-a-time": _one_at_a_time},
 )
 
 

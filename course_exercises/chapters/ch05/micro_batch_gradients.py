@@ -3,13 +3,15 @@
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_type, same
+from course_exercises.authoring.compare import show
+from course_exercises.authoring.vocabulary import times, total
 
 Gradients = dict[str, Tensor | None]
 
@@ -36,85 +38,39 @@ accumulation = Exercise(
         ),
     ],
     misconceptions={
-        "no-backward": "No parameter has a gradient: `backward()` is never called, or the last thing "
-        "you do is clear what it gave.",
-        "no-graph": "There is no graph behind this loss: under `torch.no_grad()`, or behind `.item()` "
-        "and `.detach()`, nothing is recorded. Call `backward()` on what the model gave; a number for "
-        "the sum is taken after it.",
+        "no-backward": "No parameter has a gradient: `backward()` is never called, or the last thing you do is clear what "
+        "it gave. Call it for each micro-batch.",
         "running-total": "You call `backward()` on a running total: it goes through the earlier "
         "micro-batches again in every turn. Call it on this micro-batch's loss alone.",
-        "windows": "Your micro-batches overlap: micro-batch i begins at sample i * size, not at i.",
-        "targets-not-cut": "Inputs and targets have to be cut alike: sample i of one belongs to "
-        "sample i of the other.",
-        "other-weights": "Every micro-batch's gradient has to count once, with the share of its "
-        "samples, `len(x) / len(inputs)`.",
-        "loss-otherwise": "The mean loss is the sum of the micro-batches' losses, each times the share "
-        "of its samples, `len(x) / len(inputs)`.",
-        "sum-not-mean": "Your gradients are too large by the number of micro-batches: every loss is "
-        "a mean already, and you add up these means. Adam would hide it, SGD does not.",
-        "samples-summed": "Your gradients are those of the summed loss: they are too large by the "
-        "number of samples.",
-        "divided-twice": "The mean over the micro-batches is divided once more.",
-        "divided-by-samples": "You divide by the number of samples what is a mean over a micro-batch "
-        "already: the gradients are too small by its size.",
-        "mean-of-means": "You give every micro-batch the same weight. The last one is smaller: its "
-        "samples would count more than the others.",
-        "one-size-for-all": "You give the last micro-batch the weight of a full one. Its weight is "
-        "the number of its own samples over the number of all.",
-        "count-rounded-down": "`len(inputs) // size` leaves out the smaller micro-batch at the end. "
-        "And even with their true number, one weight for all would give its samples too much.",
-        "last-lost": "The samples of the last micro-batch play no part.",
         "last-only": "Only the last micro-batch's gradient is left: the earlier ones were cleared. "
         "Clear once, before the first micro-batch.",
-        "loss-not-mean": "You return the sum of the micro-batches' losses: asked is the mean over all "
-        "samples.",
-        "loss-of-last": "You return the last micro-batch's loss: asked is the mean over all samples.",
-        "loss-unweighted": "You return the mean of the micro-batches' losses. Weigh the last one by "
-        "its size, as you do for the gradients.",
-        "none-gradient": "A frozen or unused parameter has no gradient: its `.grad` is None. Skip it.",
-        "later-use-missed": "A parameter that only a later micro-batch uses has no gradient. Which "
-        "parameters take part can differ from one micro-batch to the next, so the first does not "
-        "decide it for all.",
-        "none-for-zeros": "A parameter that the loss uses has lost its gradient, because all of it is "
-        "0. That too is a gradient: weight decay and momentum move the parameter on.",
-        "zeros-for-none": "A parameter without a gradient has received one. A `.grad` of zeros is "
-        "not the same as None: weight decay and momentum would move the parameter.",
-        "tied-twice": "A tied parameter, one tensor in two layers, was scaled once per layer.",
-        "old-gradients": "What stood in `.grad` before is still in it. Clear the gradients before "
-        "the first micro-batch, those of frozen parameters too.",
-        "hooks-left": "A hook that you registered is still there after the call, and changes every "
-        "gradient that comes later, here that of the next step. Remove it before you return.",
-        "thawed": "The `requires_grad` of a parameter has changed: one learns that was frozen, or the "
-        "other way round. A frozen parameter needs no gradient on the way either: leave it frozen.",
-        "parameters-moved": "The parameters have changed. The optimizer's step is not part of this.",
-        "whole-batch": "The model has seen more than `size` samples at once: that is the memory that "
-        "micro-batches are to save.",
-        "other-sizes": "The micro-batches have other sizes than asked: `size` samples each, and the "
-        "rest in the last. `split(n)` cuts pieces of n samples, `chunk(n)` cuts n pieces.",
-        "seen-twice": "The model sees every sample twice. The loss is there already in the pass that "
-        "you go backward from; a second one costs its time again, and with dropout gives another loss.",
-        "other-order": "The micro-batches hold other samples than asked: the batch is cut in its order, "
-        "the first `size` samples first.",
-        "evaluation-mode": "The model is not in training mode, in its forward passes or afterwards: "
-        "`model.eval()` switches dropout off and makes batch norm use other numbers. That these are "
-        "micro-batches of a training step does not change.",
-        "loss-with-graph": "You return a loss that is still tied to its graph, and keeps alive what "
-        "the graph keeps. Asked is a number: `.item()`.",
-        "loss-not-a-float": "You return a tensor. Asked is a Python number, as `.item()` gives it.",
-        "graph-kept": "A micro-batch's graph has outlived its backward pass: its activations are "
-        "still there when the next forward pass begins. `retain_graph=True` does that, for a second "
-        "backward pass; here each graph has one.",
-        "outputs-kept": "You keep the model's outputs of all micro-batches. They are activations as "
-        "well: a language model's logits are its largest. Of each micro-batch only the number for "
-        "its loss has to stay.",
-        "one-backward": "A forward pass began before the micro-batch before it was through its "
-        "backward pass: its activations are kept. Call backward in every turn of the loop.",
+        "same-weight": "You give every micro-batch the same weight, and the last one is smaller: its samples count more or "
+        "less than the others. The weight is the share of its samples, `len(x) / len(inputs)`.",
+        "other-weights": "Each loss is a mean over its micro-batch already. Multiply it by the share of its samples, "
+        "`len(x) / len(inputs)`, so that each counts once. To add up plain means, to sum over samples, or to divide once "
+        "more makes gradients of another size; Adam would hide that, SGD does not.",
+        "other-micro-batches": "Your micro-batches are not the batch, cut in its order: `size` samples each, and the rest "
+        "in the last one; each goes through the model once, and inputs and targets are cut alike. `split(n)` cuts pieces "
+        "of n samples, `chunk(n)` cuts n pieces.",
+        "other-loss": "You return something else than the mean loss of the batch, as a plain sum or mean of the "
+        "micro-batches' losses, the last one, or a tensor. Add up the losses, each times the share of its samples, as "
+        "numbers: `.item()` takes one out of a tensor, whose graph would keep the activations.",
+        "gradient-lost": "A parameter that the loss uses has no gradient. Which parameters take part may differ from one "
+        "micro-batch to the next, so none of them decides for all; and a gradient that is 0 everywhere is one. Keep what "
+        "`backward()` has made.",
+        "model-changed": "You leave the model otherwise than it was handed in, or run it so: a part of it is in evaluation "
+        "mode, the `requires_grad` of a parameter has changed, or a hook is left that changes later gradients. This is a "
+        "step of training, and a frozen parameter needs no gradient: leave both as they are, and remove your hooks.",
+        "activations-kept": "Something of an earlier micro-batch is still in memory when the next forward pass begins. Call "
+        "`backward()` in every turn, once and without `retain_graph=True`, and keep the number for its loss alone: "
+        "outputs are activations too.",
     },
+    things="gradients",
     failures={
         "a second time": "running-total",
-        "'float' object has no attribute 'backward'": "no-graph",
-        "does not require grad": "no-graph",
-        "to match target batch_size": "targets-not-cut",
+        "'float' object has no attribute 'backward'": "cut-from-the-graph",
+        "does not require grad": "cut-from-the-graph",
+        "to match target batch_size": "other-micro-batches",
     },
     at_home=True,
 )
@@ -155,7 +111,6 @@ class _Batch:
     inputs: Tensor
     targets: Tensor
     size: int
-    seen: list[int] = field(default_factory=list)  # samples of each forward pass
     open: int = 0  # forward passes whose backward pass has not come
     most_open: int = 0
     evaluated: bool = False  # was some part of the model in evaluation mode?
@@ -187,7 +142,6 @@ class _Batch:
 
     def _forward(self, model, inputs, output):
         _note_memory(output, self.outputs)
-        self.seen.append(len(output) if output.dim() > 1 else 1)  # 1: a sample without a batch
         if output.requires_grad:
             self.open += 1
             self.most_open = max(self.most_open, self.open)
@@ -238,82 +192,51 @@ def _gradient(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[float,
     return loss.item(), _gradients(model)
 
 
-def _weighted(parts: list[Gradients], weights: Sequence[float]) -> Gradients:
-    """The weighted sum by name; None where no part has a gradient."""
-    terms = {
-        name: [w * p[name] for w, p in zip(weights, parts) if p[name] is not None]
-        for name in parts[0]
-    }
-    return {name: sum(each) if each else None for name, each in terms.items()}
+def _multiple(got: Gradients, of: Gradients) -> bool:
+    """Whether all gradients are one number, not 0, times these."""
+    there = [(got[name], of[name]) for name in of if of[name] is not None]
+    a, b = (torch.cat([tensor.flatten() for tensor in side]) for side in zip(*there, strict=True))
+    factor = (a @ b / (b @ b)).item()
+    return abs(factor) > 1e-3 and same(got, times(of, factor))
 
 
-def _gradient_mistakes(batch: _Batch) -> dict[str, Gradients | bool]:
-    """What each mistake makes of the gradients, by misconception."""
-    parts = batch.parts()
+def _signs(batch: _Batch) -> dict[str, Callable[[Gradients], bool] | bool]:
+    """What shows in the gradients how they were put together, by mistake."""
+    parts, size = batch.parts(), batch.size
     each = [_gradient(batch.model, x, y)[1] for x, y in parts]
-    count, total = len(each), len(batch.inputs)
-    own = [len(x) for x, _ in parts]
-    uneven = own[-1] != own[0]
-    mean = [n / total for n in own]
-    without_last = [n / max(1, sum(own[:-1])) for n in own]
-    dropped = [
-        [w * (i < count - 1) for i, w in enumerate(ws)]
-        for ws in (*_weightings(batch), without_last)
-    ]
-    windows = [
-        _gradient(batch.model, *(t[i : i + batch.size] for t in (batch.inputs, batch.targets)))[1]
-        for i in range(count)
-    ]
-    totals = [w * (count - i) for i, w in enumerate(mean)]
+    several = len(each) > 1
+    turns = [times(each[i], len(parts[i][0]) * (len(each) - i)) for i in range(len(each))]
+    begins = range(len(each) if size > 1 else 0)  # as if micro-batch i began at sample i
+    slices = [slice(i, i + size) for i in begins]
+    windows = [_gradient(batch.model, batch.inputs[s], batch.targets[s])[1] for s in slices]
+    uneven = len(parts[-1][0]) != len(parts[0][0])
     return {
         "no-backward": lambda got: all(gradient is None for gradient in got.values()),
-        "running-total": count > 1 and _weighted(each, totals),
-        "windows": lambda got: (
-            count > 1 and any(same(got, _weighted(windows, ws)) for ws in _weightings(batch))
+        "running-total": lambda got: several and _multiple(got, total(turns)),
+        "last-only": lambda got: several and _multiple(got, each[-1]),
+        "other-micro-batches": lambda got: (
+            several and any(_multiple(got, total(some)) for some in (each[:-1], windows) if some)
         ),
-        "sum-not-mean": count > 1 and _weighted(each, [1] * count),
-        "samples-summed": _weighted(each, own),
-        "last-only": lambda got: (
-            count > 1
-            and any(same(got, _weighted(each[-1:], [w])) for w in (1, 1 / count, mean[-1]))
-        ),
-        "mean-of-means": uneven and _weighted(each, [1 / count] * count),
-        "one-size-for-all": uneven and _weighted(each, [batch.size / total] * count),
-        "count-rounded-down": uneven
-        and total > batch.size
-        and _weighted(each, [1 / (total // batch.size)] * count),
-        "last-lost": lambda got: (
-            count > 1 and any(same(got, _weighted(each, weights)) for weights in dropped)
-        ),
-        "divided-by-samples": _weighted(each, [1 / total] * count),
-        "divided-twice": count > 1 and _weighted(each, [w / count for w in mean]),
+        "same-weight": lambda got: uneven and _multiple(got, total(each)),
         "other-weights": True,
     }
 
 
-def _weightings(batch: _Batch) -> list[list[float]]:
-    """Weights that people give to the micro-batches."""
-    own = [len(x) for x, _ in batch.parts()]
-    return [[1.0] * len(own), [1 / len(own)] * len(own), [n / len(batch.inputs) for n in own]]
-
-
-def _check_gradients(answer, batch: _Batch, likely: Mapping | None = None) -> float:
-    """Compares the gradients with the whole batch's; returns what the answer returned."""
+def _check_gradients(answer, batch: _Batch, likely: Mapping | None = None) -> None:
+    """Compares the gradients with the whole batch's; `likely` goes before all other mistakes."""
     _, expected = _gradient(batch.model, batch.inputs, batch.targets)
-    mistakes = {**(likely or {}), **_gradient_mistakes(batch)}
+    mistakes = {**(likely or {}), **_signs(batch)}
     before = copy.deepcopy(batch.model.state_dict())
     learning = [parameter.requires_grad for parameter in batch.model.parameters()]
     batch.watch()
-    value = answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
+    answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
     if batch.evaluated or batch.not_training():
-        raise Wrong("evaluation-mode", expected="training mode", got="evaluation mode")
+        raise Wrong("model-changed", expected="training mode", got="evaluation mode")
     if any(not torch.equal(tensor, before[k]) for k, tensor in batch.model.state_dict().items()):
-        raise Wrong("parameters-moved", expected="the same parameters as before", got="others")
-    now = [parameter.requires_grad for parameter in batch.model.parameters()]
-    if now != learning:
-        raise Wrong("thawed", expected="the same parameters frozen as before", got="others")
+        raise Wrong("parameters-changed", expected="the same parameters as before", got="others")
+    if [parameter.requires_grad for parameter in batch.model.parameters()] != learning:
+        raise Wrong("model-changed", expected="the same parameters frozen as before", got="others")
     expect(_gradients(batch.model), expected, what="the gradients", likely=mistakes)
-    return value
 
 
 @accumulation.requires("equal micro-batches give the gradients of the batch's mean loss")
@@ -334,21 +257,10 @@ def the_result_is_the_mean_loss(answer, draw):
     equal = draw.integer(4, 6)
     for samples, size in ((3 * equal, equal), _uneven(draw, 3)):
         batch = _batch(draw, _plain, samples, size)
-        losses = [_gradient(batch.model, x, y)[0] for x, y in batch.parts()]
         mean, _ = _gradient(batch.model, batch.inputs, batch.targets)
         got = answer(batch.model, _loss, batch.inputs, batch.targets, size)
-        if isinstance(got, Tensor) and got.requires_grad:
-            raise Wrong("loss-with-graph", expected="a number", got=got)
-        expect_type(got, float, likely="loss-not-a-float" if isinstance(got, Tensor) else None)
-        likely = {
-            "loss-not-mean": sum(losses),
-            "loss-of-last": lambda got, losses=losses, own=(samples % size or size) / samples: (
-                same(got, losses[-1]) or same(got, losses[-1] * own)
-            ),
-            "loss-unweighted": sum(losses) / len(losses),
-            "loss-otherwise": True,
-        }
-        expect(got, mean, what="the loss", likely=likely)
+        expect_type(got, float, likely="other-loss" if isinstance(got, Tensor) else None)
+        expect(got, mean, what="the loss", likely={"other-loss": True})
 
 
 @accumulation.requires(
@@ -375,19 +287,20 @@ def _awkward_mistakes(expected: Gradients) -> dict[str, Callable[[Gradients], bo
     """What people do to parameters that are not plain: the mistakes, by misconception."""
     without = _without(expected)
 
-    def all_but(prefix, got):
-        return all(same(got[n], expected[n]) for n in expected if not n.startswith(prefix))
-
     def old(got):  # the ones that stood there, or a share of them
         left = [got[name] for name in without if got[name] is not None]
         return any(g.any() and (g == g.flatten()[0]).all() for g in left)
 
+    def lost(got):
+        there = [got[name] for name in expected if name not in without]
+        return any(g is None for g in there) and any(g is not None for g in there)
+
+    tied = "first.weight"
     return {
         "old-gradients": old,
         "zeros-for-none": lambda got: any(got[name] is not None for name in without),
-        "later-use-missed": lambda got: got["some.bias"] is None and all_but("some.", got),
-        "none-for-zeros": lambda got: got["dead.bias"] is None and all_but("dead.", got),
-        "tied-twice": lambda got: all_but("first.weight", got),
+        "gradient-lost": lost,
+        "tied-twice": lambda got: same({**got, tied: expected[tied]}, expected),
     }
 
 
@@ -402,6 +315,7 @@ def _step(model: nn.Module) -> None:
 def three_steps_of_sgd_end_with_the_parameters(answer, draw):
     batch = _batch(draw, _plain, *_uneven(draw, 3))
     alone = copy.deepcopy(batch.model)
+    before = None  # the gradients of the step before
 
     def hooked(got):
         loss = _loss(batch.model(batch.inputs), batch.targets)
@@ -413,20 +327,16 @@ def three_steps_of_sgd_end_with_the_parameters(answer, draw):
         _, gradients = _gradient(alone, batch.inputs, batch.targets)
         for name, parameter in alone.named_parameters():
             parameter.grad = gradients[name]
-        as_alone = same(
-            batch.model.state_dict(), alone.state_dict()
-        )  # else what follows differs anyway
-        expect(
-            _gradients(batch.model),
-            gradients,
-            what=f"the gradients of step {step}",
-            likely={
-                "hooks-left": as_alone and hooked,
-                "old-gradients": as_alone and step > 0,
-            },
-        )
+        as_alone = same(batch.model.state_dict(), alone.state_dict())  # else all differs anyway
+        likely = {
+            "old-gradients": before and total([before, gradients]),
+            "model-changed": as_alone and hooked,
+        }
+        got = _gradients(batch.model)
+        expect(got, gradients, what=f"the gradients of step {step}", likely=likely)
         for model in (batch.model, alone):
             _step(model)
+        before = gradients
     expect(batch.model.state_dict(), alone.state_dict(), what="the parameters")
 
 
@@ -436,20 +346,17 @@ def one_micro_batch_of_size_samples_at(answer, draw):
     batch = _batch(draw, _plain, 2 * size + 1, size)  # `chunk(5)` would cut 11 into 3, 3, 3, 2
     batch.watch()
     answer(batch.model, _loss, batch.inputs, batch.targets, batch.size)
-    if max(batch.seen, default=0) > batch.size:
-        raise Wrong("whole-batch", expected=f"at most {batch.size} samples", got=max(batch.seen))
-    sizes = [len(x) for x, _ in batch.parts()]
-    if batch.seen != sizes:
-        slug = "other-order" if sorted(batch.seen) == sorted(sizes) else "other-sizes"
-        slug = "seen-twice" if sorted(batch.seen) == sorted(2 * sizes) else slug
-        raise Wrong(slug, expected=f"micro-batches of {sizes} samples", got=batch.seen)
-    if not same(batch.fed, [x for x, _ in batch.parts()]):
-        raise Wrong("other-order", expected="the samples in their order", got="another order")
-    if batch.most_open > 1:
-        raise Wrong("one-backward", expected="1 micro-batch in flight", got=batch.most_open)
-    if batch.outlived:
-        got = "those of the one before are still there"
-        raise Wrong("graph-kept", expected="no activations when a forward pass begins", got=got)
-    if batch.most_outputs > 1:  # the last ones may still have a name
-        got = f"{batch.most_outputs} are kept"
-        raise Wrong("outputs-kept", expected="no outputs of earlier micro-batches", got=got)
+    parts = [x for x, _ in batch.parts()]
+    if not same(batch.fed, parts):
+        expected, got = ([tuple(x.shape) for x in inputs] for inputs in (parts, batch.fed))
+        got = "these, with other samples" if got == expected else show(got)
+        raise Wrong("other-micro-batches", expected=f"inputs of {show(expected)}", got=got)
+    kept = {
+        f"{batch.most_open} forward passes without their backward pass": batch.most_open > 1,
+        "activations of the one before": batch.outlived,
+        f"outputs of {batch.most_outputs}": batch.most_outputs > 1,  # the last may have a name
+    }
+    for what, found in kept.items():
+        if found:
+            expected = "nothing of earlier micro-batches when a forward pass begins"
+            raise Wrong("activations-kept", expected=expected, got=what)

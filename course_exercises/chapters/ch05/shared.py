@@ -1,11 +1,12 @@
-"""What the exercises of chapter 05 share."""
+"""What the exercises of chapter 05 share: how a schedule is judged."""
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from course_exercises.authoring import Wrong, expect_type, forbidden
+from course_exercises.authoring.compare import show
 from course_utils.lesson import schedules
 from course_utils.lesson.schedules import Op, Schedule, Simulation, first_illegal_move, simulate
 
@@ -19,50 +20,41 @@ BUILT_IN = [
 Budget = Callable[["Case", int], int]  # how many activations rank r may hold
 Suspect = Callable[[Schedule, "Case"], bool]
 
-FORM = {
-    "flat-list": "You return one list of ops. A schedule has one list for each rank: every rank "
-    "does its own work.",
-    "not-one-list-per-rank": "The outer list has one entry per rank, and each entry is the list of "
-    "all that this rank does, in order.",
-    "idle-entries": "Leave the gaps out. A rank waits by itself where an op needs something that "
-    "has not come.",
-    "not-ops": 'An entry is an Op of kind "F" or "B", such as `Op("F", 3)` for the forward pass of '
-    "micro-batch 3.",
-    "counted-from-one": "Micro-batches are numbered from 0, as everything in Python is.",
-    "missing": "Some work is never done. Every rank runs F and B of every micro-batch, in each of its "
-    "chunks.",
-    "shared-list": "All ranks share one list, as after `[[]] * stages`: what you append for one rank "
-    "stands in every rank's. Make a new list for each.",
-    "doubled": "Some work is done twice.",
-    "unknown-work": "An op belongs to no micro-batch or chunk of this step.",
-    "cannot-run": "The schedule cannot run: no rank can do this op before what it needs is there. "
-    "F needs the F of the piece of the model before it. B needs the B of the piece after it, and its "
-    "own F. A rank does not skip an op that has to wait.",
-    "built-in-schedule": "You call a function of `course_utils.lesson.schedules`, and this exercise is to "
-    "write a schedule. Build the lists of ops yourself; look at the built-in one by plotting it.",
-    "slow": "The schedule can run, and some rank waits longer than it must: ranks after it get their "
-    "forward passes too late, or ranks before it their gradients.",
-}
-ONE_AT_A_TIME = {
-    "one-at-a-time": "Every micro-batch goes all the way forward and back before the next one "
-    "starts: one stage works, the others wait.",
+WORK = (
+    "Some work is done twice, or never, or does not belong to this step. Every rank runs one F and one B of each "
+    "micro-batch, numbered from 0, in each of its chunks, which the third argument of Op numbers from 0 on each rank."
+)
+SCHEDULE = {
+    "not-a-schedule": "A schedule has one list for each rank, and in it an Op for each thing that this rank does, in "
+    'order, such as `Op("F", 3)`. Leave gaps out: a rank waits by itself where an op needs something that has not '
+    "come.",
+    "shared-list": "All ranks share one list, as after `[[]] * stages`: what you append for one rank stands in every "
+    "rank's. Make a new list for each.",
+    "other-work": WORK,
+    "cannot-run": "The schedule cannot run: a rank comes to an op before what it needs can be there, and does not skip "
+    "it. F needs the F of the piece of the model before it; B needs the B of the piece after it, and its own F. Put "
+    "the op behind what it needs.",
+    "built-in-schedule": "You call a function of `course_utils.lesson.schedules`. Build the lists of ops yourself; look "
+    "at the built-in schedule by plotting it.",
+    "slow": "The schedule can run, and some rank waits longer than it must: ranks after it get their forward passes too "
+    "late, or ranks before it their gradients. Draw it with `plots.gantt` and look for the first gap that an op could "
+    "fill.",
 }
 PAIRS = {
-    "doubled": "Some work is done twice. The F of the pairs go on in their order where the warm-up "
-    "ended; the B of the pairs begin at the start of theirs, and the B at the end go on where the pairs "
-    "ended.",
-    "missing": "Some work is never done: every rank runs F and B of every micro-batch, in each of its "
-    "chunks. After the last pair, as many B remain as the warm-up had F.",
+    "other-work": f"{WORK} After a warm-up of k forward passes the F of the pairs go on where it ended, their B begin "
+    "with the first one, and k B remain after the last pair.",
+    "warm-up-short": "Some rank begins its backward passes too early: it lacks a forward pass, or waits in every turn "
+    "for a gradient that is still on its way. The first rank waits longest for its first gradient, so it runs the most "
+    "forward passes before it: count how many fit in.",
+    "too-many-activations": "A rank runs its forward passes too far ahead of its backward passes, and each of them "
+    "holds activations. The nearer a rank is to the end, the sooner its first gradient comes, and the fewer it runs "
+    "before; count the F of the first pair too.",
+    "backwards-order": "Some rank does not run its backward passes in the order of its forward passes. The gradient of "
+    "micro-batch 0 comes back first: the B of a pair belongs to the oldest micro-batch that is still open.",
+    "warm-up-not-capped": "With a single stage, or with few micro-batches, something goes wrong that is right with "
+    "many. The warm-up ends where the forward passes end; then no pair follows, and then come all B.",
 }
-ORDER = {
-    "backwards-order": "Some rank does not run its backward passes in the order of its forward "
-    "passes. The gradient of micro-batch 0 comes back first. The F and the B of a pair belong to "
-    "different micro-batches: the B to the oldest that is still open.",
-}
-MEMORY = {
-    "too-many-activations": "A rank has run too many forward passes whose backward pass has not come "
-    "yet. Every one of them holds its activations.",
-}
+FEW = dict.fromkeys(("IndexError", "ValueError"), "warm-up-not-capped")
 
 
 @dataclass(frozen=True)
@@ -72,35 +64,30 @@ class Case:
     chunks: int = 1
 
     def __str__(self) -> str:
-        parts = [(self.stages, "stage"), (self.micro_batches, "micro-batch")]
-        parts += [(self.chunks, "chunk")] if self.chunks > 1 else []
-        return ", ".join(f"{count} {_plural(count, noun)}" for count, noun in parts)
+        parts = [f"{self.stages} stage{'s' * (self.stages > 1)}"]
+        parts += [f"{self.micro_batches} micro-batch{'es' * (self.micro_batches > 1)}"]
+        return ", ".join(parts + [f"{self.chunks} chunks"] * (self.chunks > 1))
 
     def time(self) -> int:
         """The shortest time of a step, in units of time, with the bubble of (interleaved) 1F1B."""
-        return (self.chunks * self.micro_batches + self.stages - 1) * (FORWARD + BACKWARD)
+        return (self.passes() + self.stages - 1) * (FORWARD + BACKWARD)
+
+    def passes(self) -> int:
+        """How many forward passes a rank runs."""
+        return self.chunks * self.micro_batches
 
     def work(self) -> Counter:
         """What every rank has to do."""
-        return Counter(
-            Op(kind, number, chunk)
-            for kind in "FB"
-            for number in range(self.micro_batches)
-            for chunk in range(self.chunks)
-        )
-
-
-def _plural(count: int, noun: str) -> str:
-    plurals = {"micro-batch": "micro-batches", "entry": "entries"}
-    return noun if count == 1 else plurals.get(noun, f"{noun}s")
+        numbers, chunks = range(self.micro_batches), range(self.chunks)
+        return Counter(Op(kind, n, chunk) for kind in "FB" for n in numbers for chunk in chunks)
 
 
 class Judge:
     """Judges an answer by the form, legality, time and memory of its schedules.
 
-    `call` calls the answer for a case; `budget` says how many activations a rank may hold.
-    `suspects` are mistakes in the order of the work, by name, the more telling first: the first
-    one that a bad schedule shows is named.
+    `call` calls the answer for a case; `budget` says how many activations a rank may hold. `suspects`
+    are mistakes in the order of the work, by name, the more telling first: the first one that a bad
+    schedule shows is named.
     """
 
     def __init__(self, call: Callable, budget: Budget, suspects: Mapping[str, Suspect]) -> None:
@@ -108,9 +95,8 @@ class Judge:
         self.budget = budget
         self.suspects = suspects
 
-    def legal(self, answer, case: Case, strange_work: str | None = None) -> Schedule:
-        """The answer's schedule; raises Wrong where it cannot run. `strange_work` names the
-        mistake behind an op that belongs to no micro-batch, and behind work that is missing."""
+    def legal(self, answer, case: Case) -> Schedule:
+        """The answer's schedule; raises Wrong where it cannot run."""
         with forbidden.called(*BUILT_IN) as names:
             got = self.call(answer, case)
         if names:
@@ -120,8 +106,8 @@ class Judge:
         sentence = first_illegal_move(schedule, case.stages, case.micro_batches, case.chunks)
         if sentence:
             slug = _wrong_work(schedule, case)
-            if slug in ("unknown-work", "missing") and strange_work:
-                slug = strange_work
+            if slug == "other-work" and self.budget(case, 0) > case.passes():
+                slug = "warm-up-not-capped"
             raise Wrong(
                 slug or self._suspect(schedule, case) or "cannot-run",
                 expected=f"a schedule that can run, with {case}",
@@ -132,7 +118,7 @@ class Judge:
     def in_time(self, answer, case: Case) -> None:
         """Raises Wrong unless the schedule keeps to the budget of time."""
         schedule = self.legal(answer, case)
-        needed, allowed = _simulated(schedule, case).makespan, case.time()
+        needed, allowed = simulated(schedule, case).makespan, case.time()
         if needed > allowed + 1e-9:
             raise Wrong(
                 self._suspect(schedule, case) or "slow",
@@ -143,7 +129,7 @@ class Judge:
     def in_memory(self, answer, case: Case) -> None:
         """Raises Wrong unless every rank keeps to its budget of memory."""
         schedule = self.legal(answer, case)
-        for rank, held in enumerate(_simulated(schedule, case).peak_in_flight):
+        for rank, held in enumerate(simulated(schedule, case).peak_in_flight):
             allowed = self.budget(case, rank)
             if held > allowed:
                 raise Wrong(
@@ -156,51 +142,34 @@ class Judge:
         return next((s for s, fits in self.suspects.items() if fits(schedule, case)), None)
 
 
-def _simulated(schedule: Schedule, case: Case) -> Simulation:
+def simulated(schedule: Schedule, case: Case) -> Simulation:
     """The schedule on stages whose ops take FORWARD and BACKWARD for each chunk."""
     return simulate(schedule, FORWARD * case.chunks, BACKWARD * case.chunks)
 
 
 def form(got: object, case: Case) -> Schedule:
     """What the answer gave, as lists; raises Wrong unless it is a list of ops for each rank."""
-    slug = "returns-nothing" if got is None else "not-one-list-per-rank"
-    expect_type(got, (list, tuple), likely=slug)
-    if got and all(isinstance(entry, Op) for entry in got):
-        raise Wrong("flat-list", expected="a list of lists, one for each rank", got=_shown(got))
-    if len(got) != case.stages:
-        raise Wrong(
-            "not-one-list-per-rank",
-            expected=f"one list for each rank, with {case}",
-            got=f"{len(got)} {_plural(len(got), 'entry')}",
-        )
+    expect_type(got, (list, tuple), likely=None if got is None else "not-a-schedule")
+    if len(got) != case.stages or not all(isinstance(row, (list, tuple)) for row in got):
+        expected = f"a list for each rank, with {case}"
+        raise Wrong("not-a-schedule", expected=expected, got=f"{len(got)} entries: {show(got)}")
     for row in got:
-        expect_type(row, (list, tuple), likely="not-one-list-per-rank")
         for op in row:
-            if op is None:
-                raise Wrong("idle-entries", expected="ops only", got="None among them")
             if not isinstance(op, Op) or op.kind not in ("F", "B"):
-                raise Wrong("not-ops", expected='ops such as Op("F", 3)', got=op)
+                raise Wrong("not-a-schedule", expected='ops such as Op("F", 3)', got=show(op))
     return [list(row) for row in got]
-
-
-def _shown(row: Sequence[Op], most: int = 8) -> str:
-    return " ".join(map(str, row[:most])) + (" ..." if len(row) > most else "")
 
 
 def _wrong_work(schedule: Schedule, case: Case) -> str | None:
     """What is wrong with the work itself, whatever its order."""
-    done = {op for row in schedule for op in row}
-    if {op.micro_batch for op in done} == set(range(1, case.micro_batches + 1)):
-        return "counted-from-one"
-    wanted = case.work()
-    if done - set(wanted):
-        return "unknown-work"
-    counts = [Counter(row)[op] for row in schedule for op in wanted]
-    if case.stages > 1 and set(counts) == {case.stages}:
+    counts, wanted = [Counter(row) for row in schedule], case.work()
+    if case.stages > 1 and all(count == _times(wanted, case.stages) for count in counts):
         return "shared-list"
-    if max(counts) > 1:
-        return "doubled"
-    return "missing" if any(Counter(row) != wanted for row in schedule) else None
+    return "other-work" if any(count != wanted for count in counts) else None
+
+
+def _times(counts: Counter, factor: int) -> Counter:
+    return Counter({op: factor * count for op, count in counts.items()})
 
 
 def warm_ups_of(schedule: Schedule) -> list[int]:
@@ -209,14 +178,10 @@ def warm_ups_of(schedule: Schedule) -> list[int]:
     return [row.index("B") if "B" in row else len(row) for row in kinds]
 
 
-def one_at_a_time(schedule: Schedule, case: Case) -> bool:
-    return case.micro_batches > 1 and set(warm_ups_of(schedule)) == {case.chunks}
-
-
 def backwards_in_another_order(schedule: Schedule, case: Case) -> bool:
     """Whether some rank takes the micro-batches of a chunk in order forward, and not backward."""
 
-    def in_order(row: Sequence[Op], kind: str, chunk: int) -> bool:
+    def in_order(row: list[Op], kind: str, chunk: int) -> bool:
         numbers = [op.micro_batch for op in row if (op.kind, op.chunk) == (kind, chunk)]
         return numbers == sorted(numbers)
 
@@ -227,29 +192,22 @@ def backwards_in_another_order(schedule: Schedule, case: Case) -> bool:
     )
 
 
-def flow(draw) -> Case:
-    """A pipeline with more than twice as many micro-batches as stages."""
-    stages = draw.integer(3, 5)
-    return Case(stages, draw.integer(2 * stages + 1, 14))
-
-
-def short(least: Callable[[Case, int], int]) -> Suspect:
+def short(least: Budget) -> Suspect:
     """Whether some rank has fewer forward passes before its first backward than `least`."""
     return lambda schedule, case: any(
-        first < min(least(case, rank), case.chunks * case.micro_batches)
+        first < min(least(case, rank), case.passes())
         for rank, first in enumerate(warm_ups_of(schedule))
     )
 
 
-def more_by(extra: int, most: Callable[[Case, int], int]) -> Suspect:
-    """Whether the first rank runs `extra` forward passes more than `most` before its first B."""
-    return lambda schedule, case: warm_ups_of(schedule)[0] == most(case, 0) + extra
+def long(most: Budget) -> Suspect:
+    """Whether some rank has more forward passes before its first backward than `most`."""
+    return lambda schedule, case: any(
+        first > most(case, rank) for rank, first in enumerate(warm_ups_of(schedule))
+    )
 
 
-def all_forward_first(schedule: Schedule, case: Case) -> bool:
-    return set(warm_ups_of(schedule)) == {case.chunks * case.micro_batches}
-
-
-def all_as_the_first(most: Callable[[Case, int], int]) -> Suspect:
-    """Whether every rank runs as many forward passes before its first B as the first rank may."""
-    return lambda schedule, case: set(warm_ups_of(schedule)) == {most(case, 0)}
+def flow(draw) -> Case:
+    """A pipeline with more than twice as many micro-batches as stages."""
+    stages = draw.integer(3, 5)
+    return Case(stages, draw.integer(2 * stages + 1, 14))

@@ -1,13 +1,14 @@
 """Exercise 12.1, `memory_of`: what it asks for, and how it is checked."""
 
 from course_exercises.authoring import Exercise, expect
-from course_exercises.authoring.compare import same
 from course_exercises.chapters.ch12.shared import (
+    OTHER_UNIT,
     STATES,
-    UNITS,
     USES_ESTIMATE,
+    among,
     case,
     check_keys,
+    drawn,
     held,
     in_flight,
     in_other_units,
@@ -42,133 +43,92 @@ holding = Exercise(
     ],
     misconceptions={
         "uses-estimate": USES_ESTIMATE,
-        **UNITS,
-        "not-a-dict": "Asked is a dict of four numbers, by kind.",
-        "other-keys": "The keys are parameters, gradients, optimizer and activations.",
-        "elements": "You count numbers and not bytes: each of them has two.",
-        "float32": "You count 4 bytes for each. Parameters and gradients are in bfloat16; what is in float32 belongs to the "
-        "optimizer.",
-        "master-copy": "8 bytes are Adam's two averages. In mixed precision the optimizer also holds the float32 master "
-        "copy of the parameters: 12.",
-        "bytes-16": "16 bytes a parameter are all three kinds together. The optimizer has 12 of them.",
-        "whole-model": "You count the layers of the whole model. A stage has layers / pp of them.",
-        "not-cut": "Tensor ranks share out every matrix, the tables too: divide by tp.",
-        "tables-not-cut": "The layers are divided by tp, the tables are not. Tensor ranks share them out by the vocabulary.",
-        "no-tables": "The embedding is missing on the first stage, or the output layer on the last.",
-        "tables-everywhere": "Every stage has a table in your count. The embedding is on the first stage only, the output "
-        "layer on the last.",
-        "tied-copy": "A tied output layer on another stage than the embedding is a copy: the last stage holds it.",
-        "tied-twice": "On one stage a tied output layer is the embedding's matrix, once.",
-        "one-table": "The output layer is not tied here: it is a second table.",
-        "attention-only": "Those are the 4 W^2 of attention. The MLP has 8 W^2 more.",
-        "mlp-only": "Those are the 8 W^2 of the MLP. Attention has 4 W^2 more: query, key, value and output.",
-        "sharded-too-early": "You divide it by dp before ZeRO's stage does: 1 shards the optimizer, 2 the gradients too, 3 the "
-        "parameters too.",
-        "not-sharded": "At this stage of ZeRO the dp ranks share it out, and you do not divide.",
-        "divided-by-all": "You divide by the number of all GPUs. Stages and tensor ranks are already counted.",
-        "activations-by-dp": "You divide activations by dp. A data-parallel rank has micro-batches of its own, and keeps all "
-        "of them.",
-        "global-batch": "Those are the activations of all dp ranks. Each holds its own.",
-        "one-in-flight": "You keep one micro-batch. Under 1F1B stage r has min(m, p - r) of them in flight.",
-        "all-in-flight": "You keep all micro-batches, as GPipe does. Under 1F1B it is min(m, p - r).",
-        "one-too-few": "You keep p - r - 1. It is one more: even the last stage keeps the micro-batch that it works on.",
-        "every-stage-alike": "Every stage keeps as many as the first in your count. Stage r begins its backward passes p - r "
-        "micro-batches after it has begun, so it keeps fewer.",
-        "stages-reversed": "The first stage keeps the most, not the last: it waits longest for its first backward pass.",
-        "more-than-there-are": "You keep more micro-batches in flight than a step has: the smaller of m and p - r.",
-        "micro-batch-size": "A micro-batch has `micro_batch` sequences, not one.",
-        "activations-not-cut": "With sequence parallelism everything that a layer keeps is shared out among the tensor ranks.",
-        "no-sequence-parallelism": "That is tensor parallelism alone, 10 + 24 / t. With sequence parallelism norms and "
-        "dropouts are shared out too: 34 / t.",
-        "no-scores": "Without recomputation the scores of attention are kept: 5 a s / W more.",
-        "scores-kept": "Selective recomputation computes the scores again, so they are not kept.",
-        "full-is-selective": "Full recomputation keeps a layer's input only: 2 s b W.",
-        "full-cut": "With full recomputation the input is kept whole on every tensor rank, as the paper's table has it.",
-        "nothing-kept": "Full recomputation keeps the input of each layer, or there is nothing to compute from.",
-        "activations-float32": "Twice too much: activations have 2 bytes here, as the 34 already says.",
+        "not-the-dict": "Return a dict with the four keys parameters, gradients, optimizer and activations, and nothing else.",
+        "other-unit": OTHER_UNIT,
+        "other-bytes": "You count other bytes for each parameter. It has 2, and its gradient 2, in bfloat16; the optimizer has "
+        "12: Adam's two averages and the float32 copy of the parameter, 4 each.",
+        "other-shards": "You divide where this stage of ZeRO does not, or the other way round. 1 shards the optimizer, 2 the "
+        "gradients too, 3 the parameters too: each among the dp ranks, and among nobody else.",
+        "other-layers": "You count the layers of the whole model, or a part of a layer. A stage has layers / pp layers, and "
+        "each has 12 W^2 parameters: 4 W^2 of attention and 8 W^2 of the MLP.",
+        "not-cut": "You divide by tp what each tensor rank has whole, or do not divide what they share out. Tensor ranks share out all matrices, the tables too, and with "
+        "sequence parallelism all that a layer keeps, the scores too. Only what full recomputation keeps is whole on each.",
+        "other-tables": "You count other tables of V W than there are. The first stage has the embedding, the last the output "
+        "layer, and no stage between has one. A tied output layer is a copy on another stage, and on the same stage the "
+        "same table.",
+        "other-sequences": "You count other sequences than those of the rank's own micro-batch, which has `micro_batch` of them. "
+        "Data-parallel ranks have micro-batches of their own: no dp divides or multiplies activations.",
+        "in-flight": "You keep another number of micro-batches than are in flight. Under 1F1B stage r of p keeps min(m, p - r): "
+        "the first stage the most, the last the one that it works on, and none more than there are.",
+        "other-recomputation": "You count what another kind of recomputation keeps, or other bytes: 34 W has the 2 bytes of a "
+        'number in it. Without recomputation the scores come on top, 5 a s; "selective" computes them again; "full" keeps '
+        "the layer's input, 2 W.",
     },
 )
-KINDS = ("parameters", "gradients", "optimizer", "activations")
+KINDS = (*STATES, "activations")
 
 
-def _slips_of_states(model: Model, layout: Layout, stage: int, kind: str) -> dict[str, float]:
+def _slips_of_states(model: Model, layout: Layout, stage: int, kind: str) -> dict[str, list[float]]:
+    """The bytes that each mistake gives, by misconception."""
     size, from_stage = STATES[kind]
     shards = layout.dp if layout.zero >= from_stage else 1
-    count = matrices(model, layout, stage)
-    right = size * count / shards
 
-    def other(**slip) -> float:
+    def bytes_of(size=size, **slip) -> float:
         return size * matrices(model, layout, stage, **slip) / shards
 
-    sizes = {"parameters": 2, "gradients": 2, "optimizer": 12}
-    of_optimizer = {"master-copy": 8 * count / shards, "bytes-16": 16 * count / shards}
-    tied_apart = model.tied and layout.pp > 1 and stage == layout.pp - 1
+    right = bytes_of()
+    sizes = (4, 6, 8, 16, 24) if kind == "optimizer" else (1, 4)
     return {
-        **in_other_units(right),
-        **(of_optimizer if kind == "optimizer" else {"elements": right / sizes[kind]}),
-        **({} if kind == "optimizer" else {"float32": 2 * right}),
-        "sharded-too-early": shards == 1 and right / layout.dp,
-        "not-sharded": shards > 1 and right * shards,
-        "divided-by-all": right / (layout.tp * layout.pp),
-        "whole-model": layout.pp > 1 and other(pp=1),
-        "not-cut": other(tp=1),
-        "tables-not-cut": other(tables_tp=1),
-        "tied-copy": tied_apart and other(tables=lambda *_: 0),
-        "no-tables": other(tables=lambda *_: 0),
-        "tied-twice": layout.pp == 1 and model.tied and other(tables=lambda *_: 2),
-        "one-table": layout.pp == 1 and not model.tied and other(tables=lambda *_: 1),
-        "tables-everywhere": lambda got: any(
-            same(got, other(tables=lambda *_, n=n: n)) for n in (1, 2)
-        ),
-        "attention-only": other(squares=4),
-        "mlp-only": other(squares=8),
+        "other-unit": in_other_units(right),
+        "other-bytes": [bytes_of(size) for size in sizes],
+        "other-shards": [
+            right * shards if shards > 1 else right / layout.dp,
+            right / (layout.tp * layout.pp),
+        ],
+        "other-layers": [bytes_of(pp=1), bytes_of(squares=4), bytes_of(squares=8)],
+        "not-cut": [bytes_of(tp=1), bytes_of(tables_tp=1)],
+        "other-tables": [bytes_of(tables=lambda *_, n=n: n) for n in range(3)],
     }
 
 
-def _slips_of_activations(model: Model, layout: Layout, seq: int, stage: int) -> dict:
-    layers, flight = model.layers // layout.pp, in_flight(layout, stage)
-    layer = kept(model, layout, seq)
-    right = layer * layers * flight
-    tokens = seq * layout.micro_batch * model.width
-    spread = tokens * (10 + (24 + 5 * model.heads * seq / model.width) / layout.tp)
-    spread_without_scores = tokens * (10 + 24 / layout.tp)
-    alone = spread if layout.recompute == "none" else spread_without_scores
-    selective = kept(model, layout, seq, "selective")
+def _slips_of_activations(
+    model: Model, layout: Layout, seq: int, stage: int
+) -> dict[str, list[float]]:
+    """The bytes that each mistake gives, by misconception."""
+    m, p, t = layout.micro_batches, layout.pp, layout.tp
+    flight = in_flight(layout, stage)
+    layer, of_stage = kept(model, layout, seq), model.layers // p * flight
+    tokens = seq * layout.micro_batch
+    scores = 5 * model.heads * seq * (layout.recompute == "none")
+    full = layout.recompute == "full"
+    uncut = [  # the scores; norms and dropouts, as without sequence parallelism
+        tokens * (34 * model.width / t + scores),
+        tokens * (10 * model.width + (24 * model.width + scores) / t),
+    ]
+    kinds = [kept(model, layout, seq, kind) for kind in ("none", "selective", "full")]
+    others = [0.0, 2 * layer, *kinds, *(uncut if full else [])]
+    right = layer * of_stage
     return {
-        **in_other_units(right),
-        "activations-by-dp": right / layout.dp,
-        "global-batch": right * layout.dp,
-        "micro-batch-size": right / layout.micro_batch,
-        "whole-model": right * layout.pp if layout.pp > 1 else False,
-        "nothing-kept": layout.recompute == "full" and 0.0,
-        "full-cut": layout.recompute == "full" and right / layout.tp,
-        "full-is-selective": layout.recompute == "full"
-        and (lambda got: any(same(got, a * layers * flight) for a in (selective, alone))),
-        "activations-not-cut": right * layout.tp,
-        "no-sequence-parallelism": layout.recompute != "full" and alone * layers * flight,
-        "no-scores": layout.recompute == "none" and selective * layers * flight,
-        "scores-kept": layout.recompute == "selective"
-        and kept(model, layout, seq, "none") * layers * flight,
-        "more-than-there-are": layer * layers * (layout.pp - stage),
-        "one-in-flight": layer * layers,
-        "one-too-few": layer * layers * min(layout.micro_batches, layout.pp - stage - 1),
-        "stages-reversed": layer * layers * min(layout.micro_batches, stage + 1),
-        "every-stage-alike": lambda got: any(
-            same(got, layer * layers * n) for n in (layout.pp, min(layout.micro_batches, layout.pp))
-        ),
-        "all-in-flight": layer * layers * layout.micro_batches,
-        "activations-float32": 2 * right,
+        "other-unit": in_other_units(right),
+        "other-sequences": [right / layout.dp, right * layout.dp, right / layout.micro_batch],
+        "other-layers": [right * p],
+        "not-cut": [right * t, right / t, *([] if full else [each * of_stage for each in uncut])],
+        "in-flight": [
+            right / flight * n for n in (1, m, p, min(m, p), p - stage, stage + 1, p - stage - 1)
+        ],
+        "other-recomputation": [each * of_stage for each in others],
     }
 
 
 def _check_held(got, model: Model, layout: Layout, seq: int, stage: int) -> None:
     check_keys(got, KINDS)
-    right = held(model, layout, seq, stage)
-    for kind in STATES:
-        likely = _slips_of_states(model, layout, stage, kind)
-        expect(got[kind], right[kind], what=kind, likely=likely)
-    likely = _slips_of_activations(model, layout, seq, stage)
-    expect(got["activations"], right["activations"], what="activations", likely=likely)
+    for kind, right in held(model, layout, seq, stage).items():
+        if kind in STATES:
+            slips = _slips_of_states(model, layout, stage, kind)
+        else:
+            slips = _slips_of_activations(model, layout, seq, stage)
+        what = f"{kind}: {drawn(model, layout, seq, stage)}"
+        expect(got[kind], right, what=what, likely=among(slips))
 
 
 @holding.requires("a stage in the middle, nothing sharded", at_home=True)

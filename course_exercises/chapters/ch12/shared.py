@@ -3,11 +3,12 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import course_planner as estimate
-from course_exercises.authoring import Wrong, expect_type
+from course_exercises.authoring import Wrong, expect_type, same
+from course_exercises.authoring.compare import show
 from course_exercises.authoring.forbidden import called
 from course_planner import Call, Hardware, Layout, Model
 
@@ -16,10 +17,7 @@ USES_ESTIMATE = (
     "You call `course_planner`, which this exercise is about. `Model`, `Layout` and `Hardware` are there to "
     "be read; the arithmetic is yours."
 )
-UNITS = {
-    "in-gb": "You return GB. Asked are bytes: divide by 1e9 only where something is printed.",
-    "in-gib": "You return GiB. Asked are bytes: divide only where something is printed.",
-}
+OTHER_UNIT = "You return GB or GiB. Return bytes: divide by 1e9 only where something is printed."
 
 
 def own(answer: Callable, *arguments):
@@ -32,13 +30,29 @@ def own(answer: Callable, *arguments):
 
 
 def check_keys(got, keys: tuple[str, ...]) -> None:
-    expect_type(got, dict, likely=None if got is None else "not-a-dict")
-    if set(got) != set(keys):
-        raise Wrong("other-keys", expected=f"the keys {', '.join(keys)}", got=got)
+    if got is not None and (not isinstance(got, dict) or set(got) != set(keys)):
+        expected = f"a dict with the keys {', '.join(keys)}"
+        raise Wrong("not-the-dict", expected=expected, got=show(got))
+    expect_type(got, dict)
 
 
-def in_other_units(right: float) -> dict[str, float]:
-    return {"in-gb": right / 1e9, "in-gib": right / 2**30} if right > 1e6 else {}
+def in_other_units(right: float) -> list[float]:
+    return [right / 1e9, right / 2**30] if right > 1e6 else []
+
+
+def among(slips: Mapping[str, Sequence[float]]) -> dict[str, Callable[[float], bool]]:
+    """For `expect`: the values that each mistake may give."""
+    return {
+        slug: lambda got, values=values: any(same(got, value) for value in values)
+        for slug, values in slips.items()
+    }
+
+
+def drawn(model: Model, layout: Layout, seq: int, stage: int) -> str:
+    """What an answer was called with, as one computes with it."""
+    tied = "tied" if model.tied else "not tied"
+    sizes = f"{model.layers} layers, W {model.width}, {model.heads} heads, V {model.vocab} ({tied})"
+    return f"{sizes}; {estimate.described(layout)}; {seq} tokens; stage {stage}"
 
 
 def _model(draw, layers: int, heads: int, **more) -> Model:
@@ -173,6 +187,20 @@ class Step:
 
     def arguments(self) -> tuple:
         return list(self.kernels), list(self.calls), self.layout, self.bubble, self.hardware
+
+    def drawn(self) -> str:
+        """These, as one computes with them."""
+        layout, hw = self.layout, self.hardware
+        kernels = ", ".join(f"{flops:g} FLOPs and {moved:g} B" for flops, moved in self.kernels)
+        calls = ", ".join(f"{c.group} {c.op} {c.calls} x {c.payload:g} B" for c in self.calls)
+        sizes = " x ".join(f"{name} {getattr(layout, name)}" for name in layout.order)
+        inside = f"inside {hw.intra_bandwidth:g} B/s and {hw.intra_latency:g} s"
+        between = f"between {hw.inter_bandwidth:g} B/s and {hw.inter_latency:g} s"
+        gpu = f"peak {hw.peak:g}, memory {hw.hbm_bandwidth:g} B/s"
+        return (
+            f"kernels {kernels}; calls {calls or 'none'}; {sizes}, from inside; bubble {self.bubble:g}; "
+            f"nodes of {hw.node}, {inside}, {between}; {gpu}"
+        )
 
     def seconds(self, computing=_roofline, together=_together, **slip) -> float:
         """Rightly, or with a slip."""

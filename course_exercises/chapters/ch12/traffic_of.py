@@ -1,13 +1,14 @@
 """Exercise 12.2, `traffic_of`: what it asks for, and how it is checked."""
 
 from course_exercises.authoring import Exercise, expect
-from course_exercises.authoring.compare import same
 from course_exercises.chapters.ch12.shared import (
     GROUPS,
-    UNITS,
+    OTHER_UNIT,
     USES_ESTIMATE,
+    among,
     case,
     check_keys,
+    drawn,
     in_other_units,
     own,
 )
@@ -38,37 +39,25 @@ sending = Exercise(
     ],
     misconceptions={
         "uses-estimate": USES_ESTIMATE,
-        **UNITS,
-        "not-a-dict": "Asked is a dict of three numbers: what goes to the tensor, the pipeline and the data ranks.",
-        "other-keys": "The keys are tp, pp and dp.",
-        "elements": "You count numbers and not bytes: each of them has two.",
-        "whole-payload": "You count the whole payload. On a ring a rank sends (n - 1) / n of it in each pass.",
-        "group-total": "That is what all ranks of the group send together. Asked is one rank.",
-        "one-micro-batch": "You count one micro-batch. A step has m of them.",
-        "one-layer": "You count one layer. The stage has layers / pp.",
-        "whole-model": "You count the layers of the whole model. A stage has layers / pp of them.",
-        "half": "Half of what is sent, and three mistakes give that: the backward pass sends as much as the forward pass; a "
-        "layer has two pairs of an all-gather and a reduce-scatter, around attention and around the MLP; and a number has 2 bytes.",
-        "no-recomputation": "Full recomputation runs the forward pass a second time, with its collectives: 3 passes, not 2.",
-        "recomputed-always": "Without full recomputation the forward pass runs once: selective recomputation repeats no "
-        "collective.",
-        "micro-batch-size": "A micro-batch has `micro_batch` sequences, not one.",
-        "payload-cut": "The payload of a collective is the larger buffer, s b W, not the tensor rank's part of it.",
-        "message-not-cut": "With sequence parallelism a tensor rank has 1 / t of the sequence at a boundary, and sends that.",
-        "both-ways-everywhere": "The first stage has no stage before it, and the last none behind it: they send in one direction.",
-        "one-way": "A stage in the middle sends activations on and gradients back.",
-        "messages-on-a-ring": "A message between stages goes whole: (n - 1) / n belongs to collectives.",
-        "gradients-every-micro-batch": "Gradients are added up on the rank and sent once a step, not once a micro-batch.",
-        "one-pass": "An all-reduce has two passes: a reduce-scatter and an all-gather. ZeRO 1 and 2 have both, too.",
-        "gradients-not-cut": "Tensor ranks hold parts of the matrices, and send the gradients of their own parts.",
-        "zero-3-as-ddp": "ZeRO 3 gathers the parameters for every forward and every backward pass, and reduces the gradients "
-        "once.",
-        "gathered-once": "ZeRO 3 gives the parameters up after every pass. With m micro-batches they are gathered 2 m times.",
-        "gathered-to-recompute": "Full recomputation gathers no third time: layer by layer, what the backward pass gathers "
-        "is there for the second forward pass too.",
-        "gathered-for-forward": "The backward pass needs the parameters too: ZeRO 3 gathers them again.",
-        "zero-saves-traffic": "ZeRO 1 and 2 divide the memory and send what an all-reduce sends.",
-        "nothing-to-send": "A group of one rank has nobody to send to.",
+        "not-the-dict": "Return a dict with the three keys tp, pp and dp, and nothing else.",
+        "other-unit": OTHER_UNIT,
+        "nothing-to-send": "A group of one rank has nobody to send to: 0.",
+        "factor-2": "You are off by a factor of 2, and several mistakes give that. A number has 2 bytes, a gradient too. A layer "
+        "has two pairs of collectives, around attention and around the MLP, and the backward pass sends as much as the "
+        "forward pass. A stage in the middle sends to both sides, the first and the last to one. An all-reduce has two "
+        "passes, and ZeRO 1 and 2 have both.",
+        "other-share": "You count another part of the payload than one rank sends. On a ring a rank sends (n - 1) / n of it in "
+        "each pass, and the payload is the larger buffer: s b W numbers. A message between stages goes whole.",
+        "not-cut": "You leave whole what a tensor rank has a part of: with sequence parallelism it sends 1 / t of a message "
+        "between stages, and it sends the gradients of its own parts of the matrices.",
+        "other-count": "You count other layers, micro-batches or sequences than the stage has: layers / pp layers, and m "
+        "micro-batches of `micro_batch` sequences.",
+        "other-recomputation": "You count another number of passes. Full recomputation runs the forward pass a second time with "
+        "its collectives: 3 passes. Selective recomputation repeats no collective: 2, as without any.",
+        "every-micro-batch": "You send gradients for every micro-batch. They are added up on the rank, and sent once a step.",
+        "other-zero": "You count ZeRO in another way. 1 and 2 divide the memory, and send what an all-reduce sends. 3 gathers "
+        "the parameters before every forward and every backward pass of a micro-batch, 2 m times, recomputed or not, and "
+        "reduces gradients once.",
     },
 )
 
@@ -97,81 +86,76 @@ def _data_bytes(model, layout, passes=None, layers=None, tp=None, ring=None) -> 
     return passes * 2 * layers * 12 * model.width**2 / tp * ring
 
 
-def _slips_of_tensor(model: Model, layout: Layout, seq: int) -> dict:
-    right, t = _tensor_bytes(model, layout, seq), layout.tp
+def _slips_of_tensor(model: Model, layout: Layout, seq: int) -> dict[str, list[float]]:
+    """The bytes that each mistake gives, by misconception."""
+
+    def sent(**slip) -> float:
+        return _tensor_bytes(model, layout, seq, **slip)
+
+    right = sent()
     return {
-        **in_other_units(right),
-        "nothing-to-send": t == 1,
-        "no-recomputation": layout.recompute == "full"
-        and _tensor_bytes(model, layout, seq, passes=2),
-        "recomputed-always": layout.recompute != "full"
-        and _tensor_bytes(model, layout, seq, passes=3),
-        "whole-payload": _tensor_bytes(model, layout, seq, ring=1),
-        "group-total": right * t,
-        "one-micro-batch": _tensor_bytes(model, layout, seq, m=1),
-        "one-layer": _tensor_bytes(model, layout, seq, layers=1),
-        "whole-model": layout.pp > 1 and _tensor_bytes(model, layout, seq, layers=model.layers),
-        "micro-batch-size": _tensor_bytes(model, layout, seq, b=1),
-        "payload-cut": right / t,
-        "half": right / 2,
+        "other-unit": in_other_units(right),
+        "other-recomputation": [sent(passes=2), sent(passes=3)],
+        "other-share": [sent(ring=1), right * layout.tp, right / layout.tp],
+        "other-count": [sent(m=1), sent(layers=1), sent(layers=model.layers), sent(b=1)],
+        "factor-2": [right / 2, right * 2],
     }
 
 
-def _slips_of_pipeline(model: Model, layout: Layout, seq: int, stage: int) -> dict:
-    right, p = _pipeline_bytes(model, layout, seq, stage), layout.pp
-    end = stage in (0, p - 1)
+def _slips_of_pipeline(
+    model: Model, layout: Layout, seq: int, stage: int
+) -> dict[str, list[float]]:
+    """The bytes that each mistake gives, by misconception."""
+
+    def sent(**slip) -> float:
+        return _pipeline_bytes(model, layout, seq, stage, **slip)
+
+    right, p = sent(), layout.pp
     return {
-        **in_other_units(right),
-        "nothing-to-send": p == 1,
-        "both-ways-everywhere": end and _pipeline_bytes(model, layout, seq, stage, ways=2),
-        "one-way": not end and _pipeline_bytes(model, layout, seq, stage, ways=1),
-        "message-not-cut": _pipeline_bytes(model, layout, seq, stage, tp=1),
-        "one-micro-batch": _pipeline_bytes(model, layout, seq, stage, m=1),
-        "micro-batch-size": _pipeline_bytes(model, layout, seq, stage, b=1),
-        "messages-on-a-ring": right * (p - 1) / p,
-        "elements": right / 2,
+        "other-unit": in_other_units(right),
+        "not-cut": [sent(tp=1)],
+        "other-count": [sent(m=1), sent(b=1)],
+        "other-share": [right * (p - 1) / p],
+        "factor-2": [right / 2, right * 2],
     }
 
 
-def _slips_of_data(model: Model, layout: Layout) -> dict:
-    right, d, m = _data_bytes(model, layout), layout.dp, layout.micro_batches
-    third = layout.zero == 3
+def _slips_of_data(model: Model, layout: Layout) -> dict[str, list[float]]:
+    """The bytes that each mistake gives, by misconception."""
+
+    def sent(**slip) -> float:
+        return _data_bytes(model, layout, **slip)
+
+    right, d, m = sent(), layout.dp, layout.micro_batches
+    passes = (2, 3, 1 + m, 1 + 3 * m) if layout.zero == 3 else ()
+    zero = [sent(passes=n) for n in passes] if passes else [right / d] * (layout.zero > 0)
     return {
-        **in_other_units(right),
-        "nothing-to-send": d == 1,
-        "zero-3-as-ddp": third and _data_bytes(model, layout, passes=2),
-        "gathered-once": third and _data_bytes(model, layout, passes=3),
-        "gathered-to-recompute": third and _data_bytes(model, layout, passes=1 + 3 * m),
-        "gathered-for-forward": third and _data_bytes(model, layout, passes=1 + m),
-        "gradients-every-micro-batch": (
-            (
-                lambda got: any(
-                    same(got, _data_bytes(model, layout, passes=n)) for n in (3 * m, 2 * m)
-                )
-            )
-            if third
-            else right * m
-        ),
-        "zero-saves-traffic": not third
-        and layout.zero > 0
-        and (lambda got: any(same(got, each) for each in (right / d, right / 2))),
-        "one-pass": not third and right / 2,
-        "whole-payload": _data_bytes(model, layout, ring=1),
-        "group-total": right * d,
-        "gradients-not-cut": _data_bytes(model, layout, tp=1),
-        "whole-model": layout.pp > 1 and _data_bytes(model, layout, layers=model.layers),
-        "one-layer": _data_bytes(model, layout, layers=1),
-        "elements": right / 2,
+        "other-unit": in_other_units(right),
+        "other-zero": zero,
+        "every-micro-batch": [sent(passes=n * m) for n in ((2, 3) if layout.zero == 3 else (2,))],
+        "other-share": [sent(ring=1), right * d],
+        "not-cut": [sent(tp=1)],
+        "other-count": [sent(layers=model.layers), sent(layers=1)],
+        "factor-2": [right / 2, right * 2],
     }
 
 
 def _check_sent(got, model: Model, layout: Layout, seq: int, stage: int) -> None:
     check_keys(got, GROUPS)
-    likely = _slips_of_tensor(model, layout, seq)
-    expect(got["tp"], _tensor_bytes(model, layout, seq), what="tp", likely=likely)
-    likely = _slips_of_pipeline(model, layout, seq, stage)
-    expect(got["pp"], _pipeline_bytes(model, layout, seq, stage), what="pp", likely=likely)
-    expect(got["dp"], _data_bytes(model, layout), what="dp", likely=_slips_of_data(model, layout))
+    right = {
+        "tp": _tensor_bytes(model, layout, seq),
+        "pp": _pipeline_bytes(model, layout, seq, stage),
+        "dp": _data_bytes(model, layout),
+    }
+    slips = {
+        "tp": _slips_of_tensor(model, layout, seq),
+        "pp": _slips_of_pipeline(model, layout, seq, stage),
+        "dp": _slips_of_data(model, layout),
+    }
+    for group, sent in right.items():
+        alone = {"nothing-to-send": getattr(layout, group) == 1}
+        what = f"{group}: {drawn(model, layout, seq, stage)}"
+        expect(got[group], sent, what=what, likely=alone | among(slips[group]))
 
 
 @sending.requires("the stages in the middle", at_home=True)

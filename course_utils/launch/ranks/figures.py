@@ -49,7 +49,7 @@ def begin() -> None:
 
 
 def show_open() -> None:
-    """In a rank whose function has returned: shows what it has drawn and not shown, as a cell does."""
+    """Shows what is drawn and not shown yet, as a cell does at its end."""
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.show()
 
@@ -59,17 +59,17 @@ def announced(line: str) -> tuple[str, str, str] | None:
     if not (match := _LINE.fullmatch(line)):
         return None
     before, name, description = match.groups()
-    return before, name, description if _in_a_notebook() else f"{description} {_NO_PLACE}"
+    return before, name, description if in_a_notebook() else f"{description} {_NO_PLACE}"
 
 
 def show(path: str) -> None:
     """In the kernel: shows a picture below what was printed last."""
-    if _in_a_notebook() and os.path.exists(path):
+    if in_a_notebook() and os.path.exists(path):
         from IPython import display
 
         display.display(display.Image(filename=path, format="png"))
 
 
-def _in_a_notebook():
+def in_a_notebook():
     ipython = sys.modules.get("IPython")
     return bool(ipython) and hasattr(ipython.get_ipython(), "kernel")

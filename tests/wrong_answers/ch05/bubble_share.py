@@ -10,20 +10,14 @@ def idle_passes_of_all_ranks(stages, micro_batches, chunks=1):
     return 1 - work / (work + idle)
 
 
-@wrong("5.1", names="of-ideal")
+@wrong("5.1", names="another-total")
 def idle_over_work(stages, micro_batches, chunks=1):
     return (stages - 1) / (chunks * micro_batches)
 
 
-@wrong("5.1", names="all-stages")
+@wrong("5.1", names="idle-miscounted")
 def counts_every_stage(stages, micro_batches, chunks=1):
     return stages / (chunks * micro_batches + stages)
-
-
-@wrong("5.1", names="counted-twice")
-def waits_as_long_at_both_ends(stages, micro_batches, chunks=1):
-    waiting = 2 * (stages - 1)
-    return waiting / (chunks * micro_batches + waiting)
 
 
 @wrong("5.1", names="swapped")
@@ -31,9 +25,14 @@ def takes_micro_batches_for_stages(stages, micro_batches, chunks=1):
     return (micro_batches - 1) / (micro_batches + stages - 1)
 
 
-@wrong("5.1", names="busy-share")
+@wrong("5.1", names="not-the-share")
 def work_over_everything(stages, micro_batches, chunks=1):
     return chunks * micro_batches / (chunks * micro_batches + stages - 1)
+
+
+@wrong("5.1", names="not-the-share")
+def in_percent(stages, micro_batches, chunks=1):
+    return 100 * (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
 @wrong("5.1", names="no-overlap")
@@ -41,46 +40,16 @@ def one_stage_works_at_a_time(stages, micro_batches, chunks=1):
     return 1 - 1 / stages
 
 
-@wrong("5.1", names="percent")
-def in_percent(stages, micro_batches, chunks=1):
-    return 100 * (stages - 1) / (chunks * micro_batches + stages - 1)
-
-
 @wrong("5.1", names="rounded-down")
 def divides_whole_numbers(stages, micro_batches, chunks=1):
     return (stages - 1) // (chunks * micro_batches + stages - 1)
 
 
-@wrong("5.1", names="chunks-ignored")
-def forgets_the_chunks(stages, micro_batches, chunks=1):
-    return (stages - 1) / (micro_batches + stages - 1)
-
-
-@wrong("5.1", names="chunks-lengthen")
-def waits_for_every_chunk(stages, micro_batches, chunks=1):
-    idle = chunks * (stages - 1)
-    return idle / (micro_batches + idle)
-
-
-@wrong("5.1", names="share-divided")
-def divides_the_share(stages, micro_batches, chunks=1):
-    return (stages - 1) / (micro_batches + stages - 1) / chunks
-
-
-@wrong("5.1", names="passes-not-share")
-def counts_idle_passes(stages, micro_batches, chunks=1):
-    return stages - 1
-
-
-@wrong("5.1", names="one-rank-of-all")
-def work_of_one_over_time_of_all(stages, micro_batches, chunks=1):
-    work = chunks * micro_batches
-    return 1 - work / (stages * (work + stages - 1))
-
-
-@wrong("5.1", names="no-chunks")
-def takes_two_numbers(stages, micro_batches):
-    return (stages - 1) / (micro_batches + stages - 1)
+@wrong("5.1", names="otherwise")
+def leaves_out_the_end(stages, micro_batches, chunks=1):
+    """Waits for the forward passes alone, a third of the time."""
+    idle = (stages - 1) / 3
+    return idle / (chunks * micro_batches + idle)
 
 
 @wrong("5.1", names="few-micro-batches")
@@ -90,6 +59,16 @@ def lets_the_stages_without_work_stand(stages, micro_batches, chunks=1):
     return (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
-@wrong("5.1", names="chunks-as-stages")
+@wrong("5.1", names="no-chunks")
+def takes_two_numbers(stages, micro_batches):
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+@wrong("5.1", names="chunks-miscounted")
+def forgets_the_chunks(stages, micro_batches, chunks=1):
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+@wrong("5.1", names="chunks-miscounted")
 def makes_stages_of_chunks(stages, micro_batches, chunks=1):
     return (stages * chunks - 1) / (micro_batches + stages * chunks - 1)

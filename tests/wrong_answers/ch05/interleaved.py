@@ -5,7 +5,6 @@ from itertools import chain
 from course_utils.lesson import schedules
 from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
-from tests.wrong_answers.ch05.one_forward_one_backward import backward_first_in_each_pair
 from tests.wrong_answers.ch05.shared import (
     both_orders,
     combined,
@@ -48,9 +47,18 @@ def warms_up_for_one_way_only(stages, micro_batches, chunks):
     return warm_up(stages, micro_batches, chunks)
 
 
-@wrong("5.4", names="chunks-missing")
+@wrong("5.4", names="other-work")
 def forgets_the_third_argument(stages, micro_batches, chunks):
     return with_warm_up(stages, micro_batches, lambda rank: stages - 1 - rank)
+
+
+@wrong("5.4", names="other-work")
+def numbers_the_pieces(stages, micro_batches, chunks):
+    rows = from_two_lists(stages, micro_batches, chunks)
+    return [
+        [Op(op.kind, op.micro_batch, op.chunk * stages + rank) for op in row]
+        for rank, row in enumerate(rows)
+    ]
 
 
 @wrong("5.4", names="chunks-not-reversed")
@@ -58,79 +66,6 @@ def backwards_from_chunk_0(stages, micro_batches, chunks):
     forward, _ = both_orders(stages, micro_batches, chunks)
     backward = [Op("B", op.micro_batch, op.chunk) for op in forward]
     return combined(stages, forward, backward, lambda rank: way(stages, chunks, rank))
-
-
-@wrong("5.4", names="chunks-in-a-row")
-def runs_all_chunks_of_a_micro_batch(stages, micro_batches, chunks):
-    numbers, pieces = range(micro_batches), range(chunks)
-    forward = [Op("F", n, c) for n in numbers for c in pieces]
-    backward = [Op("B", n, c) for n in numbers for c in reversed(pieces)]
-    return combined(stages, forward, backward, lambda rank: way(stages, chunks, rank))
-
-
-@wrong("5.4", names="chunk-0-first")
-def runs_all_micro_batches_of_a_chunk(stages, micro_batches, chunks):
-    numbers, pieces = range(micro_batches), range(chunks)
-    forward = [Op("F", n, c) for c in pieces for n in numbers]
-    backward = [Op("B", n, c) for c in reversed(pieces) for n in numbers]
-    way = (chunks - 1) * micro_batches
-    return combined(stages, forward, backward, lambda rank: way + 2 * (stages - 1 - rank))
-
-
-@wrong("5.4", names="all-forward-first")
-def interleaves_gpipe(stages, micro_batches, chunks):
-    orders = both_orders(stages, micro_batches, chunks)
-    return [list(chain(*orders)) for _ in range(stages)]
-
-
-@wrong("5.4", names="warm-up-short")
-def warms_up_as_1f1b_does(stages, micro_batches, chunks):
-    warm_up = _interleaved_with(lambda p, v, rank: p - 1 - rank)
-    return warm_up(stages, micro_batches, chunks)
-
-
-@wrong("5.4", names="warm-up-short")
-def warms_up_for_the_chunks_only(stages, micro_batches, chunks):
-    warm_up = _interleaved_with(lambda p, v, rank: (v - 1) * p)
-    return warm_up(stages, micro_batches, chunks)
-
-
-@wrong("5.4", names="one-too-many")
-def warms_up_one_step_more(stages, micro_batches, chunks):
-    warm_up = _interleaved_with(lambda p, v, rank: way(p, v, rank) + 1)
-    return warm_up(stages, micro_batches, chunks)
-
-
-@wrong("5.4", names="same-warm-up")
-def warms_up_as_rank_0_does(stages, micro_batches, chunks):
-    warm_up = _interleaved_with(lambda p, v, rank: way(p, v, 0))
-    return warm_up(stages, micro_batches, chunks)
-
-
-@wrong("5.4", names="too-many-activations")
-def warms_up_a_group_more(stages, micro_batches, chunks):
-    warm_up = _interleaved_with(lambda p, v, rank: way(p, v, rank) + p)
-    return warm_up(stages, micro_batches, chunks)
-
-
-@wrong("5.4", names="warm-up-not-capped")
-def warms_up_beyond_the_end(stages, micro_batches, chunks):
-    rows = from_two_lists(stages, micro_batches, chunks)
-    for rank, row in enumerate(rows):
-        missing = way(stages, chunks, rank) - chunks * micro_batches
-        row[:0] = ops("F", range(micro_batches, micro_batches + missing))
-    return rows
-
-
-@wrong("5.4", names="warm-up-not-capped")
-def slices_beyond_the_end(stages, micro_batches, chunks):
-    forward, backward = both_orders(stages, micro_batches, chunks)
-    rows = []
-    for rank in range(stages):
-        ahead = way(stages, chunks, rank)
-        pairs = [op for pair in zip(forward[ahead:], backward) for op in pair]
-        rows.append(forward[:ahead] + pairs + backward[len(forward) - ahead :])
-    return rows
 
 
 @wrong("5.4", names="other-groups")
@@ -143,19 +78,42 @@ def goes_in_groups_of_chunks(stages, micro_batches, chunks):
     return combined(stages, forward, turned, lambda rank: way(stages, chunks, rank))
 
 
-@wrong("5.4", names="pieces-not-chunks")
-def numbers_the_pieces(stages, micro_batches, chunks):
-    rows = from_two_lists(stages, micro_batches, chunks)
-    return [
-        [Op(op.kind, op.micro_batch, op.chunk * stages + rank) for op in row]
-        for rank, row in enumerate(rows)
-    ]
+@wrong("5.4", names="other-groups")
+def runs_all_micro_batches_of_a_chunk(stages, micro_batches, chunks):
+    numbers, pieces = range(micro_batches), range(chunks)
+    forward = [Op("F", n, c) for c in pieces for n in numbers]
+    backward = [Op("B", n, c) for c in reversed(pieces) for n in numbers]
+    way = (chunks - 1) * micro_batches
+    return combined(stages, forward, backward, lambda rank: way + 2 * (stages - 1 - rank))
 
 
-@wrong("5.4", names="chunks-not-reversed")
-def runs_1f1b_for_each_chunk(stages, micro_batches, chunks):
-    rows = backward_first_in_each_pair(stages, micro_batches)
-    return [[Op(op.kind, op.micro_batch, c) for c in range(chunks) for op in row] for row in rows]
+@wrong("5.4", names="warm-up-short")
+def warms_up_as_1f1b_does(stages, micro_batches, chunks):
+    warm_up = _interleaved_with(lambda p, v, rank: p - 1 - rank)
+    return warm_up(stages, micro_batches, chunks)
+
+
+@wrong("5.4", names="too-many-activations")
+def interleaves_gpipe(stages, micro_batches, chunks):
+    orders = both_orders(stages, micro_batches, chunks)
+    return [list(chain(*orders)) for _ in range(stages)]
+
+
+@wrong("5.4", names="too-many-activations")
+def warms_up_one_step_more(stages, micro_batches, chunks):
+    warm_up = _interleaved_with(lambda p, v, rank: way(p, v, rank) + 1)
+    return warm_up(stages, micro_batches, chunks)
+
+
+@wrong("5.4", names="warm-up-not-capped")
+def slices_beyond_the_end(stages, micro_batches, chunks):
+    forward, backward = both_orders(stages, micro_batches, chunks)
+    rows = []
+    for rank in range(stages):
+        ahead = way(stages, chunks, rank)
+        pairs = [op for pair in zip(forward[ahead:], backward) for op in pair]
+        rows.append(forward[:ahead] + pairs + backward[len(forward) - ahead :])
+    return rows
 
 
 @wrong("5.4", names="backwards-order")
@@ -174,23 +132,13 @@ def flushes_after_the_first_group(stages, micro_batches, chunks):
     return [a + b for a, b in zip(first, later, strict=True)]
 
 
-flat_list = wrong("5.4", names="flat-list")(spoilt(from_two_lists, "flat-list"))
-not_one_list_per_rank = wrong("5.4", names="not-one-list-per-rank")(
-    spoilt(from_two_lists, "not-one-list-per-rank")
-)
-idle_entries = wrong("5.4", names="idle-entries")(spoilt(from_two_lists, "idle-entries"))
-not_ops = wrong("5.4", names="not-ops")(spoilt(from_two_lists, "not-ops"))
-counted_from_one = wrong("5.4", names="counted-from-one")(
-    spoilt(from_two_lists, "counted-from-one")
-)
-unknown_work = wrong("5.4", names="unknown-work")(spoilt(from_two_lists, "unknown-work"))
-missing = wrong("5.4", names="missing")(spoilt(from_two_lists, "missing"))
-doubled = wrong("5.4", names="doubled")(spoilt(from_two_lists, "doubled"))
-cannot_run = wrong("5.4", names="cannot-run")(spoilt(from_two_lists, "cannot-run"))
-
-
 @wrong("5.4", names="built-in-schedule")
 def calls_the_built_in_interleaved(stages, micro_batches, chunks):
     if chunks == 1:
         return schedules.one_forward_one_backward(stages, micro_batches)
     return schedules.interleaved(stages, micro_batches, chunks)
+
+
+not_a_schedule = wrong("5.4", names="not-a-schedule")(spoilt(from_two_lists, "not-a-schedule"))
+shared_list = wrong("5.4", names="shared-list")(spoilt(from_two_lists, "shared-list"))
+cannot_run = wrong("5.4", names="cannot-run")(spoilt(from_two_lists, "cannot-run"))

@@ -1,7 +1,5 @@
 """Answers to 5.3, `one_forward_one_backward`: wrong in a plausible way, or right in another."""
 
-import functools
-
 from course_utils.lesson import schedules
 from course_utils.lesson.schedules import Op
 from tests.wrong_answers import right, wrong
@@ -49,69 +47,44 @@ def by_counting_what_is_held(stages, micro_batches):
     return schedule
 
 
-@wrong("5.3", names="all-forward-first")
-def writes_gpipe(stages, micro_batches):
-    return backwards_in_reverse_order(stages, micro_batches)
-
-
-@wrong("5.3", names="same-warm-up")
-def warms_all_ranks_up_alike(stages, micro_batches):
-    return with_warm_up(stages, micro_batches, lambda rank: stages - 1)
-
-
-@wrong("5.3", names="warm-up-short")
-def forgets_the_forward_of_the_pair(stages, micro_batches):
-    """A backward pass first in each pair, after a warm-up for a forward pass first."""
-    schedule = []
-    for rank in range(stages):
-        first = min(stages - 1 - rank, micro_batches)
-        later = ops("F", range(first, micro_batches))
-        schedule.append(ops("F", range(first)) + turns(ops("B", range(micro_batches)), later))
-    return schedule
-
-
-@wrong("5.3", names="mirrored")
-def warms_up_by_the_rank(stages, micro_batches):
-    return with_warm_up(stages, micro_batches, lambda rank: rank)
-
-
-@wrong("5.3", names="one-too-many")
-def warms_up_once_more(stages, micro_batches):
-    return with_warm_up(stages, micro_batches, lambda rank: stages - rank)
-
-
 @wrong("5.3", names="warm-up-short")
 def warms_up_once_less(stages, micro_batches):
     return with_warm_up(stages, micro_batches, lambda rank: stages - 2 - rank)
 
 
-@wrong("5.3", names="one-at-a-time")
-def does_not_warm_up(stages, micro_batches):
-    return with_warm_up(stages, micro_batches, lambda rank: 0)
+@wrong("5.3", names="too-many-activations")
+def writes_gpipe(stages, micro_batches):
+    return backwards_in_reverse_order(stages, micro_batches)
 
 
-@wrong("5.3", names="missing")
-def forgets_the_last_backwards(stages, micro_batches):
-    schedule = with_warm_up(stages, micro_batches, lambda rank: stages - 1 - rank)
-    return [row[: len(row) - (stages - 1 - rank)] for rank, row in enumerate(schedule)]
+@wrong("5.3", names="too-many-activations")
+def warms_all_ranks_up_alike(stages, micro_batches):
+    return with_warm_up(stages, micro_batches, lambda rank: stages - 1)
 
 
-@wrong("5.3", names="doubled")
-def starts_the_last_backwards_again(stages, micro_batches):
-    schedule = with_warm_up(stages, micro_batches, lambda rank: stages - 1 - rank)
-    return [
-        row[: len(row) - (stages - 1 - rank)] + ops("B", range(stages - 1 - rank))
-        for rank, row in enumerate(schedule)
-    ]
-
-
-@wrong("5.3", names="slow")
+@wrong("5.3", names="not-in-turn")
 def flushes_in_the_middle(stages, micro_batches):
     half = micro_batches // 2
     second = with_warm_up(stages, micro_batches - half, lambda rank: stages - 1 - rank)
     second = [renamed(row, lambda n: n + half) for row in second]
     first = with_warm_up(stages, half, lambda rank: stages - 1 - rank)
     return [a + b for a, b in zip(first, second, strict=True)]
+
+
+@wrong("5.3", names="not-in-turn")
+def goes_forward_and_back_in_blocks(stages, micro_batches):
+    """As many F as there are stages, as many B, and so on."""
+    starts = range(0, micro_batches, stages)
+    blocks = [range(n, min(n + stages, micro_batches)) for n in starts]
+    return [[op for b in blocks for op in ops("F", b) + ops("B", b)] for _ in range(stages)]
+
+
+@wrong("5.3", names="slow")
+def swaps_two_micro_batches_on_one_rank(stages, micro_batches):
+    schedule = backward_first_in_each_pair(stages, micro_batches)
+    if min(stages, micro_batches) > 1:
+        schedule[1] = renamed(schedule[1], lambda n: {0: 1, 1: 0}.get(n, n))
+    return schedule
 
 
 @wrong("5.3", names="backwards-order")
@@ -125,17 +98,7 @@ def newest_backward_first(stages, micro_batches):
     return schedule
 
 
-@wrong("5.3", names="too-many-activations")
-def warms_up_twice_more(stages, micro_batches):
-    return with_warm_up(stages, micro_batches, lambda rank: stages - rank + 1)
-
-
-@wrong("5.3", names="warm-up-not-capped")
-def warms_up_with_what_is_not_there(stages, micro_batches):
-    return with_warm_up(stages, micro_batches, lambda rank: stages - 1 - rank, capped=False)
-
-
-@wrong("5.3", names="doubled")
+@wrong("5.3", names="other-work")
 def begins_the_pairs_at_zero(stages, micro_batches):
     schedule = []
     for rank in range(stages):
@@ -144,12 +107,9 @@ def begins_the_pairs_at_zero(stages, micro_batches):
     return schedule
 
 
-@wrong("5.3", names="shared-list")
-def extends_shared_lists(stages, micro_batches):
-    schedule = [[]] * stages
-    for rank, row in enumerate(backward_first_in_each_pair(stages, micro_batches)):
-        schedule[rank].extend(row)
-    return schedule
+@wrong("5.3", names="warm-up-not-capped")
+def warms_up_with_what_is_not_there(stages, micro_batches):
+    return with_warm_up(stages, micro_batches, lambda rank: stages - 1 - rank, capped=False)
 
 
 @wrong("5.3", names="built-in-schedule")
@@ -157,26 +117,8 @@ def calls_the_built_in_1f1b(stages, micro_batches):
     return schedules.one_forward_one_backward(stages, micro_batches)
 
 
-@wrong("5.3", names="built-in-schedule")
-def interleaves_one_chunk(stages, micro_batches):
-    built_in = functools.partial(schedules.interleaved, chunks=1)
-    return [row[:] for row in built_in(stages, micro_batches)]
-
-
-flat_list = wrong("5.3", names="flat-list")(spoilt(backward_first_in_each_pair, "flat-list"))
-not_one_list_per_rank = wrong("5.3", names="not-one-list-per-rank")(
-    spoilt(backward_first_in_each_pair, "not-one-list-per-rank")
+not_a_schedule = wrong("5.3", names="not-a-schedule")(
+    spoilt(backward_first_in_each_pair, "not-a-schedule")
 )
-idle_entries = wrong("5.3", names="idle-entries")(
-    spoilt(backward_first_in_each_pair, "idle-entries")
-)
-not_ops = wrong("5.3", names="not-ops")(spoilt(backward_first_in_each_pair, "not-ops"))
-counted_from_one = wrong("5.3", names="counted-from-one")(
-    spoilt(backward_first_in_each_pair, "counted-from-one")
-)
-unknown_work = wrong("5.3", names="unknown-work")(
-    spoilt(backward_first_in_each_pair, "unknown-work")
-)
-missing = wrong("5.3", names="missing")(spoilt(backward_first_in_each_pair, "missing"))
-doubled = wrong("5.3", names="doubled")(spoilt(backward_first_in_each_pair, "doubled"))
+shared_list = wrong("5.3", names="shared-list")(spoilt(backward_first_in_each_pair, "shared-list"))
 cannot_run = wrong("5.3", names="cannot-run")(spoilt(backward_first_in_each_pair, "cannot-run"))

@@ -87,124 +87,24 @@ def asks_estimate_for_the_states(model, layout, seq, stage):
     return _memory(model, layout, seq, stage) | {"unused": whole}
 
 
-@wrong("12.1", names="in-gb")
-def in_gigabytes(model, layout, seq, stage):
-    return {kind: size / GB for kind, size in _memory(model, layout, seq, stage).items()}
-
-
-@wrong("12.1", names="in-gib")
-def in_gibibytes(model, layout, seq, stage):
-    return {kind: size / 2**30 for kind, size in _memory(model, layout, seq, stage).items()}
-
-
-@wrong("12.1", names="not-a-dict")
-def adds_up(model, layout, seq, stage):
-    return sum(_memory(model, layout, seq, stage).values())
-
-
-@wrong("12.1", names="other-keys")
+@wrong("12.1", names="not-the-dict")
 def with_a_total(model, layout, seq, stage):
     held = _memory(model, layout, seq, stage)
     return held | {"total": sum(held.values())}
 
 
-@wrong("12.1", names="elements")
-def counts_numbers(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage), layout, (1, 1, 6))
-    return _memory(model, layout, seq, stage, states)
+@wrong("12.1", names="other-unit")
+def in_gigabytes(model, layout, seq, stage):
+    return {kind: size / GB for kind, size in _memory(model, layout, seq, stage).items()}
 
 
-@wrong("12.1", names="float32")
-def in_float32(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage), layout, (4, 4, 12))
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="master-copy")
+@wrong("12.1", names="other-bytes")
 def forgets_the_master_copy(model, layout, seq, stage):
     states = _states(_count(model, layout, stage), layout, (2, 2, 8))
     return _memory(model, layout, seq, stage, states)
 
 
-@wrong("12.1", names="bytes-16")
-def counts_all_as_optimizer(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage), layout, (2, 2, 16))
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="whole-model")
-def holds_all_layers(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage, layers=model.layers), layout)
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="whole-model")
-def keeps_the_activations_of_all_layers(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, layers=model.layers)
-
-
-@wrong("12.1", names="not-cut")
-def leaves_matrices_whole(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, _states(_count(model, layout, stage, tp=1), layout))
-
-
-@wrong("12.1", names="tables-not-cut")
-def leaves_the_tables_whole(model, layout, seq, stage):
-    count = _count(model, layout, stage, tables=0)
-    count += _count(model, layout, stage, layers=0, tp=1)
-    return _memory(model, layout, seq, stage, _states(count, layout))
-
-
-@wrong("12.1", names="no-tables")
-def forgets_the_tables(model, layout, seq, stage):
-    return _memory(
-        model, layout, seq, stage, _states(_count(model, layout, stage, tables=0), layout)
-    )
-
-
-@wrong("12.1", names="tables-everywhere")
-def has_the_embedding_on_every_stage(model, layout, seq, stage):
-    return _memory(
-        model, layout, seq, stage, _states(_count(model, layout, stage, tables=1), layout)
-    )
-
-
-@wrong("12.1", names="tied-copy")
-def has_a_tied_matrix_once(model, layout, seq, stage):
-    tables = (stage == 0) + (stage == layout.pp - 1 and not model.tied)
-    states = _states(_count(model, layout, stage, tables=tables), layout)
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="tied-twice")
-def has_two_tables_on_one_stage(model, layout, seq, stage):
-    tables = (stage == 0) + (stage == layout.pp - 1)
-    states = _states(_count(model, layout, stage, tables=tables), layout)
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="one-table")
-def never_has_two_tables(model, layout, seq, stage):
-    tables = int(stage in (0, layout.pp - 1))
-    states = _states(_count(model, layout, stage, tables=tables), layout)
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="mlp-only")
-def counts_the_mlp(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage, layers=model.layers / layout.pp * 2 / 3), layout)
-    return _memory(model, layout, seq, stage, states)
-
-
-@wrong("12.1", names="sharded-too-early")
-def shards_everything_with_zero_1(model, layout, seq, stage):
-    shards = [layout.dp if layout.zero else 1] * 3
-    return _memory(
-        model, layout, seq, stage, _states(_count(model, layout, stage), layout, shards=shards)
-    )
-
-
-@wrong("12.1", names="sharded-too-early")
+@wrong("12.1", names="other-shards")
 def shards_parameters_first(model, layout, seq, stage):
     shards = [layout.dp if layout.zero >= z else 1 for z in (1, 2, 3)]
     return _memory(
@@ -212,77 +112,20 @@ def shards_parameters_first(model, layout, seq, stage):
     )
 
 
-@wrong("12.1", names="not-sharded")
-def knows_no_zero(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage), layout, shards=[1, 1, 1])
+@wrong("12.1", names="other-layers")
+def holds_all_layers(model, layout, seq, stage):
+    states = _states(_count(model, layout, stage, layers=model.layers), layout)
     return _memory(model, layout, seq, stage, states)
 
 
-@wrong("12.1", names="divided-by-all")
-def divides_by_all_gpus(model, layout, seq, stage):
-    states = _states(_count(model, layout, stage), layout)
-    return _memory(model, layout, seq, stage, [s / layout.tp / layout.pp for s in states])
+@wrong("12.1", names="not-cut")
+def leaves_the_tables_whole(model, layout, seq, stage):
+    count = _count(model, layout, stage, tables=0)
+    count += _count(model, layout, stage, layers=0, tp=1)
+    return _memory(model, layout, seq, stage, _states(count, layout))
 
 
-@wrong("12.1", names="activations-by-dp")
-def divides_activations_by_dp(model, layout, seq, stage):
-    layer = _layer(model, layout, seq) / layout.dp
-    return _memory(model, layout, seq, stage, layer=layer)
-
-
-@wrong("12.1", names="global-batch")
-def keeps_the_global_batch(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, layer=_layer(model, layout, seq) * layout.dp)
-
-
-@wrong("12.1", names="micro-batch-size")
-def takes_one_sequence(model, layout, seq, stage):
-    layer = _layer(model, layout, seq) / layout.micro_batch
-    return _memory(model, layout, seq, stage, layer=layer)
-
-
-@wrong("12.1", names="one-in-flight")
-def keeps_one_micro_batch(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, flight=1)
-
-
-@wrong("12.1", names="one-too-few")
-def counts_from_the_end(model, layout, seq, stage):
-    flight = min(layout.micro_batches, layout.pp - 1 - stage)
-    return _memory(model, layout, seq, stage, flight=flight)
-
-
-@wrong("12.1", names="every-stage-alike")
-def as_many_as_stages(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, flight=layout.pp)
-
-
-@wrong("12.1", names="all-in-flight")
-def keeps_what_gpipe_keeps(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, flight=layout.micro_batches)
-
-
-@wrong("12.1", names="every-stage-alike")
-def keeps_p_on_every_stage(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, flight=min(layout.micro_batches, layout.pp))
-
-
-@wrong("12.1", names="stages-reversed")
-def keeps_most_at_the_end(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, flight=min(layout.micro_batches, stage + 1))
-
-
-@wrong("12.1", names="more-than-there-are")
-def keeps_more_than_there_are(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, flight=layout.pp - stage)
-
-
-@wrong("12.1", names="activations-not-cut")
-def keeps_whole_activations(model, layout, seq, stage):
-    return _memory(model, layout, seq, stage, layer=_layer(model, layout, seq, tp=1))
-
-
-@wrong("12.1", names="no-sequence-parallelism")
+@wrong("12.1", names="not-cut")
 def without_sequence_parallelism(model, layout, seq, stage):
     tokens, t = seq * layout.micro_batch, layout.tp
     scores = 5 * model.heads * seq if layout.recompute == "none" else 0
@@ -291,32 +134,34 @@ def without_sequence_parallelism(model, layout, seq, stage):
     return _memory(model, layout, seq, stage, layer=layer)
 
 
-@wrong("12.1", names="no-scores")
-def never_keeps_scores(model, layout, seq, stage):
-    recompute = "selective" if layout.recompute == "none" else layout.recompute
-    return _memory(model, layout, seq, stage, layer=_layer(model, layout, seq, recompute))
+@wrong("12.1", names="other-tables")
+def has_a_tied_matrix_once(model, layout, seq, stage):
+    tables = (stage == 0) + (stage == layout.pp - 1 and not model.tied)
+    states = _states(_count(model, layout, stage, tables=tables), layout)
+    return _memory(model, layout, seq, stage, states)
 
 
-@wrong("12.1", names="scores-kept")
-def always_keeps_scores(model, layout, seq, stage):
-    recompute = "none" if layout.recompute == "selective" else layout.recompute
-    return _memory(model, layout, seq, stage, layer=_layer(model, layout, seq, recompute))
+@wrong("12.1", names="other-sequences")
+def takes_one_sequence(model, layout, seq, stage):
+    layer = _layer(model, layout, seq) / layout.micro_batch
+    return _memory(model, layout, seq, stage, layer=layer)
 
 
-@wrong("12.1", names="full-is-selective")
+@wrong("12.1", names="in-flight")
+def keeps_what_gpipe_keeps(model, layout, seq, stage):
+    return _memory(model, layout, seq, stage, flight=layout.micro_batches)
+
+
+@wrong("12.1", names="other-recomputation")
 def knows_one_kind_of_recomputation(model, layout, seq, stage):
     recompute = "none" if layout.recompute == "none" else "selective"
     return _memory(model, layout, seq, stage, layer=_layer(model, layout, seq, recompute))
 
 
-@wrong("12.1", names="full-cut")
-def cuts_the_input(model, layout, seq, stage):
+@wrong("12.1", names="not-cut")
+def leaves_the_scores_whole(model, layout, seq, stage):
     layer = _layer(model, layout, seq)
-    layer /= layout.tp if layout.recompute == "full" else 1
-    return _memory(model, layout, seq, stage, layer=layer)
-
-
-@wrong("12.1", names="nothing-kept")
-def keeps_nothing(model, layout, seq, stage):
-    layer = 0.0 if layout.recompute == "full" else _layer(model, layout, seq)
+    if layout.recompute == "none":
+        tokens = seq * layout.micro_batch
+        layer = tokens * (34 * model.width / layout.tp + 5 * model.heads * seq)
     return _memory(model, layout, seq, stage, layer=layer)

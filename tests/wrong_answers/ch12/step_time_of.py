@@ -107,7 +107,7 @@ def in_milliseconds(kernels, calls, layout, bubble, hardware):
     return 1e3 * _time(kernels, calls, layout, bubble, hardware)
 
 
-@wrong("12.3", names="roofline-sum")
+@wrong("12.3", names="other-roofline")
 def adds_computing_and_memory(kernels, calls, layout, bubble, hardware):
     def work(kernels, hw):
         return sum(f / hw.peak + b / hw.hbm_bandwidth for f, b in kernels)
@@ -115,7 +115,7 @@ def adds_computing_and_memory(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, work=work)
 
 
-@wrong("12.3", names="roofline-of-sums")
+@wrong("12.3", names="other-roofline")
 def takes_the_larger_sum(kernels, calls, layout, bubble, hardware):
     def work(kernels, hw):
         flops, moved = (sum(column) for column in zip(*kernels, strict=True))
@@ -124,68 +124,22 @@ def takes_the_larger_sum(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, work=work)
 
 
-@wrong("12.3", names="peak-only")
-def divides_by_the_peak(kernels, calls, layout, bubble, hardware):
-    def work(kernels, hw):
-        return sum(f for f, _ in kernels) / hw.peak
-
-    return _time(kernels, calls, layout, bubble, hardware, work=work)
-
-
-@wrong("12.3", names="latency-left-out")
-def leaves_the_latency_out(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, rounds=lambda n, k: 0)
-
-
-@wrong("12.3", names="latency-once")
+@wrong("12.3", names="other-latencies")
 def waits_once_a_call(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, rounds=lambda n, k: 1)
 
 
-@wrong("12.3", names="rounds-of-one-pass")
-def waits_for_one_pass(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, rounds=lambda n, k: n - 1)
-
-
-@wrong("12.3", names="whole-payload")
-def sends_the_payload_in_each_pass(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, piece=lambda n, k: k)
-
-
-@wrong("12.3", names="all-reduce-once")
+@wrong("12.3", names="other-payload")
 def takes_an_all_reduce_for_one_pass(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, piece=lambda n, k: (n - 1) / n)
 
 
-@wrong("12.3", names="one-call")
-def counts_each_call_once(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, count=1)
+@wrong("12.3", names="other-link")
+def looks_at_the_size(kernels, calls, layout, bubble, hardware):
+    return _time(kernels, calls, layout, bubble, hardware, reach=getattr)
 
 
-@wrong("12.3", names="send-on-a-ring")
-def sends_on_a_ring(kernels, calls, layout, bubble, hardware):
-    def one(call, layout, hardware):
-        if call.op != "send":
-            return _call(call, layout, hardware)
-        near = _reach(layout, call.group) <= hardware.node
-        alpha = hardware.intra_latency if near else hardware.inter_latency
-        rate = hardware.intra_bandwidth if near else hardware.inter_bandwidth
-        return call.calls * (layout.pp - 1) * (alpha + call.payload / layout.pp / rate)
-
-    return _time(kernels, calls, layout, bubble, hardware, one=one)
-
-
-@wrong("12.3", names="inside-always")
-def never_leaves_the_node(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, reach=lambda layout, group: 0)
-
-
-@wrong("12.3", names="between-always")
-def always_leaves_the_node(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, reach=lambda layout, group: math.inf)
-
-
-@wrong("12.3", names="less-than-node")
+@wrong("12.3", names="other-link")
 def wants_a_place_left_in_the_node(kernels, calls, layout, bubble, hardware):
     def reach(layout, group):
         return _reach(layout, group) + 1
@@ -193,39 +147,7 @@ def wants_a_place_left_in_the_node(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, reach=reach)
 
 
-@wrong("12.3", names="size-only")
-def looks_at_the_size(kernels, calls, layout, bubble, hardware):
-    return _time(kernels, calls, layout, bubble, hardware, reach=getattr)
-
-
-@wrong("12.3", names="order-ignored")
-def takes_the_usual_order(kernels, calls, layout, bubble, hardware):
-    usual = ("tp", "cp", "dp", "pp")
-
-    def reach(layout, group):
-        return math.prod(getattr(layout, g) for g in usual[: usual.index(group) + 1])
-
-    return _time(kernels, calls, layout, bubble, hardware, reach=reach)
-
-
-@wrong("12.3", names="order-reversed")
-def takes_the_order_from_outside(kernels, calls, layout, bubble, hardware):
-    def reach(layout, group):
-        order = layout.order[::-1]
-        return math.prod(getattr(layout, g) for g in order[: order.index(group) + 1])
-
-    return _time(kernels, calls, layout, bubble, hardware, reach=reach)
-
-
-@wrong("12.3", names="everything-overlaps")
-def hides_everything(kernels, calls, layout, bubble, hardware):
-    def join(own, waiting, beside):
-        return max(max(own, waiting) / (1 - bubble), beside)
-
-    return _time(kernels, calls, layout, bubble, hardware, join=join)
-
-
-@wrong("12.3", names="nothing-overlaps")
+@wrong("12.3", names="other-overlap")
 def adds_the_gradients(kernels, calls, layout, bubble, hardware):
     def join(own, waiting, beside):
         return (own + waiting) / (1 - bubble) + beside
@@ -233,49 +155,9 @@ def adds_the_gradients(kernels, calls, layout, bubble, hardware):
     return _time(kernels, calls, layout, bubble, hardware, join=join)
 
 
-@wrong("12.3", names="beside-kernels-only")
-def hides_gradients_behind_kernels(kernels, calls, layout, bubble, hardware):
-    def join(own, waiting, beside):
-        return max(own / (1 - bubble), beside) + waiting / (1 - bubble)
-
-    return _time(kernels, calls, layout, bubble, hardware, join=join)
-
-
-@wrong("12.3", names="beside-kernels-only")
-def adds_the_other_calls_last(kernels, calls, layout, bubble, hardware):
-    def join(own, waiting, beside):
-        return (max(own, beside) + waiting) / (1 - bubble)
-
-    return _time(kernels, calls, layout, bubble, hardware, join=join)
-
-
-@wrong("12.3", names="bubble-ignored")
-def knows_no_bubble(kernels, calls, layout, bubble, hardware):
-    def join(own, waiting, beside):
-        return max(own + waiting, beside)
-
-    return _time(kernels, calls, layout, bubble, hardware, join=join)
-
-
-@wrong("12.3", names="bubble-of-the-ideal")
+@wrong("12.3", names="other-bubble")
 def multiplies_by_the_bubble(kernels, calls, layout, bubble, hardware):
     def join(own, waiting, beside):
         return max((own + waiting) * (1 + bubble), beside)
-
-    return _time(kernels, calls, layout, bubble, hardware, join=join)
-
-
-@wrong("12.3", names="bubble-on-dp")
-def stretches_the_gradients(kernels, calls, layout, bubble, hardware):
-    def join(own, waiting, beside):
-        return max(own + waiting, beside) / (1 - bubble)
-
-    return _time(kernels, calls, layout, bubble, hardware, join=join)
-
-
-@wrong("12.3", names="bubble-without-calls")
-def stretches_the_kernels_only(kernels, calls, layout, bubble, hardware):
-    def join(own, waiting, beside):
-        return max(own / (1 - bubble) + waiting, beside)
 
     return _time(kernels, calls, layout, bubble, hardware, join=join)

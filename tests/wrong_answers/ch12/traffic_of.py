@@ -62,6 +62,53 @@ def by_the_formula_of_megatron(model, layout, seq, stage):
     }
 
 
+@wrong("12.2", names="other-zero")
+def treats_zero_3_as_ddp(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, rounds=2)
+
+
+@wrong("12.2", names="other-zero")
+def saves_traffic_with_zero(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, dp=1 / layout.dp if layout.zero in (1, 2) else 1)
+
+
+@wrong("12.2", names="factor-2")
+def counts_forward(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, passes=1)
+
+
+@wrong("12.2", names="not-cut")
+def sends_whole_messages(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, pp=layout.tp)
+
+
+@wrong("12.2", names="other-count")
+def counts_all_layers(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, tp=layout.pp)
+
+
+@wrong("12.2", names="other-recomputation")
+def recomputes_without_collectives(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, passes=2)
+
+
+@wrong("12.2", names="every-micro-batch")
+def sums_after_every_micro_batch(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, dp=layout.micro_batches)
+
+
+@wrong("12.2", names="nothing-to-send")
+def sends_to_itself(model, layout, seq, stage):
+    sent = _traffic(model, layout, seq, stage)
+    weights = 24 * model.layers // layout.pp * model.width**2 / layout.tp
+    return sent | ({"dp": 2 * weights} if layout.dp == 1 else {})
+
+
+@wrong("12.2", names="factor-2")
+def sends_gradients_in_float32(model, layout, seq, stage):
+    return _traffic(model, layout, seq, stage, dp=1 if layout.zero == 3 else 2)
+
+
 @wrong("12.2", names="uses-estimate")
 def asks_estimate_for_the_traffic(model, layout, seq, stage):
     sent = dict.fromkeys(("tp", "pp", "dp"), 0)
@@ -70,158 +117,16 @@ def asks_estimate_for_the_traffic(model, layout, seq, stage):
     return sent
 
 
-@wrong("12.2", names="in-gb")
-def sends_gigabytes(model, layout, seq, stage):
-    return {group: sent / GB for group, sent in _traffic(model, layout, seq, stage).items()}
-
-
-@wrong("12.2", names="not-a-dict")
+@wrong("12.2", names="not-the-dict")
 def three_numbers(model, layout, seq, stage):
     return tuple(_traffic(model, layout, seq, stage).values())
 
 
-@wrong("12.2", names="half")
-def one_pair_a_layer(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=0.5)
+@wrong("12.2", names="other-unit")
+def sends_gigabytes(model, layout, seq, stage):
+    return {group: sent / GB for group, sent in _traffic(model, layout, seq, stage).items()}
 
 
-@wrong("12.2", names="whole-payload")
+@wrong("12.2", names="other-share")
 def counts_the_payload(model, layout, seq, stage):
     return _traffic(model, layout, seq, stage, tp=layout.tp / max(layout.tp - 1, 1))
-
-
-@wrong("12.2", names="whole-payload")
-def counts_the_payload_of_gradients(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, dp=layout.dp / max(layout.dp - 1, 1))
-
-
-@wrong("12.2", names="group-total")
-def counts_all_tensor_ranks(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=layout.tp)
-
-
-@wrong("12.2", names="group-total")
-def counts_all_data_ranks(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, dp=layout.dp)
-
-
-@wrong("12.2", names="one-micro-batch")
-def counts_one_micro_batch(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=1 / layout.micro_batches)
-
-
-@wrong("12.2", names="one-layer")
-def counts_one_layer(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=layout.pp / model.layers)
-
-
-@wrong("12.2", names="whole-model")
-def counts_all_layers(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=layout.pp)
-
-
-@wrong("12.2", names="whole-model")
-def sends_all_gradients(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, dp=layout.pp)
-
-
-@wrong("12.2", names="half")
-def counts_forward(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, passes=1)
-
-
-@wrong("12.2", names="no-recomputation")
-def recomputes_without_collectives(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, passes=2)
-
-
-@wrong("12.2", names="recomputed-always")
-def recomputes_selectively_with_collectives(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, passes=2 if layout.recompute == "none" else 3)
-
-
-@wrong("12.2", names="micro-batch-size")
-def sends_one_sequence(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=1 / layout.micro_batch)
-
-
-@wrong("12.2", names="payload-cut")
-def cuts_the_payload(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, tp=1 / layout.tp)
-
-
-@wrong("12.2", names="message-not-cut")
-def sends_whole_messages(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, pp=layout.tp)
-
-
-@wrong("12.2", names="both-ways-everywhere")
-def sends_both_ways(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, ways=2 if layout.pp > 1 else 0)
-
-
-@wrong("12.2", names="one-way")
-def sends_activations_only(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, ways=int(stage < layout.pp - 1))
-
-
-@wrong("12.2", names="one-way")
-def takes_the_last_but_one_for_the_last(model, layout, seq, stage):
-    neighbours = (stage > 0) + (stage < layout.pp - 2)
-    return _traffic(model, layout, seq, stage, ways=neighbours)
-
-
-@wrong("12.2", names="messages-on-a-ring")
-def sends_messages_on_a_ring(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, pp=(layout.pp - 1) / layout.pp)
-
-
-@wrong("12.2", names="gradients-every-micro-batch")
-def sums_after_every_micro_batch(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, dp=layout.micro_batches)
-
-
-@wrong("12.2", names="one-pass")
-def sums_in_one_pass(model, layout, seq, stage):
-    rounds = 1 + 2 * layout.micro_batches if layout.zero == 3 else 1
-    return _traffic(model, layout, seq, stage, rounds=rounds)
-
-
-@wrong("12.2", names="gradients-not-cut")
-def sends_whole_gradients(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, dp=layout.tp)
-
-
-@wrong("12.2", names="zero-saves-traffic")
-def saves_traffic_with_zero(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, dp=1 / layout.dp if layout.zero in (1, 2) else 1)
-
-
-@wrong("12.2", names="zero-3-as-ddp")
-def treats_zero_3_as_ddp(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, rounds=2)
-
-
-@wrong("12.2", names="gathered-once")
-def gathers_once_a_step(model, layout, seq, stage):
-    return _traffic(model, layout, seq, stage, rounds=3 if layout.zero == 3 else 2)
-
-
-@wrong("12.2", names="gathered-to-recompute")
-def gathers_for_the_second_forward_pass(model, layout, seq, stage):
-    gathers = 3 if layout.recompute == "full" else 2
-    rounds = 1 + gathers * layout.micro_batches if layout.zero == 3 else 2
-    return _traffic(model, layout, seq, stage, rounds=rounds)
-
-
-@wrong("12.2", names="gathered-for-forward")
-def keeps_what_it_gathered(model, layout, seq, stage):
-    rounds = 1 + layout.micro_batches if layout.zero == 3 else 2
-    return _traffic(model, layout, seq, stage, rounds=rounds)
-
-
-@wrong("12.2", names="nothing-to-send")
-def sends_to_itself(model, layout, seq, stage):
-    sent = _traffic(model, layout, seq, stage)
-    weights = 24 * model.layers // layout.pp * model.width**2 / layout.tp
-    return sent | ({"dp": 2 * weights} if layout.dp == 1 else {})
