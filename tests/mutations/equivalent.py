@@ -283,8 +283,8 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "11.1": {
         (
-            "largest = logits.topk(k, dim=1)",
-            "largest = logits.topk(k)",
+            "choices = (logits + bias).topk(k, dim=1).indices",
+            "choices = (logits + bias).topk(k).indices",
         ): "The last dimension, which is the default, is the second of two.",
     },
     "11.3": {
