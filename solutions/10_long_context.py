@@ -597,11 +597,12 @@ compare(predicted, measured, likely={"The pages go round again.": {"ring": 2 * S
 # | way | leaves a rank, both passes | holds at once | limit |
 # |---|---|---|---|
 # | all-gather | $4S(n-1)$ | $K$ and $V$ of all tokens, until backward | memory of $K$ and $V$ |
-# | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads, of keys too |
+# | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads of queries |
 # | ring | $6S(n-1)$ | own pages and one more set | each hop has to hide behind computing |
 #
-# With fewer heads of keys than of queries (grouped-query attention) $S$ of the keys is small, which favours the all-gather,
-# and $n$ may not exceed the heads of keys, which forbids the way by heads early. A hop is
+# With fewer heads of keys than of queries (grouped-query attention) $S$ of the keys is small, which favours the
+# all-gather. By heads, ranks in excess of the heads of keys get copies of them, and the bytes of keys shrink no further
+# (exercise 10.5). A hop is
 # hidden if computing takes longer than sending. With $c$ tokens on a rank, computing grows with $c^2$, sending
 # with $c$: above some length the ring's hops cost no time (Liu et al. 2023, section 3, *arithmetic intensity*).
 #
@@ -1044,42 +1045,38 @@ class RingAttention(torch.autograd.Function):
 check("10.4", RingAttention)
 
 # %% [markdown]
-# ### 10.5 Heads for sequence, with an all-to-all (2 points)
+# ### 10.5 Heads for sequence, with grouped heads (2 points)
 #
-# Ulysses' first step: this rank has some tokens of all heads, and wants all tokens of some heads. Backward is
-# the way back: what comes in for all tokens of some heads has to leave as some tokens of all heads.
+# Ulysses' first step: this rank has some tokens of all heads, and wants all tokens of some heads. `by_heads` needs an
+# all-to-all each for queries, keys and values. One is enough. And today's models have fewer heads of keys and values
+# than of queries (**grouped-query attention**), often fewer than there are ranks: a head is then sent to each rank
+# whose queries it serves.
 
 
 # %% nbgrader={"grade_id": "10.5", "solution": true}
-def heads_for_sequence(x: Tensor) -> Tensor:
-    """Returns all tokens of this rank's heads, (N, H / n, T, D), from x (N, H, T / n, D).
+def heads_for_sequence(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns all tokens of this rank's heads, as q, k and v (N, heads of this rank, T, D).
 
-    Rank r has the r-th of n equal stretches of the sequence, and gets the r-th of n equal groups of
-    heads. The result can be differentiated: backward gives each rank the gradient of its own x. One
-    all-to-all in forward, one in backward; x itself does not change. Raises ValueError, naming both
-    numbers, where H does not divide by n.
+    q (N, H, T / n, D), k and v (N, G, T / n, D) are this rank's tokens, the r-th of n equal stretches.
+    Each head of k and v serves H / G heads of q that lie together. Rank r gets the r-th of n equal groups
+    of q's heads, and of k and v the heads that serve these: the r-th of n groups or, where G < n, one
+    head, which goes to n / G ranks. Raises ValueError, naming both numbers, where n does not divide H, or
+    where of n and G neither divides the other.
+
+    Backward gives each rank the gradients of its own q, k and v. One all-to-all in forward, one in
+    backward, of no more heads than the ranks need; the arguments do not change.
     """
     ### BEGIN SOLUTION
-    n = dist.get_world_size()
-    if x.shape[1] % n:
-        raise ValueError(f"{x.shape[1]} heads do not divide by {n} ranks.")
-
-    def exchange(tensor: Tensor, give: int, take: int) -> Tensor:
-        parcels = torch.stack(tensor.chunk(n, dim=give))
-        received = torch.empty_like(parcels)
-        dist.all_to_all_single(received, parcels)
-        return torch.cat(list(received), dim=take)
-
-    class Exchange(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return exchange(x, 1, 2)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return exchange(gradient, 2, 1)
-
-    return Exchange.apply(x)
+    n, shared = dist.get_world_size(), k.shape[1]
+    if q.shape[1] % n:
+        raise ValueError(f"{q.shape[1]} heads of queries do not divide by {n} ranks.")
+    if shared % n and n % shared:
+        raise ValueError(f"{shared} heads of keys and {n} ranks: neither divides the other.")
+    copies = max(n // shared, 1)  # autograd adds up their gradients
+    wholes = q, k.repeat_interleave(copies, dim=1), v.repeat_interleave(copies, dim=1)
+    groups = [x.chunk(n, dim=1) for x in wholes]
+    leaving = torch.cat([part for of_rank in zip(*groups) for part in of_rank], dim=1)
+    return Swap.apply(leaving, 1, 2, None).split([part[0].shape[1] for part in groups], dim=1)
     ### END SOLUTION
 
 
