@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from course_exercises.authoring import Exercise, OwnPart, expect, run
+from course_exercises.authoring import Exercise, OwnPart, expect, expect_from_each, run, same
+from course_exercises.authoring.ranks import must_have_waited
 from course_exercises.chapters.ch11.shared import (
-    NOT_WAITED,
     check_numbers_sent,
-    check_waited,
     follow_calls,
     numbers_sent,
 )
@@ -45,35 +44,24 @@ queueing = Exercise(
             "running sum down a column, without the piece itself, gives the rest."
         ),
     ],
+    things="places",
     misconceptions={
         "own-queue": "You count your own pieces only. The queue is that of all ranks: the pieces of earlier "
         "ranks stand before yours.",
-        "local-capacity": "The places are right, and what is dropped is decided by the place among the rank's "
-        "own pieces. Compare the place in the whole queue with the capacity.",
-        "shared-capacity": "You give each rank a share of the capacity. The queue is one for all ranks: a piece is dropped "
-        "by its place in it.",
-        "along-the-experts": "The running count goes along the experts. Count down the pieces: `cumsum(0)`.",
-        "other-shape": "The right places in another shape. Asked is one for each piece, (T, k) as `choices`.",
-        "not-minus-one": "A piece that finds no place has -1, and nothing else: no other number tells that it was dropped.",
-        "inclusive": "Your own pieces are counted twice: only ranks *before* yours stand before you.",
-        "later-ranks": "The pieces of later ranks stand before yours. It is the other way round.",
-        "all-experts": "You count the pieces of earlier ranks for all experts together. Each expert has a queue "
-        "of its own.",
-        "one-queue": "You number the pieces of all experts in one queue. Each expert has its own.",
+        "other-pieces": "You count other pieces. Before a piece stand those for the same expert only: all of the ranks "
+        "*before* its own, and of its own rank, once, those in front of it. Later ranks do not count.",
+        "other-order": "Within a rank you count in another order. Count down the pieces, token by token with all its choices, "
+        "the first in front: not along the experts, and not all first choices before the second ones.",
         "from-one": "Places count from 0.",
-        "one-too-many": "An expert takes one piece too many. With places from 0, capacity c has the places 0 to "
-        "c - 1.",
-        "not-dropped": "A piece that finds no place has -1.",
-        "first-choices-first": "All first choices stand before all second ones. Here the tokens stand in their "
-        "order, with all their choices.",
-        "backwards": "Within a rank the tokens stand in their order, the first in front.",
-        "one-capacity": "`capacity` has an entry for each expert, and they differ.",
-        "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only "
-        "your counts.",
-        "empty-rank": "A rank without tokens does not take part. Its counts are zeros, and the others wait for "
-        "them.",
-        "not-waited": NOT_WAITED,
+        "other-limit": "You drop by another limit. Expert e takes the places 0 to capacity[e] - 1 of its one queue of all ranks; "
+        "a piece is dropped by its place in that queue.",
+        "not-minus-one": "A piece that finds no place has -1, and nothing else: no other number tells that it was dropped.",
+        "other-shape": "You return the right places in another shape. `choices` is (T, k), and so are they.",
+        "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only your counts.",
+        "empty-rank": "Your function fails where a rank has no tokens. It takes part in every call, and its counts are zeros: "
+        "the others wait for them.",
     },
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
 )
 
 
@@ -128,12 +116,10 @@ def _placed(rank, answer, choices: Tensor, capacity: Tensor):
 def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     reports = run(_placed, len(parts), answer, OwnPart(parts), capacity)
     got = [places for places, *_ in reports]
-    check_waited([unwaited for _, unwaited, _ in reports])
+    must_have_waited([unwaited for _, unwaited, _ in reports])
+    expect_from_each(got)
     right, ranks = _queue(parts, capacity), len(parts)
     wide = torch.full_like(capacity, 10_000)
-
-    def shifted(by: int) -> list[Tensor]:
-        return [place.where(place < 0, place + by) for place in _queue(parts, capacity)]
 
     def none_before(counts: Tensor, rank: int) -> Tensor:
         return torch.zeros_like(counts[0])
@@ -143,35 +129,29 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
 
     likely = {
         "own-queue": _queue(parts, capacity, starts=none_before),
-        "inclusive": _queue(parts, capacity, starts=lambda c, rank: c[: rank + 1].sum(0)),
-        "later-ranks": _queue(parts, capacity, starts=lambda c, rank: c[rank + 1 :].sum(0)),
-        "all-experts": _queue(parts, capacity, starts=lambda c, rank: c[:rank].sum()),
-        "one-queue": _in_one_queue(parts, capacity),
-        "from-one": shifted(1),
-        "one-too-many": _queue(parts, capacity, limit=1),
-        "not-dropped": _queue(parts, wide),
-        "local-capacity": _queue(parts, capacity, by_own=True),
-        "shared-capacity": lambda got: any(
-            _equal_lists(got, each)
-            for each in (
-                _queue(parts, capacity, share=ranks, by_own=True),
-                _queue(parts, capacity, starts=kept_before),
-            )
+        "other-pieces": _any_of(
+            _queue(parts, capacity, starts=lambda c, rank: c[: rank + 1].sum(0)),
+            _queue(parts, capacity, starts=lambda c, rank: c[rank + 1 :].sum(0)),
+            _queue(parts, capacity, starts=lambda c, rank: c.sum(0) - c[rank]),
+            _queue(parts, capacity, starts=lambda c, rank: c[:rank].sum()),
+            _in_one_queue(parts, capacity),
         ),
-        "first-choices-first": lambda got: any(
-            _equal_lists(got, each)
-            for each in (
-                _first_choices_first(parts, capacity),
-                _queue(parts, capacity, order=lambda m: _first_choices_of(m, parts[0].shape[1])),
-            )
+        "from-one": [place.where(place < 0, place + 1) for place in right],
+        "other-limit": _any_of(
+            _queue(parts, capacity, limit=1),
+            _queue(parts, wide),
+            _queue(parts, capacity, by_own=True),
+            _queue(parts, capacity, share=ranks, by_own=True),
+            _queue(parts, capacity, starts=kept_before),
+            *(_queue(parts, capacity[[e]].expand_as(capacity)) for e in range(len(capacity))),
         ),
-        "along-the-experts": _queue(parts, capacity, order=lambda m: m.cumsum(1) - m),
-        "backwards": _queue(parts, capacity, order=lambda m: m.flip(0).cumsum(0).flip(0) - m),
-        "one-capacity": lambda got: any(
-            _equal_lists(got, _queue(parts, capacity[[e]].expand_as(capacity)))
-            for e in range(len(capacity))
+        "other-order": _any_of(
+            _first_choices_first(parts, capacity),
+            _queue(parts, capacity, order=lambda m: _first_choices_of(m, parts[0].shape[1])),
+            _queue(parts, capacity, order=lambda m: m.cumsum(1) - m),
+            _queue(parts, capacity, order=lambda m: m.flip(0).cumsum(0).flip(0) - m),
         ),
-        "other-shape": lambda got: _equal_lists([g.view_as(r) for g, r in zip(got, right)], right),
+        "other-shape": lambda got: same([g.view_as(r) for g, r in zip(got, right)], right),
         "not-minus-one": lambda got: all(
             bool(((g == r) | ((r < 0) & (g >= 0))).all()) for g, r in zip(got, right, strict=True)
         ),
@@ -180,8 +160,8 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     check_numbers_sent([numbers for *_, numbers in reports], at_most=len(capacity))
 
 
-def _equal_lists(got: list, expected: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+def _any_of(*lists: list[Tensor]) -> Callable[[list], bool]:
+    return lambda got: any(same(got, each) for each in lists)
 
 
 def _in_one_queue(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
@@ -216,7 +196,7 @@ def ranks_with_different_numbers_of_tokens(answer, draw):
 
 @queueing.requires(
     "a rank without tokens",
-    failures={name: "empty-rank" for name in ("timeout", "mismatch", "exception")},
+    failures=dict.fromkeys(("timeout", "mismatch", "exception"), "empty-rank"),
     needs_earlier=True,
 )
 def a_rank_without_tokens(answer, draw):
