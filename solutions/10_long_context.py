@@ -604,9 +604,9 @@ compare(predicted, measured, likely={"The pages go round again.": {"ring": 2 * S
 #
 # With fewer heads of keys than of queries (grouped-query attention) $S$ of the keys is small, which favours the
 # all-gather. By heads, ranks in excess of the heads of keys get copies of them, and the bytes of keys shrink no further
-# (exercise 10.5). A hop is
-# hidden if computing takes longer than sending. With $c$ tokens on a rank, computing grows with $c^2$, sending
-# with $c$: above some length the ring's hops cost no time (Liu et al. 2023, section 3, *arithmetic intensity*).
+# (exercise 10.5). A hop is hidden if computing takes longer than sending. With $c$ tokens on a rank, computing grows
+# with $c^2$, sending with $c$: above some length the ring's hops cost no time (Liu et al. 2023, section 3, *arithmetic
+# intensity*).
 #
 # ### A language model on cut sequences
 #
@@ -889,7 +889,7 @@ print("no error; as one process, on each rank:", right)
 #
 # The parts of ring attention, from the smallest to the whole, and one of its rivals. All ranks are in the
 # default group. `hint("10.1")` gives the next hint. You may use functions of this chapter, such as
-# `pass_on`, `attend` and `attend_backward`.
+# `attend`, `attend_backward` and `Swap`.
 
 # %%
 from course_exercises import check, hint
