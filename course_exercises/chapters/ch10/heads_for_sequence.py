@@ -128,25 +128,33 @@ def _check_swap(answer, draw, ranks: int, shared: int, per_head: int) -> None:
         expect_type(report.outs, (tuple, list))
         if not _three(report.outs):
             raise Wrong(expected="three tensors: q, k and v", got=report.outs)
-    groups = [[2 * group for group in _groups(x, ranks)] for x in wholes]
-    outs = [out for report in reports for out in report.outs]
-    for i, name in enumerate("qkv"):
-        got = [report.outs[i] for report in reports]
-        likely = _of_results(2 * wholes[i], ranks) | {
-            "pieces-mixed": lambda got: same(_sorted(outs), _sorted(*groups))
-        }
-        expect(got, groups[i], each="rank", what=name, likely=likely)
-    right = [_gradients(*each) for each in zip(slopes, heads, strict=True)]
-    of_all = [gradient for report in reports for gradient in report.gradients]
-    for i, name in enumerate("qkv"):
-        got = [report.gradients[i] for report in reports]
-        likely = _of_gradients(slopes[i], heads[i]) | {
-            "gradient-not-exchanged": lambda got: same(_sorted(of_all), _sorted(*right))
-        }
-        expect(got, right[i], each="rank", what=f"the gradient of {name}", likely=likely)
+    _check_results(reports, wholes)
+    _check_gradients(reports, slopes, heads)
     if any(report.changed for report in reports):
         raise Wrong("input-changed", expected="q, k and v as before", got="other values")
-    limit = (heads[0] + 2 * max(shared, ranks)) * n * stretch * width * 4
+    _check_calls(reports, (heads[0] + 2 * max(shared, ranks)) * n * stretch * width * 4)
+
+
+def _check_results(reports: list[_Swapped], wholes: list[Tensor]) -> None:
+    ranks = len(reports)
+    right = [[2 * group for group in _groups(x, ranks)] for x in wholes]
+    outs = [out for report in reports for out in report.outs]
+    for i, name in enumerate("qkv"):
+        mixed = {"pieces-mixed": lambda got: same(_sorted(outs), _sorted(*right))}
+        likely = _of_results(2 * wholes[i], ranks) | mixed
+        expect([r.outs[i] for r in reports], right[i], each="rank", what=name, likely=likely)
+
+
+def _check_gradients(reports: list[_Swapped], slopes: list, heads: tuple[int, ...]) -> None:
+    right = [_gradients(*each) for each in zip(slopes, heads, strict=True)]
+    came = [gradient for report in reports for gradient in report.gradients]
+    for i, name in enumerate("qkv"):
+        mixed = {"gradient-not-exchanged": lambda got: same(_sorted(came), _sorted(*right))}
+        likely, what = _of_gradients(slopes[i], heads[i]) | mixed, f"the gradient of {name}"
+        expect([r.gradients[i] for r in reports], right[i], each="rank", what=what, likely=likely)
+
+
+def _check_calls(reports: list[_Swapped], limit: int) -> None:
     for report in reports:
         for calls in report.calls:
             if [op for op in calls if op not in ("send", "recv")] not in ([], ["all_to_all"]):

@@ -185,17 +185,6 @@ def joins_heads(q, k, v):
     return tuple(map(mixed, (q, k, v)))
 
 
-@wrong("10.5", names="pieces-mixed")
-def interleaves_tokens(q, k, v):
-    def mixed(x):
-        pieces = torch.stack(x.chunk(dist.get_world_size(), dim=1))
-        arrived = torch.empty_like(pieces)
-        dist.all_to_all_single(arrived, pieces)
-        return arrived.permute(1, 2, 3, 0, 4).flatten(2, 3)  # the rank runs faster than the token
-
-    return packed(q, k, v, swap=lambda x: Differentiable.apply(x, mixed, back))
-
-
 @wrong("10.5", names="few-heads")
 def cuts_into_as_many_groups(q, k, v):
     return packed(q, k, v, groups=lambda x: x.chunk(dist.get_world_size(), dim=1))

@@ -11,9 +11,11 @@ from tests.wrong_answers.ch10.shared import (
     merged,
     pass_on,
     place_of,
+    ring_forward,
     start,
     triangle,
     wait_for,
+    zigzag,
 )
 from tests.wrong_answers.ch10.zigzag_indices import counts_from_both_ends
 
@@ -69,32 +71,9 @@ def has_two_buffers(q, k, v):
     return result[0]
 
 
-@right("10.3")
-@function
-class IsWrittenWithAClass(RingOf):
-    pass
-
-
 @wrong("10.3", names="not-beside")
-def passes_on_as_the_lesson(q, k, v):
-    rank, ranks = place_of()
-    ring = RingOf()
-    result = ring.own(q, k, v)
-    for hop in range(1, ranks):
-        k, v = pass_on(k, v)
-        result = ring.merge_in(result, q, k, v, hop <= rank, rank, ranks, hop)
-    return result[0]
-
-
-@wrong("10.3", names="not-beside")
-@function
-class StartsAfterItHasAttended(RingOf):
-    def come_by(self, k, v):
-        for _ in range(dist.get_world_size() - 1):
-            yield k, v
-            (k, v), works = start(k, v)
-            wait_for(works)
-        yield k, v
+def asks_the_lesson(q, k, v):
+    return ring_forward(q, k, v, zigzag)[0]
 
 
 @wrong("10.3", names="used-early")
@@ -174,16 +153,6 @@ class TurnsOnceMore(RingOf):
 
 @wrong("10.3", names="wrong-mask")
 @function
-class SeesEverything(RingOf):
-    def own(self, q, k, v):
-        return attend(q, k, v)
-
-    def merge_in(self, result, q, k, v, *where):
-        return merged(result, attend(q, k, v))
-
-
-@wrong("10.3", names="wrong-mask")
-@function
 class MasksByChunk(RingOf):
     def own(self, q, k, v):
         chunk = torch.arange(q.shape[2], device=q.device) // (q.shape[2] // 2)
@@ -200,13 +169,6 @@ class MasksWhatIsCutOut(RingOf):
         old = tuple(x[:, :, half:] for x in result)
         new = merged(old, attend(q[:, :, half:], k, v, mask[:half]))
         return tuple(torch.cat([x[:, :, :half], y], dim=2) for x, y in zip(result, new))
-
-
-@wrong("10.3", names="wrong-case")
-@function
-class SwapsTheCases(RingOf):
-    def earlier(self, rank, hop):
-        return hop > rank
 
 
 @wrong("10.3", names="wrong-case")
@@ -238,13 +200,6 @@ class ForgetsTheScale(RingOf):
 class AveragesParts(RingOf):
     def merge(self, one, other):
         return (one[0] + other[0]) / 2, torch.logaddexp(one[1], other[1])
-
-
-@wrong("10.3", names="not-merged")
-@function
-class KeepsTheFirstLogsumexp(RingOf):
-    def merge(self, one, other):
-        return merged(one, other)[0], one[1]
 
 
 @wrong("10.3", names="not-a-number")

@@ -8,6 +8,7 @@ from tests.wrong_answers.makers import neighbours
 
 attend, attend_backward = load_code(10, "attend"), load_code(10, "attend_backward")
 merged, pass_on = load_code(10, "merged"), load_code(10, "pass_on")
+zigzag, ring_forward = load_code(10, "zigzag"), load_code(10, "ring_forward")
 
 
 def place_of():

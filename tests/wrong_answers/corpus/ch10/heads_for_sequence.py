@@ -6,11 +6,8 @@ import torch.distributed as dist
 from tests.wrong_answers import rarer
 from tests.wrong_answers.ch10.heads_for_sequence import (
     Differentiable,
-    back,
-    groups,
     packed,
     swap,
-    there,
 )
 from tests.wrong_answers.ch10.shared import place_of
 
@@ -31,34 +28,6 @@ def gathers_and_cuts(q, k, v):
 
 
 @rarer("10.5")
-def joins_backwards(q, k, v):
-    def backwards(x):
-        return torch.cat(there(x).chunk(dist.get_world_size(), dim=2)[::-1], dim=2)
-
-    return packed(q, k, v, swap=lambda x: Differentiable.apply(x, backwards, back))
-
-
-@rarer("10.5")
-def sends_to_the_mirror(q, k, v):
-    return packed(q, k, v, groups=lambda x: groups(x)[::-1])
-
-
-@rarer("10.5")
-def exchanges_memory_as_it_lies(q, k, v):
-    def mixed(x):
-        leaving = x.contiguous()
-        arrived = torch.empty_like(leaving)
-        dist.all_to_all_single(arrived.view(-1), leaving.view(-1))
-        n, heads, stretch, width = x.shape
-        ranks = dist.get_world_size()
-        return arrived.view(n, heads // ranks, ranks * stretch, width)
-
-    return packed(
-        q, k, v, swap=lambda x: Differentiable.apply(x, mixed, lambda g: back(g).reshape(x.shape))
-    )
-
-
-@rarer("10.5")
 def does_not_name_the_sizes(q, k, v):
     try:
         return packed(q, k, v)
@@ -71,12 +40,6 @@ def refuses_fewer_heads_than_ranks(q, k, v):
     if k.shape[1] % dist.get_world_size():
         raise ValueError(f"{k.shape[1]} heads do not divide by {dist.get_world_size()} ranks")
     return packed(q, k, v)
-
-
-@rarer("10.5")
-def gives_what_k_has_for_v(q, k, v):
-    q, k, _ = packed(q, k, v)
-    return q, k, k
 
 
 @rarer("10.5")

@@ -8,7 +8,6 @@ from tests.wrong_answers.ch10.shared import (
     RingOf,
     attend,
     function,
-    merged,
     pass_on,
     place_of,
     start,
@@ -40,20 +39,6 @@ class HidesHopsOfKeysOnly(RingOf):
         [v] = pass_on(v)
         coming, works = start(k)
         return (*coming, v), works
-
-
-@rarer("10.3")
-@function
-class SeesAllOfOtherPages(RingOf):
-    def merge_in(self, result, q, k, v, *where):
-        return merged(result, attend(q, k, v))
-
-
-@rarer("10.3")
-@function
-class TakesThemForBlocks(RingOf):
-    def merge_in(self, result, q, k, v, earlier, *where):
-        return merged(result, attend(q, k, v)) if earlier else result
 
 
 @rarer("10.3")

@@ -3,7 +3,6 @@
 import torch.distributed as dist
 
 from tests.wrong_answers import rarer
-from tests.wrong_answers.ch10.ring_attention import MasksByChunk
 from tests.wrong_answers.ch10.ring_backward import (
     Right,
     WaitsForEachHop,
@@ -19,27 +18,6 @@ class WaitsInForward(Right):
     @staticmethod
     def forward(ctx, q, k, v):
         return forward(ctx, q, k, v, WaitsForEachHop)
-
-
-@rarer("10.4")
-class ForwardMasksByChunk(Right):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        return forward(ctx, q, k, v, MasksByChunk.made_by)
-
-
-@rarer("10.4")
-class ReturnsNoGradientOfPages(Right):
-    @staticmethod
-    def backward(ctx, gradient):
-        return backward(ctx, gradient)[0], None, None
-
-
-@rarer("10.4")
-class AddsItsOwnPartTwice(Right):
-    @staticmethod
-    def backward(ctx, gradient):
-        return backward(ctx, gradient, own_times=2)
 
 
 @rarer("10.4")
@@ -87,29 +65,5 @@ class TakesValuesForTheOutputInDelta(Right):
     def backward(ctx, gradient):
         def part(saved, *rest):
             return parts_of(saved, *rest, delta=(gradient * saved[2]).sum(dim=-1))
-
-        return backward(ctx, gradient, part)
-
-
-@rarer("10.4")
-class ForgetsToScaleBack(Right):
-    @staticmethod
-    def backward(ctx, gradient):
-        d_q, d_k, d_v = backward(ctx, gradient)
-        root = d_q.shape[-1] ** 0.5
-        return d_q * root, d_k * root, d_v
-
-
-@rarer("10.4")
-class SwapsTheCasesInBackward(Right):
-    @staticmethod
-    def backward(ctx, gradient):
-        half = ctx.saved_tensors[0].shape[2] // 2
-        front, back, both = slice(half), slice(half, None), slice(None)
-
-        def part(saved, pages, gradient, rows, columns, mask):
-            if mask is None:
-                rows, columns = (back, both) if rows == both else (both, front)
-            return parts_of(saved, pages, gradient, rows, columns, mask)
 
         return backward(ctx, gradient, part)

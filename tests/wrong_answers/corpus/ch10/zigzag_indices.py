@@ -38,14 +38,3 @@ def refuses_too_much(length, ranks, rank):
     if length % (2 * ranks * ranks):
         raise ValueError(f"{length} does not divide by {2 * ranks * ranks}")
     return counts_from_both_ends(length, ranks, rank)
-
-
-@rarer("10.2")
-def leaves_a_table(length, ranks, rank):
-    must_divide(length, ranks)
-    return torch.arange(length).view(2 * ranks, -1)[[rank, 2 * ranks - 1 - rank]]
-
-
-@rarer("10.2")
-def returns_floats(length, ranks, rank):
-    return counts_from_both_ends(length, ranks, rank).float()

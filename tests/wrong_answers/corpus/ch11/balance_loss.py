@@ -4,19 +4,7 @@ import torch.distributed as dist
 from torch.nn.functional import one_hot
 
 from tests.wrong_answers import rarer
-from tests.wrong_answers.ch11.balance_loss import _f, reduces_counts_as_floats
-
-
-@rarer("11.4")
-def shares_of_tokens(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    tokens = pieces / choices.shape[1]
-    return logits.shape[1] * (counts / tokens * logits.softmax(1).sum(0)).sum() / tokens
-
-
-@rarer("11.4")
-def averages_over_ranks(logits, choices):
-    return reduces_counts_as_floats(logits, choices) / dist.get_world_size()
+from tests.wrong_answers.ch11.balance_loss import _f
 
 
 @rarer("11.4")

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from tests.wrong_answers import rarer
-from tests.wrong_answers.ch11.dispatcher import Exchange, _Sender
+from tests.wrong_answers.ch11.dispatcher import _Sender
 
 
 @rarer("11.3")
@@ -11,26 +11,6 @@ class LoadOfWhatItSends(_Sender):
     def __init__(self, counts):
         super().__init__(counts)
         self.load = self.table[dist.get_rank()]
-
-
-@rarer("11.3")
-class LoadOfAllExperts(_Sender):
-    def __init__(self, counts):
-        super().__init__(counts)
-        self.load = self.table.sum()
-
-
-@rarer("11.3")
-class LoadByRankAndExpert(_Sender):
-    def __init__(self, counts):
-        super().__init__(counts)
-        self.load = self.coming
-
-
-@rarer("11.3")
-class DoesNotUndoTheSorting(_Sender):
-    def combine(self, results):
-        return Exchange.apply(results, self.receive, self.send, None)
 
 
 @rarer("11.3")

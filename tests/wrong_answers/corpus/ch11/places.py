@@ -2,15 +2,9 @@
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import one_hot
 
 from tests.wrong_answers import rarer
 from tests.wrong_answers.ch11.places import _earlier, _places
-
-
-@rarer("11.2")
-def counts_later_ranks(choices, capacity):
-    return _places(choices, capacity, lambda counts, rank: counts[rank + 1 :].sum(0))
 
 
 @rarer("11.2")
@@ -28,20 +22,6 @@ def last_tokens_first(choices, capacity):
     return _places(
         choices, capacity, _earlier, own=lambda marks: marks.flip(0).cumsum(0).flip(0) - marks
     )
-
-
-@rarer("11.2")
-def takes_the_first_capacity(choices, capacity):
-    return _places(choices, capacity[:1].repeat(len(capacity)), _earlier)
-
-
-@rarer("11.2")
-def shares_the_capacity_out(choices, capacity):
-    share, chosen = capacity // dist.get_world_size(), choices.flatten()
-    marks = one_hot(chosen, len(capacity))
-    own = (marks.cumsum(0) - marks).gather(1, chosen[:, None]).view_as(choices)
-    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
-    return places.where(own < share[choices], -1)
 
 
 @rarer("11.2")
