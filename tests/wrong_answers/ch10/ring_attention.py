@@ -53,7 +53,7 @@ def merges_with_running_sums(q, k, v):
 
 @right("10.3")
 def has_two_buffers(q, k, v):
-    """Two sets of pages in one tensor, and receives that start before sends."""
+    """Two sets of pages in one tensor."""
     rank, ranks = place_of()
     ring, buffers = RingOf(), torch.empty(2, 2, *k.shape, device=k.device)
     buffers[0, 0], buffers[0, 1] = k, v
@@ -61,8 +61,9 @@ def has_two_buffers(q, k, v):
         here, there = buffers[hop % 2], buffers[(hop + 1) % 2]
         works = []
         if hop < ranks - 1:
-            works.append(dist.irecv(there, (rank - 1) % ranks))
-            works.append(dist.isend(here, (rank + 1) % ranks))
+            receive = dist.P2POp(dist.irecv, there, (rank - 1) % ranks)
+            send = dist.P2POp(dist.isend, here, (rank + 1) % ranks)
+            works = dist.batch_isend_irecv([receive, send])
         if hop == 0:
             result = ring.own(q, *here)
         else:
@@ -76,7 +77,8 @@ def asks_the_lesson(q, k, v):
     return ring_forward(q, k, v, zigzag)[0]
 
 
-@wrong("10.3", names="used-early")
+# NCCL's rules refuse a tensor that is used early before the check looks at it.
+@wrong("10.3", names="used-early", on_nccl="not-waited")
 @function
 class ReadsWhatIsOnItsWay(RingOf):
     """It waits after it has attended, and attends to what is to come."""
@@ -89,15 +91,16 @@ class ReadsWhatIsOnItsWay(RingOf):
             wait_for(works)
 
 
-@wrong("10.3", names="used-early")
+@wrong("10.3", names="used-early", on_nccl="not-waited")
 def receives_into_the_pages_in_use(q, k, v):
     rank, ranks = place_of()
     ring, pages, works = RingOf(), torch.stack([k, v]), []
     for hop in range(ranks):
         wait_for(works)
         if hop < ranks - 1:
-            leaving = pages.clone()
-            works = [dist.isend(leaving, (rank + 1) % ranks), dist.irecv(pages, (rank - 1) % ranks)]
+            send = dist.P2POp(dist.isend, pages.clone(), (rank + 1) % ranks)
+            receive = dist.P2POp(dist.irecv, pages, (rank - 1) % ranks)
+            works = dist.batch_isend_irecv([send, receive])
         if hop == 0:
             result = ring.own(q, *pages)
         else:

@@ -176,7 +176,8 @@ class AsksTheLesson(torch.autograd.Function):
         return Ring.backward(ctx, gradient)[:3]
 
 
-@wrong("10.4", names="used-early")
+# As in 10.3.
+@wrong("10.4", names="used-early", on_nccl="not-waited")
 class UsesPagesEarlyInBackward(Right):
     @staticmethod
     def backward(ctx, gradient):
