@@ -50,13 +50,14 @@ queueing = Exercise(
         "ranks stand before yours.",
         "other-pieces": "You count other pieces. Before a piece stand those for the same expert only: all of the ranks "
         "*before* its own, and of its own rank, once, those in front of it. Later ranks do not count.",
-        "other-order": "Within a rank you count in another order. Count down the pieces, token by token with all its choices, "
-        "the first in front: not along the experts, and not all first choices before the second ones.",
+        "other-order": "Your pieces stand in the queues in another order. They stand by rank and, within a rank, token by token "
+        "with all its choices, the first in front: not all first choices before the second ones. Count down the pieces, "
+        "not along the experts.",
         "from-one": "Places count from 0.",
         "other-limit": "You drop by another limit. Expert e takes the places 0 to capacity[e] - 1 of its one queue of all ranks; "
         "a piece is dropped by its place in that queue.",
         "not-minus-one": "A piece that finds no place has -1, and nothing else: no other number tells that it was dropped.",
-        "other-shape": "You return the right places in another shape. `choices` is (T, k), and so are they.",
+        "other-shape": "Your places have another shape. There is one for each piece, (T, k) as `choices` has it.",
         "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only your counts.",
         "empty-rank": "Your function fails where a rank has no tokens. It takes part in every call, and its counts are zeros: "
         "the others wait for them.",
@@ -67,43 +68,25 @@ queueing = Exercise(
 
 def _queue(
     parts: list[Tensor],
-    capacity: Tensor,
-    starts: Callable[[Tensor, int], Tensor] | None = None,
+    experts: int,
+    starts: Callable[[Tensor, int], Tensor] = lambda counts, rank: counts[:rank].sum(0),
     order: Callable[[Tensor], Tensor] = lambda marks: marks.cumsum(0) - marks,
-    limit: int = 0,
-    by_own: bool = False,
-    share: int = 1,
 ) -> list[Tensor]:
-    """The places on all ranks. `starts(counts, rank)` tells how many stand before a rank's first pieces,
-    `order` how its own marks (T k, E) count up; both as they should, where they are not given."""
-    marks = [one_hot(part.flatten(), len(capacity)) for part in parts]
+    """The places on all ranks, with room for all. `starts(counts, rank)` tells how many stand before a rank's
+    first pieces, `order` how its own marks (T k, E) count up."""
+    marks = [one_hot(part.flatten(), experts) for part in parts]
     counts = torch.stack([each.sum(0) for each in marks])
-    starts = starts or (lambda counts, rank: counts[:rank].sum(0))
     found = []
     for rank, part in enumerate(parts):
-        chosen = part.flatten()[:, None]
-        own = order(marks[rank]).gather(1, chosen).flatten()
-        place = own + starts(counts, rank).expand(len(capacity))[chosen.flatten()]
-        judged = own if by_own else place
-        place = place.where(judged < (capacity // share + limit)[chosen.flatten()], -1)
-        found.append(place.view_as(part))
+        place = order(marks[rank]) + starts(counts, rank)
+        found.append(place.gather(1, part.flatten()[:, None]).view_as(part))
     return found
 
 
-def _first_choices_of(marks: Tensor, k: int) -> Tensor:
-    """How a rank's marks (T k, E) count up, where its own first choices stand before its second ones."""
-    by_choice = marks.view(-1, k, marks.shape[1]).transpose(0, 1).flatten(0, 1)
-    ahead = by_choice.cumsum(0) - by_choice
-    return ahead.view(k, -1, marks.shape[1]).transpose(0, 1).flatten(0, 1)
-
-
-def _first_choices_first(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
-    """All first choices of all ranks, then all second ones."""
-    k = parts[0].shape[1]
-    columns = [part[:, [j]] for j in range(k) for part in parts]
-    placed = _queue(columns, capacity)
-    ranks = len(parts)
-    return [torch.cat(placed[rank::ranks], dim=1) for rank in range(ranks)]
+def _dropped(places: list[Tensor], parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
+    """The places, -1 where they are behind the end."""
+    pairs = zip(places, parts, strict=True)
+    return [place.where(place < capacity[part], -1) for place, part in pairs]
 
 
 def _placed(rank, answer, choices: Tensor, capacity: Tensor):
@@ -118,59 +101,55 @@ def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     got = [places for places, *_ in reports]
     must_have_waited([unwaited for _, unwaited, _ in reports])
     expect_from_each(got)
-    right, ranks = _queue(parts, capacity), len(parts)
-    wide = torch.full_like(capacity, 10_000)
-
-    def none_before(counts: Tensor, rank: int) -> Tensor:
-        return torch.zeros_like(counts[0])
-
-    def kept_before(counts: Tensor, rank: int) -> Tensor:
-        return counts[:rank].minimum(capacity // ranks).sum(0)
-
-    likely = {
-        "own-queue": _queue(parts, capacity, starts=none_before),
-        "other-pieces": _any_of(
-            _queue(parts, capacity, starts=lambda c, rank: c[: rank + 1].sum(0)),
-            _queue(parts, capacity, starts=lambda c, rank: c[rank + 1 :].sum(0)),
-            _queue(parts, capacity, starts=lambda c, rank: c.sum(0) - c[rank]),
-            _queue(parts, capacity, starts=lambda c, rank: c[:rank].sum()),
-            _in_one_queue(parts, capacity),
-        ),
-        "from-one": [place.where(place < 0, place + 1) for place in right],
-        "other-limit": _any_of(
-            _queue(parts, capacity, limit=1),
-            _queue(parts, wide),
-            _queue(parts, capacity, by_own=True),
-            _queue(parts, capacity, share=ranks, by_own=True),
-            _queue(parts, capacity, starts=kept_before),
-            *(_queue(parts, capacity[[e]].expand_as(capacity)) for e in range(len(capacity))),
-        ),
-        "other-order": _any_of(
-            _first_choices_first(parts, capacity),
-            _queue(parts, capacity, order=lambda m: _first_choices_of(m, parts[0].shape[1])),
-            _queue(parts, capacity, order=lambda m: m.cumsum(1) - m),
-            _queue(parts, capacity, order=lambda m: m.flip(0).cumsum(0).flip(0) - m),
-        ),
-        "other-shape": lambda got: same([g.view_as(r) for g, r in zip(got, right)], right),
-        "not-minus-one": lambda got: all(
-            bool(((g == r) | ((r < 0) & (g >= 0))).all()) for g, r in zip(got, right, strict=True)
-        ),
-    }
-    expect(got, right, each="rank", likely=likely)
+    whole = _queue(parts, len(capacity))
+    right = _dropped(whole, parts, capacity)
+    expect(got, right, each="rank", likely=_mistakes(parts, capacity, whole, right))
     check_numbers_sent([numbers for *_, numbers in reports], at_most=len(capacity))
 
 
-def _any_of(*lists: list[Tensor]) -> Callable[[list], bool]:
-    return lambda got: any(same(got, each) for each in lists)
+def _mistakes(
+    parts: list[Tensor], capacity: Tensor, whole: list[Tensor], right: list[Tensor]
+) -> dict:
+    def queued(**how) -> list[Tensor]:
+        return _dropped(_queue(parts, len(capacity), **how), parts, capacity)
 
-
-def _in_one_queue(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
-    numbers = torch.arange(sum(part.numel() for part in parts))
-    split = numbers.split([part.numel() for part in parts])
-    return [
-        place.view_as(part).where(place.view_as(part) < capacity[part], -1)
-        for place, part in zip(split, parts, strict=True)
+    others = [
+        queued(starts=lambda counts, rank: counts[: rank + 1].sum(0)),
+        queued(starts=lambda counts, rank: counts[rank + 1 :].sum(0)),
+        queued(starts=lambda counts, rank: counts.sum(0) - counts[rank]),
+        queued(starts=lambda counts, rank: counts[:rank].sum()),
+        _dropped(_numbered(parts), parts, capacity),
     ]
+    return {
+        "other-shape": lambda got: [g.shape for g in got] != [part.shape for part in parts],
+        "own-queue": queued(starts=lambda counts, rank: 0 * counts[0]),
+        "other-pieces": lambda got: any(same(got, other) for other in others),
+        "from-one": [place.where(place < 0, place + 1) for place in right],
+        "other-limit": lambda got: all(
+            ((g == w) | (g == -1)).all() for g, w in zip(got, whole, strict=True)
+        ),
+        "other-order": lambda got: (
+            _by_expert(got, parts) == _by_expert(right, parts)
+            or same(got, queued(order=lambda marks: marks.cumsum(1) - marks))
+        ),
+        "not-minus-one": lambda got: all(
+            ((g == r) | ((r < 0) & (g >= 0))).all() for g, r in zip(got, right, strict=True)
+        ),
+    }
+
+
+def _numbered(parts: list[Tensor]) -> list[Tensor]:
+    """All pieces of all ranks in one queue."""
+    sizes = [part.numel() for part in parts]
+    numbers = torch.arange(sum(sizes)).split(sizes)
+    return [number.view_as(part) for number, part in zip(numbers, parts, strict=True)]
+
+
+def _by_expert(places: list[Tensor], parts: list[Tensor]) -> list[tuple[int, int]]:
+    """Which places are taken in the queue of each expert."""
+    pairs = zip(places, parts, strict=True)
+    taken = [(e, p) for place, part in pairs for e, p in zip(part.flatten(), place.flatten())]
+    return sorted((int(e), int(p)) for e, p in taken)
 
 
 @queueing.requires("two ranks, with room for all")

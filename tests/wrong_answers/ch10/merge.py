@@ -48,12 +48,6 @@ def takes_the_mean(out_a, lse_a, out_b, lse_b):
     return (out_a + out_b) / 2, torch.logaddexp(lse_a, lse_b)
 
 
-@wrong("10.1", names="other-weights")
-def weighs_whole_heads(out_a, lse_a, out_b, lse_b):
-    a = torch.sigmoid(lse_a - lse_b).mean(dim=-1, keepdim=True)
-    return _weighted(out_a, a, out_b, 1 - a), torch.logaddexp(lse_a, lse_b)
-
-
 @wrong("10.1", names="other-logsumexp")
 def returns_the_larger_logsumexp(out_a, lse_a, out_b, lse_b):
     a, b, _ = _shares(lse_a, lse_b)
@@ -84,15 +78,6 @@ def subtracts_infinities(out_a, lse_a, out_b, lse_b):
     lse = torch.logaddexp(lse_a, lse_b)
     a, b = ((x - lse).exp().unsqueeze(-1) for x in (lse_a, lse_b))
     return torch.where(a == 0, 0.0, a * out_a) + torch.where(b == 0, 0.0, b * out_b), lse
-
-
-@wrong("10.1", names="input-changed")
-def merges_in_place(out_a, lse_a, out_b, lse_b):
-    a, b, lse = _shares(lse_a, lse_b)
-    out = _weighted(out_a, a, out_b, b)
-    out_a.copy_(out)
-    lse_a.copy_(lse)
-    return out_a, lse_a
 
 
 @wrong("10.1", names="input-changed")

@@ -317,15 +317,6 @@ class PassesOnTooEarly(Right):
         return backward(ctx, gradient, send=late, pass_gradients=then_added)
 
 
-@wrong("10.4", names="not-home")
-class LeavesGradientsWhereTheyAre(Right):
-    """Each rank keeps what its own queries give to its own pages."""
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return backward(ctx, gradient, pass_gradients=lambda *x: [torch.zeros_like(t) for t in x])
-
-
 @wrong("10.4", names="mean-not-sum")
 class AveragesOverTheRanks(Right):
     @staticmethod

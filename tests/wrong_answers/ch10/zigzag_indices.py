@@ -43,13 +43,6 @@ def takes_neighbours(length, ranks, rank):
     return torch.cat(_chunks(length, 2 * ranks)[2 * rank : 2 * rank + 2])
 
 
-@wrong("10.2", names="other-cut")
-def cuts_into_ranks(length, ranks, rank):
-    must_divide(length, ranks)
-    chunks = _chunks(length, ranks)
-    return torch.cat([chunks[rank], chunks[ranks - 1 - rank]])
-
-
 @wrong("10.2", names="one-chunk")
 def takes_the_head(length, ranks, rank):
     must_divide(length, ranks)
@@ -61,13 +54,6 @@ def counts_the_tail_from_one(length, ranks, rank):
     must_divide(length, ranks)
     chunks = _chunks(length, 2 * ranks)
     return torch.cat([chunks[rank], chunks[2 * ranks - 2 - rank]])
-
-
-@wrong("10.2", names="tail-off-by-one")
-def indexes_one_too_far(length, ranks, rank):
-    must_divide(length, ranks)
-    chunks = _chunks(length, 2 * ranks)
-    return torch.cat([chunks[rank], chunks[-rank]])
 
 
 @wrong("10.2", names="other-order")

@@ -10,12 +10,12 @@ def _is_expert(name):
     return "experts" in name.split(".")
 
 
-def _average(model, mesh, expert, other=None, missing=True, is_expert=_is_expert):
+def _average(model, mesh, expert, other=None, is_expert=_is_expert):
     """`expert` and `other` are pairs (group, divisor)."""
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        if p.grad is None and missing:
+        if p.grad is None:
             p.grad = torch.zeros_like(p)
         group, divisor = expert if is_expert(name) else other or (None, mesh.size())
         dist.all_reduce(p.grad, group=group)
@@ -49,11 +49,6 @@ def mean_over_the_copies(model, mesh):
     _average(model, mesh, (mesh.get_group("data"), mesh["data"].size()))
 
 
-@wrong("11.5", names="other-divisor")
-def only_sums(model, mesh):
-    _average(model, mesh, (mesh.get_group("data"), 1), (None, 1))
-
-
 @wrong("11.5", names="experts-over-others")
 def averages_everything_over_all(model, mesh):
     _average(model, mesh, (None, mesh.size()))
@@ -70,15 +65,6 @@ def wants_a_dot_in_front(model, mesh):
 def everything_over_data(model, mesh):
     pair = mesh.get_group("data"), mesh["data"].size()
     _average(model, mesh, (pair[0], mesh.size()), pair)
-
-
-@wrong("11.5", names="others-over-a-part")
-def averages_the_experts(model, mesh):
-    for name, p in model.named_parameters():
-        if p.requires_grad and _is_expert(name):
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(p.grad, group=mesh.get_group("data"))
-            p.grad /= mesh.size()
 
 
 @wrong("11.5", names="unchanged")
@@ -116,11 +102,6 @@ def skips_what_is_missing(model, mesh):
         if p.grad is not None:
             dist.all_reduce(p.grad, group=mesh.get_group("data") if _is_expert(name) else None)
             p.grad /= mesh.size()
-
-
-@wrong("11.5", names="missing")
-def takes_every_gradient_for_granted(model, mesh):
-    _average(model, mesh, (mesh.get_group("data"), mesh.size()), missing=False)
 
 
 @wrong("11.5", names="zeros-for-none")

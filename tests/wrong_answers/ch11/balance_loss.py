@@ -33,16 +33,6 @@ def weighs_each_token(logits, choices):
 
 
 @wrong("11.4", names="own-shares")
-def shares_of_its_own(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1], over_all=False)
-    return (
-        logits.shape[1]
-        * (counts / pieces * logits.softmax(1).mean(0)).sum()
-        / dist.get_world_size()
-    )
-
-
-@wrong("11.4", names="own-shares")
 def mean_of_the_ranks_losses(logits, choices):
     counts, pieces = _f(choices, logits.shape[1], over_all=False)
     loss = logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum()
@@ -55,12 +45,6 @@ def mean_of_the_ranks_losses(logits, choices):
 def mean_over_own_tokens(logits, choices):
     counts, pieces = _f(choices, logits.shape[1])
     return logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum()
-
-
-@wrong("11.4", names="other-factor")
-def forgets_the_factor(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    return (counts / pieces * logits.softmax(1).sum(0)).sum() * choices.shape[1] / pieces
 
 
 @wrong("11.4", names="whole-on-each-rank")
@@ -78,12 +62,6 @@ def softmax_as_in_route(logits, choices):
     chosen = logits.gather(1, choices).softmax(1)
     p = torch.zeros_like(logits).scatter(1, choices, chosen).sum(0) * choices.shape[1] / pieces
     return logits.shape[1] * (counts / pieces * p).sum()
-
-
-@wrong("11.4", names="other-p")
-def forgets_the_softmax(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    return logits.shape[1] * (counts / pieces * logits.sum(0)).sum() * choices.shape[1] / pieces
 
 
 @wrong("11.4", names="other-f")

@@ -57,11 +57,6 @@ def counts_own_pieces(choices, capacity):
 
 
 @wrong("11.2", names="other-pieces")
-def counts_own_rank_too(choices, capacity):
-    return _places(choices, capacity, lambda counts, rank: counts[: rank + 1].sum(0))
-
-
-@wrong("11.2", names="other-pieces")
 def numbers_all_pieces(choices, capacity):
     counts = torch.tensor([choices.numel()], device=choices.device)
     table = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
@@ -75,11 +70,6 @@ def numbers_all_pieces(choices, capacity):
 def starts_at_one(choices, capacity):
     place = _places(choices, capacity, _earlier)
     return place.where(place < 0, place + 1)
-
-
-@wrong("11.2", names="other-limit")
-def drops_nothing(choices, capacity):
-    return _places(choices, capacity, _earlier, limit=10_000)
 
 
 @wrong("11.2", names="other-limit")
@@ -100,11 +90,6 @@ def serves_first_choices_first(choices, capacity):
     start = table.sum(0).cumsum(0) - table.sum(0) + table[: dist.get_rank()].sum(0)
     place = ((start[:, None] + marks.cumsum(1)) * marks).sum(2).T - 1
     return place.where(place < capacity[choices], -1)
-
-
-@wrong("11.2", names="other-order")
-def counts_along_the_experts(choices, capacity):
-    return _places(choices, capacity, _earlier, own=lambda marks: marks.cumsum(1) - marks)
 
 
 @wrong("11.2", names="too-many-numbers")
