@@ -249,7 +249,7 @@ def heads_that_do_not_fit_the_ranks_are_refused(answer, draw):
     odd = 2 * draw.integer(1, 3) + 1
     # heads of q, heads of k and v, ranks, and the one that does not fit
     for of_q, of_k, ranks, wrong in (
-        (odd, odd, 2, odd),
+        (odd, 1, 2, odd),
         (4 * odd, 2 * odd, 4, 2 * odd),
         (6, 2, 3, 2),
     ):
