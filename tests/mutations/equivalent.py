@@ -281,6 +281,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "seen = merged(attend(q[:, :, half:], *pages), (out[:, :, half:], lse[:, :, half:]))",
         ): "A merge does not depend on the order of its two results.",
     },
+    "10.4": {
+        (
+            "out[:, :, rows], lse[:, :, rows] = merged(old, new)",
+            "out[:, :, rows], lse[:, :, rows] = merged(new, old)",
+        ): "A merge does not depend on the order of its two results.",
+    },
     "11.1": {
         (
             "choices = (logits + bias).topk(k, dim=1).indices",
