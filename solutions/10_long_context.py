@@ -12,6 +12,8 @@
 # ranks, with cut sequences, has the parameters of one process.
 
 # %% tags=["nbval-ignore-output"]
+from collections.abc import Iterator
+
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
@@ -417,7 +419,7 @@ print("the same on all ranks:", all(each == sent[0] for each in sent))
 # %% [markdown]
 # Did you expect the ring to send less than the all-gather? It sends the same, in pieces. What it saves is
 # memory, and what it can gain is time: the next pages may travel while the rank computes. (Ours waits first, which is
-# easier to read. To hide a hop, start it before `attend` and wait after it.) Only the way by heads
+# easier to read. To hide a hop, start it before `attend` and wait after it: exercise 10.3.) Only the way by heads
 # gets cheaper with more ranks: $S$ is the $n$-th part of the whole sequence's keys, and its factor stays below 4.
 #
 # ### The scores that are never made
@@ -597,13 +599,14 @@ compare(predicted, measured, likely={"The pages go round again.": {"ring": 2 * S
 # | way | leaves a rank, both passes | holds at once | limit |
 # |---|---|---|---|
 # | all-gather | $4S(n-1)$ | $K$ and $V$ of all tokens, until backward | memory of $K$ and $V$ |
-# | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads, of keys too |
+# | by heads | $8S(n-1)/n$ | all tokens of $H/n$ heads | $n$ must divide the heads of queries |
 # | ring | $6S(n-1)$ | own pages and one more set | each hop has to hide behind computing |
 #
-# With fewer heads of keys than of queries (grouped-query attention) $S$ of the keys is small, which favours the all-gather,
-# and $n$ may not exceed the heads of keys, which forbids the way by heads early. A hop is
-# hidden if computing takes longer than sending. With $c$ tokens on a rank, computing grows with $c^2$, sending
-# with $c$: above some length the ring's hops cost no time (Liu et al. 2023, section 3, *arithmetic intensity*).
+# With fewer heads of keys than of queries (grouped-query attention) $S$ of the keys is small, which favours the
+# all-gather. By heads, ranks in excess of the heads of keys get copies of them, and the bytes of keys shrink no further
+# (exercise 10.5). A hop is hidden if computing takes longer than sending. With $c$ tokens on a rank, computing grows
+# with $c^2$, sending with $c$: above some length the ring's hops cost no time (Liu et al. 2023, section 3, *arithmetic
+# intensity*).
 #
 # ### A language model on cut sequences
 #
@@ -886,7 +889,7 @@ print("no error; as one process, on each rank:", right)
 #
 # The parts of ring attention, from the smallest to the whole, and one of its rivals. All ranks are in the
 # default group. `hint("10.1")` gives the next hint. You may use functions of this chapter, such as
-# `pass_on`, `attend` and `attend_backward`.
+# `attend`, `attend_backward` and `Swap`.
 
 # %%
 from course_exercises import check, hint
@@ -946,11 +949,14 @@ def zigzag_indices(length: int, ranks: int, rank: int) -> Tensor:
 check("10.2", zigzag_indices)
 
 # %% [markdown]
-# ### 10.3 Ring attention, forward (3 points)
+# ### 10.3 Ring attention, forward, that hides its hops (3 points)
 #
 # The ring of section 3, for the zig-zag alone. There it has a simple form. Seen from rank $r$, the pages of
 # a rank $j$ fall into three cases: $j = r$, with a mask; $j < r$, where both of your chunks see its first chunk and
 # none its second; and $j > r$, where your second chunk sees both of its chunks, and your first none.
+#
+# And this ring does not stand still while pages travel. `pass_on` waits. Yours starts a hop, attends to the pages that
+# it has, and then waits for the next ones.
 
 
 # %% nbgrader={"grade_id": "10.3", "solution": true}
@@ -958,21 +964,34 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Returns the output (N, H, t, D) of this rank's queries under the causal mask of the document.
 
     q, k, v (N, H, t, D) are this rank's t = T / n tokens in zig-zag, as in 10.2; t is even. Keys and values
-    go round the ring in n - 1 hops: a rank sends at most 2 (n - 1) times the bytes of k. No rank
-    gathers all keys, and no tensor of scores is larger than (N, H, t, t). Whole pairs of chunks that
-    the mask leaves out are not computed: after the rank's own, 2 pairs in each hop.
+    go round the ring in n - 1 hops: a rank sends at most 2 (n - 1) times the bytes of k. Each hop is
+    under way while the rank attends to the pages that it has. No rank gathers all keys, and no tensor
+    of scores is larger than (N, H, t, t). Whole pairs of chunks that the mask leaves out are not
+    computed: after the rank's own, 2 pairs in each hop. The arguments do not change.
     """
     ### BEGIN SOLUTION
-    me, n = dist.get_rank(), dist.get_world_size()
-    half = q.shape[2] // 2
+    me, n, half = dist.get_rank(), dist.get_world_size(), q.shape[2] // 2
+
+    def come_by(pages: Tensor) -> Iterator[Tensor]:
+        """The pages of one rank after the other; the next ones are under way meanwhile."""
+        for _ in range(1, n):
+            coming = torch.empty_like(pages)
+            send = dist.P2POp(dist.isend, pages, (me + 1) % n)
+            works = dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, coming, (me - 1) % n)])
+            yield pages
+            for work in works:
+                work.wait()
+            pages = coming
+        yield pages
+
     place = torch.arange(q.shape[2], device=q.device)  # ascending, so the mask is a triangle
-    out, lse = attend(q, k, v, place[:, None] >= place)
-    for hop in range(1, n):
-        k, v = pass_on(k, v)
-        if hop <= me:  # from a rank before me
-            out, lse = merged((out, lse), attend(q, k[:, :, :half], v[:, :, :half]))
+    for hop, pages in enumerate(come_by(torch.stack([k, v]))):
+        if hop == 0:
+            out, lse = attend(q, *pages, place[:, None] >= place)
+        elif hop <= me:  # from a rank before me
+            out, lse = merged((out, lse), attend(q, *pages[:, :, :, :half]))
         else:
-            seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], k, v))
+            seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], *pages))
             out = torch.cat([out[:, :, :half], seen[0]], dim=2)
             lse = torch.cat([lse[:, :, :half], seen[1]], dim=2)
     return out
@@ -986,7 +1005,8 @@ check("10.3", ring_attention)
 # ### 10.4 Ring attention with its backward (4 points)
 #
 # The same as an `autograd.Function`. Forward keeps what backward needs, which is not the other ranks' pages: they
-# come round a second time. The gradients of keys and values follow one hop behind.
+# come round a second time. The gradients of keys and values follow one hop behind. Hops of pages are hidden in both
+# passes.
 
 
 # %% nbgrader={"grade_id": "10.4", "solution": true}
@@ -995,19 +1015,33 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Returns the output (N, H, t, D), and keeps this rank's own tensors for backward."""
+        """Returns the output (N, H, t, D), and keeps this rank's own tensors for backward.
+
+        Each hop of pages is under way while the rank attends to those that it has.
+        """
         ### BEGIN SOLUTION
         me, n, half = dist.get_rank(), dist.get_world_size(), q.shape[2] // 2
+
+        def come_by(pages: Tensor) -> Iterator[Tensor]:
+            for _ in range(1, n):
+                coming = torch.empty_like(pages)
+                send = dist.P2POp(dist.isend, pages, (me + 1) % n)
+                works = dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, coming, (me - 1) % n)])
+                yield pages
+                for work in works:
+                    work.wait()
+                pages = coming
+            yield pages
+
+        ctx.come_by = come_by
         front, back, both = slice(half), slice(half, None), slice(None)
         place = torch.arange(2 * half, device=q.device)
         ctx.cases = [(both, both, place[:, None] >= place)]  # my rows, their columns, the mask
         for hop in range(1, n):
             ctx.cases.append((both, front, None) if hop <= me else (back, both, None))
         out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf)
-        pages = k, v
-        for hop, (rows, columns, seen) in enumerate(ctx.cases):
-            pages = pass_on(*pages) if hop else pages
-            new = attend(q[:, :, rows], *(page[:, :, columns] for page in pages), seen)
+        for (rows, columns, seen), pages in zip(ctx.cases, come_by(torch.stack([k, v]))):
+            new = attend(q[:, :, rows], *pages[:, :, :, columns], seen)
             old = out[:, :, rows], lse[:, :, rows]
             out[:, :, rows], lse[:, :, rows] = merged(old, new)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -1018,25 +1052,23 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the gradients of q, k and v, (N, H, t, D) each, from that of the output.
 
-        A rank sends at most 4 (n - 1) times the bytes of k.
+        A rank sends at most 4 (n - 1) times the bytes of k. Hops of pages are under way as in forward.
         """
         ### BEGIN SOLUTION
         q, k, v, out, lse = ctx.saved_tensors
         of_rows = lse, gradient, (gradient * out).sum(dim=-1)
-        d_q, pages, coming = torch.zeros_like(q), (k, v), (torch.zeros_like(k), torch.zeros_like(v))
-        for hop, (rows, columns, seen) in enumerate(ctx.cases):
-            pages = pass_on(*pages) if hop else pages
-            theirs = [page[:, :, columns] for page in pages]
+        d_q, coming = torch.zeros_like(q), torch.zeros_like(torch.stack([k, v]))
+        for hop, pages in enumerate(ctx.come_by(torch.stack([k, v]))):
+            rows, columns, seen = ctx.cases[hop]
+            theirs, found = pages[:, :, :, columns], torch.zeros_like(pages)
             parts = attend_backward(q[:, :, rows], *theirs, seen, *(x[:, :, rows] for x in of_rows))
             d_q[:, :, rows] += parts[0]
-            found = torch.zeros_like(k), torch.zeros_like(v)
-            for whole, part in zip(found, parts[1:]):
-                whole[:, :, columns] = part
+            found[:, :, :, columns] = torch.stack(parts[1:])
             if hop == 0:
                 own = found  # added last, at home
             else:
-                coming = pass_on(*(a + b for a, b in zip(coming, found)))
-        return d_q, own[0] + coming[0], own[1] + coming[1]
+                [coming] = pass_on(coming + found)
+        return d_q, *(own + coming)
         ### END SOLUTION
 
 
@@ -1044,42 +1076,38 @@ class RingAttention(torch.autograd.Function):
 check("10.4", RingAttention)
 
 # %% [markdown]
-# ### 10.5 Heads for sequence, with an all-to-all (2 points)
+# ### 10.5 Heads for sequence, with grouped heads (2 points)
 #
-# Ulysses' first step: this rank has some tokens of all heads, and wants all tokens of some heads. Backward is
-# the way back: what comes in for all tokens of some heads has to leave as some tokens of all heads.
+# Ulysses' first step: this rank has some tokens of all heads, and wants all tokens of some heads. `by_heads` needs an
+# all-to-all each for queries, keys and values. One is enough. And today's models have fewer heads of keys and values
+# than of queries (**grouped-query attention**), often fewer than there are ranks: a head is then sent to each rank
+# whose queries it serves.
 
 
 # %% nbgrader={"grade_id": "10.5", "solution": true}
-def heads_for_sequence(x: Tensor) -> Tensor:
-    """Returns all tokens of this rank's heads, (N, H / n, T, D), from x (N, H, T / n, D).
+def heads_for_sequence(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns all tokens of this rank's heads, as q, k and v (N, heads of this rank, T, D).
 
-    Rank r has the r-th of n equal stretches of the sequence, and gets the r-th of n equal groups of
-    heads. The result can be differentiated: backward gives each rank the gradient of its own x. One
-    all-to-all in forward, one in backward; x itself does not change. Raises ValueError, naming both
-    numbers, where H does not divide by n.
+    q (N, H, T / n, D), k and v (N, G, T / n, D) are this rank's tokens, the r-th of n equal stretches.
+    Each head of k and v serves H / G heads of q that lie together. Rank r gets the r-th of n equal groups
+    of q's heads, and of k and v the heads that serve these: the r-th of n groups or, where G < n, one
+    head, which goes to n / G ranks. Raises ValueError, naming both numbers, where n does not divide H, or
+    where of n and G neither divides the other.
+
+    Backward gives each rank the gradients of its own q, k and v. One all-to-all in forward, one in
+    backward, of no more heads than the ranks need; the arguments do not change.
     """
     ### BEGIN SOLUTION
-    n = dist.get_world_size()
-    if x.shape[1] % n:
-        raise ValueError(f"{x.shape[1]} heads do not divide by {n} ranks.")
-
-    def exchange(tensor: Tensor, give: int, take: int) -> Tensor:
-        parcels = torch.stack(tensor.chunk(n, dim=give))
-        received = torch.empty_like(parcels)
-        dist.all_to_all_single(received, parcels)
-        return torch.cat(list(received), dim=take)
-
-    class Exchange(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return exchange(x, 1, 2)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return exchange(gradient, 2, 1)
-
-    return Exchange.apply(x)
+    n, shared = dist.get_world_size(), k.shape[1]
+    if q.shape[1] % n:
+        raise ValueError(f"{q.shape[1]} heads of queries do not divide by {n} ranks.")
+    if shared % n and n % shared:
+        raise ValueError(f"{shared} heads of keys and {n} ranks: neither divides the other.")
+    copies = max(n // shared, 1)  # autograd adds up their gradients
+    wholes = q, k.repeat_interleave(copies, dim=1), v.repeat_interleave(copies, dim=1)
+    groups = [x.chunk(n, dim=1) for x in wholes]
+    leaving = torch.cat([part for of_rank in zip(*groups) for part in of_rank], dim=1)
+    return Swap.apply(leaving, 1, 2, None).split([part[0].shape[1] for part in groups], dim=1)
     ### END SOLUTION
 
 

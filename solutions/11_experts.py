@@ -795,23 +795,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from course_exercises import check, hint
 
 # %% [markdown]
-# ### 11.1 Route (1 point)
+# ### 11.1 Route, with a bias that balances (1 point)
 #
-# Section 3 took the softmax over all experts and normalised what it had chosen. The softmax over the
-# chosen logits alone gives the same weights. Write it that way.
+# DeepSeek-V3 balances almost without a loss. Each expert has a **bias**, which is added to its score when the experts
+# are chosen, and only then. After each step it is lowered a little for experts that had too much to do, and raised for
+# the others ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). How much a result counts does not
+# depend on the bias, and no second loss pulls at the router. (There the scores are sigmoids. Take the softmax over the
+# chosen logits, which gives the weights of section 3.)
 
 
 # %% nbgrader={"grade_id": "11.1", "solution": true}
-def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Chooses k experts for each of T tokens, by their logits (T, E).
+def route(logits: Tensor, bias: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Chooses k experts for each of T tokens, by their logits (T, E) plus the bias (E,) of each expert.
 
-    Returns (choices, weights), both (T, k): the numbers of the experts with the largest logits,
-    int64, the largest first; and their weights, the softmax over the chosen logits. The gradient of
-    the weights reaches `logits`. T may be 0.
+    Returns (choices, weights), both (T, k): the numbers of the experts with the largest logit + bias,
+    int64, the largest first; and their weights, the softmax over the chosen logits without the bias.
+    The gradient of the weights reaches `logits`. T may be 0. The arguments do not change.
     """
     ### BEGIN SOLUTION
-    largest = logits.topk(k, dim=1)
-    return largest.indices, largest.values.softmax(dim=1)
+    choices = (logits + bias).topk(k, dim=1).indices
+    return choices, logits.gather(1, choices).softmax(dim=1)
     ### END SOLUTION
 
 

@@ -273,18 +273,24 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "place = torch.arange(q.shape[2]) # ascending, so the mask is a triangle",
         ): "They differ where the queries are on a GPU, and there the check's ranks refuse it.",
         (
-            "out, lse = merged((out, lse), attend(q, k[:, :, :half], v[:, :, :half]))",
-            "out, lse = merged(attend(q, k[:, :, :half], v[:, :, :half]), (out, lse))",
+            "out, lse = merged((out, lse), attend(q, *pages[:, :, :, :half]))",
+            "out, lse = merged(attend(q, *pages[:, :, :, :half]), (out, lse))",
         ): "A merge does not depend on the order of its two results.",
         (
-            "seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], k, v))",
-            "seen = merged(attend(q[:, :, half:], k, v), (out[:, :, half:], lse[:, :, half:]))",
+            "seen = merged((out[:, :, half:], lse[:, :, half:]), attend(q[:, :, half:], *pages))",
+            "seen = merged(attend(q[:, :, half:], *pages), (out[:, :, half:], lse[:, :, half:]))",
+        ): "A merge does not depend on the order of its two results.",
+    },
+    "10.4": {
+        (
+            "out[:, :, rows], lse[:, :, rows] = merged(old, new)",
+            "out[:, :, rows], lse[:, :, rows] = merged(new, old)",
         ): "A merge does not depend on the order of its two results.",
     },
     "11.1": {
         (
-            "largest = logits.topk(k, dim=1)",
-            "largest = logits.topk(k)",
+            "choices = (logits + bias).topk(k, dim=1).indices",
+            "choices = (logits + bias).topk(k).indices",
         ): "The last dimension, which is the default, is the second of two.",
     },
     "11.3": {

@@ -187,7 +187,7 @@ def answer_by_heads(rank: int, job: Job) -> Trained:
     ranks, swap = dist.get_world_size(), load_code(10, "Swap")
 
     def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = map(heads_for_sequence, (q, k, v))
+        q, k, v = heads_for_sequence(q, k, v)
         order = torch.cat([positions(blocks, r, ranks, q.shape[2]) for r in range(ranks)])
         out, _ = attend(q, k, v, mask_for(order, blocks, ranks, q.shape[2]))
         return swap.apply(out, 2, 1, None)

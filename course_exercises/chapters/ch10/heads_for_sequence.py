@@ -1,14 +1,14 @@
 """Exercise 10.5, `heads_for_sequence`: what it asks for, and how it is checked."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, expect_type, run, same
-from course_exercises.authoring.ranks import come_late, following
-from course_exercises.chapters.ch10.shared import HANGS, TWO_RANKS, only_so_many, plain
+from course_exercises.authoring.ranks import come_late, following, must_have_waited
 from course_utils.hardware import device
 from course_utils.trace import Trace
 
@@ -17,220 +17,245 @@ swapping = Exercise(
     "heads_for_sequence",
     points=2,
     minutes=30,
-    parameters=("x",),
+    things="heads",
+    parameters=("q", "k", "v"),
     hints=[
         (
-            "Cut x into n groups of heads. The r-th group is for rank r. What comes from rank s are the tokens of its stretch, "
-            "for your heads: where do they belong in the result?"
+            "Write down for 4 ranks, 8 heads of queries and 2 of keys which heads each rank needs. How many ranks need "
+            "the first head of the keys? Which are they?"
         ),
         (
-            "`torch.stack(x.chunk(n, dim=1))` has the group for rank r at index r; `all_to_all_single` exchanges along that "
-            "dimension. Join what has come along the tokens. Autograd knows nothing of it: write an `autograd.Function`."
+            "A rank gets one message from each other rank: that rank's tokens of its heads of q, k and v, one behind the "
+            "other along the heads. So first put what each rank is to get side by side, then exchange once."
         ),
         (
-            "Backward is the same exchange with the two dimensions changed about: cut the gradient along the tokens, send piece "
-            "s to rank s, and join what comes along the heads."
+            "Where k and v have fewer heads than there are ranks, `repeat_interleave` gives every rank its copy, and autograd "
+            "adds up the copies' gradients. Cut q, k and v into n groups each, join them in the order q, k, v of rank 0, "
+            "q, k, v of rank 1, ..., let `Swap` exchange, and `split` what has come."
         ),
     ],
     misconceptions={
-        "whole-result": "You return all heads of all tokens. A rank is to have its own group of heads only.",
-        "unchanged": "You return x itself, or its values in another shape: nothing has been exchanged.",
-        "joined-along-heads": "What has come is joined along the heads. The pieces are stretches of the sequence: join "
-        "them along dimension 2.",
-        "tokens-interleaved": "The tokens are in another order: first the first token of each rank, or a view that mixes "
-        "dimensions. The stretch of rank 0 comes first, then that of rank 1.",
-        "pieces-mixed": "The right numbers on wrong ranks: `all_to_all_single` cuts a tensor along its *first* dimension, as it lies "
-        "in memory. Stack the groups of heads along a first dimension of n.",
-        "stretches-backwards": "The stretches of the sequence are in another order than the ranks.",
-        "heads-strided": "Rank r has every n-th head. Asked is the r-th group of heads that lie together.",
-        "other-heads": "These are another rank's heads.",
-        "more-sent": "More is handed over than x: a collective that brings everything to every rank. An all-to-all sends each "
-        "number to the one rank that needs it.",
-        "no-gradient": "The result cannot be differentiated: collectives do not tell autograd. Write an "
-        "`autograd.Function` with a backward.",
-        "local-gradient": "The gradient of x has only what this rank's own piece gives. Backward has to bring the others' home.",
-        "gradient-not-exchanged": "The gradient of x is in the wrong place: backward has to undo the exchange, piece by piece.",
-        "gradient-scaled": "The gradient of x is n times too large or too small: each number has moved, and has not been "
-        "added up or averaged.",
-        "input-changed": "x has changed: the layer before needs it for its own backward.",
-        "not-waited": "The exchange is used before anybody has waited for it.",
-        "no-error": "Heads that do not divide are accepted without a word. Compare the remainder with zero and raise a "
-        "ValueError.",
-        "other-error": "Heads that do not divide end in another exception than a ValueError.",
-        "error-without-sizes": "The ValueError does not say what does not divide by what. Name the heads and the ranks.",
-        "refuses-what-divides": "A number of heads that divides is refused.",
-        "two-ranks": TWO_RANKS,
-        "not-every-rank": "Some ranks make a call that others never make, and so nobody can go on.",
+        "whole-result": "You return all heads of all tokens. A rank gets its own group of heads only.",
+        "tiled": "You deal the heads of k and v out in turns, as `repeat` does. Queries whose heads lie together share a head "
+        "of keys, so ranks that lie together do: repeat each head, with `repeat_interleave`.",
+        "other-heads": "Your ranks have whole heads, but not theirs. Rank r gets the r-th of n groups of heads that lie "
+        "together.",
+        "pieces-mixed": "You have the right numbers in the wrong places. What rank r is to get is cut out along the heads "
+        "and has to lie in one stretch: `all_to_all_single` cuts a tensor along its first dimension, as it lies in memory. "
+        "What comes is joined along the tokens, rank 0's stretch first.",
+        "not-one-exchange": "You make other calls than one all-to-all in a pass. Put side by side what q, k and v have for a "
+        "rank, so that one carries it all; an all-gather would bring everything to everybody.",
+        "few-heads": "Your function fails where k and v have fewer heads than there are ranks. Then each head goes to all "
+        "n / G ranks whose queries it serves.",
+        "local-gradient": "Your gradients have only what this rank's own piece gives. Backward has to bring the others' home.",
+        "copies-not-summed": "A head of k or v that went to several ranks gets a gradient from each of them. You have one of "
+        "these, or their mean: add them up.",
+        "gradient-not-exchanged": "Your gradients come home in another shape or place. Backward undoes the exchange: cut the "
+        "gradient along the tokens, send piece s to rank s, and join what comes along the heads.",
+        "gradient-scaled": "Your gradients are as many times too large or too small as there are ranks. Numbers that only "
+        "move are not added up or averaged.",
     },
-    failures=HANGS,
+    failures={
+        "timeout": "not-every-rank",
+        "mismatch": "not-every-rank",
+        "returned an invalid gradient": "gradient-not-exchanged",
+        "there is no rank": "two-ranks",
+    },
 )
 
 
 @dataclass(frozen=True)
 class _Swapped:
-    out: object
-    gradient: Tensor | None
+    outs: object
+    gradients: list[Tensor | None]
     unwaited: list[str]
     sent: int  # in the pass that sends more
-    calls: list[str]  # their names
+    calls: list[list[str]]  # their names, in forward and in backward
     changed: bool
 
 
-def _swapped(rank, answer, x, slope) -> _Swapped:
-    x = x.clone().to(device()).requires_grad_()
-    before = x.detach().clone()
-    slope = slope.to(device())
+def _swapped(rank, answer, *parts) -> _Swapped:
+    own = [x.clone().to(device()).requires_grad_() for x in parts[:3]]
+    slopes = [x.to(device()) for x in parts[3:]]
+    handed = [2 * x for x in own]  # no leaves, as in a model
+    before = [x.detach().clone() for x in handed]
     with following() as sent:
         come_late(rank)
-        out = answer(2 * x)  # not a leaf, as in a model
-    if _fits(out, slope):
-        out.backward(slope)
-    changed = not torch.equal(before, x.detach())
-    gradient, x.grad = x.grad, None
+        outs = answer(*handed)
+        changed = not all(map(torch.equal, before, handed))
+        _start_backward(outs, slopes)
+    gradients = [x.grad for x in own]
+    for x in own:
+        x.grad = None
     with Trace() as forward:
-        again = answer(2 * x)
+        again = answer(*(2 * x for x in own))
     with Trace() as backward:
-        if _fits(again, slope):
-            again.backward(slope)
+        _start_backward(again, slopes)
     records = forward.record(), backward.record()
     most = max(record.sent() for record in records)
-    calls = sorted({call.op for record in records for call in record.calls})
-    return _Swapped(plain(out), gradient, sent.unwaited, most, calls, changed)
+    calls = [[call.op for call in record.calls] for record in records]
+    outs = [x.detach() for x in outs] if _three(outs) else outs
+    return _Swapped(outs, gradients, sent.unwaited, most, calls, changed)
 
 
-def _fits(out: object, slope: Tensor) -> bool:
-    """Whether backward can start from `slope`."""
-    return torch.is_tensor(out) and out.requires_grad and out.shape == slope.shape
+def _three(outs: object) -> bool:
+    return isinstance(outs, tuple | list) and len(outs) == 3 and all(map(torch.is_tensor, outs))
 
 
-def _check_swap(answer, draw, ranks: int) -> None:
-    n, heads, stretch, width = (
-        draw.integer(1, 2),
-        ranks * draw.integer(2, 3),
-        draw.integer(2, 4),
-        draw.integer(2, 5),
-    )
-    x, slope = (
-        draw.tensor(n, heads, ranks * stretch, width),
-        draw.tensor(n, heads, ranks * stretch, width),
-    )
-    own, groups = list(x.chunk(ranks, dim=2)), list(x.chunk(ranks, dim=1))
-    slopes = list(slope.chunk(ranks, dim=1))
-    reports = run(_swapped, ranks, answer, OwnPart(own), OwnPart(slopes))
-    if any(report.unwaited for report in reports):
-        raise Wrong("not-waited", expected="a wait for every call", got="a call without one")
+def _start_backward(outs: object, slopes: list[Tensor]) -> None:
+    pairs = zip(outs, slopes, strict=True) if _three(outs) else ()
+    fitting = [(o, s) for o, s in pairs if o.requires_grad and o.shape == s.shape]
+    if fitting:
+        torch.autograd.backward(*zip(*fitting, strict=True))
+
+
+def _groups(x: Tensor, ranks: int) -> list[Tensor]:
+    """The heads that each rank gets."""
+    heads = x.shape[1]
+    return [x[:, r * heads // ranks :][:, : max(heads // ranks, 1)] for r in range(ranks)]
+
+
+def _check_swap(answer, draw, ranks: int, shared: int, per_head: int) -> None:
+    """k and v have `shared` heads, each for `per_head` of q."""
+    n, stretch, width = draw.integer(1, 2), draw.integer(2, 4), draw.integer(2, 5)
+    heads = shared * per_head, shared, shared
+    wholes = [draw.tensor(n, count, ranks * stretch, width) for count in heads]
+    slopes = [[draw.tensor(*group.shape) for group in _groups(x, ranks)] for x in wholes]
+    given = [*(x.chunk(ranks, dim=2) for x in wholes), *slopes]
+    reports = run(_swapped, ranks, answer, *(OwnPart(list(parts)) for parts in given))
+    must_have_waited([report.unwaited for report in reports])
     for report in reports:
-        expect_type(report.out, Tensor)
-    strided = [x[:, r::ranks] for r in range(ranks)]
-    likely = {
-        "whole-result": [x] * ranks,
-        "unchanged": lambda got: all(
-            same(g.flatten(), o.flatten()) for g, o in zip(got, own, strict=True)
-        ),
-        "heads-strided": strided,
-        "other-heads": lambda got: all(any(same(g, group) for group in groups) for g in got),
-        "stretches-backwards": lambda got: all(
-            same(_sorted_stretches(g, ranks), _sorted_stretches(e, ranks))
-            if g.shape == e.shape
-            else False
-            for g, e in zip(got, groups, strict=True)
-        ),
-        "joined-along-heads": lambda got: all(
-            g.numel() == e.numel() and g.shape != e.shape for g, e in zip(got, groups, strict=True)
-        ),
-        "tokens-interleaved": lambda got: all(
-            g.shape == e.shape and same(g.flatten().sort().values, e.flatten().sort().values)
-            for g, e in zip(got, groups, strict=True)
-        ),
-        "pieces-mixed": lambda got: same(
-            torch.cat([g.flatten() for g in got]).sort().values, x.flatten().sort().values
-        ),
-    }
-    got = [report.out for report in reports]
-    expect(
-        got,
-        [2 * group for group in groups],
-        each="rank",
-        what="the result",
-        likely=_doubled(likely),
-    )
-    _check_swap_gradients(reports, slope, ranks)
-    limit = own[0].numel() * 4
-    for report in reports:
-        others = [call for call in report.calls if call not in ("all_to_all", "send", "recv")]
-        if report.sent > limit or others:
-            got = f"{report.sent} bytes, with {', '.join(report.calls)}"
-            raise Wrong("more-sent", expected=f"at most {limit} bytes a pass, all to all", got=got)
+        expect_type(report.outs, (tuple, list))
+        if not _three(report.outs):
+            raise Wrong(expected="three tensors: q, k and v", got=report.outs)
+    _check_results(reports, wholes)
+    _check_gradients(reports, slopes, heads)
     if any(report.changed for report in reports):
-        raise Wrong("input-changed", expected="x as before", got="other values")
+        raise Wrong("input-changed", expected="q, k and v as before", got="other values")
+    _check_calls(reports, (heads[0] + 2 * max(shared, ranks)) * n * stretch * width * 4)
 
 
-def _doubled(likely: dict) -> dict:
-    """The answer gets 2 x: what is expected of mistakes, for half of what came."""
-
-    def judged(value):
-        if callable(value):
-            return lambda got: value([g / 2 for g in got])
-        return [2 * tensor for tensor in value]
-
-    return {slug: judged(value) for slug, value in likely.items()}
-
-
-def _sorted_stretches(tensor: Tensor, ranks: int) -> list[Tensor]:
-    return sorted(tensor.chunk(ranks, dim=2), key=lambda piece: piece.flatten()[0].item())
+def _check_results(reports: list[_Swapped], wholes: list[Tensor]) -> None:
+    ranks = len(reports)
+    right = [[2 * group for group in _groups(x, ranks)] for x in wholes]
+    outs = [out for report in reports for out in report.outs]
+    for i, name in enumerate("qkv"):
+        mixed = {"pieces-mixed": lambda got: same(_sorted(outs), _sorted(*right))}
+        likely = _of_results(2 * wholes[i], ranks) | mixed
+        expect([r.outs[i] for r in reports], right[i], each="rank", what=name, likely=likely)
 
 
-def _check_swap_gradients(reports: list[_Swapped], slope: Tensor, ranks: int) -> None:
-    expected = [2 * part for part in slope.chunk(ranks, dim=2)]
-    local = []
-    for rank, part in enumerate(expected):
-        kept = torch.zeros_like(part)
-        kept.chunk(ranks, dim=1)[rank].copy_(part.chunk(ranks, dim=1)[rank])
-        local.append(kept)
-    likely = {
-        "no-gradient": lambda got: any(g is None for g in got),
-        "local-gradient": ranks > 1 and local,
-        "gradient-scaled": lambda got: any(
-            same(got, [g * factor for g in expected]) for factor in (ranks, 1 / ranks)
+def _check_gradients(reports: list[_Swapped], slopes: list, heads: tuple[int, ...]) -> None:
+    right = [_gradients(*each) for each in zip(slopes, heads, strict=True)]
+    came = [gradient for report in reports for gradient in report.gradients]
+    for i, name in enumerate("qkv"):
+        mixed = {"gradient-not-exchanged": lambda got: same(_sorted(came), _sorted(*right))}
+        likely, what = _of_gradients(slopes[i], heads[i]) | mixed, f"the gradient of {name}"
+        expect([r.gradients[i] for r in reports], right[i], each="rank", what=what, likely=likely)
+
+
+def _check_calls(reports: list[_Swapped], limit: int) -> None:
+    for report in reports:
+        for calls in report.calls:
+            if [op for op in calls if op not in ("send", "recv")] not in ([], ["all_to_all"]):
+                got = ", ".join(calls)
+                raise Wrong("not-one-exchange", expected="one all_to_all in a pass", got=got)
+        if report.sent > limit:
+            expected, got = f"at most {limit} bytes in a pass", f"{report.sent} bytes"
+            raise Wrong("sends-too-much", expected=expected, got=got)
+
+
+def _of_results(x: Tensor, ranks: int) -> dict:
+    own, heads = x.chunk(ranks, dim=2), x.shape[1]
+
+    def whole_heads(got: list[Tensor]) -> bool:
+        return all(any(same(h, e) for e in x.unbind(1)) for g in got for h in g.unbind(1))
+
+    return {
+        "whole-result": [x] * ranks,
+        "unchanged": lambda got: same([g.flatten() for g in got], [o.flatten() for o in own]),
+        "tiled": heads < ranks and [x[:, [r % heads]] for r in range(ranks)],
+        "other-heads": whole_heads,
+    }
+
+
+def _sorted(*lists: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for each in lists for tensor in each]).sort().values
+
+
+def _gradients(slopes: list[Tensor], heads: int, weight: Callable = lambda rank: 1) -> list[Tensor]:
+    """What each rank's own part gets, if what comes from rank r counts weight(r) times."""
+    n, _, length, width = slopes[0].shape
+    whole = torch.zeros(n, heads, length, width)
+    for rank, slope in enumerate(slopes):
+        first = rank * heads // len(slopes)
+        whole[:, first : first + slope.shape[1]] += 2 * weight(rank) * slope
+    return list(whole.chunk(len(slopes), dim=2))
+
+
+def _of_gradients(slopes: list[Tensor], heads: int) -> dict:
+    ranks = range(len(slopes))
+    copies = max(len(ranks) // heads, 1)
+    right = _gradients(slopes, heads)
+    weights = [lambda r, c=c: r % copies == c for c in range(copies)] + [lambda r: 1 / copies]
+    return {
+        "cut-from-the-graph": lambda got: any(g is None for g in got),
+        "local-gradient": [
+            _gradients(slopes, heads, lambda r, own=own: r == own)[own] for own in ranks
+        ],
+        "copies-not-summed": lambda got: any(
+            same(got, _gradients(slopes, heads, w)) for w in weights
         ),
-        "gradient-not-exchanged": lambda got: all(
-            g.shape == e.shape for g, e in zip(got, expected, strict=True)
+        "gradient-scaled": lambda got: any(
+            same(got, [g * factor for g in right]) for factor in (len(ranks), 1 / len(ranks))
         ),
     }
-    got = [report.gradient for report in reports]
-    expect(got, expected, each="rank", what="the gradient of x", likely=likely)
 
 
 @swapping.requires("each rank has all tokens of its heads, and gradients come home")
 def each_rank_has_all_tokens_of_its_heads(answer, draw):
-    _check_swap(answer, draw, draw.choice([2, 3]))
+    ranks = draw.choice([2, 3])
+    _check_swap(answer, draw, ranks, ranks * draw.integer(1, 2), draw.integer(2, 3))
 
 
-@swapping.requires("four ranks and one", needs_earlier=True)
-def four_ranks(answer, draw):
-    with only_so_many():
-        for ranks in (4, 1):
-            _check_swap(answer, draw, ranks)
+@swapping.requires(
+    "k and v may have fewer heads than there are ranks",
+    failures={"exception": "few-heads"},
+    needs_earlier=True,
+)
+def k_and_v_may_have_fewer_heads(answer, draw):
+    for ranks, shared in draw.sample([(4, 2), (3, 1)], 2):
+        _check_swap(answer, draw, ranks, shared, ranks // shared * draw.integer(1, 2))
 
 
-def _refusal(rank, answer, x) -> tuple[str, str] | None:
-    """The exception with which an answer refuses x, and its message; None where it does not."""
+@swapping.requires("one rank has it all", needs_earlier=True)
+def one_rank_has_it_all(answer, draw):
+    _check_swap(answer, draw, 1, draw.integer(1, 3), draw.integer(1, 2))
+
+
+def _refusal(rank, answer, q, k) -> tuple[str, str]:
+    """The name of the exception with which an answer refuses heads, and its message."""
     try:
-        answer(x.to(device()))
+        answer(q.to(device()), k.to(device()), k.to(device()))
     except Exception as error:  # noqa: BLE001 - which one it is, is the question
         return type(error).__name__, str(error)
-    return None
+    return "no exception", ""
 
 
-@swapping.requires("heads that do not divide are refused with both numbers", needs_earlier=True)
-def heads_that_do_not_divide_are_refused(answer, draw):
-    ranks = draw.choice([2, 3])
-    heads = ranks * draw.integer(2, 4) + 1
-    expected = f"a ValueError that names {heads} and {ranks}"
-    for refusal in run(_refusal, ranks, answer, draw.tensor(1, heads, 2, 2)):
-        if refusal is None:
-            raise Wrong("no-error", expected=expected, got="no exception")
-        if refusal[0] != "ValueError":
-            raise Wrong("other-error", expected=expected, got=refusal[0])
-        if not {str(heads), str(ranks)} <= set(re.findall(r"\d+", refusal[1])):
-            raise Wrong("error-without-sizes", expected=expected, got=f"ValueError: {refusal[1]}")
+@swapping.requires(
+    "heads that do not fit the ranks are refused with both numbers", needs_earlier=True
+)
+def heads_that_do_not_fit_the_ranks_are_refused(answer, draw):
+    odd = 2 * draw.integer(1, 3) + 1
+    # heads of q, heads of k and v, ranks, and the one that does not fit
+    for of_q, of_k, ranks, wrong in (
+        (odd, 1, 2, odd),
+        (4 * odd, 2 * odd, 4, 2 * odd),
+        (6, 2, 3, 2),
+    ):
+        q, k = draw.tensor(1, of_q, 2, 2), draw.tensor(1, of_k, 2, 2)
+        for kind, message in run(_refusal, ranks, answer, q, k):
+            named = {str(wrong), str(ranks)} <= set(re.findall(r"\d+", message))
+            if kind != "ValueError" or not named:
+                expected = f"a ValueError that names {wrong} heads and {ranks} ranks"
+                raise Wrong("other-error", expected=expected, got=f"{kind}: {message}".rstrip(": "))

@@ -1,6 +1,6 @@
 """What the exercises of chapter 10 share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -8,16 +8,22 @@ import torch
 from torch import Tensor
 
 from course_exercises.authoring import Wrong, same
+from course_exercises.authoring.ranks import SeenCall, Sent, must_have_waited
+from course_utils.comm import private
 
-NOT_EVERY_RANK = (
-    "The ranks wait for each other for ever: some make a call that others never make, or all send before "
-    "anybody receives. Every rank makes the same n - 1 hops, and starts its send and its receive together."
-)
-HANGS = {"timeout": "not-every-rank", "mismatch": "not-every-rank"}
-TWO_RANKS = (
-    "It works on the first number of ranks and not on others: does a fixed number stand where the world size "
-    "belongs, or is there a case that needs more ranks than these?"
-)
+# What goes wrong with the messages of a ring, forward and backward.
+MESSAGES = {
+    "ranks-wait": "Your ranks wait for each other for ever: some make a call that others never make, or all send before "
+    "anybody receives. Every rank makes the same hops, and starts its send and its receive together.",
+    "used-early": "You read or write a tensor into which pages are still on their way. Keep two: use the pages that you "
+    "have, let the next ones come into another tensor, and change over after `wait()`.",
+    "not-beside": "In at least one hop nothing is computed while the pages are under way. Start to pass pages on before "
+    "you use them, and wait for the next ones after that.",
+    "other-number": "Your answer is right on one number of ranks and not on another. Look for a fixed number where the "
+    "world size belongs. With two ranks there is one hop, and a rank that is alone makes none.",
+}
+HANGS = {"timeout": "ranks-wait", "mismatch": "ranks-wait"}
+PRODUCTS = "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"
 
 
 @contextmanager
@@ -26,8 +32,68 @@ def only_so_many() -> Iterator[None]:
     try:
         yield
     except Wrong as wrong:
-        slug = wrong.misconception or "two-ranks"
+        slug = wrong.misconception or "other-number"
         raise Wrong(slug, expected=wrong.expected, got=wrong.got) from None
+
+
+class Meanwhile(private.dispatch_mode.value):
+    """Within the block, notes how many bytes this rank receives while products of matrices are computed, together
+    and beside one at most, and whether anybody reads or writes a tensor before what it receives has come."""
+
+    def __init__(self, sent: Sent) -> None:
+        super().__init__()
+        self.used_early, self.most = False, 0
+        self._sent, self._beside = sent, {}
+
+    @property
+    def bytes(self) -> int:
+        return _bytes(self._beside.values())
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        coming = [call for call in self._sent.open_calls() if call.kind == "recv"]
+        if operator.name() in PRODUCTS or "attention" in operator.name():
+            self._beside |= {id(call): call for call in coming}
+            self.most = max(self.most, _bytes(coming))
+        if coming and not operator.is_view and not operator.name().endswith("_like"):
+            given = private.tree_leaves((args, kwargs))
+            self.used_early |= any(_overlap(t, call) for t in given for call in coming)
+        return private.below.of(operator)(*args, **kwargs)
+
+
+def _bytes(calls: Iterable[SeenCall]) -> int:
+    return sum(tensor.nbytes for call in calls for tensor in call.payload)
+
+
+def _overlap(value: object, call: SeenCall) -> bool:
+    """Whether a value is a tensor with memory that a call fills."""
+    if type(value) is not Tensor or not value.numel():
+        return False
+    start, end = _extent(value)
+    return any(start < e and s < end for s, e in map(_extent, call.payload))
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def must_have_come(reports: list) -> None:
+    """Judges what must be judged before any number: whether messages had come when they were used."""
+    must_have_waited([report.unwaited for report in reports])
+    for rank, report in enumerate(reports):
+        if report.used_early:
+            expected, got = "a wait() before a tensor is used", f"rank {rank} uses one before"
+            raise Wrong("used-early", expected=expected, got=got)
+
+
+def must_run_beside(received: list[int], expected: int) -> None:
+    """`received`: the bytes that came to each rank while it computed."""
+    for got in received:
+        if got < expected:
+            beside = "received while a rank computes"
+            raise Wrong("not-beside", expected=f"{expected} bytes {beside}", got=f"{got} bytes")
 
 
 def partial(
@@ -51,14 +117,7 @@ def zigzag(length: int, ranks: int, rank: int) -> Tensor:
     return torch.cat([chunks[rank], chunks[2 * ranks - 1 - rank]])
 
 
-@dataclass(frozen=True)
-class _Slip:
-    """One thing that a rank gets wrong."""
-
-    mask: str = "tokens"  # or another kind of Ring._mask
-    hops: int | None = None  # fewer than n - 1
-    scale: bool = True
-    stays: str = ""  # "k" or "v", which the rank does not pass on
+Sees = Callable[[int, int], Tensor]  # which queries of a rank see which keys of another
 
 
 @dataclass(frozen=True)
@@ -85,66 +144,50 @@ class Ring:
         """S: the bytes of a rank's keys, as many as of its values."""
         return self.k.numel() * self.k.element_size() // self.ranks
 
-    def outputs(self, slip: _Slip = _Slip()) -> list[Tensor]:
-        return [self._output(rank, slip) for rank in range(self.ranks)]
+    def sees(self, rank: int, sender: int) -> Tensor:
+        return self.places(rank).unsqueeze(1) >= self.places(sender)
 
-    def _output(self, rank: int, slip: _Slip) -> Tensor:
+    def outputs(self, sees: Sees | None = None, **slip) -> list[Tensor]:
+        return [self._output(rank, sees or self.sees, **slip) for rank in range(self.ranks)]
+
+    def _output(
+        self,
+        rank: int,
+        sees: Sees,
+        hops: int | None = None,  # fewer than n - 1
+        again: Tensor | None = None,  # the own pages come once more, under this mask
+        stays: str = "",  # "k" or "v", which the rank does not pass on
+        scale: float = 1.0,
+    ) -> Tensor:
         mine = self.places(rank)
-        hops = self.ranks - 1 if slip.hops is None else slip.hops
-        senders = [(rank - hop) % self.ranks for hop in range(hops + 1)]
-        theirs = torch.cat([self.places(sender) for sender in senders])
-        masks = [self._mask(rank, sender, slip.mask) for sender in senders]
-        q = self.q[:, :, mine] * (1 if slip.scale else self.q.shape[-1] ** 0.5)
-        own = mine.repeat(len(senders))
+        senders = [
+            (rank - hop) % self.ranks for hop in range(self.ranks if hops is None else hops + 1)
+        ]
+        masks = [sees(rank, sender) for sender in senders]
+        if again is not None:
+            senders, masks = [*senders, rank], [*masks, again]
+        theirs, own = (
+            torch.cat([self.places(sender) for sender in senders]),
+            mine.repeat(len(senders)),
+        )
         k, v = (
-            whole[:, :, own if slip.stays == name else theirs]
+            whole[:, :, own if stays == name else theirs]
             for name, whole in (("k", self.k), ("v", self.v))
         )
-        return partial(q, k, v, torch.cat(masks, dim=1))[0]
+        return partial(self.q[:, :, mine] * scale, k, v, torch.cat(masks, dim=1))[0]
 
-    def _mask(self, rank: int, sender: int, kind: str) -> Tensor:
-        """What the queries of `rank` may see of the keys of `sender`, as somebody believes it."""
-        if (
-            kind == "rank 0 after" and sender == 0 < rank
-        ):  # takes its pages for those of a later rank
-            second = torch.arange(self.length // self.ranks) >= self.length // (2 * self.ranks)
-            return second.unsqueeze(1).expand(-1, len(second))
-        if kind == "as blocks":
-            size = self.length // self.ranks
-            mine, theirs = (torch.arange(size) + r * size for r in (rank, sender))
-        elif kind == "other way" and sender != rank:  # takes the pages for those of rank + hop
-            mine, theirs = self.places(rank), self.places((2 * rank - sender) % self.ranks)
-        elif kind == "cases swapped" and sender != rank:
-            second = torch.arange(self.length // self.ranks) >= self.length // (2 * self.ranks)
-            every = torch.ones_like(second)
-            rows, columns = (second, every) if sender < rank else (every, ~second)
-            return rows.unsqueeze(1) & columns
-        else:
-            mine, theirs = self.places(rank), self.places(sender)
-        if kind == "chunks":
-            size = self.length // (2 * self.ranks)
-            mine, theirs = mine // size, theirs // size
-        seen = mine.unsqueeze(1) >= theirs
-        places = torch.arange(len(mine))
-        if kind == "own everywhere":  # each rank's pages as if they were one's own
-            return places.unsqueeze(1) >= places
-        if kind == "triangle in each case" and sender != rank:  # of what was cut out for the hop
-            rows = places - (0 if sender < rank else len(places) // 2)
-            return seen & (rows.unsqueeze(1) >= places)
-        free = {"none": True, "own only": sender != rank, "own free": sender == rank}.get(kind)
-        return torch.ones_like(seen) if free else seen
-
-    def running(self, combine: Callable) -> list[Tensor]:
-        """Outputs where `combine(result, part)` takes the place of the merge, for rows that see a part."""
+    def running(self, combine: Callable, where: Callable[[int, int], bool]) -> list[Tensor]:
+        """Outputs where `combine(result, part)` takes the place of the merge of rank and sender `where` it is so."""
         outs = []
         for rank in range(self.ranks):
             q, result = self.q[:, :, self.places(rank)], None
             for hop in range(self.ranks):
                 sender = (rank - hop) % self.ranks
-                mask, theirs = self._mask(rank, sender, "tokens"), self.places(sender)
+                mask, theirs = self.sees(rank, sender), self.places(sender)
                 part = partial(q, self.k[:, :, theirs], self.v[:, :, theirs], mask)
                 if result is not None:
-                    seen, new = mask.any(dim=1), combine(result, part)
+                    new = combine(result, part) if where(rank, sender) else merged(*result, *part)
+                    seen = mask.any(dim=1)
                     part = (
                         torch.where(seen[:, None], new[0], result[0]),
                         torch.where(seen, new[1], result[1]),
@@ -161,81 +204,49 @@ def ring_task(draw, ranks: int) -> Ring:
     return Ring(ranks, q, k, v, slope / 2)  # the gradients are sums over many queries
 
 
-def wrong_outputs(task: Ring) -> dict[str, object]:
-    ranks = task.ranks
-    return {
-        "own-pages-only": task.outputs(_Slip(hops=0)),
-        "a-hop-missing": ranks > 2 and task.outputs(_Slip(hops=ranks - 2)),
-        "no-mask": task.outputs(_Slip(mask="none")),
-        "own-pages-unmasked": task.outputs(_Slip(mask="own free")),
-        "own-mask-only": task.outputs(_Slip(mask="own only")),
-        "mask-by-chunk": task.outputs(_Slip(mask="chunks")),
-        "mask-as-blocks": task.outputs(_Slip(mask="as blocks")),
-        "triangle-everywhere": lambda got: any(
-            same(got, task.outputs(_Slip(mask=kind)))
-            for kind in ("own everywhere", "triangle in each case")
-        ),
-        "cases-swapped": task.outputs(_Slip(mask="cases swapped")),
-        "rank-0-after": task.outputs(_Slip(mask="rank 0 after")),
-        "other-way-round": task.outputs(_Slip(mask="other way")),
-        "keys-and-values-parted": lambda got: any(
-            same(got, task.outputs(_Slip(stays=name))) for name in "kv"
-        ),
-        "not-scaled": task.outputs(_Slip(scale=False)),
-        "merged-by-mean": task.running(lambda one, other: ((one[0] + other[0]) / 2, other[1])),
-        "added-up": task.running(lambda one, other: (one[0] + other[0], other[1])),
-        "last-pages-only": task.running(lambda one, other: other),
-        "first-logsumexp-only": task.running(
-            lambda one, other: (merged(*one, *other)[0], one[1]),
-        ),
-        "not-a-number": lambda got: any(out.isnan().any() for out in got),
-    }
+def halves(task: Ring) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the tokens of a rank: (t, t) a triangle, and which queries and which keys are in its second chunk."""
+    at = torch.arange(task.length // task.ranks)
+    second, every = at >= len(at) // 2, torch.ones(len(at), len(at), dtype=torch.bool)
+    return every.tril(), every & second[:, None], every & second
 
 
-RING = {
-    "own-pages-only": "Each rank attends to its own tokens only: no pages have come, or they were not used.",
-    "a-hop-missing": "One hop is missing: the pages of the last rank never come by. There are n - 1 hops.",
-    "no-mask": "Queries see all keys, later ones too: the causal mask is missing.",
-    "own-pages-unmasked": "A rank's own pages are seen whole. There it needs a triangle of tokens: a query does not see the "
-    "tokens that come after it.",
-    "own-mask-only": "Your mask holds for the rank's own tokens, and all other pages are seen whole. In a zig-zag "
-    "one of every two chunks of another rank comes later.",
-    "mask-by-chunk": "You mask by chunk: within its own chunk a token sees those that come after it. Use a triangle "
-    "of tokens there.",
-    "mask-as-blocks": "Your mask takes the tokens for those of a cut from front to back. In a zig-zag a rank has "
-    "one chunk from the front and one from the back.",
-    "triangle-everywhere": "The triangle of tokens is laid over the pages of other ranks too. It belongs to the rank's own "
-    "pages: of another's, a query sees a chunk whole or not at all.",
-    "cases-swapped": "The two cases are swapped: from a rank before you both of your chunks see the first chunk of "
-    "its pages; of a rank after you only your second one sees something, and it sees both.",
-    "rank-0-after": "The pages of rank 0 are taken for those of a rank after you. After h hops you have the pages of rank - h, "
-    "which stands before you as long as h <= rank.",
-    "keys-and-values-parted": "Of keys and values only one travels: after a hop a rank weighs the values of one rank by the keys "
-    "of another. Pass both on.",
-    "other-way-round": "You take the pages for those of a rank on the other side: you count hops the wrong way, or pass pages "
-    "the wrong way. Pass them on to rank + 1; after h hops you then have those of rank - h.",
-    "not-scaled": "Scores are divided by the root of the head's width: q.shape[-1] ** 0.5.",
-    "merged-by-mean": "You average partial results. Merge them by their logsumexps, with `merged`.",
-    "added-up": "You add partial results up. Each is a mean of values already: merge them by their logsumexps, with `merged`.",
-    "last-pages-only": "What the last pages gave takes the place of all that was found before. Merge it with that.",
-    "first-logsumexp-only": "Every merge uses the logsumexp of the first pages. A merge returns two things: keep the new "
-    "logsumexp, too.",
-    "not-a-number": "There is NaN in the output. A query that sees none of some pages has a logsumexp of minus "
-    "infinity: begin with your own pages, and leave such pages out.",
-    "not-waited": "A message is used, or left, before anybody has waited for it. Call `wait()` on all that "
-    "`batch_isend_irecv` returns, before you read the pages.",
-    "gathers-all-keys": "A collective brings the keys of all ranks at once. Pass them on, one neighbour to the next: "
-    "no rank ever has more than its own pages and one more set.",
-    "sends-too-much": "More is sent than the keys and values need. Queries and outputs stay, and there are n - 1 "
-    "hops: after the last one nobody needs the pages any more.",
-    "large-scores": "A tensor is larger than the scores of this rank's queries with one set of pages. Merge after each "
-    "hop instead of joining pages.",
-    "computes-masked-pairs": "You compute pairs of chunks that the mask leaves out, and throw them away. In a zig-zag "
-    "two of four pairs remain in each hop: choose the slices, then attend.",
-    "arguments-changed": "q, k or v has changed: the layer before needs it for its own backward.",
-    "two-ranks": TWO_RANKS + " A rank that is alone makes no hop.",
-    "not-every-rank": NOT_EVERY_RANK,
-}
+def wrong_masks(task: Ring) -> list[Sees]:
+    triangle, late_rows, late_columns = halves(task)
+    every, half, sees = triangle | True, len(triangle) // 2, task.sees
+    cut_out = every.tril(-half)  # where the second half of the queries is numbered from 0
+    return [
+        lambda r, s: every,
+        lambda r, s: every if r == s else sees(r, s),
+        lambda r, s: sees(r, s) if r == s else every,
+        lambda r, s: late_rows | ~late_columns if r == s else sees(r, s),  # by chunk
+        lambda r, s: triangle,
+        lambda r, s: sees(r, s) & (triangle if s <= r else cut_out),
+        lambda r, s: triangle & (late_rows == late_columns) if r == s else sees(r, s),
+    ]
+
+
+def wrong_cases(task: Ring) -> list[Sees]:
+    triangle, late_rows, late_columns = halves(task)
+    every, n, sees = triangle | True, task.ranks, task.sees
+
+    def only(before: bool, mask: Tensor) -> Sees:
+        """Of ranks that stand before, or after, only these of the pairs that are seen."""
+        return lambda r, s: sees(r, s) & mask if r != s and (s < r) == before else sees(r, s)
+
+    return [
+        lambda r, s: triangle if r == s else every & (s < r),  # as cut from front to back
+        lambda r, s: triangle if r == s else late_rows if s < r else ~late_columns,  # swapped
+        lambda r, s: late_rows if s == 0 < r else sees(r, s),  # h < rank in place of h <= rank
+        lambda r, s: triangle if r == s else sees(r, (2 * r - s) % n),  # the other way round
+        *(only(before=True, mask=mask) for mask in (late_rows, ~late_rows)),
+        *(only(before=False, mask=mask) for mask in (late_columns, ~late_columns)),
+    ]
+
+
+def any_of(values: Callable[[], Iterator]) -> Callable[[list], bool]:
+    """A sign: whether what came is one of these values, which are made where it is asked."""
+    return lambda got: any(same(got, value) for value in values())
 
 
 def plain(out):

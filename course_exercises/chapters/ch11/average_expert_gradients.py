@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from course_exercises.authoring import Exercise, Wrong, expect, run
-from course_exercises.chapters.ch11.shared import NOT_WAITED, blaming, check_waited, follow_calls
+from course_exercises.authoring import Exercise, Wrong, expect, run, same
+from course_exercises.authoring.ranks import must_have_waited
+from course_exercises.chapters.ch11.shared import blaming, follow_calls
 from course_utils.hardware import device
 
 averaging = Exercise(
@@ -34,38 +35,22 @@ averaging = Exercise(
             "call."
         ),
     ],
+    things="gradients",
     misconceptions={
-        "mean-over-copies": "The experts' gradients are too large: the sum over the copies was divided by their "
-        "number. The tokens of all ranks are in it, so it is divided by the number of all ranks.",
-        "divided-by-the-group": "The experts' gradients are divided by the size of the experts' group. Divide by the "
-        "number of all ranks: each gradient is a mean of all ranks' means.",
-        "not-divided": "Sums and no means: the gradients are not divided by the number of ranks.",
-        "experts-over-everybody": "The experts' gradients are added up over all ranks. The ranks of an experts' "
-        "group have *different* experts under other names: only the copies, the ranks of `data`, have the same. (`experts` may be the "
-        "first part of a name, with no dot before it.)",
-        "experts-over-their-group": "The experts' gradients are added up over the group of their own dimension. Its "
-        "ranks have different experts; the copies are in the group of `data`.",
-        "experts-left-alone": "The experts' gradients have not been added up over their copies: these drift apart.",
-        "others-over-data": "What is no expert is added up over `data` only. Every rank has tokens of its own, also in "
-        "an experts' group.",
-        "others-over-experts": "What is no expert is added up over the experts' group only. Every rank has tokens of its own, "
-        "also the other copies of the group.",
-        "divided-twice": "The experts' gradients are divided by the experts' group once more. One division by the number of all "
-        "ranks makes the mean.",
-        "not-a-sum": "The gradients of the ranks are not added up: the operation of the call is another one. A mean begins with "
-        "a sum.",
-        "as-before": "The gradients are as they were. Work on `.grad` itself, or put the result there.",
-        "experts-only": "Only the experts' gradients are averaged; the rest belongs to it.",
-        "by-name": "A parameter is taken for an expert's that is none, or the other way round: `experts` has to be one "
-        "of the parts of its name, between the dots.",
-        "first-dimension": "It works for a mesh whose first dimension is `data`, and not in another order: ask for the "
-        "groups by name.",
-        "skips-missing": "A rank whose parameter has no gradient skips a call in which the others wait. Zeros stand in "
-        "for it.",
-        "missing-stays": "A trainable parameter without a gradient counts as zero: its `.grad` has to be there "
-        "afterwards, with what the other ranks found.",
-        "frozen": "A frozen parameter takes part: it has no gradient and gets none.",
-        "not-waited": NOT_WAITED,
+        "other-divisor": "Your experts' gradients, or all of them, are divided by another number than that of all ranks, or not at "
+        "all. Each is a mean of all ranks' means: also an expert's gradient has the tokens of all ranks in it, however few "
+        "copies it was added up over.",
+        "experts-over-others": "You do not add up the experts' gradients over their copies. The same expert is on the ranks of "
+        "`data`; those of an experts' group have *different* experts under other names. (`experts` may be the first part of a "
+        "name, with no dot before it.)",
+        "others-over-a-part": "You do not add up the gradients of what is no expert over all ranks. Every rank has tokens of its "
+        "own, also in an experts' group and in another copy of it.",
+        "by-name": "You take a parameter for an expert's that is none. `experts` has to be one of the parts of its name, "
+        "between the dots, and not of a longer word.",
+        "first-dimension": "Your function works for a mesh whose first dimension is `data`, and not in another order: ask for "
+        "the groups by name.",
+        "missing": "You leave out a trainable parameter that has no gradient. It counts as zero: put zeros there and take part in "
+        "the call, in which the others wait. Afterwards its `.grad` is what the other ranks found.",
     },
 )
 
@@ -104,6 +89,13 @@ class _Grid:
             return divmod(rank, self.sizes[1])
         expert, data = divmod(rank, self.sizes[0])
         return data, expert
+
+    def everybody(self, rank: int) -> list[int]:
+        return list(range(self.ranks))
+
+    def copies(self, rank: int) -> list[int]:
+        """The ranks with the same experts."""
+        return self.group(rank, 0)
 
     def group(self, rank: int, dimension: int) -> list[int]:
         """The ranks that differ from `rank` in this dimension at most."""
@@ -158,92 +150,75 @@ def _averaged(rank, answer, grid: _Grid):
 
 def _check_averages(answer, grid: _Grid) -> None:
     reports = run(_averaged, grid.ranks, answer, grid)
-    check_waited([unwaited for _, unwaited in reports])
+    must_have_waited([unwaited for _, unwaited in reports])
     got = [gradients for gradients, _ in reports]
     for rank, gradients in enumerate(got):
         for name, value in gradients.items():
             if name in grid.frozen and value is not None:
-                raise Wrong("frozen", expected=f"no gradient of {name}", got="one")
+                raise Wrong("zeros-for-none", expected=f"no gradient of {name}", got="one")
             if name not in grid.frozen and value is None:
                 where = f"rank {rank}, {name}"
-                raise Wrong("missing-stays", expected="a gradient", got=f"None ({where})")
-    everybody = list(range(grid.ranks))
+                raise Wrong("missing", expected="a gradient", got=f"None ({where})")
+    right = _held(grid, (grid.copies, grid.ranks), (grid.everybody, grid.ranks))
+    expect(got, right, each="rank", likely=_mistakes(grid))
 
-    def held(
-        expert, other, is_expert=lambda name: name.startswith("experts."), how=torch.sum
-    ) -> list[dict]:
-        """All ranks' gradients, by two functions that give (ranks to add up, divisor)."""
-        found = []
-        for rank in everybody:
-            own = {}
-            for name in grid.gradients[rank]:
-                over, divisor = (expert if is_expert(name) else other)(rank)
-                total = grid.summed(rank, name, over, how)
-                own[name] = None if total is None else total / divisor
-            found.append(own)
-        return found
 
-    def copies(rank: int) -> list[int]:
-        return grid.group(rank, 0)
+Sum = tuple[Callable[[int], list[int]], int]  # over which ranks, divided by what
 
-    def neighbours(rank: int) -> list[int]:
+
+def _is_expert(name: str) -> bool:
+    return name.startswith("experts.")
+
+
+def _held(grid: _Grid, expert: Sum, other: Sum, is_expert=_is_expert, how=torch.sum) -> list[dict]:
+    """All ranks' gradients after these sums."""
+
+    def of(rank: int, name: str) -> Tensor | None:
+        over, divisor = expert if is_expert(name) else other
+        total = grid.summed(rank, name, over(rank), how)
+        return None if total is None else total / divisor
+
+    return [{name: of(r, name) for name in own} for r, own in enumerate(grid.gradients)]
+
+
+def _mistakes(grid: _Grid) -> dict:
+    n, copies, everybody, (data, experts) = grid.ranks, grid.copies, grid.everybody, grid.sizes
+    numbers = {1, data, experts, n}
+
+    def group(rank: int) -> list[int]:
         return grid.group(rank, 1)
 
-    n, (data, experts) = grid.ranks, grid.sizes
+    def alone(rank: int) -> list[int]:
+        return [rank]
 
-    def mean(rank: int) -> tuple[list[int], int]:
-        return everybody, n
+    def one_of(*sums: tuple[Sum, Sum], **how) -> Callable[[list], bool]:
+        return lambda got: any(same(got, _held(grid, *each, **how)) for each in sums)
 
-    def alone(divisor: int) -> Callable:
-        return lambda rank: ([rank], divisor)
-
-    right = held(lambda r: (copies(r), n), mean)
-    likely = {
-        "mean-over-copies": held(lambda r: (copies(r), data), mean),
-        "divided-by-the-group": held(lambda r: (copies(r), experts), mean),
-        "not-divided": lambda got: any(
-            _alike(got, each)
-            for each in (
-                held(lambda r: (copies(r), 1), lambda r: (everybody, 1)),
-                held(lambda r: (copies(r), 1), mean),
+    mean = everybody, n
+    return {
+        "unchanged": one_of(((alone, 1), (alone, 1))),
+        "other-divisor": one_of(
+            *(((copies, d), mean) for d in (1, data, experts, n * experts)),
+            ((copies, 1), (everybody, 1)),
+        ),
+        "experts-over-others": one_of(
+            *(((over, d), mean) for over in (everybody, group, alone) for d in numbers)
+        ),
+        "others-over-a-part": one_of(
+            *(
+                ((copies, d), (over, e))
+                for over in (copies, group, alone)
+                for d in numbers
+                for e in numbers
             )
         ),
-        "experts-over-everybody": held(mean, mean),
-        "experts-over-their-group": lambda got: any(
-            _alike(got, held(lambda r, d=d: (neighbours(r), d), mean)) for d in (1, experts, n)
-        ),
-        "experts-left-alone": lambda got: any(
-            _alike(got, held(alone(d), mean)) for d in (1, data, experts, n)
-        ),
-        "others-over-data": lambda got: any(
-            _alike(got, held(lambda r, d=d: (copies(r), d), lambda r, e=e: (copies(r), e)))
-            for d in (data, n)
-            for e in (data, n)
-        ),
-        "others-over-experts": lambda got: any(
-            _alike(got, held(lambda r: (copies(r), n), lambda r, d=d: (neighbours(r), d)))
-            for d in (experts, n)
-        ),
-        "divided-twice": held(lambda r: (copies(r), n * experts), mean),
-        "not-a-sum": lambda got: any(
-            _alike(got, held(lambda r, d=d: (copies(r), d), lambda r, d=d: (everybody, d), how=how))
-            for d in (1, n)
+        "another-reduction": lambda got: any(
+            one_of(((copies, d), (everybody, d)), how=how)(got)
             for how in (torch.amax, torch.amin)
+            for d in (1, n)
         ),
-        "as-before": held(alone(1), alone(1)),
-        "experts-only": held(lambda r: (copies(r), n), alone(1)),
-        "by-name": held(lambda r: (copies(r), n), mean, is_expert=lambda name: "experts" in name),
+        "by-name": one_of(((copies, n), mean), is_expert=lambda name: "experts" in name),
     }
-    expect(got, right, each="rank", likely=likely)
-
-
-def _alike(got: list[dict], expected: list[dict]) -> bool:
-    return all(
-        torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-5)
-        for a, b in zip(got, expected, strict=True)
-        for name in b
-        if b[name] is not None
-    )
 
 
 @averaging.requires(
@@ -261,7 +236,7 @@ def one_copy_and_one_expert_rank(answer, draw):
 
 @averaging.requires(
     "a mesh in another order",
-    failures={name: "first-dimension" for name in ("exception", "mismatch", "timeout")},
+    failures=dict.fromkeys(("exception", "mismatch", "timeout"), "first-dimension"),
     needs_earlier=True,
 )
 def a_mesh_in_another_order(answer, draw):
@@ -271,14 +246,16 @@ def a_mesh_in_another_order(answer, draw):
 
 @averaging.requires(
     "an expert that nobody chose has no gradient",
-    failures={name: "skips-missing" for name in ("timeout", "mismatch", "exception")},
+    failures=dict.fromkeys(("timeout", "mismatch", "exception"), "missing"),
     needs_earlier=True,
 )
 def an_expert_that_nobody_chose_has_no_gradient(answer, draw):
     _check_averages(answer, _grid(draw, (2, draw.choice([1, 2])), missing=True))
 
 
-@averaging.requires("a frozen parameter", failures={"exception": "frozen"}, needs_earlier=True)
+@averaging.requires(
+    "a frozen parameter", failures={"exception": "none-gradient"}, needs_earlier=True
+)
 def a_frozen_parameter(answer, draw):
     frozen = (draw.choice(["norm.weight", "norm.bias", "experts_router.weight"]),)
     _check_averages(answer, _grid(draw, (1, 2), frozen=frozen))

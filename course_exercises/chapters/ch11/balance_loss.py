@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from course_exercises.authoring import Exercise, OwnPart, expect, expect_type, run
+from course_exercises.authoring import Exercise, OwnPart, expect, expect_from_each, run, same
+from course_exercises.authoring.ranks import must_have_waited
 from course_exercises.chapters.ch11.shared import (
-    NOT_WAITED,
     blaming,
     check_numbers_sent,
-    check_waited,
     follow_calls,
     numbers_sent,
 )
@@ -40,31 +39,26 @@ balancing = Exercise(
             "f comes from an all-reduced `bincount`, and the number of all tokens is the sum of that, divided by k."
         ),
     ],
+    things="parts",
     misconceptions={
-        "own-shares": "The shares f are those of your own tokens. A product of means is not the mean of the ranks' "
+        "own-shares": "Your shares f are those of a rank's own tokens. A product of means is not the mean of the ranks' "
         "products: f has to be that of the whole batch.",
-        "whole-on-each-rank": "Every rank returns the loss of the whole batch. Added up, it counts as many times as "
-        "there are ranks; asked is what this rank's tokens contribute.",
-        "own-mean": "You divide by your own tokens. The mean probability runs over the tokens of all ranks, so each "
-        "rank divides by their number.",
-        "without-e": "The factor E is missing: spread evenly, the loss is 1 for any number of experts.",
-        "k-times": "The shares f add up to k and not to 1: divide by the number of pieces, T k over all ranks.",
-        "divided-by-pieces": "Divided by the number of pieces. p is a mean over the tokens: of these there are T, and not T k.",
-        "softmax-over-tokens": "The softmax runs over the tokens. The probabilities of one token, over the experts, add up to 1.",
-        "soft-shares": "Both factors are mean probabilities. f counts: it is the share of the pieces that *chose* an expert.",
-        "softmax-over-chosen": "The softmax runs over the chosen logits only, as for the weights of `route`. p is a mean of the "
-        "probabilities among all E experts.",
-        "first-choices": "You count first choices only. f is the share of all pieces, with every choice of a token.",
-        "not-a-scalar": "Asked is a scalar, without dimensions: the sum over the experts.",
-        "divided-by-ranks": "Divided by the number of ranks once more. Parts add up; nothing is averaged.",
-        "logits": "The second factor is a mean of *probabilities*: the softmax over the experts is missing.",
-        "no-gradient": "The result has no gradient. The probabilities have to stay in the graph.",
+        "whole-on-each-rank": "You return the loss of the whole batch on every rank. Added up, it counts as many times as "
+        "there are ranks: return what this rank's tokens contribute.",
+        "other-f": "Your f is another one. It counts: f_e is the share of all pieces that *chose* expert e, with every choice "
+        "of a token. It is no mean of probabilities.",
+        "other-p": "Your p is another one. It is a mean of probabilities: the softmax of each token's logits over all E experts, "
+        "also those that it did not choose.",
+        "other-factor": "Your parts are off by a factor. They are E times the sum over e of f_e, which add up to 1, times the "
+        "probabilities of e of this rank's tokens, divided by the number of the tokens of all ranks: not of its own, "
+        "not of pieces, and not by the number of ranks again.",
+        "not-a-scalar": "Return a scalar, without dimensions: the sum over the experts.",
         "other-gradient": "The value is right and its gradient is not: each token's gradient comes from its own "
         "probabilities, once.",
         "too-many-numbers": "You hand over more than E + 1 numbers. What the others need are counts.",
-        "empty-rank": "It fails where a rank has no tokens. Its counts are zeros, and it contributes 0.",
-        "unequal": "It works as long as all ranks have as many tokens, and not otherwise.",
-        "not-waited": NOT_WAITED,
+        "empty-rank": "Your function fails where a rank has no tokens. Its counts are zeros, and it contributes 0.",
+        "unequal": "Your parts are right where all ranks have equally many tokens, and wrong where they do not. f and the number "
+        "of tokens are those of the whole batch: add counts up, and no shares.",
     },
 )
 
@@ -88,11 +82,10 @@ class _Batch:
     logits: list[Tensor]
     choices: list[Tensor]
 
-    def shares(self, rank: int | None = None, per: str = "pieces") -> Tensor:
+    def shares(self, rank: int | None = None) -> Tensor:
         """f of one rank, or of all."""
         choices = torch.cat(self.choices) if rank is None else self.choices[rank]
-        counts = choices.flatten().bincount(minlength=self.logits[0].shape[1])
-        return counts / (choices.numel() if per == "pieces" else len(choices))
+        return choices.flatten().bincount(minlength=self.logits[0].shape[1]) / choices.numel()
 
     def part(
         self,
@@ -106,9 +99,6 @@ class _Batch:
         tokens = divisor or sum(map(len, self.logits))
         return len(f) * (f * sums).sum() / tokens
 
-    def all_parts(self, **how) -> list[Tensor]:
-        return [self.part(rank, self.shares(), **how) for rank in range(len(self.logits))]
-
 
 def _batch(draw, sizes: list[int]) -> _Batch:
     experts, k = draw.integer(4, 6), 5 - len(sizes)  # unlike the ranks, so that factors tell apart
@@ -120,45 +110,11 @@ def _batch(draw, sizes: list[int]) -> _Batch:
 def _check_balance(answer, batch: _Batch) -> None:
     ranks, experts = len(batch.logits), batch.logits[0].shape[1]
     reports = run(_balanced, ranks, answer, OwnPart(batch.logits), OwnPart(batch.choices))
-    check_waited([unwaited for _, _, unwaited, _ in reports])
+    must_have_waited([unwaited for _, _, unwaited, _ in reports])
     got = [value for value, *_ in reports]
-    for value in got:
-        expect_type(value, Tensor)
-    right = batch.all_parts()
-    own = [batch.part(r, batch.shares(r)) for r in range(ranks) if len(batch.logits[r])]
-    alone = [
-        batch.part(r, batch.shares(r), len(batch.logits[r]))
-        for r in range(ranks)
-        if len(batch.logits[r])
-    ]
-    likely = {
-        "whole-on-each-rank": [sum(right)] * ranks,
-        "own-mean": lambda got: _near(
-            got, [batch.part(r, batch.shares(), len(batch.logits[r])) for r in range(ranks)]
-        ),
-        "own-shares": lambda got: (
-            _near(got, own)
-            or _near(got, alone)
-            or _near(got, [each / ranks for each in alone])
-            or _near(got, [sum(alone) / ranks] * ranks)
-        ),
-        "without-e": [each / experts for each in right],
-        "k-times": [batch.part(r, batch.shares(per="tokens")) for r in range(ranks)],
-        "divided-by-ranks": [each / ranks for each in right],
-        "divided-by-pieces": [each / batch.choices[0].shape[1] for each in right],
-        "logits": batch.all_parts(probabilities=lambda logits: logits),
-        "softmax-over-tokens": batch.all_parts(probabilities=lambda logits: logits.softmax(0)),
-        "softmax-over-chosen": batch.all_parts(probabilities=_among_the_chosen(batch)),
-        "soft-shares": [
-            batch.part(r, torch.cat(batch.logits).softmax(1).mean(0)) for r in range(ranks)
-        ],
-        "first-choices": [
-            batch.part(r, one_hot(torch.cat(batch.choices)[:, 0], experts).float().mean(0))
-            for r in range(ranks)
-        ],
-        "not-a-scalar": lambda got: any(value.ndim > 0 for value in got),
-    }
-    expect(got, right, each="rank", likely=likely)
+    expect_from_each(got)
+    right = [batch.part(r, batch.shares()) for r in range(ranks)]
+    expect(got, right, each="rank", likely=_mistakes(batch, right))
     gradients = [gradient for _, gradient, *_ in reports]
     expect(
         gradients,
@@ -166,28 +122,65 @@ def _check_balance(answer, batch: _Batch) -> None:
         each="rank",
         what="the gradient",
         likely={
-            "no-gradient": lambda got: any(each is None for each in got),
+            "cut-from-the-graph": lambda got: any(each is None for each in got),
             "other-gradient": True,
         },
     )
     check_numbers_sent([numbers for *_, numbers in reports], at_most=experts + 1)
 
 
-def _among_the_chosen(batch: _Batch) -> Callable[[Tensor], Tensor]:
+def _mistakes(batch: _Batch, right: list[Tensor]) -> dict:
+    ranks, experts = len(right), batch.logits[0].shape[1]
+    everyone = range(ranks)
+    choices = torch.cat(batch.choices)
+
+    def with_f(f: Tensor) -> list[Tensor]:
+        return [batch.part(r, f) for r in everyone]
+
+    def with_p(probabilities: Callable) -> list[Tensor]:
+        return [batch.part(r, batch.shares(), probabilities=probabilities) for r in everyone]
+
+    def own_shares(got: list) -> bool:
+        own = [batch.part(r, batch.shares(r)) for r in everyone]
+        alone = [batch.part(r, batch.shares(r), len(batch.logits[r])) for r in everyone]
+        means = [each / ranks for each in alone]
+        return any(same(got, each) for each in (own, alone, means, [sum(means)] * ranks))
+
+    def off_by_a_factor(got: list) -> bool:
+        own_means = [batch.part(r, batch.shares(), len(batch.logits[r])) for r in everyone]
+        return same(got, own_means) or same(got, [each * (got[0] / right[0]) for each in right])
+
+    return {
+        "not-a-scalar": lambda got: any(value.ndim > 0 for value in got),
+        "whole-on-each-rank": [sum(right)] * ranks,
+        "own-shares": own_shares,
+        "other-factor": off_by_a_factor,
+        "other-f": lambda got: any(
+            same(got, with_f(f))
+            for f in (
+                torch.cat(batch.logits).softmax(1).mean(0),
+                one_hot(choices[:, 0], experts).float().mean(0),
+            )
+        ),
+        "other-p": lambda got: any(
+            same(got, with_p(probabilities))
+            for probabilities in (
+                lambda logits: logits,
+                lambda logits: logits.softmax(0),
+                _among_the_chosen(choices.shape[1]),
+            )
+        ),
+    }
+
+
+def _among_the_chosen(k: int) -> Callable[[Tensor], Tensor]:
     """A softmax in which the other experts count for nothing."""
-    k = batch.choices[0].shape[1]
 
     def probabilities(logits: Tensor) -> Tensor:
         best = logits.topk(k)
         return torch.zeros_like(logits).scatter(1, best.indices, best.values.softmax(1))
 
     return probabilities
-
-
-def _near(got: list, expected: list[Tensor]) -> bool:
-    return all(
-        torch.isclose(a.float(), b.float(), rtol=1e-4) for a, b in zip(got, expected, strict=True)
-    )
 
 
 def _gradient(batch: _Batch, rank: int) -> Tensor:
@@ -204,7 +197,7 @@ def the_parts_of_two_or_three_ranks(answer, draw):
 
 @balancing.requires(
     "ranks with different numbers of tokens",
-    failures={name: "unequal" for name in ("mismatch", "signal", "exception")},
+    failures=dict.fromkeys(("mismatch", "signal", "exception"), "unequal"),
     needs_earlier=True,
 )
 def ranks_with_different_numbers_of_tokens(answer, draw):
@@ -214,7 +207,7 @@ def ranks_with_different_numbers_of_tokens(answer, draw):
 
 @balancing.requires(
     "a rank without tokens",
-    failures={name: "empty-rank" for name in ("timeout", "mismatch", "exception")},
+    failures=dict.fromkeys(("timeout", "mismatch", "exception"), "empty-rank"),
     needs_earlier=True,
 )
 def a_rank_without_tokens(answer, draw):

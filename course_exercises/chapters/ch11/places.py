@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from course_exercises.authoring import Exercise, OwnPart, expect, run
+from course_exercises.authoring import Exercise, OwnPart, expect, expect_from_each, run, same
+from course_exercises.authoring.ranks import must_have_waited
 from course_exercises.chapters.ch11.shared import (
-    NOT_WAITED,
     check_numbers_sent,
-    check_waited,
     follow_calls,
     numbers_sent,
 )
@@ -45,77 +44,49 @@ queueing = Exercise(
             "running sum down a column, without the piece itself, gives the rest."
         ),
     ],
+    things="places",
     misconceptions={
         "own-queue": "You count your own pieces only. The queue is that of all ranks: the pieces of earlier "
         "ranks stand before yours.",
-        "local-capacity": "The places are right, and what is dropped is decided by the place among the rank's "
-        "own pieces. Compare the place in the whole queue with the capacity.",
-        "shared-capacity": "You give each rank a share of the capacity. The queue is one for all ranks: a piece is dropped "
-        "by its place in it.",
-        "along-the-experts": "The running count goes along the experts. Count down the pieces: `cumsum(0)`.",
-        "other-shape": "The right places in another shape. Asked is one for each piece, (T, k) as `choices`.",
-        "not-minus-one": "A piece that finds no place has -1, and nothing else: no other number tells that it was dropped.",
-        "inclusive": "Your own pieces are counted twice: only ranks *before* yours stand before you.",
-        "later-ranks": "The pieces of later ranks stand before yours. It is the other way round.",
-        "all-experts": "You count the pieces of earlier ranks for all experts together. Each expert has a queue "
-        "of its own.",
-        "one-queue": "You number the pieces of all experts in one queue. Each expert has its own.",
+        "other-pieces": "You count other pieces. Before a piece stand those for the same expert only: all of the ranks "
+        "*before* its own, and of its own rank, once, those in front of it. Later ranks do not count.",
+        "other-order": "Your pieces stand in the queues in another order. They stand by rank and, within a rank, token by token "
+        "with all its choices, the first in front: not all first choices before the second ones. Count down the pieces, "
+        "not along the experts.",
         "from-one": "Places count from 0.",
-        "one-too-many": "An expert takes one piece too many. With places from 0, capacity c has the places 0 to "
-        "c - 1.",
-        "not-dropped": "A piece that finds no place has -1.",
-        "first-choices-first": "All first choices stand before all second ones. Here the tokens stand in their "
-        "order, with all their choices.",
-        "backwards": "Within a rank the tokens stand in their order, the first in front.",
-        "one-capacity": "`capacity` has an entry for each expert, and they differ.",
-        "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only "
-        "your counts.",
-        "empty-rank": "A rank without tokens does not take part. Its counts are zeros, and the others wait for "
-        "them.",
-        "not-waited": NOT_WAITED,
+        "other-limit": "You drop by another limit. Expert e takes the places 0 to capacity[e] - 1 of its one queue of all ranks; "
+        "a piece is dropped by its place in that queue.",
+        "not-minus-one": "A piece that finds no place has -1, and nothing else: no other number tells that it was dropped.",
+        "other-shape": "Your places have another shape. There is one for each piece, (T, k) as `choices` has it.",
+        "too-many-numbers": "You hand over more than one number for each expert. The other ranks need only your counts.",
+        "empty-rank": "Your function fails where a rank has no tokens. It takes part in every call, and its counts are zeros: "
+        "the others wait for them.",
     },
+    failures={"timeout": "not-every-rank", "mismatch": "not-every-rank"},
 )
 
 
 def _queue(
     parts: list[Tensor],
-    capacity: Tensor,
-    starts: Callable[[Tensor, int], Tensor] | None = None,
+    experts: int,
+    starts: Callable[[Tensor, int], Tensor] = lambda counts, rank: counts[:rank].sum(0),
     order: Callable[[Tensor], Tensor] = lambda marks: marks.cumsum(0) - marks,
-    limit: int = 0,
-    by_own: bool = False,
-    share: int = 1,
 ) -> list[Tensor]:
-    """The places on all ranks. `starts(counts, rank)` tells how many stand before a rank's first pieces,
-    `order` how its own marks (T k, E) count up; both as they should, where they are not given."""
-    marks = [one_hot(part.flatten(), len(capacity)) for part in parts]
+    """The places on all ranks, with room for all. `starts(counts, rank)` tells how many stand before a rank's
+    first pieces, `order` how its own marks (T k, E) count up."""
+    marks = [one_hot(part.flatten(), experts) for part in parts]
     counts = torch.stack([each.sum(0) for each in marks])
-    starts = starts or (lambda counts, rank: counts[:rank].sum(0))
     found = []
     for rank, part in enumerate(parts):
-        chosen = part.flatten()[:, None]
-        own = order(marks[rank]).gather(1, chosen).flatten()
-        place = own + starts(counts, rank).expand(len(capacity))[chosen.flatten()]
-        judged = own if by_own else place
-        place = place.where(judged < (capacity // share + limit)[chosen.flatten()], -1)
-        found.append(place.view_as(part))
+        place = order(marks[rank]) + starts(counts, rank)
+        found.append(place.gather(1, part.flatten()[:, None]).view_as(part))
     return found
 
 
-def _first_choices_of(marks: Tensor, k: int) -> Tensor:
-    """How a rank's marks (T k, E) count up, where its own first choices stand before its second ones."""
-    by_choice = marks.view(-1, k, marks.shape[1]).transpose(0, 1).flatten(0, 1)
-    ahead = by_choice.cumsum(0) - by_choice
-    return ahead.view(k, -1, marks.shape[1]).transpose(0, 1).flatten(0, 1)
-
-
-def _first_choices_first(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
-    """All first choices of all ranks, then all second ones."""
-    k = parts[0].shape[1]
-    columns = [part[:, [j]] for j in range(k) for part in parts]
-    placed = _queue(columns, capacity)
-    ranks = len(parts)
-    return [torch.cat(placed[rank::ranks], dim=1) for rank in range(ranks)]
+def _dropped(places: list[Tensor], parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
+    """The places, -1 where they are behind the end."""
+    pairs = zip(places, parts, strict=True)
+    return [place.where(place < capacity[part], -1) for place, part in pairs]
 
 
 def _placed(rank, answer, choices: Tensor, capacity: Tensor):
@@ -128,69 +99,57 @@ def _placed(rank, answer, choices: Tensor, capacity: Tensor):
 def _check_places(answer, parts: list[Tensor], capacity: Tensor) -> None:
     reports = run(_placed, len(parts), answer, OwnPart(parts), capacity)
     got = [places for places, *_ in reports]
-    check_waited([unwaited for _, unwaited, _ in reports])
-    right, ranks = _queue(parts, capacity), len(parts)
-    wide = torch.full_like(capacity, 10_000)
-
-    def shifted(by: int) -> list[Tensor]:
-        return [place.where(place < 0, place + by) for place in _queue(parts, capacity)]
-
-    def none_before(counts: Tensor, rank: int) -> Tensor:
-        return torch.zeros_like(counts[0])
-
-    def kept_before(counts: Tensor, rank: int) -> Tensor:
-        return counts[:rank].minimum(capacity // ranks).sum(0)
-
-    likely = {
-        "own-queue": _queue(parts, capacity, starts=none_before),
-        "inclusive": _queue(parts, capacity, starts=lambda c, rank: c[: rank + 1].sum(0)),
-        "later-ranks": _queue(parts, capacity, starts=lambda c, rank: c[rank + 1 :].sum(0)),
-        "all-experts": _queue(parts, capacity, starts=lambda c, rank: c[:rank].sum()),
-        "one-queue": _in_one_queue(parts, capacity),
-        "from-one": shifted(1),
-        "one-too-many": _queue(parts, capacity, limit=1),
-        "not-dropped": _queue(parts, wide),
-        "local-capacity": _queue(parts, capacity, by_own=True),
-        "shared-capacity": lambda got: any(
-            _equal_lists(got, each)
-            for each in (
-                _queue(parts, capacity, share=ranks, by_own=True),
-                _queue(parts, capacity, starts=kept_before),
-            )
-        ),
-        "first-choices-first": lambda got: any(
-            _equal_lists(got, each)
-            for each in (
-                _first_choices_first(parts, capacity),
-                _queue(parts, capacity, order=lambda m: _first_choices_of(m, parts[0].shape[1])),
-            )
-        ),
-        "along-the-experts": _queue(parts, capacity, order=lambda m: m.cumsum(1) - m),
-        "backwards": _queue(parts, capacity, order=lambda m: m.flip(0).cumsum(0).flip(0) - m),
-        "one-capacity": lambda got: any(
-            _equal_lists(got, _queue(parts, capacity[[e]].expand_as(capacity)))
-            for e in range(len(capacity))
-        ),
-        "other-shape": lambda got: _equal_lists([g.view_as(r) for g, r in zip(got, right)], right),
-        "not-minus-one": lambda got: all(
-            bool(((g == r) | ((r < 0) & (g >= 0))).all()) for g, r in zip(got, right, strict=True)
-        ),
-    }
-    expect(got, right, each="rank", likely=likely)
+    must_have_waited([unwaited for _, unwaited, _ in reports])
+    expect_from_each(got)
+    whole = _queue(parts, len(capacity))
+    right = _dropped(whole, parts, capacity)
+    expect(got, right, each="rank", likely=_mistakes(parts, capacity, whole, right))
     check_numbers_sent([numbers for *_, numbers in reports], at_most=len(capacity))
 
 
-def _equal_lists(got: list, expected: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+def _mistakes(
+    parts: list[Tensor], capacity: Tensor, whole: list[Tensor], right: list[Tensor]
+) -> dict:
+    def queued(**how) -> list[Tensor]:
+        return _dropped(_queue(parts, len(capacity), **how), parts, capacity)
 
-
-def _in_one_queue(parts: list[Tensor], capacity: Tensor) -> list[Tensor]:
-    numbers = torch.arange(sum(part.numel() for part in parts))
-    split = numbers.split([part.numel() for part in parts])
-    return [
-        place.view_as(part).where(place.view_as(part) < capacity[part], -1)
-        for place, part in zip(split, parts, strict=True)
+    others = [
+        queued(starts=lambda counts, rank: counts[: rank + 1].sum(0)),
+        queued(starts=lambda counts, rank: counts[rank + 1 :].sum(0)),
+        queued(starts=lambda counts, rank: counts.sum(0) - counts[rank]),
+        queued(starts=lambda counts, rank: counts[:rank].sum()),
+        _dropped(_numbered(parts), parts, capacity),
     ]
+    return {
+        "other-shape": lambda got: [g.shape for g in got] != [part.shape for part in parts],
+        "own-queue": queued(starts=lambda counts, rank: 0 * counts[0]),
+        "other-pieces": lambda got: any(same(got, other) for other in others),
+        "from-one": [place.where(place < 0, place + 1) for place in right],
+        "other-limit": lambda got: all(
+            ((g == w) | (g == -1)).all() for g, w in zip(got, whole, strict=True)
+        ),
+        "other-order": lambda got: (
+            _by_expert(got, parts) == _by_expert(right, parts)
+            or same(got, queued(order=lambda marks: marks.cumsum(1) - marks))
+        ),
+        "not-minus-one": lambda got: all(
+            ((g == r) | ((r < 0) & (g >= 0))).all() for g, r in zip(got, right, strict=True)
+        ),
+    }
+
+
+def _numbered(parts: list[Tensor]) -> list[Tensor]:
+    """All pieces of all ranks in one queue."""
+    sizes = [part.numel() for part in parts]
+    numbers = torch.arange(sum(sizes)).split(sizes)
+    return [number.view_as(part) for number, part in zip(numbers, parts, strict=True)]
+
+
+def _by_expert(places: list[Tensor], parts: list[Tensor]) -> list[tuple[int, int]]:
+    """Which places are taken in the queue of each expert."""
+    pairs = zip(places, parts, strict=True)
+    taken = [(e, p) for place, part in pairs for e, p in zip(part.flatten(), place.flatten())]
+    return sorted((int(e), int(p)) for e, p in taken)
 
 
 @queueing.requires("two ranks, with room for all")
@@ -216,7 +175,7 @@ def ranks_with_different_numbers_of_tokens(answer, draw):
 
 @queueing.requires(
     "a rank without tokens",
-    failures={name: "empty-rank" for name in ("timeout", "mismatch", "exception")},
+    failures=dict.fromkeys(("timeout", "mismatch", "exception"), "empty-rank"),
     needs_earlier=True,
 )
 def a_rank_without_tokens(answer, draw):

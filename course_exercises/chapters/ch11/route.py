@@ -10,89 +10,80 @@ routing = Exercise(
     "11.1",
     "route",
     points=1,
-    minutes=8,
+    minutes=10,
     kind="first",
-    parameters=("logits", "k"),
+    parameters=("logits", "bias", "k"),
     hints=[
-        "Which method of a tensor returns its largest values together with their places?",
-        "You need no mask and no softmax over all E: what is not chosen plays no part in the weights.",
+        "Logits go into two things, the choices and the weights. Which of the two is the bias for?",
         (
-            "`topk` along the experts gives values and indices. The indices are the choices, and the "
-            "softmax of the values, along the same dimension, are the weights."
+            "`topk` along the experts returns values and indices. The indices are the choices; the values have the bias "
+            "in them. Which method picks the entries of `logits` by their numbers?"
+        ),
+        (
+            "Choose with `topk` of `logits + bias`. `logits.gather(1, choices)` are the logits of the chosen experts, and "
+            "their softmax along the same dimension are the weights: no mask is needed."
         ),
     ],
     misconceptions={
-        "not-a-pair": "Asked is a pair: (choices, weights).",
-        "swapped": "The right pair in the wrong order: the choices come first.",
-        "other-dimension": "You choose k *tokens* for each expert. The experts are the second dimension of "
-        "`logits`.",
-        "smallest": "These are the experts with the smallest logits.",
-        "smallest-first": "The right experts, the smallest logit first. Asked is the largest first.",
-        "column-for-each-expert": "For each token you return a number for every expert. Asked are k columns: the numbers "
-        "of the chosen experts, and a weight for each of these.",
-        "by-number": "The right experts, sorted by their numbers: asked is the largest logit first.",
-        "softmax-over-all": "These are the probabilities among all E experts: the weights of a token do not "
-        "add up to 1. The softmax runs over the chosen logits only.",
-        "softmax-twice": "The softmax of probabilities: they lie between 0 and 1, so the weights are nearly alike. Take "
-        "it once, over the chosen logits.",
-        "sigmoid": "You divide sigmoids by their sum, as DeepSeek-V3 does. Asked is the softmax over the chosen logits.",
-        "other-order": "The weights stand in another order than the experts that they belong to.",
-        "raw-logits": "These are the logits themselves: they can be negative, and add up to anything. The "
-        "weights are their softmax.",
-        "divided-by-the-sum": "The chosen logits divided by their sum. A sum of logits may be zero or negative; "
-        "their softmax divides exponentials.",
-        "softmax-over-tokens": "The softmax runs over the tokens. The k weights of one token have to add up to 1.",
-        "masked-with-zero": "The experts that were not chosen take part with a logit of 0, and exp(0) is 1. "
-        "They count for nothing with a logit of minus infinity.",
-        "all-alike": "All weights are 1/k. They depend on the logits, or the router can learn nothing.",
-        "no-gradient": "No gradient reaches the logits, so the router learns nothing. Keep the weights in the "
-        "graph: no `detach`, no `no_grad`, no `item`.",
-        "fixed-k": "It works for k = 2 and not for another k.",
-        "no-tokens": "It fails where a rank has no tokens at all, T = 0.",
+        "not-a-pair": "Return two tensors, the choices in whole numbers and then their weights. Both have a column for "
+        "each choice, (T, k), and none for an expert that was not chosen.",
+        "other-dimension": "You choose k *tokens* for each expert. The experts are the second dimension of `logits`.",
+        "bias-ignored": "You choose by the logits without the bias. It is there to move tokens from an expert that has "
+        "much to do to another: choose by `logits + bias`.",
+        "not-largest-first": "You have the right experts of each token in another order, or those with the smallest sums. "
+        "The expert with the largest logit + bias comes first.",
+        "bias-in-weights": "The bias is in your weights. It decides who is chosen and nothing else, so that balancing the "
+        "experts does not change how much their results count: take the weights from the logits alone.",
+        "other-order": "Your weights stand in another order than the experts that they belong to.",
+        "not-normalised": "The weights of a token do not add up to 1. Take the softmax over its k chosen logits: over all E "
+        "experts, over the tokens, or with zeros for those that were not chosen, it is another one.",
+        "not-softmax": "The weights of a token add up to 1, and are not the softmax of its chosen logits: their "
+        "exponentials, divided by the sum of these. Sigmoids, or the logits themselves, divided by their sum are others.",
+        "fixed-k": "Your function works for k = 2 and not for another k, such as 1 or E. Look for a fixed number.",
+        "no-tokens": "It fails where a rank has no tokens, T = 0. Its choices and weights have no rows then.",
     },
 )
 
 
-def _check_route(answer, logits: Tensor, k: int) -> None:
-    right = logits.topk(k)
-    got = answer(logits.clone(), k)
-    if got is not None and not (isinstance(got, (tuple, list)) and len(got) == 2):
-        raise Wrong("not-a-pair", expected="(choices, weights)", got=got)
-    expect_type(got, (tuple, list))
-    for each in got:
-        expect_type(each, Tensor, likely="not-a-pair")
-    choices, weights = got
-    if choices.is_floating_point() and not weights.is_floating_point():
-        raise Wrong("swapped", expected="the choices first", got="the weights first")
+def _check_route(answer, logits: Tensor, bias: Tensor, k: int) -> None:
+    given = logits.clone(), bias.clone()
+    choices, weights = _pair(answer(*given, k))
+    by = logits + bias
+    right = by.topk(k).indices
     likely = {
-        "smallest": logits.topk(k, largest=False).indices,
-        "smallest-first": k > 1 and right.indices.flip(1),
-        "by-number": right.indices.sort().values,
-        "column-for-each-expert": lambda got: got.shape == logits.shape != right.indices.shape,
-        "other-dimension": lambda got: got.shape == (k, logits.shape[1]) != right.indices.shape,
+        "other-dimension": lambda got: got.shape == (k, logits.shape[1]) != right.shape,
+        "not-a-pair": lambda got: got.shape != right.shape,
+        "bias-ignored": logits.topk(k).indices,
+        "not-largest-first": lambda got: (
+            same(got.sort(1).values, right.sort(1).values)
+            or same(got, by.topk(k, largest=False).indices)
+        ),
     }
-    expect(choices, right.indices, what="the choices", likely=likely)
-    probabilities = logits.softmax(1)
-    only = torch.zeros_like(logits).scatter(1, right.indices, right.values)
-    sigmoids = right.values.sigmoid()
+    expect(choices, right, what="the choices", likely=likely)
+    softmax = logits.gather(1, right).softmax(1)
     mistakes = {
-        "softmax-over-all": probabilities.gather(1, right.indices),
-        "raw-logits": right.values,
-        "divided-by-the-sum": right.values / right.values.sum(1, keepdim=True),
-        "softmax-over-tokens": right.values.softmax(0),
-        "masked-with-zero": only.softmax(1).gather(1, right.indices),
-        "all-alike": torch.full_like(right.values, 1 / k),
-        "softmax-twice": probabilities.gather(1, right.indices).softmax(1),
-        "sigmoid": sigmoids / sigmoids.sum(1, keepdim=True),
-        "column-for-each-expert": lambda got: got.shape == logits.shape != right.indices.shape,
-        "other-order": lambda got: same(got.sort(1).values, right.values.softmax(1).sort(1).values),
+        "not-a-pair": lambda got: got.shape != softmax.shape,
+        "bias-in-weights": by.gather(1, right).softmax(1),
+        "other-order": lambda got: same(got.sort(1).values, softmax.sort(1).values),
+        "not-normalised": lambda got: not same(got.sum(1), torch.ones(len(got))),
+        "not-softmax": True,
     }
-    expect(weights, right.values.softmax(1), what="the weights", likely=mistakes)
+    expect(weights, softmax, what="the weights", likely=mistakes)
+    expect(given, (logits, bias), each="argument", likely={"input-changed": True})
+
+
+def _pair(got: object) -> list[Tensor]:
+    expect_type(got, (tuple, list), likely=None if got is None else "not-a-pair")
+    floats = [isinstance(each, Tensor) and each.is_floating_point() for each in got]
+    if floats != [False, True] or not isinstance(got[0], Tensor):
+        raise Wrong("not-a-pair", expected="choices, int64, and weights, float32", got=got)
+    return list(got)
 
 
 @routing.requires("two of several experts")
 def two_of_several_experts(answer, draw):
-    _check_route(answer, draw.tensor(draw.integer(6, 9), draw.integer(4, 5)), 2)
+    experts = draw.integer(4, 5)
+    _check_route(answer, draw.tensor(draw.integer(6, 9), experts), draw.tensor(experts), 2)
 
 
 @routing.requires("another k", failures={"exception": "fixed-k"}, needs_earlier=True)
@@ -100,23 +91,26 @@ def another_k(answer, draw):
     experts = draw.integer(4, 6)
     for k in (1, 3, experts):
         with blaming("fixed-k", known=True):
-            _check_route(answer, draw.tensor(7, experts), k)
+            _check_route(answer, draw.tensor(7, experts), draw.tensor(experts), k)
 
 
 @routing.requires(
     "the gradient of the weights reaches the logits", at_home=True, needs_earlier=True
 )
 def the_gradient_of_the_weights_reaches_the_logits(answer, draw):
-    logits, factors = draw.tensor(5, 6).requires_grad_(), draw.tensor(5, 2)
-    weights = answer(logits, 2)[1]
+    logits, bias, factors = draw.tensor(5, 6).requires_grad_(), draw.tensor(6), draw.tensor(5, 2)
+    choices, weights = answer(logits, bias, 2)
     if not weights.requires_grad:
-        raise Wrong("no-gradient", expected="weights with a gradient", got="weights without one")
+        expected, got = "weights with a gradient", "weights without one"
+        raise Wrong("cut-from-the-graph", expected=expected, got=got)
     (weights * factors).sum().backward()
     got, logits.grad = logits.grad, None
-    (logits.topk(2).values.softmax(1) * factors).sum().backward()
-    expect(got, logits.grad, what="the gradient", likely={"no-gradient": lambda got: got is None})
+    (logits.gather(1, choices).softmax(1) * factors).sum().backward()
+    likely = {"cut-from-the-graph": lambda got: got is None}
+    expect(got, logits.grad, what="the gradient", likely=likely)
 
 
 @routing.requires("no tokens", failures={"exception": "no-tokens"}, needs_earlier=True)
 def no_tokens(answer, draw):
-    _check_route(answer, draw.tensor(0, draw.integer(3, 6)), 2)
+    experts = draw.integer(3, 6)
+    _check_route(answer, draw.tensor(0, experts), draw.tensor(experts), 2)

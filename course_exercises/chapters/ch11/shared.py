@@ -9,11 +9,6 @@ from course_exercises.authoring import Wrong
 from course_exercises.authoring.ranks import Sent, come_late, following
 from course_utils.trace import Trace
 
-NOT_WAITED = (
-    "Nobody waits for a call that goes on in the background: call `wait()` on what it returned before "
-    "you use its result."
-)
-
 
 @contextmanager
 def follow_calls() -> Iterator[Sent]:
@@ -29,13 +24,6 @@ def numbers_sent(call: Callable) -> int:
     with Trace() as trace:
         call()
     return sum(each.elements for each in trace.record().calls if each.sends)
-
-
-def check_waited(unwaited: list[list[str]]) -> None:
-    for rank, calls in enumerate(unwaited):
-        if calls:
-            got = f"rank {rank} does not wait for its {calls[0]}"
-            raise Wrong("not-waited", expected="a wait() for every call", got=got)
 
 
 def check_numbers_sent(sent: list[int], at_most: int) -> None:

@@ -10,12 +10,12 @@ def _is_expert(name):
     return "experts" in name.split(".")
 
 
-def _average(model, mesh, expert, other=None, missing=True, is_expert=_is_expert):
+def _average(model, mesh, expert, other=None, is_expert=_is_expert):
     """`expert` and `other` are pairs (group, divisor)."""
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        if p.grad is None and missing:
+        if p.grad is None:
             p.grad = torch.zeros_like(p)
         group, divisor = expert if is_expert(name) else other or (None, mesh.size())
         dist.all_reduce(p.grad, group=group)
@@ -44,57 +44,45 @@ def one_flat_buffer_for_each_kind(model, mesh):
             p.grad.copy_(part.view_as(p) / mesh.size())
 
 
-@wrong("11.5", names="mean-over-copies")
+@wrong("11.5", names="other-divisor")
 def mean_over_the_copies(model, mesh):
     _average(model, mesh, (mesh.get_group("data"), mesh["data"].size()))
 
 
-@wrong("11.5", names="divided-by-the-group")
-def divides_by_the_experts_group(model, mesh):
-    _average(model, mesh, (mesh.get_group("data"), mesh["experts"].size()))
-
-
-@wrong("11.5", names="not-divided")
-def only_sums(model, mesh):
-    _average(model, mesh, (mesh.get_group("data"), 1), (None, 1))
-
-
-@wrong("11.5", names="not-divided")
-def only_sums_experts(model, mesh):
-    _average(model, mesh, (mesh.get_group("data"), 1))
-
-
-@wrong("11.5", names="experts-over-everybody")
+@wrong("11.5", names="experts-over-others")
 def averages_everything_over_all(model, mesh):
     _average(model, mesh, (None, mesh.size()))
 
 
-@wrong("11.5", names="experts-over-their-group")
-def takes_the_other_group(model, mesh):
-    _average(model, mesh, (mesh.get_group("experts"), mesh.size()))
+@wrong("11.5", names="experts-over-others")
+def wants_a_dot_in_front(model, mesh):
+    """As the chapter's `is_expert`: of a name that begins with experts it takes no notice."""
+    ranks = mesh.size()
+    _average(model, mesh, (mesh.get_group("data"), ranks), is_expert=lambda n: ".experts." in n)
 
 
-@wrong("11.5", names="experts-left-alone")
-def leaves_the_experts(model, mesh):
-    for name, p in model.named_parameters():
-        if p.requires_grad and not _is_expert(name):
-            dist.all_reduce(p.grad)
-            p.grad /= mesh.size()
-
-
-@wrong("11.5", names="others-over-data")
+@wrong("11.5", names="others-over-a-part")
 def everything_over_data(model, mesh):
     pair = mesh.get_group("data"), mesh["data"].size()
     _average(model, mesh, (pair[0], mesh.size()), pair)
 
 
-@wrong("11.5", names="experts-only")
-def averages_the_experts(model, mesh):
+@wrong("11.5", names="unchanged")
+def averages_copies_of_the_gradients(model, mesh):
     for name, p in model.named_parameters():
-        if p.requires_grad and _is_expert(name):
+        if p.requires_grad:
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            dist.all_reduce(gradient, group=mesh.get_group("data") if _is_expert(name) else None)
+            gradient /= mesh.size()
+
+
+@wrong("11.5", names="another-reduction")
+def takes_the_largest(model, mesh):
+    for name, p in model.named_parameters():
+        if p.requires_grad:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            dist.all_reduce(p.grad, group=mesh.get_group("data"))
-            p.grad /= mesh.size()
+            group = mesh.get_group("data") if _is_expert(name) else None
+            dist.all_reduce(p.grad, op=dist.ReduceOp.MAX, group=group)
 
 
 @wrong("11.5", names="by-name")
@@ -108,7 +96,7 @@ def takes_the_first_dimension(model, mesh):
     _average(model, mesh, (mesh.get_group(0), mesh.size()))
 
 
-@wrong("11.5", names="skips-missing")
+@wrong("11.5", names="missing")
 def skips_what_is_missing(model, mesh):
     for name, p in model.named_parameters():
         if p.grad is not None:
@@ -116,54 +104,12 @@ def skips_what_is_missing(model, mesh):
             p.grad /= mesh.size()
 
 
-@wrong("11.5", names="skips-missing")
-def takes_every_gradient_for_granted(model, mesh):
-    _average(model, mesh, (mesh.get_group("data"), mesh.size()), missing=False)
-
-
-@wrong("11.5", names="frozen")
+@wrong("11.5", names="zeros-for-none")
 def fills_the_frozen(model, mesh):
     for name, p in model.named_parameters():
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         dist.all_reduce(p.grad, group=mesh.get_group("data") if _is_expert(name) else None)
         p.grad /= mesh.size()
-
-
-@wrong("11.5", names="others-over-experts")
-def the_rest_over_the_experts(model, mesh):
-    ranks = mesh.size()
-    _average(model, mesh, (mesh.get_group("data"), ranks), (mesh.get_group("experts"), ranks))
-
-
-@wrong("11.5", names="divided-twice")
-def divides_by_both(model, mesh):
-    divisor = mesh.size() * mesh["experts"].size()
-    _average(model, mesh, (mesh.get_group("data"), divisor))
-
-
-@wrong("11.5", names="as-before")
-def averages_copies_of_the_gradients(model, mesh):
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            dist.all_reduce(gradient, group=mesh.get_group("data") if _is_expert(name) else None)
-            gradient /= mesh.size()
-
-
-@wrong("11.5", names="not-a-sum")
-def takes_the_largest(model, mesh):
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-            group = mesh.get_group("data") if _is_expert(name) else None
-            dist.all_reduce(p.grad, op=dist.ReduceOp.MAX, group=group)
-
-
-@wrong("11.5", names="experts-over-everybody")
-def wants_a_dot_in_front(model, mesh):
-    """As the chapter's `is_expert`: of a name that begins with experts it takes no notice."""
-    ranks = mesh.size()
-    _average(model, mesh, (mesh.get_group("data"), ranks), is_expert=lambda n: ".experts." in n)
 
 
 @wrong("11.5", names="not-waited")

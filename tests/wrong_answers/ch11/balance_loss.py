@@ -33,16 +33,6 @@ def weighs_each_token(logits, choices):
 
 
 @wrong("11.4", names="own-shares")
-def shares_of_its_own(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1], over_all=False)
-    return (
-        logits.shape[1]
-        * (counts / pieces * logits.softmax(1).mean(0)).sum()
-        / dist.get_world_size()
-    )
-
-
-@wrong("11.4", names="own-shares")
 def mean_of_the_ranks_losses(logits, choices):
     counts, pieces = _f(choices, logits.shape[1], over_all=False)
     loss = logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum()
@@ -51,7 +41,7 @@ def mean_of_the_ranks_losses(logits, choices):
     return total / dist.get_world_size() + loss - loss.detach()
 
 
-@wrong("11.4", names="own-mean")
+@wrong("11.4", names="other-factor")
 def mean_over_own_tokens(logits, choices):
     counts, pieces = _f(choices, logits.shape[1])
     return logits.shape[1] * (counts / pieces * logits.softmax(1).mean(0)).sum()
@@ -66,13 +56,7 @@ def whole_loss_on_each_rank(logits, choices):
     return logits.shape[1] * (counts / pieces * (whole + part - part.detach())).sum()
 
 
-@wrong("11.4", names="without-e")
-def forgets_the_factor(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    return (counts / pieces * logits.softmax(1).sum(0)).sum() * choices.shape[1] / pieces
-
-
-@wrong("11.4", names="softmax-over-chosen")
+@wrong("11.4", names="other-p")
 def softmax_as_in_route(logits, choices):
     counts, pieces = _f(choices, logits.shape[1])
     chosen = logits.gather(1, choices).softmax(1)
@@ -80,25 +64,16 @@ def softmax_as_in_route(logits, choices):
     return logits.shape[1] * (counts / pieces * p).sum()
 
 
-@wrong("11.4", names="k-times")
-def shares_of_tokens(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    tokens = pieces / choices.shape[1]
-    return logits.shape[1] * (counts / tokens * logits.softmax(1).sum(0)).sum() / tokens
+@wrong("11.4", names="other-f")
+def multiplies_probabilities(logits, choices):
+    _, pieces = _f(choices, logits.shape[1])
+    tokens, own = pieces / choices.shape[1], logits.softmax(1).sum(0)
+    everyone = own.detach().clone()
+    dist.all_reduce(everyone)
+    return logits.shape[1] * (everyone / tokens * own).sum() / tokens
 
 
-@wrong("11.4", names="divided-by-ranks")
-def averages_over_ranks(logits, choices):
-    return reduces_counts_as_floats(logits, choices) / dist.get_world_size()
-
-
-@wrong("11.4", names="logits")
-def forgets_the_softmax(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    return logits.shape[1] * (counts / pieces * logits.sum(0)).sum() * choices.shape[1] / pieces
-
-
-@wrong("11.4", names="no-gradient")
+@wrong("11.4", names="cut-from-the-graph")
 def takes_numbers(logits, choices):
     return reduces_counts_as_floats(logits.detach(), choices)
 
@@ -128,49 +103,11 @@ def _marks(choices, experts):
     return one_hot(choices.flatten(), experts).sum(0)[None].float()
 
 
-@wrong("11.4", names="divided-by-pieces")
-def divides_by_pieces(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)).sum() / pieces
-
-
-@wrong("11.4", names="softmax-over-tokens")
-def softmax_of_each_expert(logits, choices):
-    counts, pieces = _f(choices, logits.shape[1])
-    tokens = pieces / choices.shape[1]
-    return logits.shape[1] * (counts / pieces * logits.softmax(0).sum(0)).sum() / tokens
-
-
-@wrong("11.4", names="soft-shares")
-def multiplies_probabilities(logits, choices):
-    _, pieces = _f(choices, logits.shape[1])
-    tokens, own = pieces / choices.shape[1], logits.softmax(1).sum(0)
-    everyone = own.detach().clone()
-    dist.all_reduce(everyone)
-    return logits.shape[1] * (everyone / tokens * own).sum() / tokens
-
-
-@wrong("11.4", names="first-choices")
-def counts_first_choices(logits, choices):
-    counts, tokens = _f(choices[:, 0], logits.shape[1])
-    return logits.shape[1] * (counts / tokens * logits.softmax(1).sum(0)).sum() / tokens
-
-
 @wrong("11.4", names="not-a-scalar")
 def leaves_the_experts_apart(logits, choices):
     counts, pieces = _f(choices, logits.shape[1])
     tokens = pieces / choices.shape[1]
     return logits.shape[1] * (counts / pieces * logits.softmax(1).sum(0)) / tokens
-
-
-@wrong("11.4", names="unequal")
-def averages_the_ranks_shares(logits, choices):
-    f = one_hot(choices.flatten(), logits.shape[1]).float().mean(0)
-    tokens = f.new_full((), len(logits))
-    dist.all_reduce(f)
-    dist.all_reduce(tokens)
-    f = f / dist.get_world_size()
-    return logits.shape[1] * (f * logits.softmax(1).sum(0)).sum() / tokens
 
 
 @wrong("11.4", names="not-waited")
@@ -179,3 +116,10 @@ def does_not_wait_for_the_sum(logits, choices):
     dist.all_reduce(counts, async_op=True)
     tokens = counts.sum() / choices.shape[1]
     return logits.shape[1] * (counts / counts.sum() * logits.softmax(1).sum(0)).sum() / tokens
+
+
+@wrong("11.4", names="other-gradient")
+def reduces_the_probabilities(logits, choices):
+    """The value is right: what this rank adds to the sum of all, with the gradient twice."""
+    part = reduces_counts_as_floats(logits, choices)
+    return 2 * part - part.detach()

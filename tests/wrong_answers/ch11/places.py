@@ -56,19 +56,14 @@ def counts_own_pieces(choices, capacity):
     return _places(choices, capacity, lambda counts, rank: 0)
 
 
-@wrong("11.2", names="inclusive")
-def counts_own_rank_too(choices, capacity):
-    return _places(choices, capacity, lambda counts, rank: counts[: rank + 1].sum(0))
-
-
-@wrong("11.2", names="later-ranks")
-def counts_later_ranks(choices, capacity):
-    return _places(choices, capacity, lambda counts, rank: counts[rank + 1 :].sum(0))
-
-
-@wrong("11.2", names="all-experts")
-def counts_all_experts(choices, capacity):
-    return _places(choices, capacity, lambda counts, rank: counts[:rank].sum())
+@wrong("11.2", names="other-pieces")
+def numbers_all_pieces(choices, capacity):
+    counts = torch.tensor([choices.numel()], device=choices.device)
+    table = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
+    dist.all_gather(table, counts)
+    first = sum(table[: dist.get_rank()], torch.zeros_like(counts))
+    place = (first + torch.arange(choices.numel(), device=choices.device)).view_as(choices)
+    return place.where(place < capacity[choices], -1)
 
 
 @wrong("11.2", names="from-one")
@@ -77,24 +72,7 @@ def starts_at_one(choices, capacity):
     return place.where(place < 0, place + 1)
 
 
-@wrong("11.2", names="one-too-many")
-def at_most_the_capacity(choices, capacity):
-    return _places(choices, capacity, _earlier, limit=1)
-
-
-@wrong("11.2", names="not-dropped")
-def drops_nothing(choices, capacity):
-    return _places(choices, capacity, _earlier, limit=10_000)
-
-
-@wrong("11.2", names="backwards")
-def last_tokens_first(choices, capacity):
-    return _places(
-        choices, capacity, _earlier, own=lambda marks: marks.flip(0).cumsum(0).flip(0) - marks
-    )
-
-
-@wrong("11.2", names="local-capacity")
+@wrong("11.2", names="other-limit")
 def drops_by_its_own_queue(choices, capacity):
     marks = one_hot(choices.flatten(), len(capacity))
     own = ((marks.cumsum(0) * marks).sum(1) - 1).view_as(choices)
@@ -102,12 +80,7 @@ def drops_by_its_own_queue(choices, capacity):
     return places.where(own < capacity[choices], -1)
 
 
-@wrong("11.2", names="one-capacity")
-def takes_the_first_capacity(choices, capacity):
-    return _places(choices, capacity[:1].repeat(len(capacity)), _earlier)
-
-
-@wrong("11.2", names="first-choices-first")
+@wrong("11.2", names="other-order")
 def serves_first_choices_first(choices, capacity):
     marks = one_hot(choices, len(capacity)).transpose(0, 1)  # (k, T, E)
     counts = [torch.empty(marks.shape[0], len(capacity), dtype=torch.int64).to(choices.device)]
@@ -116,16 +89,6 @@ def serves_first_choices_first(choices, capacity):
     table = torch.stack(counts)
     start = table.sum(0).cumsum(0) - table.sum(0) + table[: dist.get_rank()].sum(0)
     place = ((start[:, None] + marks.cumsum(1)) * marks).sum(2).T - 1
-    return place.where(place < capacity[choices], -1)
-
-
-@wrong("11.2", names="one-queue")
-def numbers_all_pieces(choices, capacity):
-    counts = torch.tensor([choices.numel()], device=choices.device)
-    table = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-    dist.all_gather(table, counts)
-    first = sum(table[: dist.get_rank()], torch.zeros_like(counts))
-    place = (first + torch.arange(choices.numel(), device=choices.device)).view_as(choices)
     return place.where(place < capacity[choices], -1)
 
 
@@ -146,48 +109,15 @@ def stays_away_without_tokens(choices, capacity):
     return _places(choices, capacity, _earlier) if len(choices) else choices
 
 
-@wrong("11.2", names="shared-capacity")
-def shares_the_capacity_out(choices, capacity):
-    share, chosen = capacity // dist.get_world_size(), choices.flatten()
-    marks = one_hot(chosen, len(capacity))
-    own = (marks.cumsum(0) - marks).gather(1, chosen[:, None]).view_as(choices)
-    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
-    return places.where(own < share[choices], -1)
-
-
-@wrong("11.2", names="shared-capacity")
-def counts_what_ranks_keep_of_a_share(choices, capacity):
-    share = capacity // dist.get_world_size()
-    return _places(choices, capacity, lambda counts, rank: counts[:rank].minimum(share).sum(0))
-
-
 @wrong("11.2", names="other-shape")
 def leaves_them_flat(choices, capacity):
     return _places(choices, capacity, _earlier).flatten()
 
 
 @wrong("11.2", names="not-minus-one")
-def puts_the_dropped_last(choices, capacity):
-    places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
-    return places.minimum(capacity[choices] - 1)
-
-
-@wrong("11.2", names="not-minus-one")
 def marks_the_dropped_with_the_capacity(choices, capacity):
     places = _places(choices, torch.full_like(capacity, 10_000), _earlier)
     return places.minimum(capacity[choices])
-
-
-@wrong("11.2", names="first-choices-first")
-def serves_own_first_choices_first(choices, capacity):
-    """Rank by rank as it should be, and within a rank all first choices in front."""
-    columns = _places(choices.T.contiguous(), capacity, _earlier)
-    return columns.T
-
-
-@wrong("11.2", names="along-the-experts")
-def counts_along_the_experts(choices, capacity):
-    return _places(choices, capacity, _earlier, own=lambda marks: marks.cumsum(1) - marks)
 
 
 @wrong("11.2", names="not-waited")
