@@ -402,8 +402,8 @@ MISTAKES = [
     ),
     Mistake(
         "cut-from-the-graph",
-        "No gradient flows back. `.detach()`, `.data`, `.item()`, `torch.tensor(...)` and `no_grad` cut the "
-        "connection; `.to`, slices, `cat` and `stack` keep it.",
+        "No gradient flows back. `.detach()`, `.data`, `.item()`, `torch.tensor(...)`, `no_grad` and the plain "
+        "collectives cut the connection; `.to`, slices, `cat` and `stack` keep it.",
     ),
     Mistake(
         "sends-too-much",

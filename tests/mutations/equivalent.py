@@ -117,8 +117,8 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "6.3": {
         (
-            "regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(0, 1).flatten()",
-            "regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(1, 0).flatten()",
+            "heads = self.qkv(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)",
+            "heads = self.qkv(x).unflatten(-1, (-1, self.head_width)).transpose(2, 1)",
         ): "Two dimensions change places, whichever is named first.",
         (
             "return self.out(y.transpose(1, 2).flatten(2))",
