@@ -13,6 +13,7 @@ from course_exercises.chapters.ch06.shared import (
     HANGS,
     KEEPS_A_CALL,
     MORE_THAN_ITS_SHARE,
+    REFUSES,
     anywhere,
     check_nothing_whole,
     check_refusal,
@@ -305,7 +306,7 @@ def _check(answer, draw, task: _Task) -> None:
     expect(got, [task.y_after] * n, each="rank", what=what, likely=likely, tolerance=1e-4)
 
 
-@attention.requires("two ranks with several heads each give the whole attention")
+@attention.requires("two ranks with several heads each give the whole attention", failures=REFUSES)
 def two_ranks_with_several_heads_each(answer, draw):
     _check(answer, draw, _grouped(draw, 2))
 

@@ -1,6 +1,5 @@
 """Answers to 6.3, `HeadParallelAttention`: wrong in a plausible way, or right in another."""
 
-import copy
 import math
 
 import torch
@@ -8,7 +7,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from course_exercises.authoring import load_code
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch06.shared import (
     SumBackward,
@@ -20,8 +18,6 @@ from tests.wrong_answers.ch06.shared import (
     summed_in_place,
     whole,
 )
-
-cut_attention = load_code(6, "cut_attention")
 
 
 class _Heads(nn.Module):
@@ -121,16 +117,12 @@ class AddsTheBiasOnRank0(_Heads):
 
 
 @wrong("6.3", names="other-rows")
-class TakesTheLessonsFunction(nn.Module):
-    def __init__(self, full):
-        super().__init__()
-        must_divide(full.kv_heads)
-        self.inner = copy.deepcopy(full)
-        cut_attention(self.inner)
-        self.inner.kv_heads //= dist.get_world_size()
+class CutsThirds(_Heads):
+    """As the lesson's `part_of` does."""
 
-    def forward(self, x):
-        return self.inner(x)
+    def rows(self, full, tensor):
+        rank, n = place()
+        return torch.cat([part.chunk(n)[rank] for part in tensor.chunk(3)])
 
 
 @wrong("6.3", names="other-rows")

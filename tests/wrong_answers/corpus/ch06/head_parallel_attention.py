@@ -1,13 +1,31 @@
 """Rarer wrong answers to 6.3, `HeadParallelAttention`."""
 
+import copy
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from course_exercises.authoring import load_code
 from tests.wrong_answers import rarer
 from tests.wrong_answers.ch06.head_parallel_attention import _Heads
 from tests.wrong_answers.ch06.shared import SumForward, must_divide, place, whole
+
+cut_attention = load_code(6, "cut_attention")
+
+
+@rarer("6.3")
+class TakesTheLessonsFunction(nn.Module):
+    def __init__(self, full):
+        super().__init__()
+        must_divide(full.kv_heads)
+        self.inner = copy.deepcopy(full)
+        cut_attention(self.inner)
+        self.inner.kv_heads //= dist.get_world_size()
+
+    def forward(self, x):
+        return self.inner(x)
 
 
 @rarer("6.3")
