@@ -83,7 +83,7 @@ attention = Exercise(
     },
 )
 
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.02
 
 
 @dataclass(frozen=True)
