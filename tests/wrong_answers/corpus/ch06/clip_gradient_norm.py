@@ -10,7 +10,6 @@ from tests.wrong_answers.ch06.clip_gradient_norm import (
     _global_norm,
     _gradients,
     _over_ranks,
-    _scale,
     _sum_of_squares,
     divides_replicated_squares,
 )
@@ -32,21 +31,6 @@ def returns_where_there_is_nothing(sharded, replicated, max_norm):
 
 
 @rarer("6.6")
-def adds_all_norms_of_all_ranks(sharded, replicated, max_norm):
-    norms = [gradient.norm() for gradient in _gradients(sharded + replicated)]
-    norm = _over_ranks(sum(norms, torch.zeros((), device=device()))).item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@rarer("6.6")
-def forgets_the_replicated(sharded, replicated, max_norm):
-    norm = _over_ranks(_sum_of_squares(sharded)).sqrt().item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@rarer("6.6")
 def stacks_norms(sharded, replicated, max_norm):
     squares = torch.stack([g.norm() for g in _gradients(sharded)]).square().sum()
     dist.all_reduce(squares)
@@ -63,35 +47,10 @@ def adds_the_ranks_norms(sharded, replicated, max_norm):
 
 
 @rarer("6.6")
-def adds_the_parameters_norms(sharded, replicated, max_norm):
-    own = sum(
-        (gradient.norm() for gradient in _gradients(sharded)), torch.zeros((), device=device())
-    )
-    norm = (_over_ranks(own) + sum(gradient.norm() for gradient in _gradients(replicated))).item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@rarer("6.6")
-def forgets_the_root(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated) ** 2
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@rarer("6.6")
 def averages_squares(sharded, replicated, max_norm):
     own = _sum_of_squares(sharded) + _sum_of_squares(replicated)
     norm = (_over_ranks(own) / dist.get_world_size()).sqrt().item()
     _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@rarer("6.6")
-def scales_copies_of_the_gradients(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    for gradient in _gradients(sharded + replicated):
-        gradient = gradient * min(1.0, max_norm / norm)
     return norm
 
 
@@ -105,35 +64,12 @@ def clamps_each_value(sharded, replicated, max_norm):
 
 
 @rarer("6.6")
-def divides_by_the_norm(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    if norm > max_norm:
-        _scale(sharded + replicated, 1 / norm)
-    return norm
-
-
-@rarer("6.6")
-def multiplies_by_the_inverse(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    if norm > max_norm:
-        _scale(sharded + replicated, norm / max_norm)
-    return norm
-
-
-@rarer("6.6")
 def reduces_each_parameter(sharded, replicated, max_norm):
     squares = _sum_of_squares(replicated)
     for gradient in _gradients(sharded):
         squares = squares + _over_ranks(gradient.square().sum())
     norm = squares.sqrt().item()
     _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@rarer("6.6")
-def scales_copies_only(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    _clip(replicated, norm, max_norm)
     return norm
 
 

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.functional import linear
 
 from tests.wrong_answers import rarer
@@ -38,27 +37,6 @@ class KeepsACopyInAFunction(_Column):
 
 
 @rarer("6.1")
-class BeginsAnew(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        nn.init.kaiming_uniform_(self.weight)
-
-
-@rarer("6.1")
-class CutsNothing(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight)
-
-
-@rarer("6.1")
-class TakesTheFirstBlock(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight[: len(self.weight)])
-
-
-@rarer("6.1")
 class DealsFeaturesOut(_Column):
     def __init__(self, full):
         super().__init__(full)
@@ -70,14 +48,6 @@ class DealsFeaturesOut(_Column):
 class SumsTheOutput(_Column):
     def forward(self, x):
         return SumForward.apply(linear(x, self.weight, self.bias))
-
-
-@rarer("6.1")
-class Asserts(CutsUnevenly):
-    def __init__(self, full):
-        n = dist.get_world_size()
-        assert full.out_features % n == 0, f"{full.out_features} and {n}"
-        super().__init__(full)
 
 
 @rarer("6.1")

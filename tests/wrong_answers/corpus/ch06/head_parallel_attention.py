@@ -10,7 +10,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from course_exercises.authoring import load_code
 from tests.wrong_answers import rarer
 from tests.wrong_answers.ch06.head_parallel_attention import _Heads
-from tests.wrong_answers.ch06.shared import SumForward, must_divide, place, whole
+from tests.wrong_answers.ch06.shared import must_divide, place, whole
 
 cut_attention = load_code(6, "cut_attention")
 
@@ -26,13 +26,6 @@ class TakesTheLessonsFunction(nn.Module):
 
     def forward(self, x):
         return self.inner(x)
-
-
-@rarer("6.3")
-class CutsTheRowsInRuns(_Heads):
-    def rows(self, full, tensor):
-        rank, n = place()
-        return tensor.chunk(n)[rank]
 
 
 @rarer("6.3")
@@ -88,12 +81,6 @@ class ForgetsTheFirstBias(_Heads):
 
 
 @rarer("6.3")
-class ForgetsTheOutputsBias(_Heads):
-    def leave(self, y):
-        return SumForward.apply(y)
-
-
-@rarer("6.3")
 class RegroupsFullItself(_Heads):
     def rows(self, full, tensor):
         rank, n = place()
@@ -108,12 +95,6 @@ class SharesTheHeadsOutUnequally(_Heads):
 
     def check(self, full):
         pass
-
-
-@rarer("6.3")
-class Asserts(_Heads):
-    def check(self, full):
-        assert full.kv_heads % dist.get_world_size() == 0
 
 
 @rarer("6.3")

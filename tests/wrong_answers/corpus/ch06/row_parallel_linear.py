@@ -3,62 +3,15 @@
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import linear
 
 from tests.wrong_answers import rarer
 from tests.wrong_answers.ch06.row_parallel_linear import CutsColumnsUnevenly, _Row
 from tests.wrong_answers.ch06.shared import (
     SumForward,
-    must_divide,
-    own,
     place,
     summed_in_place,
     whole,
 )
-
-
-@rarer("6.2")
-class KeepsTheLayer(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.full = full
-
-
-@rarer("6.2")
-class KeepsAnInnerRow(nn.Module):
-    def __init__(self, full):
-        super().__init__()
-        must_divide(full.in_features)
-        share = full.in_features // dist.get_world_size()
-        self.linear = nn.Linear(share, full.out_features, bias=full.bias is not None)
-        self.linear.weight.data = own(full.weight, dim=1).data
-        if full.bias is not None:
-            self.linear.bias.data = whole(full.bias).data
-
-    def forward(self, x):
-        y = SumForward.apply(linear(x, self.linear.weight))
-        return y if self.linear.bias is None else y + self.linear.bias
-
-
-@rarer("6.2")
-class DrawsNewColumns(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = nn.Parameter(torch.randn_like(self.weight))
-
-
-@rarer("6.2")
-class KeepsAllColumns(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight)
-
-
-@rarer("6.2")
-class TakesTheFirstColumns(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight[:, : self.weight.shape[1]])
 
 
 @rarer("6.2")
@@ -86,26 +39,9 @@ class MultipliesMatricesOnly(_Row):
 
 
 @rarer("6.2")
-class RaisesTheWrongWayRound(_Row):
-    def __init__(self, full):
-        n = dist.get_world_size()
-        if full.in_features % n == 0:
-            raise ValueError(f"{full.in_features} does not divide by {n}")
-        super().__init__(full)
-
-
-@rarer("6.2")
 class LetsViewComplain(CutsColumnsUnevenly):
     def __init__(self, full):
         full.weight.detach().view(full.out_features, dist.get_world_size(), -1)
-        super().__init__(full)
-
-
-@rarer("6.2")
-class NamesTheSizeOnly(CutsColumnsUnevenly):
-    def __init__(self, full):
-        if full.in_features % dist.get_world_size():
-            raise ValueError(f"cannot cut {full.in_features} input features")
         super().__init__(full)
 
 
@@ -123,12 +59,6 @@ class MakesTheColumnsContiguous(_Row):
 class SumsInSinglePrecision(_Row):
     def forward(self, x):
         return self.with_bias(SumForward.apply(self.partial(x).float()))
-
-
-@rarer("6.2")
-class ReturnsAMatrix(_Row):
-    def forward(self, x):
-        return super().forward(x.flatten(0, -2))
 
 
 class _DividedBackward(torch.autograd.Function):

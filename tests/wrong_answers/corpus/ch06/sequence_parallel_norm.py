@@ -6,11 +6,10 @@ from torch.nn.functional import layer_norm
 from tests.wrong_answers import rarer
 from tests.wrong_answers.ch06.sequence_parallel_norm import (
     GatherSequence,
-    KeepsItsOwnStretch,
     _gathered,
     _Norm,
 )
-from tests.wrong_answers.ch06.shared import MeanBackward, SumBackward, place, summed_in_place
+from tests.wrong_answers.ch06.shared import SumBackward, place, summed_in_place
 
 
 @rarer("6.5")
@@ -28,21 +27,9 @@ class NormalisesAfterTheGather(_Norm):
 
 
 @rarer("6.5")
-class AveragesTheSlices(KeepsItsOwnStretch):
-    def gather(self, y):
-        return MeanBackward.apply(super().gather(y))
-
-
-@rarer("6.5")
 class SumsTheGathered(_Norm):
     def gather(self, y):
         return SumBackward.apply(GatherSequence.apply(y))
-
-
-@rarer("6.5")
-class SumsBeforeItGathers(_Norm):
-    def gather(self, y):
-        return GatherSequence.apply(SumBackward.apply(y))
 
 
 @rarer("6.5")

@@ -26,13 +26,6 @@ def wraps_around(logits, targets, ignore_index=-100):
 
 
 @rarer("6.4")
-def takes_one_class_too_many(logits, targets, ignore_index=-100):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets, high=1))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets, ignore_index)
-
-
-@rarer("6.4")
 def averages_the_targets_logit(logits, targets, ignore_index=-100):
     log_total, at_target = _terms(logits, targets)
     return _mean(log_total - at_target / dist.get_world_size(), targets, ignore_index)
@@ -76,14 +69,6 @@ def adds_its_own_maximum_back(logits, targets, ignore_index=-100):
     total = SumForward.apply((logits - highest.unsqueeze(1)).exp().sum(dim=1)).log() + highest
     at_target = SumForward.apply(_at_target(logits, targets))
     return _mean(total - at_target, targets, ignore_index)
-
-
-@rarer("6.4")
-def clones_without_detaching(logits, targets, ignore_index=-100):
-    highest = logits.max(dim=1).values.clone()
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    log_total, at_target = _terms(logits, targets, highest)
-    return _mean(log_total - at_target, targets, ignore_index)
 
 
 @rarer("6.4")
