@@ -125,6 +125,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "return self.out(y.transpose(2, 1).flatten(2))",
         ): "Two dimensions change places, whichever is named first.",
     },
+    "6.4": {
+        (
+            "own = torch.tensor([share], device=logits.device)",
+            "own = torch.tensor([share])",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
+    },
     "6.6": {
         (
             "squares = torch.zeros((), device=hardware.device())",
