@@ -601,7 +601,7 @@ compare(
 )
 
 # %% [markdown]
-# Exercise 6.4 is this loss with padding.
+# Exercise 6.4 is this loss for parts of different sizes, with tokens that do not count.
 #
 # ### A language model, trained
 #
@@ -1218,6 +1218,7 @@ for name, shard_of in [("view", lambda shard: shard), ("copy", Tensor.clone)]:
 
 # %%
 from course_exercises import check, hint
+from course_utils.lesson.models import GroupedAttention
 
 # %% [markdown]
 # ### 6.1 A column cut as a layer (2 points)
@@ -1319,37 +1320,46 @@ class RowParallelLinear(nn.Module):
 check("6.2", RowParallelLinear)
 
 # %% [markdown]
-# ### 6.3 Attention, a few heads to each rank (3 points)
+# ### 6.3 Grouped attention, a few heads to each rank (3 points)
 #
-# Heads do not talk to each other before the output projection, so that each rank can have a few of
-# them. `full` is a `course_utils.lesson.models.Attention`. The rows of `full.qkv` are the queries of all heads,
-# then the keys, then the values: row `part * width + head * head_width + i`. A rank needs the rows of
-# *its* heads from each of the three parts. `full.out` is cut to match.
+# In **grouped-query attention** several heads of queries share one head of keys and values, so that there is
+# less to keep when a model writes text. `full` is a `course_utils.lesson.models.GroupedAttention`, with
+# `full.heads` heads of queries and `full.kv_heads` of keys and values, all `full.head_width` wide. The rows of
+# `full.qkv` are the queries of all heads, then the keys, then the values. Head h of the queries goes with head
+# h // (heads // kv_heads) of the keys and values.
 #
-# You may use your own answers to 6.1 and 6.2. Attention is causal, as in `full`.
+# As in section 4, each rank has a few heads, but what is cut there by thirds has parts of two sizes here, and
+# each head of queries has to meet its keys. `scaled_dot_product_attention(..., enable_gqa=True)` takes fewer
+# heads of keys than of queries. You may use your own answers to 6.1 and 6.2.
 
 
 # %% nbgrader={"grade_id": "6.3", "solution": true}
 class HeadParallelAttention(nn.Module):
-    """One rank's heads of the attention `full`.
+    """One rank's heads of the grouped attention `full`.
 
-    Of n ranks, rank r has the r-th of n equal blocks of consecutive heads, and parameters for them
-    alone: n ranks together hold those of `full`, and only the bias of `full.out` more than once.
-    They have `full`'s dtype, in memory of their own; `full` does not change. Raises ValueError with
-    both numbers in its message where n does not divide `full.heads`.
+    Of n ranks, rank r has the r-th of n equal blocks of consecutive heads, of queries as of keys and values,
+    and parameters for them alone: n ranks together hold those of `full`, and only the bias of `full.out` more
+    than once. They have `full`'s dtype, in memory of their own; `full` does not change. Raises ValueError with
+    both numbers in its message where n does not divide `full.kv_heads`.
     """
 
-    def __init__(self, full: Attention) -> None:
+    def __init__(self, full: GroupedAttention) -> None:
         super().__init__()
         ### BEGIN SOLUTION
         import copy
 
-        world_size, width = dist.get_world_size(), full.out.in_features
-        if full.heads % world_size:
-            raise ValueError(f"{full.heads} heads cannot be shared out by {world_size} ranks.")
+        world_size = dist.get_world_size()
+        if full.kv_heads % world_size:
+            raise ValueError(
+                f"{full.kv_heads} heads of keys cannot be shared out by {world_size} ranks."
+            )
         self.head_width = full.head_width
-        # (part, rank, features of a rank) -> (rank, part, features): a rank's rows lie together
-        regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(0, 1).flatten()
+        self.heads, self.kv_heads = full.heads // world_size, full.kv_heads // world_size
+        sizes = [heads * full.head_width for heads in (full.heads, full.kv_heads, full.kv_heads)]
+        parts = torch.arange(sum(sizes)).split(sizes)
+        # for each rank its queries, keys and values: a plain column cut does the rest
+        by_rank = zip(*(part.chunk(world_size) for part in parts))
+        regrouped = torch.cat([block for blocks in by_rank for block in blocks])
         qkv = copy.deepcopy(full.qkv)
         qkv.weight.data, qkv.bias.data = qkv.weight.data[regrouped], qkv.bias.data[regrouped]
         self.qkv, self.out = ColumnParallelLinear(qkv), RowParallelLinear(full.out)
@@ -1361,10 +1371,9 @@ class HeadParallelAttention(nn.Module):
         One all-reduce of x's size forward, one backward. Every rank has the whole gradient of x.
         """
         ### BEGIN SOLUTION
-        n, t, _ = x.shape
-        parts = self.qkv(x).view(n, t, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
-        q, k, v = parts  # each (N, this rank's heads, T, head_width)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(y.transpose(1, 2).flatten(2))
         ### END SOLUTION
 
@@ -1384,32 +1393,40 @@ check("6.3", HeadParallelAttention)
 # token are enough. And $e^{z}$ overflows in float32 from $z = 89$ on: subtract the row's largest
 # logit first, the same one on every rank. It cancels, and so it needs no gradient.
 #
-# One thing is new compared with section 4: a target of -100 marks **padding**, as in PyTorch.
-# Such a token does not count, neither in the sum nor in the number by which the mean divides.
+# Two things are new compared with section 4. The head is **not tied** to the embedding, and so need not be cut
+# as it is: the ranks' parts follow each other, but one may have more classes than another, and a rank knows its
+# own number only. And as in PyTorch a target may be **`ignore_index`**: such a token does not count, neither in
+# the sum nor in the number by which the mean divides.
 
 
 # %% nbgrader={"grade_id": "6.4", "solution": true}
-def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def vocabulary_parallel_cross_entropy(
+    logits: Tensor, targets: Tensor, ignore_index: int = -100
+) -> Tensor:
     """Returns the mean cross-entropy over the tokens that count, the same scalar on every rank.
 
-    `logits` (N, V/n) are this rank's: rank r has classes r * V/n to (r + 1) * V/n - 1. `targets`
-    (N,) int64 are classes from 0 to V - 1, or -100 for a token that does not count, the same on
-    every rank; at least one token counts. As `nn.functional.cross_entropy(all_logits, targets)`, in
-    the logits' dtype, and as stable: logits may be in the tens of thousands.
+    `logits` (N, V_r) are those of this rank's V_r classes, one at least, which follow those of the ranks before
+    it. `targets` (N,) int64 are classes of the whole vocabulary, the same on every rank. A token whose target is
+    `ignore_index`, which may be a class too, does not count; at least one token counts. As
+    `nn.functional.cross_entropy(all_logits, targets, ignore_index=ignore_index)`, in the logits' dtype, and as
+    stable: logits may be in the tens of thousands.
     Backward gives each rank the gradient of its own logits; `logits` and `targets` do not change.
-    A rank hands over at most four numbers a token, forward and backward together.
+    A rank hands over at most four numbers a token and 64 more, forward and backward together.
     """
     ### BEGIN SOLUTION
-    share = logits.shape[1]
+    share, rank = logits.shape[1], dist.get_rank()
+    own = torch.tensor([share], device=logits.device)
+    shares = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(shares, own)
+    column = targets - sum(shares[:rank], torch.zeros_like(own))
     highest = logits.detach().amax(dim=1)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     shifted = logits - highest.unsqueeze(1)
     log_total = SumForward.apply(shifted.exp().sum(dim=1)).log()
-    column = targets - dist.get_rank() * share
     is_mine = (column >= 0) & (column < share)
     picked = shifted.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
     at_target = SumForward.apply(torch.where(is_mine, picked, 0.0))
-    return (log_total - at_target)[targets != -100].mean()
+    return (log_total - at_target)[targets != ignore_index].mean()
     ### END SOLUTION
 
 
@@ -1644,6 +1661,8 @@ check("6.7", mine.script(6))
 # * V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022,
 #   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2 tensor and sequence
 #   parallelism, table 2.
+# * J. Ainslie et al., *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints*,
+#   EMNLP 2023, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245): grouped-query attention.
 # * PyTorch: [tensor
 #   parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html),
 #   [DTensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html),

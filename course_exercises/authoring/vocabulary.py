@@ -412,8 +412,8 @@ MISTAKES = [
     ),
     Mistake(
         "cut-from-the-graph",
-        "Gradients do not flow all the way back. `.detach()`, `.data`, `.item()`, `torch.tensor(...)` and `no_grad` cut the "
-        "connection; `.to`, slices, `cat` and `stack` keep it.",
+        "Gradients do not flow all the way back. `.detach()`, `.data`, `.item()`, `torch.tensor(...)`, `no_grad` and "
+        "the plain collectives cut the connection; `.to`, slices, `cat` and `stack` keep it.",
     ),
     Mistake(
         "sends-too-much",

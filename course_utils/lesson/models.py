@@ -94,6 +94,29 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
+class GroupedAttention(Attention):
+    """Grouped-query attention: several heads of queries share one head of keys and values (Ainslie et al. 2023).
+
+    The rows of `qkv.weight` are the queries of `heads` heads, then the keys of `kv_heads` heads, then as many
+    values; within each, a head's rows lie together. Head h of the queries goes with head
+    h // (heads // kv_heads) of the keys and values.
+    """
+
+    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+        super().__init__(width, heads)
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads of queries do not divide among {kv_heads} of keys.")
+        self.kv_heads = kv_heads
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head_width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Takes and returns (N, T, W); a token sees itself and those before it."""
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
 class FeedForward(nn.Module):
     """Two linear layers with a GELU between them, 8 W² + 5 W parameters.
 

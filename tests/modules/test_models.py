@@ -9,6 +9,7 @@ from course_utils.lesson.models import (
     Attention,
     Block,
     FeedForward,
+    GroupedAttention,
     LanguageModel,
     MnistConvNet,
     MnistNet,
@@ -97,6 +98,22 @@ def test_attention_is_that_of_pytorch():
 def test_attention_names_a_width_that_does_not_divide():
     with pytest.raises(ValueError, match="width of 10 does not divide among 4 heads"):
         Attention(10, 4)
+
+
+def test_grouped_attention_is_attention_whose_keys_and_values_are_repeated():
+    torch.manual_seed(0)
+    grouped, plain, x = GroupedAttention(24, 6, 2), Attention(24, 6), torch.randn(2, 5, 24)
+    for of_plain, of_grouped in zip(plain.qkv.parameters(), grouped.qkv.parameters(), strict=True):
+        q, *keys_and_values = of_grouped.detach().unflatten(0, (-1, 4)).split([6, 2, 2])
+        repeated = [part.repeat_interleave(3, dim=0) for part in keys_and_values]
+        of_plain.data = torch.cat([q, *repeated]).flatten(0, 1)
+    plain.out = grouped.out
+    torch.testing.assert_close(grouped(x), plain(x))
+
+
+def test_grouped_attention_names_heads_that_do_not_divide():
+    with pytest.raises(ValueError, match="6 heads of queries do not divide among 4 of keys"):
+        GroupedAttention(24, 6, 4)
 
 
 def test_block_adds_each_half_to_its_input():

@@ -117,13 +117,19 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "6.3": {
         (
-            "regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(0, 1).flatten()",
-            "regrouped = torch.arange(3 * width).view(3, world_size, -1).transpose(1, 0).flatten()",
+            "heads = self.qkv(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)",
+            "heads = self.qkv(x).unflatten(-1, (-1, self.head_width)).transpose(2, 1)",
         ): "Two dimensions change places, whichever is named first.",
         (
             "return self.out(y.transpose(1, 2).flatten(2))",
             "return self.out(y.transpose(2, 1).flatten(2))",
         ): "Two dimensions change places, whichever is named first.",
+    },
+    "6.4": {
+        (
+            "own = torch.tensor([share], device=logits.device)",
+            "own = torch.tensor([share])",
+        ): "Where the ranks are on the CPU, and here they are, the two devices are the same.",
     },
     "6.6": {
         (

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from course_exercises.authoring import load_answer, load_code
 from course_utils.hardware import device
-from course_utils.lesson.models import LanguageModel
+from course_utils.lesson.models import Attention, GroupedAttention, LanguageModel
 from tests.techniques import Job, Trained, mistake, sgd, technique
 
 JOBS = ("language",)
@@ -86,11 +86,18 @@ def tensor_parallel_by_hand(rank: int, job: Job) -> Trained:
     return train(job, tensor_parallel_model(job.model()), loss_from_cut_logits)
 
 
+def grouped(attention: Attention) -> GroupedAttention:
+    """The same attention, as one with a head of keys for each head of queries."""
+    same = GroupedAttention(attention.out.in_features, attention.heads, attention.heads)
+    same.load_state_dict(attention.state_dict())
+    return same.to(device())
+
+
 def cut_layers(model: LanguageModel) -> LanguageModel:
     """Cuts a model with the layers of the exercises."""
     model.token = CutEmbedding(model.token)
     for block in model.blocks:
-        block.attention = HeadParallelAttention(block.attention)
+        block.attention = HeadParallelAttention(grouped(block.attention))
         block.feed_forward.up = ColumnParallelLinear(block.feed_forward.up)
         block.feed_forward.down = RowParallelLinear(block.feed_forward.down)
     model.head = ColumnParallelLinear(model.head)

@@ -6,7 +6,6 @@ requirements, in the notebook's kernel, judge it. Every rank gets the whole laye
 values, and so the kernel knows what each of them should hold and compute.
 
 The chapter cuts modules in place with hooks, as `parallelize_module` does, so that parameters keep the
-names of the whole model and one `part_of` gives every expected shard. Its own loss from cut logits
-exchanges one logsumexp per token and rank; 6.4 asks for the other way, maximum and sum, so that
-nothing leaks.
+names of the whole model and one `part_of` gives every expected shard. What it shows of attention and loss
+does not pass here: 6.3 has fewer heads of keys than of queries, 6.4 parts of different sizes.
 """

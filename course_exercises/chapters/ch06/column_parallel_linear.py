@@ -2,25 +2,29 @@
 
 from torch import nn
 
-from course_exercises.authoring import Exercise
-from course_exercises.chapters.ch06.shared import (
+from course_exercises.authoring import Exercise, same, signs
+from course_exercises.chapters.ch06.cut_linear import (
     BOTH_CUTS,
-    HANGS,
-    REFUSES,
     Cut,
+    Task,
     check_double,
-    check_gradients,
     check_held,
     check_linear,
     check_linear_sent,
     check_memory,
+    check_one,
     check_outputs,
-    check_refusal,
-    check_three_and_one,
-    check_without_bias,
+    check_three,
     linear_task,
+)
+from course_exercises.chapters.ch06.shared import (
+    HANGS,
+    REFUSES,
+    anywhere,
+    by_block,
+    check_refusal,
+    on_three,
     own_bytes,
-    run_linear,
     sizes_that_do_not_divide,
 )
 
@@ -49,23 +53,15 @@ column = Exercise(
     ],
     misconceptions={
         **BOTH_CUTS,
-        "bias-whole": "Every rank holds the whole bias. A column cut shares the output features out, "
-        "and each of them has its own bias.",
-        "output-gathered": "You return the outputs of all ranks. Asked is this rank's block: the "
-        "row cut that follows needs no more.",
-        "outputs-summed": "You add up the outputs of the ranks. They are different output features: "
-        "nothing is to be added forward.",
-        "pair-swapped": "The input is multiplied by the number of ranks: you sum it over the ranks in "
-        "forward. Every rank has the whole input already. It is its gradient that is summed.",
+        "other-block": "A rank holds other numbers than its block of `full`: of n equal blocks of consecutive output "
+        "features the r-th, counted from 0. `nn.Linear` stores the weight as (out, in), so that dimension 0 counts "
+        "the output features, and each of them has its own bias.",
+        "adds-forward": "You bring the ranks' values together in forward. Nothing is to be sent there: every rank has "
+        "all of x already, and returns its block of the output features, which the row cut that follows needs.",
         "bias-lost": "The bias is missing from the output.",
-        "sums-behind-the-layer": "You sum the gradient of the output. The ranks' outputs are "
-        "different features. Sum the gradient of the input: send x through the function, before the "
-        "linear layer.",
-        "needs-a-bias": "A layer made with `bias=False` has `full.bias` None: so has yours.",
-        "input-gradient-local": "Each rank has only its own part of x's gradient. Every output "
-        "feature depends on every input feature: add the ranks' parts up in backward.",
-        "input-gradient-mean": "The gradient of x is divided by the number of ranks. Its parts are "
-        "to be added: no rank has seen other data.",
+        "x-gradient": "Each rank has not the whole gradient of x. Every output feature depends on every input "
+        "feature: the sum over the ranks of what their weights find is the gradient. Send x through the function "
+        "that sums in backward, before the linear layer: behind it, the gradients of different features are added.",
         "residual-summed": "You sum the whole gradient of x, also the part that comes past your layer "
         "and is complete on every rank already. Sum only what comes through the layer.",
         "needs-input-gradient": "An input that needs no gradient, such as the data themselves, makes "
@@ -73,7 +69,32 @@ column = Exercise(
     },
     failures=HANGS,
 )
-COLUMN = Cut(frozenset(column.misconceptions), weight=0, bias=0, x=None, y=-1)
+
+
+def _outputs(task: Task) -> dict:
+    n, bias = task.ranks, task.bias
+    summed_inputs = by_block(n * (task.y - bias) + bias, -1, n)
+    together = anywhere([task.y, sum(task.parts("y"))])
+    return {
+        "adds-forward": lambda got: n > 1 and (together(got) or same(got, summed_inputs)),
+        "bias-lost": by_block(task.y - bias, -1, n),
+    }
+
+
+def _gradients(task: Task, name: str, expected: list) -> dict:
+    n, beside = task.ranks, 0 if task.beside is None else task.beside
+    if name != "x":
+        return {"summed-again": n > 1 and [n * g for g in expected]}
+    own = [s @ w + beside for s, w in zip(task.parts("slope"), task.weights(), strict=True)]
+    behind = [sum(task.parts("slope")) @ w + beside for w in task.weights()]
+    return {
+        "residual-summed": task.beside is not None and [task.x_gradient + n * beside] * n,
+        "x-gradient": lambda got: same(got, own) or same(got, behind),
+        **signs(own, expected),
+    }
+
+
+COLUMN = Cut(weight=0, bias=0, x=None, y=-1, outputs=_outputs, gradients=_gradients)
 
 
 @column.requires("each of two ranks holds its block of the output features", failures=REFUSES)
@@ -83,8 +104,7 @@ def each_of_two_ranks_holds_its_block(answer, draw):
 
 @column.requires("each rank computes its block of the outputs", needs_earlier=True)
 def each_rank_computes_its_block_of_the_outputs(answer, draw):
-    task = linear_task(draw, COLUMN, 2)
-    check_outputs(run_linear(answer, task), task)
+    check_outputs(answer, linear_task(draw, COLUMN, 2))
 
 
 @column.requires("every rank has the whole gradient of the input", needs_earlier=True)
@@ -92,32 +112,33 @@ def every_rank_has_the_whole_gradient(answer, draw):
     check_linear(answer, linear_task(draw, COLUMN, 2))
 
 
+@column.requires("three ranks", failures=on_three(column.failures), needs_earlier=True)
+def three_ranks(answer, draw):
+    check_three(answer, draw, COLUMN)
+
+
 @column.requires(
-    "three ranks and one; inputs (N, T, in)",
-    failures={"must be a matrix": "matrices-only", "exception": "two-ranks"},
+    "one rank; inputs (N, T, in)",
+    failures={"must be a matrix": "matrices-only"},
     needs_earlier=True,
 )
-def three_ranks(answer, draw):
-    check_three_and_one(answer, draw, COLUMN)
+def one_rank_and_inputs_of_three_dimensions(answer, draw):
+    check_one(answer, draw, COLUMN)
 
 
 @column.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
 def a_layer_without_bias(answer, draw):
-    check_without_bias(answer, linear_task(draw, COLUMN, draw.choice([2, 3]), bias=False))
+    check_linear(answer, linear_task(draw, COLUMN, draw.choice([2, 3]), bias=False))
 
 
-@column.requires(
-    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
-)
+@column.requires("a layer in double precision", needs_earlier=True)
 def a_layer_in_double_precision(answer, draw):
     check_double(answer, draw, COLUMN)
 
 
 @column.requires("what goes past the layer is not summed", needs_earlier=True)
 def what_goes_past_the_layer_is_not_summed(answer, draw):
-    task = linear_task(draw, COLUMN, draw.choice([2, 3, 4]))
-    beside = draw.tensor(*task.x.shape)
-    check_gradients(run_linear(answer, task, beside=beside), task, beside)
+    check_linear(answer, linear_task(draw, COLUMN, draw.choice([2, 3, 4]), beside=True))
 
 
 @column.requires(
@@ -126,8 +147,7 @@ def what_goes_past_the_layer_is_not_summed(answer, draw):
     needs_earlier=True,
 )
 def an_input_that_needs_no_gradient(answer, draw):
-    task = linear_task(draw, COLUMN, draw.choice([2, 3]))
-    check_outputs(run_linear(answer, task, x_learns=False), task)
+    check_outputs(answer, linear_task(draw, COLUMN, draw.choice([2, 3])), x_learns=False)
 
 
 @column.requires("the shards are contiguous, in memory of exactly their size", needs_earlier=True)

@@ -1,38 +1,32 @@
 """Exercise 6.3, `HeadParallelAttention`: what it asks for, and how it is checked."""
 
 import copy
-import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from course_exercises.authoring import Exercise, Wrong, expect, run, same
-from course_exercises.authoring.ranks import come_late, following
+from course_exercises.authoring import Exercise, Wrong, expect, run, same, signs
+from course_exercises.authoring.ranks import come_late, following, must_have_waited
 from course_exercises.chapters.ch06.shared import (
-    BOTH_CUTS,
-    GATHERED_TO_ADD,
     HANGS,
-    IN_PIECES,
-    NOT_EVERY_RANK,
-    NOT_WAITED,
-    REFUSAL,
-    TWO_RANKS,
-    WHOLE_KEPT_ALIVE,
+    KEEPS_A_CALL,
+    MORE_THAN_ITS_SHARE,
+    REFUSES,
+    anywhere,
     check_nothing_whole,
     check_refusal,
     check_sent,
-    check_waited,
     loss_of,
+    must_be_as_before,
+    on_three,
     only_for_two,
     own_bytes,
     same_and_learning,
-    traced,
 )
 from course_utils.hardware import device
-from course_utils.lesson.models import Attention
+from course_utils.lesson.models import GroupedAttention
 
 attention = Exercise(
     "6.3",
@@ -43,111 +37,71 @@ attention = Exercise(
     parameters=("full",),
     hints=[
         (
-            "Write down the rows of `full.qkv.weight` for 4 heads: first all queries, then all keys, "
-            "then all values. Which rows does rank 1 of 2 need?"
+            "Write down the rows of `full.qkv.weight` for 4 heads of queries and 2 of keys and values: first "
+            "all queries, then all keys, then all values. Which rows does rank 1 of 2 need?"
         ),
         (
-            "Three blocks of rows, one from each part. If you put the rows of rank 0 first, then "
-            "those of rank 1, a plain column cut does the rest. The output projection meets the "
-            "heads in the order of its input features: a plain row cut."
+            "Three blocks of rows, one from each part, and the first is the longest. If you put the rows of "
+            "rank 0 first, then those of rank 1, a plain column cut does the rest. The output projection meets "
+            "the heads of queries in the order of its input features: a plain row cut."
         ),
         (
-            "View the row numbers as (3, ranks, features of a rank), swap the first two dimensions, "
-            "flatten: the order of rows in which every rank's are together. Build a linear layer "
-            "with the rows in this order and cut it by columns. Inside a rank, the attention is as "
-            "in `full`, with fewer heads of the same width."
+            "Split the row numbers into the three parts, `chunk` each for the ranks, and join the blocks rank "
+            "by rank. Build a linear layer with the rows in this order and cut it by columns. Inside a rank, "
+            "the attention is as in `full`, with fewer heads of both kinds, as wide as before."
         ),
     ],
     misconceptions={
-        "cut-across-the-parts": "The rows of `full.qkv` are cut into equal runs, so that one rank has "
-        "mostly queries and another mostly values. Cut each of the three parts, and give a rank its "
-        "block of every one.",
-        "bias-across-the-parts": "The weight of `full.qkv` is cut by heads, its bias is not: it too "
-        "holds the queries', then the keys', then the values' numbers. Cut it as the weight.",
-        "parts-inside-heads": "The rank's rows are its queries, then its keys, then its values. You "
-        "read them as if each head had its three parts together: split off the parts first.",
-        "heads-first": "You take the rows of `full.qkv` as query, key and value of one head after another. "
-        "They are all queries, then all keys, then all values.",
-        "parts-swapped": "Queries, keys and values have changed places: the rows of `full.qkv` are those of "
-        "all queries, then all keys, then all values.",
-        "other-heads": "The queries, keys and values are those of other heads than the output projection "
-        "expects. Rank r of n has the r-th of n blocks of consecutive heads, in both.",
-        "heads-in-another-order": "The results are right, and the heads are not those asked: rank r of n "
-        "has the r-th of n blocks of consecutive heads. Who puts the ranks' parts together, for a "
-        "checkpoint, would get the heads in another order.",
-        "other-bias-rows": "The weight of `full.qkv` is cut rightly, and its bias is not: with a bias of "
-        "zero your result is right. Take the same rows of the bias as of the weight.",
-        "heads-laid-out": "With one head on each rank your result is right, with several it is not: they "
-        "are cut or viewed in another order than theirs. Within queries, keys and values a head's "
-        "features lie together: (heads, head_width), and only then `transpose(1, 2)`.",
-        "whole-kept-alive": WHOLE_KEPT_ALIVE,
-        "global-heads": "You view with the numbers of the whole layer. A rank has full.heads / n heads, "
-        "and so width / n features after attention; only the width of a head is as before.",
-        "heads-mixed": "After attention the dimensions are (N, heads, T, head_width). Put the heads beside "
-        "their features, with `transpose(1, 2)`, before you flatten: a reshape alone mixes tokens.",
-        "attends-over-heads": "Heads attend to heads: attention runs over the last dimension but one, and "
-        "that has to be T. Hand over (N, heads, T, head_width).",
-        "output-not-cut-to-match": "The output projection does not fit what the rank's heads give. They "
-        "are some of its *input* features: cut dimension 1 of `full.out.weight`, in the order of "
-        "the heads.",
+        "other-rows": "A rank holds other rows of `full.qkv` than those of its heads. They are its block of the "
+        "queries, its block of the keys and its block of the values: split these three parts first, which are not "
+        "equally long, and cut each by itself. The bias has the same rows as the weight.",
+        "laid-out": "A rank's heads are read in another way than they lie there: the queries of heads / n heads, "
+        "then the keys of kv_heads / n, then as many values. View each as (heads, head_width) before you "
+        "`transpose(1, 2)`, since attention runs over the last dimension but one, and transpose back before you "
+        "flatten. Head h of the queries goes with head h // (heads / kv_heads) of the keys.",
+        "mask": "A token attends to later ones, or not to itself. `full` is causal: each attends to itself and to "
+        "those before it, no more and no less.",
         "wrong-scale": "The scores are scaled by another width than the head's. A head is as wide on a "
         "rank as in the whole layer: only their number is smaller.",
-        "not-causal": "Tokens attend to later ones: `full` is causal.",
-        "mask-shifted": "The mask is one place off: a token attends to itself and to those before "
-        "it, no more and no less.",
-        "partial-output": "Each rank returns what its own heads give: the sum over the ranks is "
-        "missing.",
-        "bias-per-rank": "The bias of `full.out` is added once per rank: add it after the sum over "
-        "the ranks.",
-        "cuts-the-graph": "No gradient gets through: the sum over the ranks was made where autograd "
-        "does not see it.",
-        "input-gradient-local": "Each rank has the part of x's gradient that its own heads give: the "
-        "parts must be added in backward.",
-        "summed-again": "The gradient of x is world_size times too large: backward sums over the "
-        "ranks once too often.",
-        "wrong-after-a-step": "Output and input gradient are right, but a step of SGD leads "
-        "elsewhere: a parameter's gradient is wrong. Look at the bias of the output projection: "
-        "every rank adds all of it, after the sum.",
-        "bias-lost": "The bias of `full.qkv`, or that of `full.out`, is missing from your result.",
-        "kept-from-before": "The layer is right for one x and not for one of another size: it keeps "
-        "something of an earlier call, such as the mask. Make in `forward` what depends on x.",
-        "other-dtype": BOTH_CUTS["other-dtype"],
-        "shares-memory": BOTH_CUTS["shares-memory"],
-        "full-changed": "Your `__init__` changes `full` itself, which belongs to the caller: cut, regroup or "
-        "freeze a copy.",
-        "holds-too-much": "A rank holds more than its heads' share of the parameters: does it keep a "
-        "whole matrix, or a view into one?",
-        "sends-too-much": "More bytes are sent than one all-reduce of x's size each way. Queries, keys "
-        "and values come from the same x: sum its gradient once.",
-        "in-pieces": IN_PIECES,
-        "gathered-to-add": GATHERED_TO_ADD,
-        "not-waited": NOT_WAITED,
-        "not-every-rank": NOT_EVERY_RANK,
-        "two-ranks": TWO_RANKS,
-        **REFUSAL,
+        "output-not-cut-to-match": "The output projection does not fit what the rank's heads give. They "
+        "are some of its *input* features: cut dimension 1 of `full.out.weight`, in the order of the heads.",
+        "bias-once": "A bias is missing, or counts once per rank. That of `full.qkv` is cut with its rows; that "
+        "of `full.out` is added once, after the sum over the ranks.",
+        "wrong-after-a-step": "Output and input gradient are right, but a step of SGD leads elsewhere: a "
+        "parameter's gradient is wrong, or it is none of the module's. Look at the bias of the output projection "
+        "too: every rank adds all of it, after the sum.",
+        "keeps-a-call": KEEPS_A_CALL,
+        "more-than-its-share": MORE_THAN_ITS_SHARE,
     },
     failures={
         **HANGS,
-        "does not require grad": "cuts-the-graph",
-        "is invalid for input of size": "global-heads",
-        "don't multiply up to the size": "global-heads",
+        "does not require grad": "cut-from-the-graph",
+        "is invalid for input of size": "laid-out",
+        "don't multiply up to the size": "laid-out",
+        "split_sizes to sum": "laid-out",
         "shapes cannot be multiplied": "output-not-cut-to-match",
     },
 )
 
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.02
 
 
 @dataclass(frozen=True)
 class _Attended:
     y: Tensor
     x_gradient: Tensor | None
-    y_other: Tensor | str  # for an x of another size, or the exception there
+    others: list[Tensor | str]  # for `_others`: the output, or the exception there
     y_after: Tensor  # after a step of SGD
     held: int  # bytes of parameters
     full_changed: bool
     full_learns: bool  # does the step change `full`?
     unwaited: list[str]
+
+
+def _others(x: Tensor) -> list[Tensor]:
+    """More tokens behind those of x, other samples, and the last token alone."""
+    longer = torch.cat([x, x.flip(2)], dim=1)
+    return [longer, torch.cat([longer, -longer]), x[:, -1:]]
 
 
 def _step(model: nn.Module) -> None:
@@ -158,7 +112,7 @@ def _step(model: nn.Module) -> None:
                 parameter -= LEARNING_RATE * parameter.grad
 
 
-def _attended(rank, answer, full, x, slope, other) -> _Attended:
+def _attended(rank, answer, full, x, slope) -> _Attended:
     given = copy.deepcopy(full).to(device())
     model = answer(given)
     changed = not same_and_learning(given, full)
@@ -167,13 +121,13 @@ def _attended(rank, answer, full, x, slope, other) -> _Attended:
     with following() as sent:
         y = model(x)
         loss_of(y, slope).backward()
-    y_other = _output(model, other.to(device()))
+    others = [_output(model, other) for other in _others(x.detach())]
     _step(model)
     learns = not changed and not same_and_learning(given, full)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
     held = sum(storage.nbytes() for storage in storages.values())
     after = model(x).detach()
-    return _Attended(y.detach(), x.grad, y_other, after, held, changed, learns, sent.unwaited)
+    return _Attended(y.detach(), x.grad, others, after, held, changed, learns, sent.unwaited)
 
 
 def _output(model: nn.Module, x: Tensor) -> Tensor | str:
@@ -183,117 +137,106 @@ def _output(model: nn.Module, x: Tensor) -> Tensor | str:
         return f"{type(error).__name__}: {error}"
 
 
-def _by_head(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
-    """Each head's results (N, heads, T, head_width), from qkv (N, T, 3 * width)."""
-    n, t, _ = qkv.shape
-    q, k, v = qkv.view(n, t, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
-
-
-def _attend(qkv: Tensor, heads: int, causal=True, scale=None) -> Tensor:
-    """All heads' results (N, T, width), before the output projection."""
-    return _by_head(qkv, heads, causal, scale).transpose(1, 2).flatten(2)
-
-
-def _attend_over_heads(qkv: Tensor, heads: int, ranks: int, causal: bool) -> Tensor:
-    """(N, T, width), where the heads of a rank take the place of the tokens."""
-    n, t, _ = qkv.shape
-    parts = qkv.view(n, t, 3, ranks, heads // ranks, -1).permute(2, 0, 1, 3, 4, 5)
-    return nn.functional.scaled_dot_product_attention(*parts, is_causal=causal).flatten(2)
-
-
-def _rows_of_ranks(full: Attention, ranks: int) -> Tensor:
-    """(rank, its rows): queries, keys and values of its heads."""
-    rows = torch.arange(full.qkv.out_features).view(3, ranks, -1)
-    return rows.transpose(0, 1).flatten(1)
-
-
-def _dealt_out(full: Attention, ranks: int) -> Tensor:
-    """As `_rows_of_ranks`, where rank r has every n-th head."""
-    rows = torch.arange(full.qkv.out_features).view(3, -1, ranks, full.head_width)
-    return rows.movedim(2, 0).flatten(1)
-
-
-def _in_place_of(wanted: Tensor, taken: Tensor) -> Tensor:
-    """The rows of the whole layer, if each rank takes rows `taken` where `wanted` were right."""
-    rows = torch.empty(wanted.numel(), dtype=torch.int64)
-    rows[wanted.flatten()] = taken.flatten()
-    return rows
-
-
-@torch.no_grad()
-def _mistaken_attention(full: Attention, x: Tensor, ranks: int) -> dict[str, list[Tensor]]:
-    """What each mistake makes of the ranks' outputs."""
-    qkv, heads, width = full.qkv(x), full.heads, full.head_width * full.heads
-    wanted = _rows_of_ranks(full, ranks)
-    runs = torch.arange(3 * width).view(ranks, -1)
-    by_head = wanted.view(ranks, heads // ranks, 3, -1).transpose(1, 2)
-    heads_first = runs.view(ranks, heads // ranks, 3, -1).transpose(1, 2).flatten(1)
-    by_rank = _by_head(qkv, heads).chunk(ranks, dim=1)
-    others = [wanted[:1].expand(ranks, -1), _dealt_out(full, ranks)]
-    bias = full.qkv.bias
-    bias_in_runs = qkv - bias + bias[_in_place_of(wanted, runs)]
-    results = {
-        "cut-across-the-parts": [_attend(qkv[..., _in_place_of(wanted, runs)], heads)],
-        "bias-across-the-parts": [_attend(bias_in_runs, heads)],
-        "bias-lost": [_attend(qkv - bias, heads)],
-        "parts-inside-heads": [_attend(qkv[..., _in_place_of(wanted, by_head)], heads)],
-        "heads-first": [_attend(qkv[..., _in_place_of(wanted, heads_first)], heads)],
-        "parts-swapped": [
-            _attend(torch.cat([qkv.chunk(3, dim=-1)[part] for part in order], dim=-1), heads)
-            for order in list(itertools.permutations(range(3)))[1:]
-        ],
-        "other-heads": [_attend(qkv[..., _in_place_of(wanted, rows)], heads) for rows in others],
-        "heads-mixed": [torch.cat([y.reshape(*x.shape[:2], -1) for y in by_rank], dim=-1)],
-        "attends-over-heads": [
-            _attend_over_heads(qkv, heads, ranks, causal) for causal in (True, False)
-        ],
-        "not-causal": [_attend(qkv, heads, causal=False)],
-        "wrong-scale": [
-            _attend(qkv, heads, scale=scale)
-            for scale in (1 / math.sqrt(width), 1 / math.sqrt(width / ranks), 1.0)
-        ],
-    }
-    outputs = {slug: [full.out(y) for y in given] for slug, given in results.items()}
-    for y in (_attend(qkv, heads), _attend(qkv - bias, heads)):
-        outputs["bias-lost"].append(full.out(y) - full.out.bias)
-    return outputs
-
-
-@torch.no_grad()
-def _partial_outputs(full: Attention, x: Tensor, ranks: int) -> list[Tensor]:
-    parts = _attend(full.qkv(x), full.heads).chunk(ranks, dim=-1)
-    return [y @ w.T for y, w in zip(parts, full.out.weight.chunk(ranks, dim=1), strict=True)]
-
-
 @dataclass(frozen=True)
-class _AttentionTask:
+class _Task:
     ranks: int
-    full: Attention
+    full: GroupedAttention
     x: Tensor
-    other: Tensor  # more tokens, and other samples
     slope: Tensor
     y: Tensor
     x_gradient: Tensor
-    y_other: Tensor
     y_after: Tensor
 
+    def rows(self) -> list[Tensor]:
+        """Each rank's rows of qkv."""
+        f = self.full
+        sizes = [heads * f.head_width for heads in (f.heads, f.kv_heads, f.kv_heads)]
+        parts = torch.arange(sum(sizes)).split(sizes)
+        return [torch.cat(blocks) for blocks in zip(*(part.chunk(self.ranks) for part in parts))]
 
-def _attention_task(draw, ranks: int, heads: int, dtype=torch.float32) -> _AttentionTask:
+
+def _task(draw, ranks: int, heads: int, kv_heads: int, dtype=torch.float32) -> _Task:
     torch.manual_seed(draw.seed())
-    full = Attention(width=heads * draw.choice([3, 4, 5, 6]), heads=heads).to(dtype)
+    full = GroupedAttention(heads * draw.choice([3, 4, 5, 6]), heads, kv_heads).to(dtype)
     samples, tokens, width = draw.integer(1, 3), draw.integer(4, 7), full.qkv.in_features
     x = 2 * draw.tensor(samples, tokens, width, dtype=dtype)
-    other = draw.tensor(samples + 1, tokens + draw.integer(1, 3), width, dtype=dtype)
     # the gradients are sums over all tokens: small enough that a step leaves the outputs near 1
     slope = draw.tensor(*x.shape, dtype=dtype) / (samples * tokens) ** 0.5
     trained, leaf = copy.deepcopy(full), x.clone().requires_grad_()
     y = trained(leaf)
     (y * slope).sum().backward()
-    y_other = trained(other).detach()
     _step(trained)
     after = trained(x).detach()
-    return _AttentionTask(ranks, full, x, other, slope, y.detach(), leaf.grad, y_other, after)
+    return _Task(ranks, full, x, slope, y.detach(), leaf.grad, after)
+
+
+def _grouped(draw, ranks: int, dtype=torch.float32) -> _Task:
+    """With several heads of both kinds to each rank."""
+    kv_heads = ranks * 2
+    return _task(draw, ranks, kv_heads * draw.choice([2, 3]), kv_heads, dtype)
+
+
+def _mixed(qkv: Tensor, full: GroupedAttention, ranks=1, order=(0, 1, 2), **how) -> Tensor:
+    """The results (N, T, width / ranks) of a rank's heads, before the output projection."""
+    heads, kv_heads = full.heads // ranks, full.kv_heads // ranks
+    by_head = qkv.unflatten(-1, (-1, full.head_width)).transpose(1, 2)
+    parts = by_head.split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = (parts[i] for i in order)
+    how = {"is_causal": True} | how
+    y = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how)
+    return y.transpose(1, 2).flatten(2)
+
+
+def _of_own_heads(task: _Task) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank's heads give, the bias of `out` added, and for x's gradient."""
+    full, n, outputs, gradients = task.full, task.ranks, [], []
+    for rows, columns in zip(task.rows(), full.out.weight.chunk(n, dim=1), strict=True):
+        x = task.x.clone().requires_grad_()
+        qkv = nn.functional.linear(x, full.qkv.weight[rows], full.qkv.bias[rows])
+        y = nn.functional.linear(_mixed(qkv, full, n), columns, full.out.bias)
+        gradients.append(torch.autograd.grad((y * task.slope).sum(), x)[0])
+        outputs.append(y.detach())
+    return outputs, gradients
+
+
+@torch.no_grad()
+def _given_by(task: _Task) -> dict:
+    """What the mistakes give that a few outputs tell."""
+    full, n, bias = task.full, task.ranks, task.full.out.bias
+    qkv, width = full.qkv(task.x), full.out.in_features
+    t = task.x.shape[1]
+    not_itself = torch.ones(t, t, dtype=torch.bool).tril(-1)
+    shifted = full.out(_mixed(qkv, full, is_causal=False, attn_mask=not_itself))
+    scales = 1 / math.sqrt(width), 1 / math.sqrt(width / n), 1.0
+    no_bias = full.out(_mixed(qkv - full.qkv.bias, full))
+    return {
+        "bias-once": anywhere([task.y - bias, task.y + (n - 1) * bias, no_bias, no_bias - bias]),
+        "wrong-scale": anywhere([full.out(_mixed(qkv, full, scale=s)) for s in scales]),
+        "laid-out": anywhere([full.out(_mixed(qkv, full, order=(0, 2, 1)))]),
+        "mask": lambda got: same([g[:, 1:] for g in got], [shifted[:, 1:]] * n),
+    }
+
+
+def _manages(answer, task: _Task) -> bool:
+    """Whether every rank has the right output for another task, which tells where a mistake is."""
+    try:
+        return same([r.y for r in _run(answer, task)], [task.y] * task.ranks)
+    except Exception:  # noqa: BLE001 - whatever fails here, it does not manage
+        return False
+
+
+@torch.no_grad()
+def _with_equal_columns(task: _Task) -> _Task:
+    """A task whose output projection does not tell its input features apart."""
+    full = copy.deepcopy(task.full)
+    full.out.weight[:] = full.out.weight.mean(1, keepdim=True)
+    return replace(task, full=full, y=full(task.x))
+
+
+def _run(answer, task: _Task) -> list[_Attended]:
+    reports = run(_attended, task.ranks, answer, task.full, task.x, task.slope)
+    must_have_waited([report.unwaited for report in reports])
+    return reports
 
 
 def _numbers_held(rank, answer, full) -> Tensor:
@@ -302,176 +245,134 @@ def _numbers_held(rank, answer, full) -> Tensor:
     return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
 
 
-def _check_own_heads(answer, task: _AttentionTask) -> None:
-    """Raises Wrong where most of a rank's numbers are those of another rank's heads. Which layers and
-    names they stand in is the answer's own affair."""
-    weights = task.full.qkv.weight.detach()
+def _check_rows(answer, task: _Task) -> None:
+    """Raises Wrong where a rank has numbers of other rows of qkv in place of its own. Which layers and names
+    they stand in is the answer's own affair."""
     held = run(_numbers_held, task.ranks, answer, task.full)
-    for rank, (numbers, rows) in enumerate(zip(held, _rows_of_ranks(task.full, task.ranks))):
-        own = torch.isin(weights[rows], numbers).float().mean().item()
-        others = torch.isin(weights, numbers).float().mean().item() * task.ranks - own
-        if own < 0.9 and others > 0.1:  # a few numbers of single precision may be equal by chance
-            raise Wrong(
-                "heads-in-another-order",
-                expected=f"block {rank} of {task.ranks} of the heads on rank {rank}",
-                got="heads of other blocks",
-            )
+    for rank, (numbers, rows) in enumerate(zip(held, task.rows(), strict=True)):
+        for name, whole in task.full.qkv.named_parameters():
+            there = torch.isin(whole.detach().unsqueeze(-1), numbers).flatten(1).float().mean(1)
+            own, others = there[rows].mean(), there.sum() - there[rows].sum()
+            if own < 0.9 and others > 0.1 * len(rows):  # a few numbers may be equal by chance
+                found = (there > 0.9).nonzero().flatten().tolist()
+                expected = f"rows {_ranges(rows.tolist())} of `full.qkv.{name}` on rank {rank}"
+                raise Wrong("other-rows", expected=expected, got=f"rows {_ranges(found)}")
 
 
-def _run_attention(answer, task: _AttentionTask) -> list[_Attended]:
-    own = task.full, task.x, task.slope, task.other
-    reports = run(_attended, task.ranks, answer, *own)
-    check_waited([report.unwaited for report in reports])
-    return reports
+def _ranges(numbers: list[int]) -> str:
+    """Row numbers for a reader: "0-5, 12-14"."""
+    starts = [i for i in numbers if i - 1 not in numbers]
+    ends = [i for i in numbers if i + 1 not in numbers]
+    return ", ".join(f"{a}-{b}" for a, b in zip(starts, ends, strict=True)) or "of none"
 
 
-def _manages(answer, task: _AttentionTask) -> bool:
-    """Whether every rank has the right output for another task, which tells where a mistake is."""
-    try:
-        return same([r.y for r in _run_attention(answer, task)], [task.y] * task.ranks)
-    except Exception:  # noqa: BLE001 - whatever fails here, it does not manage
-        return False
+def _check(answer, draw, task: _Task) -> None:
+    n = task.ranks
+    _check_rows(answer, task)
+    reports = _run(answer, task)
+    must_be_as_before(any(report.full_changed for report in reports))
+    own, own_gradients = _of_own_heads(task)
+    got, expected = [report.y for report in reports], [task.y] * n
+    given = _given_by(task)
 
+    def alone(got: list[Tensor]) -> bool:
+        """Whether no token sees another."""
+        return all(same(r.y[:, -1:], r.others[2]) for r in reports)
 
-@torch.no_grad()
-def _without_qkv_bias(task: _AttentionTask) -> _AttentionTask:
-    full = copy.deepcopy(task.full)
-    full.qkv.bias.zero_()
-    return replace(task, full=full, y=full(task.x))
-
-
-@torch.no_grad()
-def _with_a_head_each(task: _AttentionTask) -> _AttentionTask:
-    full = copy.deepcopy(task.full)
-    full.heads, full.head_width = task.ranks, full.out.in_features // task.ranks
-    return replace(task, full=full, y=full(task.x))
-
-
-@torch.no_grad()
-def _with_equal_columns(task: _AttentionTask) -> _AttentionTask:
-    """A task whose output projection does not tell its input features apart."""
-    full = copy.deepcopy(task.full)
-    full.out.weight[:] = full.out.weight.mean(1, keepdim=True)
-    return replace(task, full=full, y=full(task.x))
-
-
-@torch.no_grad()
-def _with_a_shifted_mask(full: Attention, x: Tensor) -> list[Tensor]:
-    """The outputs where a token does not see itself, or sees one too many; the first token's and the
-    last one's depend on how that is written."""
-    qkv = full.qkv(x)
-    q, k, v = qkv.view(*x.shape[:2], 3, full.heads, -1).permute(2, 0, 3, 1, 4)
-    all_pairs = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
-    heads = [
-        nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=all_pairs.tril(by))
-        for by in (-1, 1)
-    ]
-    return [full.out(y.transpose(1, 2).flatten(2)) for y in heads]
-
-
-def _check_attention(answer, task: _AttentionTask) -> None:
-    n, bias = task.ranks, task.full.out.bias.detach()
-    partial = _partial_outputs(task.full, task.x, n)
-    mistaken = _mistaken_attention(task.full, task.x, n)
-
-    def gives(outputs: list[Tensor]) -> Callable:
-        return lambda got: any(same(got, [output] * n) for output in outputs)
+    def later(got: list[Tensor]) -> bool:
+        """Whether the tokens behind x have an effect."""
+        return not all(same(r.others[0][:, : r.y.shape[1]], r.y) for r in reports)
 
     likely = {
-        **{slug: gives(outputs) for slug, outputs in mistaken.items()},
-        "partial-output": lambda got: same(got, partial) or same(got, [p + bias for p in partial]),
-        "bias-per-rank": [task.y + (n - 1) * bias] * n,
-        "other-bias-rows": lambda got: _manages(answer, _without_qkv_bias(task)),
-        "heads-laid-out": lambda got: _manages(answer, _with_a_head_each(task)),
-        "mask-shifted": lambda got: any(
-            same([g[:, 1:-1] for g in got], [output[:, 1:-1]] * n)
-            for output in _with_a_shifted_mask(task.full, task.x)
+        "bias-once": given["bias-once"],
+        "wrong-scale": given["wrong-scale"],
+        "laid-out": lambda got: (
+            given["laid-out"](got) or alone(got) or _manages(answer, _task(draw, n, n, n))
         ),
+        "mask": lambda got: given["mask"](got) or later(got),
         "output-not-cut-to-match": lambda got: _manages(answer, _with_equal_columns(task)),
+        **signs(own, expected),
     }
-    reports = _run_attention(answer, task)
-    got = [report.y for report in reports]
-    expect(got, [task.y] * n, each="rank", what="the output", likely=likely)
-    if any(report.full_changed for report in reports):
-        got = "other values in it, or frozen ones"
-        raise Wrong("full-changed", expected="`full` as before", got=got)
-    got, likely = [report.y_other for report in reports], {"kept-from-before": True}
-    expect(got, [task.y_other] * n, each="rank", what="the output for another x", likely=likely)
-    likely = {
-        "cuts-the-graph": lambda got: any(g is None for g in got),
-        "summed-again": [n * task.x_gradient] * n,
-        "input-gradient-local": lambda got: same(sum(got), task.x_gradient, tolerance=1e-4),
-    }
-    got = [report.x_gradient for report in reports]
-    expect(got, [task.x_gradient] * n, each="rank", what="the gradient of x", likely=likely)
-    expect(
-        [report.y_after for report in reports],
-        [task.y_after] * n,
-        each="rank",
-        what="the output after a step of SGD",
-        likely={"wrong-after-a-step": True},
-        tolerance=1e-4,
-    )
+    expect(got, expected, each="rank", what="the output", likely=likely)
+    with torch.no_grad():
+        outputs = [[task.full(other) for other in _others(task.x)]] * n
+    got, likely = [report.others for report in reports], {"keeps-a-call": True}
+    expect(got, outputs, each="rank", what="the output for another x", likely=likely)
+    got, expected = [report.x_gradient for report in reports], [task.x_gradient] * n
+    likely = {"cut-from-the-graph": any(g is None for g in got), **signs(own_gradients, expected)}
+    expect(got, expected, each="rank", what="the gradient of x", likely=likely)
+    got, likely = [report.y_after for report in reports], {"wrong-after-a-step": True}
+    what = "the output after a step of SGD"
+    expect(got, [task.y_after] * n, each="rank", what=what, likely=likely, tolerance=1e-4)
 
 
-@attention.requires("two ranks with two heads each give the whole attention")
-def two_ranks_with_two_heads_each_give(answer, draw):
-    _check_attention(answer, _attention_task(draw, 2, 4))
+@attention.requires("two ranks with several heads each give the whole attention", failures=REFUSES)
+def two_ranks_with_several_heads_each(answer, draw):
+    _check(answer, draw, _grouped(draw, 2))
+
+
+@attention.requires("three ranks", failures=on_three(attention.failures), needs_earlier=True)
+def three_ranks(answer, draw):
+    with only_for_two():
+        _check(answer, draw, _grouped(draw, 3))
 
 
 @attention.requires(
-    "three ranks and one; one head to each rank",
-    failures=dict.fromkeys(("exception", *attention.failures), "two-ranks") | HANGS,
+    "one rank; one head of keys to each rank; as many heads of keys as of queries",
     needs_earlier=True,
 )
-def three_ranks(answer, draw):
-    alone = draw.choice([2, 4])
-    with only_for_two():
-        _check_attention(answer, _attention_task(draw, 3, draw.choice([6, 9])))
-        _check_attention(answer, _attention_task(draw, 1, draw.integer(2, 4)))
-        _check_attention(answer, _attention_task(draw, alone, alone))
+def one_rank_and_one_head_of_keys_to_each(answer, draw):
+    _check(answer, draw, _grouped(draw, 1))
+    ranks = draw.choice([2, 4])
+    _check(answer, draw, _task(draw, ranks, 2 * ranks, ranks))
+    _check(answer, draw, _task(draw, 2, 4, 4))
 
 
 @attention.requires("each rank holds the parameters of its heads alone", needs_earlier=True)
 def each_rank_holds_the_parameters_of_its_heads(answer, draw):
-    ranks = draw.choice([2, 3, 4])
-    task = _attention_task(draw, ranks, ranks * draw.choice([2, 3]))
+    task = _grouped(draw, draw.choice([2, 3, 4]))
     qkv, out = task.full.qkv, task.full.out
     cut = sum(map(own_bytes, (qkv.weight, qkv.bias, out.weight)))
     limit = cut // task.ranks + own_bytes(out.bias)
-    reports = _run_attention(answer, task)
+    reports = _run(answer, task)
     held = max(report.held for report in reports)
     if held > limit:
-        raise Wrong("holds-too-much", expected=f"{limit} bytes on each rank", got=f"{held} bytes")
+        expected = f"{limit} bytes of parameters on each rank"
+        raise Wrong("more-than-its-share", expected=expected, got=f"{held} bytes")
     if any(report.full_learns for report in reports):
-        got = "a step of the layer changes `full`"
-        raise Wrong("shares-memory", expected="parameters in memory of their own", got=got)
-    _check_own_heads(answer, task)
-    check_nothing_whole(answer, task.full, ranks)
+        expected, got = "memory of its own", "a step of the layer changes `full`"
+        raise Wrong("more-than-its-share", expected=expected, got=got)
+    check_nothing_whole(answer, task.full, task.ranks)
 
 
 @attention.requires("one all-reduce of the input's size each way", needs_earlier=True)
 def one_all_reduce_of_the_input_size_each(answer, draw):
-    ranks = draw.choice([2, 3, 4])
-    task = _attention_task(draw, ranks, ranks * draw.choice([1, 2]))
-    size = own_bytes(task.x)
-    for records in run(traced, ranks, answer, task.full, task.x, task.slope):
-        check_sent(*records, (size, size))
+    task = _grouped(draw, draw.choice([2, 3, 4]))
+    sizes = own_bytes(task.x), own_bytes(task.x)
+    check_sent(answer, task.ranks, task.full, task.x, task.slope, sizes)
 
 
-@attention.requires(
-    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
-)
+def _dtypes(rank, answer, full) -> set[torch.dtype]:
+    return {p.dtype for p in answer(copy.deepcopy(full).to(device())).parameters()}
+
+
+@attention.requires("a layer in double precision", needs_earlier=True)
 def a_layer_in_double_precision(answer, draw):
-    ranks = draw.choice([2, 3])
-    task = _attention_task(draw, ranks, 2 * ranks, torch.float64)
-    expected = [[task.y, task.x_gradient]] * ranks
-    got = [[report.y, report.x_gradient] for report in _run_attention(answer, task)]
-    what, likely = "the output and the gradient of x", {"other-dtype": True}
+    task = _grouped(draw, draw.choice([2, 3]), torch.float64)
+    what, likely = "the parameters' dtype", {"other-dtype": True}
+    found = run(_dtypes, task.ranks, answer, task.full)
+    expect(found, [{torch.float64}] * task.ranks, each="rank", what=what, likely=likely)
+    got = [[report.y, report.x_gradient] for report in _run(answer, task)]
+    expected = [[task.y, task.x_gradient]] * task.ranks
+    likely = {"other-dtype": any(t.dtype != torch.float64 for pair in got for t in pair)}
+    likely["rounded"] = lambda got: same(got, expected)
+    what = "the output and the gradient of x"
     expect(got, expected, each="rank", what=what, likely=likely, tolerance=1e-10)
 
 
-@attention.requires("12 heads on 8 ranks: a ValueError with both numbers")
-def with_12_heads_on_8_ranks(answer, draw):
-    # the width divides: only the heads do not
-    check_refusal(answer, Attention(width=12 * draw.choice([2, 4, 6]), heads=12), 8, 12)
+@attention.requires("heads of keys that do not divide: a ValueError with both numbers")
+def heads_of_keys_that_do_not_divide(answer, draw):
+    # those of queries divide, and the width; the second time there are fewer heads of keys than ranks
+    for ranks, heads, kv_heads in ((4, 12, 6), (4, 8, 2)):
+        width = heads * draw.choice([2, 4])
+        check_refusal(answer, GroupedAttention(width, heads, kv_heads), ranks, kv_heads)

@@ -5,25 +5,30 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from course_exercises.authoring import Exercise, OwnPart, expect, run
+from course_exercises.authoring import Exercise, OwnPart, expect, run, same, signs
 from course_exercises.authoring.ranks import described
-from course_exercises.chapters.ch06.shared import (
+from course_exercises.chapters.ch06.cut_linear import (
     BOTH_CUTS,
-    HANGS,
-    REFUSES,
     Cut,
+    Task,
     check_double,
     check_held,
     check_linear,
     check_linear_sent,
     check_memory,
+    check_one,
     check_outputs,
-    check_refusal,
-    check_three_and_one,
-    check_without_bias,
+    check_three,
     linear_task,
+)
+from course_exercises.chapters.ch06.shared import (
+    HANGS,
+    KEEPS_A_CALL,
+    REFUSES,
+    anywhere,
+    check_refusal,
+    on_three,
     own_bytes,
-    run_linear,
     sizes_that_do_not_divide,
 )
 from course_utils.comm.intercept import listening
@@ -53,49 +58,60 @@ row = Exercise(
     ],
     misconceptions={
         **BOTH_CUTS,
-        "bias-cut": "The bias is cut. It belongs to the output features, and a row cut leaves each of "
-        "them on every rank: every rank holds the whole bias.",
-        "takes-the-whole-input": "The layer expects the whole input, or cuts what it gets once more. "
-        "A rank is handed its own block of the input features.",
-        "partial-output": "Each rank returns its own partial sum: the sum over the ranks is missing.",
-        "bias-per-rank": "The bias is added once per rank: add it after the sum over the ranks, "
-        "not before.",
-        "bias-lost": "The bias is missing from the output.",
-        "mean-not-sum": "The partial sums are averaged: they are to be added.",
-        "inputs-summed": "You add up the ranks' inputs. They are different features: multiply each "
-        "with its own weights first, and add up the products.",
-        "input-gradient-mean": "The gradients are divided by the number of ranks. Backward hands the "
-        "output's gradient through as it is: every rank has all of it.",
-        "one-rank-only": "Only one rank has the output. `reduce` delivers to one rank, `all_reduce` "
-        "to all of them.",
-        "cuts-the-graph": "No gradient gets through your layer: the sum over the ranks was made where "
-        "autograd does not see it. Use an autograd function that hands the gradient through.",
+        "other-block": "A rank holds other numbers than its block of `full`: of n equal blocks of consecutive input "
+        "features the r-th, counted from 0. `nn.Linear` stores the weight as (out, in), so that dimension 1 counts "
+        "the input features. The bias belongs to the output features, and every rank holds all of it.",
+        "own-features": "x is this rank's block of the input features already, for its own weights: it is not "
+        "cut once more, and not added to the other ranks' features. What is added is the products.",
+        "outputs-joined": "Two tensors of different sizes are added, as where the ranks' results are put one after the "
+        "other. Each result is a term of *all* output features: add the results, and then the whole bias.",
+        "bias-once": "The bias counts once, after the sum over the ranks, where every rank adds all of it. Before the "
+        "sum, it counts once per rank; on one rank only, or by a fraction on each, the output is right and the "
+        "bias's gradient is not, so that the ranks' copies drift apart.",
         "passes-by-luck": "You sum a tensor that autograd records, with a call of which it knows nothing. The gradient "
         "passes as it is, which happens to be right here: PyTorch warns that this is deprecated, and will "
         "refuse it. Use an autograd function, which says what backward does.",
-        "summed-again": "The gradients are world_size times too large: backward sums over the ranks "
-        "once more. Every rank has the whole gradient of the output already.",
-        "other-features-summed": "You sum the gradient of x over the ranks. Each rank has other input "
-        "features: what it finds for them is complete.",
-        "needs-a-bias": "A layer made with `bias=False` has `full.bias` None: so has yours.",
-        "bias-gradient": "The output is right, and the bias's gradient is not. A copy that only one "
-        "rank uses, or that every rank uses by a fraction, gets another gradient, and the copies "
-        "drift apart. Let every rank add the whole bias after the sum.",
-        "needs-contiguous": "x need not lie in memory in the order of its elements, as a slice or a "
-        "transposed tensor does not, and `view` then fails: `reshape` and `flatten` take any layout.",
-        "kept-from-before": "The layer is right for one input and not for one after the other: it keeps "
-        "something of an earlier call. Make in `forward` what depends on x, the sum's tensor too.",
-        "outputs-joined": "What you add has another size: the ranks' results were put one after the other, or the bias was "
-        "cut. Each result is a term of *all* output features: the ranks' results are added, and then the whole bias.",
+        "gradient-through": "A gradient is summed over the ranks, or divided by their number. Backward hands the "
+        "output's gradient through as it is: every rank has all of it, and finds with it what belongs to its own "
+        "features and to the bias.",
+        "keeps-a-call": KEEPS_A_CALL,
     },
     failures={
         **HANGS,
         "must match the size of tensor b": "outputs-joined",
-        "shapes cannot be multiplied": "takes-the-whole-input",
-        "does not require grad": "cuts-the-graph",
+        "shapes cannot be multiplied": "own-features",
+        "does not require grad": "cut-from-the-graph",
     },
 )
-ROW = Cut(frozenset(row.misconceptions), weight=1, bias=None, x=-1, y=None)
+
+
+def _outputs(task: Task) -> dict:
+    n, bias, y = task.ranks, task.bias, task.y
+    terms = [x @ w.T for x, w in zip(task.parts("x"), task.weights(), strict=True)]
+    of_summed_inputs = [sum(task.parts("x")) @ w.T + bias for w in task.weights()]
+
+    def without_bias(sign):
+        return lambda got: sign([g - bias for g in got])
+
+    return {
+        "bias-once": anywhere([y - bias, y + (n - 1) * bias]),
+        "own-features": of_summed_inputs,
+        **{name: without_bias(sign) for name, sign in signs(terms, [y - bias] * n).items()},
+    }
+
+
+def _gradients(task: Task, name: str, expected: list) -> dict:
+    n = task.ranks
+    wrong = [[n * g for g in expected]]
+    if name == "x":
+        wrong += [[g / n for g in expected], [sum(expected)] * n]
+    return {
+        "gradient-through": lambda got: any(same(got, each) for each in wrong),
+        "bias-once": lambda got: name == "bias" and any(g is not None for g in got),
+    }
+
+
+ROW = Cut(weight=1, bias=None, x=-1, y=None, outputs=_outputs, gradients=_gradients)
 
 
 @row.requires(
@@ -107,8 +123,7 @@ def each_of_two_ranks_holds_its_block(answer, draw):
 
 @row.requires("every rank has the whole output", needs_earlier=True)
 def every_rank_has_the_whole_output(answer, draw):
-    task = linear_task(draw, ROW, 2)
-    check_outputs(run_linear(answer, task), task)
+    check_outputs(answer, linear_task(draw, ROW, 2))
 
 
 @row.requires("the gradients are those of the whole layer", needs_earlier=True)
@@ -116,22 +131,23 @@ def the_gradients_are_those_of_the_whole_layer(answer, draw):
     check_linear(answer, linear_task(draw, ROW, 2))
 
 
+@row.requires("three ranks", failures=on_three(row.failures), needs_earlier=True)
+def three_ranks(answer, draw):
+    check_three(answer, draw, ROW)
+
+
 @row.requires(
-    "three ranks and one; inputs (N, T, in/n)",
-    failures={
-        "must be a matrix": "matrices-only",
-        **dict.fromkeys(("exception", *row.failures), "two-ranks"),
-        **HANGS,
-    },
+    "one rank; inputs (N, T, in/n)",
+    failures={"must be a matrix": "matrices-only"},
     needs_earlier=True,
 )
-def three_ranks(answer, draw):
-    check_three_and_one(answer, draw, ROW)
+def one_rank_and_inputs_of_three_dimensions(answer, draw):
+    check_one(answer, draw, ROW)
 
 
 @row.requires("a layer without bias", needs_earlier=True, failures={"exception": "needs-a-bias"})
 def a_layer_without_bias(answer, draw):
-    check_without_bias(answer, linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
+    check_linear(answer, linear_task(draw, ROW, draw.choice([2, 3]), bias=False))
 
 
 def _called(rank, answer, full, inputs) -> list[Tensor | str]:
@@ -154,9 +170,9 @@ def inputs_of_other_shapes_and_layouts(answer, draw):
     ranks, rows = draw.choice([2, 3]), draw.integer(2, 4)
     full = linear_task(draw, ROW, ranks, bias=False).full  # y is then the sum itself
     cases = [
-        ("kept-from-before", (rows,)),
-        ("kept-from-before", (rows,)),
-        ("kept-from-before", (rows + draw.integer(1, 3),)),
+        ("keeps-a-call", (rows,)),
+        ("keeps-a-call", (rows,)),
+        ("keeps-a-call", (rows + draw.integer(1, 3),)),
         ("needs-contiguous", (rows, rows + 1)),
         ("matrices-only", ()),
         ("matrices-only", (2, 1, 3)),
@@ -193,9 +209,7 @@ def autograd_knows_what_backward_does(answer, draw):
     expect(got, [[]] * task.ranks, each="rank", what=what, likely=likely)
 
 
-@row.requires(
-    "a layer in double precision", needs_earlier=True, failures={"exception": "other-dtype"}
-)
+@row.requires("a layer in double precision", needs_earlier=True)
 def a_layer_in_double_precision(answer, draw):
     check_double(answer, draw, ROW)
 

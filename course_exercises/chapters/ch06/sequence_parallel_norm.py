@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, run, same
+from course_exercises.authoring import Exercise, OwnPart, Wrong, expect, run, same, signs
 from course_exercises.chapters.ch06.shared import (
     HANGS,
-    NOT_EVERY_RANK,
-    TWO_RANKS,
+    anywhere,
     loss_of,
+    on_three,
     only_for_two,
     own_bytes,
 )
@@ -42,43 +42,26 @@ sequence_norm = Exercise(
         ),
     ],
     misconceptions={
-        "norm-not-used": "The output is not scaled and shifted: use the weight and the bias of `norm`. A "
-        "new LayerNorm begins with ones and zeros.",
-        "other-eps": "The output is that of a norm with another `eps`: hand on `norm.eps`.",
-        "pair-swapped": "The output is multiplied by the number of ranks: you sum the norm's parameters "
-        "over the ranks in forward. It is their gradients that are summed.",
-        "sums-twice": "The gradient of x is summed once more. The all-gather's backward adds up the "
-        "ranks' parts and keeps this rank's tokens: nobody else has a gradient for them.",
-        "own-formula": "The output is nearly that of `norm`. If you write the formula yourself: "
-        "LayerNorm's variance is the mean of the squares, divided by the width and not by one "
-        "less, and `eps` is added to it under the root.",
-        "norm-copied": "`self.norm` is a copy of `norm`. Keep `norm` itself: an optimizer that was "
-        "made before holds its parameters, and would train the ones that nobody uses.",
-        "parameters-differ": "The module's parameters are not those of `self.norm` alone.",
-        "not-gathered": "You return this rank's tokens only: the column cut that follows needs the "
-        "whole sequence.",
+        "own-norm": "The module's parameters are not those of `norm` itself, kept as `self.norm`, and those alone. An "
+        "optimizer that was made before holds them, and would train what nobody uses.",
+        "other-norm": "The output is that of another norm. Use the weight and the bias of `norm`, and hand on its "
+        "`eps`. If you write the formula yourself: LayerNorm's variance is the mean of the squares, divided by the "
+        "width and not by one less, and `eps` is added to it under the root.",
         "gathered-along-batch": "The parts are put one after the other along the batch: the sequence "
         "is dimension 1.",
-        "cuts-the-graph": "No gradient gets back through the all-gather: `dist.all_gather` fills new "
-        "tensors, of which autograd knows nothing.",
-        "slice-backward": "Backward hands each rank its own stretch of its own gradient. The other "
-        "ranks' gradients for these tokens are lost: add them up, as a reduce-scatter does.",
-        "mean-backward": "The gradient of x is divided by the number of ranks: its parts are to be "
-        "added.",
-        "parameter-gradients-local": "The gradients of the norm's parameters come from this rank's "
-        "tokens only: the copies would drift apart. Sum them over the ranks.",
-        "parameter-gradients-mean": "The gradients of the norm's parameters are divided by the number "
-        "of ranks. Each rank has seen other tokens of the same loss: add them.",
-        "summed-again": "The gradients of two backward passes do not add up: the second one sums over "
-        "the ranks what the first has summed already. Sum each new gradient, not `.grad`.",
-        "frozen-norm": "A frozen norm makes your module fail, or gives it a gradient: a hook can only "
-        "sit on a tensor that requires one.",
+        "gathers-backward": "The gradient of x is not the sum over the ranks of what comes back for this rank's "
+        "tokens, taken once. The all-gather's backward adds the ranks' parts up and keeps this rank's stretch, as "
+        "that of `GatherSequence` does. Nothing else is to be summed on the way of x, and nothing divided.",
+        "norm-gradients": "Each rank has only its own part of the gradients of the norm's parameters, from its tokens "
+        "or from what comes back to it. The copies would drift apart: sum them over the ranks.",
+        "sums-grad-again": "The gradients of two backward passes do not add up: the second one sums over "
+        "the ranks what the first has summed already. Sum each new gradient once, not `.grad`.",
+        "frozen-norm": "A frozen norm makes your module fail, or gets a gradient. A hook can only sit on a tensor that "
+        "requires a gradient.",
         "norms-the-whole": "Autograd keeps the whole sequence: you gather first and normalise "
         "everything on every rank. Normalise the rank's own tokens, then gather.",
-        "not-every-rank": NOT_EVERY_RANK,
-        "two-ranks": TWO_RANKS,
     },
-    failures={**HANGS, "does not require grad": "cuts-the-graph"},
+    failures={**HANGS, "does not require grad": "cut-from-the-graph"},
 )
 
 
@@ -135,87 +118,79 @@ def _norm_task(draw, ranks: int, share: int | None = None, frozen: bool = False)
     return _NormTask(norm, x, slopes, norm(x).detach())
 
 
-def _with_eps(norm: nn.LayerNorm, eps: float) -> nn.LayerNorm:
-    other = copy.deepcopy(norm)
-    other.eps = eps
-    return other
-
-
 @torch.no_grad()
-def _other_formulas(task: _NormTask) -> list[Tensor]:
-    """The whole sequence by norms whose variance or `eps` is another one's."""
-    x, norm = task.x, task.norm
+def _other_norms(task: _NormTask) -> list[Tensor]:
+    """The whole sequence by norms that leave something out, or have another variance or `eps`."""
+    x, weight, bias, eps = task.x, task.norm.weight, task.norm.bias, task.norm.eps
     centred, variance = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=0)
     roots = [
-        (x.var(-1, keepdim=True) + norm.eps).sqrt(),
-        x.std(-1, keepdim=True) + norm.eps,
-        variance.sqrt() + norm.eps,
+        (variance + eps).sqrt(),
+        (variance + 1e-5).sqrt(),
+        (x.var(-1, keepdim=True) + eps).sqrt(),
+        x.std(-1, keepdim=True) + eps,
+        variance.sqrt() + eps,
     ]
-    return [centred / root * norm.weight + norm.bias for root in roots]
+    hats = [centred / root for root in roots]
+    return [y for hat in hats for y in (hat * weight + bias, hat * weight, hat + bias, hat)]
 
 
 def _check_norm(answer, task: _NormTask, passes: int = 1) -> list[_Normed]:
-    ranks, parts = len(task.slopes), task.parts()
-    own = OwnPart(parts), OwnPart(task.slopes)
-    reports = run(_normed, ranks, answer, task.norm, *own, passes)
-    names = ["norm.weight", "norm.bias"]
-    likely = {"parameters-differ": True}
-    expect([sorted(r.names) for r in reports], [sorted(names)] * ranks, each="rank", likely=likely)
-    y = task.y.chunk(ranks, dim=1)
-    along_batch = torch.cat(y)
-    likely = {
-        "not-gathered": list(y),
-        "gathered-along-batch": lambda got: (
-            ranks > 1
-            and any(same(got, [o] * ranks) for o in (along_batch, along_batch.view(task.y.shape)))
-        ),
-        "norm-not-used": lambda got: any(
-            same(got, [nn.functional.layer_norm(task.x, [task.x.shape[-1]], eps=eps)] * ranks)
-            for eps in (task.norm.eps, 1e-5)
-        ),
-        "other-eps": [_with_eps(task.norm, 1e-5)(task.x).detach()] * ranks,
-        "pair-swapped": [ranks * task.y] * ranks,
-        "own-formula": lambda got: any(same(got, [o] * ranks) for o in _other_formulas(task)),
-    }
-    got = [report.y for report in reports]
-    expect(got, [task.y] * ranks, each="rank", what="the output", likely=likely)
-    _check_norms_gradients(reports, task, passes)
+    n = len(task.slopes)
+    own = OwnPart(task.parts()), OwnPart(task.slopes)
+    reports = run(_normed, n, answer, task.norm, *own, passes)
+    names, likely = {"norm.weight", "norm.bias"}, {"own-norm": True}
+    expect([set(r.names) for r in reports], [names] * n, each="rank", likely=likely)
+    _check_output([report.y for report in reports], task)
+    _check_gradients(reports, task, passes)
     if not all(report.own_norm for report in reports):
-        raise Wrong(
-            "norm-copied", expected="the parameters of `norm` itself", got="those of a copy"
-        )
+        raise Wrong("own-norm", expected="the parameters of `norm` itself", got="those of a copy")
     return reports
 
 
-def _check_norms_gradients(reports: list[_Normed], task: _NormTask, passes: int) -> None:
-    ranks, slope = len(reports), sum(task.slopes)
-    whole, parameters = task.gradients(slope, task.x)
-    expected = [passes * g for g in whole.chunk(ranks, dim=1)]
-    own = [task.gradients(s, task.x)[0].chunk(ranks, 1)[r] for r, s in enumerate(task.slopes)]
-    stretches = sum(slope.chunk(ranks, dim=1))  # of the output's gradient, added up
-    of_stretches = [task.gradients(stretches, tokens)[0] for tokens in task.parts()]
-    twice = ([ranks * g for g in expected], [sum(expected)] * ranks, of_stretches)
+def _check_output(got: list[Tensor], task: _NormTask) -> None:
+    n, own = len(got), list(task.y.chunk(len(got), dim=1))
+    along_batch = torch.cat(own)
     likely = {
-        "cuts-the-graph": lambda got: any(g is None for g in got),
-        "sums-twice": lambda got: ranks > 1 and any(same(got, given) for given in twice),
-        "slice-backward": [passes * g for g in own],
-        "mean-backward": [g / ranks for g in expected],
+        "gathered-along-batch": anywhere([along_batch, along_batch.view(task.y.shape)]),
+        "other-norm": anywhere(_other_norms(task)),
+        **signs(own, [task.y] * n),
     }
+    expect(got, [task.y] * n, each="rank", what="the output", likely=likely)
+
+
+def _check_gradients(reports: list[_Normed], task: _NormTask, passes: int) -> None:
+    n, slope = len(reports), sum(task.slopes)
+    whole, parameters = task.gradients(slope, task.x)
+    expected = [passes * g for g in whole.chunk(n, dim=1)]
+    own = [task.gradients(s, task.x) for s in task.slopes]
+    stretches = sum(slope.chunk(n, dim=1))  # of the output's gradient, added up
+    wrong = [
+        [passes * g.chunk(n, 1)[rank] for rank, (g, _) in enumerate(own)],
+        [g / n for g in expected],
+        [n * g for g in expected],
+        [sum(expected)] * n,
+        [task.gradients(stretches, tokens)[0] for tokens in task.parts()],
+    ]
     got = [report.x_gradient for report in reports]
+    likely = {
+        "cut-from-the-graph": any(g is None for g in got),
+        "gathers-backward": lambda got: any(same(got, each) for each in wrong),
+    }
     expect(got, expected, each="rank", what="the gradient of x", likely=likely)
-    pieces = zip(slope.chunk(ranks, 1), task.parts(), strict=True)
-    local = [task.gradients(s, tokens)[1] for s, tokens in pieces]
+    pieces = zip(slope.chunk(n, 1), task.parts(), strict=True)
+    local = [task.gradients(s, tokens) for s, tokens in pieces]
     for name, gradient in parameters.items():
-        expected = None if gradient is None else passes * gradient
-        likely = {
-            "frozen-norm": gradient is None,
-            "summed-again": passes > 1,
-            "parameter-gradients-local": lambda got, name=name: same(got, [g[name] for g in local]),
-            "parameter-gradients-mean": lambda got, g=expected: same(got, [g / ranks] * ranks),
-        }
         got = [report.gradients[name] for report in reports]
-        what = f"the gradient of {name}"
-        expect(got, [expected] * ranks, each="rank", what=what, likely=likely)
+        what, likely = f"the gradient of {name}", {"frozen-norm": True}
+        if gradient is not None:
+            gradient = passes * gradient
+            parts = [[passes * g[name] for _, g in each] for each in (local, own)]
+            likely = {
+                "sums-grad-again": passes > 1,
+                "norm-gradients": lambda got, parts=parts: any(same(got, p) for p in parts),
+                **signs(parts[0], [gradient] * n),
+            }
+        expect(got, [gradient] * n, each="rank", what=what, likely=likely)
 
 
 @sequence_norm.requires("two ranks normalise their tokens, and both have the whole sequence")
@@ -224,14 +199,17 @@ def two_ranks_normalise_their_tokens(answer, draw):
 
 
 @sequence_norm.requires(
-    "three ranks and one; one token to each rank",
-    failures={"exception": "two-ranks"},
-    needs_earlier=True,
+    "three ranks", failures=on_three(sequence_norm.failures), needs_earlier=True
 )
 def three_ranks(answer, draw):
     with only_for_two():
-        for ranks, share in ((3, None), (1, None), (draw.choice([2, 3, 4]), 1)):
-            _check_norm(answer, _norm_task(draw, ranks, share))
+        _check_norm(answer, _norm_task(draw, 3))
+
+
+@sequence_norm.requires("one rank; one token to each rank", needs_earlier=True)
+def one_rank_and_one_token_to_each(answer, draw):
+    _check_norm(answer, _norm_task(draw, 1))
+    _check_norm(answer, _norm_task(draw, draw.choice([2, 3, 4]), share=1))
 
 
 @sequence_norm.requires("the gradients of two backward passes add up", needs_earlier=True)

@@ -64,29 +64,14 @@ def makes_new_gradients(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="not-every-rank")
-def returns_where_there_is_nothing(sharded, replicated, max_norm):
-    if not _gradients(sharded + replicated):
-        return 0.0
-    return divides_replicated_squares(sharded, replicated, max_norm)
-
-
-@wrong("6.6", names="norms-added")
+@wrong("6.6", names="squares")
 def adds_two_norms(sharded, replicated, max_norm):
     norm = _over_ranks(_sum_of_squares(sharded)).sqrt() + _sum_of_squares(replicated).sqrt()
     _clip(sharded + replicated, norm.item(), max_norm)
     return norm.item()
 
 
-@wrong("6.6", names="norms-added")
-def adds_all_norms_of_all_ranks(sharded, replicated, max_norm):
-    norms = [gradient.norm() for gradient in _gradients(sharded + replicated)]
-    norm = _over_ranks(sum(norms, torch.zeros((), device=device()))).item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="half-precision")
+@wrong("6.6", names="squares")
 def sums_in_half_precision(sharded, replicated, max_norm):
     squares = _over_ranks(_sum_of_squares(sharded).half()) + _sum_of_squares(replicated).half()
     norm = squares.sqrt().item()
@@ -113,14 +98,7 @@ def sums_all_over_ranks(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="replicated-left-out")
-def forgets_the_replicated(sharded, replicated, max_norm):
-    norm = _over_ranks(_sum_of_squares(sharded)).sqrt().item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="largest-norm")
+@wrong("6.6", names="squares")
 def takes_the_largest_norm(sharded, replicated, max_norm):
     norm = _sum_of_squares(sharded + replicated).sqrt()
     dist.all_reduce(norm, op=dist.ReduceOp.MAX)
@@ -145,7 +123,7 @@ def halves_the_replicated_squares(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="sum-of-nothing")
+@wrong("6.6", names="nothing-here")
 def sums_with_python(sharded, replicated, max_norm):
     squares = sum(gradient.square().sum() for gradient in _gradients(sharded))
     dist.all_reduce(squares)
@@ -154,102 +132,28 @@ def sums_with_python(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="sum-of-nothing")
-def stacks_norms(sharded, replicated, max_norm):
-    squares = torch.stack([g.norm() for g in _gradients(sharded)]).square().sum()
-    dist.all_reduce(squares)
-    norm = (squares + _sum_of_squares(replicated)).sqrt().item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="norms-added")
-def adds_the_ranks_norms(sharded, replicated, max_norm):
-    norm = _over_ranks(_sum_of_squares(sharded + replicated).sqrt()).item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="norms-added")
-def adds_the_parameters_norms(sharded, replicated, max_norm):
-    own = sum(
-        (gradient.norm() for gradient in _gradients(sharded)), torch.zeros((), device=device())
-    )
-    norm = (_over_ranks(own) + sum(gradient.norm() for gradient in _gradients(replicated))).item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="not-rooted")
-def forgets_the_root(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated) ** 2
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="mean-of-squares")
-def averages_squares(sharded, replicated, max_norm):
-    own = _sum_of_squares(sharded) + _sum_of_squares(replicated)
-    norm = (_over_ranks(own) / dist.get_world_size()).sqrt().item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="clipped-norm")
+@wrong("6.6", names="squares")
 def returns_what_remains(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     _clip(sharded + replicated, norm, max_norm)
     return min(norm, max_norm)
 
 
-@wrong("6.6", names="not-scaled")
-def scales_copies_of_the_gradients(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    for gradient in _gradients(sharded + replicated):
-        gradient = gradient * min(1.0, max_norm / norm)
-    return norm
-
-
-@wrong("6.6", names="each-value-clamped")
-def clamps_each_value(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    if norm > max_norm:
-        for gradient in _gradients(sharded + replicated):
-            gradient.clamp_(-max_norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="local-factor")
+@wrong("6.6", names="scaled-otherwise")
 def scales_by_its_own_norm(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     nn.utils.clip_grad_norm_(sharded + replicated, max_norm)
     return norm
 
 
-@wrong("6.6", names="replicated-not-scaled")
+@wrong("6.6", names="scaled-otherwise")
 def scales_shards_only(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     _clip(sharded, norm, max_norm)
     return norm
 
 
-@wrong("6.6", names="scaled-to-one")
-def divides_by_the_norm(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    if norm > max_norm:
-        _scale(sharded + replicated, 1 / norm)
-    return norm
-
-
-@wrong("6.6", names="upside-down")
-def multiplies_by_the_inverse(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    if norm > max_norm:
-        _scale(sharded + replicated, norm / max_norm)
-    return norm
-
-
-@wrong("6.6", names="always-scaled")
+@wrong("6.6", names="scaled-otherwise")
 def scales_in_any_case(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     _scale(sharded + replicated, max_norm / norm)
@@ -283,17 +187,7 @@ def makes_up_zeros(sharded, replicated, max_norm):
     return divides_replicated_squares(sharded, replicated, max_norm)
 
 
-@wrong("6.6", names="not-every-rank")
-def reduces_each_parameter(sharded, replicated, max_norm):
-    squares = _sum_of_squares(replicated)
-    for gradient in _gradients(sharded):
-        squares = squares + _over_ranks(gradient.square().sum())
-    norm = squares.sqrt().item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="not-every-rank")
+@wrong("6.6", names="nothing-here")
 def reduces_if_it_has_gradients(sharded, replicated, max_norm):
     squares = _sum_of_squares(sharded)
     if _gradients(sharded):
@@ -303,17 +197,10 @@ def reduces_if_it_has_gradients(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="zero-norm")
+@wrong("6.6", names="zeros")
 def divides_by_zero(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     _scale(sharded + replicated, min(1.0, max_norm / norm))
-    return norm
-
-
-@wrong("6.6", names="shards-not-scaled")
-def scales_copies_only(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    _clip(replicated, norm, max_norm)
     return norm
 
 
@@ -362,16 +249,10 @@ def waits_itself(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="zero-here")
-def returns_0_where_there_is_nothing(sharded, replicated, max_norm):
-    norm = divides_replicated_squares(sharded, replicated, max_norm)
-    return norm if _gradients(sharded + replicated) else 0.0
-
-
 _squares = []
 
 
-@wrong("6.6", names="kept-from-before")
+@wrong("6.6", names="sum-goes-on")
 def adds_to_a_list_outside(sharded, replicated, max_norm):
     _squares.append(_over_ranks(_sum_of_squares(sharded)) + _sum_of_squares(replicated))
     norm = torch.stack(_squares).sum().sqrt().item()
@@ -402,44 +283,9 @@ def adds_in_the_order_of_the_ranks(sharded, replicated, max_norm):
     return norm
 
 
-@wrong("6.6", names="limit-of-zero")
+@wrong("6.6", names="zeros")
 def takes_0_for_no_limit(sharded, replicated, max_norm):
     norm = _global_norm(sharded, replicated)
     if max_norm:
         _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="needs-contiguous")
-def views_the_replicated_as_one_vector(sharded, replicated, max_norm):
-    flat = [torch.zeros(1, device=device()), *(g.view(-1) for g in _gradients(replicated))]
-    squares = _over_ranks(_sum_of_squares(sharded)) + torch.cat(flat).square().sum()
-    norm = squares.sqrt().item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="empty-shard")
-def divides_by_the_largest_value(sharded, replicated, max_norm):
-    """So that no square overflows."""
-    largest = [gradient.abs().max() for gradient in _gradients(sharded + replicated)]
-    high = torch.stack([torch.full((), 1e-30, device=device()), *largest]).max()
-    dist.all_reduce(high, op=dist.ReduceOp.MAX)
-    squares = torch.zeros((), device=device())
-    for gradient in _gradients(sharded):
-        squares += (gradient / high).square().sum()
-    squares = _over_ranks(squares)
-    for gradient in _gradients(replicated):
-        squares += (gradient / high).square().sum()
-    norm = (squares.sqrt() * high).item()
-    _clip(sharded + replicated, norm, max_norm)
-    return norm
-
-
-@wrong("6.6", names="divided-by-limit")
-def divides_by_how_much_too_large(sharded, replicated, max_norm):
-    norm = _global_norm(sharded, replicated)
-    for gradient in _gradients(sharded + replicated):
-        if norm > max_norm:
-            gradient.div_(norm / max_norm)
     return norm

@@ -64,7 +64,7 @@ class _Column(SumsInAHook):
         return linear(SumBackward.apply(x), self.weight, self.bias)
 
 
-@wrong("6.1", names="not-parameters")
+@wrong("6.1", names="parameters")
 class KeepsPlainTensors(_Column):
     def __init__(self, full):
         super().__init__(full)
@@ -73,14 +73,7 @@ class KeepsPlainTensors(_Column):
         self.weight = weight
 
 
-@wrong("6.1", names="keeps-the-whole")
-class KeepsFull(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        self.full = full
-
-
-@wrong("6.1", names="another-ranks-block")
+@wrong("6.1", names="other-block")
 class CountsRanksBackwards(_Column):
     def __init__(self, full):
         super().__init__(full)
@@ -95,34 +88,14 @@ class FreezesItsWeight(_Column):
         self.weight.requires_grad_(False)
 
 
-@wrong("6.1", names="whole-kept-alive")
+@wrong("6.1", names="more-than-its-share")
 class KeepsADetachedWeight(_Column):
     def __init__(self, full):
         super().__init__(full)
         self.whole = full.weight.detach()
 
 
-@wrong("6.1", names="whole-kept-alive")
-class KeepsFullInAList(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        self.source = [full]
-
-
-@wrong("6.1", names="whole-kept-alive")
-class KeepsACopyInAFunction(_Column):
-    """Its `weight` is for show: the whole product is computed, and cut."""
-
-    def __init__(self, full):
-        super().__init__(full)
-        whole = full.weight.detach().clone()
-        self.cut = lambda: whole.chunk(dist.get_world_size())[dist.get_rank()]
-
-    def forward(self, x):
-        return linear(SumBackward.apply(x), self.weight + 0 * self.cut(), self.bias)
-
-
-@wrong("6.1", names="other-names")
+@wrong("6.1", names="parameters")
 class KeepsAnInnerLayer(nn.Module):
     def __init__(self, full):
         super().__init__()
@@ -137,43 +110,14 @@ class KeepsAnInnerLayer(nn.Module):
         return self.linear(SumBackward.apply(x))
 
 
-@wrong("6.1", names="other-values")
-class BeginsAnew(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        nn.init.kaiming_uniform_(self.weight)
-
-
-@wrong("6.1", names="wrong-dimension")
+@wrong("6.1", names="other-block")
 class CutsInputFeatures(_Column):
     def __init__(self, full):
         super().__init__(full)
         self.weight = own(full.weight, dim=1)
 
 
-@wrong("6.1", names="everyone-everything")
-class CutsNothing(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight)
-
-
-@wrong("6.1", names="rank-0s-block")
-class TakesTheFirstBlock(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight[: len(self.weight)])
-
-
-@wrong("6.1", names="strided")
-class DealsFeaturesOut(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        rank, n = place()
-        self.weight = whole(full.weight[rank::n])
-
-
-@wrong("6.1", names="bias-whole")
+@wrong("6.1", names="other-block")
 class KeepsTheWholeBias(_Column):
     def __init__(self, full):
         super().__init__(full)
@@ -181,7 +125,7 @@ class KeepsTheWholeBias(_Column):
             self.bias = whole(full.bias)
 
 
-@wrong("6.1", names="a-view")
+@wrong("6.1", names="more-than-its-share")
 class MakesItContiguousOnly(_Column):
     """The block is contiguous already: `contiguous` copies nothing."""
 
@@ -191,7 +135,7 @@ class MakesItContiguousOnly(_Column):
         self.weight = nn.Parameter(full.weight.detach().chunk(n)[rank].contiguous())
 
 
-@wrong("6.1", names="output-gathered")
+@wrong("6.1", names="adds-forward")
 class GathersTheOutput(_Column):
     def forward(self, x):
         rank, n = place()
@@ -202,19 +146,13 @@ class GathersTheOutput(_Column):
         return torch.cat(everyone, dim=-1)
 
 
-@wrong("6.1", names="outputs-summed")
-class SumsTheOutput(_Column):
-    def forward(self, x):
-        return SumForward.apply(linear(x, self.weight, self.bias))
-
-
-@wrong("6.1", names="pair-swapped")
+@wrong("6.1", names="adds-forward")
 class SumsTheInput(_Column):
     def forward(self, x):
         return linear(SumForward.apply(x), self.weight, self.bias)
 
 
-@wrong("6.1", names="sums-behind-the-layer")
+@wrong("6.1", names="x-gradient")
 class SumsTheOutputsGradient(_Column):
     def forward(self, x):
         return SumBackward.apply(linear(x, self.weight, self.bias))
@@ -233,13 +171,13 @@ class ForgetsTheBias(_Column):
         return linear(SumBackward.apply(x), self.weight)
 
 
-@wrong("6.1", names="input-gradient-local")
+@wrong("6.1", names="x-gradient")
 class ForgetsTheSum(_Column):
     def forward(self, x):
         return linear(x, self.weight, self.bias)
 
 
-@wrong("6.1", names="input-gradient-mean")
+@wrong("6.1", names="mean-not-sum")
 class AveragesTheGradient(_Column):
     def forward(self, x):
         return linear(MeanBackward.apply(x), self.weight, self.bias)
@@ -295,7 +233,7 @@ class MultipliesMatrices(_Column):
         return y if self.bias is None else y + self.bias
 
 
-@wrong("6.1", names="refuses-what-divides")
+@wrong("6.1", names="other-error")
 class RefusesWhatDivides(_Column):
     def __init__(self, full):
         n = dist.get_world_size()
@@ -304,28 +242,12 @@ class RefusesWhatDivides(_Column):
         super().__init__(full)
 
 
-@wrong("6.1", names="no-error")
+@wrong("6.1", names="other-error")
 class CutsUnevenly(_Column):
     def __init__(self, full):
         nn.Module.__init__(self)
         self.weight = own(full.weight)
         self.bias = None if full.bias is None else own(full.bias)
-
-
-@wrong("6.1", names="other-error")
-class Asserts(CutsUnevenly):
-    def __init__(self, full):
-        n = dist.get_world_size()
-        assert full.out_features % n == 0, f"{full.out_features} and {n}"
-        super().__init__(full)
-
-
-@wrong("6.1", names="error-without-sizes")
-class DoesNotNameTheSizes(CutsUnevenly):
-    def __init__(self, full):
-        if full.out_features % dist.get_world_size():
-            raise ValueError("out_features must divide by the number of ranks")
-        super().__init__(full)
 
 
 @wrong("6.1", names="other-dtype")
@@ -337,7 +259,7 @@ class CopiesIntoANewTensor(_Column):
         )
 
 
-@wrong("6.1", names="full-changed")
+@wrong("6.1", names="input-changed")
 class CutsFullItself(_Column):
     def __init__(self, full):
         super().__init__(full)
@@ -345,7 +267,7 @@ class CutsFullItself(_Column):
         self.weight = full.weight
 
 
-@wrong("6.1", names="shares-memory")
+@wrong("6.1", names="more-than-its-share")
 class SharesTheBias(_Column):
     """With one rank the block is the whole bias."""
 
@@ -354,36 +276,6 @@ class SharesTheBias(_Column):
         n = dist.get_world_size()
         if full.bias is not None and n == 1:
             self.bias = nn.Parameter(full.bias.detach())
-
-
-@wrong("6.1", names="needs-a-bias")
-class HasNoBiasAtAll(_Column):
-    def __init__(self, full):
-        super().__init__(full)
-        if full.bias is None:
-            del self.bias
-
-    def forward(self, x):
-        return linear(SumBackward.apply(x), self.weight, getattr(self, "bias", None))
-
-
-class _TokenByToken(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor):
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        total = gradient.clone()
-        for token in total.flatten(0, -2):
-            dist.all_reduce(token)
-        return total
-
-
-@wrong("6.1", names="in-pieces")
-class SumsTokenByToken(_Column):
-    def forward(self, x):
-        return linear(_TokenByToken.apply(x), self.weight, self.bias)
 
 
 class _SumInHalf(torch.autograd.Function):

@@ -55,7 +55,7 @@ class SumsWhatAutogradRecords(_Row):
         return self.with_bias(own)
 
 
-@wrong("6.2", names="not-parameters")
+@wrong("6.2", names="parameters")
 class KeepsAPlainBias(_Row):
     def __init__(self, full):
         super().__init__(full)
@@ -63,66 +63,14 @@ class KeepsAPlainBias(_Row):
         self.bias = None if full.bias is None else full.bias.detach().clone()
 
 
-@wrong("6.2", names="keeps-the-whole")
-class KeepsTheLayer(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.full = full
-
-
-@wrong("6.2", names="other-names")
-class KeepsAnInnerRow(nn.Module):
-    def __init__(self, full):
-        super().__init__()
-        must_divide(full.in_features)
-        share = full.in_features // dist.get_world_size()
-        self.linear = nn.Linear(share, full.out_features, bias=full.bias is not None)
-        self.linear.weight.data = own(full.weight, dim=1).data
-        if full.bias is not None:
-            self.linear.bias.data = whole(full.bias).data
-
-    def forward(self, x):
-        y = SumForward.apply(linear(x, self.linear.weight))
-        return y if self.linear.bias is None else y + self.linear.bias
-
-
-@wrong("6.2", names="other-values")
-class DrawsNewColumns(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = nn.Parameter(torch.randn_like(self.weight))
-
-
-@wrong("6.2", names="wrong-dimension")
+@wrong("6.2", names="other-block")
 class CutsOutputFeatures(_Row):
     def __init__(self, full):
         super().__init__(full)
         self.weight = own(full.weight)
 
 
-@wrong("6.2", names="everyone-everything")
-class KeepsAllColumns(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight)
-
-
-@wrong("6.2", names="rank-0s-block")
-class TakesTheFirstColumns(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        self.weight = whole(full.weight[:, : self.weight.shape[1]])
-
-
-@wrong("6.2", names="strided")
-class DealsColumnsOut(_Row):
-    def __init__(self, full):
-        super().__init__(full)
-        rank, n = place()
-        self.weight = whole(full.weight[:, rank::n])
-
-
-@wrong("6.2", names="bias-cut")
+@wrong("6.2", names="other-block")
 class CutsTheBias(_Row):
     def __init__(self, full):
         super().__init__(full)
@@ -130,7 +78,7 @@ class CutsTheBias(_Row):
             self.bias = own(full.bias)
 
 
-@wrong("6.2", names="a-view")
+@wrong("6.2", names="more-than-its-share")
 class TakesAView(_Row):
     def __init__(self, full):
         super().__init__(full)
@@ -138,26 +86,26 @@ class TakesAView(_Row):
         self.weight = nn.Parameter(full.weight.detach().chunk(n, dim=1)[rank])
 
 
-@wrong("6.2", names="takes-the-whole-input")
+@wrong("6.2", names="own-features")
 class CutsTheInputAgain(_Row):
     def forward(self, x):
         rank, n = place()
         return super().forward(x.chunk(n, dim=-1)[rank])
 
 
-@wrong("6.2", names="partial-output")
+@wrong("6.2", names="unchanged")
 class DoesNotSum(_Row):
     def forward(self, x):
         return self.with_bias(self.partial(x))
 
 
-@wrong("6.2", names="bias-per-rank")
+@wrong("6.2", names="bias-once")
 class AddsTheBiasBeforeTheSum(_Row):
     def forward(self, x):
         return SumForward.apply(linear(x, self.weight, self.bias))
 
 
-@wrong("6.2", names="bias-lost")
+@wrong("6.2", names="bias-once")
 class LosesTheBias(_Row):
     def with_bias(self, y):
         return y
@@ -180,19 +128,19 @@ class ReducesToRank0(_Row):
         return self.with_bias(own)
 
 
-@wrong("6.2", names="cuts-the-graph")
+@wrong("6.2", names="cut-from-the-graph")
 class SumsOutsideAutograd(_Row):
     def forward(self, x):
         return self.with_bias(summed_in_place(self.partial(x)))
 
 
-@wrong("6.2", names="summed-again")
+@wrong("6.2", names="gradient-through")
 class SumsInBackwardToo(_Row):
     def forward(self, x):
         return self.with_bias(SumTwice.apply(self.partial(x)))
 
 
-@wrong("6.2", names="other-features-summed")
+@wrong("6.2", names="gradient-through")
 class SumsTheInputsGradient(_Row):
     def forward(self, x):
         return super().forward(SumBackward.apply(x))
@@ -204,14 +152,14 @@ class AddsAnyBias(_Row):
         return SumForward.apply(linear(x, self.weight)) + self.bias
 
 
-@wrong("6.2", names="bias-gradient")
+@wrong("6.2", names="bias-once")
 class AddsTheBiasOnRank0(_Row):
     def forward(self, x):
         own = self.partial(x)
         return SumForward.apply(self.with_bias(own) if dist.get_rank() == 0 else own)
 
 
-@wrong("6.2", names="summed-again")
+@wrong("6.2", names="gradient-through")
 class SumsTheBiasGradient(_Row):
     """As if the bias were cut: every rank has its whole gradient already."""
 
@@ -219,7 +167,7 @@ class SumsTheBiasGradient(_Row):
         return y if self.bias is None else y + SumBackward.apply(self.bias)
 
 
-@wrong("6.2", names="not-parameters")
+@wrong("6.2", names="parameters")
 class HoldsTheBiasOnRank0(_Row):
     def __init__(self, full):
         super().__init__(full)
@@ -230,21 +178,11 @@ class HoldsTheBiasOnRank0(_Row):
         return SumForward.apply(self.with_bias(self.partial(x)))
 
 
-@wrong("6.2", names="bias-gradient")
+@wrong("6.2", names="bias-once")
 class AddsAFractionOfTheBias(_Row):
     def forward(self, x):
         bias = None if self.bias is None else self.bias / dist.get_world_size()
         return SumForward.apply(linear(x, self.weight, bias))
-
-
-@wrong("6.2", names="sends-too-much")
-class AveragesTheBiasGradient(_Row):
-    """To be sure that the copies do not drift apart."""
-
-    def __init__(self, full):
-        super().__init__(full)
-        if self.bias is not None:
-            self.bias.register_hook(lambda g: summed_in_place(g) / dist.get_world_size())
 
 
 @wrong("6.2", names="outputs-joined")
@@ -272,22 +210,7 @@ class CutsColumnsInHalves(_Row):
         self.weight = whole(full.weight[:, half])
 
 
-@wrong("6.2", names="matrices-only")
-class MultipliesMatricesOnly(_Row):
-    def partial(self, x):
-        return x.mm(self.weight.T)
-
-
-@wrong("6.2", names="refuses-what-divides")
-class RaisesTheWrongWayRound(_Row):
-    def __init__(self, full):
-        n = dist.get_world_size()
-        if full.in_features % n == 0:
-            raise ValueError(f"{full.in_features} does not divide by {n}")
-        super().__init__(full)
-
-
-@wrong("6.2", names="no-error")
+@wrong("6.2", names="other-error")
 class CutsColumnsUnevenly(_Row):
     def __init__(self, full):
         nn.Module.__init__(self)
@@ -295,70 +218,17 @@ class CutsColumnsUnevenly(_Row):
         self.bias = None if full.bias is None else whole(full.bias)
 
 
-@wrong("6.2", names="other-error")
-class LetsViewComplain(CutsColumnsUnevenly):
-    def __init__(self, full):
-        full.weight.detach().view(full.out_features, dist.get_world_size(), -1)
-        super().__init__(full)
-
-
-@wrong("6.2", names="error-without-sizes")
-class NamesTheSizeOnly(CutsColumnsUnevenly):
-    def __init__(self, full):
-        if full.in_features % dist.get_world_size():
-            raise ValueError(f"cannot cut {full.in_features} input features")
-        super().__init__(full)
-
-
-@wrong("6.2", names="shares-memory")
-class MakesTheColumnsContiguous(_Row):
-    """With one rank the block is the whole weight, and contiguous already."""
-
-    def __init__(self, full):
-        super().__init__(full)
-        rank, n = place()
-        self.weight = nn.Parameter(full.weight.detach().chunk(n, dim=1)[rank].contiguous())
-
-
-@wrong("6.2", names="shares-memory")
+@wrong("6.2", names="more-than-its-share")
 class TakesFullsBias(_Row):
     def __init__(self, full):
         super().__init__(full)
         self.bias = full.bias
 
 
-@wrong("6.2", names="other-dtype")
-class SumsInSinglePrecision(_Row):
-    def forward(self, x):
-        return self.with_bias(SumForward.apply(self.partial(x).float()))
-
-
-@wrong("6.2", names="matrices-only")
-class ReturnsAMatrix(_Row):
-    def forward(self, x):
-        return super().forward(x.flatten(0, -2))
-
-
-@wrong("6.2", names="inputs-summed")
+@wrong("6.2", names="own-features")
 class SumsTheInputs(_Row):
     def forward(self, x):
         return self.with_bias(self.partial(SumForward.apply(x)))
-
-
-class _DividedBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor):
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient / dist.get_world_size()
-
-
-@wrong("6.2", names="input-gradient-mean")
-class DividesTheGradient(_Row):
-    def forward(self, x):
-        return self.with_bias(_DividedBackward.apply(SumForward.apply(self.partial(x))))
 
 
 @right("6.2")
@@ -369,7 +239,7 @@ class SumsItsDataInPlace(_Row):
         return self.with_bias(own)
 
 
-@wrong("6.2", names="gathered-to-add")
+@wrong("6.2", names="sends-too-much")
 class GathersPartialSums(_Row):
     def forward(self, x):
         rank, n = place()
@@ -391,7 +261,7 @@ class _IntoBuffer(torch.autograd.Function):
         return gradient, None
 
 
-@wrong("6.2", names="kept-from-before")
+@wrong("6.2", names="keeps-a-call")
 class KeepsTheFirstSum(_Row):
     total = None
 
@@ -405,7 +275,7 @@ class KeepsTheFirstSum(_Row):
         return self.with_bias(_IntoBuffer.apply(own, self.total))
 
 
-@wrong("6.2", names="kept-from-before")
+@wrong("6.2", names="keeps-a-call")
 class OverwritesEarlierSums(KeepsTheFirstSum):
     """Without a bias, an output is the sum itself."""
 
@@ -413,7 +283,7 @@ class OverwritesEarlierSums(KeepsTheFirstSum):
         return self.total is not None and self.total.shape == own.shape
 
 
-@wrong("6.2", names="full-changed")
+@wrong("6.2", names="input-changed")
 class FreezesFull(_Row):
     """To cut it without a graph."""
 
@@ -431,7 +301,7 @@ class _SumInSinglePrecision(torch.autograd.Function):
         return gradient
 
 
-@wrong("6.2", names="other-dtype")
+@wrong("6.2", names="rounded")
 class SendsSinglePrecision(_Row):
     def forward(self, x):
         return self.with_bias(_SumInSinglePrecision.apply(self.partial(x)))

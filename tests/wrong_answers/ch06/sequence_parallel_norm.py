@@ -79,14 +79,14 @@ class SumsAndSlices(_Norm):
         return SumBackward.apply(torch.cat(everyone, dim=1))
 
 
-@wrong("6.5", names="parameters-differ")
+@wrong("6.5", names="own-norm")
 class MakesItsOwnNorm(_Norm):
     def __init__(self, norm):
         super().__init__(norm)
         self.weight = nn.Parameter(norm.weight.detach().clone())
 
 
-@wrong("6.5", names="not-gathered")
+@wrong("6.5", names="unchanged")
 class DoesNotGather(_Norm):
     def gather(self, y):
         return y
@@ -101,13 +101,13 @@ class GathersAlongTheBatch(_Norm):
         return torch.cat(everyone)
 
 
-@wrong("6.5", names="cuts-the-graph")
+@wrong("6.5", names="cut-from-the-graph")
 class GathersOutsideAutograd(_Norm):
     def gather(self, y):
         return torch.cat(_gathered(y), dim=1)
 
 
-@wrong("6.5", names="slice-backward")
+@wrong("6.5", names="gathers-backward")
 class KeepsItsOwnStretch(_Norm):
     def gather(self, y):
         rank, _ = place()
@@ -116,31 +116,13 @@ class KeepsItsOwnStretch(_Norm):
         return torch.cat(everyone, dim=1)
 
 
-@wrong("6.5", names="mean-backward")
-class AveragesTheSlices(KeepsItsOwnStretch):
-    def gather(self, y):
-        return MeanBackward.apply(super().gather(y))
-
-
-@wrong("6.5", names="sums-twice")
-class SumsTheGathered(_Norm):
-    def gather(self, y):
-        return SumBackward.apply(GatherSequence.apply(y))
-
-
-@wrong("6.5", names="sums-twice")
-class SumsBeforeItGathers(_Norm):
-    def gather(self, y):
-        return GatherSequence.apply(SumBackward.apply(y))
-
-
-@wrong("6.5", names="sums-twice")
+@wrong("6.5", names="gathers-backward")
 class SumsTheTokens(_Norm):
     def forward(self, x):
         return super().forward(SumBackward.apply(x))
 
 
-@wrong("6.5", names="norm-not-used")
+@wrong("6.5", names="other-norm")
 class BeginsWithANewNorm(_Norm):
     def __init__(self, norm):
         super().__init__(norm)
@@ -160,31 +142,31 @@ class JoinsTwoStretches(_Norm):
         return torch.cat([stretches[0], stretches[-1]], dim=1)
 
 
-@wrong("6.5", names="other-eps")
+@wrong("6.5", names="other-norm")
 class ForgetsEps(_Norm):
     def own_tokens(self, x):
         return layer_norm(x, self.norm.normalized_shape, *self.copies())
 
 
-@wrong("6.5", names="pair-swapped")
+@wrong("6.5", names="summed-again")
 class SumsTheParameters(_Norm):
     def copies(self):
         return SumForward.apply(self.norm.weight), SumForward.apply(self.norm.bias)
 
 
-@wrong("6.5", names="parameter-gradients-local")
+@wrong("6.5", names="norm-gradients")
 class LetsTheCopiesDrift(_Norm):
     def copies(self):
         return self.norm.weight, self.norm.bias
 
 
-@wrong("6.5", names="parameter-gradients-mean")
+@wrong("6.5", names="mean-not-sum")
 class AveragesParameterGradients(_Norm):
     def copies(self):
         return MeanBackward.apply(self.norm.weight), MeanBackward.apply(self.norm.bias)
 
 
-@wrong("6.5", names="summed-again")
+@wrong("6.5", names="sums-grad-again")
 class SumsWhatHasAccumulated(HooksTheParameters):
     def __init__(self, norm):
         _Norm.__init__(self, norm)
@@ -207,49 +189,18 @@ class GathersFirst(_Norm):
         return self.own_tokens(self.gather(x))
 
 
-@wrong("6.5", names="norm-copied")
+@wrong("6.5", names="own-norm")
 class CopiesTheNorm(_Norm):
     def __init__(self, norm):
         super().__init__(copy.deepcopy(norm))
 
 
-@wrong("6.5", names="own-formula")
+@wrong("6.5", names="other-norm")
 class TakesTheUnbiasedVariance(_Norm):
     def own_tokens(self, x):
         weight, bias = self.copies()
         centred = x - x.mean(dim=-1, keepdim=True)
         return centred / (x.var(dim=-1, keepdim=True) + self.norm.eps).sqrt() * weight + bias
-
-
-@wrong("6.5", names="own-formula")
-class AddsEpsOutsideTheRoot(_Norm):
-    def own_tokens(self, x):
-        weight, bias = self.copies()
-        centred = x - x.mean(dim=-1, keepdim=True)
-        deviation = centred.square().mean(dim=-1, keepdim=True).sqrt()
-        return centred / (deviation + self.norm.eps) * weight + bias
-
-
-@wrong("6.5", names="gathered-along-batch")
-class ViewsTheBatchAsASequence(_Norm):
-    """Right for a batch of one."""
-
-    def gather(self, y):
-        rank, _ = place()
-        everyone = _gathered(y)
-        everyone[rank] = y
-        return SumBackward.apply(torch.cat(everyone).view(y.shape[0], -1, y.shape[2]))
-
-
-@wrong("6.5", names="summed-again")
-class HooksInEveryForward(_Norm):
-    """The hooks of the first pass are still there in the second."""
-
-    def own_tokens(self, x):
-        for parameter in self.norm.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(summed_in_place)
-        return self.norm(x)
 
 
 @right("6.5")

@@ -2,17 +2,21 @@
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.functional import cross_entropy
 
-from tests.wrong_answers import right, wrong
-from tests.wrong_answers.ch06.shared import (
-    SumBackward,
-    SumForward,
-    SumTwice,
-    place,
-    summed_in_place,
-)
+from course_exercises.authoring import load_code
+from tests.wrong_answers import right, usual, wrong
+from tests.wrong_answers.ch06.shared import SumForward, SumTwice, place, summed_in_place
+
+loss_from_cut_logits = load_code(6, "loss_from_cut_logits")
+
+
+def _first(logits):
+    """The first class of this rank."""
+    rank, n = place()
+    shares = [None] * n
+    dist.all_gather_object(shares, logits.shape[1])
+    return sum(shares[:rank])
 
 
 def _highest(logits):
@@ -21,382 +25,206 @@ def _highest(logits):
     return highest
 
 
-def _at_target(z, targets):
-    """This rank's contribution to the target's logit, zero where the class is elsewhere."""
+def _at_target(z, targets, first=None, low=0, high=0):
+    """This rank's contribution to the target's logit, zero where the class is elsewhere; `low` and `high` are
+    classes too few, or too many, at the ends."""
     share = z.shape[1]
-    column = targets - dist.get_rank() * share
-    here = (column >= 0) & (column < share)
+    column = targets - (_first(z) if first is None else first)
+    here = (column >= low) & (column < share + high)
     picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
     return picked.where(here, 0.0)
 
 
-def _mean(losses, targets):
-    return losses[targets >= 0].mean()
+def _mean(losses, targets, ignore_index):
+    return losses[targets != ignore_index].mean()
+
+
+def _terms(logits, targets, highest=None):
+    """The logarithm of the sum, and the target's logit."""
+    z = logits - (_highest(logits) if highest is None else highest).unsqueeze(1)
+    return SumForward.apply(z.exp().sum(dim=1)).log(), SumForward.apply(_at_target(z, targets))
 
 
 @right("6.4")
-def sums_both_in_one_call(logits, targets):
+def sums_both_in_one_call(logits, targets, ignore_index=-100):
     z = logits - _highest(logits).unsqueeze(1)
     both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
     total, at_target = SumForward.apply(both)
-    return _mean(total.log() - at_target, targets)
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
 class _Softmax(torch.autograd.Function):
     """Backward by hand: softmax, minus one at the target."""
 
     @staticmethod
-    def forward(ctx, logits, targets):
-        z = logits - _highest(logits).unsqueeze(1)
-        exponentials = z.exp()
-        both = torch.stack([exponentials.sum(dim=1), _at_target(z, targets)])
+    def forward(ctx, logits, targets, ignore_index):
+        first, z = _first(logits), logits - _highest(logits).unsqueeze(1)
+        both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets, first)])
         dist.all_reduce(both)
-        ctx.save_for_backward(exponentials / both[0].unsqueeze(1), targets)
-        return _mean(both[0].log() - both[1], targets)
+        classes = first + torch.arange(z.shape[1], device=z.device)
+        counts = (targets != ignore_index).unsqueeze(1)
+        of_logits = z.exp() / both[0].unsqueeze(1) - (targets.unsqueeze(1) == classes).float()
+        ctx.save_for_backward((of_logits * counts / counts.sum()).to(logits.dtype))
+        return _mean(both[0].log() - both[1], targets, ignore_index)
 
     @staticmethod
     def backward(ctx, gradient):
-        softmax, targets = ctx.saved_tensors
-        classes = torch.arange(softmax.shape[1], device=softmax.device)
-        classes = classes + dist.get_rank() * softmax.shape[1]
-        counts = (targets >= 0).unsqueeze(1)
-        of_logits = (softmax - (targets.unsqueeze(1) == classes).float()) * counts
-        return gradient * of_logits / counts.sum(), None
+        return gradient * ctx.saved_tensors[0], None, None
 
 
 @right("6.4")
-def differentiates_by_hand(logits, targets):
-    return _Softmax.apply(logits, targets)
+def differentiates_by_hand(logits, targets, ignore_index=-100):
+    return _Softmax.apply(logits, targets, ignore_index)
 
 
 @right("6.4")
-def combines_logsumexps(logits, targets):
-    rank, n = place()
-    own = logits.logsumexp(dim=1)
-    everyone = [torch.empty_like(own) for _ in range(n)]
-    dist.all_gather(everyone, own.detach())
-    everyone[rank] = own
-    total = torch.stack(everyone).logsumexp(dim=0)
-    return _mean(total - SumForward.apply(_at_target(logits, targets)), targets)
+def shifts_the_targets_for_the_lessons_function(logits, targets, ignore_index=-100):
+    """With the parts' sizes known, and without the tokens that do not count."""
+    counts = targets != ignore_index
+    shift = _first(logits) - dist.get_rank() * logits.shape[1]
+    return loss_from_cut_logits(logits[counts], targets[counts] - shift)
 
 
-@wrong("6.4", names="targets-not-shifted")
-def takes_targets_as_columns(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(z.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+@right("6.4")
+def sums_in_double_precision(logits, targets, ignore_index=-100):
+    """Twice the bytes, and as many numbers."""
+    z = (logits - _highest(logits).unsqueeze(1)).double()
+    both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
+    total, at_target = SumForward.apply(both)
+    return _mean(total.log() - at_target, targets, ignore_index).to(logits.dtype)
 
 
-@wrong("6.4", names="targets-not-shifted")
-def averages_the_ranks_losses(logits, targets):
+@wrong("6.4", names="equal-parts")
+def leaves_tokens_out_of_the_lessons_function(logits, targets, ignore_index=-100):
+    counts = targets != ignore_index
+    return loss_from_cut_logits(logits[counts], targets[counts])
+
+
+@wrong("6.4", names="target-logit")
+def takes_targets_as_columns(logits, targets, ignore_index=-100):
+    """An error: most targets are no columns."""
     return SumForward.apply(cross_entropy(logits, targets)) / dist.get_world_size()
 
 
-@wrong("6.4", names="target-not-masked")
-def clamps_only(logits, targets):
+@wrong("6.4", names="target-logit")
+def clamps_only(logits, targets, ignore_index=-100):
     z = logits - _highest(logits).unsqueeze(1)
-    share = logits.shape[1]
-    column = (targets - dist.get_rank() * share).clamp(0, share - 1)
+    column = (targets - _first(z)).clamp(0, z.shape[1] - 1)
     at_target = SumForward.apply(z.gather(1, column.unsqueeze(1)).squeeze(1))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+    total = SumForward.apply(z.exp().sum(dim=1))
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
-@wrong("6.4", names="target-not-masked")
-def wraps_around(logits, targets):
+@wrong("6.4", names="target-logit")
+def leaves_its_first_class_out(logits, targets, ignore_index=-100):
     z = logits - _highest(logits).unsqueeze(1)
-    column = targets % logits.shape[1]
-    at_target = SumForward.apply(z.gather(1, column.unsqueeze(1)).squeeze(1))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+    at_target = SumForward.apply(_at_target(z, targets, low=1))
+    total = SumForward.apply(z.exp().sum(dim=1))
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
-@wrong("6.4", names="edge-classes")
-def takes_one_class_too_many(logits, targets):
-    z, share = logits - _highest(logits).unsqueeze(1), logits.shape[1]
-    column = targets - dist.get_rank() * share
-    here = (column >= 0) & (column <= share)
-    picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
-    at_target = SumForward.apply(picked.where(here, 0.0))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-@wrong("6.4", names="edge-classes")
-def leaves_its_first_class_out(logits, targets):
-    z, share = logits - _highest(logits).unsqueeze(1), logits.shape[1]
-    column = targets - dist.get_rank() * share
-    here = (column > 0) & (column < share)
-    picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
-    at_target = SumForward.apply(picked.where(here, 0.0))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-@wrong("6.4", names="own-classes-only")
-def ignores_what_is_elsewhere(logits, targets):
-    """PyTorch's loss of the tokens whose class is here, summed over the ranks."""
-    share = logits.shape[1]
-    column = targets - dist.get_rank() * share
-    column = column.where((column >= 0) & (column < share), -100)
-    total = SumForward.apply(cross_entropy(logits, column, reduction="sum"))
-    return total / (targets >= 0).sum()
-
-
-@wrong("6.4", names="own-classes-only")
-def sums_its_own_classes(logits, targets):
-    at_target = SumForward.apply(_at_target(logits, targets))
-    return _mean(logits.logsumexp(dim=1) - at_target, targets)
-
-
-@wrong("6.4", names="own-classes-only")
-def takes_the_other_function(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumBackward.apply(_at_target(z, targets))
-    return _mean(SumBackward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-@wrong("6.4", names="target-not-summed")
-def subtracts_its_own_target(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - _at_target(z, targets), targets)
-
-
-@wrong("6.4", names="log-before-sum")
-def sums_logarithms(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets))
-    return _mean(SumForward.apply(z.exp().sum(dim=1).log()) - at_target, targets)
-
-
-@wrong("6.4", names="target-not-lowered")
-def subtracts_the_raw_target(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(logits, targets))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-@wrong("6.4", names="overflow")
-def sums_the_maxima(logits, targets):
-    total = logits.detach().amax(dim=1)
-    dist.all_reduce(total)
-    z = logits - total.unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-@wrong("6.4", names="local-max")
-def subtracts_its_own_maximum(logits, targets):
-    z = logits - logits.detach().amax(dim=1, keepdim=True)
-    at_target = SumForward.apply(_at_target(z, targets))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-@wrong("6.4", names="local-max")
-def adds_its_own_maximum_back(logits, targets):
-    highest = logits.detach().amax(dim=1)
-    total = SumForward.apply((logits - highest.unsqueeze(1)).exp().sum(dim=1)).log() + highest
-    return _mean(total - SumForward.apply(_at_target(logits, targets)), targets)
-
-
-@wrong("6.4", names="sum-not-mean")
-def sums_the_tokens(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets))
-    return (SumForward.apply(z.exp().sum(dim=1)).log() - at_target)[targets >= 0].sum()
-
-
-@wrong("6.4", names="one-rank-only")
-def returns_it_on_rank_0(logits, targets):
-    loss = sums_both_in_one_call(logits, targets)
-    return loss if dist.get_rank() == 0 else loss * 0.0
-
-
-@wrong("6.4", names="no-tensor")
-def returns_a_number(logits, targets):
-    return sums_both_in_one_call(logits, targets).item()
-
-
-@wrong("6.4", names="not-every-rank")
-def sums_targets_only_where_they_are(logits, targets):
-    """Every rank has a token's class, until there are fewer tokens than ranks."""
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = _at_target(z, targets)
-    total = SumForward.apply(z.exp().sum(dim=1)).log()
-    if at_target.any():
-        at_target = SumForward.apply(at_target)
-    return _mean(total - at_target, targets)
-
-
-@wrong("6.4", names="two-ranks")
-def knows_two_parts_of_the_vocabulary(logits, targets):
-    z, share = logits - _highest(logits).unsqueeze(1), logits.shape[1]
-    column = targets if dist.get_rank() == 0 else targets - share
-    here = (column >= 0) & (column < share)
-    picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
-    at_target = SumForward.apply(picked.where(here, 0.0))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-def _with(highest, logits, targets):
-    z = logits - highest.unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets))
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target, targets)
-
-
-def _with_maximum(highest, logits, targets):
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    return _with(highest, logits, targets)
-
-
-@wrong("6.4", names="max-has-gradient")
-def forgets_to_detach(logits, targets):
-    return _with_maximum(logits.amax(dim=1), logits, targets)
-
-
-@wrong("6.4", names="max-has-gradient")
-def clones_without_detaching(logits, targets):
-    return _with_maximum(logits.max(dim=1).values.clone(), logits, targets)
-
-
-@wrong("6.4", names="cuts-the-graph")
-def sums_outside_autograd(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    total = summed_in_place(z.exp().sum(dim=1))
-    return _mean(total.log() - summed_in_place(_at_target(z, targets)), targets)
-
-
-@wrong("6.4", names="total-gradient-lost")
-def sums_exponentials_outside_autograd(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    total = summed_in_place(z.exp().sum(dim=1))
-    return _mean(total.log() - SumForward.apply(_at_target(z, targets)), targets)
-
-
-@wrong("6.4", names="target-gradient-lost")
-def sums_targets_outside_autograd(logits, targets):
+@wrong("6.4", names="target-logit")
+def subtracts_its_own_target(logits, targets, ignore_index=-100):
     z = logits - _highest(logits).unsqueeze(1)
     total = SumForward.apply(z.exp().sum(dim=1))
-    return _mean(total.log() - summed_in_place(_at_target(z, targets)), targets)
+    return _mean(total.log() - _at_target(z, targets), targets, ignore_index)
+
+
+@wrong("6.4", names="target-logit")
+def subtracts_the_raw_target(logits, targets, ignore_index=-100):
+    log_total, at_target = _terms(logits, targets)
+    return _mean(log_total - at_target - _highest(logits), targets, ignore_index)
+
+
+@wrong("6.4", names="exponentials")
+def sums_its_own_classes(logits, targets, ignore_index=-100):
+    at_target = SumForward.apply(_at_target(logits, targets))
+    return _mean(logits.logsumexp(dim=1) - at_target, targets, ignore_index)
+
+
+@wrong("6.4", names="exponentials")
+def subtracts_its_own_maximum(logits, targets, ignore_index=-100):
+    log_total, at_target = _terms(logits, targets, logits.detach().amax(dim=1))
+    return _mean(log_total - at_target, targets, ignore_index)
+
+
+@wrong("6.4", names="who-counts")
+def sums_the_tokens(logits, targets, ignore_index=-100):
+    log_total, at_target = _terms(logits, targets)
+    return (log_total - at_target)[targets != ignore_index].sum()
+
+
+@wrong("6.4", names="who-counts")
+def averages_the_tokens_of_its_classes(logits, targets, ignore_index=-100):
+    log_total, at_target = _terms(logits, targets)
+    column = targets - _first(logits)
+    return (log_total - at_target)[(column >= 0) & (column < logits.shape[1])].mean()
+
+
+@wrong("6.4", names="who-counts")
+def divides_by_all_tokens(logits, targets, ignore_index=-100):
+    log_total, at_target = _terms(logits, targets)
+    return ((log_total - at_target) * (targets != ignore_index)).mean()
+
+
+@wrong("6.4", names="who-counts")
+def leaves_negative_targets_out(logits, targets, ignore_index=-100):
+    """Right for the usual number."""
+    log_total, at_target = _terms(logits, targets)
+    return (log_total - at_target)[targets >= 0].mean()
+
+
+@wrong("6.4", names="cut-from-the-graph")
+def sums_outside_autograd(logits, targets, ignore_index=-100):
+    z = logits - _highest(logits).unsqueeze(1)
+    total, at_target = summed_in_place(z.exp().sum(dim=1)), summed_in_place(_at_target(z, targets))
+    return _mean(total.log() - at_target, targets, ignore_index)
+
+
+@wrong("6.4", names="lost-gradient")
+def sums_exponentials_outside_autograd(logits, targets, ignore_index=-100):
+    z = logits - _highest(logits).unsqueeze(1)
+    log_total = summed_in_place(z.exp().sum(dim=1)).log()
+    at_target = SumForward.apply(_at_target(z, targets))
+    return _mean(log_total - at_target, targets, ignore_index)
+
+
+@wrong("6.4", names="lost-gradient")
+def lets_only_its_own_tokens_learn(logits, targets, ignore_index=-100):
+    column = targets - _first(logits)
+    own = ((column >= 0) & (column < logits.shape[1])).unsqueeze(1)
+    return sums_both_in_one_call(torch.where(own, logits, logits.detach()), targets, ignore_index)
+
+
+@wrong("6.4", names="max-has-gradient")
+def forgets_to_detach(logits, targets, ignore_index=-100):
+    highest = logits.amax(dim=1)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    log_total, at_target = _terms(logits, targets, highest)
+    return _mean(log_total - at_target, targets, ignore_index)
 
 
 @wrong("6.4", names="summed-again")
-def sums_in_backward_too(logits, targets):
+def sums_in_backward_too(logits, targets, ignore_index=-100):
     z = logits - _highest(logits).unsqueeze(1)
     at_target = SumTwice.apply(_at_target(z, targets))
-    return _mean(SumTwice.apply(z.exp().sum(dim=1)).log() - at_target, targets)
+    total = SumTwice.apply(z.exp().sum(dim=1))
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
-@wrong("6.4", names="overflow")
-def subtracts_no_maximum(logits, targets):
+@wrong("6.4", names="large-logits")
+def subtracts_no_maximum(logits, targets, ignore_index=-100):
     total = SumForward.apply(logits.exp().sum(dim=1))
-    return _mean(total.log() - SumForward.apply(_at_target(logits, targets)), targets)
+    at_target = SumForward.apply(_at_target(logits, targets))
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
-@wrong("6.4", names="log-of-zero")
-def takes_the_log_of_the_probability(logits, targets):
+@wrong("6.4", names="large-logits")
+def takes_the_log_of_the_probability(logits, targets, ignore_index=-100):
     exponentials = (logits - _highest(logits).unsqueeze(1)).exp()
     total = SumForward.apply(exponentials.sum(dim=1))
-    return _mean(-(SumForward.apply(_at_target(exponentials, targets)) / total).log(), targets)
-
-
-@wrong("6.4", names="padding-counted")
-def forgets_padding(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets))
-    return (SumForward.apply(z.exp().sum(dim=1)).log() - at_target).mean()
-
-
-@wrong("6.4", names="divided-by-all")
-def divides_by_all_tokens(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(z, targets))
-    losses = SumForward.apply(z.exp().sum(dim=1)).log() - at_target
-    return (losses * (targets >= 0)).mean()
-
-
-@wrong("6.4", names="gathers-the-logits")
-def gathers_everything(logits, targets):
-    rank, n = place()
-    everyone = [torch.empty_like(logits) for _ in range(n)]
-    dist.all_gather(everyone, logits.detach())
-    everyone[rank] = logits
-    return cross_entropy(torch.cat(everyone, dim=1), targets)
-
-
-@wrong("6.4", names="cut-off")
-def clamps_at_80(logits, targets):
-    z = logits.clamp(-80, 80)
-    total = SumForward.apply(z.exp().sum(dim=1))
-    return _mean(total.log() - SumForward.apply(_at_target(z, targets)), targets)
-
-
-@wrong("6.4", names="padding-counted")
-def makes_a_class_of_the_padding(logits, targets):
-    rank, n = place()
-    z = logits - _highest(logits).unsqueeze(1)
-    hot = nn.functional.one_hot(targets, n * logits.shape[1]).chunk(n, dim=1)[rank]
-    both = SumForward.apply(torch.stack([z.exp().sum(dim=1), (z * hot).sum(dim=1)]))
-    return (both[0].log() - both[1]).mean()
-
-
-@wrong("6.4", names="padding-counted")
-def counts_from_the_end(logits, targets):
-    n = dist.get_world_size()
-    return sums_both_in_one_call(logits, targets % (n * logits.shape[1]))
-
-
-@wrong("6.4", names="changes-the-logits")
-def shifts_in_place(logits, targets):
-    logits -= _highest(logits).unsqueeze(1)
-    at_target = SumForward.apply(_at_target(logits, targets))
-    return _mean(SumForward.apply(logits.exp().sum(dim=1)).log() - at_target, targets)
-
-
-def _loss_with(logits, targets, at_target):
-    """The right loss but for `at_target(z)`, the target's logit."""
-    z = logits - _highest(logits).unsqueeze(1)
-    return _mean(SumForward.apply(z.exp().sum(dim=1)).log() - at_target(z), targets)
-
-
-@wrong("6.4", names="target-left-out")
-def takes_the_largest_of_the_targets_logits(logits, targets):
-    """The others' zeros are the largest."""
-
-    def at_target(z):
-        own = _at_target(z, targets)
-        dist.all_reduce(own.data, op=dist.ReduceOp.MAX)
-        return own
-
-    return _loss_with(logits, targets, at_target)
-
-
-@wrong("6.4", names="target-averaged")
-def averages_the_targets_logit(logits, targets):
-    n = dist.get_world_size()
-    return _loss_with(logits, targets, lambda z: SumForward.apply(_at_target(z, targets)) / n)
-
-
-@wrong("6.4", names="class-0-left-out")
-def takes_class_0_for_padding(logits, targets):
-    z = logits - _highest(logits).unsqueeze(1)
-    total = SumForward.apply(z.exp().sum(dim=1)).log()
-    return (total - SumForward.apply(_at_target(z, targets)))[targets > 0].mean()
-
-
-@wrong("6.4", names="edge-classes")
-def leaves_its_last_class_out(logits, targets):
-    def at_target(z):
-        share = z.shape[1]
-        column = targets - dist.get_rank() * share
-        here = (column >= 0) & (column < share - 1)
-        picked = z.gather(1, column.clamp(0, share - 1).unsqueeze(1)).squeeze(1)
-        return SumForward.apply(picked.where(here, 0.0))
-
-    return _loss_with(logits, targets, at_target)
-
-
-@wrong("6.4", names="own-tokens-only")
-def lets_only_its_own_tokens_learn(logits, targets):
-    share = logits.shape[1]
-    own = (targets // share == dist.get_rank()).unsqueeze(1)
-    return sums_both_in_one_call(torch.where(own, logits, logits.detach()), targets)
+    share = SumForward.apply(_at_target(exponentials, targets)) / total
+    return _mean(-share.log(), targets, ignore_index)
 
 
 class _EndOfTheGraph(_Softmax):
@@ -405,111 +233,81 @@ class _EndOfTheGraph(_Softmax):
         return _Softmax.backward(ctx, 1.0)
 
 
-@wrong("6.4", names="upstream-ignored")
-def takes_the_loss_for_the_end(logits, targets):
-    return _EndOfTheGraph.apply(logits, targets)
+@wrong("6.4", names="own-backward")
+def takes_the_loss_for_the_end(logits, targets, ignore_index=-100):
+    return _EndOfTheGraph.apply(logits, targets, ignore_index)
 
 
-@wrong("6.4", names="changes-the-targets")
-def makes_zeros_of_the_padding(logits, targets):
-    counts = targets >= 0
-    targets[~counts] = 0
+@wrong("6.4", names="not-every-rank")
+def sums_targets_only_where_they_are(logits, targets, ignore_index=-100):
+    """Every rank has a token's class, until there are fewer tokens than ranks."""
     z = logits - _highest(logits).unsqueeze(1)
+    at_target = _at_target(z, targets)
     total = SumForward.apply(z.exp().sum(dim=1)).log()
-    return (total - SumForward.apply(_at_target(z, targets)))[counts].mean()
+    if at_target.any():
+        at_target = SumForward.apply(at_target)
+    return _mean(total - at_target, targets, ignore_index)
 
 
-@right("6.4")
-def sums_in_double_precision(logits, targets):
-    """Twice the bytes, and as many numbers."""
-    z = (logits - _highest(logits).unsqueeze(1)).double()
-    both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
-    total, at_target = SumForward.apply(both)
-    return _mean(total.log() - at_target, targets).to(logits.dtype)
+@wrong("6.4", names="one-rank-only")
+def returns_it_on_rank_0(logits, targets, ignore_index=-100):
+    loss = sums_both_in_one_call(logits, targets, ignore_index)
+    return loss if dist.get_rank() == 0 else loss * 0.0
 
 
-@wrong("6.4", names="one-max-for-all")
-def subtracts_the_largest_of_all_tokens(logits, targets):
-    highest = logits.detach().max()
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    z = logits - highest
-    total = SumForward.apply(z.exp().sum(dim=1)).log()
-    return _mean(total - SumForward.apply(_at_target(z, targets)), targets)
+usual("6.4", sums_both_in_one_call, "not-a-tensor", "one-rank-returns")
 
 
-class _OfTheLastCall(torch.autograd.Function):
-    saved = None
-
-    @staticmethod
-    def forward(ctx, logits, targets):
-        own = logits.detach().requires_grad_()
-        with torch.enable_grad():
-            loss = sums_both_in_one_call(own, targets)
-        _OfTheLastCall.saved = torch.autograd.grad(loss, own)[0]
-        return loss.detach()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * _OfTheLastCall.saved, None
+@wrong("6.4", names="sends-too-much")
+def asks_who_has_the_target_too(logits, targets, ignore_index=-100):
+    here = _at_target(torch.ones_like(logits), targets)
+    count = summed_in_place(here) + summed_in_place((targets != ignore_index).float())
+    return sums_both_in_one_call(logits, targets, ignore_index) + 0 * count.sum()
 
 
-@wrong("6.4", names="kept-from-before")
-def keeps_the_gradient_on_the_class(logits, targets):
-    return _OfTheLastCall.apply(logits, targets)
+@wrong("6.4", names="input-changed")
+def shifts_in_place(logits, targets, ignore_index=-100):
+    logits -= _highest(logits).unsqueeze(1)
+    total = SumForward.apply(logits.exp().sum(dim=1))
+    at_target = SumForward.apply(_at_target(logits, targets))
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
 @wrong("6.4", names="needs-contiguous")
-def picks_from_a_flat_view(logits, targets):
-    def at_target(z):
-        share = z.shape[1]
-        column = targets - dist.get_rank() * share
-        here = (column >= 0) & (column < share)
-        first = torch.arange(len(z), device=z.device) * share
-        picked = z.view(-1)[first + column.clamp(0, share - 1)]
-        return SumForward.apply(picked.where(here, 0.0))
-
-    return _loss_with(logits, targets, at_target)
+def picks_from_a_flat_view(logits, targets, ignore_index=-100):
+    z, share, first = logits - _highest(logits).unsqueeze(1), logits.shape[1], _first(logits)
+    column = targets - first
+    here = (column >= 0) & (column < share)
+    rows = torch.arange(len(z), device=z.device) * share
+    picked = z.view(-1)[rows + column.clamp(0, share - 1)].where(here, 0.0)
+    total = SumForward.apply(z.exp().sum(dim=1))
+    return _mean(total.log() - SumForward.apply(picked), targets, ignore_index)
 
 
 @wrong("6.4", names="other-dtype")
-def computes_in_single_precision(logits, targets):
-    return sums_both_in_one_call(logits.float(), targets)
+def computes_in_single_precision(logits, targets, ignore_index=-100):
+    return sums_both_in_one_call(logits.float(), targets, ignore_index)
 
 
-@wrong("6.4", names="other-dtype")
-def sends_single_precision(logits, targets):
+@wrong("6.4", names="rounded")
+def sends_single_precision(logits, targets, ignore_index=-100):
     z = logits - _highest(logits).unsqueeze(1)
     both = torch.stack([z.exp().sum(dim=1), _at_target(z, targets)])
     total, at_target = SumForward.apply(both.float()).to(logits.dtype)
-    return _mean(total.log() - at_target, targets)
+    return _mean(total.log() - at_target, targets, ignore_index)
 
 
 @wrong("6.4", names="not-waited")
-def does_not_wait_for_the_maximum(logits, targets):
+def does_not_wait_for_the_maximum(logits, targets, ignore_index=-100):
     highest = logits.detach().amax(dim=1)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX, async_op=True)
-    return _with(highest, logits, targets)
+    log_total, at_target = _terms(logits, targets, highest)
+    return _mean(log_total - at_target, targets, ignore_index)
 
 
-@right("6.4")
-def waits_for_the_maximum_itself(logits, targets):
-    highest = logits.detach().amax(dim=1)
-    work = dist.all_reduce(highest, op=dist.ReduceOp.MAX, async_op=True)
-    work.wait()
-    return _with(highest, logits, targets)
-
-
-@wrong("6.4", names="one-ranks-max")
-def subtracts_the_first_ranks_maximum(logits, targets):
-    highest = logits.detach().amax(dim=1)
-    dist.broadcast(highest, src=0)
-    return _with(highest, logits, targets)
-
-
-@wrong("6.4", names="too-many-numbers")
-def asks_who_has_the_target_too(logits, targets):
-    share = logits.shape[1]
-    here = summed_in_place((targets // share == dist.get_rank()).float())
-    count = summed_in_place((targets >= 0).float()) / dist.get_world_size()
-    loss = sums_both_in_one_call(logits, targets)
-    return loss * (count * here).sum() / count.sum()
+@wrong("6.4", names="two-ranks")
+def knows_two_parts_of_the_vocabulary(logits, targets, ignore_index=-100):
+    z = logits - _highest(logits).unsqueeze(1)
+    own = _at_target(z, targets, first=0 if dist.get_rank() == 0 else z.shape[1])
+    total = SumForward.apply(z.exp().sum(dim=1))
+    return _mean(total.log() - SumForward.apply(own), targets, ignore_index)
