@@ -189,7 +189,7 @@ compare(predicted, measured)
 
 # %% [markdown]
 # `lines_of_grid` lets PyTorch do the counting: `movedim` puts one dimension last, and each row is a
-# group. In exercise 7.1 you do it with arithmetic. Look at what `groups_by_hand` returns: three
+# group. In exercise 7.1 you do it with arithmetic, for any dimensions. Look at what `groups_by_hand` returns: three
 # **handles**. A handle is the only way to speak to a group, so it has to be kept.
 #
 # Inside a group the ranks have numbers of their own, from 0. `dist.get_rank(group)` tells them: it
@@ -1144,41 +1144,41 @@ except RankFailure as failure:
 # ## 6. Exercises: place the ranks, then train on them
 #
 # Four parts of a hybrid training run, from the numbers of its ranks to a step on all of them. (7.5, the machines
-# that they stand on, is in `07_hybrid_further`.) In all of them the rank with the coordinates (d, p, t) has the number (d * pp + p) * tp + t:
-# tensor changes fastest, data slowest. `dp`, `pp` and `tp` are the sizes of the three dimensions.
-# 7.3 and 7.4 run on real ranks with small layers, and are compared with one process that holds the
-# whole model and the whole batch.
+# that they stand on, is in `07_hybrid_further`.) 7.3 and 7.4 run on real ranks with small layers, and are compared
+# with one process that holds the whole model and the whole batch.
 
 # %%
+import math
 from collections.abc import Callable
 
 from torch.distributed.device_mesh import DeviceMesh
 
 # %% [markdown]
-# ### 7.1 The groups of a grid, by arithmetic (2 points)
+# ### 7.1 The groups of any grid, by arithmetic (2 points)
 #
 # A group of a dimension holds the ranks that differ in that coordinate *only*. Each dimension puts
-# every rank into exactly one group. Section 3 laid the ranks out as a tensor and let torch find the
-# groups. Find them with whole numbers alone: that is how you will see them in a log file, where
-# rank 37 waits and you ask for whom. The order counts too. `new_group` is called for every group by
-# every rank, so all ranks need the same list.
+# every rank into exactly one group. Section 3 had three dimensions in one order, and let torch find the groups.
+# Large models have four or five, such as context and experts, and which of them changes fastest depends on
+# the machines (7.5). So take any of them, in any order, and find their groups with whole numbers alone: that is how
+# you will see them in a log file, where rank 37 waits and you ask for whom. The order of the groups counts too:
+# `new_group` is called for every group by every rank, so all ranks need the same list.
 
 
 # %% nbgrader={"grade_id": "7.1", "solution": true}
-def groups_of(dp: int, pp: int, tp: int) -> dict[str, list[list[int]]]:
-    """Returns all groups of a grid of dp * pp * tp ranks, by dimension.
+def groups_of(sizes: dict[str, int]) -> dict[str, list[list[int]]]:
+    """Returns all groups of a grid of ranks, by dimension.
 
-    The keys are "data", "pipeline" and "tensor". A group is a list of ranks in ascending order;
-    the groups of a dimension are in ascending order of their first ranks. A dimension of size 1
-    has groups of one rank. The sizes are at least 1.
+    `sizes` has the sizes of one or more dimensions by their names, the slowest first: from rank to rank the
+    coordinate in the last dimension changes fastest. The result has the same names. A group is a list of ranks
+    in ascending order; the groups of a dimension are in ascending order of their first ranks. A
+    dimension of size 1 has groups of one rank. The sizes are at least 1.
     """
     ### BEGIN SOLUTION
-    strides = {"data": pp * tp, "pipeline": tp, "tensor": 1}
-    sizes = {"data": dp, "pipeline": pp, "tensor": tp}
-    groups = {}
-    for name, stride in strides.items():
-        first_ranks = [r for r in range(dp * pp * tp) if r // stride % sizes[name] == 0]
-        groups[name] = [[r + i * stride for i in range(sizes[name])] for r in first_ranks]
+    ranks, stride, groups = math.prod(sizes.values()), 1, {}
+    for name, size in reversed(sizes.items()):  # from the fastest to the slowest
+        firsts = [rank for rank in range(ranks) if rank // stride % size == 0]
+        groups[name] = [[first + i * stride for i in range(size)] for first in firsts]
+        stride *= size
     return groups
     ### END SOLUTION
 
@@ -1189,9 +1189,10 @@ check("7.1", groups_of)
 # %% [markdown]
 # ### 7.2 Coordinates of a rank, and back (1 point)
 #
-# The same arithmetic as a small class. It has to refuse what is not in the grid: Python's `//` and
-# `%` give coordinates for rank -1 or rank 100 without a word, and the message that goes to a wrong
-# rank is hard to find later.
+# The same arithmetic as a small class, for the lesson's grid: the rank with the coordinates (d, p, t) has the number
+# (d * pp + p) * tp + t, where `dp`, `pp` and `tp` are the sizes. Tensor changes fastest, data slowest.
+# The class has to refuse what is not in the grid: Python's `//` and `%` give coordinates for rank -1 or rank 100
+# without a word, and the message that goes to a wrong rank is hard to find later.
 
 
 # %% nbgrader={"grade_id": "7.2", "solution": true}

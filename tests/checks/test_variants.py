@@ -37,7 +37,7 @@ WORKERS = {
     "5.2": lambda given: given["stages"],
     "5.3": lambda given: given["stages"],
     "5.4": lambda given: given["stages"],
-    "7.1": lambda given: (given["dp"], given["pp"], given["tp"]),
+    "7.1": lambda given: tuple(given["sizes"].values()),
     "7.2": lambda given: (given["dp"], given["pp"], given["tp"]),
     "7.5": lambda given: (*given["sizes"].values(), given["per_machine"]),
     "8.1": lambda given: given["world_size"],

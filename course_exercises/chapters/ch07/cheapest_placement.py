@@ -1,12 +1,9 @@
 """Exercise 7.5, `cheapest_placement`: what it asks for, and how it is checked."""
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
+from numbers import Number
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_type, same
 
@@ -35,40 +32,22 @@ placing = Exercise(
         ),
     ],
     misconceptions={
-        "not-a-pair": "Asked is a pair: the order, a tuple of names, and its seconds.",
-        "not-an-order": "The order has to name each dimension exactly once.",
-        "reversed": "The right order in reverse: asked is slowest-changing first. The last dimension's "
-        "groups are neighbours.",
-        "most-expensive": "This is the most expensive order.",
-        "rates-swapped": "The two rates are swapped: `inside` is that of groups within a machine.",
-        "stride-ignored": "A dimension counts as inside if its *size* fits into a machine. Its ranks may be "
-        "far apart all the same: it depends on what changes faster.",
-        "last-only": "Only the last dimension counts as inside. If a machine has room for two dimensions "
-        "together, both are.",
-        "most-bytes-last": "The dimension with most bytes is placed last whatever its size. If its groups "
-        "are larger than a machine, that place is wasted on it.",
-        "straddles": "A group that is no larger than a machine can still lie across two: ranks 3, 4 and 5 "
-        "in machines of four. Every group has to be looked at, not the first alone.",
-        "divisors-only": "A dimension counts as outside though its groups lie inside. What counts is "
-        "where their ranks are, not whether the sizes divide.",
-        "end-off-by-one": "You look one stride too far: a group of n ranks ends n - 1 strides after its first "
-        "rank. One stride on is another group's rank, perhaps in the next machine.",
-        "slowest-only": "You count the slowest dimension alone. The times add up.",
-        "size-one": "A dimension of size 1 is counted: it has nobody to send to.",
-        "by-place": "You take the first entry of `sent` for the first of `sizes`, and so on. The two dicts "
-        "need not have their keys in one order: what belongs together has the same name.",
-        "remembers": "This order is that of an earlier call, with other numbers. The names alone do not "
-        "decide which order is cheapest.",
-        "greedy": "You choose the dimension with most bytes before the others, since it fits into a machine. "
-        "Two others that fit together may send more: compare whole orders.",
-        "first-order": "You take the order as given. Another one is cheaper.",
-        "other-seconds": "This order is a cheapest one, and its seconds are not these. Each dimension of "
-        "more than one rank adds its bytes divided by one of the two rates.",
-        "not-cheapest": "The seconds are right for this order, and another order costs less: do you "
-        "compare all of them?",
-        "neither": "These are not the seconds of this order, and another order costs less. Count one order by "
-        "hand first: which groups lie inside a machine?",
-        "inputs-changed": "`sizes` or `sent` have changed: they belong to the caller.",
+        "another-form": "Your result has another form. Return a pair: a tuple that names each dimension in `sizes` exactly "
+        "once, and the seconds.",
+        "reversed": "Your seconds are right, and your order is a right one in reverse. Either you put the fastest-changing "
+        "dimension first, or you take the entries of the two dicts by their place: put the slowest first, "
+        "and take `sent[name]`.",
+        "inside-misjudged": "You count a dimension as inside that is not, or as outside though it is inside, or swap "
+        "the two rates, of which `inside` is that within a machine. Look where the "
+        "ranks of *every* group are: rank r is in machine r // per_machine, and a group of n ranks ends n - 1 "
+        "strides after its first. Its size does not tell, nor does its first group, nor whether sizes divide.",
+        "most-bytes-first": "You look after the dimension with most bytes first. It may be too large for a machine, or two "
+        "others that fit together may send more: compare whole orders.",
+        "not-cheapest": "Your seconds are right for your order, and another order costs less. Compare all orders, anew in each "
+        "call: neither the names nor the order of `sizes` decide.",
+        "other-seconds": "These are not the seconds of your order. Add up each dimension's own bytes, `sent[name]`, divided by "
+        "one of the two rates. The two dicts may have their names in different orders, and a dimension of size 1 "
+        "sends nothing.",
     },
 )
 
@@ -82,155 +61,92 @@ class _Cluster:
     between: float
 
     def arguments(self) -> tuple:
-        sent = dict(reversed(self.sent.items()))  # the dicts belong together by name, not by place
+        first, *rest = self.sent.items()  # the dicts belong together by name, not by place
+        sent = dict([*rest, first])
         return dict(self.sizes), sent, self.per_machine, self.inside, self.between
 
-    def renamed(self, names: dict[str, str]) -> "_Cluster":
-        """The same cluster, in which what was called `old` is now called `names[old]`."""
-        sizes, sent = ({names[k]: v for k, v in d.items()} for d in (self.sizes, self.sent))
-        return dataclasses.replace(self, sizes=sizes, sent=sent)
+    def __str__(self) -> str:
+        dims = (
+            f"{name} {size} with {self.sent[name]:.4g} bytes" for name, size in self.sizes.items()
+        )
+        rates = f"{self.inside:.4g} inside, {self.between:.4g} between"
+        return f"{', '.join(dims)}; {self.per_machine} a machine; {rates}"
 
-    def zipped(self) -> "_Cluster":
-        """What one reads who takes the entries of the two dicts by their place."""
+    def lie_inside(self, order: tuple[str, ...]) -> dict[str, bool]:
+        """For each dimension whether all its groups lie inside machines."""
+        stride, ranks, inside = 1, math.prod(self.sizes.values()), {}
+        for name in reversed(order):
+            firsts = [r for r in range(ranks) if r // stride % self.sizes[name] == 0]
+            last = stride * (self.sizes[name] - 1)
+            machines = [(r // self.per_machine, (r + last) // self.per_machine) for r in firsts]
+            inside[name] = all(first == last for first, last in machines)
+            stride *= self.sizes[name]
+        return inside
+
+    def seconds(self, inside: dict[str, bool]) -> float:
+        """A step's seconds where these dimensions lie inside."""
+        rates = {True: self.inside, False: self.between}
+        return sum(self.sent[n] / rates[inside[n]] for n in inside if self.sizes[n] > 1)
+
+    def zipped(self, order: tuple[str, ...]) -> float:
+        """The seconds for one who takes the entries of the two dicts by their place."""
         sizes, sent, *_ = self.arguments()
-        return dataclasses.replace(self, sent=dict(zip(sizes, sent.values(), strict=True)))
+        other = replace(self, sent=dict(zip(sizes, sent.values(), strict=True)))
+        return other.seconds(self.lie_inside(order))
 
-    def orders(self) -> list[tuple[str, ...]]:
-        return list(itertools.permutations(self.sizes))
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """The groups of one dimension in one order."""
-
-    stride: int
-    size: int
-    machines: list[set[int]]  # those that each group touches
-    beyond: list[int]  # that of the rank one stride after each group
-
-
-def _placed(cluster: _Cluster, order: tuple[str, ...]) -> dict[str, _Groups]:
-    ranks = math.prod(cluster.sizes.values())
-    grid = torch.arange(ranks).reshape([cluster.sizes[name] for name in order])
-    placed = {}
-    for dim, name in enumerate(order):
-        groups = grid.movedim(dim, -1).reshape(-1, cluster.sizes[name]).tolist()
-        machines = [{rank // cluster.per_machine for rank in group} for group in groups]
-        stride = grid.stride(dim)
-        beyond = [(group[-1] + stride) // cluster.per_machine for group in groups]
-        placed[name] = _Groups(stride, cluster.sizes[name], machines, beyond)
-    return placed
-
-
-def _within(groups: _Groups) -> bool:
-    return all(len(touched) == 1 for touched in groups.machines)
-
-
-def _seconds(
-    cluster: _Cluster,
-    order: tuple[str, ...],
-    fits: Callable[[_Groups], bool] = _within,
-    together: Callable = sum,
-    counts: Callable[[_Groups], bool] = lambda groups: groups.size > 1,
-    swapped: bool = False,
-) -> float:
-    """A step's seconds in one order, rightly or with a mistake."""
-    rates = (cluster.between, cluster.inside) if swapped else (cluster.inside, cluster.between)
-    times = [
-        cluster.sent[name] / rates[0 if fits(groups) else 1]
-        for name, groups in _placed(cluster, order).items()
-        if counts(groups)
-    ]
-    return together([0.0, *times])
+    def costs(self) -> dict[tuple[str, ...], float]:
+        """The seconds of each order."""
+        orders = itertools.permutations(self.sizes)
+        return {order: self.seconds(self.lie_inside(order)) for order in orders}
 
 
 def _read(answer, cluster: _Cluster) -> tuple[tuple[str, ...], float]:
     """An answer's order and seconds; raises Wrong where it gives something else."""
     arguments = cluster.arguments()
     got = answer(*arguments)
-    if got is not None:
-        if not isinstance(got, (tuple, list)) or len(got) != 2:
-            raise Wrong("not-a-pair", expected="(order, seconds)", got=got)
-        if not isinstance(got[0], (tuple, list)) or sorted(got[0]) != sorted(cluster.sizes):
-            raise Wrong("not-an-order", expected=f"the names {sorted(cluster.sizes)}", got=got[0])
-        got = (tuple(got[0]), got[1])
-    expect_type(got, tuple)
+    expect_type(got, (tuple, list), likely=None if got is None else "another-form")
+    if len(got) != 2:
+        raise Wrong("another-form", expected="(order, seconds)", got=got)
+    if not isinstance(got[0], (tuple, list)) or sorted(got[0]) != sorted(cluster.sizes):
+        names = f"each of {', '.join(cluster.sizes)} once"
+        raise Wrong("another-form", expected=names, got=got[0])
     if arguments != cluster.arguments():
-        raise Wrong("inputs-changed", expected="the dicts as they were", got="other contents")
-    return got
-
-
-def _is_right(cluster: _Cluster, got: tuple) -> bool:
-    best = min(_seconds(cluster, order) for order in cluster.orders())
-    return same(_seconds(cluster, got[0]), best) and same(got[1], best)
-
-
-def _right_under_other_names(answer, cluster: _Cluster) -> bool:
-    renamed = cluster.renamed({name: f"{name} of today" for name in cluster.sizes})
-    return _is_right(renamed, _read(answer, renamed))
-
-
-def _gives_back(answer) -> bool:
-    """Whether the order given comes back where the other one is cheaper."""
-    two = _Cluster({"tensor": 4, "data": 4}, {"tensor": 9 * GB, "data": GB}, 4, 10 * GB, GB)
-    return _read(answer, two)[0] == tuple(two.sizes)
+        raise Wrong("input-changed", expected="the dicts as they were", got="other contents")
+    return tuple(got[0]), got[1]
 
 
 def _check_placement(answer, cluster: _Cluster) -> None:
-    got = _read(answer, cluster)
-    true = {order: _seconds(cluster, order) for order in cluster.orders()}
-    best = min(true.values())
-    if same(true[got[0]], best) and same(got[1], best):
+    order, seconds = _read(answer, cluster)
+    costs = cluster.costs()
+    best = min(costs.values())
+    cheapest = [other for other in costs if same(costs[other], best)]
+    if order in cheapest and same(seconds, best):
         return
-    honest = same(got[1], true[got[0]])
+    honest, most = same(seconds, costs[order]), max(cluster.sent, key=cluster.sent.get)
 
-    def picks(seen: _Cluster = cluster, **mistake) -> bool:
-        """Whether this is a cheapest order, and its time, as one who makes the mistake counts."""
-        counted = {order: _seconds(seen, order, **mistake) for order in true}
-        return same(counted[got[0]], min(counted.values())) and same(got[1], counted[got[0]])
+    def comes_first(order: tuple[str, ...]) -> bool:
+        """Whether this order cares for the dimension with most bytes."""
+        return order[-1] == most or cluster.lie_inside(order)[most]
 
-    def chooses(**mistake) -> bool:
-        """The same, where the time of the order that was chosen is the true one."""
-        counted = {order: _seconds(cluster, order, **mistake) for order in true}
-        return honest and same(counted[got[0]], min(counted.values()))
-
-    def in_room(groups: _Groups) -> bool:
-        return groups.stride * groups.size <= room
-
-    def ends_beyond(groups: _Groups) -> bool:
-        pairs = zip(groups.machines, groups.beyond, strict=True)
-        return all(touched == {beyond} for touched, beyond in pairs)
-
-    room, most = cluster.per_machine, max(cluster.sent, key=cluster.sent.get)
-    cheapest = [order for order, seconds in true.items() if same(seconds, best)]
-    orders = got[0], *cheapest
-    most_inside = [order for order in orders if _within(_placed(cluster, order)[most])]
+    guesses = itertools.product([True, False], repeat=len(order))
+    guessed = (
+        same(seconds, cluster.seconds(dict(zip(order, guess, strict=True)))) for guess in guesses
+    )
     likely = {
-        "by-place": picks(cluster.zipped()),
-        "remembers": lambda _: _right_under_other_names(answer, cluster),
-        "divisors-only": picks(fits=lambda groups: room % (groups.stride * groups.size) == 0),
-        "end-off-by-one": not honest and picks(fits=ends_beyond),
-        "greedy": honest and most_inside == [got[0]],
-        "last-only": picks(fits=lambda groups: groups.stride == 1 and _within(groups)),
-        "straddles": picks(fits=lambda groups: len(groups.machines[0]) == 1)
-        or picks(fits=in_room)
-        or chooses(fits=in_room),
-        "most-bytes-last": got[0][-1] == most and cluster.sizes[most] > room,
-        "most-expensive": honest and same(got[1], max(true.values())),
-        "reversed": same(got[1], best) and same(true[got[0][::-1]], best),
-        "rates-swapped": picks(swapped=True),
-        "stride-ignored": picks(fits=lambda groups: groups.size <= room),
-        "slowest-only": picks(together=max),
-        "size-one": picks(counts=lambda groups: True),
-        "first-order": lambda _: honest and got[0] == tuple(cluster.sizes) and _gives_back(answer),
-        "other-seconds": same(true[got[0]], best),
+        "reversed": order[::-1] in cheapest and same(seconds, best),
+        "most-bytes-first": honest and comes_first(order) and not any(map(comes_first, cheapest)),
         "not-cheapest": honest,
-        "neither": True,
+        "inside-misjudged": any(guessed) and not same(seconds, cluster.zipped(order)),
+        "other-seconds": True,
     }
-    if same(true[got[0]], best):
-        expect(got[1], best, what="the seconds of this order", likely=likely)
-    words = [f"{', '.join(order)}: {true[order]:.4g} seconds" for order in (got[0], cheapest[0])]
-    expect(*words, likely=likely)
+    right = cheapest[0] if honest else order
+    came, wanted = _words(order, seconds), _words(right, costs[right])
+    expect(came, wanted, what=str(cluster), likely=likely)
+
+
+def _words(order: tuple[str, ...], seconds: object) -> str:
+    number = f"{seconds:.6g}" if isinstance(seconds, Number) else f"{seconds!r}"
+    return f"{', '.join(order)}: {number} seconds"
 
 
 GB = 1e9

@@ -2,30 +2,31 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
 import torch
 
 from course_exercises.authoring import Exercise, Wrong, expect, expect_type
-from course_exercises.chapters.ch07.shared import NAMES, Sizes
+from course_exercises.chapters.ch07.shared import NAMES, blaming
 
+Sizes = dict[str, int]
 Groups = dict[str, list[list[int]]]
 
 grouping = Exercise(
     "7.1",
     "groups_of",
     points=2,
-    minutes=12,
+    minutes=15,
     kind="first",
-    parameters=("dp", "pp", "tp"),
+    parameters=("sizes",),
     hints=[
         (
             "Write the eight ranks of a 2 x 2 x 2 grid with their coordinates in a table. Which ranks "
-            "have the same d and the same p as rank 0? What is the distance between them?"
+            "have the same coordinates as rank 0 but for the first? What is the distance between them?"
         ),
         (
-            "One step in a dimension changes the rank's number by a fixed stride: 1 for tensor. For "
-            "the next dimension it is the product of the sizes of all that change faster."
+            "One step in a dimension changes the rank's number by a fixed stride: 1 for the last one. For "
+            "any other it is the product of the sizes of all that come after it."
         ),
         (
             "In each dimension, a group's first rank has the coordinate 0 there. Go through all ranks "
@@ -33,113 +34,104 @@ grouping = Exercise(
         ),
     ],
     misconceptions={
-        "not-a-dict": "Asked is a dict with the keys data, pipeline and tensor.",
-        "keys": "The keys are the names of the dimensions: data, pipeline and tensor.",
-        "not-lists": "Each dimension has a list of groups, and a group is a list of ranks, also where "
-        "there is only one group.",
-        "not-whole-numbers": "A rank is a whole number: `/` makes a float of it, `//` does not.",
-        "names-swapped": "These are the groups of another dimension: the names are mixed up.",
-        "order-of-dimensions": "You number the ranks in another order of the dimensions. The rank is "
-        "(d * pp + p) * tp + t: tensor changes fastest, data slowest.",
-        "consecutive-everywhere": "Every group is a run of consecutive ranks. That is so for tensor "
-        "alone: ranks that differ in d only are pp * tp apart.",
-        "same-coordinate": "Your groups are the ranks with the *same* coordinate in the dimension. A "
-        "group holds those that differ in this coordinate and agree in all others.",
-        "one-group": "Only one group of a dimension is there. Every rank is in exactly one group of "
-        "each dimension, so together its groups hold all ranks.",
-        "size-one-left-out": "A dimension of size 1 has groups too: every rank is alone in one.",
-        "not-a-partition": "A rank is in two groups of a dimension, or in none, or is no rank of the "
-        "grid. The stride of a dimension is the product of the sizes of those that change faster.",
-        "order-of-groups": "The right groups in another order: ranks ascend within a group, and groups by "
-        "their first rank. All ranks have to call `new_group` in the same order.",
+        "another-form": "Your result has another form. Return a dict that has, for each name in `sizes`, a list of groups; "
+        'a group is a list of whole numbers: {"data": [[0, 2], [1, 3]], "tensor": [[0, 1], [2, 3]]} for 2 x 2 '
+        "ranks. `//` gives whole numbers, `/` does not.",
+        "order-of-groups": "You have the right groups in another order. Let ranks ascend within a group, and groups by "
+        "their first rank: all ranks have to call `new_group` in the same order.",
+        "consecutive": "Every group is a run of consecutive ranks. That is so for the last dimension alone: in any other, "
+        "take ranks that are as far apart as the product of the sizes after it.",
+        "order-of-dimensions": "Your groups are those of another order of the dimensions, or stand under another "
+        "dimension's name. Number the ranks so that the last dimension in `sizes` changes fastest, whatever it is called.",
+        "other-coordinates": "Some ranks in one group differ in another coordinate than that of the dimension. Put those "
+        "into a group that agree in all other coordinates: as many as the dimension's size, and as far apart as "
+        "the product of the sizes of all dimensions after it.",
+        "not-a-partition": "A dimension's groups leave a rank out, have one twice, or have one that is not in the grid. Put "
+        "every rank into exactly one group of each dimension: where the size is 1, each is alone in one.",
+        "any-number": "Your function is right for three dimensions, and not for another number of them. `sizes` "
+        "may have any number: go through it in a loop.",
     },
-    failures={"KeyError": "keys"},
 )
 
 
-def _groups(sizes: Sizes, slowest_first: tuple[str, ...] = NAMES) -> Groups:
+def _groups(sizes: Sizes, slowest_first: Sequence[str] | None = None) -> Groups:
     """The groups where ranks are numbered with the last of `slowest_first` changing fastest."""
-    size = dict(zip(NAMES, sizes, strict=True))
-    grid = torch.arange(math.prod(sizes)).reshape([size[name] for name in slowest_first])
-    rows = {
-        name: grid.movedim(slowest_first.index(name), -1).reshape(-1, size[name]) for name in NAMES
-    }
-    return {name: sorted(rows[name].tolist()) for name in NAMES}
-
-
-def _same_coordinate(sizes: Sizes) -> Groups:
-    grid = torch.arange(math.prod(sizes)).reshape(sizes)
-    return {
-        name: [part.flatten().tolist() for part in grid.unbind(dim)]
-        for dim, name in enumerate(NAMES)
-    }
+    names = list(slowest_first or sizes)
+    grid = torch.arange(math.prod(sizes.values())).reshape([sizes[name] for name in names])
+    lines = {n: grid.movedim(names.index(n), -1).reshape(-1, sizes[n]) for n in sizes}
+    return {name: lines[name].tolist() for name in sizes}
 
 
 def _consecutive(sizes: Sizes) -> Groups:
-    ranks = torch.arange(math.prod(sizes))
-    return {n: ranks.reshape(-1, s).tolist() for n, s in zip(NAMES, sizes, strict=True)}
+    ranks = torch.arange(math.prod(sizes.values()))
+    return {name: ranks.reshape(-1, size).tolist() for name, size in sizes.items()}
 
 
 def _in_order(groups: Groups) -> Groups:
-    return {name: sorted(sorted(group) for group in groups[name]) for name in NAMES}
+    return {name: sorted(map(sorted, groups[name])) for name in groups}
+
+
+def _renamed_or_reordered(got: Groups, sizes: Sizes) -> bool:
+    found, right = _in_order(got), _groups(sizes)
+    renamed = any(list(p) == list(found.values()) for p in itertools.permutations(right.values()))
+    return renamed or any(found == _groups(sizes, p) for p in itertools.permutations(sizes))
+
+
+def _differ_elsewhere(got: Groups, sizes: Sizes) -> bool:
+    """Whether ranks of one group differ in another coordinate than their dimension's."""
+    places = list(itertools.product(*map(range, sizes.values())))
+
+    def others(dim: int, group: list[int]) -> set[tuple]:
+        return {places[rank][:dim] + places[rank][dim + 1 :] for rank in group}
+
+    return any(len(others(i, group)) > 1 for i, name in enumerate(sizes) for group in got[name])
+
+
+def _no_partition(got: Groups, sizes: Sizes) -> bool:
+    ranks = list(range(math.prod(sizes.values())))
+    return any(sorted(itertools.chain(*groups)) != ranks for groups in got.values())
+
+
+def _in_form(got: object, sizes: Sizes) -> Groups:
+    """An answer as lists of lists, whatever sequences it is made of."""
+    expect_type(got, dict, likely=None if got is None else "another-form")
+    expect(set(got), set(sizes), what="the keys", likely={"another-form": True})
+    for groups in got.values():
+        rows = isinstance(groups, (list, tuple)) and all(
+            isinstance(group, (list, tuple, range)) for group in groups
+        )
+        if not rows or any(isinstance(rank, float) for group in groups for rank in group):
+            raise Wrong("another-form", expected="a list of lists of whole numbers", got=groups)
+    return {name: [list(group) for group in got[name]] for name in sizes}
 
 
 def _check_groups(answer, sizes: Sizes) -> None:
-    got = answer(*sizes)
-    expect_type(got, dict, likely=None if got is None else "not-a-dict")
-    expect(set(got), set(NAMES), what="the keys", likely={"keys": True})
-    for name in NAMES:
-        if not _is_list_of_lists(got[name]):
-            raise Wrong("not-lists", expected="a list of lists of ranks", got=got[name])
-        if any(isinstance(rank, float) for group in got[name] for rank in group):
-            raise Wrong("not-whole-numbers", expected="whole numbers", got=got[name])
-    right, everyone = _groups(sizes), list(range(math.prod(sizes)))
-
-    def lists_all(test: Callable[[list[int]], bool]) -> Callable[[Groups], bool]:
-        return lambda got: any(test(sorted(r for group in got[n] for r in group)) for n in NAMES)
-
-    def another_order(got: Groups) -> bool:
-        orders = list(itertools.permutations(NAMES))[1:]
-        return any(_in_order(got) == _groups(sizes, order) for order in orders)
-
-    def renamed(got: Groups) -> bool:
-        values = [_in_order(got)[name] for name in NAMES]
-        return any(list(p) == values for p in itertools.permutations(right.values()))
-
+    got, right = _in_form(answer(dict(sizes)), sizes), _groups(sizes)
     likely = {
         "order-of-groups": lambda got: _in_order(got) == right,
-        "size-one-left-out": lambda got: any(
-            size == 1 and not got[n] for n, size in zip(NAMES, sizes, strict=True)
-        ),
-        "same-coordinate": _same_coordinate(sizes),
-        "consecutive-everywhere": _consecutive(sizes),
-        "names-swapped": renamed,
-        "order-of-dimensions": another_order,
-        "one-group": lambda got: any(len(got[n]) == 1 < len(right[n]) for n in NAMES),
-        "not-a-partition": lists_all(lambda ranks: ranks != everyone),
+        "consecutive": _consecutive(sizes),
+        "order-of-dimensions": lambda got: _renamed_or_reordered(got, sizes),
+        "other-coordinates": lambda got: _differ_elsewhere(got, sizes),
+        "not-a-partition": lambda got: _no_partition(got, sizes),
     }
-    expect({n: _as_lists(got[n]) for n in NAMES}, right, likely=likely)
+    expect(got, right, what=f"sizes {sizes}", likely=likely)
 
 
-def _is_list_of_lists(groups: object) -> bool:
-    if not isinstance(groups, (list, tuple)):
-        return False
-    return all(isinstance(group, (list, tuple, range)) for group in groups)
+def _sizes(draw, names: Sequence[str]) -> Sizes:
+    """Different sizes, so that no two mistakes look the same."""
+    return dict(zip(names, draw.sample([2, 3, 4, 5, 6], len(names)), strict=True))
 
 
-def _as_lists(groups: Iterable) -> list:
-    """Groups as lists of lists, whatever sequences they came as."""
-    return [list(g) if isinstance(g, (tuple, range)) else g for g in groups]
+@grouping.requires("the groups of data 2, pipeline 3, tensor 4")
+def the_groups_of_data_2(answer, draw):
+    _check_groups(answer, {"data": 2, "pipeline": 3, "tensor": 4})
 
 
-@grouping.requires("the groups of 2 x 3 x 4 ranks")  # where no two mistakes look the same
-def the_groups_of_2_x_3_x_4(answer, draw):
-    _check_groups(answer, (2, 3, 4))
-
-
-@grouping.requires("other sizes")
-def other_sizes(answer, draw):
-    for sizes in (tuple(draw.sample([2, 3, 4, 5, 6], 3)), (2, 2, 2)):
+@grouping.requires("other sizes, in another order of the dimensions")
+def other_sizes_in_another_order(answer, draw):
+    _check_groups(answer, _sizes(draw, NAMES))
+    order = draw.choice(list(itertools.permutations(NAMES))[1:])
+    for sizes in (_sizes(draw, order), dict.fromkeys(order, 2)):
         _check_groups(answer, sizes)
 
 
@@ -147,4 +139,14 @@ def other_sizes(answer, draw):
 def dimensions_of_size_1(answer, draw):
     size, other = draw.integer(2, 6), draw.integer(2, 4)
     for sizes in ((size, 1, other), (1, size, 1), (1, 1, 1)):
-        _check_groups(answer, sizes)
+        _check_groups(answer, dict(zip(NAMES, sizes, strict=True)))
+
+
+@grouping.requires(
+    "one dimension, two, and four", failures={"exception": "any-number"}, needs_earlier=True
+)
+def one_dimension_two_and_four(answer, draw):
+    with blaming("any-number"):
+        for count in (1, 2, 4):
+            names = draw.sample(["replica", "data", "pipeline", "context", "tensor"], count)
+            _check_groups(answer, _sizes(draw, names))

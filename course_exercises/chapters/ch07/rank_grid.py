@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any
 
 from course_exercises.authoring import Exercise, Wrong, expect, same
 from course_exercises.chapters.ch07.shared import Sizes
@@ -32,25 +31,20 @@ coordinates = Exercise(
         ),
     ],
     misconceptions={
-        "other-order": "The coordinates are those of another order of the dimensions: tensor changes "
-        "fastest, data slowest.",
-        "reversed": "The right coordinates in reverse: asked is (d, p, t).",
-        "fractions": "Coordinates are whole numbers, and `/` gives fractions: `//` is the quotient "
-        "without them.",
-        "not-an-int": "The right number, but not an `int`. A float cannot be an index, and a tensor is not "
-        "found in a set or a dict. `//` and `%` of ints give ints.",
-        "remainder-missing": "A coordinate is larger than its size: it lacks the remainder.",
+        "other-order": "Your coordinates are those of another order of the dimensions. Return (d, p, t), where tensor "
+        "changes fastest from rank to rank, and data slowest.",
+        "not-an-int": "You give a number that is not an `int`. `/` gives fractions, and a tensor is not found in a set or "
+        "a dict: take `//` and `%` of ints, which give ints.",
         "another-grid": "These are the coordinates of another grid, which was asked before or made since. "
-        "What a grid knows belongs to `self`, not to the class or the module.",
-        "wrong-stride": "The coordinates are wrong where the sizes differ. A data step is pp * tp "
-        "ranks, a pipeline step tp.",
+        "Keep what a grid knows in `self`, not in the class or the module.",
+        "wrong-stride": "These are not the coordinates of the rank. One step in data is pp * tp ranks, one in pipeline tp: "
+        "divide by that, and take the remainder by the dimension's own size.",
         "back-is-wrong": "`rank` does not undo `coordinates`. The rank is (d * pp + p) * tp + t.",
-        "refuses-what-is-inside": "A rank or a coordinate inside the grid is refused. 0 is inside, and so "
+        "refuses-what-is-inside": "You refuse a rank or a coordinate that is inside the grid. 0 is inside, and so "
         "is the size less one.",
-        "no-error": "A rank, or a coordinate, outside the grid is accepted without a word. `//` and `%` "
-        "give numbers for it that belong to another rank.",
-        "negative": "A negative number is accepted: Python's `%` turns -1 into the last coordinate.",
-        "other-error": "What is outside the grid ends in another exception than a ValueError.",
+        "not-refused": "You accept what is outside the grid, or raise another exception than a ValueError. Compare every "
+        "number with 0 and with its own size before you compute: `//` and `%` turn also a negative one into "
+        "what belongs to another rank.",
     },
 )
 
@@ -59,6 +53,10 @@ def _all_coordinates(sizes: Sizes, slowest_first: Sizes = (0, 1, 2)) -> list[tup
     """(d, p, t) of every rank, where the dimensions are numbered in the given order."""
     places = itertools.product(*(range(sizes[dim]) for dim in slowest_first))
     return [tuple(place[slowest_first.index(dim)] for dim in range(3)) for place in places]
+
+
+def _has_another_type(numbers: Iterable) -> bool:
+    return any(not isinstance(number, Integral) for number in numbers)  # NumPy's are
 
 
 def _check_coordinates(grid, sizes: Sizes, beside: Sequence[Sizes] = ()) -> None:
@@ -73,44 +71,36 @@ def _check_coordinates(grid, sizes: Sizes, beside: Sequence[Sizes] = ()) -> None
             for other in beside
         )
 
-    def too_large(got: list[tuple]) -> bool:
-        return any(c >= s for place in got for c, s in zip(place, sizes, strict=True))
-
     likely = {
         "another-grid": another_grids,
-        "fractions": lambda got: any(c != int(c) for place in got for c in place),
-        "reversed": [place[::-1] for place in right],
-        "other-order": lambda got: any(same(got, other) for other in others),
-        "remainder-missing": too_large,
-        "wrong-stride": len(set(sizes)) == 3,
+        "not-an-int": lambda got: _has_another_type(itertools.chain(*got)),
+        "other-order": lambda got: any(
+            same(got, other) for other in (*others, [place[::-1] for place in right])
+        ),
+        "wrong-stride": lambda got: None not in got,
     }
-    expect(got, right, each="rank", likely=likely)
-    _check_ints(number for place in got for number in place)
-
-
-def _check_ints(numbers: Iterable[Any]) -> None:
-    for number in numbers:
-        if not isinstance(number, Integral):  # NumPy's are
-            raise Wrong("not-an-int", expected="an int", got=f"a {type(number).__name__}")
+    expect(got, right, each="rank", what=f"a grid of {sizes}", likely=likely)
+    if _has_another_type(itertools.chain(*got)):
+        raise Wrong("not-an-int", expected="three ints", got=f"{got[0]!r}")
 
 
 def _check_back(answer, sizes: Sizes) -> None:
     grid = answer(*sizes)
     got = [grid.rank(*place) for place in _all_coordinates(sizes)]
-    expect(got, list(range(len(got))), each="place", likely={"back-is-wrong": True})
-    _check_ints(got)
+    likely = {"back-is-wrong": lambda got: None not in got}
+    expect(got, list(range(len(got))), each="place", what=f"a grid of {sizes}", likely=likely)
+    if _has_another_type(got):
+        raise Wrong("not-an-int", expected="an int", got=f"{got[0]!r}")
 
 
 def _must_refuse(question: Callable, *numbers: int) -> None:
-    negative = min(numbers) < 0
     try:
-        got = question(*numbers)
+        got = f"{question(*numbers)} for {', '.join(map(str, numbers))}"
     except ValueError:
         return
     except Exception as error:  # noqa: BLE001 - which one it is, is the question
-        raise Wrong("other-error", expected="a ValueError", got=type(error).__name__) from None
-    what = f"{got} for {', '.join(map(str, numbers))}"
-    raise Wrong("negative" if negative else "no-error", expected="a ValueError", got=what)
+        got = type(error).__name__
+    raise Wrong("not-refused", expected="a ValueError", got=got)
 
 
 INSIDE = {"ValueError": "refuses-what-is-inside"}

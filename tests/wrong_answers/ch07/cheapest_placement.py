@@ -57,133 +57,6 @@ def takes_the_last_of_equals(sizes, sent, per_machine, inside, between):
     return _best(backwards, sent, per_machine, inside, between)
 
 
-@wrong("7.5", names="not-a-pair")
-def returns_the_order_alone(*given):
-    return _best(*given)[0]
-
-
-@wrong("7.5", names="not-an-order")
-def returns_the_last_dimension(*given):
-    order, seconds = _best(*given)
-    return order[-1:], seconds
-
-
-@wrong("7.5", names="reversed")
-def returns_the_fastest_first(*given):
-    order, seconds = _best(*given)
-    return order[::-1], seconds
-
-
-@wrong("7.5", names="most-expensive")
-def takes_the_largest(*given):
-    return _best(*given, pick=max)
-
-
-@wrong("7.5", names="rates-swapped")
-def swaps_the_rates(sizes, sent, per_machine, inside, between):
-    return _best(sizes, sent, per_machine, between, inside)
-
-
-@wrong("7.5", names="stride-ignored")
-def compares_sizes_with_the_machine(*given):
-    return _best(*given, inside=lambda stride, size, ranks, room: size <= room)
-
-
-@wrong("7.5", names="last-only")
-def keeps_one_dimension_inside(*given):
-    def inside(stride, size, ranks, room):
-        return stride == 1 and _inside(stride, size, ranks, room)
-
-    return _best(*given, inside=inside)
-
-
-@wrong("7.5", names="most-bytes-last")
-def sorts_by_bytes(sizes, sent, per_machine, inside, between):
-    order = tuple(sorted(sizes, key=sent.get))
-    return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
-
-
-@wrong("7.5", names="most-bytes-last")
-def fills_the_machine_greedily(sizes, sent, per_machine, inside, between):
-    """What does not fit is put beside the others all the same."""
-    order, room, seconds = (), per_machine, 0.0
-    for name in sorted(sizes, key=sent.get, reverse=True):
-        fits = sizes[name] <= room
-        room = room // sizes[name] if fits else room
-        order = (name, *order)
-        seconds += sent[name] / (inside if fits else between)
-    return order, seconds
-
-
-@wrong("7.5", names="straddles")
-def compares_products_with_the_machine(*given):
-    return _best(*given, inside=lambda stride, size, ranks, room: stride * size <= room)
-
-
-@wrong("7.5", names="straddles")
-def looks_at_rank_0s_group(*given):
-    return _best(*given, inside=lambda stride, size, ranks, room: stride * (size - 1) < room)
-
-
-@wrong("7.5", names="divisors-only")
-def wants_sizes_that_divide(*given):
-    return _best(*given, inside=lambda stride, size, ranks, room: room % (stride * size) == 0)
-
-
-@wrong("7.5", names="slowest-only")
-def takes_the_slowest_dimension(*given):
-    return _best(*given, total=lambda times: max([0.0, *times]))
-
-
-@wrong("7.5", names="size-one")
-def charges_for_a_dimension_of_one(sizes, sent, per_machine, inside, between):
-    order, seconds = _best(sizes, sent, per_machine, inside, between)
-    alone = sum(sent[name] for name in sizes if sizes[name] == 1)
-    return order, seconds + alone / inside
-
-
-@wrong("7.5", names="first-order")
-def keeps_the_order_given(sizes, sent, per_machine, inside, between):
-    order = tuple(sizes)
-    return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
-
-
-@wrong("7.5", names="other-seconds")
-def leaves_the_last_dimension_out(sizes, sent, per_machine, inside, between):
-    order, seconds = _best(sizes, sent, per_machine, inside, between)
-    return order, seconds - sent[order[-1]] / inside
-
-
-@wrong("7.5", names="not-cheapest")
-def tries_rotations_only(sizes, sent, per_machine, inside, between):
-    names = tuple(sizes)
-    costs = {}
-    for i in range(len(names)):
-        order = names[i:] + names[:i]
-        costs[order] = sum(_times(order, sizes, sent, per_machine, (inside, between)))
-    order = min(costs, key=costs.get)
-    return order, costs[order]
-
-
-@wrong("7.5", names="neither")
-def strides_from_the_first_dimension(sizes, sent, per_machine, inside, between):
-    """Counts the first of the order as the one that changes fastest, and adds everything up."""
-    costs = {
-        order: sum(_times(order[::-1], sizes, sent, per_machine, (inside, between)))
-        + sum(sent.values()) / between
-        for order in itertools.permutations(sizes)
-    }
-    order = min(costs, key=costs.get)
-    return order, costs[order]
-
-
-@wrong("7.5", names="inputs-changed")
-def takes_names_away(sizes, sent, per_machine, inside, between):
-    result = _best(sizes, sent, per_machine, inside, between)
-    sizes.clear()
-    return result
-
-
 @right("7.5")
 def asks_whether_blocks_divide(sizes, sent, per_machine, fast, slow):
     """A group lies inside if all that changes as fast as it fills a part of a machine exactly, or if there
@@ -196,12 +69,42 @@ def asks_whether_blocks_divide(sizes, sent, per_machine, fast, slow):
     return list(order), seconds
 
 
-@wrong("7.5", names="by-place")
-def zips_the_dicts(sizes, sent, *others):
-    return _best(sizes, dict(zip(sizes, sent.values(), strict=True)), *others)
+@wrong("7.5", names="another-form")
+def returns_the_order_alone(*given):
+    return _best(*given)[0]
 
 
-@wrong("7.5", names="end-off-by-one")
+@wrong("7.5", names="another-form")
+def loops_over_four_places(sizes, sent, per_machine, inside, between):
+    def seconds(order):
+        return sum(_times(order, sizes, sent, per_machine, (inside, between)))
+
+    best = min(itertools.permutations(sizes, min(4, len(sizes))), key=seconds)
+    return best, seconds(best)
+
+
+@wrong("7.5", names="reversed")
+def returns_the_fastest_first(*given):
+    order, seconds = _best(*given)
+    return order[::-1], seconds
+
+
+@wrong("7.5", names="inside-misjudged")
+def swaps_the_rates(sizes, sent, per_machine, inside, between):
+    return _best(sizes, sent, per_machine, between, inside)
+
+
+@wrong("7.5", names="inside-misjudged")
+def compares_sizes_with_the_machine(*given):
+    return _best(*given, inside=lambda stride, size, ranks, room: size <= room)
+
+
+@wrong("7.5", names="inside-misjudged")
+def looks_at_rank_0s_group(*given):
+    return _best(*given, inside=lambda stride, size, ranks, room: stride * (size - 1) < room)
+
+
+@wrong("7.5", names="inside-misjudged")
 def ends_one_stride_late(*given):
     def inside(stride, size, ranks, room):
         firsts = [r for r in range(ranks) if r // stride % size == 0]
@@ -210,19 +113,13 @@ def ends_one_stride_late(*given):
     return _best(*given, inside=inside)
 
 
-_kept = {}
+@wrong("7.5", names="most-bytes-first")
+def sorts_by_bytes(sizes, sent, per_machine, inside, between):
+    order = tuple(sorted(sizes, key=sent.get))
+    return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
 
 
-@wrong("7.5", names="remembers")
-def keeps_orders_by_name(sizes, sent, per_machine, inside, between):
-    names = tuple(sorted(sizes))
-    if names not in _kept:
-        _kept[names] = _best(sizes, sent, per_machine, inside, between)[0]
-    times = _times(_kept[names], sizes, sent, per_machine, (inside, between))
-    return _kept[names], sum(times)
-
-
-@wrong("7.5", names="greedy")
+@wrong("7.5", names="most-bytes-first")
 def takes_what_fits_by_bytes(sizes, sent, per_machine, inside, between):
     """From the last place on, each time the one with most bytes that still fits."""
     left, order, stride, ranks = dict(sent), (), 1, math.prod(sizes.values())
@@ -240,43 +137,23 @@ def takes_what_fits_by_bytes(sizes, sent, per_machine, inside, between):
 
 
 @wrong("7.5", names="not-cheapest")
-def swaps_neighbours(sizes, sent, per_machine, inside, between):
-    """Until no swap makes it cheaper."""
-    order = list(sizes)
-
-    def seconds(order):
-        return sum(_times(order, sizes, sent, per_machine, (inside, between)))
-
-    better = True
-    while better:
-        better = False
-        for i in range(len(order) - 1):
-            swapped = [*order[:i], order[i + 1], order[i], *order[i + 2 :]]
-            if seconds(swapped) < seconds(order):
-                order, better = swapped, True
-    return tuple(order), seconds(order)
+def tries_rotations_only(sizes, sent, per_machine, inside, between):
+    names = tuple(sizes)
+    costs = {}
+    for i in range(len(names)):
+        order = names[i:] + names[:i]
+        costs[order] = sum(_times(order, sizes, sent, per_machine, (inside, between)))
+    order = min(costs, key=costs.get)
+    return order, costs[order]
 
 
-@wrong("7.5", names="straddles")
-def chooses_by_the_product(sizes, sent, per_machine, inside, between):
-    """Those with most bytes whose sizes multiply to no more than a machine; counts rightly."""
-    chosen = max(
-        (
-            names
-            for count in range(len(sizes) + 1)
-            for names in itertools.combinations(sizes, count)
-            if math.prod(sizes[name] for name in names) <= per_machine
-        ),
-        key=lambda names: sum(sent[name] for name in names),
-    )
-    order = (*(name for name in sizes if name not in chosen), *chosen)
-    return order, sum(_times(order, sizes, sent, per_machine, (inside, between)))
+@wrong("7.5", names="other-seconds")
+def takes_the_slowest_dimension(*given):
+    return _best(*given, total=lambda times: max([0.0, *times]))
 
 
-@wrong("7.5", names="not-an-order")
-def loops_over_four_places(sizes, sent, per_machine, inside, between):
-    def seconds(order):
-        return sum(_times(order, sizes, sent, per_machine, (inside, between)))
-
-    best = min(itertools.permutations(sizes, min(4, len(sizes))), key=seconds)
-    return best, seconds(best)
+@wrong("7.5", names="input-changed")
+def takes_names_away(sizes, sent, per_machine, inside, between):
+    result = _best(sizes, sent, per_machine, inside, between)
+    sizes.clear()
+    return result

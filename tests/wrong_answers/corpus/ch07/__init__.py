@@ -1,0 +1,1 @@
+"""Rarer wrong answers to the exercises of chapter 07."""
