@@ -1,5 +1,7 @@
 """What the answers of chapter 07 share."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 
@@ -32,10 +34,25 @@ def average_all(part, mesh):
     average_over([p.grad for p in part.parameters() if p.grad is not None], mesh)
 
 
-def forward_of(part, x, mesh):
+def forward_of(part, x, mesh, enters=SumBackward, leaves=SumForward, group=None):
+    """The cut layer; what stands where it begins and ends may be another function, or another group's."""
+    group = group or mesh.get_group("tensor")
+    hidden = part.up(enters.apply(part.scale * x, group)).relu()
+    return leaves.apply(part.down(hidden), group) + part.bias
+
+
+class Untouched:
+    """In the place of one of the two: nothing is sent."""
+
+    @staticmethod
+    def apply(x, group):
+        return x
+
+
+def bias_before_the_sum(part, x, mesh):
     tensor = mesh.get_group("tensor")
     hidden = part.up(SumBackward.apply(part.scale * x, tensor)).relu()
-    return SumForward.apply(part.down(hidden), tensor) + part.bias
+    return SumForward.apply(part.down(hidden) + part.bias, tensor)
 
 
 def averaging_asynchronously(mesh, gradients):
@@ -43,11 +60,6 @@ def averaging_asynchronously(mesh, gradients):
     for gradient in gradients:
         gradient /= data.size()
     return [dist.all_reduce(g, group=data, async_op=True) for g in gradients]
-
-
-def without_sum_backward(part, x, mesh):
-    hidden = part.up(part.scale * x).relu()
-    return SumForward.apply(part.down(hidden), mesh.get_group("tensor")) + part.bias
 
 
 class SumTwice(torch.autograd.Function):
@@ -65,6 +77,15 @@ class SumTwice(torch.autograd.Function):
         total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         return total, None
+
+
+without_sum_backward = partial(forward_of, enters=Untouched)
+without_either = partial(forward_of, enters=Untouched, leaves=Untouched)
+summing_twice = partial(forward_of, leaves=SumTwice)
+
+
+def over_all_ranks(part, x, mesh):
+    return forward_of(part, x, mesh, group=dist.group.WORLD)
 
 
 def averaging(names, divisor=None):

@@ -1,5 +1,7 @@
 """Answers to 7.4, `train_3d_step`: wrong in a plausible way, or right in another."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
@@ -8,19 +10,16 @@ from course_utils.hardware import device
 from tests.wrong_answers import right, wrong
 from tests.wrong_answers.ch07.shared import (
     NAMES,
-    SumBackward,
-    SumForward,
-    SumTwice,
+    Untouched,
     average_all,
     average_over,
     average_parameters,
     average_replicated_only,
-    average_shards_only,
     averaging,
-    averaging_asynchronously,
     forward_of,
+    over_all_ranks,
     own_block,
-    with_zeros_for_none,
+    summing_twice,
     without_sum_backward,
 )
 
@@ -162,22 +161,6 @@ def adds_up_shares_of_the_loss(part, read_inputs, read_targets, shape, mesh, opt
 
 
 @wrong("7.4", names="not-waited")
-def sends_and_forgets(*given):
-    def send(tensor, mesh, stage):
-        dist.isend(tensor, group=mesh.get_group("pipeline"), group_dst=stage)
-
-    return _train_3d(*given, send=send)
-
-
-@wrong("7.4", names="not-waited")
-def computes_with_what_may_arrive(*given):
-    def receive(tensor, mesh, stage):
-        dist.irecv(tensor, group=mesh.get_group("pipeline"), group_src=stage)
-
-    return _train_3d(*given, receive=receive)
-
-
-@wrong("7.4", names="not-waited")
 def waits_after_computing(*given):
     """What was received is right in nearly every run, because it has come by then."""
     works = []
@@ -193,27 +176,10 @@ def waits_after_computing(*given):
     return _train_3d(*given, receive=receive, average=average)
 
 
-@wrong("7.4", names="not-waited")
-def steps_while_gradients_travel(*given):
-    def average(part, mesh):
-        gradients = [p.grad for p in part.parameters() if p.grad is not None]
-        averaging_asynchronously(mesh, gradients)
-
-    return _train_3d(*given, average=average)
-
-
 @wrong("7.4", names="not-stepped")
 def steps_nothing(part, read_inputs, read_targets, shape, mesh, optimizer):
     idle = torch.optim.SGD(part.parameters(), lr=0.0)
     return _train_3d(part, read_inputs, read_targets, shape, mesh, idle)
-
-
-@wrong("7.4", names="whole-batch")
-def every_pipeline_reads_everything(part, read_inputs, read_targets, shape, mesh, optimizer):
-    everything = shape[0] * mesh.get_group("data").size(), shape[1]
-    return _train_3d(
-        part, read_inputs, read_targets, everything, mesh, optimizer, block=lambda mesh: (0, 1)
-    )
 
 
 @wrong("7.4", names="other-rows")
@@ -221,34 +187,9 @@ def every_rank_reads_its_own(*given):
     return _train_3d(*given, block=lambda mesh: (dist.get_rank(), dist.get_world_size()))
 
 
-@wrong("7.4", names="partial-output")
+@wrong("7.4", names="other-output")
 def sends_terms_of_the_sum(*given):
-    def forward(part, x, mesh):
-        scaled = SumBackward.apply(part.scale * x, mesh.get_group("tensor"))
-        return part.down(part.up(scaled).relu()) + part.bias
-
-    return _train_3d(*given, forward=forward)
-
-
-@wrong("7.4", names="bias-per-rank")
-def adds_the_bias_on_every_rank(*given):
-    def forward(part, x, mesh):
-        tensor = mesh.get_group("tensor")
-        scaled = SumBackward.apply(part.scale * x, tensor)
-        return SumForward.apply(part.down(part.up(scaled).relu()) + part.bias, tensor)
-
-    return _train_3d(*given, forward=forward)
-
-
-@wrong("7.4", names="mean-not-sum")
-def averages_the_outputs(*given):
-    def forward(part, x, mesh):
-        tensor = mesh.get_group("tensor")
-        scaled = SumBackward.apply(part.scale * x, tensor)
-        partial = part.down(part.up(scaled).relu())
-        return SumForward.apply(partial, tensor) / tensor.size() + part.bias
-
-    return _train_3d(*given, forward=forward)
+    return _train_3d(*given, forward=partial(forward_of, leaves=Untouched))
 
 
 @wrong("7.4", names="input-gradient-partial")
@@ -256,100 +197,42 @@ def sends_back_a_part_of_the_gradient(*given):
     return _train_3d(*given, forward=without_sum_backward)
 
 
-@wrong("7.4", names="summed-again")
+@wrong("7.4", names="summed-too-often")
 def sums_output_gradients(*given):
-    def forward(part, x, mesh):
-        tensor = mesh.get_group("tensor")
-        scaled = SumBackward.apply(part.scale * x, tensor)
-        return SumTwice.apply(part.down(part.up(scaled).relu()), tensor) + part.bias
-
-    return _train_3d(*given, forward=forward)
+    return _train_3d(*given, forward=summing_twice)
 
 
-@wrong("7.4", names="sum-waits")
+@wrong("7.4", names="stages-wait")
 def sums_over_everyone(*given):
-    def forward(part, x, mesh):
-        hidden = part.up(SumBackward.apply(part.scale * x, dist.group.WORLD)).relu()
-        return SumForward.apply(part.down(hidden), dist.group.WORLD) + part.bias
-
-    return _train_3d(*given, forward=forward)
+    return _train_3d(*given, forward=over_all_ranks)
 
 
-@wrong("7.4", names="not-averaged")
+@wrong("7.4", names="unchanged")
 def trains_each_pipeline_alone(*given):
     return _train_3d(*given, average=lambda part, mesh: None)
 
 
-@wrong("7.4", names="sum-not-mean")
-def adds_the_pipelines_gradients(*given):
-    return _train_3d(*given, average=averaging(("data",), divisor=1))
-
-
-@wrong("7.4", names="divided-twice")
-def divides_the_mean_again(*given):
-    def average(part, mesh):
-        average_all(part, mesh)
-        for parameter in part.parameters():
-            parameter.grad /= mesh.get_group("data").size()
-
-    return _train_3d(*given, average=average)
-
-
-@wrong("7.4", names="divided-by-world")
+@wrong("7.4", names="other-factor")
 def divides_by_the_world_size(*given):
-    def average(part, mesh):
-        averaging(("data",), divisor=dist.get_world_size())(part, mesh)
-
-    return _train_3d(*given, average=average)
+    return _train_3d(*given, average=averaging(("data",), dist.get_world_size()))
 
 
-@wrong("7.4", names="average-over-all")
+@wrong("7.4", names="other-group")
 def averages_in_the_default_group(*given):
     """As DistributedDataParallel would without its argument `process_group`."""
     return _train_3d(*given, average=averaging(NAMES))
 
 
-@wrong("7.4", names="average-over-another")
-def averages_along_the_pipeline(*given):
-    return _train_3d(*given, average=averaging(("pipeline",)))
-
-
-@wrong("7.4", names="sharded-not-averaged")
+@wrong("7.4", names="left-out")
 def averages_what_is_replicated(*given):
     return _train_3d(*given, average=average_replicated_only)
 
 
-@wrong("7.4", names="replicated-not-averaged")
-def averages_what_is_cut(*given):
-    return _train_3d(*given, average=average_shards_only)
-
-
 @wrong("7.4", names="parameters-averaged")
-def averages_parts_after_the_step(part, read_inputs, read_targets, shape, mesh, optimizer):
-    def nothing(part, mesh):
-        pass
-
-    loss = _train_3d(part, read_inputs, read_targets, shape, mesh, optimizer, average=nothing)
-    average_parameters(part, mesh)
+def averages_parts_after_the_step(part, *others):
+    loss = _train_3d(part, *others, average=lambda part, mesh: None)
+    average_parameters(part, others[3])
     return loss
-
-
-@wrong("7.4", names="divided-by-another")
-def divides_by_the_stages(*given):
-    def average(part, mesh):
-        averaging(("data",), divisor=mesh.get_group("pipeline").size())(part, mesh)
-
-    return _train_3d(*given, average=average)
-
-
-@wrong("7.4", names="other-model")
-def forgets_to_scale(*given):
-    def forward(part, x, mesh):
-        tensor = mesh.get_group("tensor")
-        hidden = part.up(SumBackward.apply(x, tensor)).relu()
-        return SumForward.apply(part.down(hidden), tensor) + part.bias
-
-    return _train_3d(*given, forward=forward)
 
 
 @wrong("7.4", names="wrong-neighbour")
@@ -375,39 +258,6 @@ def takes_a_stage_for_a_rank(*given):
     )
 
 
-@wrong("7.4", names="group-rank")
-def takes_a_rank_for_a_stage(*given):
-    def peer(mesh, stage):
-        return dist.get_global_rank(mesh.get_group("pipeline"), stage)
-
-    return _train_3d(
-        *given,
-        send=lambda x, mesh, stage: _send(x, mesh, peer(mesh, stage)),
-        receive=lambda x, mesh, stage: _receive(x, mesh, peer(mesh, stage)),
-    )
-
-
-@wrong("7.4", names="group-rank")
-def sends_gradients_on(*given):
-    """They go to the stage behind, too, and the last one has none."""
-
-    def send(x, mesh, stage):
-        _send(x, mesh, mesh.get_local_rank("pipeline") + 1)
-
-    return _train_3d(*given, send=send)
-
-
-@wrong("7.4", names="group-rank")
-def broadcasts_from_a_stage(*given):
-    def mean_loss(loss, mesh):
-        pipeline = mesh.get_group("pipeline")
-        average_over([loss], mesh)
-        dist.broadcast(loss, src=pipeline.size() - 1, group=pipeline)
-        return loss.item()
-
-    return _train_3d(*given, mean_loss=mean_loss)
-
-
 @wrong("7.4", names="graph-cut")
 def asks_for_no_gradient(*given):
     def take_input(shape, mesh, stage, receive):
@@ -416,7 +266,7 @@ def asks_for_no_gradient(*given):
     return _train_3d(*given, take_input=take_input)
 
 
-@wrong("7.4", names="no-gradient-given")
+@wrong("7.4", names="not-handed-on")
 def goes_backward_without_a_gradient(part, read_inputs, read_targets, shape, mesh, optimizer):
     pipeline, stage = mesh.get_group("pipeline"), mesh.get_local_rank("pipeline")
     optimizer.zero_grad()
@@ -435,7 +285,7 @@ def goes_backward_without_a_gradient(part, read_inputs, read_targets, shape, mes
     return _last_stages_loss(y.detach(), mesh)
 
 
-@wrong("7.4", names="not-sent-back")
+@wrong("7.4", names="not-handed-on")
 def goes_backward_in_the_last_stage(*given):
     return _train_3d(
         *given,
@@ -446,31 +296,13 @@ def goes_backward_in_the_last_stage(*given):
     )
 
 
-@wrong("7.4", names="never-sent")
+@wrong("7.4", names="stages-wait")
 def forgets_to_send_back(*given):
     """The stage before waits for its gradient."""
 
     def send(tensor, mesh, stage):
         if stage > mesh.get_local_rank("pipeline"):
             _send(tensor, mesh, stage)
-
-    return _train_3d(*given, send=send)
-
-
-@wrong("7.4", names="first-waits")
-def receives_first_on_every_rank(part, read_inputs, read_targets, shape, mesh, optimizer):
-    stages = mesh.get_group("pipeline").size()
-    before = (mesh.get_local_rank("pipeline") - 1) % stages
-    _receive(torch.empty(shape, device=device()), mesh, before)
-    return _train_3d(part, read_inputs, read_targets, shape, mesh, optimizer)
-
-
-@wrong("7.4", names="first-waits")
-def waits_for_the_gradient_first(*given):
-    def send(x, mesh, stage):
-        if stage > mesh.get_local_rank("pipeline"):
-            _receive(torch.empty_like(x), mesh, stage)
-        _send(x, mesh, stage)
 
     return _train_3d(*given, send=send)
 
@@ -494,41 +326,9 @@ def reads_everywhere(part, read_inputs, read_targets, *more):
 
 
 @wrong("7.4", names="loss-on-last-only")
-def knows_a_loss_in_the_last_stage(*given):
-    def mean_loss(loss, mesh):
-        pipeline = mesh.get_group("pipeline")
-        average_over([loss], mesh)
-        if mesh.get_local_rank("pipeline") == pipeline.size() - 1:
-            mean_loss = loss
-        return mean_loss.item()
-
-    return _train_3d(*given, mean_loss=mean_loss)
-
-
-@wrong("7.4", names="loss-on-last-only")
 def keeps_the_loss_in_the_last_stage(*given):
     def mean_loss(loss, mesh):
         average_over([loss], mesh)
-        return loss.item()
-
-    return _train_3d(*given, mean_loss=mean_loss)
-
-
-@wrong("7.4", names="loss-on-last-only")
-def tells_the_first_stages_zero(*given):
-    def mean_loss(loss, mesh):
-        average_over([loss], mesh)
-        dist.broadcast(loss, group=mesh.get_group("pipeline"), group_src=0)
-        return loss.item()
-
-    return _train_3d(*given, mean_loss=mean_loss)
-
-
-@wrong("7.4", names="loss-local")
-def tells_its_pipelines_loss(*given):
-    def mean_loss(loss, mesh):
-        pipeline = mesh.get_group("pipeline")
-        dist.broadcast(loss, group=pipeline, group_src=pipeline.size() - 1)
         return loss.item()
 
     return _train_3d(*given, mean_loss=mean_loss)
@@ -545,7 +345,7 @@ def averages_the_loss_over_all(*given):
     return _train_3d(*given, mean_loss=mean_loss)
 
 
-@wrong("7.4", names="single-stage")
+@wrong("7.4", names="other-stages")
 def is_first_or_last(part, read_inputs, read_targets, shape, mesh, optimizer):
     """A stage is the first one, and otherwise a later one."""
     if mesh.get_local_rank("pipeline") > 0:
@@ -561,7 +361,7 @@ def is_first_or_last(part, read_inputs, read_targets, shape, mesh, optimizer):
     return _last_stages_loss(torch.zeros((), device=device()), mesh)
 
 
-@wrong("7.4", names="middle-stage")
+@wrong("7.4", names="other-stages")
 def knows_two_stages(part, read_inputs, read_targets, shape, mesh, optimizer):
     """A stage that is not the first one is the last one."""
     stage, pipeline = mesh.get_local_rank("pipeline"), mesh.get_group("pipeline")
@@ -594,11 +394,6 @@ def expects_every_gradient(*given):
     return _train_3d(*given, average=averaging(("data",)))
 
 
-@wrong("7.4", names="frozen")
-def makes_up_zeros_in_every_stage(*given):
-    return _train_3d(*given, average=with_zeros_for_none)
-
-
 @wrong("7.4", names="by-arithmetic")
 def computes_its_block(*given):
     def block(mesh):
@@ -606,54 +401,3 @@ def computes_its_block(*given):
         return dist.get_rank() // (pp * tp), mesh.get_group("data").size()
 
     return _train_3d(*given, block=block)
-
-
-@wrong("7.4", names="input-gradient-partial")
-def scales_inside_the_cut_region(*given):
-    """The input's gradient is whole, and that of `scale` is not."""
-
-    def forward(part, x, mesh):
-        tensor = mesh.get_group("tensor")
-        hidden = part.up(part.scale * SumBackward.apply(x, tensor)).relu()
-        return SumForward.apply(part.down(hidden), tensor) + part.bias
-
-    return _train_3d(*given, forward=forward)
-
-
-@wrong("7.4", names="begins-with-ones")
-def goes_backward_from_the_sum_of_its_output(*given):
-    def receive(tensor, mesh, stage):
-        _receive(tensor, mesh, stage)
-        if stage > mesh.get_local_rank("pipeline"):
-            tensor.fill_(1.0)
-
-    return _train_3d(*given, receive=receive)
-
-
-@wrong("7.4", names="scaled-on-the-way")
-def divides_what_goes_back_by_the_tensor_group(*given):
-    def send(tensor, mesh, stage):
-        goes_back = stage < mesh.get_local_rank("pipeline")
-        _send(tensor / (mesh.get_group("tensor").size() if goes_back else 1), mesh, stage)
-
-    return _train_3d(*given, send=send)
-
-
-@wrong("7.4", names="loss-not-mean")
-def sums_the_loss_over_the_tensor_group_too(*given):
-    def mean_loss(loss, mesh):
-        dist.all_reduce(loss)
-        return loss.item() / mesh.get_group("data").size()
-
-    return _train_3d(*given, mean_loss=mean_loss)
-
-
-@wrong("7.4", names="other-loss")
-def sums_the_loss_over_columns(part, read_inputs, read_targets, shape, mesh, optimizer):
-    """As `reduction="sum"` by the number of rows."""
-
-    def average(part, mesh):
-        gradients = [p.grad for p in part.parameters() if p.grad is not None]
-        average_over([gradient.mul_(shape[1]) for gradient in gradients], mesh)
-
-    return _train_3d(part, read_inputs, read_targets, shape, mesh, optimizer, average=average)
