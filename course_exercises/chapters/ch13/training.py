@@ -1,17 +1,16 @@
 """Exercise 13.1, `Training`: what it asks for, and how it is checked."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from course_exercises.authoring import Exercise, Wrong, expect, expect_type, run, same
+from course_exercises.authoring import Exercise, Wrong, expect, run, same
 from course_utils.hardware import device
 from course_utils.lesson.models import ResidualNet
-from course_utils.trace import Call, Trace
+from course_utils.trace import Trace, on_a_ring
 from course_utils.trace.meters import Sampling
 
 training = Exercise(
@@ -37,40 +36,36 @@ training = Exercise(
         ),
     ],
     misconceptions={
-        "sum-not-mean": "Your gradients are as many times too large as there are ranks: the sum over ranks of what "
-        "each has divided by its own share's rows.",
-        "divided-twice": "Your gradients are divided by the ranks once too often: FSDP and DDP average already.",
-        "own-share-only": "The ranks end with different parameters: each has learned from its own share only.",
-        "mean-of-means": "You average the means of the shares. Where a batch does not divide, a row of a small share counts more: "
-        "divide by the rows of the global batch.",
-        "rows-left-out": "Rows of the batch are left out where they do not divide by the ranks.",
-        "no-momentum": "That is SGD without momentum.",
-        "forgets-gradients": "The gradients of earlier steps are still there: set them to zero, or to None, after each step.",
-        "loss-of-share": "The loss is that of a rank's own share. Asked is that of the global batch, on every rank.",
-        "loss-after-step": "The loss is computed anew, after the step. Asked is the one that the step has learned from.",
-        "loss-is-a-sum": "The loss is a sum over rows or ranks. Asked is the mean over all rows of the global batch.",
-        "other-keys": 'The state has two dicts, "model" and "momentum", each with the names of the model\'s parameters.',
-        "own-part": "The state has a rank's own part of a tensor. Whole ones are asked, that any number of ranks can load.",
-        "one-rank-has-it": "The state is on one rank only. Every rank returns it.",
-        "a-dtensor": "The state has DTensors, which are of this group of ranks: `full_tensor` makes plain ones.",
+        "not-stepped": "No parameter has changed. Call the optimizer's `step()`, and make the optimizer after `fully_shard`, which "
+        "puts other parameters in the place of the model's.",
+        "other-factor": "Your gradients are as many times too large or too small as there are ranks. `all_reduce` adds; FSDP and DDP "
+        "average already. Divide by the rows of the global batch, and by the ranks not once more.",
+        "rows-count-unevenly": "Your step is right where the batch divides by the ranks, and not where it does not, as where the means of "
+        "the shares are averaged, or rows left out. Add up over the rows of a share, and divide by those of the global "
+        "batch.",
+        "own-share-only": "The ranks end with different values. Let each of them step with the gradients of all shares.",
+        "momentum-missing": "The momentum in the state is all zeros, or the parameters move as without momentum. Give the optimizer its "
+        "momentum; it keeps it in `optimizer.state`, as `momentum_buffer`.",
+        "another-form": 'Your state has another form. Return on every rank {"model": {name: tensor}, "momentum": {name: tensor}} with '
+        "the names of the model's parameters. Each tensor is whole and plain: `full_tensor`, called on all ranks, makes "
+        "it of a DTensor.",
         "plain-parameter": "Not every parameter is a DTensor at this moment: one that was not split is plain, and so are those of the "
-        "outermost `fully_shard` after a forward pass without a backward one, such as for a loss after the step. The loss "
-        "that is asked is the one that the step has learned from.",
+        "outermost `fully_shard` after a forward pass without a backward one, such as for a loss after the step. Return "
+        "the loss that the step has learned from.",
+        "other-loss": "Your loss is another one. It may be that of a share, a sum, or computed anew after the step. Return the mean over all "
+        "rows of the global batch, of the pass that the step has learned from, on every rank.",
         "not-a-copy": "A state that was handed out changes with the next step: its tensors are those of the model. Copy "
         "them.",
-        "momentum-missing": "The momentum in the state is all zeros. `optimizer.state` has it, as `momentum_buffer`.",
-        "momentum-not-loaded": "After `load_state_dict` the momentum begins anew: the run goes on, and is another one.",
-        "model-not-loaded": "After `load_state_dict` the parameters are still those of the new model.",
-        "not-every-rank": "Not every rank makes the same calls, and the others wait. One with no rows, where a batch is smaller than the "
-        "number of ranks, takes part in every collective too.",
-        "copies": "Each rank keeps parameters and momentum whole: plain data parallelism, which the budget rules out.",
-        "parameters-whole": "Between two steps a rank still holds all parameters whole, its own or those of the model that was handed "
-        "over. Shards of the momentum alone (ZeRO 1) are not enough.",
+        "not-loaded": "The steps are right, and after `load_state_dict` they go on from other parameters or another momentum. Put both "
+        "in their place, in the optimizer too.",
+        "whole-between-steps": "Between two steps a rank still holds all parameters whole: copies, as in plain data parallelism, or those of "
+        "the model that was handed over. Shards of the momentum alone (ZeRO 1) are not enough: keep a part of each.",
         "all-at-once": "Between two steps a rank holds its part only, but in a step too much is whole at the same time. Make one block "
         "whole at a time: `fully_shard` for each block, and not for the model alone.",
         "too-many-bytes": "The result is right and small enough, and a rank sends more than the budget. Gather each block's "
         "parameters once forward and once backward, and reduce-scatter gradients instead of gathering them.",
     },
+    things="gradients",
     failures={
         "timeout": "not-every-rank",
         "mismatch": "not-every-rank",
@@ -137,22 +132,15 @@ def _plain(state):
     return state.detach().cpu() if isinstance(state, Tensor) else state
 
 
-Weigh = Callable[[int, int], Tensor]  # rows and the number of the step: how much each row counts
-
-
-def _evenly(rows: int, step: int) -> Tensor:
-    return torch.full((rows,), 1 / rows)
-
-
 def _alone(
     task: _Task,
-    weigh: Weigh = _evenly,
-    momentum: float = MOMENTUM,
     loaded: dict | None = None,
+    factor: float = 1.0,
+    momentum: float = MOMENTUM,
     forgets: bool = False,
-    after: bool = False,
 ) -> tuple[list[float], dict]:
-    """What one process gives: the losses, before each step or `after` it, and the state."""
+    """What one process gives: the losses and the state. Its gradients may be too large by a factor, or
+    it may forget to clear them."""
     model = task.model()
     parameters = dict(model.named_parameters())
     velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -161,133 +149,70 @@ def _alone(
             parameter.data.copy_(loaded["model"][name])
             velocity[name].copy_(loaded["momentum"][name])
     losses, before = [], [0.0] * len(parameters)
-    for step, (images, labels) in enumerate(task.data()):
-        each = cross_entropy(model(images), labels, reduction="none")
-        losses.append(each.mean().item())
-        gradients = torch.autograd.grad((each * weigh(len(labels), step)).sum(), model.parameters())
+    for images, labels in task.data():
+        loss = cross_entropy(model(images), labels)
+        losses.append(loss.item())
+        gradients = torch.autograd.grad(factor * loss, model.parameters())
         if forgets:
-            gradients = before = [old + new for old, new in zip(before, gradients)]
+            gradients = before = [old + new for old, new in zip(before, gradients, strict=True)]
         with torch.no_grad():
-            for (name, parameter), gradient in zip(parameters.items(), gradients):
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 velocity[name].mul_(momentum).add_(gradient)
                 parameter.sub_(RATE * velocity[name])
-            if after:
-                losses[-1] = cross_entropy(model(images), labels).item()
     state = {"model": {n: p.detach() for n, p in parameters.items()}, "momentum": velocity}
     return losses, state
 
 
-def _shares(rows: int, ranks: int) -> list[list[Tensor]]:
-    """Ways in which people share out rows: one after the other, in turn, and in equal pieces."""
-    places = torch.arange(rows)
-    return [
-        list(places.tensor_split(ranks)),
-        [places[rank::ranks] for rank in range(ranks)],
-        list(places.chunk(ranks)),
-    ]
+def _slips(task: _Task, ranks: int, loaded: dict | None, right: dict) -> dict:
+    """The signs of mistakes in the state that the ranks end with."""
 
+    def ends(got: dict, **slip) -> bool:
+        return same(got, _alone(task, loaded, **slip)[1])
 
-def _of_means(way: int, ranks: int) -> Weigh:
-    def weigh(rows: int, step: int) -> Tensor:
-        weights = torch.zeros(rows)
-        for share in _shares(rows, ranks)[way]:
-            weights[share] = 1 / max(1, len(share)) / ranks
-        return weights
-
-    return weigh
-
-
-def _without_the_rest(ranks: int, divided_by_all: bool) -> Weigh:
-    def weigh(rows: int, step: int) -> Tensor:
-        used = rows // ranks * ranks
-        return (torch.arange(rows) < used) / (rows if divided_by_all else max(1, used))
-
-    return weigh
-
-
-def _scaled(factor: float) -> Weigh:
-    return lambda rows, step: _evenly(rows, step) * factor
-
-
-def _slips(task: _Task, ranks: int, loaded: dict | None = None) -> dict:
-    """The states that mistakes end with."""
-    slips: dict[str, object] = {
-        "sum-not-mean": ranks > 1 and _alone(task, _scaled(ranks), loaded=loaded)[1],
-        "divided-twice": ranks > 1 and _alone(task, _scaled(1 / ranks), loaded=loaded)[1],
-        "no-momentum": lambda got: same(
-            got["model"], _alone(task, momentum=0.0, loaded=loaded)[1]["model"]
-        ),
-        "forgets-gradients": _alone(task, loaded=loaded, forgets=True)[1],
-    }
-    means = [_alone(task, _of_means(way, ranks), loaded=loaded)[1] for way in range(3)]
-    rests = [_alone(task, _without_the_rest(ranks, all), loaded=loaded)[1] for all in (True, False)]
-    slips["mean-of-means"] = lambda got: any(same(got, s) for s in means)
-    slips["rows-left-out"] = lambda got: any(same(got, s) for s in rests)
-    return slips
-
-
-def _judge_form(reports: list[_Trained], right: dict) -> None:
-    """Whether the states are whole, plain and everywhere."""
-    there = [report.state for report in reports if isinstance(report.state, dict) and report.state]
-    if there and len(there) < len(reports):
-        raise Wrong("one-rank-has-it", expected="a state on every rank", got=f"on {len(there)}")
-    for report in reports:
-        expect_type(report.state, dict)
-        if {k: set(v) for k, v in report.state.items() if isinstance(v, dict)} != {
-            kind: set(tensors) for kind, tensors in right.items()
-        }:
-            raise Wrong("other-keys", expected='"model" and "momentum"', got=report.state)
-        for kind, tensors in right.items():
-            for name, tensor in tensors.items():
-                got, what = report.state[kind][name], f"{name} of {kind}"
-                if isinstance(got, str):
-                    raise Wrong("a-dtensor", expected=f"a plain tensor   ({what})", got="a DTensor")
-                expect_type(got, Tensor)
-                if got.shape != tensor.shape:
-                    fewer = got.numel() < tensor.numel()
-                    shape = f"shape {tuple(tensor.shape)}   ({what})"
-                    raise Wrong(
-                        "own-part" if fewer else None, expected=shape, got=f"{tuple(got.shape)}"
-                    )
-
-
-def _judge_states(reports: list[_Trained], task: _Task, loaded: dict | None = None) -> None:
-    ranks = len(reports)
-    _, right = _alone(task, loaded=loaded)
-    _judge_form(reports, right)
-    if any(not same(report.state, reports[0].state) for report in reports):
-        raise Wrong("own-share-only", expected="the same parameters on all ranks", got="others")
-    slips = _slips(task, ranks, loaded)
-    zeros = {name: torch.zeros_like(p) for name, p in right["momentum"].items()}
-    if loaded is not None:
-        slips["momentum-not-loaded"] = _alone(task, loaded=loaded | {"momentum": zeros})[1]
-        slips["model-not-loaded"] = lambda got: any(
-            same(got["model"], _alone(task, loaded=start)[1]["model"])
-            for start in (None, {**loaded, "model": _first(task)})
+    def without_momentum(got: dict) -> bool:
+        plain = _alone(task, loaded, momentum=0.0)[1]
+        missing = not any(tensor.any() for tensor in got["momentum"].values())
+        return same(got["model"], plain["model"]) or (
+            missing and same(got["model"], right["model"])
         )
-    slips["momentum-missing"] = lambda got: (
-        same(got["model"], right["model"]) and same(got["momentum"], zeros)
-    )
-    expect(reports[0].state, right, likely=slips)
 
-
-def _first(task: _Task) -> dict[str, Tensor]:
-    return {name: p.detach() for name, p in task.model().named_parameters()}
-
-
-def _judge_losses(reports: list[_Trained], task: _Task) -> None:
-    ranks, (right, _) = len(reports), _alone(task)
-    sums = [rows * loss for rows, loss in zip(task.batches, right)]
-    differ = any(not same(report.losses, reports[0].losses) for report in reports)
-    likely = {
-        "loss-is-a-sum": lambda got: any(
-            same(got, other) for other in (sums, [ranks * loss for loss in right])
-        ),
-        "loss-after-step": lambda got: same(got, _alone(task, after=True)[0]),
-        "loss-of-share": differ,
+    start = _alone(replace(task, batches=()), loaded)[1]["model"]
+    return {
+        "not-stepped": lambda got: same(got["model"], start),
+        "momentum-missing": without_momentum,
+        "old-gradients": lambda got: ends(got, forgets=True),
+        "other-factor": lambda got: any(ends(got, factor=f) for f in (ranks, 1 / ranks)),
     }
-    for report in reports:
-        expect(report.losses, right, what="the losses", likely=likely)
+
+
+def _form(state: object) -> object:
+    """What a state is made of, in words."""
+    if isinstance(state, dict):
+        return {key: _form(value) for key, value in state.items()}
+    if isinstance(state, Tensor):
+        return f"a tensor of shape {tuple(state.shape)}"
+    return state if isinstance(state, str) else type(state).__name__
+
+
+def _judge(
+    reports: list[_Trained], task: _Task, loaded: dict | None = None, otherwise: str = ""
+) -> None:
+    """The states that the ranks end with, and their losses. `otherwise` is the mistake to name where
+    no other one shows."""
+    (losses, right), states = _alone(task, loaded), [report.state for report in reports]
+    if any(states):
+        forms = [_form(state) for state in states]
+        expect(forms, [_form(right)] * len(forms), each="rank", likely={"another-form": True})
+    slips = _slips(task, len(reports), loaded, right)
+    likely = {
+        "own-share-only": lambda got: any(not same(state, got[0]) for state in got),
+        **{name: lambda got, sign=sign: sign(got[0]) for name, sign in slips.items()},
+        **({otherwise: True} if otherwise else {}),
+    }
+    expect(states, [right] * len(states), each="rank", likely=likely)
+    got = [report.losses for report in reports]
+    known = {"other-loss": True}
+    expect(got, [losses] * len(got), each="rank", what="the losses", likely=known)
 
 
 def _task(draw, batches: tuple[int, ...], blocks: int | None = None) -> _Task:
@@ -301,33 +226,30 @@ def batches_that_divide(answer, draw):
     _judge(run(_trained, ranks, answer, task), task)
 
 
-@training.requires("batches that do not divide, on four ranks")
+@training.requires("batches that do not divide, on four ranks", needs_earlier=True)
 def batches_that_do_not_divide(answer, draw):
     ends = draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
     task = _task(draw, (4 * draw.integer(2, 4) + ends[0], 4 * draw.integer(5, 6) + ends[1]))
-    _judge(run(_trained, 4, answer, task), task)
+    _judge(run(_trained, 4, answer, task), task, otherwise="rows-count-unevenly")
 
 
-@training.requires("one rank alone, and fewer rows than ranks")
+@training.requires("one rank alone, and fewer rows than ranks", needs_earlier=True)
 def one_rank_alone(answer, draw):
     task = _task(draw, (draw.integer(3, 9), 2))
-    for ranks in (1, 3):
-        _judge(run(_trained, ranks, answer, task), task)
+    _judge(run(_trained, 1, answer, task), task)
+    _judge(run(_trained, 3, answer, task), task, otherwise="rows-count-unevenly")
 
 
-def _judge(reports: list[_Trained], task: _Task) -> None:
-    _judge_states(reports, task)
-    _judge_losses(reports, task)
-
-
-@training.requires("a state that is a copy, and goes on with any number of ranks")
+@training.requires(
+    "a state that is a copy, and goes on with any number of ranks", needs_earlier=True
+)
 def a_state_that_is_a_copy(answer, draw):
     ranks, before = draw.choice([2, 3]), _task(draw, (5, 7, 9))
     _, state = _alone(before)
     task = replace(before, batches=(draw.integer(6, 9), draw.integer(4, 5)), seed=draw.seed())
     for count in (ranks, 1):  # one alone needs to gather nothing, and may hand out what it has
         reports = run(_trained, count, answer, task, state)
-        _judge_states(reports, task, state)
+        _judge(reports, task, state, otherwise="not-loaded")
         if any(report.first_changed for report in reports):
             got = "one that follows the model"
             raise Wrong("not-a-copy", expected="a state that stays", got=got)
@@ -342,14 +264,8 @@ def _measured(rank, answer, task: _Task) -> tuple[int, int, float]:
     made.step(*second)
     with Sampling() as memory, Trace() as trace:
         made.step(*third)
-    return memory.peak, Sampling().held(), sum(map(_sent, trace.record().calls))
-
-
-def _sent(call: Call) -> float:
-    """The bytes that a ring sends from this rank."""
-    n = len(call.ranks)
-    factors = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n, "all_gather": n - 1}
-    return call.bytes * factors.get(call.op, 1) if call.sends else 0.0
+    sent = sum(on_a_ring(call)[1] for call in trace.record().calls)
+    return memory.peak, Sampling().held(), sent
 
 
 @training.requires(
@@ -359,13 +275,11 @@ def on_four_ranks(answer, draw):
     task = _Task(36, draw.integer(10, 12), draw.seed(), (21, 23, 22))
     reports = run(_measured, 4, answer, task)
     size = 4 * sum(p.numel() for p in task.model().parameters())
-    peak, rest, sent = (max(column) for column in zip(*reports))
+    peak, rest, sent = (max(column) for column in zip(*reports, strict=True))
     if peak > MEMORY * size:
-        whole = (
-            "copies" if rest > 1.8 * size else "parameters-whole" if rest > size else "all-at-once"
-        )
         got = f"{peak / size:.2f} P, and {rest / size:.2f} P after the step"
-        raise Wrong(whole, expected=f"a peak of at most {MEMORY} P", got=got)
+        slug = "whole-between-steps" if rest > size else "all-at-once"
+        raise Wrong(slug, expected=f"a peak of at most {MEMORY} P", got=got)
     if sent > BYTES * size * 3 / 4:
         got = f"{sent / (size * 3 / 4):.2f} (n - 1) / n P"
         raise Wrong("too-many-bytes", expected=f"at most {BYTES} (n - 1) / n P sent", got=got)

@@ -13,6 +13,12 @@ def _interval(model, layout, seq, hardware, nodes, node_days, disk, size=14):
     return math.sqrt(2 * save * node_days * 86_400 / nodes) / step
 
 
+def _with(model, gpus, batch, seq, hardware, node_days, disk, nodes=None, **more):
+    """The best layout and its interval; what is given in place of the nodes, or of 14 bytes, is a slip."""
+    layout, nodes = _best(model, gpus, batch, seq, hardware), nodes or gpus / hardware.node
+    return layout, _interval(model, layout, seq, hardware, nodes, node_days, disk, **more)
+
+
 def _best(model, gpus, batch, seq, hardware):
     return estimate.search(model, gpus, batch, seq, hardware, keep=1)[0][0].layout
 
@@ -76,19 +82,13 @@ def _judged(model, batch, seq, hardware, dp, **sizes):
     return estimate.step_time(model, layout, seq, hardware).seconds, layout
 
 
-@wrong("13.3", names="one-node")
-def as_if_one_node_failed(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    return layout, round(_interval(model, layout, seq, hardware, 1, node_days, disk))
+@wrong("13.3", names="other-failures")
+def as_if_one_node_failed(*order):
+    layout, steps = _with(*order, nodes=1)
+    return layout, round(steps)
 
 
-@wrong("13.3", names="gpus-for-nodes")
-def as_if_gpus_failed(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    return layout, round(_interval(model, layout, seq, hardware, gpus, node_days, disk))
-
-
-@wrong("13.3", names="seconds-not-steps")
+@wrong("13.3", names="other-unit")
 def in_seconds(model, gpus, batch, seq, hardware, node_days, disk):
     layout = _best(model, gpus, batch, seq, hardware)
     step = estimate.step_time(model, layout, seq, hardware).seconds
@@ -96,25 +96,16 @@ def in_seconds(model, gpus, batch, seq, hardware, node_days, disk):
     return layout, round(steps * step)
 
 
-@wrong("13.3", names="parameters-only")
-def saves_the_parameters(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    nodes = gpus / hardware.node
-    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk, size=2))
+@wrong("13.3", names="other-save")
+def saves_the_parameters(*order):
+    layout, steps = _with(*order, size=2)
+    return layout, round(steps)
 
 
-@wrong("13.3", names="other-unit")
-def counts_in_hours(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    nodes = gpus / hardware.node * 3600
-    return layout, max(1, round(_interval(model, layout, seq, hardware, nodes, node_days, disk)))
-
-
-@wrong("13.3", names="no-two")
-def forgets_the_two(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    nodes = 2 * gpus / hardware.node
-    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk))
+@wrong("13.3", names="bad-interval")
+def forgets_the_two(*order):
+    layout, steps = _with(*order, size=7)
+    return layout, round(steps)
 
 
 @wrong("13.3", names="other-unit")
@@ -122,36 +113,12 @@ def saves_after_every_step(model, gpus, batch, seq, hardware, node_days, disk):
     return _best(model, gpus, batch, seq, hardware), 1
 
 
-@wrong("13.3", names="steps-not-whole")
-def does_not_round(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    nodes = gpus / hardware.node
-    return layout, _interval(model, layout, seq, hardware, nodes, node_days, disk)
+@wrong("13.3", names="another-form")
+def does_not_round(*order):
+    return _with(*order)
 
 
-@wrong("13.3", names="saved-by-all")
-def each_rank_has_the_disk(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    nodes = gpus / hardware.node
-    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk * gpus))
-
-
-@wrong("13.3", names="steps-not-whole")
-def rounds_to_none(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    nodes = gpus / hardware.node
-    return layout, round(_interval(model, layout, seq, hardware, nodes, node_days, disk))
-
-
-@wrong("13.3", names="bad-interval")
-def forgets_the_root(model, gpus, batch, seq, hardware, node_days, disk):
-    layout = _best(model, gpus, batch, seq, hardware)
-    step = estimate.step_time(model, layout, seq, hardware).seconds
-    steps = _interval(model, layout, seq, hardware, gpus / hardware.node, node_days, disk)
-    return layout, round((steps * step) ** 2 / step)
-
-
-@wrong("13.3", names="illegal")
+@wrong("13.3", names="another-order")
 def more_stages_than_layers(model, gpus, batch, seq, hardware, node_days, disk):
     dp = gpus // (8 * 64)
     return Layout(dp=dp, tp=8, pp=64, micro_batches=batch // dp), 10
@@ -164,19 +131,9 @@ def by_rule_of_thumb(model, gpus, batch, seq, hardware, node_days, disk):
     return layout, 10
 
 
-@wrong("13.3", names="not-a-pair")
-def the_layout_only(model, gpus, batch, seq, hardware, node_days, disk):
-    return _best(model, gpus, batch, seq, hardware)
-
-
-@wrong("13.3", names="gpus")
+@wrong("13.3", names="another-order")
 def half_of_them(model, gpus, batch, seq, hardware, node_days, disk):
     return _best(model, gpus // 2, batch, seq, hardware), 10
-
-
-@wrong("13.3", names="batch")
-def a_batch_a_gpu(model, gpus, batch, seq, hardware, node_days, disk):
-    return _best(model, gpus, 2 * batch, seq, hardware), 10
 
 
 @wrong("13.3", names="does-not-fit")
@@ -184,23 +141,6 @@ def never_recomputes(model, gpus, batch, seq, hardware, node_days, disk):
     return Layout(dp=gpus, micro_batches=batch // gpus), 10
 
 
-@wrong("13.3", names="least-memory")
-def takes_the_smallest(model, gpus, batch, seq, hardware, node_days, disk):
-    plans, _ = estimate.search(model, gpus, batch, seq, hardware, keep=10**6)
-    return min(plans, key=lambda found: found.memory["total"]).layout, 10
-
-
-@wrong("13.3", names="data-only")
+@wrong("13.3", names="slow")
 def fully_sharded_only(model, gpus, batch, seq, hardware, node_days, disk):
     return Layout(dp=gpus, zero=3, micro_batch=batch // gpus, recompute="full"), 10
-
-
-@wrong("13.3", names="does-not-fit")
-def fully_sharded_with_gradients_that_wait(model, gpus, batch, seq, hardware, node_days, disk):
-    return Layout(dp=gpus, zero=3, micro_batches=batch // gpus, recompute="full"), 10
-
-
-@wrong("13.3", names="tensor-leaves-node")
-def one_wide_group(model, gpus, batch, seq, hardware, node_days, disk):
-    plans, _ = estimate.search(model, gpus, batch, seq, hardware, keep=10**6)
-    return next(p.layout for p in plans if p.layout.tp > hardware.node), 10

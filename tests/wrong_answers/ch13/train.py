@@ -186,25 +186,13 @@ def _filled_up():
     return order
 
 
-never_loads = wrong("13.2", names="from-zero")(_train("never_loads", read=lambda path: None))
-begins_the_order_again = wrong("13.2", names="position-lost")(
-    _train("begins_the_order_again", resume=lambda: lambda done: 0)
-)
-loads_no_state = wrong("13.2", names="state-not-loaded")(
-    _train("loads_no_state", load=lambda training, state: None)
-)
-saves_the_model_alone = wrong("13.2", names="momentum-lost")(
+never_loads = wrong("13.2", names="not-the-newest")(_train("never_loads", read=lambda path: None))
+saves_the_model_alone = wrong("13.2", names="state-not-loaded")(
     _train(
         "saves_the_model_alone",
         state_of=lambda training: {"model": training.state_dict()["model"]},
         load=_loads_the_model,
     )
-)
-does_a_step_twice = wrong("13.2", names="one-step-off")(
-    _train("does_a_step_twice", resume=lambda: lambda done: done - 1)
-)
-in_their_own_order = wrong("13.2", names="not-shuffled")(
-    _train("in_their_own_order", order=_in_their_own_order)
 )
 always_the_same_order = wrong("13.2", names="same-order")(
     _train("always_the_same_order", order=_always_the_same)
@@ -212,24 +200,24 @@ always_the_same_order = wrong("13.2", names="same-order")(
 draws_as_it_goes = wrong("13.2", names="another-order")(
     _train("draws_as_it_goes", order=_drawn_as_it_goes)
 )
-fills_the_last_batch = wrong("13.2", names="used-twice")(
+fills_the_last_batch = wrong("13.2", names="not-each-once")(
     _train("fills_the_last_batch", order=_filled_up)
 )
-drops_the_rest = wrong("13.2", names="left-over-lost")(
+drops_the_rest = wrong("13.2", names="not-each-once")(
     _train("drops_the_rest", step_count=math.floor)
 )
-each_rank_its_rows = wrong("13.2", names="share-on-each-rank")(
+each_rank_its_rows = wrong("13.2", names="other-batch")(
     _train(
         "each_rank_its_rows", rows_of=lambda rows: rows[dist.get_rank() :: dist.get_world_size()]
     )
 )
-saves_on_rank_0_only = wrong("13.2", names="one-rank-saves")(
+saves_on_rank_0_only = wrong("13.2", names="not-every-rank")(
     _train("saves_on_rank_0_only", saves=lambda: dist.get_rank() == 0)
 )
 goes_on_without_the_writer = wrong("13.2", names="not-complete")(
     _train("goes_on_without_the_writer", after_save=lambda: None)
 )
-writes_in_place = wrong("13.2", names="in-place")(
+writes_in_place = wrong("13.2", names="written-in-place")(
     _train(
         "writes_in_place",
         write=lambda path, content: path.write_bytes(content),
@@ -237,80 +225,28 @@ writes_in_place = wrong("13.2", names="in-place")(
         sealed=lambda content: content,
     )
 )
-has_no_checksum = wrong("13.2", names="no-fallback")(
+has_no_checksum = wrong("13.2", names="damaged-file")(
     _train("has_no_checksum", read=lambda path: path.read_bytes(), sealed=lambda content: content)
 )
-keeps_one = wrong("13.2", names="no-fallback")(_train("keeps_one", keep=1))
+keeps_one = wrong("13.2", names="damaged-file")(_train("keeps_one", keep=1))
 forgets_the_last = wrong("13.2", names="last-not-saved")(
     _train("forgets_the_last", save_last=False)
 )
 
 
-labels_in_their_own_order = wrong("13.2", names="wrong-labels")(
-    _train("labels_in_their_own_order", labels_of=lambda labels, rows: labels[: len(rows)])
-)
-sorts_names_as_text = wrong("13.2", names="older-checkpoint")(
+sorts_names_as_text = wrong("13.2", names="not-the-newest")(
     _train("sorts_names_as_text", newest_first=lambda paths: sorted(paths, reverse=True))
-)
-takes_the_oldest = wrong("13.2", names="older-checkpoint")(
-    _train(
-        "takes_the_oldest",
-        newest_first=lambda paths: sorted(paths, key=lambda path: int(path.stem)),
-    )
 )
 so_many_in_each_life = wrong("13.2", names="other-steps")(
     _train("so_many_in_each_life", until=lambda done, steps: done + steps)
 )
-one_more_in_any_case = wrong("13.2", names="trains-on")(
-    _train("one_more_in_any_case", until=lambda done, steps: max(steps, done + 1))
-)
-never_saves = wrong("13.2", names="from-zero")(
-    _train("never_saves", write=lambda path, content: None)
-)
 
 
 @wrong("13.2", names="position-lost")
-def begins_the_epoch_again(training, images, labels, folder, steps, batch, every):
-    count = math.ceil(len(images) / batch)
-    more = {"resume": lambda done: done - done % count}
-    _loop(training, images, labels, folder, steps, batch, every, **more)
-
-
-@wrong("13.2", names="one-step-off")
 def saves_the_number_before_the_step(training, images, labels, folder, steps, batch, every):
     """As `for step in range(steps)` with step in the file."""
     more = {"resume": lambda done: done - 1, "until": lambda done, steps: steps + (done > 0)}
     _loop(training, images, labels, folder, steps, batch, every, **more)
-
-
-@wrong("13.2", names="other-steps")
-def whole_epochs_only(training, images, labels, folder, steps, batch, every):
-    count = math.ceil(len(images) / batch)
-    _loop(training, images, labels, folder, math.ceil(steps / count) * count, batch, every)
-
-
-@wrong("13.2", names="other-steps")
-def trains_never(training, images, labels, folder, steps, batch, every):
-    pass
-
-
-@wrong("13.2", names="global-batch-size")
-def a_batch_for_each_rank(training, images, labels, folder, steps, batch, every):
-    _loop(training, images, labels, folder, steps, batch * dist.get_world_size(), every)
-
-
-def _if_it_can_be_read(path):
-    content = path.read_bytes()
-    try:
-        torch.load(io.BytesIO(content), weights_only=True)
-    except Exception:  # noqa: BLE001 - whatever a damaged file leads to
-        return None
-    return content
-
-
-trusts_torch_load = wrong("13.2", names="byte-unnoticed")(
-    _train("trusts_torch_load", read=_if_it_can_be_read, sealed=lambda content: content)
-)
 
 
 @wrong("13.2", names="folder-missing")

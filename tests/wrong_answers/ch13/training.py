@@ -211,15 +211,9 @@ class _Copied(_Sharded):
         return self.mean(loss.detach().clone())
 
 
-@wrong("13.1", names="copies")
+@wrong("13.1", names="whole-between-steps")
 class PlainDDP(_Copied):
     pass
-
-
-@wrong("13.1", names="not-a-copy")
-class HandsOutItsOwnTensors(_Copied):
-    def whole(self, tensor):
-        return tensor
 
 
 @wrong("13.1", names="not-a-copy")
@@ -228,13 +222,6 @@ class CopiesOnlyWhatItGathers(_Sharded):
 
     def whole(self, tensor):
         return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
-
-
-@wrong("13.1", names="parameters-whole")
-class KeepsTheModelBeside(_Sharded):
-    def split(self, model):
-        self.start = copy.deepcopy(model)
-        return super().split(model)
 
 
 @wrong("13.1", names="all-at-once")
@@ -252,31 +239,21 @@ class LooksAtEachParameter(_Sharded):
         return loss
 
 
-@wrong("13.1", names="mean-of-means")
+@wrong("13.1", names="rows-count-unevenly")
 class MeanOfTheMeans(_Sharded):
     def loss(self, scores, labels, rows):
         _, total = super().loss(scores, labels, rows)
         return cross_entropy(scores, labels, reduction="sum") / max(1, len(labels)), total
 
 
-@wrong("13.1", names="rows-left-out")
-class EqualShares(_Sharded):
-    def share(self, rows):
-        size = len(rows) // dist.get_world_size()
-        return rows[dist.get_rank() * size :][:size]
-
-    def loss(self, scores, labels, rows):
-        return super().loss(scores, labels, max(1, len(labels) * dist.get_world_size()))
-
-
-@wrong("13.1", names="divided-twice")
+@wrong("13.1", names="other-factor")
 class ForgetsThatItAverages(_Sharded):
     def loss(self, scores, labels, rows):
         _, total = super().loss(scores, labels, rows)
         return total, total
 
 
-@wrong("13.1", names="sum-not-mean")
+@wrong("13.1", names="other-factor")
 class SumOfMeans(_Sharded):
     def loss(self, scores, labels, rows):
         _, total = super().loss(scores, labels, rows)
@@ -289,23 +266,17 @@ class ForgetsTheOthers(_Sharded):
         return model
 
 
-@wrong("13.1", names="no-momentum")
+@wrong("13.1", names="momentum-missing")
 class PlainSGD(_Sharded):
     def __init__(self, model, lr=0.1, momentum=0.9):
         super().__init__(model, lr, 0.0)
 
 
-@wrong("13.1", names="forgets-gradients")
+@wrong("13.1", names="old-gradients")
 class NeverZeroes(_Sharded):
     def __init__(self, model, lr=0.1, momentum=0.9):
         super().__init__(model, lr, momentum)
         self.sgd.zero_grad = lambda: None
-
-
-@wrong("13.1", names="loss-of-share")
-class ItsOwnLoss(_Sharded):
-    def mean(self, loss):
-        return loss.item() * dist.get_world_size()
 
 
 class _LooksAgain(_Sharded):
@@ -317,7 +288,7 @@ class _LooksAgain(_Sharded):
         return self.mean(loss)
 
 
-@wrong("13.1", names="loss-after-step")
+@wrong("13.1", names="other-loss")
 class LooksAgain(_LooksAgain, _Copied):
     pass
 
@@ -328,73 +299,23 @@ class LooksAgainAtWhatIsSharded(_LooksAgain):
         return tensor.full_tensor().cpu().clone()
 
 
-@wrong("13.1", names="loss-is-a-sum")
-class SumOfTheLosses(_Sharded):
-    def mean(self, loss):
-        return super().mean(loss) * dist.get_world_size()
-
-
-@wrong("13.1", names="own-part")
-class ItsOwnPart(_Sharded):
-    def whole(self, tensor):
-        return tensor.to_local().cpu().clone()
-
-
-@wrong("13.1", names="a-dtensor")
+@wrong("13.1", names="another-form")
 class StateOfDTensors(_Sharded):
     def whole(self, tensor):
         return tensor.clone()
 
 
-@wrong("13.1", names="one-rank-has-it")
+@wrong("13.1", names="another-form")
 class StateOnRank0(_Sharded):
     def state_dict(self):
         state = super().state_dict()
         return state if dist.get_rank() == 0 else {}
 
 
-@wrong("13.1", names="momentum-missing")
-class MomentumOfZeros(_Sharded):
-    def state_dict(self):
-        state = super().state_dict()
-        return state | {"momentum": {n: torch.zeros_like(t) for n, t in state["model"].items()}}
-
-
-@wrong("13.1", names="momentum-not-loaded")
+@wrong("13.1", names="not-loaded")
 class LoadsTheModelOnly(_Sharded):
     def load_momentum(self, parameter, whole):
         pass
-
-
-@wrong("13.1", names="model-not-loaded")
-class LoadsTheMomentumOnly(_Sharded):
-    def load_state_dict(self, state):
-        for name, parameter in self.model.named_parameters():
-            self.load_momentum(parameter, state["momentum"][name])
-
-
-@wrong("13.1", names="model-not-loaded")
-class LoadsNothing(_Sharded):
-    def load_state_dict(self, state):
-        pass
-
-
-@wrong("13.1", names="other-keys")
-class NamesItOptimizer(_Sharded):
-    def state_dict(self):
-        state = super().state_dict()
-        return {"model": state["model"], "optimizer": state["momentum"]}
-
-
-@wrong("13.1", names="other-keys")
-class NumbersTheParameters(_Sharded):
-    """As an optimizer's own state does."""
-
-    def state_dict(self):
-        return {
-            kind: dict(enumerate(tensors.values()))
-            for kind, tensors in super().state_dict().items()
-        }
 
 
 @wrong("13.1", names="not-every-rank")
@@ -403,3 +324,11 @@ class StaysAwayWithoutRows(_Sharded):
         if len(self.share(images)) == 0:
             return 0.0
         return super().step(images, labels)
+
+
+@wrong("13.1", names="not-stepped")
+class MakesTheOptimizerFirst(_Sharded):
+    def __init__(self, model, lr=0.1, momentum=0.9):
+        before = torch.optim.SGD(model.to(device()).parameters(), lr, momentum)
+        super().__init__(model, lr, momentum)
+        self.sgd.step = before.step
