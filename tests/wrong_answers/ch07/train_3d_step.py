@@ -401,3 +401,8 @@ def computes_its_block(*given):
         return dist.get_rank() // (pp * tp), mesh.get_group("data").size()
 
     return _train_3d(*given, block=block)
+
+
+@wrong("7.4", names="not-a-float")
+def returns_a_tensor(*given):
+    return torch.tensor(_train_3d(*given))
