@@ -1036,7 +1036,7 @@ print("the ranks end with the same model:", equal(first, [second]))
 # Write that first, for models in which every parameter has a gradient. Then come the awkward ones. A
 # **frozen** parameter (`requires_grad=False`) and one that no rank used have no gradient: their `.grad` is
 # `None` and stays so. A **tied** parameter is one tensor that two layers share; it has one gradient. And a
-# parameter may be **used on some ranks only**, where batches take different ways through the model. A rank
+# parameter may be used on some ranks only, where batches take different ways through the model. A rank
 # that did not use it adds zeros, and ends with the mean as the others do. But it does not see that they have a
 # gradient, and all ranks must make the same collectives: let them agree first.
 

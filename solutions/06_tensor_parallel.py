@@ -1393,7 +1393,7 @@ check("6.3", HeadParallelAttention)
 # token are enough. And $e^{z}$ overflows in float32 from $z = 89$ on: subtract the row's largest
 # logit first, the same one on every rank. It cancels, and so it needs no gradient.
 #
-# Two things are new compared with section 4. The head is **not tied** to the embedding, and so need not be cut
+# Two things are new compared with section 4. The head is not tied to the embedding, and so need not be cut
 # as it is: the ranks' parts follow each other, but one may have more classes than another, and a rank knows its
 # own number only. And as in PyTorch a target may be **`ignore_index`**: such a token does not count, neither in
 # the sum nor in the number by which the mean divides.

@@ -797,7 +797,7 @@ from course_exercises import check, hint
 # %% [markdown]
 # ### 11.1 Route, with a bias that balances (1 point)
 #
-# DeepSeek-V3 balances almost without a loss. Each expert has a **bias**, which is added to its score when the experts
+# DeepSeek-V3 balances almost without a loss. Each expert has a bias, which is added to its score when the experts
 # are chosen, and only then. After each step it is lowered a little for experts that had too much to do, and raised for
 # the others ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 2.1.2). How much a result counts does not
 # depend on the bias, and no second loss pulls at the router. (There the scores are sigmoids. Take the softmax over the

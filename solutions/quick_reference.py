@@ -11,7 +11,7 @@
 # %%
 import matplotlib.pyplot as plt
 
-from course_utils.figures.decision import decision_guide
+from course_planner.figures.decision import decision_guide
 
 decision_guide()
 plt.show()
@@ -343,6 +343,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | gradient accumulation | several backward passes before one update | [03](03_ddp_further.ipynb) |
 # | gradient clipping | scaling all gradients down where their norm is too large | [06](06_tensor_parallel_further.ipynb) |
 # | group normalisation | a layer that uses mean and spread of one row only | [05](05_pipeline_further.ipynb) |
+# | grouped-query attention | several heads of queries share one head of keys and values | [06](06_tensor_parallel.ipynb), [10](10_long_context.ipynb) |
 # | handles | what `new_group` returns: the only way to speak to a group | [07](07_hybrid.ipynb) |
 # | head | the last layer, which turns a token into a score for each word | [06](06_tensor_parallel.ipynb) |
 # | heads | independent attentions beside each other, each on a part of the width | [04](04_manual_split.ipynb) |

@@ -69,7 +69,6 @@ COMMON = {  # what several exercises share
     "two-ranks",
     "one-rank-only",
     "unchanged",
-    "no-gradient",
     "none-gradient",
     "zeros-for-none",
     "tied-twice",
@@ -78,7 +77,6 @@ COMMON = {  # what several exercises share
     "returns-nothing",
     "rounded-down",
     "other-error",
-    "no-error",
 }
 # what stands for the long tests in the summary of `make test`, after the number of wrong answers
 REST = (

@@ -463,15 +463,6 @@ def _by_rank(times: float | Sequence[float], stages: int) -> list[float]:
 # ---- closed forms --------------------------------------------------------------------------------
 
 
-def bubble_of_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """The bubble of GPipe, 1F1B and interleaved 1F1B as a share of the ideal time: (p - 1) / (v m).
-
-    Megatron-LM, 2104.04473, sections 2.2.1 and 2.2.2. With chunks the micro-batches have to be a
-    multiple of the stages.
-    """
-    return (stages - 1) / (chunks * micro_batches)
-
-
 def bubble_time_of(
     name: str,
     stages: int,

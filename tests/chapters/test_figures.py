@@ -6,8 +6,9 @@ import torch
 from matplotlib.colors import to_rgb
 from torch import nn
 
+from course_planner.figures import decision
 from course_utils import plots
-from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11, decision
+from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11
 from tests.modules.test_plots import bars, overlaps
 
 LOAD = [16, 35, 11, 20, 17, 54, 34, 5]

@@ -7,7 +7,6 @@ import pytest
 from course_utils.lesson import schedules
 from course_utils.lesson.schedules import (
     Op,
-    bubble_of_ideal,
     bubble_time_of,
     first_illegal_move,
     gpipe,
@@ -441,7 +440,7 @@ def test_bubbles_as_shares(stages, micro_batches):
         if name.startswith("zb") or (name == "interleaved" and micro_batches % stages):
             continue
         simulation = simulate(schedule)
-        ideal = bubble_of_ideal(stages, micro_batches, chunks)
+        ideal = (stages - 1) / (chunks * micro_batches)  # Megatron-LM, 2104.04473, sections 2.2.1 and 2.2.2
         assert simulation.bubble == pytest.approx(ideal, abs=1e-12)
         assert simulation.idle_share == pytest.approx(ideal / (1 + ideal), abs=1e-12)
 

@@ -22,7 +22,7 @@ import course_planner as estimate
 from course_exercises.authoring import load_answer, load_code
 from course_exercises.sources import chapters
 from course_planner import Hardware, Layout, Model
-from course_utils.figures import decision
+from course_planner.figures import decision
 from course_utils.launch import launch
 from course_utils.lesson import models, schedules
 from course_utils.trace import Call, kept_for_backward, ring_bytes
