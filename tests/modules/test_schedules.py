@@ -440,7 +440,8 @@ def test_bubbles_as_shares(stages, micro_batches):
         if name.startswith("zb") or (name == "interleaved" and micro_batches % stages):
             continue
         simulation = simulate(schedule)
-        ideal = (stages - 1) / (chunks * micro_batches)  # Megatron-LM, 2104.04473, sections 2.2.1 and 2.2.2
+        # Megatron-LM, 2104.04473, sections 2.2.1 and 2.2.2
+        ideal = (stages - 1) / (chunks * micro_batches)
         assert simulation.bubble == pytest.approx(ideal, abs=1e-12)
         assert simulation.idle_share == pytest.approx(ideal / (1 + ideal), abs=1e-12)
 
