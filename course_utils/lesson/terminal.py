@@ -20,6 +20,10 @@ from course_utils.comm.fair import FairClock
 from course_utils.launch.keepers.janitor import janitor
 
 _TICK = 1.0  # seconds between two looks at a program that runs
+# torchrun's traceback, which says that a rank has failed, between what that has said and its report
+_AGENTS_OWN = re.compile(
+    r'Traceback [^\n]+\n  File "<frozen runpy>".*?ChildFailedError: *\n', re.DOTALL
+)
 _TO_END = 40.0  # seconds: torchrun gives its workers 30
 
 
@@ -107,12 +111,7 @@ def run_in_terminal(
         janitor.keep_with(opened, "rank", program.pid)
         opened.callback(_end, program)
         printed, errors = _patiently(program, timeout)
-    return printed if program.returncode == 0 else (_of_ranks(errors) or errors)[-2000:]
-
-
-def _of_ranks(errors):
-    """Without torchrun's own traceback, which says that a rank has failed, and stands after what it said."""
-    return errors.partition('Traceback (most recent call last):\n  File "<frozen runpy>"')[0]
+    return printed if program.returncode == 0 else _AGENTS_OWN.sub("", errors)[-3000:]
 
 
 def _end(program):
