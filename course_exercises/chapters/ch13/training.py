@@ -46,6 +46,7 @@ training = Exercise(
         "own-share-only": "The ranks end with different values. Let each of them step with the gradients of all shares.",
         "momentum-missing": "The momentum in the state is all zeros, or the parameters move as without momentum. Give the optimizer its "
         "momentum; it keeps it in `optimizer.state`, as `momentum_buffer`.",
+        "momentum-before": "Before its first step the optimizer has no `momentum_buffer`. Put zeros into the state in its place.",
         "another-form": 'Your state has another form. Return on every rank {"model": {name: tensor}, "momentum": {name: tensor}} with '
         "the names of the model's parameters. Each tensor is whole and plain: `full_tensor`, called on all ranks, makes "
         "it of a DTensor.",
@@ -70,6 +71,7 @@ training = Exercise(
         "timeout": "not-every-rank",
         "mismatch": "not-every-rank",
         "has no attribute 'full_tensor'": "plain-parameter",
+        "KeyError: 'momentum_buffer'": "momentum-before",
     },
 )
 
@@ -118,7 +120,7 @@ def _trained(rank, answer, task: _Task, loaded: dict | None = None) -> _Trained:
         if first is None:
             first = made.state_dict()
             kept = copy.deepcopy(_plain(first))
-    report.first_changed = not same(_plain(first), kept)
+    report.first_changed = first is not None and not same(_plain(first), kept)
     report.state = _plain(made.state_dict())
     return report
 
@@ -236,6 +238,8 @@ def batches_that_do_not_divide(answer, draw):
 @training.requires("one rank alone, and fewer rows than ranks", needs_earlier=True)
 def one_rank_alone(answer, draw):
     task = _task(draw, (draw.integer(3, 9), 2))
+    untrained = replace(task, batches=())
+    _judge(run(_trained, 1, answer, untrained), untrained)
     _judge(run(_trained, 1, answer, task), task)
     _judge(run(_trained, 3, answer, task), task, otherwise="rows-count-unevenly")
 

@@ -332,3 +332,11 @@ class MakesTheOptimizerFirst(_Sharded):
         before = torch.optim.SGD(model.to(device()).parameters(), lr, momentum)
         super().__init__(model, lr, momentum)
         self.sgd.step = before.step
+
+
+@wrong("13.1", names="momentum-before")
+class HasNoMomentumBeforeTheFirstStep(_Sharded):
+    def state_dict(self):
+        for parameter in self.model.parameters():
+            self.sgd.state[parameter]["momentum_buffer"]
+        return super().state_dict()
