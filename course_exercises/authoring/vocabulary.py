@@ -406,9 +406,9 @@ MISTAKES = [
     ),
     Mistake(
         "needs-contiguous",
-        "A tensor that is transposed, or cut out of a larger one, may not be contiguous, nor is what `empty_like` "
-        "makes of it; then `send` and `recv` refuse it, and `view` may. Work on `tensor.contiguous()`, and copy the "
-        "result back, since that may be a copy.",
+        "`send` and `recv` need contiguous memory, and so may `view`. A tensor that is transposed, or cut out of a larger "
+        "one, often has none, nor may what `empty_like` makes of it. Work on `tensor.contiguous()`, and copy the result "
+        "back where the caller's tensor has to change.",
     ),
     Mistake(
         "cut-from-the-graph",

@@ -8,10 +8,10 @@ LINE = {
     "together. An order goes into a building as soon as it has arrived and that building is free.",
     "pace": "Your line has another pace than its slowest building: that of another one, of the average, "
     "or of several together. Orders queue before the slowest one, wherever it stands, so that it sets the pace.",
-    "roads": "The roads are not counted right. There is one between any two neighbours, so one fewer than there "
-    "are buildings. Where `len(minutes) - 1` is multiplied it needs brackets, and the trucks' way back carries no "
+    "roads": "The time on the roads is missing or miscounted. There is one road between any two neighbours, so one fewer "
+    "than there are buildings. Where `len(minutes) - 1` is multiplied it needs brackets, and the trucks' way back carries no "
     "order.",
-    "trucks": "Your trucks cost the buildings time. There are always enough of them: an order is longer under way, "
+    "trucks": "Your trucks cost the buildings time. There are always enough of them: an order is on its way for longer, "
     "and meanwhile the building works on the next one, or does nothing.",
     "minutes-is-a-list": "`minutes` is a list with a number for each building. `max`, `sum` or a loop make one number "
     "of it, and the last building has the index `len(minutes) - 1`.",

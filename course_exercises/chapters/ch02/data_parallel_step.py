@@ -79,7 +79,7 @@ step = Exercise(
         "chunks": "The chunks are not those of `torch.chunk(len(devices))`, one for each worker.",
         "buffers": "A helper has changed the model's buffers. It must run with copies of them.",
         "buffers-lost": "Worker 0's changes of the buffers are lost. Worker 0 runs the model itself, not a copy.",
-        "other-mode": "The model, or a helper's frame, is in another mode than the model came in: with "
+        "other-mode": "The model, or a helper's frame, is not in the mode in which the model was handed in: with "
         "BatchNorm or dropout the outputs differ between training and evaluation. A deep copy keeps "
         "the mode of every part; leave it as it is.",
         "tied-once": "Of two tied layers only one uses your copy: your frame is not tied any more. "

@@ -66,7 +66,7 @@ ring = Exercise(
         "Every rank takes every step: the others may have something to add.",
         "not-a-ring": "A rank sends to several others, or far more than the others do. On the ring each rank sends "
         "to its right neighbour alone, and equally much.",
-        "whole-tensor": "You send the whole tensor at once. Cut it into n chunks, and send one chunk in each of "
+        "whole-tensor": "You send the whole tensor in every step. Cut it into n chunks, and send one chunk in each of "
         "2(n-1) steps.",
         "sent-otherwise": "A rank does not send 2(n-1)/n of the tensor's bytes: that is one chunk in each of 2(n-1) "
         "steps.",

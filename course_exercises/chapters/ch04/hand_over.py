@@ -43,12 +43,12 @@ crossing = Exercise(
         "unanswered": "A rank waits for a message that the other has not sent. Every send needs a recv on the other "
         "rank, in the same order: first all tensors go forward, then a gradient comes back for each floating-point "
         "one, whether the loss uses it or not.",
-        "not-as-asked": "What is sent is not what the rules say: each tensor of the list, in its order, and then, in the "
-        "same order, the gradient of each floating-point one. Each has the shape and the dtype that `room` shows.",
+        "not-as-asked": "What is sent is not what the rules say, or not in their order: each tensor of the list, from the first to the "
+        "last, and then, in the same order, the gradient of each floating-point one. Each has the shape and the dtype that `room` shows.",
         "tuple-not-tensor": "The tensors cross one by one. `stage(data)` returns a tuple, also of a single tensor: go "
         "through it. On rank 1 the stage takes them one by one again, and the targets behind them: "
         "`stage(*tensors, data)`, with the star.",
-        "no-leaf": "Rank 1 has no gradients to send, or none for its parameters. What arrives has to require one before "
+        "no-leaf": "Rank 1 has no gradients to send. What arrives has to require one before "
         "the stage runs, `requires_grad_()`; then `loss.backward()` fills the `.grad` of all of them.",
         "room-is-leaf": "Your leaf is the tensor of `room` itself. In the next step it comes again, with "
         "the `.grad` of this one in it, and you hand back the sum of both. Make the leaf with "
@@ -59,6 +59,8 @@ crossing = Exercise(
         "rank-0-backward": "Rank 0's backward is missing, or begins with something else than the gradients that "
         "rank 1 sends, each for its own tensor. Run it once for all tensors, since they may share a part of the graph: "
         "`torch.autograd.backward(tensors, gradients)`.",
+        "backward-each": "You run backward once for each tensor. They share a part of the graph, which the first pass "
+        "frees. Call `torch.autograd.backward(tensors, gradients)` once for all of them, without `retain_graph`.",
         "gradients-replaced": "A second step has replaced the gradients. Backward adds to `.grad`; "
         "clearing it is the caller's job.",
         "loss": "Rank 1 returns the loss as a number of Python's, `loss.item()`. Rank 0 has none and returns None.",
@@ -67,7 +69,7 @@ crossing = Exercise(
     failures={
         "timeout": "unanswered",
         "mismatch": "not-as-asked",
-        "a second time": "rank-0-backward",
+        "a second time": "backward-each",
         "only for scalar outputs": "rank-0-backward",
         "be contiguous": "needs-contiguous",
         "'tuple'": "tuple-not-tensor",

@@ -50,9 +50,9 @@ PAIRS = {
     "holds activations. The nearer a rank is to the end, the sooner its first gradient comes, and the fewer it runs "
     "before; count the F of the first pair too.",
     "backwards-order": "Some rank does not run its backward passes in the order of its forward passes. The gradient of "
-    "micro-batch 0 comes back first: the B of a pair belongs to the oldest micro-batch that is still open.",
-    "warm-up-not-capped": "With a single stage, or with few micro-batches, something goes wrong that is right with "
-    "many. The warm-up ends where the forward passes end; then no pair follows, and then come all B.",
+    "micro-batch 0 comes back first: each B, in a pair or after the last one, belongs to the oldest open micro-batch.",
+    "warm-up-not-capped": "Your schedule works with many micro-batches, and not with few or with a single stage. The "
+    "warm-up ends where the forward passes end; then no pair follows, and then come all B.",
 }
 FEW = dict.fromkeys(("IndexError", "ValueError"), "warm-up-not-capped")
 

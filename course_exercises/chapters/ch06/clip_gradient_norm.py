@@ -47,12 +47,12 @@ clipping = Exercise(
         "replicated-per-rank": "The replicated gradients count once per rank: they are in every "
         "rank's sum. Add their squares after the all-reduce.",
         "squares": "Your norm is not that of all gradients before clipping, every shard once and every copy once. "
-        "Norms do not add, their squares do: add those of the shards over the ranks, in float32, then those of the "
-        "copies, and take the root at the end.",
+        "Norms do not add, their squares do, and the norm is the root of their sum: add the squares of the shards over "
+        "the ranks, in float32, then those of the copies, and take the root.",
         "scaled-otherwise": "The norm is right, and the gradients are not scaled as they should be. Where it is above "
         "the limit, multiply every gradient by one factor, max_norm / norm, in place: all of a rank's shards and all "
-        "copies. Where it is not, leave them alone.",
-        "nothing-here": "A rank may have no gradients, or a shard without elements. It makes every call with a 0, and "
+        "copies. Gradients with a norm below the limit stay as they are.",
+        "nothing-here": "A rank without gradients, or whose shard has no elements, leaves out a call or fails. It makes every call with a 0, and "
         "returns the norm of the whole model. Python's `sum` of nothing is the int 0, which is no tensor; "
         "`torch.stack`, `torch.cat` and a maximum of nothing are errors. Begin with "
         "`torch.zeros((), device=hardware.device())`.",

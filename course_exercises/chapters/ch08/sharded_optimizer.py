@@ -46,7 +46,7 @@ sharding = Exercise(
         "other-calls": "The calls of the ranks do not fit together: a rank makes other calls, or each waits in `send` "
         "until the other receives. Everyone calls the broadcast of every parameter, in the same order and from "
         "the same rank. So all must find the same owners; `id` and `hash` differ from one process to the next.",
-        "not-broadcast": "A rank has not got what a parameter's owner has made of it: it still has the old value, "
+        "not-broadcast": "A rank does not have the new value that a parameter's owner has made: it still has the old one, "
         "perhaps all do, or old and new ones are added up. After the update broadcast each parameter from its "
         "owner, and not always from the same rank.",
         "no-owner": "No rank updates this parameter, and none has state of it. Each needs an owner, whose inner "

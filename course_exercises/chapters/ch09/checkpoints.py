@@ -58,7 +58,8 @@ checkpoints = Exercise(
         "or `gather` to rank 0 the others wait for nobody.",
         "other-files": "After a save the folder holds the checkpoint of this step and the `keep` - 1 before it, one "
         "file each, and nothing else. A checksum stands in the file itself. An earlier run may have left files, or a "
-        "killed save, or a run that went further: look into the folder each time, and compare the steps as numbers.",
+        "killed save, or a run that went further, whose later steps do not count as those to keep: look into the folder "
+        "each time, and compare the steps as numbers.",
         "no-fallback": "A file is damaged. Pass it over and leave it where it is, and go back until one is whole or "
         "none is left. Read the files each time: what this object remembers, the next process does not know.",
         "bit-unnoticed": "One bit has changed, and you load what was never saved: `torch.load` does not notice. "
@@ -70,7 +71,7 @@ checkpoints = Exercise(
         "disk are done piece by piece.",
         "removed-first": "A save that ends half-way leaves no checkpoint: what was there was removed before the new "
         "file had its name. Remove what is too much afterwards. `os.replace` takes the place of an old file at once.",
-        "no-fsync": "When the file gets its name, not all of its bytes are on the disk: after a power failure it may "
+        "no-fsync": "When the file gets its name, its bytes may not be on the disk yet: after a power failure it may "
         "be empty. `flush()` hands them to the system and `os.fsync` to the disk, in this order; then comes the "
         "rename.",
     },
@@ -460,7 +461,7 @@ def _found_after_a_kill(answer, folder, draw, keep, states, step, *history) -> _
 def a_save_that_is_killed_destroys_nothing(answer, draw):
     if not hasattr(signal, "SIGXFSZ"):  # Windows cannot kill at a byte
         return
-    for keep, step in ((2, 5), (1, 6)):
+    for keep, step in ((1, 6), (2, 5)):  # with one to keep, what was removed first is gone
         states = _states(draw, 4, 5)
         with tempfile.TemporaryDirectory() as folder:
             found = _found_after_a_kill(answer, Path(folder), draw, keep, states, step)

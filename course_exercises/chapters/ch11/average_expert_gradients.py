@@ -40,7 +40,7 @@ averaging = Exercise(
         "other-divisor": "Your experts' gradients, or all of them, are divided by another number than that of all ranks, or not at "
         "all. Each is a mean of all ranks' means: also an expert's gradient has the tokens of all ranks in it, however few "
         "copies it was added up over.",
-        "experts-over-others": "You do not add up the experts' gradients over their copies. The same expert is on the ranks of "
+        "experts-over-others": "You do not add up the experts' gradients over their copies, or over other experts too. The same expert is on the ranks of "
         "`data`; those of an experts' group have *different* experts under other names. (`experts` may be the first part of a "
         "name, with no dot before it.)",
         "others-over-a-part": "You do not add up the gradients of what is no expert over all ranks. Every rank has tokens of its "

@@ -45,18 +45,18 @@ balancing = Exercise(
         "products: f has to be that of the whole batch.",
         "whole-on-each-rank": "You return the loss of the whole batch on every rank. Added up, it counts as many times as "
         "there are ranks: return what this rank's tokens contribute.",
-        "other-f": "Your f is another one. It counts: f_e is the share of all pieces that *chose* expert e, with every choice "
+        "other-f": "Your f is not the share of pieces. It counts: f_e is the share of all pieces that *chose* expert e, with every choice "
         "of a token. It is no mean of probabilities.",
-        "other-p": "Your p is another one. It is a mean of probabilities: the softmax of each token's logits over all E experts, "
+        "other-p": "Your p is not the mean probability. It is a mean of probabilities: the softmax of each token's logits over all E experts, "
         "also those that it did not choose.",
-        "other-factor": "Your parts are off by a factor. They are E times the sum over e of f_e, which add up to 1, times the "
-        "probabilities of e of this rank's tokens, divided by the number of the tokens of all ranks: not of its own, "
-        "not of pieces, and not by the number of ranks again.",
+        "other-factor": "Your parts are off by a factor. Each is E times the sum over e of f_e times the "
+        "probabilities of e of this rank's tokens, divided by the number of all ranks' tokens. The f_e add up to 1: they are "
+        "counts divided by the number of pieces, k for each token. And with even routing the loss is 1, not 1 / E.",
         "not-a-scalar": "Return a scalar, without dimensions: the sum over the experts.",
         "other-gradient": "The value is right and its gradient is not: each token's gradient comes from its own "
         "probabilities, once.",
         "too-many-numbers": "You hand over more than E + 1 numbers. What the others need are counts.",
-        "empty-rank": "Your function fails where a rank has no tokens. Its counts are zeros, and it contributes 0.",
+        "empty-rank": "Your function fails where a rank has no tokens. It takes part in the call all the same: its counts are zeros, and it contributes 0.",
         "unequal": "Your parts are right where all ranks have equally many tokens, and wrong where they do not. f and the number "
         "of tokens are those of the whole batch: add counts up, and no shares.",
     },

@@ -39,19 +39,19 @@ timing = Exercise(
     misconceptions={
         "uses-estimate": USES_ESTIMATE,
         "other-unit": "That is the right time in another unit. Return seconds.",
-        "other-roofline": "You give the kernels another time than each its own. A kernel computes and moves at once: it takes the "
+        "other-roofline": "You do not time each kernel by itself. A kernel computes and moves at once: it takes the "
         "larger of FLOPs / peak and bytes / bandwidth. Take that of each kernel, then add.",
         "other-latencies": "You count other latencies than there are rounds. A ring of n has n - 1 rounds in a pass, an "
         "all-reduce has two passes, a `send` is one round, and each of the `calls` has its own.",
-        "other-payload": "You send another part of the payload, or another number of `calls`. In each round of a ring a piece "
+        "other-payload": "You send the wrong part of the payload, or do not multiply by `calls`. In each round of a ring a piece "
         "of payload / n goes, n - 1 of them in a pass, and an all-reduce has two passes; a `send` is one round with the whole "
-        "payload. Each of the `calls` has this payload.",
-        "other-link": "You take another link for some group. It lies inside a node where its size times those of the groups "
+        "payload. Each of the `calls` sends this payload.",
+        "other-link": "You take the wrong link for some group. It lies inside a node where its size times those of the groups "
         "before it in `layout.order`, innermost first, is at most `hardware.node`: its ranks lie that far apart. Else it "
         "goes between nodes.",
-        "other-overlap": "Something else overlaps in your step. The calls of dp go on beside all the rest: take the longer of the "
+        "other-overlap": "What overlaps in your step is not what should, or nothing does. The calls of dp go on beside all the rest: take the longer of the "
         "two. Kernels and the other calls wait for each other: add them.",
-        "other-bubble": "You stretch something else, or by another factor. Kernels and the calls that they wait for fill "
+        "other-bubble": "You stretch the wrong part, or by the wrong factor. Kernels and the calls that they wait for fill "
         "1 - bubble of the pipeline's time: divide their sum by 1 - bubble, and leave the calls of dp as they are.",
     },
 )

@@ -38,8 +38,8 @@ training = Exercise(
     misconceptions={
         "not-stepped": "No parameter has changed. Call the optimizer's `step()`, and make the optimizer after `fully_shard`, which "
         "puts other parameters in the place of the model's.",
-        "other-factor": "Your gradients are as many times too large or too small as there are ranks. `all_reduce` adds; FSDP and DDP "
-        "average already. Divide by the rows of the global batch, and by the ranks not once more.",
+        "other-factor": "Your gradients are too large or too small by a factor of the number of ranks. FSDP and DDP divide the sum by the "
+        "ranks: multiply your loss by their number. Where you add with `all_reduce`, divide by the global batch's rows only.",
         "rows-count-unevenly": "Your step is right where the batch divides by the ranks, and not where it does not, as where the means of "
         "the shares are averaged, or rows left out. Add up over the rows of a share, and divide by those of the global "
         "batch.",
@@ -53,12 +53,12 @@ training = Exercise(
         "plain-parameter": "Not every parameter is a DTensor at this moment: one that was not split is plain, and so are those of the "
         "outermost `fully_shard` after a forward pass without a backward one, such as for a loss after the step. Return "
         "the loss that the step has learned from.",
-        "other-loss": "Your loss is another one. It may be that of a share, a sum, or computed anew after the step. Return the mean over all "
+        "other-loss": "You return another loss than the global batch's. It may be that of a share, a sum, or computed anew after the step. Return the mean over all "
         "rows of the global batch, of the pass that the step has learned from, on every rank.",
         "not-a-copy": "A state that was handed out changes with the next step: its tensors are those of the model. Copy "
         "them.",
-        "not-loaded": "The steps are right, and after `load_state_dict` they go on from other parameters or another momentum. Put both "
-        "in their place, in the optimizer too.",
+        "not-loaded": "After `load_state_dict` your run does not go on from the loaded parameters and momentum. Load both, the momentum "
+        "into the optimizer.",
         "whole-between-steps": "Between two steps a rank still holds all parameters whole: copies, as in plain data parallelism, or those of "
         "the model that was handed over. Shards of the momentum alone (ZeRO 1) are not enough: keep a part of each.",
         "all-at-once": "Between two steps a rank holds its part only, but in a step too much is whole at the same time. Make one block "

@@ -194,7 +194,7 @@ def begins_with_ones(stage, data, room):
     sum(tensor.sum() for tensor in tensors).backward()
 
 
-@wrong("4.2", names="rank-0-backward")
+@wrong("4.2", names="backward-each")
 @on_rank(0)
 def goes_back_once_for_each(stage, data, room):
     for tensor, gradient in received(send_forward(stage, data), room):
