@@ -169,10 +169,23 @@ def _render_line(line: Line, sentences: dict[str, str]) -> list[str]:
 def _wrap(text: str, first: str, rest: str | None = None) -> str:
     """Wraps the sentences of a text; an indented line, which is code, stays one line."""
     lines = []
-    for i, line in enumerate(text.splitlines()):
+    for i, line in enumerate(_paragraphs(text)):
         indent = first if i == 0 or rest is None else rest
         if line.startswith("  "):
             lines.append(indent + clipped(line))
         elif line.strip():
             lines.append(wrapped(line, indent, rest))
     return "\n".join(lines)
+
+
+def _paragraphs(text: str) -> list[str]:
+    """The lines of a text, put together where a sentence goes on."""
+    found: list[str] = []
+    for line in text.splitlines():
+        before = found[-1] if found else ""
+        goes_on = before and before[-1] not in ".:" and line
+        if goes_on and " " not in (before[0], line[0]):
+            found[-1] = f"{before} {line}"
+        else:
+            found.append(line)
+    return found

@@ -199,6 +199,17 @@ def test_a_long_requirement_hangs_below_its_first_line():
     assert all(re.match(" {6}[a-z(]", line) for line in [*lines[1::3], *lines[2::3]])
 
 
+def test_a_sentence_that_goes_on_is_wrapped_as_one():
+    said = (
+        "rank 0 waits\n  cell line 3\n  rank 1 finished\nEvery rank has to\nmake the call.\nSay so."
+    )
+    outcome = Outcome(make(), "failed", "7", [Line("it ends", False, text=said)])
+    assert render(outcome).splitlines()[2:-1] == [
+        *("      rank 0 waits", "        cell line 3", "        rank 1 finished"),
+        *("      Every rank has to make the call.", "      Say so."),
+    ]
+
+
 def test_an_answer_without_return_is_told_so():
     outcome = judge(mean_exercise(), lambda values: None)
     assert outcome.misconceptions == ["returns-nothing"] * 2
