@@ -4,6 +4,7 @@ Nothing here writes over it. `check("3.6", mine.script(3))` checks what a chapte
 """
 
 import difflib
+import os
 import shutil
 from pathlib import Path
 
@@ -14,10 +15,11 @@ _SOLVED = "solutions"  # the folder of the solved notebooks, in which the course
 
 
 def script(chapter: int) -> Path:
-    """The path of your script. Where there is none yet, it begins as the chapters before would have left it."""
-    solved = Path.cwd().name == _SOLVED
-    if solved or not FILE.exists():
-        _copy(scripts.version(chapter) if solved else scripts.before(chapter))
+    """The path of your script, which begins as chapter 2 gives it; beside the solved notebooks, of the course's own."""
+    if Path.cwd().name == _SOLVED:
+        return scripts.version(chapter)
+    if not FILE.exists():
+        _copy(scripts.version(2))
     return FILE
 
 
@@ -40,5 +42,8 @@ def diff(chapter: int) -> None:
 
 
 def _copy(version: Path) -> None:
+    """All at once: another notebook may be reading it."""
     FILE.parent.mkdir(exist_ok=True)
-    shutil.copyfile(version, FILE)
+    part = FILE.with_name(f".{os.getpid()}.py")
+    shutil.copyfile(version, part)
+    part.replace(FILE)

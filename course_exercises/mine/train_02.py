@@ -152,16 +152,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     log = (options.out / "log.jsonl").open("w")
     for epoch in range(options.epochs):
-        total = 0.0
+        summed = 0.0
         for inputs, targets in batches:
             loss = loss_of(model, inputs.to(device), targets.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item()
+            summed += loss.item()
         line = {
             "epoch": epoch,
-            "loss": total / len(batches),
+            "loss": summed / len(batches),
             "held_out_loss": evaluate(model, held_out_batches, device),
         }
         print("epoch {epoch}: loss {loss:.2f}, held out {held_out_loss:.2f}".format(**line))

@@ -172,17 +172,17 @@ def main() -> None:
     log = (options.out / "log.jsonl").open("w") if rank == 0 else None
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
-        total = 0.0
+        summed = 0.0
         for inputs, targets in batches:
             loss = loss_of(parallel, inputs.to(device), targets.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        [total] = sum_over_ranks(total, device=device)
+            summed += loss.item()
+        [summed] = sum_over_ranks(summed, device=device)
         line = {
             "epoch": epoch,
-            "loss": total / world / len(batches),
+            "loss": summed / world / len(batches),
             "held_out_loss": evaluate(model, held_out_batches, device),
         }
         if rank == 0:

@@ -246,17 +246,17 @@ def main() -> None:
     log = (options.out / "log.jsonl").open("w") if dist.get_rank() == 0 else None
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
-        total = 0.0
+        summed = 0.0
         for inputs, targets in batches:
             loss = loss_of(model, inputs.to(device), targets.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item()
-        [total] = sum_over_data_ranks(total, mesh=mesh)
+            summed += loss.item()
+        [summed] = sum_over_data_ranks(summed, mesh=mesh)
         line = {
             "epoch": epoch,
-            "loss": total / data_ranks / len(batches),
+            "loss": summed / data_ranks / len(batches),
             "held_out_loss": evaluate(model, held_out_batches, mesh),
         }
         if log:

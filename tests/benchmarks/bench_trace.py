@@ -4,10 +4,12 @@ Llama 3 405B on 8 tensor ranks, 16 stages and 128 data ranks, 16 micro-batches o
 The vocabulary is 131,072, so that tensor and data ranks share it out without padding.
 """
 
+import re
 import resource
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -54,8 +56,16 @@ def measure(layout: Layout, stage: int) -> Measured:
     """Traces a rank of `stage`: stages are outermost."""
     program = partial(decoder, model=MODEL, seq=SEQ, dtype=torch.bfloat16)
     trace = estimate.trace(program, layout, stage * layout.gpus // layout.pp)
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, by getrusage(2)
-    return Measured(stage, trace, unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return Measured(stage, trace, most_memory())
+
+
+def most_memory() -> int:
+    """The most bytes of memory that this program has had. On Linux ru_maxrss may be that of the process from which
+    it was started (getrusage(2) lives on through exec); VmHWM begins anew."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    [size] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(size)
 
 
 def main() -> None:

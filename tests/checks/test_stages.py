@@ -43,10 +43,10 @@ WRONG = {
         ("            loss.backward()", "            (loss / world).backward()")
     ],
     ("3.6", "own-loss"): [
-        ("        [total] = sum_over_ranks(total, device=device)\n", ""),
-        ("total / world / len", "total / len"),
+        ("        [summed] = sum_over_ranks(summed, device=device)\n", ""),
+        ("summed / world / len", "summed / len"),
     ],
-    ("3.6", "sum-not-mean"): [("total / world / len", "total / len")],
+    ("3.6", "sum-not-mean"): [("summed / world / len", "summed / len")],
     ("3.6", "held-out-repeated"): [
         ("range(learned + rank, len(windows), world)", "range(learned, len(windows))"),
         (HELD_OUT, HELD_OUT[:-1] + ", sampler=DistributedSampler(held_out, shuffle=False))"),
@@ -112,8 +112,8 @@ WRONG |= {
         ('mesh["data"].size()\n\n\ndef options', "dist.get_world_size()\n\n\ndef options"),
     ],
     ("6.7", "own-loss"): [
-        ("        [total] = sum_over_data_ranks(total, mesh=mesh)\n", ""),
-        ("total / data_ranks / len", "total / len"),
+        ("        [summed] = sum_over_data_ranks(summed, mesh=mesh)\n", ""),
+        ("summed / data_ranks / len", "summed / len"),
     ],
     ("6.7", "parts-saved"): [("part.full_tensor()", "part")],
 }

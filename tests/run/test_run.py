@@ -11,6 +11,7 @@ import pytest
 
 from course_run import command
 from course_utils.lesson.terminal import torchrun
+from tests.support.ports import free_ports
 
 RANKS = 2
 HELPERS = {
@@ -22,11 +23,11 @@ HELPERS = {
 DRIVER = """
 import json, os, subprocess, sys
 from pathlib import Path
-folder, commands = Path(sys.argv[1]), json.loads(sys.argv[2])
+folder, commands, ports = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 for number, command in enumerate(commands):
-    attempt = {"TORCHELASTIC_RESTART_COUNT": str(number)}  # the agent's store has a place for each
+    own = {"MASTER_PORT": str(ports[number]), "TORCHELASTIC_USE_AGENT_STORE": "False"}  # a store for each
     done = subprocess.run(
-        [sys.executable, "-u", *command], env=os.environ | attempt, stdin=subprocess.DEVNULL,
+        [sys.executable, "-u", *command], env=os.environ | own, stdin=subprocess.DEVNULL,
         capture_output=True, text=True,
     )
     told = [done.returncode, done.stdout, done.stderr]
@@ -163,7 +164,8 @@ def under_torchrun(folder):
     before = os.getcwd()
     os.chdir(folder)
     try:
-        said = torchrun(RANKS, folder / "driver.py", folder, json.dumps(commands))
+        ports = json.dumps(free_ports(len(commands)))
+        said = torchrun(RANKS, folder / "driver.py", folder, json.dumps(commands), ports)
     finally:
         os.chdir(before)
     files = [[folder / f"{n}-{rank}.json" for rank in range(RANKS)] for n in range(len(commands))]
