@@ -12,7 +12,7 @@ from torch import Tensor
 
 from course_exercises.authoring.compare import Wrong
 from course_utils.comm import intercept, private
-from course_utils.comm.collectives import OPERATORS, Operator
+from course_utils.comm.collectives import OPERATORS, Operator, tensors_in
 
 intercept.stand_between(__name__)
 
@@ -130,15 +130,7 @@ def described(name: str, arguments: dict) -> tuple[str, list[Tensor]]:
     that it gets. Of an operator that is no call, its name and nothing."""
     operator = OPERATORS.get(name, Operator(name, name))
     key = operator.payload or operator.received
-    return operator.op, list(_tensors_in(arguments[key])) if key else []
-
-
-def _tensors_in(value) -> Iterator[Tensor]:
-    if torch.is_tensor(value):
-        yield value
-    else:
-        for entry in value:
-            yield from _tensors_in(entry)
+    return operator.op, tensors_in(arguments[key]) if key else []
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class Stage(Exercise):
         minutes: int,
         hints: Sequence[str],
         misconceptions: Mapping[str, str],
-        failures: Mapping[str, str],
+        failures: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             id,
@@ -89,7 +89,7 @@ class Stage(Exercise):
             minutes=minutes,
             hints=hints,
             misconceptions=SENTENCES | misconceptions,
-            failures=FAILURES | failures,
+            failures=FAILURES | (failures or {}),
             things="parameters",
             at_home=True,
         )
@@ -118,7 +118,6 @@ class OnRank:
     """What one rank has done."""
 
     batches: list[Tensor]  # the inputs that its DataLoaders gave, (windows, characters) each
-    steps: int
     parameters: list[
         Tensor
     ]  # of its optimizer, after the last step: this rank's parts, where they are cut
@@ -258,7 +257,6 @@ def _followed(rank: int, arguments: list[str]) -> OnRank:
     parameters = [_part(parameter) for group in groups for parameter in group["params"]]
     return OnRank(
         batches,
-        len(optimizers),
         parameters,
         largest=max(made),
         shardings=shard.call_count,

@@ -187,20 +187,9 @@ def torchrun(ranks: int, script: Path, *arguments: str | Path) -> str:
     store = store_on(0)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     options = [
-        "--rdzv-backend",
-        "static",
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(store.port),
+        *("--nproc-per-node", str(ranks), "--rdzv-backend", "static"),
+        *("--master-addr", "127.0.0.1", "--master-port", str(store.port)),
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(ranks),
-        *options,
-    ]
+    module = [sys.executable, "-m", "torch.distributed.run"]
     variables = meeting | {"TORCHELASTIC_USE_AGENT_STORE": "True"}  # else they would make one there
-    return run_in_terminal(*command, script, *arguments, variables=variables)
+    return run_in_terminal(*module, *options, script, *arguments, variables=variables)

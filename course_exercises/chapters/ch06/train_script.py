@@ -39,7 +39,6 @@ stage = Stage(
         "own-loss": "The log is not the mean over the data ranks. Tensor ranks of a group have the same loss, which counts "
         "once.",
     },
-    failures={},
 )
 
 

@@ -43,7 +43,6 @@ stage = Stage(
         "still-float32": "With `--bfloat16` all is as without it. Give `fully_shard` a `MixedPrecisionPolicy`, for the "
         "blocks too.",
     },
-    failures={},
 )
 
 
