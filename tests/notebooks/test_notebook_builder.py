@@ -24,6 +24,12 @@ BODY = """def double(x: int) -> int:
     ### END SOLUTION
 """
 CALL = 'check("9.1", double)\n'
+# so much that the exercise stands in the lesson's first third
+AFTER = f"""
+# %% [markdown]
+# ## Remember
+# {"word " * 1000}
+"""
 GOOD = f"""# %% [markdown]
 # # Tiny
 # Prose.
@@ -54,7 +60,7 @@ display(IntSlider(3))
 # ## Exercises
 
 {ANSWER}{BODY}
-{CHECK}{CALL}"""
+{CHECK}{CALL}{AFTER}"""
 
 
 def write(folder: Path, text: str, chapter: str = "09_tiny") -> Path:
@@ -491,7 +497,7 @@ def test_a_failing_cell_stops_the_build(
     if name == "leak":  # as a string the line is refused before anything runs
         code = code.replace("x + 0", 'x" " + 0')
         text = text.replace(UNSTORABLE[name][0], code)
-    write(tmp_path, text + ANSWER + BODY + CHECK + CALL)
+    write(tmp_path, text + ANSWER + BODY + CHECK + CALL + AFTER)
     assert notebooks.main(["build"], tmp_path) == 1
     said = capsys.readouterr().err
     assert "solutions/09_tiny.py:8: " in said and expected in said, said
