@@ -181,9 +181,13 @@ def initialize(model: nn.Module, seed: int) -> None:
     """Gives each parameter its first values, the same on any number of ranks, one whole matrix at a time."""
     for number, (name, part) in enumerate(model.named_parameters()):
         generator = torch.Generator().manual_seed(1000 * seed + number)
-        whole = torch.randn(part.shape, generator=generator) / part.shape[-1] ** 0.5
+        whole = torch.randn(part.shape, generator=generator)
         if "norm" in name:
             whole = torch.ones(part.shape)
+        elif not name.startswith(
+            ("tokens", "positions")
+        ):  # the spread of PyTorch's own linear layers
+            whole /= (3 * part.shape[-1]) ** 0.5
         # every rank has the whole, so that nothing has to be sent
         own = distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
         part.to_local().copy_(own.to_local())
