@@ -7,11 +7,14 @@ that they read, their optimizer's steps and parameters, what they save and log.
 
 import contextlib
 import json
+import os
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,19 +25,27 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.data import DataLoader
 
 from course_exercises.authoring.compare import Wrong
 from course_exercises.authoring.draw import Draw
 from course_exercises.authoring.framework import Exercise, run
+from course_exercises.authoring.ranks import kill_in_a_write
 from course_run import script
+from course_utils.launch import RankFailure
 
 _VERSIONS = Path(__file__).parents[1] / "mine"
 EPOCHS, BATCH, CONTEXT = 2, 8, 6  # of the runs in a check
 # So many windows that the last ones of an epoch fill no batch, on 1, 2 and 4 ranks as many, and that those held out
 # do not divide by the ranks.
 _WINDOWS = range(46, 50)
+_TORN = 10_000  # bytes of a file at which it is torn: less than what a rank saves, and more than it prints
 
 
 # Of what a script has at any stage.
@@ -55,15 +66,17 @@ FAILURES = {
 }
 
 
-def version(chapter: int) -> Path:
-    """The course's own version of the script after a chapter: the newest that is not later."""
-    versions = [p for p in sorted(_VERSIONS.glob("train_*.py")) if _chapter(p) <= chapter]
+def version(chapter: int, further: bool = False) -> Path:
+    """The course's own version of the script after a chapter, the newest that is not later; of its further notebook."""
+    if further:
+        return _VERSIONS / f"train_{chapter:02}_further.py"
+    versions = [p for p in sorted(_VERSIONS.glob("train_[0-9][0-9].py")) if _chapter(p) <= chapter]
     return versions[-1]
 
 
-def before(chapter: int) -> Path:
-    """The version from which the stage of a chapter starts."""
-    return version(chapter - 1) if chapter > 2 else version(2)
+def before(chapter: int, further: bool = False) -> Path:
+    """The version from which the stage of a chapter, or of its further notebook, starts."""
+    return version(max(2, chapter if further else chapter - 1))
 
 
 def _chapter(path: Path) -> int:
@@ -81,6 +94,7 @@ class Stage(Exercise):
         hints: Sequence[str],
         misconceptions: Mapping[str, str],
         failures: Mapping[str, str] | None = None,
+        further: bool = False,
     ) -> None:
         super().__init__(
             id,
@@ -93,8 +107,13 @@ class Stage(Exercise):
             things="parameters",
             at_home=True,
         )
-        self.chapter = int(id.split(".")[0])
+        self.chapter, self.further = int(id.split(".")[0]), further
         self.own = list(misconceptions)
+
+    @property
+    def version(self) -> Path:
+        """The course's own."""
+        return version(self.chapter, self.further)
 
     def misfit(self, answer: Any) -> tuple[str, str] | None:
         if isinstance(answer, str | Path) and Path(answer).is_file():
@@ -106,7 +125,8 @@ class Stage(Exercise):
         """Not while it is one of the course's own versions from before this chapter."""
         if not isinstance(answer, str | Path) or not Path(answer).is_file():
             return True
-        earlier = {version(chapter).read_text() for chapter in range(2, self.chapter)}
+        chapters = range(2, self.chapter + self.further)
+        earlier = {version(chapter).read_text() for chapter in chapters}
         return Path(answer).read_text() not in earlier
 
     def prepared(self, answer: Any) -> "Script":
@@ -118,6 +138,10 @@ class OnRank:
     """What one rank has done."""
 
     batches: list[Tensor]  # the inputs that its DataLoaders gave, (windows, characters) each
+    stepped: list[Tensor]  # of these the last one before each of its optimizer's steps
+    gradient: Tensor  # of all its parameters, before the first of these steps
+    synced: list[bool]  # of each forward pass through DDP, whether its gradients travel
+    fresh: bool  # whether its optimizer had no state at the first step, or one of zeros
     parameters: list[
         Tensor
     ]  # of its optimizer, after the last step: this rank's parts, where they are cut
@@ -140,40 +164,75 @@ class Ran:
     ]  # what torch.distributed.checkpoint finds in the folder "checkpoint"
 
 
+@dataclass(frozen=True)
+class Life:
+    """A start of the script, and its end: after so many steps rank 1, or the only one, gets a signal. With SIGXFSZ
+    rank 0 is killed while it writes its next large file."""
+
+    ranks: int
+    after: int | None = None
+    signal: int = signal.SIGKILL
+
+    @property
+    def struck(self) -> int:
+        """The rank."""
+        return 0 if self.signal == signal.SIGXFSZ else min(1, self.ranks - 1)
+
+
 @dataclass
 class Script:
-    """The learner's file, and its runs in this check: with the same numbers of ranks it is run once."""
+    """The learner's file, and its runs in this check: with the same lives and options it is run once."""
 
     path: Path
     _text: str = ""
-    _runs: dict[tuple, Ran] = field(default_factory=dict)
+    _sentences: list[str] = field(
+        default_factory=list
+    )  # of different lengths, each with its own first letters
+    _runs: dict[tuple, list[Ran | None]] = field(default_factory=dict)
 
     def on(self, ranks: int, draw: Draw, **options: int) -> Ran:
         """Runs it on so many ranks with further options, on one text for all."""
-        if not self._text:
-            letters = "abcdefghijklmnopqrstuvwxyz"
-            length = draw.choice(_WINDOWS) * CONTEXT + 1
-            self._text = letters + "".join(
-                draw.choice(letters) for _ in range(length - len(letters))
-            )
-        asked = ranks, *sorted(options.items())
+        [ran] = self.lives(draw, Life(ranks), **options)
+        return ran
+
+    def lives(self, draw: Draw, *lives: Life, **options: int) -> list[Ran | None]:
+        """Starts it again and again with one folder; None for a life that a signal has cut off."""
+        self._draw(draw)
+        asked = *lives, *sorted(options.items())
         if asked not in self._runs:
-            self._runs[asked] = self._run(ranks, options)
+            with tempfile.TemporaryDirectory() as folder:
+                text = ".".join(self._sentences) if options.get("sentences") else self._text
+                Path(folder, "text.txt").write_text(text)
+                Path(folder, "out").mkdir()
+                ran = [self._live(Path(folder), life, options) for life in lives]
+                self._runs[asked] = ran
         return self._runs[asked]
 
-    def _run(self, ranks: int, options: dict[str, int]) -> Ran:
-        with tempfile.TemporaryDirectory() as folder:
-            text, out = Path(folder, "text.txt"), Path(folder, "out")
-            text.write_text(self._text)
-            out.mkdir()
-            given = {"text": text, "out": out, "epochs": EPOCHS, "batch": BATCH, "context": CONTEXT}
-            given |= {"width": 16, "layers": 1, "heads": 4, "kv-heads": 2, "rate": 0.1} | options
-            arguments = [
-                f"--{n}" if value is True else f"--{n}={value}" for n, value in given.items()
-            ]
-            done = run(_followed, ranks, [str(self.path), *arguments], timeout=60.0)
-            model = _model(out / "model.pt")
-            return Ran(done, _log(out / "log.jsonl"), model, _checkpoint(out / "checkpoint", model))
+    def _draw(self, draw: Draw) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        if not self._text:
+            length = draw.choice(_WINDOWS) * CONTEXT + 1 - len(letters)
+            self._text = letters + "".join(draw.choice(letters) for _ in range(length))
+            starts = draw.sample(["".join(three) for three in product(letters, repeat=3)], 46)
+            ends = ["".join(draw.choice(letters) for _ in range(1 + i * i % 13)) for i in range(46)]
+            self._sentences = [f"{start}{end}" for start, end in zip(starts, ends, strict=True)]
+
+    def _live(self, folder: Path, life: Life, options: dict[str, int]) -> Ran | None:
+        out = folder / "out"
+        given = {"text": folder / "text.txt", "out": out, "epochs": EPOCHS, "batch": BATCH}
+        given |= {"context": CONTEXT, "width": 16, "layers": 1, "heads": 4, "kv-heads": 2}
+        given |= {"rate": 0.1} | options
+        arguments = [f"--{n}" if value is True else f"--{n}={value}" for n, value in given.items()]
+        try:
+            done = run(_followed, life.ranks, [str(self.path), *arguments], life, timeout=60.0)
+        except RankFailure as failure:
+            if life.after is None or failure.kind != "signal":
+                raise
+            return None
+        if life.after is not None:  # it has left by itself
+            return Ran(done, [], {}, {})
+        model = _model(out / "model.pt")
+        return Ran(done, _log(out / "log.jsonl"), model, _checkpoint(out / "checkpoint", model))
 
     @property
     def learned(self) -> int:
@@ -189,6 +248,24 @@ class Script:
         """By rank, the windows of each batch in training."""
         read = [[self.windows(batch) for batch in rank.batches] for rank in ran.ranks]
         return [[each for each in mine if max(each) < self.learned] for mine in read]
+
+    @property
+    def sentences_in_batches(self) -> int:
+        """The sentences that it learns from, without the last ones, which fill no batch."""
+        return len(self._sentences) * 9 // 10 // BATCH * BATCH
+
+    def sentences_learned(self, rank: OnRank) -> list[int]:
+        """The numbers of the sentences that a rank has read in training, in order."""
+        letters = sorted(set(".".join(self._sentences)))
+        starts = [sentence[:3] for sentence in self._sentences]
+        rows = [row for batch in rank.batches for row in batch[:, :3].tolist()]
+        read = [starts.index("".join(letters[token] for token in row)) for row in rows]
+        return [i for i in read if i < len(starts) * 9 // 10]
+
+    def steps(self, ran: Ran) -> list[list[int]]:
+        """The windows of each step, those of all ranks together, in order."""
+        together = [torch.cat(batches) for batches in zip(*(rank.stepped for rank in ran.ranks))]
+        return [sorted(self.windows(batch)) for batch in together]
 
     def windows(self, batch: Tensor) -> list[int]:
         """The numbers of the windows in a batch."""
@@ -231,9 +308,26 @@ def _checkpoint(folder: Path, model: dict[str, Tensor]) -> dict[str, Tensor]:
     return {}
 
 
-def _followed(rank: int, arguments: list[str]) -> OnRank:
+def _followed(rank: int, arguments: list[str], life: Life) -> OnRank:
     """In a rank: runs the script, and returns what it has done."""
-    optimizers, batches, made = [], [], [0]
+    optimizers, batches, stepped, fresh, gradients, synced, made = [], [], [], [], [], [], [0]
+
+    def on_first_step(optimizer: Optimizer, *_) -> None:
+        if not fresh and _has_gradients(optimizer):
+            gradients.append(
+                torch.cat([_part(each.grad).flatten() for each in _learning(optimizer)])
+            )
+            states = [value for state in optimizer.state.values() for value in state.values()]
+            moments = [_part(value) for value in states if isinstance(value, Tensor)]
+            fresh.append(not any(moment.any() for moment in moments if moment.dim()))
+
+    def on_step(optimizer: Optimizer, *_) -> None:
+        if not _has_gradients(optimizer):  # get_state_dict makes the state so
+            return
+        optimizers.append(optimizer)
+        stepped.append(batches[-1])
+        if rank == life.struck and len(stepped) == life.after:
+            _strike(life.signal)
 
     def on_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if not parameter.is_meta:
@@ -248,15 +342,18 @@ def _followed(rank: int, arguments: list[str]) -> OnRank:
         group = following.enter_context(group)
         shard = mock.patch.object(fsdp, "fully_shard", wraps=fsdp.fully_shard)
         shard = following.enter_context(shard)
-        noted = register_optimizer_step_post_hook(
-            lambda optimizer, *_: optimizers.append(optimizer)
-        )
-        following.callback(noted.remove)
+        following.callback(register_optimizer_step_pre_hook(on_first_step).remove)
+        following.callback(register_optimizer_step_post_hook(on_step).remove)
+        following.enter_context(_noting_forward(synced))
         script.execute(rank, arguments)
     groups = optimizers[-1].param_groups if optimizers else []
     parameters = [_part(parameter) for group in groups for parameter in group["params"]]
     return OnRank(
         batches,
+        stepped,
+        gradients[0] if gradients else torch.empty(0),
+        synced,
+        fresh == [True],
         parameters,
         largest=max(made),
         shardings=shard.call_count,
@@ -264,6 +361,24 @@ def _followed(rank: int, arguments: list[str]) -> OnRank:
         groups=group.call_count,
         group_left=not dist.is_initialized(),
     )
+
+
+def _strike(number: int) -> None:
+    """This process gets a signal now; of SIGXFSZ see kill_in_a_write."""
+    if number == signal.SIGXFSZ:
+        kill_in_a_write(_TORN)
+    else:
+        os.kill(os.getpid(), number)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(_part(each.grad).any() for each in _learning(optimizer))
+
+
+def _learning(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters that have a gradient."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    return [each for each in parameters if each.grad is not None]
 
 
 def _part(parameter: Tensor) -> Tensor:
@@ -282,3 +397,14 @@ def _noting_batches(batches: list[Tensor]) -> Iterator[None]:
 
     with mock.patch.object(DataLoader, "__iter__", noting):
         yield
+
+
+def _noting_forward(synced: list[bool]) -> AbstractContextManager:
+    plain = DistributedDataParallel.forward
+
+    def noting(model, *inputs, **options):
+        if torch.is_grad_enabled():
+            synced.append(model.require_backward_grad_sync)
+        return plain(model, *inputs, **options)
+
+    return mock.patch.object(DistributedDataParallel, "forward", noting)

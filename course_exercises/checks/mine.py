@@ -14,29 +14,30 @@ FILE = Path("mine/train.py")
 _SOLVED = "solutions"  # the folder of the solved notebooks, in which the course's own versions are checked
 
 
-def script(chapter: int) -> Path:
+def script(chapter: int, further: bool = False) -> Path:
     """The path of your script, which begins as chapter 2 gives it; beside the solved notebooks, of the course's own."""
     if Path.cwd().name == _SOLVED:
-        return scripts.version(chapter)
+        return scripts.version(chapter, further)
     if not FILE.exists():
         _copy(scripts.version(2))
     return FILE
 
 
-def start(chapter: int) -> None:
+def start(chapter: int, further: bool = False) -> None:
     """Skips what you have not written: your script becomes what this chapter begins with. Yours is kept."""
     if FILE.exists():
         number = 1 + len(list(FILE.parent.glob("train_kept_*.py")))
         kept = FILE.rename(FILE.with_stem(f"train_kept_{number}"))
         print(f"Your script is now {kept}.")
-    _copy(scripts.before(chapter))
-    print(f"{FILE} is the course's own, as chapter {chapter} begins with it.")
+    _copy(scripts.before(chapter, further))
+    begins = f"what goes beyond chapter {chapter}" if further else f"chapter {chapter}"
+    print(f"{FILE} is the course's own, as {begins} begins with it.")
 
 
-def diff(chapter: int) -> None:
+def diff(chapter: int, further: bool = False) -> None:
     """Prints what your script has more, and less, than the course's own with which the chapter begins."""
-    before = scripts.before(chapter).read_text().splitlines()
-    after = script(chapter).read_text().splitlines()
+    before = scripts.before(chapter, further).read_text().splitlines()
+    after = script(chapter, further).read_text().splitlines()
     lines = list(difflib.unified_diff(before, after, "before", str(FILE), n=1, lineterm=""))
     print("\n".join(lines) or "Nothing has changed yet.")
 

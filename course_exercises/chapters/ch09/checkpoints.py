@@ -14,7 +14,12 @@ from typing import Any
 from unittest import mock
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same
-from course_exercises.authoring.ranks import described, following, must_have_waited
+from course_exercises.authoring.ranks import (
+    described,
+    following,
+    kill_in_a_write,
+    must_have_waited,
+)
 from course_exercises.chapters.ch09.shared import Raised
 from course_utils.comm import intercept
 from course_utils.launch import RankFailure
@@ -429,15 +434,11 @@ def _is_loaded(got: Any) -> bool:
 def _killed(rank, answer, folder, keep, states, step, state) -> int:
     """Saves `states` and then `state`, in a process that the system kills when a file has half as many
     bytes as the latest: it returns them if that kills nothing."""
-    import resource  # not on Windows, where this is not called
-
     checkpoints = answer(folder, keep)
     for earlier, content in states.items():
         files = _save(checkpoints, folder, earlier, content)
     half = max((path.stat().st_size for path in files), default=0) // 2
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file of this death
-    resource.setrlimit(resource.RLIMIT_FSIZE, (half, half))
+    kill_in_a_write(half)
     checkpoints.save(step, state)
     return half
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from course_exercises.authoring import Exercise, Wrong, expect, run, same
+from course_exercises.authoring.ranks import kill_in_a_write
 from course_utils.launch import RankFailure
 
 loop = Exercise(
@@ -126,7 +127,7 @@ class _Noting:
             time.sleep(0.02)  # the last rank is early: if it does not wait, it begins the next step
         self.saves += 1
         if self.saves == self.torn:
-            _kill_in_a_write(TORN)
+            kill_in_a_write(TORN)
         state = {"model": self.value, "momentum": self.momentum}
         return {kind: {"value": tensor.clone()} for kind, tensor in state.items()}
 
@@ -140,15 +141,6 @@ def _followed(value: Tensor, momentum: Tensor, rows: list[int]) -> tuple[Tensor,
     on the rows, and the value the momentum."""
     momentum = KEPT * momentum + sum((n + 1) * row for n, row in enumerate(rows)) / 1000
     return KEPT * value + momentum, momentum
-
-
-def _kill_in_a_write(size: int) -> None:
-    """The system kills this process when a file of it grows beyond `size` bytes."""
-    import resource  # not on Windows, where this is not called
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file of this death
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def _live(rank, answer, asked: _Run, notes: Path, dies: int | None, torn: int | None) -> float:
