@@ -1369,6 +1369,24 @@ explore.Explorer(
 #   and NCCL's own watchdog end it.
 
 # %% [markdown]
+# ### 9.6 Your own script, which survives
+#
+# `mine/train.py` (8.6) begins at its first step whenever it is started. Let it go on. If you have not written it yet,
+# `mine.start(9)` gives you the course's own as chapter 8 leaves it.
+#
+# * With `--save-every 20` it writes a checkpoint after every 20th step, counted over all epochs. Started again with the
+#   same `--out`, on any number of ranks, it goes on from the newest one, to the parameters and the log of a run that
+#   nobody has interrupted.
+# * A rank may be killed at any moment, also while it saves.
+# * After SIGTERM the ranks finish the step, save and leave. The signal may reach one of them a step before the others.
+# * The batch of all ranks together stays `--batch`, and the windows of step s stay those of step s.
+
+# %%
+from course_exercises import mine
+
+check("9.6", mine.script(9))
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. torchrun restarts workers, all of them, and agrees with other agents on who takes part. What the new
