@@ -299,8 +299,6 @@ measured = {
     "copies: time of a step": max(operations for *_, operations in cost_of_copies) / total,
     "line: time of a step": sum(operations for *_, operations in cost_of_line) / total,
 }
-ch01.steps()
-plt.show()
 
 # %%
 compare(
@@ -312,6 +310,10 @@ compare(
         },
     },
 )
+
+# %%
+ch01.steps()
+plt.show()
 
 # %% [markdown]
 # *A simulated step with two equal stages. The copies compute side by side. In the line there is never more than
@@ -444,8 +446,8 @@ for name, parameters in trained.items():
 five = images[:5], labels[:5]
 of_five = launch(gradients, 1, *one, *five)[0]
 first, second = launch(gradients, 2, *copies, *five)
-print("between the two ranks:", largest_difference(first, second))
-print("from one process:     ", largest_difference(of_five, first))
+print("between the two ranks:", largest_difference(first, [second]))
+print("from one process:     ", largest_difference(of_five, [first]))
 
 # %% [markdown]
 # No error appears: both ranks agree on a wrong gradient. An image of the smaller share weighs 1/4, one of the
@@ -684,7 +686,7 @@ def decide(job: Job) -> str:
 check("1.3", decide)
 
 # %% [markdown]
-# ## 6. The exercises of this chapter
+# ## 6. Exercises of this chapter
 #
 # | exercise | points | in section |
 # |---|--:|---|
