@@ -136,10 +136,10 @@ check("0.1", average_over_ranks)
 # %% [markdown]
 # ## 3. Predict, then measure: sums and bytes of four ranks
 #
-# Say what will come out before you run something. Four ranks have a tensor of 1000 float32 numbers each, and
-# all numbers of rank $r$ are $r + 1$. The ranks call `all_reduce` on this tensor, and then they call it on the same tensor once more. A
-# float32 number takes 4 bytes. Write your predictions in place of the dots. If you leave them open, the table
-# shows what was measured.
+# Say what will come out before you run something. Four ranks have a tensor of 1000 float32 numbers each, and all
+# numbers of rank $r$ are $r + 1$. The ranks call `all_reduce` on this tensor, and then they call it on the same
+# tensor once more. A float32 number takes 4 bytes. Write your predictions in place of the dots. If you leave them
+# open, the table shows what was measured.
 
 # %% tags=["prediction"]
 predicted = {
@@ -232,8 +232,8 @@ print("largest difference on each rank:", launch(add_by_hand, 2))
 # %% [markdown]
 # ### 0.3 Pass it on (2 points)
 #
-# Every rank sends its tensor to the next rank, the last rank to rank 0, and returns what it received. Your answer has to work for
-# any number of ranks, also for one.
+# Every rank sends its tensor to the next rank, the last rank to rank 0, and returns what it received. Your answer has
+# to work for any number of ranks, also for one.
 
 
 # %% nbgrader={"grade_id": "0.3", "solution": true}
@@ -336,15 +336,15 @@ progress_map()
 plt.show()
 
 # %% [markdown]
-# *A building is a chapter, and a window is an exercise: green once its check has passed. A flag: the chapter is complete.*
-# The same in words:
+# *A building is a chapter, and a window is an exercise: green once its check has passed. A flag: the chapter is
+# complete.* The same in words:
 
 # %% tags=["nbval-ignore-output"]
 print(progress_text())
 
 # %% [markdown]
-# Your progress is one small file on this machine, and it goes nowhere. [The quick reference](quick_reference.ipynb) says
-# how to delete it, or take it to another machine.
+# Your progress is one small file on this machine, and it goes nowhere. [The quick reference](quick_reference.ipynb)
+# says how to delete it, or take it to another machine.
 
 # %% [markdown]
 # ## 8. On a cluster: the same variables, another launcher

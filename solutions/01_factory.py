@@ -52,7 +52,7 @@ plt.show()
 # *Left: two buildings with the whole blueprint and half of the material each; the change notes are
 # averaged. Right: two buildings with half of the blueprint each; all of the material passes through both.*
 #
-# The whole course uses this picture, and only in the first section of each chapter:
+# All chapters use these words, in their first section only:
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -150,9 +150,9 @@ def gradients(rank, *arguments):
     return flat(parameter.grad for parameter in run(rank, *arguments).parameters())
 
 
-one = whole_step, [[0, 1]]
-copies = copies_step, [[0, 1], [0, 1]]
-line = line_step, [[0], [1]]
+one = (whole_step, [[0, 1]])
+copies = (copies_step, [[0, 1], [0, 1]])
+line = (line_step, [[0], [1]])
 
 expected = launch(gradients, 1, *one, images, labels)[0]
 of_copies = launch(gradients, 2, *copies, images, labels)
@@ -258,7 +258,6 @@ compare(
         "As if gradients of parameters crossed the cut: they stay where their layer is.": {
             "line: bytes that rank 0 sends": 157_000
         },
-        "As if a copy held half of the model.": {"copies: bytes that rank 0 holds": 159_040},
         "As if half of the layers were half of the parameters.": {
             "line: bytes that rank 0 holds": 159_040,
             "line: bytes that rank 1 holds": 159_040,
@@ -357,7 +356,8 @@ check("1.2", idle_minutes)
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: the same parameters four times
 #
-# A training loop around the steps of section 2 is short: every rank updates the parameters that it holds, with plain SGD.
+# A training loop around the steps of section 2 is short: every rank updates the parameters that it holds, with plain
+# SGD.
 
 # %%
 STEPS, RATE = 4, 0.1
@@ -717,8 +717,8 @@ def draw_costs(width, layers, batch):
 Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 256))
 
 # %% [markdown]
-# *Left, what rank 0 hands over in a step; right, what it holds. Both ways halve the activations, and only the line halves
-# the model.*
+# *Left, what rank 0 hands over in a step; right, what it holds. Both ways halve the activations, and only the line
+# halves the model.*
 #
 # Guess before you move a slider:
 #
@@ -740,8 +740,8 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 # dist.destroy_process_group()
 # ```
 #
-# What changes is the price of a message. The GPUs of a node have links of their own. Between nodes all of them
-# share the network, which is slower. So the way that sends more, or more often, stays inside a node: a model is first cut
+# What changes is the price of a message. The GPUs of a node have links of their own. Between nodes all of them share
+# the network, which is slower. So the way that sends more, or more often, stays inside a node: a model is first cut
 # over the GPUs of *one* node, and copies are made across nodes. Chapter 7 does both at once.
 #
 # For training, a line with the whole batch in one piece is a last resort. Chapter 5 cuts the batch into
@@ -757,8 +757,8 @@ Explorer(draw_costs, width=(64, 1024, 512), layers=(2, 32, 8), batch=(16, 8192, 
 #   batch at each cut, and their gradients on the way back.
 # * Copies make a step shorter, limited by the largest share and the exchange. A line with the batch in one piece makes
 #   room and no speed: of $B$ ranks, one computes at a time.
-# * Both end with the parameters of one process on the whole batch. If they do not, look for unequal shares that were averaged as if they were
-#   equal, or for a gradient that never travelled back.
+# * Both end with the parameters of one process on the whole batch. If they do not, look for unequal shares that were
+#   averaged as if they were equal, or for a gradient that never travelled back.
 # * Cut only what does not fit. Copy only where the computation that you save takes longer than the exchange.
 #
 # **Sources.** S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel
