@@ -85,9 +85,9 @@ for call in traced.calls:
 # forward, and the sum of their gradients after backward. It kept the parameters between the two, since a module that
 # nothing else wraps is the **root** (chapter 8).
 #
-# No formula would have told you one thing. The parameters have 2,147,647,488 bytes, and half as much again is
-# gathered. `fully_shard` shares out rows, and the second matrix has 8,192 of them: half of the 16,384 ranks hold one,
-# and the others hold padding.
+# One thing stands in no formula. The parameters have 2,147,647,488 bytes, and half as much again is gathered.
+# `fully_shard` shares out rows, and the second matrix has 8,192 of them: half of the 16,384 ranks hold one, and the
+# others hold padding.
 
 # %% [markdown]
 # ## 3. Predict, then measure: one rank of 1,024
@@ -127,8 +127,8 @@ print(f"{estimate.parameters(gpt):,} parameters on {split.gpus:,} ranks")
 # The records `Model`, `Layout` and `Hardware` describe a run; `help(Layout)` shows their fields. The functions of
 # `course_planner` are what you write yourself here, so your answers must not call them.
 #
-# A table is a matrix of V x W: the embedding is on the first stage, the
-# output layer on the last. A tied output layer on the same stage is the embedding itself, and on another stage a copy.
+# A table is a matrix of V x W. The embedding is a table on the first stage, the output layer one on the last. A tied
+# output layer on the same stage is the embedding itself; on another stage it is a copy.
 
 
 # %% nbgrader={"grade_id": "12.1", "solution": true}

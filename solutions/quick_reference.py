@@ -115,7 +115,7 @@ plt.show()
 # | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
 # | one all-reduce on a ring, start-up a | `a + 2 * (n - 1) / n * S / speed` | 03: 7, *See it* | a model |
-# | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 6, *Exercises* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
+# | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 4, *How long a step takes* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
 # | exposed of k buckets, each r, backward takes E | `r + (k - 1) * max(0, r - E / k)` | 03: 7, *See it* | a model |
 # | operations of a training step | `6 * P * T` | 01: 5, *Decide* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
 # | the same of one token, with attention | `6 * P + 12 * L * s * W` | 12: 5, *Break it* | [Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B |

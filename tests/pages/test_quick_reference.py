@@ -584,7 +584,7 @@ NOT_WORDS = {
         *("specialists", "dispatcher", "pieces", "queue", "not an expert", "the host waits"),
         "add up over the copies, divide by all ranks",
     },
-    "12": {"planner", "judge", "what it sends"},
+    "12": {"judge"},
 }
 
 
