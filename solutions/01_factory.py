@@ -320,7 +320,8 @@ plt.show()
 #
 # A line makes room. It makes no training step shorter. The **idle share** is the part of all ranks' time
 # in which they do not compute. For a line with $B$ ranks and the batch in one piece it is $1 - 1/B$: of two ranks you
-# pay for, one is always idle. With *several* pieces it gets smaller, as you can compute now.
+# pay for, one is always idle. With *several* pieces the share gets smaller. How
+# much smaller is the next exercise.
 
 # %% [markdown]
 # ### 1.2 Where the line stalls (3 points)
@@ -529,7 +530,7 @@ def hunted(rank, images, labels):
 
 (change, _), (_, losses) = launch(hunted, 2, images, labels)
 measured = {"largest change of a parameter of rank 0": change}
-print("loss:", ", ".join(f"{loss:.2f}" for loss in losses))
+print("loss:", ", ".join(f"{loss:.3f}" for loss in losses))
 
 # %%
 compare(predicted, measured)

@@ -11,7 +11,7 @@ from course_utils.trace import Record, Span
 
 def two_ways() -> Figure:
     """Copies of the line with half of the batch each, beside one line in two buildings."""
-    figure, axes = plots.canvas(width=8, height=4.4)
+    figure, axes = plots.canvas(width=8, height=3.8)
     colors, road = plots.RANK_COLORS[:2], plots.COLORS["communication"]
     for i, (copy, part) in enumerate(((0.3, 5.4), (2.9, 8.1))):
         for x in (copy, part):
@@ -32,8 +32,8 @@ def two_ways() -> Figure:
     plots.pile(axes, 5.47, 0.5, [colors[0], colors[1]] * 6, columns=6)
     axes.text(6.25, 0.4, "the whole batch", ha="center", va="top", fontsize=9)
     plots.arrow(axes, (6.25, 1.06), (6.25, 1.46))
-    axes.text(2.45, 5.1, "Copies: each has the whole line", ha="center", weight="bold")
-    axes.text(7.6, 5.1, "One line in two buildings", ha="center", weight="bold")
+    axes.text(2.45, 4.45, "Copies: each has the whole line", ha="center", weight="bold")
+    axes.text(7.6, 4.45, "One line in two buildings", ha="center", weight="bold")
     return figure
 
 
@@ -78,7 +78,7 @@ def costs(sent: Mapping[str, Mapping], held: Mapping[str, Mapping]) -> Figure:
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("MB")
     times = sum(sent["copies"].values()) / sum(sent["line"].values())
-    both[0].set_title(f"Sent: copies {times:.2g} times the line")
-    both[1].set_title("Held by a rank")
+    both[0].set_title(f"Copies send {times:.2g} times as much")
+    both[1].set_title("A line holds half of the model")
     plots.legend(figure, shown)
     return figure
