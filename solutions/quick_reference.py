@@ -93,7 +93,7 @@ plt.show()
 # | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 3, *Two of many* | counted there |
 # | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
 # | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *The planned model* | counted there |
-# | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
+# | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 5, *Decide* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
 # | activations kept of a block that is recomputed, in bytes | `T * W * b` | 08 further: 4, *Activation checkpointing* | [Chen et al. 2016](https://arxiv.org/abs/1604.06174) |
 # | largest scores of attention in a ring, in bytes | `4 * N * H * (s / (2 * n))**2` | 10: 3, *The scores* | counted there |
@@ -115,9 +115,9 @@ plt.show()
 # | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
 # | one all-reduce on a ring, start-up a | `a + 2 * (n - 1) / n * S / speed` | 03: 7, *See it* | a model |
-# | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 6, *Exercises* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
+# | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 4, *How long a step takes* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
 # | exposed of k buckets, each r, backward takes E | `r + (k - 1) * max(0, r - E / k)` | 03: 7, *See it* | a model |
-# | operations of a training step | `6 * P * T` | 01: 6, *Exercises* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
+# | operations of a training step | `6 * P * T` | 01: 5, *Decide* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
 # | the same of one token, with attention | `6 * P + 12 * L * s * W` | 12: 5, *Break it* | [Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311), appendix B |
 # | operations of a block, forward | `24 * T * W**2 + 4 * T * s * W` | 06: 7, *See it* | Narayanan et al. 2021, appendix |
 #
@@ -240,35 +240,10 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # An agent of torchrun that waits and says nothing waits for the minimum of `--nnodes`, up to its `join_timeout` (600 s).
 
 # %% [markdown]
-# ## The factory, in all chapters
-#
-# One picture, seen from nearer or farther. What a chapter calls a rank says what the rank holds.
-#
-# | in the factory | what it is | chapters |
-# |---|---|---|
-# | workshop | a rank, whatever it holds | [00](00_start_here.ipynb) |
-# | factory | a rank with the whole model and a share of the batch; sharded, it has a part of every page | [01](01_factory.ipynb), [03](03_ddp.ipynb), [08](08_fsdp.ipynb) |
-# | building | a rank with some of the layers: a stage; in 07 all ranks of a stage, in 09 a machine | [01](01_factory.ipynb), [04](04_manual_split.ipynb), [05](05_pipeline.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
-# | worker | a rank with a part of each layer; in 09 any rank | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
-# | floor | a device of one process, and its thread | [02](02_data_parallel.ipynb) |
-# | desk, with pages of a document | a rank with some of the tokens; their keys and values | [10](10_long_context.ipynb) |
-# | site | a copy of the model, spread over several ranks | [07](07_hybrid.ipynb) |
-# | customer | the kernel of the notebook | [00](00_start_here.ipynb) |
-# | foreman, register | torchrun's agent, the rendezvous | [09](09_elastic.ipynb) |
-# | head office | where the notes meet: the all-reduce, however it is done (01); worker 0 (02); in 03 nowhere, the notes go round, and rank 0 of a star is the comparison | [01](01_factory.ipynb), [02](02_data_parallel.ipynb), [03](03_ddp.ipynb) |
-# | blueprint, page | the parameters; a layer or a unit of layers | all |
-# | raw material, box | the batch; a micro-batch | all; [05](05_pipeline.ipynb) |
-# | half-made products | activations | [01](01_factory.ipynb), [04](04_manual_split.ipynb) to [07](07_hybrid.ipynb) |
-# | notes, complaints | gradients | all |
-# | shelf | what autograd keeps for backward | [05](05_pipeline.ipynb) |
-# | safe | the checkpoint | [09](09_elastic.ipynb) |
-# | truck | a message between two ranks | all |
-# | meeting | a collective | all |
-#
 # ## Glossary
 #
-# Each word stands in bold in the chapter that explains it. The factory's own words are in the table at the start
-# of each chapter.
+# Each word stands in bold in the chapter that explains it. The factory's words are in the table of
+# [01](01_factory.ipynb), section 1; what a chapter adds is in the table of its own section 1.
 #
 # | word | meaning | chapter |
 # |---|---|---|
@@ -313,7 +288,6 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | data parallelism | copies of the model share the batch and average their gradients | [01](01_factory.ipynb) |
 # | default process group | the group of all ranks | [03](03_ddp.ipynb) |
 # | device mesh | all ranks in a grid, with a name for each dimension | [07](07_hybrid.ipynb) |
-# | discrete-event simulation | a model that jumps from one event to the next | [01](01_factory.ipynb) |
 # | dispatch | the way of tokens to the ranks of their experts, by all-to-all | [11](11_experts.ipynb) |
 # | distributed data parallel | data parallelism with one process for each GPU and no head office; DDP | [03](03_ddp.ipynb) |
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |

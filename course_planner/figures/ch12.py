@@ -15,29 +15,29 @@ CONTEXTS = {"8k": 8192, "32k": 32_768, "128k": 131_072}
 
 
 def factory() -> Figure:
-    """A site: two lines of three buildings, halls with a conveyor in each, and trucks."""
+    """Two copies of a line: three sites each, with two buildings on each site, and trucks."""
     figure, ax = plots.canvas(height=3.6)
     for line, y in enumerate((2.9, 0.75)):
         for stage in range(3):
             x = 1.4 + 2.95 * stage
             ground = {"facecolor": "#F2F2F2", "edgecolor": "#8C8C8C", "linewidth": 0.8}
             ax.add_patch(Rectangle((x - 0.1, y - 0.25), 1.9, 1.3, **ground))
-            for hall in range(2):
-                left, color = x + 0.92 * hall, plots.RANK_COLORS[stage]
-                plots.building(ax, left, y, 0.78, 0.9, f"hall {hall}", color=color)
+            for half in range(2):
+                left, color = x + 0.92 * half, plots.RANK_COLORS[stage]
+                plots.building(ax, left, y, 0.78, 0.9, f"{2 * stage + half}", color=color)
             ends = (x + 0.4, y - 0.12), (x + 1.3, y - 0.12)
             plots.arrow(ax, *ends, color=plots.COLORS["communication"])
             if stage < 2:
                 plots.truck(ax, x + 1.86, y + 0.1)
-        ax.text(0.1, y + 0.4, f"line {line}", fontsize=11, va="center")
-    ax.text(2.25, 4.02, "a building", fontsize=9, ha="center")
-    ax.text(2.25, 0.2, "conveyor inside a building", fontsize=9, ha="center")
-    ax.text(5.2, 0.2, "road between buildings", fontsize=9, ha="center")
+        ax.text(0.1, y + 0.4, f"copy {line}", fontsize=11, va="center")
+    ax.text(2.25, 4.02, "a site with two buildings", fontsize=9, ha="center")
+    ax.text(2.25, 0.2, "road inside a site", fontsize=9, ha="center")
+    ax.text(5.2, 0.2, "road between sites", fontsize=9, ha="center")
     for stage in range(3):
         x = 2.25 + 2.95 * stage
         plots.arrow(ax, (x, 2.55), (x, 1.95), color=plots.COLORS["communication"])
         plots.arrow(ax, (x + 0.12, 1.95), (x + 0.12, 2.55), color=plots.COLORS["communication"])
-    ax.text(2.6, 2.25, "what was learned, once a day", fontsize=9, va="center")
+    ax.text(2.6, 2.25, "change notes, once a step", fontsize=9, va="center")
     return figure
 
 

@@ -19,7 +19,7 @@ deliveries = Exercise(
     points=2,
     minutes=12,
     kind="first",
-    parameters=("minutes", "truck", "factories"),
+    parameters=("minutes", "truck", "lines"),
     hints=[
         "Think of a full line. One order has just left it: how long until the next one leaves?",
         (
@@ -34,7 +34,7 @@ deliveries = Exercise(
     ],
     misconceptions={
         "not-the-pair": "Return both numbers, the throughput first: `return throughput, delivery_time`.",
-        "factories": "The factories are not where they belong. Lines side by side deliver that many times as often; "
+        "lines": "The number of lines is not where it belongs. Lines side by side deliver that many times as often; "
         "an order is in one of them, where it takes as long as ever.",
         "other-unit": "You return the time between two orders, or orders in another time than a minute. Throughput "
         "is orders per minute.",
@@ -47,15 +47,15 @@ deliveries = Exercise(
 )
 
 
-def _both(answer, minutes, truck, factories):
-    got = given_back(answer, minutes, truck, factories)
+def _both(answer, minutes, truck, lines):
+    got = given_back(answer, minutes, truck, lines)
     expect_type(got, (tuple, list), likely=None if got is None else "not-the-pair")
     if len(got) != 2:
         raise Wrong("not-the-pair", expected="throughput and delivery time", got=got)
     buildings, pace, way = len(minutes), max(minutes), sum(minutes)
     roads = truck * (buildings - 1)
-    rate, time = factories / pace, way + roads
-    case = f"minutes={list(minutes)}, truck={truck}, factories={factories}"
+    rate, time = lines / pace, way + roads
+    case = f"minutes={list(minutes)}, truck={truck}, lines={lines}"
     paces = [way / buildings, median(minutes), pace / buildings, *minutes]
     expect(
         got[0],
@@ -63,15 +63,15 @@ def _both(answer, minutes, truck, factories):
         what=f"the throughput of {case}",
         likely={
             "not-the-pair": same(got, [time, rate]),
-            "factories": 1 / pace,
-            "waits-too-long": any_of(1 / way, 1 / time, factories / way, factories / time),
+            "lines": 1 / pace,
+            "waits-too-long": any_of(1 / way, 1 / time, lines / way, lines / time),
             "pace": any_of(
-                *(factories / other for other in paces),
-                factories * sum(1 / work for work in minutes),
+                *(lines / other for other in paces),
+                lines * sum(1 / work for work in minutes),
             ),
             "other-unit": any_of(1 / rate, pace, 60 * rate, rate / 60),
             "rounded-down": any_of(*roundings(rate)),
-            "trucks": any_of(factories / (pace + truck), factories / max(pace, truck)),
+            "trucks": any_of(lines / (pace + truck), lines / max(pace, truck)),
         },
     )
     expect(
@@ -80,9 +80,7 @@ def _both(answer, minutes, truck, factories):
         what=f"the delivery time of {case}",
         likely={
             "roads": any_of(*(way + other for other in other_roads(truck, buildings))),
-            "factories": any_of(
-                way * factories, time * factories, way / factories, time / factories
-            ),
+            "lines": any_of(way * lines, time * lines, way / lines, time / lines),
             "not-the-whole-way": any_of(*minutes, buildings * pace, buildings * pace + roads),
             "rounded-down": any_of(*roundings(time)),
         },
@@ -96,8 +94,8 @@ def one_line_of_3(answer, draw):
     _both(answer, [3.0, 6.0, 2.0, 4.0], 0.0, 1)
 
 
-@deliveries.requires("several factories with a line each")
-def several_factories_with_a_line_each(answer, draw):
+@deliveries.requires("several lines side by side")
+def several_lines_side_by_side(answer, draw):
     _both(answer, drawn_minutes(draw, 4), 0.0, draw.integer(2, 5))
 
 
