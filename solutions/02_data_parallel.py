@@ -135,10 +135,10 @@ one_worker = flat(parameter.grad for parameter in model.parameters())
 print("largest difference of the gradients:", check_equal(one_worker, [two_workers]))
 
 # %% [markdown]
-# From `replicas` to `backward`, these are the moves of the table: replicate, scatter, forward, gather, then the loss
-# and its backward pass on worker 0. The optimizer's update would follow there. No line adds the gradients of the two
-# replicas; autograd does that. A tensor that was copied twice gets the **sum** of two gradients. It is not their
-# mean, because the loss is already a mean over all rows.
+# The lines from `replicas` to `backward` are the moves of the table: replicate, scatter, forward, gather, then the
+# loss and its backward pass on worker 0. The optimizer's update would follow there. No line adds the gradients of the
+# two replicas; autograd does that. A tensor that was copied twice gets the **sum** of two gradients. The sum is
+# right, because the loss is already a mean over all rows.
 
 # %% [markdown]
 # ### Who gets how many rows
@@ -413,8 +413,8 @@ check("2.3", gather)
 # ### By hand
 #
 # Every technique of this course has to pass one test. The same model trains from the same start on the same batches,
-# for a few steps of SGD, and must end with the parameters of one worker that computes whole batches. SGD shows every
-# mistake. Adam divides by the size of the gradient, and so hides gradients that are wrong by a constant factor.
+# for a few steps of SGD, and must end with the parameters of one worker that computes whole batches. The test does not
+# use Adam, which divides by the size of the gradient and so hides gradients that are wrong by a constant factor.
 
 
 # %%
@@ -445,7 +445,7 @@ wrong = five_steps(partial(HandDataParallel, devices=worker_devices(4)), mean_of
 print("4 workers, mean of means, largest difference:", largest_difference(one_worker, [wrong]))
 
 # %% [markdown]
-# The order of additions changes the last digits and nothing else. The mean of means trains another model.
+# The order of additions changes the last digits and nothing else. The mean of means trains a different model.
 
 # %% [markdown]
 # ### 2.4 The whole step (4 points)
@@ -679,7 +679,7 @@ for machine, setup in cases:
 # %% [markdown]
 # ### 2.5 Be the doctor (3 points)
 #
-# Decide between six broken set-ups and a healthy one, with other numbers each time. In each, only one thing is wrong.
+# Decide between six broken set-ups and a healthy one, with other numbers each time. At most one thing is wrong in each.
 # `print(hardware.Machine.__doc__)` and `print(hardware.Setup.__doc__)` say what the fields mean.
 
 
@@ -720,8 +720,8 @@ check("2.5", diagnose)
 # %% [markdown]
 # ### Wrapped too late
 #
-# Wrapping makes a new object. Code that got the model before keeps the bare one. A hook notes the rows of each
-# forward call:
+# Wrapping makes a new object. Code that received the model earlier keeps the bare one. A hook notes the rows of
+# each forward call:
 
 
 # %%
@@ -809,8 +809,8 @@ print("numbers in the loss:", F.cross_entropy(logits, train_labels[:9]).numel())
 
 # %% [markdown]
 # Tensors have `is_cuda`; a device has `device.type == "cuda"`, and wrapping pays only if `torch.cuda.device_count() >
-# 1`. The argument is called `device_ids`. And the GPUs have no losses: the outputs were gathered, the loss is a
-# single number, and `.mean()` does nothing.
+# 1`. The argument is called `device_ids`. And there are no losses of single GPUs: the outputs were gathered,
+# the loss is one number, and `.mean()` does nothing.
 
 # %% [markdown]
 # ## 6. Exercises
@@ -826,10 +826,10 @@ print("numbers in the loss:", F.cross_entropy(logits, train_labels[:9]).numel())
 # %% [markdown]
 # ## 7. See it: what more GPUs buy, and what the first one pays
 #
-# You will read that the speed-up is roughly proportional to the number of GPUs. Here is a model of a step. Forward
-# and backward are divided among the GPUs. During the rest only the first GPU and its connection work. A row uses each
-# parameter `USES` times, with 2 operations in the forward pass and 4 in the backward pass (Kaplan et al. 2020,
-# section 2.1, for one use). The constants are assumptions, and yours to change.
+# You will read that the speed-up is roughly proportional to the number of GPUs. Here is a model of the time of a step.
+# Forward and backward are divided among the GPUs. During the rest only the first GPU and its connection work. A row
+# uses each parameter `USES` times, with 2 operations in the forward pass and 4 in the backward pass (Kaplan et al.
+# 2020, section 2.1, for one use). The constants are assumptions, and yours to change.
 
 # %%
 LINK, ARITHMETIC, MEMORY = 25e9, 20e12, 1e12  # assumed: bytes, operations and bytes per second
