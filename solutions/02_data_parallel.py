@@ -2,8 +2,8 @@
 # # 2. Data parallelism in one process
 #
 # One Python process can drive several GPUs. `nn.DataParallel(model)` divides every batch among them, with one line of
-# code. In this chapter you take that line apart, do the same by hand and measure what it costs. Then you learn why
-# often only one of several GPUs is busy.
+# code. In this chapter you take that line apart, do the same by hand and measure what it costs. Then you find out why
+# so often only one of several GPUs is busy.
 #
 # Do not choose this class for new code: PyTorch recommends the class of chapter 3, also on a single machine. You meet
 # `nn.DataParallel` here because older code is full of it, and because its bottleneck, the first GPU, explains the
@@ -96,7 +96,7 @@ for epoch in (1, 2, 3):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    print(f"epoch {epoch}: mean loss {sum(losses) / len(losses):.2f}")
+    print(f"epoch {epoch}: mean loss {sum(losses) / len(losses):.1f}")
 
 with torch.no_grad():
     correct = model(test_images).argmax(dim=1) == test_labels
@@ -143,8 +143,9 @@ print("largest difference of the gradients:", check_equal(one_worker, [two_worke
 # %% [markdown]
 # ### Who gets how many rows
 #
-# `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks, all with the same
-# number of rows, except the last, which gets what is left. How many workers have something to do?
+# `nn.DataParallel` divides a batch with `torch.chunk(batch, n)`. It makes at most `n` chunks. All have the same
+# number of rows, the smallest that suffices, and the last chunk gets what is left. How many workers have something to
+# do?
 
 # %% tags=["prediction"]
 predicted = {"busy workers, 5 images on 4 workers": 3, "busy workers, 9 images on 8 workers": 5}
@@ -291,9 +292,9 @@ for name, size in whole.items():
 # | scatter | $4 \cdot 784 \, H$ | nothing: images need no gradient |
 # | gather | $4 \cdot 10 \, H$ | $4 \cdot 10 \, H$: the gradients of the outputs |
 #
-# All of this passes through the connection of the first GPU. With NCCL, NVIDIA's library for such exchanges,
-# `nn.DataParallel` copies parameters and sums gradients in a ring. Then each link, also that of the first GPU,
-# carries only $8 P$ of the $8 P (n - 1)$ bytes.
+# If copies are made one by one, all of this passes through the connection of the first GPU. With NCCL, NVIDIA's
+# library for such exchanges, `nn.DataParallel` copies parameters and sums gradients in a ring. Then each link, also
+# that of the first GPU, carries only $8 P$ of the $8 P (n - 1)$ bytes.
 
 # %% [markdown]
 # ### 2.2 Replicate, for any model (4 points, optional)
@@ -808,9 +809,9 @@ logits = HandDataParallel(MnistNet().to(home), worker_devices(3))(train_images[:
 print("numbers in the loss:", F.cross_entropy(logits, train_labels[:9]).numel())
 
 # %% [markdown]
-# Tensors have `is_cuda`; a device has `device.type == "cuda"`, and wrapping pays only if `torch.cuda.device_count() >
-# 1`. The argument is called `device_ids`. And there are no losses of single GPUs: the outputs were gathered,
-# the loss is one number, and `.mean()` does nothing.
+# Tensors have `is_cuda`; a device has `device.type == "cuda"`, and one GPU is no reason to wrap: ask for
+# `torch.cuda.device_count() > 1`. The argument is called `device_ids`. And there are no losses of single GPUs: the
+# outputs were gathered, the loss is one number, and `.mean()` does nothing.
 
 # %% [markdown]
 # ## 6. Exercises

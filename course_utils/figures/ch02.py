@@ -24,7 +24,7 @@ _TIME = {
 def floors() -> Figure:
     """Three floors above a ground floor, from which everything comes and to which it goes back."""
     figure, axes = plots.canvas(height=4.3)
-    axes.set_title("Everything passes through the ground floor")
+    axes.set_title("Everything begins or ends on the ground floor")
     plots.building(axes, 2.6, 0.1, width=4.8, height=5.1, color="#F4F4F4")
     boxes = [color for color in plots.RANK_COLORS[:4] for _ in range(3)]
     way = {"color": plots.COLORS["communication"], "bend": 0.45}
@@ -34,9 +34,8 @@ def floors() -> Figure:
         axes.plot([2.6, 7.4], [floor + 1.05] * 2, color=plots.COLORS["ink"], linewidth=1)
         plots.blueprint(axes, 2.85, floor + 0.2)
         plots.pile(axes, 4.1, floor - 0.06, boxes if i == 0 else boxes[3 * i : 3 * i + 3])
-        axes.text(
-            5.25, floor + 0.5, f"worker {i}" + (":\nloss, optimizer" if i == 0 else ""), **words
-        )
+        holds = "" if i else ":\nwhole batch,\nloss, optimizer"
+        axes.text(5.25, floor + 0.5, f"worker {i}{holds}", **words)
         if i > 0:
             plots.arrow(axes, (2.5, 0.7), (2.5, floor + 0.5), **way)
             plots.arrow(axes, (7.5, floor + 0.5), (7.5, 0.7), **way)
@@ -63,7 +62,7 @@ def load(
     left.set_xlabel("GiB")
     left.set_title("GPU 0 holds the most")
     right.set_xlabel("share of one step")
-    right.set_title(f"The step: {faster:.1f} times as fast as on one GPU")
+    right.set_title(f"{faster:.1f} times as fast as one GPU")
     _legend(left, _MEMORY)
     _legend(right, _TIME)
     return figure
