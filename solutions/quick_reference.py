@@ -217,7 +217,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 #
 # | it says | why, in this course | where |
 # |---|---|---|
-# | *Expected more than 1 value per channel when training* | a chunk or micro-batch of one row meets batch normalisation | 02: 5 |
+# | *Expected more than 1 value per channel when training* | a chunk or micro-batch of one row meets batch normalisation | |
 # | *is not on the expected device* | model and data are on different devices; move both, the targets too | 02: 5, 04: 5 |
 # | *Error(s) in loading state_dict*, keys with `module.` | the checkpoint is of the wrapper: save `model.module.state_dict()` | 02: 5 |
 # | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 2 |
@@ -257,7 +257,6 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | all-to-all | a collective: every rank sends a piece to each rank, and gets one from each | [10](10_long_context.ipynb) |
 # | alpha-beta | the model of a message's time: a latency, and its bytes over a bandwidth | [12](12_plan_a_cluster.ipynb) |
 # | attention | a layer in which every token looks at others: a weighted mean of their values, by query and key | [04](04_manual_split.ipynb) |
-# | autograd function | an operation with a forward and a backward of your own | [02](02_data_parallel.ipynb) |
 # | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
 # | backend | the library that moves the bytes of a process group | [03](03_ddp.ipynb) |
 # | balanced | cut so that all stages take equally long | [04](04_manual_split.ipynb) |
@@ -323,7 +322,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | heads | independent attentions beside each other, each on a part of the width | [04](04_manual_split.ipynb) |
 # | heartbeat | a sign of life after every step | [09](09_elastic_further.ipynb) |
 # | hierarchical all-reduce | a sum in three steps: inside each machine, between machines, inside again | [07](07_hybrid_further.ipynb) |
-# | hook | a function that a module calls by itself | [02](02_data_parallel.ipynb) |
+# | hook | a function that PyTorch calls by itself, when a module runs or a gradient arrives | [02](02_data_parallel.ipynb) |
 # | hop latency | the time from the end of a pass until its result has reached the next rank | [05](05_pipeline.ipynb) |
 # | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [08](08_fsdp_further.ipynb) |
 # | idle share | the part of all ranks' time in which they do not compute | [01](01_factory.ipynb) |

@@ -1,4 +1,4 @@
-"""Interactive explorers: sliders beside a figure that follows them; and a bar for long cells."""
+"""Interactive explorers: sliders beside a figure that follows them."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -72,18 +72,3 @@ def _range(slider: ipywidgets.Widget) -> str:
     if isinstance(slider, ipywidgets.ToggleButtons):
         return " or ".join(slider.options)
     return f"from {slider.min} to {slider.max}, shown at {slider.value}"
-
-
-class Progress(ipywidgets.HBox):
-    """A bar and a note that change while a cell runs."""
-
-    def __init__(self, steps: int) -> None:
-        self.bar, self.note = ipywidgets.IntProgress(max=steps), ipywidgets.Label()
-        super().__init__([self.bar, self.note])
-
-    def show(self, step: int, note: str) -> None:
-        """Moves the bar to `step`."""
-        self.bar.value, self.note.value = step, note
-
-    def __repr__(self) -> str:
-        return "A progress bar: it moves while the cell runs."

@@ -33,12 +33,12 @@ step = Exercise(
     "2.4",
     "data_parallel_step",
     points=4,
-    minutes=30,
+    minutes=40,
     kind="core",
     parameters=("model", "optimizer", "loss_fn", "images", "labels", "devices"),
     hints=[
         (
-            "Write down the six moves as comments and fill them in one by one. Which of them need a "
+            "Write down the moves as comments and fill them in one by one. Which of them need a "
             "line for each worker, and which happen once?"
         ),
         (
@@ -79,10 +79,10 @@ step = Exercise(
         "chunks": "The chunks are not those of `torch.chunk(len(devices))`, one for each worker.",
         "buffers": "A helper has changed the model's buffers. It must run with copies of them.",
         "buffers-lost": "Worker 0's changes of the buffers are lost. Worker 0 runs the model itself, not a copy.",
-        "other-mode": "The model, or a helper's frame, is not in the mode in which the model was handed in: with "
+        "other-mode": "The model, or a helper's copy of it, is not in the mode in which the model was handed in: with "
         "BatchNorm or dropout the outputs differ between training and evaluation. A deep copy keeps "
         "the mode of every part; leave it as it is.",
-        "tied-once": "Of two tied layers only one uses your copy: your frame is not tied any more. "
+        "tied-once": "Of two tied layers only one uses your copy: your copy of the module is not tied any more. "
         '`.to("meta")` unties layers; a plain `copy.deepcopy(model)` keeps them tied.',
         "not-moved": "A forward call computes with tensors on the wrong device: its rows, its "
         "parameters and its buffers belong on the device of its worker.",

@@ -12,8 +12,8 @@ gather = Exercise(
     "2.3",
     "gather",
     points=2,
-    minutes=15,
-    kind="core",
+    minutes=20,
+    kind="stretch",
     parameters=("outputs", "device"),
     hints=[
         (

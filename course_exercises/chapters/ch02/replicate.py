@@ -30,13 +30,13 @@ replicate = Exercise(
     "2.2",
     "replicate",
     points=4,
-    minutes=30,
+    minutes=75,
     kind="stretch",
     parameters=("model", "devices"),
     hints=[
         (
-            "Worker 0 is the head office: what is the least that you have to do for it? The others "
-            "need copies that remember where they came from."
+            "Worker 0 uses the tensors of the model itself: what is the least that you have to do for it? "
+            "The others need copies that remember where they came from."
         ),
         (
             "`tensor.to(device, copy=True)` copies and keeps the connection for the gradient. "
@@ -45,7 +45,7 @@ replicate = Exercise(
         ),
         (
             "Replica 0 is the model. For each other device, copy all parameters and buffers into a "
-            "dictionary, and return a function that runs `functional_call` with a frame of its own "
+            "dictionary, and return a function that runs `functional_call` with a module of its own "
             "(a deep copy of the model) and this dictionary."
         ),
     ],
@@ -82,11 +82,11 @@ replicate = Exercise(
         "in the original do changes of buffers stay.",
         "copied-late": "The copies are made when a replica is called, not when you replicate.",
         "tied-once": "Of two tied layers only one uses your copy: either tie_weights is False, or "
-        'your frame is not tied any more. `.to("meta")` unties layers.',
+        'your copy of the module is not tied any more. `.to("meta")` unties layers.',
         "buffers-shared": "A change that a helper makes to a buffer reached the model, or another helper. Every "
         "replica has copies of its own, also where the device is the same.",
         "shared-frame": "Two threads run `functional_call` on one module, and each overwrites the "
-        "other's tensors. Give every replica a frame of its own: `copy.deepcopy(model)`.",
+        "other's tensors. Give every replica a module of its own: `copy.deepcopy(model)`.",
         "one-at-a-time": "The replicas wait for each other, so two threads cannot run at once.",
         "frozen-thawed": "A frozen parameter, or its copy, asks for a gradient. A copy by "
         "`.to(device, copy=True)` stays as frozen as its original.",
