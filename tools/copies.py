@@ -5,6 +5,7 @@ import json
 import re
 
 import nbformat
+import predictions
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from source import Cell
 
@@ -70,9 +71,12 @@ def _metadata(cell: Cell) -> dict:
 
 def _folded(cell: Cell) -> dict:
     """What was measured is folded away until the learner runs the cell, which unfolds it: a number
-    that one has seen cannot be predicted any more."""
-    compares = cell.kind == "code" and COMPARES.search(cell.source)
-    return {"jupyter": {"outputs_hidden": True}} if compares else {}
+    that one has seen cannot be predicted any more. Where a cell is a table and nothing else, the
+    list of likely mistakes in it is folded away too."""
+    if cell.kind != "code" or not COMPARES.search(cell.source):
+        return {}
+    hidden = {"source_hidden": True} if predictions.only_compares(cell.source) else {}
+    return {"jupyter": {"outputs_hidden": True, **hidden}}
 
 
 def code_of(notebook: nbformat.NotebookNode) -> list[tuple[str, list[str]]]:

@@ -3,10 +3,15 @@
 python tools/minutes.py          the table: reading, running and exercises of each notebook
 python tools/minutes.py write    put it into course_exercises/minutes.json and the README
 
-Reading: 200 words of prose a minute, 20 lines of code; of imports, of drawing and of scripts, which
-one skims, 60. What stands under "Exercises" counts as the exercises' time, which is their authors'
-estimate (`Exercise(minutes=...)`). Running is measured when a notebook is built, in whole minutes,
-and kept in course_exercises/minutes.json: a build that is some seconds faster changes nothing.
+Reading: 130 words of prose a minute, 10 lines of code; of imports, of drawing and of scripts, which
+one skims, 30. Each number to predict takes 40 s, each figure a minute; a folded table of `compare`
+takes nothing. What stands under the heading of an exercise, or under "Exercises", is the exercises'
+time, which is their authors' estimate (`Exercise(minutes=...)`). Running is measured when a
+notebook is built, in whole minutes, and kept in course_exercises/minutes.json: a build that is some
+seconds faster changes nothing.
+
+The table also says after how much of a lesson the first exercise stands, and how many of the lines
+that a notebook prints are a bare truth value.
 """
 
 import json
@@ -18,6 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
+import predictions
+import printed
 import registrations
 from source import Cell, read_source
 
@@ -26,10 +34,13 @@ sys.path.insert(0, str(ROOT))
 
 from course_exercises.sources import chapters
 
-WORDS, LINES, SKIMMED = 200, 20, 60  # a minute
+WORDS, LINES, SKIMMED = 130, 10, 30  # a minute
+NUMBER, FIGURE = 40 / 60, 1.0  # minutes
 SLACK = 0.5  # minutes by which a build must leave the minute that is kept, to change it
 TABLE = chapters.MINUTES
 SKIM = re.compile(r"\s*(from \S+ )?import |.*\b(plt|plots|figures?|ax|axes)\b")
+SHOWS = re.compile(r"\bplt\.show\(|\bexplorers?\.")
+EXERCISE = re.compile(r"\d+\.\d+ |.*\bExercises?\b")
 Table = dict[str, dict[str, int]]
 
 
@@ -70,25 +81,43 @@ def minutes(cells: list[Cell]) -> float:
 
 
 def lesson(cells: list[Cell]) -> list[Cell]:
-    """The cells of a notebook without its part "Exercises"."""
-    kept, inside = [], False
+    """The cells of a notebook without its exercises: each reaches from its heading to the next one
+    of the same rank or a higher one."""
+    kept, inside = [], 0  # the rank of the heading with which exercises began
     for cell in cells:
-        heading = re.match(r"## (.*)", cell.source) if cell.kind == "markdown" else None
-        inside = "Exercise" in heading[1] if heading else inside
+        heading = re.match(r"(##+) (.*)", cell.source) if cell.kind == "markdown" else None
+        if heading and EXERCISE.match(heading[2]):
+            inside = min(inside or len(heading[1]), len(heading[1]))
+        elif heading and len(heading[1]) <= inside:
+            inside = 0
         kept += [] if inside else [cell]
     return kept
+
+
+def first_written(cells: list[Cell]) -> float:
+    """The share of the lesson that one has read when the first exercise comes; 1 without any."""
+    first = next((i for i, cell in enumerate(cells) if cell.is_answer), len(cells))
+    return minutes(lesson(cells[:first])) / minutes(lesson(cells))
 
 
 def _of_prose_or_code(cell: Cell) -> float:
     if cell.kind == "markdown":
         return len(re.findall(r"\w[\w'-]*", cell.source)) / WORDS
+    if predictions.only_compares(cell.source):
+        return 0.0
     lines = [line for line in cell.source.split("\n") if line.strip()]
     if cell.is_answer:
         lines = lines[: next(i for i, line in enumerate(lines) if "BEGIN SOLUTION" in line)]
     if lines and lines[0].startswith("%%writefile"):
         return len(lines) / SKIMMED
     skimmed = sum(bool(SKIM.match(line)) for line in lines)
-    return skimmed / SKIMMED + (len(lines) - skimmed) / LINES
+    numbers = predictions.predictions(cell.source) if predictions.TAG in cell.tags else []
+    return (
+        skimmed / SKIMMED
+        + (len(lines) - skimmed) / LINES
+        + len(numbers) * NUMBER
+        + bool(SHOWS.search(cell.source)) * FIGURE
+    )
 
 
 # --- the table that is kept --------------------------------------------------------------------
@@ -186,9 +215,12 @@ def main(arguments: list[str]) -> int:
     """Write the table, or print it; return the exit status."""
     if arguments == ["write"]:
         write(ROOT)
-    print(f"{'':<28} read   run  exercises")
+    print(f"{'':<28} read   run  exercises  first after  bare truths")
     for name, row in computed(ROOT).items():
-        print(f"{name:<28} {row['read']:4} {row['run']:5} {row['exercises']:10}")
+        first = first_written(read_source(ROOT / "solutions" / f"{name}.py"))
+        bare, lines = printed.truths(nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", 4))
+        numbers = f"{row['read']:4} {row['run']:5} {row['exercises']:10}"
+        print(f"{name:<28} {numbers} {first:11.0%}  {bare} of {lines} lines")
     return 0
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import limits
 import minutes
 import nbformat
+import printed
 import registrations
 from copies import code_of, is_sealed, make_copy, seal, take_outputs
 from execution import ExecutionError, execute
@@ -116,8 +117,19 @@ class Copy:
                 take_outputs(notebook, done)
         if not self.solved:
             self._refuse_leaks(notebook)
+        if sentence := self.truths(notebook):
+            raise BuildError(sentence)
         seal(notebook)
         self._write(notebook)
+
+    def truths(self, notebook: nbformat.NotebookNode) -> str | None:
+        """What is wrong with the truth values that it prints."""
+        sentence = None if self.chapter in limits.NOT_YET else printed.problem(notebook)
+        return f"{self.name}: {sentence}" if sentence else None
+
+    def stored_truths(self) -> str | None:
+        """The same of the stored notebook."""
+        return self.truths(nbformat.read(self.path, as_version=4))
 
     def _failure(self, error: ExecutionError) -> str:
         cell = self.cells[error.cell]
@@ -207,7 +219,7 @@ def check(root: Path, names: list[str]) -> None:
             problems += error.problems
             continue
         checked += len(copies)
-        problems += filter(None, (copy.problem() for copy in copies))
+        problems += filter(None, (copy.problem() or copy.stored_truths() for copy in copies))
     if not names:
         problems += _strays(root)
         problems += [] if problems else minutes.problems(root)

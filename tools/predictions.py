@@ -34,6 +34,16 @@ def predictions(source: str) -> list[ast.expr]:
     return sorted(found, key=lambda value: (value.lineno, value.col_offset))
 
 
+def only_compares(source: str) -> bool:
+    """Whether a cell is a call of `compare` and nothing else."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:  # a magic
+        return False
+    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    return isinstance(call, ast.Call) and getattr(call.func, "id", "") == "compare"
+
+
 def _names_a_prediction(targets: list[ast.expr]) -> bool:
     return all(isinstance(t, ast.Name) and t.id.startswith("predicted") for t in targets)
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import limits
 import minutes
+import nbformat
+import printed
 import pytest
 import registrations
-from source import Cell
+from source import Cell, read_source
 
 from course_exercises.checks.catalogue import find, modules
 from course_exercises.sources import chapters
@@ -20,20 +22,36 @@ ANSWER = "def f():\n    ### BEGIN SOLUTION\n" + "    x = 1\n" * 50 + "    ### EN
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [
-        (Cell("markdown", f"# Title\n{WORDS}", 1), 101 / 200),
-        (Cell("code", "import os\nfrom pathlib import Path\n\nx = 1\n", 1), 2 / 60 + 1 / 20),
-        (Cell("code", "%%writefile train.py\n" + "x = 1\n" * 29, 1), 30 / 60),
-        (Cell("code", ANSWER, 1, nbgrader={"solution": True}), 1 / 20),
+        (Cell("markdown", f"# Title\n{WORDS}", 1), 101 / 130),
+        (Cell("code", "import os\nfrom pathlib import Path\n\nx = 1\n", 1), 2 / 30 + 1 / 10),
+        (Cell("code", "%%writefile train.py\n" + "x = 1\n" * 29, 1), 30 / 30),
+        (Cell("code", ANSWER, 1, nbgrader={"solution": True}), 1 / 10),
+        (Cell("code", "plots.show(x)\nplt.show()", 1), 2 / 30 + 1),
+        (Cell("code", "compare(\n    predicted,\n    measured,\n)", 1), 0),
+        (Cell("code", "x = 1\ncompare(predicted, measured)", 1), 2 / 10),
+        (Cell("code", 'predicted = {"a": 1, "b": 2}', 1, ["prediction"]), 1 / 10 + 2 * 40 / 60),
     ],
 )
 def test_prose_code_and_scripts_have_their_pace(cell: Cell, expected: float) -> None:
     assert minutes.minutes([cell]) == pytest.approx(expected)
 
 
+def markdown(*texts: str) -> list[Cell]:
+    return [Cell("markdown", text, 1) for text in texts]
+
+
 def test_the_lesson_leaves_the_exercises_out() -> None:
-    texts = ["## 5. Break it", "a", "## 6. Exercises: write it", "b", "### 6.1", "## 7. See", "c"]
-    kept = minutes.lesson([Cell("markdown", text, 1) for text in texts])
-    assert [cell.source for cell in kept] == ["## 5. Break it", "a", "## 7. See", "c"]
+    own = ["## 2. Run", "### 6.1 Write it (2 points)", "mine", "### Next", "b"]
+    part = ["## 6. Exercises: a list", "c", "### 6.2 More", "### A note", "## 7. See", "d"]
+    kept = minutes.lesson(markdown(*own, *part))
+    assert [cell.source for cell in kept] == ["## 2. Run", "### Next", "b", "## 7. See", "d"]
+
+
+def test_the_first_exercise_stands_after_a_share_of_the_lesson() -> None:
+    answer = Cell("code", ANSWER, 1, nbgrader={"solution": True})
+    before, after = markdown(WORDS, "### 6.1 Write it"), markdown("### Next " + WORDS * 3)
+    assert minutes.first_written([*before, answer, *after]) == pytest.approx(100 / 401)
+    assert minutes.first_written(before) == 1
 
 
 def test_what_is_kept_and_what_the_readme_says_is_what_the_sources_give() -> None:
@@ -79,6 +97,8 @@ def test_some_seconds_change_nothing(tmp_path, monkeypatch, before, seconds, aft
 # --- what is too much --------------------------------------------------------------------------
 
 LESSON = minutes.Minutes(40, 2, 100)
+WRITTEN = Cell("code", ANSWER, 1, nbgrader={"solution": True})
+LATE = [*markdown(WORDS, "### 6.1 Write it"), WRITTEN, *markdown("### Next", WORDS)]
 
 
 def lines(count: int, first: str = "x = 1") -> Cell:
@@ -98,10 +118,43 @@ def lines(count: int, first: str = "x = 1") -> Cell:
         ("12_tiny", [], minutes.Minutes(58.2, 1, 9), None),
         ("12_tiny", [], minutes.Minutes(58.2, 2, 9), "this lesson takes 61 minutes"),
         ("12_tiny_further", [], minutes.Minutes(99, 2, 9), None),
-        ("00_tiny", [], minutes.Minutes(15, 1, 4), None),
-        ("00_tiny", [], minutes.Minutes(15, 1, 5), "the first chapter takes 21 minutes"),
+        ("00_tiny", [], minutes.Minutes(25, 1, 4), None),
+        ("00_tiny", [], minutes.Minutes(25, 1, 5), "the first chapter takes 31 minutes"),
+        ("12_tiny", LATE, LESSON, "a learner writes nothing in its first third"),
+        ("12_tiny_further", LATE, LESSON, None),
     ],
 )
 def test_what_is_too_much_is_refused(name, cells, time, problem) -> None:
+    cells = cells if cells is LATE else [WRITTEN, *markdown("### Next", WORDS), *cells]
     found = [sentence for _, sentence in limits.problems(name, cells, time)]
     assert not found if problem is None else problem in found[0] and len(found) == 1
+
+
+@pytest.mark.parametrize("name", sorted(limits.NOT_YET))
+def test_what_is_not_yet_as_it_should_be_is_not(name: str, monkeypatch) -> None:
+    """A lesson that keeps the limits is taken off the list."""
+    monkeypatch.setattr(limits, "NOT_YET", frozenset())
+    cells = read_source(ROOT / "solutions" / f"{name}.py")
+    stored = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    assert printed.problem(stored) or list(
+        limits.problems(name, cells, minutes.of(ROOT, name, cells))
+    )
+
+
+# --- what is printed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("number: 3\n" * 9 + "equal: True\n", None),
+        ("number: 3\n" * 8 + "equal: True\n", "1 of its 9 printed lines are a bare truth value"),
+        ("True\n", "1 of its 1 printed lines"),
+        ("number: 3\n" * 20 + "equal: False\n", "it prints 'equal: False': print the number"),
+        ("   predicted   measured  equal\na      1     1  True\n", None),
+    ],
+)
+def test_truth_values_are_counted(text: str, problem: str | None) -> None:
+    cell = nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("stream", text=text)])
+    found = printed.problem(nbformat.v4.new_notebook(cells=[cell]))
+    assert found is None if problem is None else problem in found

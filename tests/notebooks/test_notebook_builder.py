@@ -517,6 +517,21 @@ def test_nbval_sees_a_changed_number_but_no_changed_picture(course: Path) -> Non
     assert "number.ipynb::Cell 3" in run.stdout
 
 
+def test_nbval_leaves_out_rounding_and_nothing_else(course: Path) -> None:
+    cell = nbformat.v4.new_code_cell('print("largest difference:", 4e-08)')
+    for name, stored in (("rounding", "7e-07"), ("zero", "0e+00"), ("wrong", "0.052")):
+        output = nbformat.v4.new_output("stream", text=f"largest difference: {stored}\n")
+        cell.outputs, cell.execution_count = [output], 1
+        notebook = nbformat.v4.new_notebook(cells=[cell])
+        nbformat.write(notebook, course / "notebooks" / f"{name}.ipynb")
+    root = notebooks.ROOT
+    command = [sys.executable, "-m", "pytest", "-rf", "--color=no", "--nbval", "-c"]
+    command += [root / "pyproject.toml", "--rootdir", root, course / "notebooks"]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert "1 failed" in run.stdout, run.stdout
+    assert "wrong.ipynb::Cell 0" in run.stdout
+
+
 def test_no_kernel_of_the_tests_waits_for_a_port(course: Path) -> None:
     """A port that another process takes first would end the kernel before its first word."""
     cell = "from ipykernel.connect import get_connection_info\n"
