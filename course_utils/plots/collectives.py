@@ -67,17 +67,17 @@ def ring_step(step: int, ranks: int = 4) -> Figure:
             _striped(ax, corner, wide, 0.43, sorted(parts), text, 2 if text == "Σ" else 0.8)
     for piece in range(ranks):
         ax.text(0, top + 0.21 - 0.525 * piece, f"piece {piece}", va="center", fontsize=9)
-    if step <= 2 * (ranks - 1):
-        for rank, piece in _sent(step, ranks):
-            y, right = top + 0.21 - 0.525 * piece, 1.5 + rank * pitch + wide
-            gap = 0.4 if rank == ranks - 1 else pitch - wide
-            arrow(ax, (right, y), (right + gap, y), COLORS["communication"])
-            if rank == ranks - 1:  # and comes in again on the left
-                arrow(ax, (1.05, y), (1.5, y), COLORS["communication"])
+    last = 2 * (ranks - 1)
+    for rank, piece in _sent(step, ranks) if step <= last else []:
+        y, right = top + 0.21 - 0.525 * piece, 1.5 + rank * pitch + wide
+        ends = [(right, right + pitch - wide)]
+        if rank == ranks - 1:  # out on the right, and in again on the left
+            ends = [(right, right + 0.4), (1.05, 1.5)]
+        for start, end in ends:
+            arrow(ax, (start, y), (end, y), COLORS["communication"])
     doing = "pieces are added up" if step < ranks else "the sums go round"
-    ended = f"After {2 * (ranks - 1)} steps every rank holds every sum"
-    many = step > 2 * (ranks - 1)
-    ax.set_title(ended if many else f"Step {step} of {2 * (ranks - 1)}: {doing}")
+    ended = f"After {last} steps every rank holds every sum"
+    ax.set_title(f"Step {step} of {last}: {doing}" if step <= last else ended)
     return figure
 
 
@@ -123,10 +123,7 @@ def _only(rank: int, row: list[str], n: int, empty: str = "") -> list[list[str]]
 
 _BLOCKS = {
     "broadcast": lambda n: (_only(0, ["A"], n), [["A"] for _ in range(n)]),
-    "scatter": lambda n: (
-        _only(0, _pieces(0, n), n),
-        [[f"A{r}"] for r in range(n)],
-    ),
+    "scatter": lambda n: (_only(0, _pieces(0, n), n), [[f"A{r}"] for r in range(n)]),
     "gather": lambda n: (
         [[_letter(r)] for r in range(n)],
         _only(0, [_letter(r) for r in range(n)], n),
