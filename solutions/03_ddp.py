@@ -11,9 +11,6 @@
 # process. `03_ddp_further` adds overlap on the clock, gradient accumulation, uneven ranks and DDP's own machinery.
 
 # %% tags=["nbval-ignore-output"]
-import sys
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
@@ -134,7 +131,8 @@ check("3.1", average_gradients)
 
 # %%
 with_root = ["broadcast", "scatter", "gather", "reduce"]
-plots.before_and_after([*with_root, "all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
+without = ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"]
+plots.before_and_after(with_root + without)
 plt.show()
 
 # %% [markdown]
@@ -205,11 +203,11 @@ explore.Explorer(plots.ring_step, step=(1, 7, 2))
 # *The numbers in a block say whose parts it holds. In each step each rank sends another piece, and all links are
 # equally busy. After step 3 each rank has one complete sum (Σ).*
 #
-# **Predict**, for a tensor of 4,000 bytes, how many bytes each rank sends in all: in a ring of 4, and in a ring of
+# **Predict**, for a tensor of 6,400 bytes, how many bytes each rank sends in all: in a ring of 4, and in a ring of
 # 64.
 
 # %% tags=["prediction"]
-predicted = {"ring of 4": 6_000, "ring of 64": 7_875}
+predicted = {"ring of 4": 9_600, "ring of 64": 12_600}
 
 
 # %%
@@ -218,7 +216,7 @@ def sent_on_ring(ranks, size):
     return sum(pieces[step % ranks].nbytes for step in range(2 * (ranks - 1)))
 
 
-measured = {f"ring of {ranks}": sent_on_ring(ranks, 4_000) for ranks in (4, 64)}
+measured = {f"ring of {ranks}": sent_on_ring(ranks, 6_400) for ranks in (4, 64)}
 
 # %%
 compare(
@@ -226,13 +224,10 @@ compare(
     measured,
     likely={
         "The whole tensor in each step: a step sends one piece of n.": {
-            "ring of 4": 24_000,
-            "ring of 64": 504_000,
+            "ring of 4": 38_400,
+            "ring of 64": 806_400,
         },
-        "Half of the way: the sums have to go round, too.": {
-            "ring of 4": 3_000,
-            "ring of 64": 3_937.5,
-        },
+        "Half of the way: the sums have to go round, too.": {"ring of 4": 4_800, "ring of 64": 6_300},
     },
 )
 
@@ -262,8 +257,8 @@ def ring_all_reduce(tensor: Tensor) -> None:
     one with fewer elements than ranks, with none at all, or not contiguous in memory. Any world
     size.
 
-    Communicates with `dist.send`, `dist.recv`, `dist.isend`, `dist.irecv` or
-    `dist.batch_isend_irecv` alone, no collective. Each rank sends 2(n-1)/n of the tensor's bytes; chunks may
+    Communicates only by `dist.send`, `dist.recv`, `dist.isend`, `dist.irecv` or
+    `dist.batch_isend_irecv`, and by no collective. Each rank sends 2(n-1)/n of the tensor's bytes; chunks may
     differ by one element.
     """
     ### BEGIN SOLUTION
@@ -381,8 +376,8 @@ for rank, share in enumerate(shares):
 # %% [markdown]
 # ### 3.3 Who reads which sample (2 points)
 #
-# Write what `DistributedSampler` does. Return exactly the indices that `DistributedSampler(dataset, world_size, rank,
-# shuffle=True, seed=seed)` gives after `set_epoch(epoch)`.
+# Write what `DistributedSampler` does. Return exactly the indices that
+# `DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed)` gives after `set_epoch(epoch)`.
 
 
 # %% nbgrader={"grade_id": "3.3", "solution": true}
@@ -661,7 +656,8 @@ def first_step(rank, optimizer_class, divisor):
     model = new_model()
     optimizer = optimizer_class(model.parameters(), lr=0.01)
     before = flat(model.parameters())
-    loss_of(model, *next(iter(batches_of(rank, 2)))).backward()
+    images, labels = next(iter(batches_of(rank, 2)))
+    loss_of(model, images, labels).backward()
     for gradient in [parameter.grad for parameter in model.parameters()]:
         dist.all_reduce(gradient)
         gradient /= divisor
@@ -726,7 +722,8 @@ predicted = {"orders in 3 epochs": 1}
 # %%
 sampler = DistributedSampler(range(10_000), num_replicas=2, rank=0)
 loader = DataLoader(range(10_000), batch_size=5, sampler=sampler)
-measured = {"orders in 3 epochs": len({tuple(next(iter(loader)).tolist()) for _ in range(3)})}
+first_batches = [next(iter(loader)).tolist() for epoch in range(3)]
+measured = {"orders in 3 epochs": len(set(map(tuple, first_batches)))}
 
 # %%
 compare(
@@ -736,7 +733,7 @@ compare(
 )
 
 # %% [markdown]
-# Nothing warns you. Tell the sampler before each epoch. To ask the loader to shuffle is no way out:
+# Nothing warns you. Tell the sampler before each epoch. Asking the loader to shuffle raises an error:
 
 # %%
 for epoch in range(3):
@@ -783,12 +780,14 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
     """Returns the share of `images` (0 to 1) that `model` classifies correctly.
 
     Called on every rank with the same model and the whole test set: `images` (N, ...) and `labels`
-    (N,) int64, N > 0. `model(images)` returns scores (batch, classes). Every image goes through the
-    model once, on one rank; no rank takes more than ceil(N / world_size) images, and no batch is
-    empty or larger than `batch_size`. Returns the same number, a float, on every rank. The model is in
-    evaluation mode meanwhile; afterwards each of its modules is in the mode in which it came (a
-    frozen part may be in evaluation mode all the time), nothing else of it has changed, and autograd is
-    as it was. No gradients are computed.
+    (N,) int64, N > 0. `model(images)` returns scores (batch, classes). Returns the same number, a
+    float, on every rank.
+
+    * Every image goes through the model once, on one rank, and no rank takes more than
+      ceil(N / world_size) images. No batch is empty or larger than `batch_size`.
+    * The model is in evaluation mode meanwhile, and no gradients are computed.
+    * Afterwards each of its modules is in the mode in which it came (a frozen part may be in
+      evaluation mode all the time). Nothing else of it has changed, and autograd is as it was.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -818,16 +817,21 @@ check("3.5", evaluate)
 
 
 # %%
-def loss_of_first_batch(rank):
-    own = loss_of(new_model(), *next(iter(batches_of(rank, 2)))).detach()
+def first_loss(rank, world_size):
+    images, labels = next(iter(batches_of(rank, world_size)))
+    return loss_of(new_model(), images, labels).detach()
+
+
+def first_losses(rank):
+    own = first_loss(rank, world_size=2)
     mean = own.clone()
     dist.all_reduce(mean)
-    return own.item(), mean.item() / dist.get_world_size()
+    return own.item(), mean.item() / 2
 
 
-for rank, (own, mean) in enumerate(launch(loss_of_first_batch, 2)):
+for rank, (own, mean) in enumerate(launch(first_losses, 2)):
     print(f"rank {rank}: its own loss {own:.3f}, mean over the ranks {mean:.3f}")
-print(f"one process: {loss_of(new_model(), *next(iter(batches_of(0, 1)))).item():.3f}")
+print(f"one process: {first_loss(rank=0, world_size=1):.3f}")
 
 # %% [markdown]
 # A mean of means is right here, because the shares are equal. Where they differ, as in 3.5, add up the losses and the
@@ -835,9 +839,9 @@ print(f"one process: {loss_of(new_model(), *next(iter(batches_of(0, 1)))).item()
 #
 # ### Bug hunt: an average without a collective
 #
-# You will read that an optimizer averages gradients over GPUs if you write `Adam(...,
-# gradient_averaging_fn=average_gradients)`. No optimizer of PyTorch has this argument, and the call raises a
-# TypeError. Call the function by hand, between `backward` and `step`. Does it average?
+# You will read that an optimizer averages gradients over GPUs if it gets a function for it, as
+# `gradient_averaging_fn`. No optimizer of PyTorch has this argument, and the call raises a TypeError. So call that
+# function by hand, between `backward` and `step`. Does it average?
 
 
 # %%
@@ -866,7 +870,7 @@ print("largest difference from one process: ", largest_difference(alone, [first,
 # | 3.1 Average the gradients | 2 | section 2 |
 # | 3.2 All-reduce on a ring | 3 | section 3 |
 # | 3.3 Who reads which sample | 2 | section 4 |
-# | 3.4 DDP that overlaps | 5 | `03_ddp_further`, section 6 |
+# | 3.4 DDP that overlaps | 5 | `03_ddp_further`, section 4 |
 # | 3.5 Evaluate every image once | 3 | section 5 |
 # | 3.6 Your own script, on several ranks | | section 8 |
 
@@ -879,8 +883,9 @@ print("largest difference from one process: ", largest_difference(alone, [first,
 # $$t = 2(n-1)\left(a + \frac{S/k}{n \cdot \text{bandwidth}}\right) .$$
 #
 # The link sends one bucket at a time. If $t$ is shorter than $T/k$, it keeps up, and only the last bucket is
-# **exposed**: it ends after backward. If $t$ is longer, buckets queue up, and each adds its lag: $\text{exposed} = t
-# + (k - 1)\,\max(0,\; t - T/k)$.
+# **exposed**: it ends after backward. If $t$ is longer, buckets queue up, and each adds its lag:
+#
+# $$\text{exposed} = t + (k - 1)\,\max(0,\; t - T/k) .$$
 
 
 # %%

@@ -284,7 +284,7 @@ def test_the_ring_ends_with_every_sum_on_every_rank(ranks):
         boxes = [patch for patch in ax.patches if isinstance(patch, Rectangle)]
         stripes.append(sum(box.get_fill() for box in boxes))
         sums.append(sum(box.get_linewidth() > 1 for box in boxes))
-        sent = len(ax.patches) - len(boxes)  # the last rank's leaves on the right and comes in on the left
+        sent = len(ax.patches) - len(boxes)  # the last rank's arrow is in two parts
         assert sent == (ranks + 1 if step < 2 * ranks - 1 else 0)
     assert stripes[0] == ranks**2 and stripes[-1] == ranks**3  # each block of all ranks' colours
     assert sums == [0] * (ranks - 1) + [ranks * (i + 1) for i in range(ranks)]
