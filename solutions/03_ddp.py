@@ -227,7 +227,10 @@ compare(
             "ring of 4": 38_400,
             "ring of 64": 806_400,
         },
-        "Half of the way: the sums have to go round, too.": {"ring of 4": 4_800, "ring of 64": 6_300},
+        "Half of the way: the sums have to go round, too.": {
+            "ring of 4": 4_800,
+            "ring of 64": 6_300,
+        },
     },
 )
 

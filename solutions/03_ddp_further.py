@@ -766,11 +766,11 @@ plt.show()
 # *Each curve falls steeply while the buckets queue up, reaches its best size, and rises slowly, because the last
 # bucket grows. With more ranks the start-ups of a ring add up, so the best bucket is larger.*
 #
-# DDP's default of 25 MiB, the grey line, is the best size for 256 ranks of this model, and 40 times the best one for
-# 8. With few ranks it costs little: 4.5 ms of 40. On a cluster with many ranks buckets that are too small cost far
-# more. And the model is kind to small buckets. It leaves out what they cost the host and the GPU itself, where
-# all-reduces and backward share multiprocessors. On two GPUs somebody has measured steps of 0.729 s with buckets of 1
-# MB and of 10 MB, of 0.709 s with 100 MB and of 0.712 s with 1,000 MB
+# In this model DDP's default of 25 MiB, the grey line, is the best size for 256 ranks, and it is 40 times the best size
+# for 8 ranks. There it costs little: 4 ms more, beside 40 ms of backward. Buckets that are too small cost far more. The
+# model is also kind to small buckets: it leaves out what each costs the host and the GPU, where all-reduces and
+# backward share multiprocessors. In one published measurement on two GPUs a step took 0.729 s with buckets of 1 MB and
+# of 10 MB, 0.709 s with 100 MB, and 0.712 s with 1,000 MB
 # ([damek/cs336-assignment2-systems](https://github.com/damek/cs336-assignment2-systems/blob/main/cs336_systems/outputs/ddp_bucketed_bencharmking.md),
 # batch size 2, 128 tokens). Measure before you change it.
 
