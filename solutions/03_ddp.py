@@ -949,6 +949,8 @@ explore.Explorer(
 #   port, often 12355, collide when two run at once: *address already in use*.
 # * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep a rank's share instead,
 #   sixteen ranks make a batch sixteen times as large, and the learning rate has to follow (`03_ddp_further`).
+# * **A download.** If every rank downloads the data, all write to the same file. Let rank 0 do it, and let the others
+#   wait in `dist.barrier()`, which all ranks call.
 # * **The slowest link decides.** A ring passes through every link, and links between machines are slower than those
 #   inside.
 # * **Failures.** When one rank dies, torchrun ends all and can start them again from a checkpoint (chapter 9).

@@ -73,7 +73,7 @@ overlapping = Exercise(
     "3.4",
     "OverlappedDDP",
     points=5,
-    minutes=120,
+    minutes=240,
     kind="stretch",
     hints=[
         (
