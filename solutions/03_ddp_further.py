@@ -142,11 +142,11 @@ compare(
 #
 # The lesson's list of events shows that DDP sends full buckets while backward goes on. Does that save time? On a CPU
 # an all-reduce and a matrix product want the same cores, so overlap gains nothing there. On a GPU they mostly do not.
-# The next cell emulates such a device: the backward of each of 8 layers is a pause of 10 ms, in which the cores
+# The next cell emulates such a device: the backward of each of 8 layers is a pause of 20 ms, in which the cores
 # are free. The all-reduces are real. They run once with a bucket for each layer, and once with a single bucket.
 
 # %%
-PAUSE = 0.01  # seconds that the device computes for a layer
+PAUSE = 0.02  # seconds that the device computes for a layer
 
 
 def timed_steps(rank, bucket_cap_mb):
@@ -156,7 +156,8 @@ def timed_steps(rank, bucket_cap_mb):
         layer.register_full_backward_pre_hook(lambda *_: time.sleep(PAUSE))
     model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_cap_mb)
     x, records = torch.randn(8, 1024, device=device), []
-    for _ in range(5):
+    for _ in range(8):
+        dist.barrier()  # both ranks begin a step together
         with Trace() as trace:
             with trace.span("forward"):
                 loss = model(x).sum()
@@ -171,7 +172,7 @@ steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 4), (
 for name, of_rank in steps.items():
     record = of_rank[0][-1]
     calls, sent = record.count("all_reduce"), record.sent("all_reduce")
-    print(f"{name}: all_reduce called {calls} times, {sent:,} bytes")
+    print(f"{name}: calls of all_reduce: {calls}, bytes: {sent:,}")
 
 
 # %%

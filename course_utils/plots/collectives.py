@@ -55,8 +55,8 @@ def ring_step(step: int, ranks: int = 4) -> Figure:
     for earlier in range(1, step):
         for rank, piece in _sent(earlier, ranks):
             held[(rank + 1) % ranks][piece] |= held[rank][piece]
-    figure, ax = canvas(height=0.42 * ranks + 0.9)
-    pitch, top = 8.4 / ranks, 0.525 * ranks + 0.2
+    figure, ax = canvas(height=0.42 * ranks + 0.45)
+    pitch, top = 8.4 / ranks, 0.525 * ranks - 0.4
     wide = 0.6 * pitch
     for rank, pieces in enumerate(held):
         x = 1.5 + rank * pitch
