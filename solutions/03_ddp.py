@@ -1,32 +1,25 @@
 # %% [markdown]
-# # 3. Distributed data parallel: equal factories, no head office
+# # 3. Distributed data parallel: equal ranks, no master
 #
-# In chapter 2 one process drove all devices. The first device kept the only true model, scattered
-# the batch and collected the gradients. It carried the load, and Python's threads held the rest
-# back.
+# In chapter 2 one process drove all devices, and the first device carried most of the load. In this chapter every
+# device gets a process of its own, with its own copy of the model, its own optimizer and its own share of the data.
+# In a training step these processes exchange one thing: gradients. PyTorch calls this **distributed data parallel**,
+# DDP for short. It is the usual way to train a model that fits on one device, on one machine and on thousands.
 #
-# This chapter takes the head office away. Every device gets a process of its own, with its own
-# model, its own optimizer and its own share of the data. The processes exchange one thing:
-# gradients. PyTorch calls this **distributed data parallel**, DDP for short. It is the form of data
-# parallelism that people use, on one machine and on thousands.
-#
-# At the end of the chapter you can say what each rank hands over in a step, what it is for, and what a
-# ring makes of it on the wire. You have averaged gradients by hand and with `DistributedDataParallel`, on 1, 2 and 4 ranks, and have seen that all
-# runs end with the same parameters. And you have seen nine mistakes that do not look like mistakes.
-# What goes beyond that (overlap on the clock, accumulation, uneven ranks, large batches, batch
-# normalisation, and DDP's machinery as an exercise) is in `03_ddp_further`.
+# You write four parts of it: the average, the ring, the sampler and the evaluation. The last exercise is the goal of
+# the chapter: `torchrun` starts your own training script on several ranks, and it ends with the parameters of one
+# process. `03_ddp_further` adds overlap on the clock, gradient accumulation, uneven ranks and DDP's own machinery.
 
 # %% tags=["nbval-ignore-output"]
-import sys
-from pathlib import Path
-
+import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from course_exercises import check, hint
 from course_utils import hardware, plots
-from course_utils.launch import RankFailure, launch
+from course_utils.figures import ch03
+from course_utils.launch import launch
 from course_utils.lesson import mnist
 from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace
@@ -34,60 +27,40 @@ from course_utils.trace import Trace
 hardware.report()
 
 # %% [markdown]
-# ## 1. The factory: equal factories, no head office
+# ## 1. The factory: four equal buildings
 #
-# In chapter 2 a head office owned the blueprint. It sent copies out in the morning, collected all
-# change notes in the evening, and everyone waited while it worked.
-#
-# Now picture four factories that are equals. Each has its own copy of the blueprint and its own
-# pile of raw material. During a shift every factory writes down how it would change the blueprint.
-# In the evening trucks drive round a ring road. They carry the notes from each factory to the next
-# until all four have the average of all notes. Each factory then applies the same average to its
-# own copy. The copies were equal in the morning, so they are equal in the evening. Nobody had to
-# send a blueprint.
+# Each of four buildings has the whole line, a copy of the blueprint and its own share of the material. During a shift
+# each building writes change notes: how it would change the blueprint. In the evening a round of trucks brings every
+# building the average of all notes, and each applies it to its own copy. The copies were equal in the morning, so
+# they are equal in the evening, and nobody has sent a blueprint.
 
 # %%
-import matplotlib.pyplot as plt
-
-from course_utils.figures import ch03
-
-figure = ch03.ring_road()
+ch03.ring_road()
 plt.show()
 
 # %% [markdown]
-# *Four equal factories stand on a ring road. Each has the whole blueprint and its own pile of
-# material. Trucks carry change notes to the next factory, and from the last back to the first.
-# There is no office in the middle.*
+# *Trucks carry change notes to the next building, and from the last one back to the first. No building is special.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | factory | **rank** | one process with its own device and its own Python |
-# | number of factories | **world size** | how many ranks take part |
-# | blueprint | parameters | every rank holds all of them |
-# | first morning: factory 0 sends its blueprint to all | **broadcast** | rank 0's parameters are copied to all ranks |
-# | delivery plan | **DistributedSampler** | says which rows of the data set belong to which rank |
-# | change notes | gradients | every rank computes its own, from its own rows |
-# | evening round of the trucks | **all-reduce** | every rank ends with the sum of all gradients |
-# | crate that a truck carries | **bucket** | gradients of several layers that travel together |
-# | club of the factories that know each other's address | **process group** | the ranks that take part in an exchange |
-#
-# Equal copies stay equal only as long as everybody plays by the rules. Most of section 5 is about
-# factories that do not.
+# | the buildings that join a round | **process group** | the ranks that communicate with each other |
+# | on the first morning building 0 sends its blueprint to all | **broadcast** | rank 0's parameters are copied to all ranks |
+# | delivery plan | **DistributedSampler** | says which samples belong to which rank |
+# | a full truckload of notes | **bucket** | gradients of several layers in one message |
 
 # %% [markdown]
 # ## 2. The smallest real run: two ranks average one gradient
 #
-# The model below has one parameter. Each rank feeds it a different number, so each rank computes a
-# different gradient. `dist.all_reduce` adds the gradients of all ranks and leaves the sum on every
-# rank. A division by the world size turns the sum into the mean.
+# The model below has one parameter, and its loss is the parameter times the input. Rank 0 has the input 1 and rank 1
+# the input 2, so these are their gradients, too.
 
 
 # %%
 def average_one_gradient(rank):
     weight = torch.ones(1, device=hardware.device(), requires_grad=True)
-    (weight * (rank + 1)).sum().backward()  # the gradient is the rank's own input: 1 or 2
+    (weight * (rank + 1)).sum().backward()
     own = weight.grad.item()
-    dist.all_reduce(weight.grad)  # in place; adds up by default
+    dist.all_reduce(weight.grad)  # in place: the sum over all ranks
     weight.grad /= dist.get_world_size()
     return own, weight.grad.item()
 
@@ -95,950 +68,35 @@ def average_one_gradient(rank):
 launch(average_one_gradient, 2)
 
 # %% [markdown]
-# Rank 0 computed 1, rank 1 computed 2. After the exchange both hold 1.5, the gradient of the mean
-# loss over both inputs. Nobody asked a master for it. Every rank ran the same program and called
-# the same **collective**, an operation that all ranks of a group must call, in the same order.
+# Rank 0 computed 1, rank 1 computed 2, and both end with 1.5: the gradient of the mean loss over both inputs. Both
+# ran the same program and made the same calls in the same order. No rank was in charge.
 #
-# ### Who is in the group
+# ### Who takes part
 #
-# `launch` called `dist.init_process_group` for you before your function began. This is the
-# **rendezvous**: each process says *I am rank 1 of 2* at an agreed place (a file, or a port of one
-# machine), learns the addresses of the others there, and connects to them. The result is the
-# **default process group**. Its **backend** is the library that moves the bytes: **gloo** between
-# CPUs, **NCCL** between NVIDIA GPUs.
+# `launch` has called `dist.init_process_group` before your function begins. In it the processes meet at an agreed
+# place, a file or a port of one machine, and learn each other's addresses. This is the **rendezvous**. Together they
+# are the **default process group**, in which a collective runs unless you name another group. The **backend** of a
+# group is the library that moves its bytes: **gloo** between CPUs, **NCCL** between NVIDIA GPUs.
 #
-# A collective runs in the default group unless you name another one. `dist.new_group` makes smaller
-# groups. Every rank must create every group, in the same order, also those that it is not in.
-
-
-# %%
-def sum_in_pairs(rank):
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    number = torch.tensor([float(rank)], device=hardware.device())
-    dist.all_reduce(number, group=pairs[rank // 2])
-    return number.item()
-
-
-launch(sum_in_pairs, 4)
-
-# %% [markdown]
-# Ranks 0 and 1 share the sum 0 + 1, ranks 2 and 3 share 2 + 3. Later chapters use such groups to
-# run data parallelism along one axis and model parallelism along another.
-#
-# ### Why your function does not start without help
-#
-# Outside this course a script can start its ranks with `torch.multiprocessing.spawn`. It opens new
-# Python processes and sends each one your function. With a function from a notebook cell this
-# fails. First look at what is sent. A function is **pickled by reference**: the bytes hold the name
-# of its module and its own name, not its code.
-
-# %%
-import pickle
-
-
-def hello(rank):
-    print("hello from rank", rank)
-
-
-print(pickle.dumps(hello))
-
-# %% [markdown]
-# The new process is told to look up `hello` in `__main__`. In your notebook `__main__` is the
-# kernel, where `hello` lives. In the new process `__main__` is an empty module. The error appears
-# in the new process, so it goes to that process's standard error. The exception in the cell says less.
-# `caught_terminal` catches what a child process writes there, so that you can read both.
-
-# %%
-import torch.multiprocessing as mp
-
-from course_utils.lesson.terminal import caught_terminal
-
-with caught_terminal() as terminal:
-    try:
-        mp.spawn(hello, nprocs=1)
-    except mp.ProcessExitedException as error:
-        print("the cell says:    ", error)
-error = next(line for line in terminal if line.startswith("AttributeError"))
-print("the terminal says:", error.split(" (")[0])  # then the module, as this Python describes it
-
-# %% [markdown]
-# This error has stopped many people on their first day. You find it in the trackers of Jupyter,
-# Paddle and other projects
-# ([issue 6258 of jupyter/notebook](https://github.com/jupyter/notebook/issues/6258)).
-#
-# There are two ways out. `launch` sends the code itself, with the library cloudpickle. The common
-# way is to put the function into a file, because a module that both processes can import makes the
-# name mean the same in both.
-#
-# ### A script, as people write it
-#
-# The next cells write such a script to `scratch/ddp_mnist.py` and run it as you would in a
-# terminal. It trains the 784-50-10 network of chapter 2 on two ranks. Read it once from top to
-# bottom. Each line that is new gets its own part of this chapter.
-
-# %%
-from course_utils.lesson.terminal import run_in_terminal, scratch
-
-script, result = scratch() / "ddp_mnist.py", scratch() / "two_ranks.pt"
-script.unlink(missing_ok=True)
-
-# %%
-# %%writefile scratch/ddp_mnist.py
-"""Trains on MNIST with DDP. In a terminal: python ddp_mnist.py result.pt"""
-
-import os
-import sys
-import tempfile
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DistributedSampler
-
-from course_utils.lesson import mnist
-from course_utils.lesson.models import MnistNet
-
-STEPS, GLOBAL_BATCH, LEARNING_RATE = 60, 128, 0.2
-
-
-def train(rank, world_size, meeting_point="env://"):
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))  # this rank's number on its machine
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    gpu = torch.cuda.device_count() >= local_ranks
-    device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
-    if gpu:
-        torch.cuda.set_device(device)
-    backend = "nccl" if gpu else "gloo"
-    dist.init_process_group(backend, meeting_point, rank=rank, world_size=world_size)
-
-    images, labels = mnist.tensors(train=True, limit=STEPS * GLOBAL_BATCH)
-    sampler = DistributedSampler(images)  # this rank's share of the row numbers
-    torch.manual_seed(0)
-    model = DDP(MnistNet().to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for rows in torch.tensor(list(sampler)).split(GLOBAL_BATCH // world_size):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(images[rows].to(device)), labels[rows].to(device))
-        loss.backward()
-        optimizer.step()
-
-    if rank == 0:  # all ranks hold the same parameters; one of them saves
-        torch.save(model.module.state_dict(), sys.argv[1])
-        print(f"{world_size} ranks took {STEPS} steps; rank 0 saved {Path(sys.argv[1]).name}")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    if "RANK" in os.environ:  # torchrun started this process, once for each rank
-        train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(train, args=(2, Path(folder, "meeting").as_uri()), nprocs=2)
-
-# %% [markdown]
-# The last lines stand under `if __name__ == "__main__"` for a reason. Each new process imports this
-# file again to find `train`. Without the guard each of them would try to spawn two more, and Python
-# stops that with a `RuntimeError`.
-
-# %%
-print(run_in_terminal(sys.executable, script, result), end="")
-
-# %% [markdown]
-# Keep the file `two_ranks.pt` in mind. In section 4 you train the same network by hand, on 1, 2 and
-# 4 ranks, and compare.
-
-# %% [markdown]
-# ## 3. Predict, then measure: how many bytes each collective moves
-#
-# ### Eight collectives
-#
-# A letter says whose data a block holds, a digit which piece of it. First the four with a **root**,
-# a rank at the centre.
-
-# %%
-for name in ("broadcast", "scatter"):
-    plots.collective(name)
-    plt.show()
-
-# %% [markdown]
-# *`broadcast` copies rank 0's block to all. `scatter` gives each rank one piece of what rank 0
-# holds.*
-
-# %%
-for name in ("gather", "reduce"):
-    plots.collective(name)
-    plt.show()
-
-# %% [markdown]
-# *`gather` brings the blocks of all ranks to rank 0, side by side. `reduce` brings their sum to
-# rank 0; what the other ranks hold afterwards is undefined.*
-#
-# The other four have no root. All ranks do the same.
-
-# %%
-for name in ("all_gather", "all_reduce"):
-    plots.collective(name)
-    plt.show()
-
-# %% [markdown]
-# *`all_gather` leaves the blocks of all ranks on every rank. `all_reduce` leaves their sum on every
-# rank; it is the one that averages gradients.*
-
-# %%
-for name in ("reduce_scatter", "all_to_all"):
-    plots.collective(name)
-    plt.show()
-
-# %% [markdown]
-# *`reduce_scatter` adds up and leaves one piece of the sum on each rank. `all_to_all` sends piece i
-# of every rank to rank i, like a transposed table.*
-#
-# ### What a rank hands over
-#
-# `Trace` records every collective of a process and the **payload** that this rank hands to the
-# call. How the backend routes the bytes is another question, which comes next. **Predict:** four
-# ranks, a tensor of 1,000 float32 numbers, so 4,000 bytes. What does each rank hand over? A rank
-# that only receives hands over nothing. An operation whose input is cut into pieces needs one piece
-# for each rank, so 16,000 bytes. Rank 0 is the root where there is one.
-
-# %% tags=["prediction"]
-predicted_rank_0 = {
-    "broadcast": 4_000,
-    "scatter": 16_000,
-    "gather": 4_000,
-    "reduce": 4_000,
-    "all_gather": 4_000,
-    "all_reduce": 4_000,
-    "reduce_scatter": 16_000,
-    "all_to_all": 16_000,
-}
-predicted_rank_1 = {"broadcast": 0, "scatter": 0, "gather": 4_000, "reduce": 4_000}
-
-
-# %%
-def every_collective(rank):
-    x = torch.ones(1000, device=hardware.device())
-    four, four_more = ([torch.ones_like(x) for _ in range(4)] for _ in range(2))
-    root = rank == 0
-    with Trace() as trace:
-        dist.broadcast(x, src=0)
-        dist.scatter(x, four if root else None, src=0)
-        dist.gather(x, four if root else None, dst=0)
-        dist.reduce(x, dst=0)
-        dist.all_gather(four, x)
-        dist.all_reduce(x)
-        dist.reduce_scatter(x, four)
-        dist.all_to_all_single(torch.cat(four_more), torch.cat(four))  # gloo: lists from 2.12 on
-    record = trace.record()
-    return {op: record.sent(op) for op in predicted_rank_0}
-
-
-counted = launch(every_collective, 4)
-
-# %%
-likely = {
-    "One piece: the input is cut into one piece for each rank.": {
-        op: 4_000 for op in ("scatter", "reduce_scatter", "all_to_all")
-    },
-    "What it receives: only what a rank hands over counts.": {
-        op: 16_000 for op in ("gather", "all_gather")
-    },
-}
-print("rank 0")
-compare(predicted_rank_0, counted[0], likely)
-print("rank 1, where the root is another rank")
-compare(
-    predicted_rank_1,
-    counted[1],
-    {"Only the root hands over something here.": {"broadcast": 4_000, "scatter": 16_000}},
-)
-same = all(counted[1][op] == counted[0][op] for op in counted[0].keys() - {"broadcast", "scatter"})
-print("the other six as on rank 0:", same)
-
-# %% [markdown]
-# ### What travels: a head office against a ring
-#
-# An all-reduce can be routed in many ways. The first idea is a head office: all ranks send their
-# tensor to rank 0, which adds them up and sends the sum back. With plain `dist.send` and
-# `dist.recv`:
-
-
-# %%
-def through_head_office(rank):
-    x = torch.ones(1000, device=hardware.device())
-    others = range(1, dist.get_world_size())
-    with Trace() as trace:
-        if rank == 0:
-            for other in others:
-                arrived = torch.empty_like(x)
-                dist.recv(arrived, src=other)
-                x += arrived
-            for other in others:
-                dist.send(x, dst=other)
-        else:
-            dist.send(x, dst=0)
-            dist.recv(x, src=0)
-    return trace.record().sent("send")
-
-
-# %% [markdown]
-# **Predict** the bytes that rank 0 and rank 1 send, for a tensor of S = 4,000 bytes on n = 4 ranks.
-
-# %% tags=["prediction"]
-n, S = 4, 4_000
-predicted = {"rank 0": (n - 1) * S, "rank 1": S}
-
-# %%
-sent = launch(through_head_office, n)
-compare(
-    predicted,
-    {"rank 0": sent[0], "rank 1": sent[1]},
-    {
-        "As if one message reached all: each rank gets one of its own.": {"rank 0": S},
-        "Sent and received: the sum comes back, it is not sent.": {"rank 1": 2 * S},
-    },
-)
-
-# %% [markdown]
-# Rank 0's link carries n - 1 times the tensor out, and as much in. Every rank that you add makes it
-# slower. A **ring** has no such place. Cut the tensor into n pieces. Each rank sends one piece to
-# its right neighbour and receives one from its left, n - 1 times while the pieces are added up, and
-# n - 1 times while the sums go round. That makes
-#
-# $$\text{bytes sent by each rank} = 2\,(n - 1)\,\frac{S}{n} ,$$
-#
-# and as long as the ranks do the adding, in no all-reduce does the busiest rank get by with less
-# ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). (Some switches add on the
-# way; then a rank sends its tensor once.) In exercise 3.2 you write
-# the ring yourself, and its bytes are counted.
-
-# %%
-figure, axes = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.2))
-for ax, draw, title in zip(axes, (plots.star, plots.ring), ("head office", "ring")):
-    draw(ax, 4)
-    ax.set_title(title)
-plt.show()
-for n in (2, 4, 8, 64):
-    ring = 2 * (n - 1) / n
-    print(f"{n:2} ranks: the head office sends {n - 1:2} S, each rank of a ring {ring:.2f} S")
-
-# %% [markdown]
-# *On the left all messages meet at rank 0. On the right each rank sends to one neighbour, and all
-# links are equally busy.* However many ranks there are, each rank of a ring sends less than twice the
-# tensor. The ring of four, step by step:
-
-# %%
-plots.ring_steps(4)
-plt.show()
-
-# %% [markdown]
-# *Rows are ranks, columns are pieces. The stripes of a piece, a colour and a number for each rank, say whose
-# part is in it. A thick edge: it has just arrived from the rank above. After three steps each rank holds one
-# complete sum, another one on each; after six, all hold all.*
-#
-# `record.sent` counts what a rank hands over. What then travels is the algorithm's affair. With S for
-# the bytes of the larger one of a rank's input and output, the usual algorithms have the busiest link
-# carry ([NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md)):
-#
-# | collective | bytes | S here, on 4 ranks |
-# |---|---|---|
-# | `broadcast`, `reduce` | S | 4,000 |
-# | `scatter`, `gather` (the root's link) | (n - 1)/n S | 16,000 |
-# | `all_gather`, `reduce_scatter`, `all_to_all` | (n - 1)/n S | 16,000 |
-# | `all_reduce` | 2 (n - 1)/n S | 4,000 |
-#
-# ### What DDP moves in the script
-#
-# Back to the script of section 2. DDP does two things with the network. The constructor copies rank
-# 0's parameters to all ranks. Each backward averages all gradients. **Predict** the bytes, from the
-# shapes of the network: 784 x 50 weights and 50 biases, then 50 x 10 weights and 10 biases, 4 bytes
-# each.
-
-# %% tags=["prediction"]
-predicted = {
-    "broadcast at the start": 4 * (784 * 50 + 50 + 50 * 10 + 10),
-    "3 steps": 3 * 4 * (784 * 50 + 50 + 50 * 10 + 10),
-}
-
-# %%
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-from course_utils.lesson.models import MnistNet
-
-
-def bytes_of_ddp(rank):
-    device = hardware.device()
-    with Trace() as trace:
-        model = DDP(MnistNet().to(device))
-        for _ in range(3):
-            model(torch.ones(8, 784, device=device)).sum().backward()
-    calls = [call for call in trace.record().calls if call.dtype == "float32" and call.sends]
-    return [sum(c.bytes for c in calls if c.op == op) for op in ("broadcast", "all_reduce")]
-
-
-broadcast, all_reduce = launch(bytes_of_ddp, 2)[0]
-compare(predicted, {"broadcast at the start": broadcast, "3 steps": all_reduce})
-
-# %% [markdown]
-# The cell counts float32 only. DDP also exchanges a few integers: the shapes of the parameters, to
-# check that all ranks built the same model, and the order of the buckets.
-#
-# Two facts to keep. The bytes depend on the model, not on the batch: a larger batch makes a step
-# longer and its communication relatively cheaper. And what a rank hands over in a step is the same
-# on 2 and on 400 ranks.
-
-# %% [markdown]
-# ## 4. By hand, then with PyTorch: the same parameters on 1, 2 and 4 ranks
-#
-# ### Give each rank its share: DistributedSampler
-#
-# Every rank sees the whole data set, but must train on its own part of it. `DistributedSampler`
-# answers one question: which row numbers are mine? You can ask it without any process group. Ten
-# rows on four ranks, first without shuffling:
-
-# %%
-from torch.utils.data import DistributedSampler
-
-for rank in range(4):
-    mine = DistributedSampler(range(10), num_replicas=4, rank=rank, shuffle=False)
-    print(f"rank {rank}:", list(mine))
-
-# %% [markdown]
-# Two things to see. The sampler takes **strides**: rank 0 gets every fourth row, not the first
-# block. And every rank gets three rows, twelve together, although there are ten: rows 0 and 1 were
-# used twice, as **padding**, so that all ranks take equally many steps. Keep the padding in mind;
-# it comes back in section 5.
-#
-# With shuffling, all ranks draw the same permutation, from the same seed, and take their strides
-# from it. The permutation depends on `seed + epoch`. You announce the epoch with `set_epoch`:
-
-# %%
-for epoch in range(3):
-    sampler = DistributedSampler(range(10_000), num_replicas=4, rank=2, seed=0)
-    sampler.set_epoch(epoch)
-    print(f"rank 2, epoch {epoch}:", list(sampler)[:5])
-
-# %% [markdown]
-# The strides have a consequence that the rest of this chapter is built on. Cut the rows of each
-# rank into shares of `GLOBAL_BATCH / world_size`. Then, in every step, the shares of all ranks
-# together are the same rows, whatever the number of ranks. The **global batch** is the same.
-
-# %%
-STEPS, GLOBAL_BATCH, LEARNING_RATE = 60, 128, 0.2
-images, labels = mnist.tensors(train=True, limit=STEPS * GLOBAL_BATCH)
-
-
-def my_batches(rank, world_size, epoch=0):
-    sampler = DistributedSampler(images, num_replicas=world_size, rank=rank, seed=0)
-    sampler.set_epoch(epoch)
-    return torch.tensor(list(sampler)).split(GLOBAL_BATCH // world_size)
-
-
-# %%
-whole = my_batches(0, 1)
-for n in (2, 4):
-    shares = [my_batches(rank, n) for rank in range(n)]
-    together = [torch.cat(parts) for parts in zip(*shares)]  # what all ranks see in each step
-    same = all(set(a.tolist()) == set(b.tolist()) for a, b in zip(whole, together))
-    print(f"{n} ranks: the same {len(together)} global batches as one process:", same)
-
-# %% [markdown]
-# ### Why the mean of the means is right
-#
-# `cross_entropy` is a mean over its batch. Rank $r$ holds $B/n$ rows and computes the mean of their
-# losses, $L_r$. The loss of the whole batch is
-#
-# $$L = \frac{1}{B}\sum_{i=1}^{B} \ell_i = \frac{1}{n}\sum_{r=0}^{n-1} L_r
-# \qquad\text{so}\qquad \nabla L = \frac{1}{n}\sum_{r=0}^{n-1} \nabla L_r .$$
-#
-# Averaging the gradients of equal shares gives the gradient of the whole batch, exactly. With
-# unequal shares it does not: the rows of a small share would count more.
-#
-# First the reference: one process, the whole batch. It runs in this kernel, without any rank.
-
-# %%
-from torch.nn.functional import cross_entropy
-
-
-def new_model(seed=0):
-    torch.set_num_threads(1)  # so small a model loses time with more
-    torch.manual_seed(seed)
-    return MnistNet().to(hardware.device())
-
-
-def loss_of(model, rows):
-    device = hardware.device()
-    return cross_entropy(model(images[rows].to(device)), labels[rows].to(device))
-
-
-# %%
-from course_utils.lesson.equality import equal, flat
-
-
-def train_alone(learning_rate=LEARNING_RATE):
-    model = new_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    for rows in my_batches(rank=0, world_size=1):
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        optimizer.step()
-    return flat(model.parameters())
-
-
-alone = train_alone()
-
-# %% [markdown]
-# ### By hand
-#
-# The two pieces that make data parallelism out of this loop: every rank **starts** with the
-# parameters of rank 0, and between `backward` and `step` all ranks **average** their gradients.
-# Here all gradients travel together, copied into one vector. Such a vector is called a **bucket**.
-
-# %%
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-
-
-def start_like_rank_0(model):
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, src=0)
-
-
-def average_in_one_bucket(model):
-    gradients = [parameter.grad for parameter in model.parameters()]
-    bucket = parameters_to_vector(gradients)  # a copy of all gradients in one row
-    dist.all_reduce(bucket)
-    bucket /= dist.get_world_size()
-    vector_to_parameters(bucket, gradients)  # and back
-
-
-# %% [markdown]
-# Check the derivation on one step before you train. The reference is the gradient of the first
-# global batch in one process.
-
-
-# %%
-def first_gradient(rank):
-    model = new_model()
-    loss_of(model, my_batches(rank, dist.get_world_size())[0]).backward()
-    average_in_one_bucket(model)
-    return flat(p.grad for p in model.parameters())
-
-
-model = new_model()
-loss_of(model, whole[0]).backward()
-expected = flat(p.grad for p in model.parameters())
-print("gradients on 4 ranks within 1e-5 of alone:", equal(expected, launch(first_gradient, 4)))
-
-# %% [markdown]
-# Now train. Each rank draws its model from a different seed on purpose; the broadcast has to repair
-# that. The steps are the reference's, with one line more.
-
-
-# %%
-def train_by_hand(
-    rank,
-    synchronise,
-    start=start_like_rank_0,
-    optimizer_class=torch.optim.SGD,
-    learning_rate=LEARNING_RATE,
-):
-    model = new_model(seed=rank)
-    start(model)
-    optimizer = optimizer_class(model.parameters(), lr=learning_rate)
-    for rows in my_batches(rank, dist.get_world_size()):
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        synchronise(model)
-        optimizer.step()
-    return flat(model.parameters())
-
-
-# %% [markdown]
-# ### With PyTorch
-#
-# `DistributedDataParallel` wraps the model. The constructor broadcasts the parameters and buffers
-# of rank 0. Hooks inside `backward` average the gradients. There is no line left between `backward`
-# and `step`. If the model is on a GPU, DDP follows it there.
-
-
-# %%
-def train_with_ddp(rank):
-    model = DDP(new_model(seed=rank))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for rows in my_batches(rank, dist.get_world_size()):
-        optimizer.zero_grad()
-        loss_of(model, rows).backward()
-        optimizer.step()
-    return flat(model.parameters())
-
-
-# %%
-for n in (1, 2, 4):
-    by_hand = launch(train_by_hand, n, average_in_one_bucket)
-    with_ddp = launch(train_with_ddp, n)
-    fine = equal(alone, by_hand), equal(alone, with_ddp)
-    print("ranks: {}   within 1e-5 of alone: by hand {}, DDP {}".format(n, *fine))
-
-# %% [markdown]
-# This is the contract of the whole course: a parallel technique changes where the work is done, not
-# what is learned. The largest difference of any of the 39,760 parameters, on any rank, is at most
-# 1e-5 after 60 steps. The script from section 2 keeps the contract too, and the network has
-# learned:
-
-# %%
-saved = torch.load(result, weights_only=True)
-print("the script's two ranks within 1e-5 of alone:", equal(alone, [flat(saved.values())]))
-
-test_images, test_labels = mnist.tensors(train=False)
-network = MnistNet()
-vector_to_parameters(alone, network.parameters())
-share = (network(test_images).argmax(1) == test_labels).float().mean().item()
-print("more than 80 % of the 10,000 test images right:", share > 0.8)
-
-# %% [markdown]
-# ### When the gradients travel: buckets and overlap
-#
-# DDP does not wait for the end of `backward`. Backward works from the last layer to the first, so
-# the gradients of the last layers are ready early. DDP collects ready gradients in buckets, and as
-# soon as a bucket is full its all-reduce starts while backward goes on. The communication
-# **overlaps** with the computation.
-#
-# A **communication hook** lets you watch. DDP calls it for each full bucket, and `allreduce_hook`
-# does what DDP does by default. The model has 8 layers with 1 MiB of gradients each.
-# `bucket_cap_mb=2` asks for buckets of 2 MiB.
-
-
-# %%
-def eight_layers():
-    layers = [nn.Linear(512, 512, bias=False) for _ in range(8)]  # 4 * 512 * 512 bytes = 1 MiB
-    return nn.Sequential(*layers).to(hardware.device())
-
-
-# %%
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-
-def watched_step(rank, bucket_cap_mb):
-    events = []
-    model = DDP(eight_layers(), bucket_cap_mb=bucket_cap_mb)
-
-    def hook(state, bucket):
-        events.append(f"all-reduce of {bucket.buffer().nbytes:,} bytes starts")
-        return allreduce_hook(state, bucket)
-
-    model.register_comm_hook(None, hook)
-    for number, layer in enumerate(model.module):
-        text = f"gradient of layer {number} computed"
-        layer.weight.register_hook(lambda _, text=text: events.append(text))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):  # DDP lays out its buckets anew after the first step
-        events.clear()
-        model(torch.ones(4, 512, device=hardware.device())).sum().backward()
-        events.append("backward returns")
-        optimizer.step()
-        events.append("optimizer.step returns")
-    return events
-
-
-# %%
-print("\n".join(launch(watched_step, 2, 2)[0]))
-
-# %% [markdown]
-# Read the list from the top. Backward computes the gradients of layers 7 and 6, and the first
-# all-reduce starts long before layer 0 is reached. When `backward` returns, all buckets have been
-# averaged. (On a GPU their averages are *queued* by then, in front of whatever the optimizer will queue:
-# the host need not wait.) `optimizer.step` moves no bytes at all. Some texts say that `step` is where the
-# processes synchronise; the list shows that it is `backward` ([DDP design
-# note](https://docs.pytorch.org/docs/stable/notes/ddp.html), *Internal Design*).
-#
-# **Predict.** How many buckets do the 8 MiB need, for caps of 1, 2, 4 and 8 MiB? A bucket is closed
-# when it has reached its cap. The last entry leaves the cap to DDP: 25 MiB, but only 1 MiB for the
-# first bucket, so that the communication starts early
-# ([`torch/nn/parallel/distributed.py`](https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/distributed.py)).
-
-# %% tags=["prediction"]
-caps = {"1 MiB": 1, "2 MiB": 2, "4 MiB": 4, "8 MiB": 8, "default": None}
-predicted_buckets = {"1 MiB": 8, "2 MiB": 4, "4 MiB": 2, "8 MiB": 1, "default": 2}
-
-
-def count_buckets(cap):
-    return sum("starts" in event for event in launch(watched_step, 2, cap)[0])
-
-
-compare(
-    predicted_buckets,
-    {name: count_buckets(cap) for name, cap in caps.items()},
-    {"As if all 8 MiB went into the first bucket: its cap is 1 MiB.": {"default": 1}},
-)
-
-# %% [markdown]
-# Few large buckets send the last bytes late: nothing hides them. Many small ones pay the start-up
-# cost of an all-reduce many times. In section 7 you move the size and see what is hidden; the
-# further notebook has the same two ways on the clock.
-
-# %% [markdown]
-# ## 5. Break it: mistakes that train, and mistakes that hang
-#
-# Most mistakes in this chapter raise no error. The run goes on, the loss falls, and the model is
-# not the one you think it is. The contract from section 4 catches them.
-#
-# ### Sum instead of mean
-#
-# `all_reduce` adds. Forget the division, and every gradient is n times too large. **Predict:** with
-# SGD, which learning rate in one process gives the same parameters?
-
-
-# %%
-def sum_in_one_bucket(model):
-    gradients = [parameter.grad for parameter in model.parameters()]
-    bucket = parameters_to_vector(gradients)
-    dist.all_reduce(bucket)  # and no division
-    vector_to_parameters(bucket, gradients)
-
-
-summed = launch(train_by_hand, 2, sum_in_one_bucket)
-print("within 1e-5 of alone:", equal(alone, summed))
-print("within 1e-5 of alone with twice the rate:", equal(train_alone(2 * LEARNING_RATE), summed))
-
-# %% [markdown]
-# Now the same mistake with Adam. Adam divides each gradient by a running estimate of its size, so a
-# constant factor cancels. If you test with Adam, you do not find this bug. That is why the contract
-# is stated for SGD. The repair is the division; `op=dist.ReduceOp.AVG` adds and divides in one
-# call.
-
-# %%
-adam = (start_like_rank_0, torch.optim.Adam, 0.001)
-averaged_adam = launch(train_by_hand, 2, average_in_one_bucket, *adam)[0]
-summed_adam = launch(train_by_hand, 2, sum_in_one_bucket, *adam)[0]
-print("SGD: sum and mean differ by more than 0.05:", (summed[0] - alone).abs().max().item() > 0.05)
-largest = (summed_adam - averaged_adam).abs().max().item()
-print("Adam: sum and mean differ by less than 0.001:", largest < 0.001)
-
-# %% [markdown]
-# ### A missing broadcast
-#
-# The gradients are averaged, but each rank began with its own random parameters. **Predict:** do
-# the models come closer to each other in 60 steps?
-
-
-# %%
-def no_broadcast(model):
-    pass
-
-
-first, second = launch(train_by_hand, 2, average_in_one_bucket, no_broadcast)
-difference_at_start = flat(new_model(seed=0).parameters()) - flat(new_model(seed=1).parameters())
-print("the ranks end with the same model:", equal(first, [second]))
-print("the difference is that of the start:", equal(first - second, [difference_at_start]))
-
-# %% [markdown]
-# They never meet. All ranks take the same step, so the distance between them stays what it was.
-# Each step is the average of gradients taken at different points, which is the gradient of neither
-# model. The repair is the broadcast at the start, which DDP's constructor does for you.
-#
-# The seeds were there to make it the same in every run. Without any, it happens by itself: each rank of each
-# `launch` begins with a random state of its own, as every process under torchrun does.
-
-
-# %%
-def first_weight_without_a_seed(rank):
-    return MnistNet().linear1.weight[0, 0].item()
-
-
-first, second = launch(first_weight_without_a_seed, 2)
-print("built without a seed, the two models begin alike:", first == second)
-
-# %% [markdown]
-# ### A collective under `if rank == 0`
-#
-# Saving and validating are often done by rank 0 alone. If there is a collective inside, rank 0
-# waits for partners who are not coming.
-
-
-# %%
-def validate(rank):
-    correct = torch.tensor([90.0 + rank], device=hardware.device())
-    if rank == 0:
-        dist.all_reduce(correct)  # only rank 0 comes here
-        print("correct on all ranks:", correct.item())
-
-
-try:
-    launch(validate, 2)
-except RankFailure as failure:
-    print(failure)
-
-# %% [markdown]
-# The repair: every rank calls the collective; only the printing stays under the `if`.
-
-
-# %%
-def validate_together(rank):
-    correct = torch.tensor([90.0 + rank], device=hardware.device())
-    dist.all_reduce(correct)
-    if rank == 0:
-        print("correct on all ranks:", correct.item())
-
-
-_ = launch(validate_together, 2)
-
-# %% [markdown]
-# Uneven batches hang for the same reason: a partner does not come, there because it has left the
-# training loop. The further notebook shows that, and `Join`, which repairs it.
-#
-# ### A missing `set_epoch`
-#
-# A `DataLoader` with a `DistributedSampler` does shuffle. Does it shuffle anew in each epoch?
-
-# %%
-from torch.utils.data import DataLoader
-
-sampler = DistributedSampler(range(10_000), num_replicas=2, rank=0)
-loader = DataLoader(range(10_000), batch_size=5, sampler=sampler)
-forgotten = [next(iter(loader)).tolist() for epoch in range(3)]
-
-remembered = []
-for epoch in range(3):
-    sampler.set_epoch(epoch)  # before the loader starts the epoch
-    remembered.append(next(iter(loader)).tolist())
-
-print("forgotten: ", forgotten)
-print("remembered:", remembered)
-
-# %% [markdown]
-# Without `set_epoch` every epoch has the same batches in the same order, and each row always meets
-# the same neighbours. Nothing warns you.
-#
-# ### Padded duplicates in an evaluation
-#
-# Ten test images on four ranks. Suppose the model is right on images 0, 1 and 8, so its accuracy is
-# 30 %. The usual code gives every rank a `DistributedSampler` and adds the counts up.
-
-# %%
-right = torch.tensor([1, 1, 0, 0, 0, 0, 0, 0, 1, 0])
-
-
-def evaluate_with_padding(rank):
-    mine = list(DistributedSampler(right, shuffle=False))
-    counts = torch.tensor([right[mine].sum(), len(mine)], device=hardware.device())
-    dist.all_reduce(counts)
-    return counts.tolist()
-
-
-correct, scored = launch(evaluate_with_padding, 4)[0]
-print(f"{correct} of {scored}: {correct / scored:.1%} instead of {right.float().mean():.1%}")
-
-# %% [markdown]
-# The sampler padded ten to twelve. Images 0 and 1 were scored twice, and they were easy ones.
-# Exercise 3.5 asks for an evaluation that counts each image once.
-#
-# ### Bug hunt: code from the web
-#
-# Four snippets. Before you run each cell, say what it does.
-#
-# **Hunt 1.** "Pass your averaging function to the optimizer." (After the web article *Parallelize Your
-# Way to Faster Deep Learning: Exploring DataParallel*, as hunts 2 and 3.)
-
-
-# %%
-def divide_gradients(optimizer, world_size=2):
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad /= world_size
-
-
-try:
-    torch.optim.Adam(MnistNet().parameters(), lr=0.001, gradient_averaging_fn=divide_gradients)
-except TypeError as error:
-    print(error)
-
-# %% [markdown]
-# No optimizer of PyTorch has such an argument. Optimizers know nothing about other processes; what
-# they find in `.grad` is what they apply.
-#
-# **Hunt 2.** So call the same function by hand, between `backward` and `step`. "It averages the
-# gradients."
-
-
-# %%
-def divide_only(model):
-    for parameter in model.parameters():
-        parameter.grad /= dist.get_world_size()
-
-
-first, second = launch(train_by_hand, 2, divide_only)
-print("the ranks end with the same model:", equal(first, [second]))
-
-# %% [markdown]
-# It divides, but nothing is sent. Each rank trains alone, on half of the data, with half of the
-# learning rate. A mean needs the other ranks' numbers. Look for the collective: no collective, no
-# averaging.
-#
-# **Hunt 3.** "Wrap the model in `nn.DistributedDataParallel`. DDP requires several machines."
-
-# %%
-try:
-    nn.DistributedDataParallel(MnistNet())
-except AttributeError as error:
-    print(error)
-
-# %% [markdown]
-# The class lives in `torch.nn.parallel`. And it needs no second machine: every run in this chapter
-# took place on one, with 1, 2 and 4 ranks. It needs a process group, even if the group has one
-# rank.
-#
-# **Hunt 4.** A demonstration of DDP trains `nn.Linear(20, 1)` with `cross_entropy` on targets of shape
-# (batch, 1). It runs without an error, on any number of ranks.
-
-
-# %%
-def without_any_exchange(rank):
-    torch.manual_seed(0)
-    model = nn.Linear(20, 1)
-    torch.manual_seed(rank)  # each rank draws its own data
-    loss = cross_entropy(model(torch.randn(32, 20)), torch.rand(32, 1))
-    loss.backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    return loss.item() == 0, flat(p.grad for p in model.parameters()), flat(model.parameters())
-
-
-(zero, gradient, first), (_, _, second) = launch(without_any_exchange, 2)
-print("the loss is zero:", zero)
-print("the largest gradient:", gradient.abs().max().item())
-print("the ranks end with the same model:", equal(first, [second]))
-
-# %% [markdown]
-# Cross-entropy over a single class: the softmax of one number is always 1, so the loss is 0 and
-# every gradient is exactly zero. Nothing is learned. Worse, the ranks agree perfectly, although
-# nothing was exchanged. A test of synchronisation proves something only if the
-# gradients of the ranks differ. Check
-# yours: training must change the model, and leaving out the exchange must change the result.
-
-# %% [markdown]
-# ## 6. Exercises: write the parts of DDP yourself
-
-# %% [markdown]
-# Four parts of DDP. A fifth, 3.4, the machinery that overlaps, stands in the further notebook. Every answer runs
-# on real ranks: `check` starts them, hands your code fresh random tensors and awkward models, and
-# prints one line per requirement. `hint("3.1")` prints the next of three hints. Wherever your code
-# runs, the process group is ready: `dist.get_rank()` and `dist.get_world_size()` work.
+# You can now write the heart of DDP. Wherever your code runs, the process group is ready: `dist.get_rank()` and
+# `dist.get_world_size()` work.
 
 # %% [markdown]
 # ### 3.1 Average the gradients (2 points)
 #
-# Every rank has run its own backward pass. Each `.grad` now holds the gradient of that rank's loss.
-# Replace it by the mean over all ranks, so that every rank takes the same step.
+# Every rank has run its own backward pass, and each `.grad` holds the gradient of that rank's loss. Replace it by the
+# mean over all ranks, so that every rank takes the same step.
 #
-# Write that first, for models in which every parameter has a gradient. Then come the awkward ones. A
-# **frozen** parameter (`requires_grad=False`) and one that no rank used have no gradient: their `.grad` is
-# `None` and stays so. A **tied** parameter is one tensor that two layers share; it has one gradient. And a
-# parameter may be used on some ranks only, where batches take different ways through the model. A rank
-# that did not use it adds zeros, and ends with the mean as the others do. But it does not see that they have a
-# gradient, and all ranks must make the same collectives: let them agree first.
+# First write it for models in which every parameter has a gradient. Then come the awkward ones:
+#
+# * A **frozen** parameter (`requires_grad=False`) has no gradient, and neither has one that no rank used. Their
+#   `.grad` is `None` and stays so.
+# * A **tied** parameter is one tensor that two layers share. It has one gradient.
+# * A parameter may be used on some ranks only, because their batches take another way through the model. A rank that
+#   did not use it adds zeros and ends with the mean, as the others do. It cannot see that the others have a gradient,
+#   and all ranks must make the same collectives: let them agree first.
+#
+# `hint("3.1")` prints the next of three hints.
 
 
 # %% nbgrader={"grade_id": "3.1", "solution": true}
@@ -1065,16 +123,133 @@ def average_gradients(model: nn.Module) -> None:
 check("3.1", average_gradients)
 
 # %% [markdown]
+# ## 3. Predict, then measure: the bytes of an average
+#
+# ### Eight collectives
+#
+# A letter says whose data a block holds, a digit which piece of it. Σ is a sum over all ranks.
+
+# %%
+with_root = ["broadcast", "scatter", "gather", "reduce"]
+without = ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"]
+plots.before_and_after(with_root + without)
+plt.show()
+
+# %% [markdown]
+# *Left: the four with a **root**, a rank at the centre, here rank 0. Right: four in which all ranks do the same.* Two
+# of them make a third: `reduce_scatter` leaves a piece of the sum on each rank, and `all_gather` brings the pieces to
+# all. One after the other they are an `all_reduce`.
+#
+# ### All-reduce through rank 0
+#
+# A collective says what the ranks hold afterwards. How the bytes travel is left to the backend. The first idea is a
+# star: all ranks send their tensor to rank 0, which adds them up and sends the sum back. `Trace` records the
+# **payload** of each call, the bytes that this rank hands over.
+
+
+# %%
+def sum_through_rank_0(rank):
+    x = torch.ones(1000, device=hardware.device())
+    with Trace() as trace:
+        if rank == 0:
+            others = range(1, dist.get_world_size())
+            for other in others:
+                arrived = torch.empty_like(x)
+                dist.recv(arrived, src=other)
+                x += arrived
+            for other in others:
+                dist.send(x, dst=other)
+        else:
+            dist.send(x, dst=0)
+            dist.recv(x, src=0)
+    return trace.record().sent("send")
+
+
+# %% [markdown]
+# **Predict** how many bytes rank 0 and rank 1 send. The tensor has 1,000 float32 numbers, and there are four ranks.
+
+# %% tags=["prediction"]
+predicted = {"rank 0 sends": 3 * 4_000, "rank 1 sends": 4_000}
+
+# %%
+sent = launch(sum_through_rank_0, 4)
+measured = {"rank 0 sends": sent[0], "rank 1 sends": sent[1]}
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "As if one message reached all ranks: each gets one of its own.": {"rank 0 sends": 4_000},
+        "Sent and received: the sum comes back, and it is not sent.": {"rank 1 sends": 8_000},
+    },
+)
+
+# %% [markdown]
+# Rank 0 sends the tensor n - 1 times and receives it as often. Each rank that you add makes it slower.
+#
+# ### All-reduce on a ring
+#
+# In a ring all ranks do the same. Cut the tensor into n pieces. In each step every rank sends one piece to its right
+# neighbour and receives one from its left. For n - 1 steps it adds what arrives to its own piece. Then the sums go
+# round: for another n - 1 steps what arrives replaces its own. Move the slider through the steps.
+
+# %%
+from course_utils.lesson import explore
+
+explore.Explorer(plots.ring_step, step=(1, 7, 2))
+
+# %% [markdown]
+# *The numbers in a block say whose parts it holds. In each step each rank sends another piece, and all links are
+# equally busy. After step 3 each rank has one complete sum (Σ).*
+#
+# **Predict**, for a tensor of 6,400 bytes, how many bytes each rank sends in all: in a ring of 4, and in a ring of
+# 64.
+
+# %% tags=["prediction"]
+predicted = {"ring of 4": 9_600, "ring of 64": 12_600}
+
+
+# %%
+def sent_on_ring(ranks, size):
+    pieces = torch.empty(size, dtype=torch.uint8).tensor_split(ranks)
+    return sum(pieces[step % ranks].nbytes for step in range(2 * (ranks - 1)))
+
+
+measured = {f"ring of {ranks}": sent_on_ring(ranks, 6_400) for ranks in (4, 64)}
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "The whole tensor in each step: a step sends one piece of n.": {
+            "ring of 4": 38_400,
+            "ring of 64": 806_400,
+        },
+        "Half of the way: the sums have to go round, too.": {
+            "ring of 4": 4_800,
+            "ring of 64": 6_300,
+        },
+    },
+)
+
+# %% [markdown]
+# In each of $2(n-1)$ steps a rank sends a piece of $S/n$ bytes. In all that makes
+#
+# $$\text{bytes sent by each rank} = 2\,(n - 1)\,\frac{S}{n} .$$
+#
+# That is 1.5 tensors on 4 ranks, 1.97 on 64, and never 2. Where the ranks themselves add, no all-reduce lets its
+# busiest rank send less ([Patarasuk and Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)). Some switches add on
+# the way; then a rank sends its tensor once.
+
+# %% [markdown]
 # ### 3.2 All-reduce on a ring (3 points)
 #
-# Build `all_reduce` from `send` and `recv`. Cut the tensor into as many chunks as there are ranks.
-# Every rank talks to its neighbours only: it sends to the rank on its right and receives from the
-# rank on its left. In each of the first n - 1 steps, a rank adds the chunk that arrives to its own.
-# After them, each rank owns one chunk that is summed over all ranks: a **reduce-scatter**. In the
-# other n - 1 steps the summed chunks travel on round the ring: an **all-gather**.
-#
-# A step sends one n-th of the tensor. Each rank sends 2(n - 1)/n of the tensor's bytes in all: less
-# than twice the tensor, however many ranks there are. The check counts them.
+# Build `all_reduce` from messages between neighbours. Cut the tensor into as many chunks as there are ranks. In each
+# of the first n - 1 steps a rank sends a chunk to its right and adds the chunk that arrives from its left to its own.
+# Now each rank has one chunk that is summed over all ranks: this was a **reduce-scatter**. In the other n - 1 steps
+# the summed chunks go round: an **all-gather**. The check counts the bytes.
 
 
 # %% nbgrader={"grade_id": "3.2", "solution": true}
@@ -1085,8 +260,8 @@ def ring_all_reduce(tensor: Tensor) -> None:
     one with fewer elements than ranks, with none at all, or not contiguous in memory. Any world
     size.
 
-    Communicates with `dist.send`, `dist.recv`, `dist.isend`, `dist.irecv` or
-    `dist.batch_isend_irecv` alone, no collective. Each rank sends 2(n-1)/n of the tensor's bytes; chunks may
+    Communicates only by `dist.send`, `dist.recv`, `dist.isend`, `dist.irecv` or
+    `dist.batch_isend_irecv`, and by no collective. Each rank sends 2(n-1)/n of the tensor's bytes; chunks may
     differ by one element.
     """
     ### BEGIN SOLUTION
@@ -1111,13 +286,101 @@ def ring_all_reduce(tensor: Tensor) -> None:
 check("3.2", ring_all_reduce)
 
 # %% [markdown]
+# ### What DDP hands over in a step
+#
+# `DistributedDataParallel` wraps a model and averages its gradients. You will read that `optimizer.step()` is where
+# the processes synchronise. **Predict** how many bytes of float32 a rank hands over to collectives, with a network of
+# 39,760 parameters: in `backward()` after a forward pass of 8 rows, in `backward()` after 64 rows, and in
+# `optimizer.step()`.
+
+# %% tags=["prediction"]
+predicted = {
+    "backward(), 8 rows": 4 * 39_760,
+    "backward(), 64 rows": 4 * 39_760,
+    "optimizer.step()": 0,
+}
+
+# %%
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_utils.lesson.models import MnistNet
+
+
+def bytes_of_ddp(rank, rows=8):
+    device = hardware.device()
+    model = DDP(MnistNet().to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = model(torch.ones(rows, 784, device=device)).sum()
+    with Trace() as backward:
+        loss.backward()
+    with Trace() as step:
+        optimizer.step()
+    calls = [trace.record().calls for trace in (backward, step)]
+    return [sum(call.bytes for call in some if call.dtype == "float32") for some in calls]
+
+
+eight_rows, step = launch(bytes_of_ddp, 2)[0]
+measured = {"backward(), 8 rows": eight_rows, "optimizer.step()": step}
+measured["backward(), 64 rows"] = launch(bytes_of_ddp, 2, 64)[0][0]
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "As if activations travelled: gradients do, and they have the parameters' shapes.": {
+            "backward(), 64 rows": 8 * 4 * 39_760
+        },
+        "The gradients have been averaged in `backward` already.": {"optimizer.step()": 4 * 39_760},
+    },
+)
+
+# %% [markdown]
+# The gradients travel in `backward`, and `step` sends nothing. The bytes depend on the model and not on the batch, so
+# a larger batch makes communication a smaller share of the step. Before the first step DDP's constructor has sent the
+# parameters once: it copies those of rank 0 to all.
+
+# %% [markdown]
+# ## 4. By hand, then with PyTorch: the parameters of one process
+#
+# ### A share of the samples for each rank
+#
+# Every rank can read the whole data set, and trains on its own part. `DistributedSampler` says which samples these
+# are, and gives all ranks equally many, so that all take equally many steps. **Predict**, for ten samples and four
+# ranks, how many samples rank 3 gets, and how many all ranks read together.
+
+# %% tags=["prediction"]
+predicted = {"samples of rank 3": 3, "samples of all ranks": 12}
+
+# %%
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+shares = [list(DistributedSampler(range(10), 4, rank, shuffle=False)) for rank in range(4)]
+measured = {"samples of rank 3": len(shares[3]), "samples of all ranks": sum(map(len, shares))}
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={"Shares of 3, 3, 2 and 2 are not equally many.": {"samples of rank 3": 2}},
+)
+
+# %%
+for rank, share in enumerate(shares):
+    print(f"rank {rank} reads samples {share}")
+
+# %% [markdown]
+# Each rank reads **strides**: every fourth sample, not a block. And samples 0 and 1 are read twice. This **padding**
+# makes the shares equal; section 5 shows where it does harm.
+#
+# With shuffling all ranks draw the same permutation, from the seed `seed + epoch`, and take their strides from it.
+# They agree without a message.
+
+# %% [markdown]
 # ### 3.3 Who reads which sample (2 points)
 #
-# `DistributedSampler` shuffles the indices of the dataset, repeats some so that the ranks' shares are
-# equal, and gives each rank every n-th index. It sends nothing: all ranks shuffle with the same
-# seed, and so they agree. Write it. Return exactly what
-# `DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed)` gives after
-# `set_epoch(epoch)`.
+# Write what `DistributedSampler` does. Return exactly the indices that
+# `DistributedSampler(dataset, world_size, rank, shuffle=True, seed=seed)` gives after `set_epoch(epoch)`.
 
 
 # %% nbgrader={"grade_id": "3.3", "solution": true}
@@ -1145,14 +408,373 @@ def shard_indices(length: int, rank: int, world_size: int, epoch: int, seed: int
 check("3.3", shard_indices)
 
 # %% [markdown]
+# ### Equal shares: the mean of the means is the mean
+#
+# `cross_entropy` is a mean over its batch. Rank $r$ holds $B/n$ of the $B$ rows and computes their mean loss $L_r$.
+# The loss of the **global batch**, the rows of all ranks together, is
+#
+# $$L = \frac{1}{B}\sum_{i=1}^{B} \ell_i = \frac{1}{n}\sum_{r=0}^{n-1} L_r
+# \qquad\text{so}\qquad \nabla L = \frac{1}{n}\sum_{r=0}^{n-1} \nabla L_r .$$
+#
+# The average of the ranks' gradients is the gradient of the global batch. With unequal shares it is not, because the
+# rows of a small share would count more. Now the reference: one process, the global batch.
+
+# %%
+from torch.nn.functional import cross_entropy
+
+from course_utils.lesson.equality import check_equal, flat, largest_difference
+
+EPOCHS, GLOBAL_BATCH, LEARNING_RATE = 3, 128, 0.2
+data = TensorDataset(*mnist.tensors(train=True, limit=20 * GLOBAL_BATCH))
+
+
+def batches_of(rank, world_size):
+    sampler = DistributedSampler(data, world_size, rank, seed=0)
+    return DataLoader(data, GLOBAL_BATCH // world_size, sampler=sampler)
+
+
+def new_model(seed=0):
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(seed)
+    return MnistNet().to(hardware.device())
+
+
+# %%
+def loss_of(model, images, labels):
+    device = hardware.device()
+    return cross_entropy(model(images.to(device)), labels.to(device))
+
+
+def train(model, batches, average=lambda model: None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    for epoch in range(EPOCHS):
+        batches.sampler.set_epoch(epoch)  # another order in each epoch
+        for images, labels in batches:
+            optimizer.zero_grad()
+            loss_of(model, images, labels).backward()
+            average(model)
+            optimizer.step()
+    return flat(model.parameters())
+
+
+alone = train(new_model(), batches_of(rank=0, world_size=1))
+
+# %% [markdown]
+# ### By hand
+#
+# Two things turn this loop into data parallelism. Every rank starts with the parameters of rank 0, and between
+# `backward` and `step` all ranks average their gradients. Here all gradients travel together, copied into one vector,
+# the bucket. Each rank draws its first parameters from another seed on purpose, so that a missing broadcast would
+# show.
+
+# %%
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+@torch.no_grad()  # the parameters are overwritten, and autograd is not to record it
+def start_like_rank_0(model):
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor, src=0)
+
+
+def average_in_one_bucket(model):
+    gradients = [parameter.grad for parameter in model.parameters()]
+    bucket = parameters_to_vector(gradients)  # a copy of all gradients in one row
+    dist.all_reduce(bucket)
+    bucket /= dist.get_world_size()
+    vector_to_parameters(bucket, gradients)  # and back
+
+
+def train_by_hand(rank, average=average_in_one_bucket, start=start_like_rank_0):
+    model = new_model(seed=rank)
+    start(model)
+    return train(model, batches_of(rank, dist.get_world_size()), average)
+
+
+# %% [markdown]
+# ### With PyTorch
+#
+# DDP's constructor broadcasts the parameters and buffers of rank 0, and its hooks average the gradients inside
+# `backward`. The loop is that of one process.
+
+
+# %%
+def train_with_ddp(rank):
+    model = DDP(new_model(seed=rank))
+    return train(model, batches_of(rank, dist.get_world_size()))
+
+
+print("largest difference of a parameter, on any rank, from one process")
+for n in (1, 2, 4):
+    by_hand = check_equal(alone, launch(train_by_hand, n))
+    with_ddp = check_equal(alone, launch(train_with_ddp, n))
+    print(f"world size {n}, by hand: {by_hand}   with DDP: {with_ddp}")
+apart = launch(train_by_hand, 2, lambda model: None)
+print("world size 2, without the average:", largest_difference(alone, apart))
+
+# %% [markdown]
+# This is the contract of the whole course: a parallel technique changes where the work is done, and not what is
+# learned. After 60 steps the 39,760 parameters differ by rounding only. Without the average the difference is 0.085.
+#
+# ### As a script, under torchrun
+#
+# PyTorch's launchers cannot start a function of a notebook. `mp.spawn` sends it **pickled by reference**: the new
+# process gets its name and looks it up in its own `__main__`, which is empty.
+
+# %%
+import torch.multiprocessing as mp
+
+from course_utils.lesson.terminal import caught_terminal, scratch, torchrun
+
+
+def hello(rank):
+    print("hello from rank", rank)
+
+
+with caught_terminal() as terminal:
+    try:
+        mp.spawn(hello, nprocs=1)
+    except mp.ProcessExitedException as error:
+        print("the cell says:    ", error)
+error = next(line for line in terminal if line.startswith("AttributeError"))
+print("the terminal says:", error.split(" (")[0])
+
+# %% [markdown]
+# `launch` sends the code itself. The usual way is a file and **torchrun**, which starts it once for each rank and
+# tells each its number through the environment. The next cells write such a script and run it. The numbered lines are
+# all that a script for one process does not have.
+
+# %%
+script, result = scratch() / "ddp_mnist.py", scratch() / "two_ranks.pt"
+script.unlink(missing_ok=True)
+
+# %%
+# %%writefile scratch/ddp_mnist.py
+"""Trains on MNIST. torchrun --nproc-per-node 2 ddp_mnist.py result.pt"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from course_utils.lesson import mnist
+from course_utils.lesson.models import MnistNet
+
+EPOCHS, GLOBAL_BATCH = 3, 128
+
+local_rank = int(os.environ["LOCAL_RANK"])  # 1. a GPU for each rank of this machine
+gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+if gpu:
+    torch.cuda.set_device(device)
+dist.init_process_group("nccl" if gpu else "gloo")  # 2. the rendezvous
+rank, world_size = dist.get_rank(), dist.get_world_size()
+
+data = TensorDataset(*mnist.tensors(train=True, limit=20 * GLOBAL_BATCH))
+sampler = DistributedSampler(data, seed=0)  # 3. this rank's samples, and its part of the batch
+batches = DataLoader(data, GLOBAL_BATCH // world_size, sampler=sampler)
+torch.manual_seed(0)
+model = MnistNet().to(device)
+parallel = DistributedDataParallel(model, device_ids=[local_rank] if gpu else None)  # 4.
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+
+for epoch in range(EPOCHS):
+    sampler.set_epoch(epoch)  # 5. another order in each epoch
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(parallel(images.to(device)), labels.to(device))
+        loss.backward()  # 4. averages the gradients: the forward pass went through the wrapper
+        optimizer.step()
+
+if rank == 0:  # 6. all ranks have the same parameters, and one of them saves
+    torch.save(model.state_dict(), sys.argv[1])
+    print(f"{world_size} ranks trained for {EPOCHS} epochs; rank 0 saved the model")
+dist.destroy_process_group()  # 7. all ranks are done
+
+# %%
+print(torchrun(2, script, result), end="")
+saved = torch.load(result, weights_only=True)
+print("largest difference from one process:", check_equal(alone, [flat(saved.values())]))
+
+# %% [markdown]
+# ### When the gradients travel: buckets and overlap
+#
+# DDP does not wait for the end of `backward`. Backward works from the last layer to the first, so the gradients of
+# the last layers are ready early. As soon as a bucket is full, its all-reduce starts, and backward goes on:
+# communication **overlaps** with computation. A **communication hook**, which DDP calls for each full bucket, lets
+# you watch. The model has 4 layers with 1 MiB of gradients each, and `bucket_cap_mb=1` asks for buckets of 1 MiB.
+
+# %%
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+
+def watched_backward(rank):
+    layers, events = [nn.Linear(512, 512, bias=False) for _ in range(4)], []
+    model = DDP(nn.Sequential(*layers).to(hardware.device()), bucket_cap_mb=1)
+
+    def hook(state, bucket):
+        events.append(f"all-reduce of {bucket.buffer().nbytes:,} bytes starts")
+        return allreduce_hook(state, bucket)  # what DDP does by default
+
+    model.register_comm_hook(None, hook)
+    for number, layer in enumerate(layers):
+        text = f"gradient of layer {number} computed"
+        layer.weight.register_hook(lambda _, text=text: events.append(text))
+    for _ in range(2):  # DDP lays out its buckets anew after the first step
+        events.clear()
+        model(torch.ones(4, 512, device=hardware.device())).sum().backward()
+    return [*events, "backward returns"]
+
+
+print("\n".join(launch(watched_backward, 2)[0]))
+
+# %% [markdown]
+# Three of four all-reduces start before the last gradient is computed. When `backward` returns, all have ended. (On a
+# GPU they are queued by then, in front of whatever the optimizer will queue.) The default cap is 25 MiB, and 1 MiB
+# for the first bucket, so that communication starts early. Section 7 asks how large a bucket should be.
+
+# %% [markdown]
+# ## 5. Break it: mistakes that raise no error
+#
+# With most mistakes of this chapter the run goes on and the loss falls, but the model is not the one that you think
+# it is. The contract finds them.
+#
+# ### Sum instead of mean
+#
+# `all_reduce` adds. Without the division, two ranks get gradients that are twice the mean. SGD subtracts the gradient
+# times the learning rate. Adam first divides it by a running estimate of its size. **Predict** for each of them how
+# many times as long the first step is as with the mean.
+
+# %% tags=["prediction"]
+predicted = {"SGD": 2, "Adam": 1}
+
+
+# %%
+def first_step(rank, optimizer_class, divisor):
+    model = new_model()
+    optimizer = optimizer_class(model.parameters(), lr=0.01)
+    before = flat(model.parameters())
+    images, labels = next(iter(batches_of(rank, 2)))
+    loss_of(model, images, labels).backward()
+    for gradient in [parameter.grad for parameter in model.parameters()]:
+        dist.all_reduce(gradient)
+        gradient /= divisor
+    optimizer.step()
+    return (flat(model.parameters()) - before).norm().item()
+
+
+measured = {}
+for optimizer_class in (torch.optim.SGD, torch.optim.Adam):
+    summed, averaged = (launch(first_step, 2, optimizer_class, n)[0] for n in (1, 2))
+    measured[optimizer_class.__name__] = round(summed / averaged, 2)
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={"Adam divides the factor away: the size that it estimates has it, too.": {"Adam": 2}},
+)
+
+# %% [markdown]
+# With SGD the mistake doubles the learning rate. With Adam it cannot be seen, so a test with Adam does not find it.
+# That is why the contract is stated for SGD.
+#
+# ### A missing broadcast
+#
+# The gradients are averaged, but each rank began with random parameters of its own. Without a seed in the script this
+# happens by itself. **Predict** how far apart the two models are after 60 steps, as a multiple of the distance at the
+# start.
+
+# %% tags=["prediction"]
+predicted = {"times as far apart": 1.0}
+
+# %%
+first, second = launch(train_by_hand, 2, average_in_one_bucket, lambda model: None)
+at_start = flat(new_model(seed=0).parameters()) - flat(new_model(seed=1).parameters())
+measured = {"times as far apart": round(((first - second).norm() / at_start.norm()).item(), 2)}
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={"They never meet: all ranks take the same step.": {"times as far apart": 0.0}},
+)
+
+# %%
+print("the difference of the two has changed by:", check_equal(at_start, [first - second]))
+print("largest difference from one process:     ", largest_difference(alone, [first, second]))
+
+# %% [markdown]
+# All ranks take the same step, so each keeps its distance from the others. And each step is an average of gradients
+# taken at two different points, which is the gradient of neither model. DDP's constructor makes the broadcast for
+# you.
+#
+# ### A missing `set_epoch`
+#
+# `DistributedSampler` shuffles by default. **Predict**: in how many different orders does this loader read the
+# samples, if it is used for three epochs?
+
+# %% tags=["prediction"]
+predicted = {"orders in 3 epochs": 1}
+
+# %%
+sampler = DistributedSampler(range(10_000), num_replicas=2, rank=0)
+loader = DataLoader(range(10_000), batch_size=5, sampler=sampler)
+first_batches = [next(iter(loader)).tolist() for epoch in range(3)]
+measured = {"orders in 3 epochs": len(set(map(tuple, first_batches)))}
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={"Nobody tells the sampler that a new epoch begins.": {"orders in 3 epochs": 3}},
+)
+
+# %% [markdown]
+# Nothing warns you. Tell the sampler before each epoch. Asking the loader to shuffle raises an error:
+
+# %%
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    print(f"epoch {epoch} begins with samples", next(iter(loader)).tolist())
+try:
+    DataLoader(range(10_000), shuffle=True, sampler=sampler)
+except ValueError as error:
+    print("ValueError:", error)
+
+# %% [markdown]
+# ### Samples that count twice in an evaluation
+#
+# A model is right on 3 of 10 test images: on images 0, 1 and 8. The usual code gives each of four ranks a
+# `DistributedSampler` and adds the counts up.
+
+# %%
+right = torch.tensor([1, 1, 0, 0, 0, 0, 0, 0, 1, 0])
+
+
+def evaluate_with_padding(rank):
+    mine = list(DistributedSampler(right, shuffle=False))
+    counts = torch.tensor([right[mine].sum(), len(mine)], device=hardware.device())
+    dist.all_reduce(counts)
+    return counts.tolist()
+
+
+correct, scored = launch(evaluate_with_padding, 4)[0]
+print(f"{correct} of {scored} are right: {correct / scored:.1%} in place of 30.0%")
+
+# %% [markdown]
+# The sampler has padded ten samples to twelve. Images 0 and 1 count twice, and the model is right on both.
+
+# %% [markdown]
 # ### 3.5 Evaluate every image once (3 points)
 #
-# `DistributedSampler` repeats samples so that the ranks' shares are equal. For training this does
-# little harm. For an evaluation it counts some images twice, and the accuracy depends on the number
-# of ranks. Share the images out without repeats, and return the accuracy over all of them.
-#
-# Now the shares differ: a rank may have one image fewer than another, one batch fewer, or no image
-# at all. Every rank must still take part in the same collectives.
+# Share the images out without repeats, and return the accuracy over all of them, which may not depend on the number
+# of ranks. Now the shares differ: a rank may have one image fewer than another, one batch fewer, or no image at all.
+# Every rank must still take part in the same collectives.
 
 
 # %% nbgrader={"grade_id": "3.5", "solution": true}
@@ -1160,12 +782,14 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
     """Returns the share of `images` (0 to 1) that `model` classifies correctly.
 
     Called on every rank with the same model and the whole test set: `images` (N, ...) and `labels`
-    (N,) int64, N > 0. `model(images)` returns scores (batch, classes). Every image goes through the
-    model once, on one rank; no rank takes more than ceil(N / world_size) images, and no batch is
-    empty or larger than `batch_size`. Returns the same number, a float, on every rank. The model is in
-    evaluation mode meanwhile; afterwards each of its modules is in the mode in which it came (a
-    frozen part may be in evaluation mode all the time), nothing else of it has changed, and autograd is
-    as it was. No gradients are computed.
+    (N,) int64, N > 0. `model(images)` returns scores (batch, classes). Returns the same number, a
+    float, on every rank.
+
+    * Every image goes through the model once, on one rank, and no rank takes more than
+      ceil(N / world_size) images. No batch is empty or larger than `batch_size`.
+    * The model is in evaluation mode meanwhile, and no gradients are computed.
+    * Afterwards each of its modules is in the mode in which it came (a frozen part may be in
+      evaluation mode all the time). Nothing else of it has changed, and autograd is as it was.
     """
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -1188,170 +812,174 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int) 
 check("3.5", evaluate)
 
 # %% [markdown]
-# ## 7. See it: when communication hides behind backward
+# ### Whose loss stands in the log?
 #
-# How large should a bucket be? A small model answers. Backward takes the time $T$ and produces the
-# gradients at an even pace. With $k$ buckets one is ready every $T/k$. Each all-reduce takes
+# Each rank computes the loss of its own rows. If rank 0 writes `loss.item()` into the log, the others' rows are
+# missing.
+
+
+# %%
+def first_loss(rank, world_size):
+    images, labels = next(iter(batches_of(rank, world_size)))
+    return loss_of(new_model(), images, labels).detach()
+
+
+def first_losses(rank):
+    own = first_loss(rank, world_size=2)
+    mean = own.clone()
+    dist.all_reduce(mean)
+    return own.item(), mean.item() / 2
+
+
+for rank, (own, mean) in enumerate(launch(first_losses, 2)):
+    print(f"rank {rank}: its own loss {own:.3f}, mean over the ranks {mean:.3f}")
+print(f"one process: {first_loss(rank=0, world_size=1):.3f}")
+
+# %% [markdown]
+# A mean of means is right here, because the shares are equal. Where they differ, as in 3.5, add up the losses and the
+# numbers of rows over the ranks, and divide then.
 #
-# $$t = a + \frac{2(n-1)}{n}\cdot\frac{\text{bucket bytes}}{\text{bandwidth}} ,$$
+# ### Bug hunt: an average without a collective
 #
-# where $a$ is its start-up cost, and the link sends one bucket at a time. If $t$ is shorter than
-# $T/k$, the link keeps up, and only the last bucket is **exposed**: it ends after backward. If $t$
-# is longer, buckets queue up, and every one adds its lag:
+# You will read that an optimizer averages gradients over GPUs if it gets a function for it, as
+# `gradient_averaging_fn`. No optimizer of PyTorch has this argument, and the call raises a TypeError. So call that
+# function by hand, between `backward` and `step`. Does it average?
+
+
+# %%
+def divide_gradients(model, world_size=2):
+    for parameter in model.parameters():
+        parameter.grad /= world_size
+
+
+first, second = launch(train_by_hand, 2, divide_gradients)
+print("largest difference between the ranks:", largest_difference(first, [second]))
+print("largest difference from one process: ", largest_difference(alone, [first, second]))
+
+# %% [markdown]
+# It divides, and nothing is sent. Each rank trains alone, on half of the data and with half of the learning rate.
+# Look for the collective: without one there is no average over ranks. And test the other way round, too: if you leave
+# the exchange out, the result has to change.
+#
+# You will also read `nn.DistributedDataParallel(model)`, and that DDP needs several machines. The class is in
+# `torch.nn.parallel`. It needs a process group, and all ranks of a group may be on one machine, as in this chapter.
+
+# %% [markdown]
+# ## 6. Exercises
+#
+# | exercise | points | where it stands |
+# |---|---|---|
+# | 3.1 Average the gradients | 2 | section 2 |
+# | 3.2 All-reduce on a ring | 3 | section 3 |
+# | 3.3 Who reads which sample | 2 | section 4 |
+# | 3.4 DDP that overlaps | 5 | `03_ddp_further`, section 4 |
+# | 3.5 Evaluate every image once | 3 | section 5 |
+# | 3.6 Your own script, on several ranks | | section 8 |
+
+# %% [markdown]
+# ## 7. See it: how large should a bucket be?
+#
+# Backward takes the time $T$ and produces the gradients, $S$ bytes, at an even pace. With $k$ buckets one is ready
+# every $T/k$, and a ring sends it in $2(n-1)$ steps. Each step costs a start-up time $a$ and the time of its bytes:
+#
+# $$t = 2(n-1)\left(a + \frac{S/k}{n \cdot \text{bandwidth}}\right) .$$
+#
+# The link sends one bucket at a time. If $t$ is shorter than $T/k$, it keeps up, and only the last bucket is
+# **exposed**: it ends after backward. If $t$ is longer, buckets queue up, and each adds its lag:
 #
 # $$\text{exposed} = t + (k - 1)\,\max(0,\; t - T/k) .$$
 
 
 # %%
-def exposed_ms(buckets, backward_ms, all_reduce_ms):
-    return all_reduce_ms + (buckets - 1) * max(0.0, all_reduce_ms - backward_ms / buckets)
-
-
 def schedule(buckets, backward_ms, all_reduce_ms):
-    """Start and end of each all-reduce, one after the other, bucket by bucket."""
+    """Start and end of each all-reduce: the bucket is ready, and the link is free."""
     spans, free = [], 0.0
     for i in range(1, buckets + 1):
-        start = max(i * backward_ms / buckets, free)  # ready, and the link is free
+        start = max(i * backward_ms / buckets, free)
         free = start + all_reduce_ms
         spans.append((start, free))
     return spans
 
 
-# %%
-agree = []
-for buckets in (1, 2, 7, 40):
-    for all_reduce_ms in (0.1, 1.0, 5.0):
-        last = schedule(buckets, 30.0, all_reduce_ms)[-1][1]
-        agree.append(abs(last - 30.0 - exposed_ms(buckets, 30.0, all_reduce_ms)) < 1e-9)
-print("formula and schedule agree:", all(agree))
-
-# %% [markdown]
-# The explorer draws the schedule. All its times are the model's, none is measured. Move one slider
-# at a time:
-#
-# * Lower the bandwidth until buckets queue up. From there on only fewer bytes or more backward time
-#   help.
-# * Raise the world size. From 2 to 4 ranks the traffic grows by half, from 4 to 64 by less than a
-#   third.
-# * Make the buckets very small and raise the start-up cost. Then make them very large. The best
-#   size lies between.
-
-# %%
-from course_utils.lesson import explore
-
-
-def draw_overlap(world_size, million_parameters, bucket_MB, GB_per_s, backward_ms, startup_us):
-    buckets = max(1, round(4 * million_parameters / bucket_MB))
-    traffic = 2 * (world_size - 1) / world_size * 4 * million_parameters / buckets  # MB
-    all_reduce_ms = startup_us / 1000 + traffic / GB_per_s  # MB divided by GB/s is ms
-    exposed = exposed_ms(buckets, backward_ms, all_reduce_ms)
-    share = exposed / (backward_ms + exposed)
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.6))
-    ax.barh(1, backward_ms, color=plots.COLORS["backward"], label="backward")
-    bars = [(start, end - start) for start, end in schedule(buckets, backward_ms, all_reduce_ms)]
-    look = {"facecolor": plots.COLORS["communication"], "edgecolor": "white"}
-    ax.broken_barh(bars, (-0.4, 0.8), linewidth=min(1, 20 / buckets), **look)
-    ax.axvspan(backward_ms, backward_ms + exposed, zorder=0, **plots.look_of("waiting"))
-    ax.set_yticks([1, 0], ["backward", f"all-reduce\n{buckets} x {all_reduce_ms:.2f} ms"])
-    ax.set_xlabel("time (ms), simulated")
-    ax.set_title(f"Exposed communication: {exposed:.1f} ms, {share:.0%} of the time")
-    return figure
+def draw_overlap(ranks, bucket_MB, GB_per_s, backward_ms):
+    buckets = max(1, round(100 / bucket_MB))  # of a model with 100 MB of gradients
+    piece_MB = 100 / buckets / ranks
+    all_reduce_ms = 2 * (ranks - 1) * (0.01 + piece_MB / GB_per_s)  # a is 10 µs
+    return ch03.overlap(schedule(buckets, backward_ms, all_reduce_ms), backward_ms)
 
 
 explore.Explorer(
     draw_overlap,
-    world_size=(2, 64, 8),
-    million_parameters=(1, 200, 25),
+    ranks=(2, 256, 8),
     bucket_MB=(1, 100, 25),
     GB_per_s=(1.0, 21.0, 10.0),
     backward_ms=(10, 200, 40),
-    startup_us=(0, 1000, 100),
 )
 
 # %% [markdown]
-# *At the start, the upper bar is backward. Under it four all-reduces follow each other, and each
-# one begins when its quarter of backward is done. The hatched stripe at the right is the part of the
-# last all-reduce that nothing hides.*
+# *Above, backward. Below, four all-reduces, each begun when its quarter of backward is done. The hatched stripe is
+# the part of the last one that nothing hides.* All times are the model's. Move one slider at a time:
+#
+# * With 8 ranks, buckets of 1 MB leave less exposed than DDP's 25 MiB. With 256 ranks they queue up, because each
+#   costs 510 start-ups, and buckets of 25 MB are best.
+# * Lower the bandwidth until the link falls behind. From there on only fewer bytes or more backward time help.
+#
+# So the default is a compromise for many kinds of clusters. The model leaves out that an all-reduce takes
+# multiprocessors and memory bandwidth of the GPU from backward: measure before you change the size.
 
 # %% [markdown]
-# ## 8. On a cluster: the same script under torchrun
+# ## 8. On a cluster: torchrun on every machine
 #
-# On a cluster few people call `mp.spawn`. **torchrun** starts one process per GPU on each machine,
-# sets a few environment variables in each, and watches over them.
+# torchrun starts one process for each GPU of its machine, watches over them, and sets these variables:
 #
 # | variable | what it says |
 # |---|---|
-# | `RANK` | this process's rank in the whole job |
-# | `WORLD_SIZE` | ranks in the whole job |
-# | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same two on this machine; `LOCAL_RANK` chooses the GPU |
-# | `MASTER_ADDR`, `MASTER_PORT` | where the ranks meet |
+# | `RANK`, `WORLD_SIZE` | this process's number, and how many there are on all machines |
+# | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | the same on this machine; `LOCAL_RANK` chooses the GPU |
+# | `MASTER_ADDR`, `MASTER_PORT` | where the ranks meet; `init_process_group` reads them |
 #
-# `init_process_group` reads them when the meeting place is `env://`, which is the default. The
-# script from section 2 does so when it finds `RANK`. Run the unchanged file:
-
-# %%
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-result_of_torchrun = Path("scratch/torchrun.pt")
-
-print(run_in_terminal(*torchrun, *meeting, script, result_of_torchrun), end="")
-
-# %%
-saved = torch.load(result_of_torchrun, weights_only=True)
-print("torchrun's two ranks within 1e-5 of alone:", equal(alone, [flat(saved.values())]))
-
-# %% [markdown]
-# Port 0 in the endpoint asks the operating system for a free port. Many scripts hard-code one,
-# often 12355. Two jobs on one machine then collide: *address already in use*.
-#
-# With two machines of 8 GPUs, you give the same command on both, and the script stays as it is:
+# On two machines with 8 GPUs each you give the same command on both, and the script of section 4 stays as it is:
 #
 # ```
-# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 \
-#     ddp_mnist.py result.pt
+# torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29500 ddp_mnist.py result.pt
 # ```
 #
-# What changes there:
-#
-# * **The backend.** With enough GPUs the script chooses NCCL. Collectives then run on the GPU, beside
-#   the kernels of backward. That costs the CPU nothing, but it is not free: NCCL's kernels take some
-#   multiprocessors and memory bandwidth from those of backward.
-# * **The slowest link decides.** A ring passes through every link, and between machines they are
-#   slower than inside. The explorer above tells you when that begins to hurt.
-# * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep the share
-#   of one rank instead, sixteen ranks make a batch sixteen times as large. Then decide what to do
-#   with the learning rate.
-# * **The data.** Each machine needs to reach it. The sampler needs no change.
-# * **One file.** Only rank 0 saves, and `module.` stays out of the names because the script saves
-#   the state of `model.module`.
-# * **Failures.** When one rank dies, torchrun ends all and can start them again. Then you need a
-#   checkpoint to continue from. Chapter 9 is about that.
-# * **A whole script.** `03_ddp_further` has one with a `DataLoader`, `set_epoch` and an evaluation.
-#   `cluster/train.py` of this repository adds what a long run needs: bfloat16, clipping, checkpoints
-#   that are verified, and the way back to them (chapters 8 and 9).
+# * **The port.** On one machine, `--rdzv-endpoint 127.0.0.1:0` lets the system choose a free one. Scripts that fix a
+#   port, often 12355, collide when two run at once: *address already in use*.
+# * **The global batch.** The script keeps it and cuts it into smaller shares. If you keep a rank's share instead,
+#   sixteen ranks make a batch sixteen times as large, and the learning rate has to follow (`03_ddp_further`).
+# * **A download.** If every rank downloads the data, all write to the same file. Let rank 0 do it, and let the others
+#   wait in `dist.barrier()`, which all ranks call.
+# * **The slowest link decides.** A ring passes through every link, and links between machines are slower than those
+#   inside.
+# * **Failures.** When one rank dies, torchrun ends all and can start them again from a checkpoint (chapter 9).
 
 # %% [markdown]
 # ### 3.6 Your own script, on several ranks
 #
-# Chapter 2 gave you `mine/train.py`, which trains on one device. Change it so that `torchrun` can start it on any number
-# of ranks:
+# Chapter 2 gave you `mine/train.py`, which trains on one device. Change it so that `torchrun` can start it on any
+# number of ranks. About 25 lines change:
 #
-# * `--batch` stays the batch of a step, on all ranks together, and every rank trains on its share of it. No epoch has
-#   the order of the one before.
-# * On 2 and on 4 ranks the parameters become those of one rank, step by step.
-# * The log and the line that is printed have means over all ranks: the loss of an epoch, and the loss on the
-#   held-out text, in which each window counts once. Their number may not divide by that of the ranks.
-# * One rank writes `log.jsonl` and `model.pt`, from which `Transformer` can be loaded without DDP.
-# * With GPUs each rank takes its own, by `LOCAL_RANK`, and gives it to DDP as `device_ids`.
+# | in `mine/train.py` | what it has to do | where you have seen it |
+# |---|---|---|
+# | `device` | each rank takes its own GPU by `LOCAL_RANK`, if there are any, and gives it to DDP as `device_ids` | section 4, line 1 of the script |
+# | process group | made before all that needs the ranks, left at the end | section 4, lines 2 and 7 |
+# | `batches` | `--batch` is the batch of all ranks together, and no epoch has the order of the one before | section 4, lines 3 and 5; section 5 |
+# | `model` | after each step all ranks have the parameters of one process | section 4, line 4 |
+# | `summed`, the loss of an epoch | the mean over all ranks | section 5, *Whose loss* |
+# | `held_out_batches`, `evaluate` | each window counts once, also where their number does not divide by that of the ranks | exercise 3.5 |
+# | `log.jsonl`, `model.pt`, `print` | rank 0 alone writes them; `Transformer` can load `model.pt` without DDP | section 4, line 6 |
 #
-# This takes about 25 lines, most of which stand in this chapter. Try it in a terminal as well:
+# Try it in a terminal as well:
 #
 # ```
 # torchrun --nproc-per-node 2 mine/train.py --text ../data/text/the_long_shed.txt --out mine/second
 # ```
 #
-# `mine.diff(3)` shows what you have changed so far. torchrun sets `OMP_NUM_THREADS=1` unless you set it: PyTorch's CPU
-# work then has one thread a rank, so that ranks on one machine do not take each other's cores.
+# `mine.diff(3)` shows what you have changed so far. torchrun warns you that it sets `OMP_NUM_THREADS=1`: PyTorch's
+# CPU work then has one thread a rank, so that ranks on one machine do not take each other's cores. Set the variable
+# yourself, and the warning goes away. If you get stuck, `hint("3.6")` helps, and `cluster/train.py` is such a script
+# grown up.
 
 # %%
 from course_exercises import mine
@@ -1361,23 +989,20 @@ check("3.6", mine.script(3))
 # %% [markdown]
 # ## 9. Remember
 #
-# 1. DDP is one process per device. Every rank holds the whole model and its own share of the batch.
-# 2. Two exchanges make the ranks one model: the broadcast at the start and the mean of the
-#    gradients in every backward. `optimizer.step` sends nothing.
-# 3. In a ring all-reduce each rank sends 2(n - 1)/n times the gradients' bytes, less than twice,
-#    however many ranks there are. Buckets let it hide behind backward.
-# 4. All ranks must call the same collectives in the same order. If one does not come, the others
-#    wait.
-# 5. Test with SGD against one process on the global batch. Falling loss proves little.
+# 1. DDP is one process per device. Every rank holds the whole model and reads its own share of the batch.
+# 2. Two exchanges make the ranks one model: the broadcast at the start, and the mean of the gradients in every
+#    `backward`. `optimizer.step` sends nothing.
+# 3. In a ring each rank sends 2(n - 1)/n times the gradients' bytes, less than twice, however many ranks there are.
+#    Buckets let most of it hide behind backward.
+# 4. All ranks make the same collectives in the same order. Without a collective there is no average.
+# 5. Test with SGD against one process on the global batch. A falling loss proves little.
 #
 # **Sources**
 #
-# * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB
-#   2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704): section 3.2 gradient reduction,
-#   buckets and overlap.
-# * P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
-#   workstations*, Journal of Parallel and Distributed Computing 69, 2009: the lower bound and the
-#   ring.
+# * S. Li et al., *PyTorch Distributed: Experiences on Accelerating Data Parallel Training*, VLDB 2020, [arXiv
+#   2006.15704](https://arxiv.org/abs/2006.15704): section 3.2 gradient reduction, buckets and overlap.
+# * P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, Journal of
+#   Parallel and Distributed Computing 69, 2009: the lower bound and the ring.
 # * PyTorch:
 #   [`DistributedDataParallel`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
 #   [DDP design note](https://docs.pytorch.org/docs/stable/notes/ddp.html),

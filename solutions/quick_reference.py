@@ -58,13 +58,13 @@ plt.show()
 #
 # | what | bytes | where | source |
 # |---|---|---|---|
-# | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *What travels* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
+# | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *All-reduce on a ring* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
 # | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | [Thakur, Rabenseifner, Gropp 2005](https://doi.org/10.1177/1094342005051521) |
-# | all-reduce through a head office: rank 0 | `S * (n - 1)` | 03: 3, *What travels* | counted there |
+# | all-reduce on a star: rank 0 | `S * (n - 1)` | 03: 3, *All-reduce through rank 0* | counted there |
 # | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07 further: 3, *two kinds of links* | counted there |
 # | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07 further: 3, *two kinds of links* | counted there |
 # | `nn.DataParallel`: parameters out, gradients back | `2 * P * b * (n - 1)` | 02: 3, *Predict* | counted there |
-# | DDP, handed over in a step | `P * b` | 03: 3, *What DDP moves* | counted there |
+# | DDP, handed over in a step | `P * b` | 03: 3, *What DDP hands over* | counted there |
 # | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
 # | ZeRO-3, on a ring | `3 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | the same |
 # | gathers of a layer by ZeRO-3 in a stage under 1F1B, in number | `m + 1` | 12: 3, *How often does a stage gather* | traced there |
@@ -114,7 +114,7 @@ plt.show()
 # | ZB-H1, idle time of a step | `(p - 1) * (tF + tB - tW)` | 05: 3, *Zero bubble* | [Qi et al. 2024](https://arxiv.org/abs/2401.10241), table 2 |
 # | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
-# | one all-reduce on a ring, start-up a | `a + 2 * (n - 1) / n * S / speed` | 03: 7, *See it* | a model |
+# | one all-reduce on a ring, start-up a in each step | `2 * (n - 1) * (a + S / n / speed)` | 03: 7, *See it* | a model |
 # | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 4, *How long a step takes* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
 # | exposed of k buckets, each r, backward takes E | `r + (k - 1) * max(0, r - E / k)` | 03: 7, *See it* | a model |
 # | operations of a training step | `6 * P * T` | 01: 5, *Decide* | [Kaplan et al. 2020](https://arxiv.org/abs/2001.08361), 2.1 |
@@ -167,7 +167,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *finished without sending it*, or *finished without receiving it* | a `recv` without a `send`, or the other way round; often a wrong rank number | pair them: who sends to whom, how often | 01: 5 |
 # | *waits in* ... *to rank* on both sides | both send first, or both receive first | let one of them begin with the other call | 05: 5 |
 # | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07: 5 |
-# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03: 4 |
+# | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03 further: 4 |
 # | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
 # | *a call lacks its partner, and no rank has waited for it.* | the same, with `async_op=True`, `isend` or `irecv`: nothing stopped, and the result may be wrong | make the call on the other rank as well, and wait for both | |
 # | *finished without setting it* | a rank waits for a key of the store that nobody has set | set it on another rank, under the same name | |
@@ -220,8 +220,8 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *Expected more than 1 value per channel when training* | a chunk or micro-batch of one row meets batch normalisation | |
 # | *is not on the expected device* | model and data are on different devices; move both, the targets too | 02: 5, 04: 5 |
 # | *Error(s) in loading state_dict*, keys with `module.` | the checkpoint is of the wrapper: save `model.module.state_dict()` | 02: 5 |
-# | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 2 |
-# | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 2 |
+# | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 4 |
+# | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 4 |
 # | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03 further: 5 |
 # | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04 further: 5 |
 # | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04 further: 5, 06: 5 |
@@ -288,7 +288,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | default process group | the group of all ranks | [03](03_ddp.ipynb) |
 # | device mesh | all ranks in a grid, with a name for each dimension | [07](07_hybrid.ipynb) |
 # | dispatch | the way of tokens to the ranks of their experts, by all-to-all | [11](11_experts.ipynb) |
-# | distributed data parallel | data parallelism with one process for each GPU and no head office; DDP | [03](03_ddp.ipynb) |
+# | distributed data parallel | data parallelism with one process for each GPU, none of them in charge; DDP | [03](03_ddp.ipynb) |
 # | DistributedSampler | what tells each rank which rows are its own | [03](03_ddp.ipynb) |
 # | dropped | of a piece: without a place in the queue of its expert, which then adds nothing to the token | [11](11_experts.ipynb) |
 # | DTensor | a tensor that knows on which mesh it lies and how it is cut | [06](06_tensor_parallel.ipynb) |

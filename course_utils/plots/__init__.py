@@ -12,7 +12,7 @@ of a cell is `plt.show()`.
 """
 
 from course_utils.plots.amounts import human_bytes, loss_curves, memory
-from course_utils.plots.collectives import collective, ring_steps
+from course_utils.plots.collectives import before_and_after, ring_step
 from course_utils.plots.kit import (
     arrow,
     blueprint,
@@ -45,10 +45,10 @@ __all__ = [
     "RANK_COLORS",
     "WIDTH",
     "arrow",
+    "before_and_after",
     "blueprint",
     "building",
     "canvas",
-    "collective",
     "gantt",
     "gantt_lanes",
     "head_office",
@@ -60,7 +60,7 @@ __all__ = [
     "memory",
     "pile",
     "ring",
-    "ring_steps",
+    "ring_step",
     "star",
     "timeline",
     "timelines",

@@ -1,5 +1,6 @@
-"""Collectives: which rank holds which block before, after, and on the way."""
+"""Collectives: which rank holds which block before, after, and on the way round a ring."""
 
+import math
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
@@ -11,114 +12,97 @@ from course_utils.plots.kit import arrow, canvas
 from course_utils.plots.style import COLORS, RANK_COLORS, WIDTH
 
 
-def collective(
-    name: str,
-    before: Sequence[Sequence[str]] | None = None,
-    after: Sequence[Sequence[str]] | None = None,
-    ranks: int = 4,
-) -> Figure:
-    """Draws what a collective does: what each rank holds before and after.
+def before_and_after(names: Sequence[str], ranks: int = 4) -> Figure:
+    """Draws what each rank holds before and after these collectives, in two columns.
 
-    `before` and `after` hold a row of blocks per rank. A block is written "A0": the letter says
-    whose data it is (A belongs to rank 0, B to rank 1), the digit which piece. "A0+B0" is a sum and
-    has the colours of all its parts, "" is an empty place, "?" a place whose content is undefined.
-    Without them the picture is the operation's usual one, for `ranks` ranks.
+    A letter says whose data a block is (A belongs to rank 0, B to rank 1), a digit which piece of it.
+    A sum has the colours of all its parts. "?" is a place whose content is undefined.
     """
-    if before is None or after is None:
-        before, after = _BLOCKS[name](ranks)
-    columns = [max(len(row) for row in rows) for rows in (before, after)]
-    size = min(1.2, 6.4 / sum(columns))  # of a block, so that the widest picture fits
-    gap = 1.75
-    left = 0.95
-    right = left + size * columns[0] + gap
-    height = 0.525 * len(before)
-    figure, ax = canvas(WIDTH, 0.8 * (height + 0.45))
-    for x, title, rows in ((left, "before", before), (right, "after", after)):
-        ax.text(x, height + 0.06, title, va="bottom", fontsize=10)
+    rows = math.ceil(len(names) / 2)
+    size = (WIDTH, rows * (0.24 * ranks + 0.4))
+    figure, axes = plt.subplots(rows, 2, figsize=size, squeeze=False)
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, name in zip(axes.T.flat, names):
+        _collective(ax, name, ranks)
+    return figure
+
+
+def _collective(ax: Axes, name: str, ranks: int) -> None:
+    before, after = _BLOCKS[name](ranks)
+    wide = len(before[0])
+    for left, rows in ((0, before), (wide + 1.2, after)):
         for rank, row in enumerate(rows):
-            y = height - (rank + 1) * 0.525 + 0.08
             for i, block in enumerate(row):
-                _block(ax, x + i * size, y, size - 0.05, 0.44, block)
-    for rank in range(len(before)):
-        ax.text(0, height - (rank + 0.5) * 0.525, f"rank {rank}", va="center", fontsize=10)
-    arrow(ax, (right - gap + 0.1, height / 2), (right - 0.15, height / 2))
-    middle = right - gap / 2 - 0.02
-    ax.text(middle, height / 2 + 0.1, name, ha="center", va="bottom", weight="bold", fontsize=10)
-    return figure
-
-
-def ring_steps(ranks: int = 4) -> Figure:
-    """Draws an all-reduce on a ring of a few ranks, step by step: what each holds of each piece.
-
-    A row of panels for the n - 1 steps in which pieces are added up, beginning with what the ranks
-    hand in, and a row for the n - 1 steps in which the sums go round. What has just arrived has a
-    thick edge.
-    """
-    pieces = [[frozenset([rank]) for _ in range(ranks)] for rank in range(ranks)]
-    panels = [(pieces, set())]
-    for step in range(2 * (ranks - 1)):
-        arrived = {((r + 1) % ranks, _sent(r, step, ranks)) for r in range(ranks)}
-        pieces = [
-            [
-                pieces[r][i] | pieces[r - 1][i] if (r, i) in arrived else pieces[r][i]
-                for i in range(ranks)
-            ]
-            for r in range(ranks)
-        ]
-        panels.append((pieces, arrived))
-    figure, axes = plt.subplots(
-        2, ranks, figsize=(WIDTH, 0.75 * ranks + 1.1), subplot_kw={"xticks": [], "yticks": []}
-    )
-    axes[1, 0].axis("off")
-    places = [*axes[0], *axes[1, 1:]]
-    for step, (ax, (held, arrived)) in enumerate(zip(places, panels, strict=True)):
-        _ring_panel(ax, held, arrived, name="" if step else "rank ")
-        ax.set_title(f"step {step}" if step else "handed in", fontsize=10)
-    axes[1, 0].text(
-        0.5, 0.5, "above: adding up\n\nright:\nthe sums go round", ha="center", va="center"
-    )
-    return figure
-
-
-def _sent(rank: int, step: int, ranks: int) -> int:
-    """The piece that a rank sends to its right neighbour in a step of the ring, counted from 0."""
-    return (rank - step) % ranks
-
-
-def _ring_panel(
-    ax: Axes, held: list[list[frozenset[int]]], arrived: set[tuple[int, int]], name: str
-) -> None:
-    ranks = len(held)
-    ax.set_xlim(-0.75, ranks)
+                parts = [ord(part[0]) - ord("A") for part in block.split("+") if part[:1].isalpha()]
+                text = block if len(parts) < 2 else "Σ" + block[1 : block.index("+")]
+                _striped(ax, (left + i, rank), 0.92, 0.86, parts, text)
+    for rank in range(ranks):
+        ax.text(-0.15, rank + 0.43, f"rank {rank}", ha="right", va="center", fontsize=8)
+    arrow(ax, (wide + 0.1, ranks / 2), (wide + 1.05, ranks / 2))
+    ax.set_xlim(-1.5, 2 * ranks + 1.2)
     ax.set_ylim(ranks, -0.1)
-    ax.axis("off")
-    for rank, row in enumerate(held):
-        ax.text(-0.15, rank + 0.45, f"{name}{rank}", ha="right", va="center", fontsize=9)
-        for piece, parts in enumerate(row):
-            stripe = 0.9 / len(parts)
-            new = (rank, piece) in arrived
-            for i, part in enumerate(sorted(parts)):
-                corner = (piece + i * stripe, rank)
-                ax.add_patch(Rectangle(corner, stripe, 0.9, facecolor=RANK_COLORS[part], lw=0))
-                if new or not arrived:
-                    look = {"ha": "center", "va": "center", "fontsize": 7}
-                    ax.text(piece + (i + 0.5) * stripe, rank + 0.45, str(part), **look)
-            edge = {"edgecolor": COLORS["ink"], "linewidth": 2.4 if new else 0.6}
-            ax.add_patch(Rectangle((piece, rank), 0.9, 0.9, fill=False, zorder=2 + new, **edge))
+    ax.set_title(name)
 
 
-def _block(ax: Axes, x: float, y: float, width: float, height: float, block: str) -> None:
-    parts = block.split("+") if block not in ("", "?") else []
-    for i, part in enumerate(parts):
-        color = RANK_COLORS[(ord(part[0]) - ord("A")) % len(RANK_COLORS)]
-        stripe = width / len(parts)
+def ring_step(step: int, ranks: int = 4) -> Figure:
+    """Draws what each rank of a ring holds before a step of an all-reduce, and what it sends in it.
+
+    `step` counts from 1. In the first n - 1 steps pieces are added up, in the next n - 1 the sums go
+    round. The one after them shows what all hold in the end.
+    """
+    held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    for earlier in range(1, step):
+        for rank, piece in _sent(earlier, ranks):
+            held[(rank + 1) % ranks][piece] |= held[rank][piece]
+    figure, ax = canvas(height=0.42 * ranks + 0.45)
+    pitch, top = 8.4 / ranks, 0.525 * ranks - 0.4
+    wide = 0.6 * pitch
+    for rank, pieces in enumerate(held):
+        x = 1.5 + rank * pitch
+        ax.text(x + wide / 2, top + 0.5, f"rank {rank}", ha="center", va="bottom", fontsize=10)
+        for piece, parts in enumerate(pieces):
+            text = "Σ" if len(parts) == ranks else "+".join(map(str, sorted(parts)))
+            corner = (x, top - 0.525 * piece)
+            _striped(ax, corner, wide, 0.43, sorted(parts), text, 2 if text == "Σ" else 0.8)
+    for piece in range(ranks):
+        ax.text(0, top + 0.21 - 0.525 * piece, f"piece {piece}", va="center", fontsize=9)
+    last = 2 * (ranks - 1)
+    for rank, piece in _sent(step, ranks) if step <= last else []:
+        y, right = top + 0.21 - 0.525 * piece, 1.5 + rank * pitch + wide
+        ends = [(right, right + pitch - wide)]
+        if rank == ranks - 1:  # out on the right, and in again on the left
+            ends = [(right, right + 0.4), (1.05, 1.5)]
+        for start, end in ends:
+            arrow(ax, (start, y), (end, y), COLORS["communication"])
+    doing = "pieces are added up" if step < ranks else "the sums go round"
+    ended = f"After {last} steps every rank holds every sum"
+    ax.set_title(f"Step {step} of {last}: {doing}" if step <= last else ended)
+    return figure
+
+
+def _sent(step: int, ranks: int) -> list[tuple[int, int]]:
+    """For each rank, the piece that it sends to its right neighbour in a step, counted from 1."""
+    return [(rank, (rank - step + 1) % ranks) for rank in range(ranks)]
+
+
+def _striped(
+    ax: Axes,
+    corner: tuple[float, float],
+    width: float,
+    height: float,
+    parts: Sequence[int],
+    text: str,
+    edge: float = 0.8,
+) -> None:
+    """A block with a stripe in the colour of each rank whose data is in it."""
+    (x, y), stripe = corner, width / max(1, len(parts))
+    for i, rank in enumerate(parts):
+        color = RANK_COLORS[rank % len(RANK_COLORS)]
         ax.add_patch(Rectangle((x + i * stripe, y), stripe, height, facecolor=color, linewidth=0))
-    edge = {"edgecolor": COLORS["ink"] if parts else "#BBBBBB", "linewidth": 0.8}
-    dashes = {} if parts else {"linestyle": (0, (3, 2))}
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, **edge, **dashes))
-    text = block if len(block) <= 7 else "Σ" + parts[0][1:]
-    size = 9 if len(text) <= 5 else 8
-    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size)
+    line = {"edgecolor": COLORS["ink"]} if parts else {"edgecolor": "#BBBBBB", "linestyle": "--"}
+    ax.add_patch(Rectangle(corner, width, height, fill=False, linewidth=edge, **line))
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=8)
 
 
 def _letter(rank: int) -> str:
@@ -139,10 +123,7 @@ def _only(rank: int, row: list[str], n: int, empty: str = "") -> list[list[str]]
 
 _BLOCKS = {
     "broadcast": lambda n: (_only(0, ["A"], n), [["A"] for _ in range(n)]),
-    "scatter": lambda n: (
-        _only(0, _pieces(0, n), n),
-        [[f"A{r}"] for r in range(n)],
-    ),
+    "scatter": lambda n: (_only(0, _pieces(0, n), n), [[f"A{r}"] for r in range(n)]),
     "gather": lambda n: (
         [[_letter(r)] for r in range(n)],
         _only(0, [_letter(r) for r in range(n)], n),

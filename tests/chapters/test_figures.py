@@ -25,6 +25,8 @@ def closed():
     [
         ch01.two_ways,
         ch03.ring_road,
+        lambda: ch03.overlap([(10, 14.5), (20, 24.5), (30, 34.5), (40, 44.5)], 40),
+        lambda: ch03.bucket_sizes([1, 10, 100], {8: [0.3, 2, 18], 256: [530, 50, 25]}),
         lambda: ch04.stations([14, 920, 230, 230, 25, 1, 1, 1], {"equal": 4, "best cut": 2}),
         ch05.assembly_line,
         ch06.one_station,

@@ -174,8 +174,8 @@ def test_what_is_missing_is_named(chapter, tmp_path):
 
 
 def test_code_of_a_chapter_comes_by_its_name():
-    function = load_code(3, "first_gradient")
-    assert function.__name__ == "first_gradient"
+    function = load_code(3, "train_by_hand")
+    assert function.__name__ == "train_by_hand"
     assert function.__globals__["flat"], "with what it needs"
     assert load_code(3, "LEARNING_RATE") == function.__globals__["LEARNING_RATE"]
 

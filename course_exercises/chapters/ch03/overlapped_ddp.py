@@ -73,7 +73,7 @@ overlapping = Exercise(
     "3.4",
     "OverlappedDDP",
     points=5,
-    minutes=120,
+    minutes=240,
     kind="stretch",
     hints=[
         (
@@ -288,7 +288,7 @@ def after_each_of_three_steps_every_rank_has(answer, draw):
     _check_steps(answer, draw, plain, 2, 25 * 2**20)
 
 
-@overlapping.requires("three ranks do, with small buckets, and zero_grad(set_to_none=False)")
+@overlapping.requires("three ranks do, with small buckets, also where zero_grad leaves zeros")
 def three_ranks_do(answer, draw):
     _check_steps(answer, draw, plain, 3, 64)
     _check_steps(answer, draw, plain, 1, 64, keep_zeros=True)

@@ -17,7 +17,7 @@ ring = Exercise(
     "3.2",
     "ring_all_reduce",
     points=3,
-    minutes=40,
+    minutes=75,
     kind="core",
     parameters=("tensor",),
     hints=[
