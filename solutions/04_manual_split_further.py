@@ -131,12 +131,16 @@ for half, batch in zip(halves_of(planned), inputs):
     optimizer.step()
     ledgers.append(memory_ledger(half, optimizer))
 
-STATES = "parameters", "gradients", "optimizer"
-states = sum(ledger[kind] for ledger in ledgers for kind in STATES)
+
+def states(ledger):
+    """The bytes of parameters, gradients and optimizer state."""
+    return ledger["parameters"] + ledger["gradients"] + ledger["optimizer"]
+
+
 numbers = sum(p.numel() for p in planned.parameters())
 measured = {
     "billions of parameters": round(numbers / 1e9, 1),
-    "GiB of model states": round(states / 2**30),
+    "GiB of model states": round(sum(map(states, ledgers)) / 2**30),
 }
 
 # %%
@@ -156,7 +160,7 @@ compare(
 # %% [markdown]
 # ### What autograd keeps
 #
-# On meta one cannot tell which tensors share their memory, so the activations need a formula. Walk through a block.
+# On meta you cannot tell which tensors share their memory, so the activations need a formula. Walk through a block.
 # With $N$ texts of $T$ tokens, autograd keeps tensors of $NTW$ numbers: the block's input, the norm's output, queries,
 # keys and values (three), what the heads return, the sum after the attention, the second norm's output, and both sides
 # of the activation function, four times as wide (eight). That is 16. Each norm also keeps a mean and a scale for each
@@ -203,8 +207,9 @@ for stage, kept in enumerate((kept_0, kept_1)):
 
 bars = [stage_bytes(stage, **PLANNED, texts=4) for stage in (0, 1)]
 for stage, (ledger, bar) in enumerate(zip(ledgers, bars)):
-    counted, formula = (sum(each[kind] for kind in STATES) for each in (ledger, bar))
-    print(f"planned model, stage {stage}: {counted:,} bytes of states, formula {formula:,}")
+    print(
+        f"planned model, stage {stage}: {states(ledger):,} bytes of states, formula {states(bar):,}"
+    )
 
 # %%
 both = {kind: sum(bar[kind] for bar in bars) for kind in bars[0]}
@@ -214,8 +219,8 @@ plt.show()
 print(f"a step sends {4 * 4 * 512 * 2048:,} bytes in each direction")
 
 # %% [markdown]
-# *The whole model needs 27.5 GiB, each half less than 14 GiB. Most of it are the parameters, their gradients and the
-# optimizer's state.*
+# *The whole model needs 27.5 GiB, each half less than 14 GiB. Most of it goes to the parameters, their gradients and
+# the optimizer's state.*
 #
 # Compare the last line with the bars: 16 MiB cross the cut in each direction, while data parallelism would send the
 # gradients of all parameters, 5.3 GiB, in each step. That is for 2,048 tokens. Activations grow with the tokens of a
@@ -338,7 +343,7 @@ print("best cut by time: after station", try_all_cuts(times, 2)[0])
 # ### Bug hunt: a language model that cannot read
 #
 # The tutorial of section 3 builds its layers as `nn.TransformerEncoderLayer(d_model=..., nhead=...)` and feeds them
-# tokens of shape (4 texts, 512 tokens). It runs, and the output has the right shape. Here is the model in small. Which
+# tokens of shape (4 texts, 512 tokens). It runs, and the output has the right shape. Here is a small version. Which
 # tokens does a score depend on?
 
 
@@ -419,8 +424,8 @@ what_it_reads(TutorialModel(batch_first=True), src_mask=mask, is_causal=True)
 #         return self.part2(x)
 # ```
 #
-# PyTorch's words for three of them: *cannot assign module before Module.\_\_init\_\_() call*, *takes 1 positional
-# argument but 2 were given*, and *mat1 and mat2 shapes cannot be multiplied*.
+# For three of them PyTorch or Python has these words: `cannot assign module before Module.__init__() call`, `takes 1
+# positional argument but 2 were given`, and `mat1 and mat2 shapes cannot be multiplied`.
 #
 # A convolution or pooling with kernel k, stride s and padding p turns a height of h into
 # floor((h + 2p - k) / s) + 1.
