@@ -109,7 +109,7 @@ def two_devices():
 # %%
 images, labels = mnist.tensors(train=True, limit=640)
 input_batches, target_batches = images.flatten(1).split(64), labels.split(64)
-inputs, targets = input_batches[0], target_batches[0]
+inputs, targets = input_batches[0].clone(), target_batches[0]  # a slice keeps all images
 
 
 def gradients_of(model):
@@ -345,7 +345,7 @@ def paced_step(rank, cut):
     """One training step in which a layer takes one slot forward and two backward."""
     stage = stage_of(rank, cut)
     slots = {"forward": len(stage), "backward": 2 * len(stage)}
-    dist.barrier()
+    half_step(rank, stage)  # the first step is slower than the rest
     with Trace() as trace:
         half_step(rank, stage, span=lambda name: paced(trace, name, slots[name]))
     return trace.record()
@@ -359,7 +359,7 @@ plots.timelines(panels, "slots", SLOT)
 plt.show()
 
 # %% [markdown]
-# *At any moment one rank is blue and the other is grey.*
+# *Wherever one rank is blue, the other waits, or has finished its step.*
 #
 # A stage with the share $s$ of the work is idle for the share $1 - s$ of the step. If the cut is **balanced**, all
 # $p$ stages take equally long, and
@@ -462,7 +462,7 @@ plots.memory(ledgers, ["rank 0", "rank 1"], "Equal numbers of layers are not equ
 plt.show()
 
 # %% [markdown]
-# *Rank 0 holds nearly four fifths of everything.*
+# *Rank 0 holds about four fifths of everything.*
 #
 # This is what the cut is for: no rank stores a parameter, a gradient or optimizer state of another rank's layers. But
 # the fullest rank has to fit. The activations at the cut are stored twice: by their sender and by their receiver.

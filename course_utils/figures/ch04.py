@@ -47,7 +47,7 @@ def stations(work: Sequence[float], cuts: Mapping[str, int]) -> Figure:
         color, style = ("ink", "-") if cut == best else ("wrong", ":")
         ax.axvline(cut + 0.5, color=plots.COLORS[color], linestyle=style)
         share = sum(work[:cut]) / sum(work)
-        said = f"{name}:\n{share:.0%} and {1 - share:.0%} of the work"
+        said = f"{name}:\n{share:.0%} | {1 - share:.0%} of the work"
         ax.text(cut + 0.55, 0.85 * top, said, va="top", fontsize=10)
     for shift, side, rank in ((-0.05, "right", 0), (0.05, "left", 1)):
         name, place = f"rank {rank}", (best + 0.5 + shift, 0.98 * top)
@@ -192,9 +192,9 @@ def fullest(counts: Sequence[int], ledgers: Sequence[Mapping[str, float]]) -> Fi
         below = [a + b for a, b in zip(below, heights)]
     left.legend()
     left.set(xticks=places, xticklabels=counts, xlabel="stages", ylabel="GiB")
-    left.set_title("The fullest stage needs less memory")
+    left.set_title("Less memory in the fullest stage")
     look = {"color": plots.COLORS["waiting"], "hatch": "////", "edgecolor": "white"}
     right.bar(places, [100 * (1 - 1 / stages) for stages in counts], **look)
     right.set(xticks=places, xticklabels=counts, xlabel="stages", ylabel="per cent", ylim=(0, 100))
-    right.set_title("All stages wait longer (one batch)")
+    right.set_title("More waiting (one batch)")
     return figure
