@@ -424,8 +424,8 @@ what_it_reads(TutorialModel(batch_first=True), src_mask=mask, is_causal=True)
 #         return self.part2(x)
 # ```
 #
-# For three of them PyTorch or Python has these words: `cannot assign module before Module.__init__() call`, `takes 1
-# positional argument but 2 were given`, and `mat1 and mat2 shapes cannot be multiplied`.
+# Three of them give these messages: `cannot assign module before Module.__init__() call`,
+# `takes 1 positional argument but 2 were given`, and `mat1 and mat2 shapes cannot be multiplied`.
 #
 # A convolution or pooling with kernel k, stride s and padding p turns a height of h into
 # floor((h + 2p - k) / s) + 1.
