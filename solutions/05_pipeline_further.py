@@ -276,8 +276,8 @@ for source in (0, 2):
     print(f"rank {source} sends to rank 1:", *words)
 
 # %% [markdown]
-# `F0>5` are the activations of micro-batch 0 on their way to stage 5. Rank 1 can read off the sender's list in which
-# order they come, before anything is sent.
+# `F0>5` are the activations of micro-batch 0 on their way to stage 5. Rank 1 reads their order off the sender's list,
+# before anything is sent.
 #
 # ### Sending and receiving
 #
@@ -373,7 +373,7 @@ class Receiver:
 
 
 # %% [markdown]
-# The whole part also sends, keeps what it has sent, and carries what stays on the rank.
+# A `Messenger` also sends. It keeps what it has sent, and hands over what stays on the rank.
 
 
 # %%
@@ -811,8 +811,8 @@ except RankFailure as failure:
 
 # %% [markdown]
 # It cuts 30 rows into 8, 8, 7 and 7, and sends 7 rows where 8 are expected. It would also divide by 4 all the same.
-# Give each step a batch that divides: use `DataLoader(drop_last=True)`, or fill the batch up with rows whose loss is
-# zero, and multiply all gradients by 32/30.
+# So give each step a batch that divides: use `DataLoader(drop_last=True)`, or fill the batch up with rows whose loss
+# is zero, and multiply all gradients by 32/30.
 #
 # ### BatchNorm looks at its own micro-batch only
 #
