@@ -5,8 +5,8 @@
 # would stand idle for seven eighths of the time.
 #
 # A pipeline cuts the batch as well. Its parts, the **micro-batches**, follow each other through the stages, so that
-# all stages work at once. Which pass a rank runs when is its **schedule**. The schedule decides how long a step takes
-# and how much memory it needs.
+# all stages work at once. A **schedule** says which passes each rank runs, and in which order. It decides how long a
+# step takes and how much memory it needs.
 #
 # In this chapter you write two schedules and run both on four ranks, by hand and with PyTorch. You also repair two
 # mistakes that people really make: gradients of the wrong size, and neighbours that wait for each other. The notebook
@@ -130,10 +130,10 @@ def last_stage(stage, micro_batches, timed):
 # %%
 def two_stages(rank, m):
     stage = stage_of(rank, 2)
-    micro_batches = (inputs, targets)[rank].to(hardware.device()).chunk(m)
+    batch, run = (inputs, first_stage) if rank == 0 else (targets, last_stage)
     with Trace() as trace:
         timed = at_pace(trace, {"F": 1, "B": 2})
-        (first_stage, last_stage)[rank](stage, micro_batches, timed)
+        run(stage, batch.to(hardware.device()).chunk(m), timed)
     return trace.record(), flat(p.grad for p in stage.parameters())
 
 
@@ -350,8 +350,12 @@ predicted = {
 # %%
 early = schedules.simulate(schedules.one_forward_one_backward(4, 8))
 many = schedules.simulate(schedules.one_forward_one_backward(4, 64))
-peaks = [*early.peak_in_flight, many.peak_in_flight[0]]
-measured = dict(zip(predicted, (early.makespan, peaks[0], peaks[3], peaks[4])))
+measured = {
+    "units of a step": early.makespan,
+    "in flight on rank 0": early.peak_in_flight[0],
+    "in flight on rank 3": early.peak_in_flight[3],
+    "on rank 0, 64 micro-batches": many.peak_in_flight[0],
+}
 
 # %%
 compare(
@@ -598,7 +602,7 @@ compare(
 # ```
 #
 # In the queue of `cuda:0`, stage 3 of chunk 0 stands before stage 1 of chunk 1, and it has to wait for `cuda:1`. A
-# pipeline needs another order on each device, which is what a schedule is.
+# pipeline needs a schedule: another order on each device.
 #
 # ### Bug hunt: the last micro-batch
 #
@@ -631,7 +635,8 @@ print("30 rows: largest difference", largest_difference(at_once, [accumulated]))
 # counts 1/24, and each of the others 1/32. Nothing fails, and the loss goes down. The same mistake, with tokens in
 # place of rows, was found in a well-known trainer in 2024 ([Fixing Gradient
 # Accumulation](https://huggingface.co/blog/gradient_accumulation)). PyTorch's schedules divide by the number of
-# micro-batches, too; give them batches that divide, as `DataLoader(drop_last=True)` does.
+# micro-batches, too. So give them batches that can be cut into equal parts, for instance with
+# `DataLoader(drop_last=True)`.
 
 # %% [markdown]
 # ### 5.5 The scale of micro-batch gradients (2 points)
@@ -784,8 +789,8 @@ times = {"last_stage": (1.0, 2.0, 1.0), "hop_latency": (0.0, 1.0, 0.1)}
 Explorer(draw, schedule=list(SCHEDULES), **sizes, **times)
 
 # %% [markdown]
-# *At the start: GPipe with four stages. Below, the idle share of both schedules and the micro-batches that each rank
-# stores.*
+# *At the start: GPipe with four stages and a hop latency of 0.1. Below, the idle share of both schedules, and the
+# micro-batches that each rank stores under the chosen one.*
 
 # %% [markdown]
 # ## 8. On a cluster: the same pipeline under torchrun

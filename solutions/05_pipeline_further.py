@@ -977,8 +977,8 @@ times = {"backward_to_forward": (1.0, 3.0, 2.0), "last_stage": (1.0, 2.0, 1.0)}
 Explorer(draw, schedule=list(PLANS), **sizes, **times, hop_latency=(0.0, 1.0, 0.1))
 
 # %% [markdown]
-# *At the start: GPipe on four ranks. The bars on the left compare the idle share of the five schedules, those on the
-# right say how many micro-batches each rank stores at most.*
+# *At the start: GPipe on four ranks, with a hop latency of 0.1. The bars on the left compare the idle share of the
+# five schedules, those on the right say how many micro-batches each rank stores at most.*
 #
 # Chunks make the bubble smaller and the messages more. Here are 8 ranks and 32 micro-batches; the hop latency is in
 # forward passes of a whole stage.

@@ -37,6 +37,7 @@ def shelves(results: Mapping[str, Simulation]) -> Figure:
     ranks = max(len(result.schedule) for result in results.values())
     size = (plots.WIDTH, 1.5 + 0.6 * ranks)
     figure, axes = plt.subplots(2, len(results), figsize=size, sharex="col", squeeze=False)
+    figure.get_layout_engine().set(wspace=0.06)
     most = max(max(result.peak_in_flight) for result in results.values())
     for (lanes, below), (name, result) in zip(axes.T, results.items()):
         shown = plots.gantt_lanes(lanes, result)
@@ -49,7 +50,7 @@ def shelves(results: Mapping[str, Simulation]) -> Figure:
             times = [time / result.makespan * units for time in times]
             tops = [rank + 0.43 - 0.86 * count / most for count in counts]
             below.fill_between(times, rank + 0.43, tops, **look)
-            number = {"transform": below.get_yaxis_transform(), "va": "center"}
+            number = {"transform": below.get_yaxis_transform(), "va": "center", "weight": "bold"}
             below.text(1.01, rank, result.peak_in_flight[rank], **number)
         below.set_yticks(lanes.get_yticks(), lanes.get_yticklabels())
         title = f"in flight: {max(result.peak_in_flight)} at most"
