@@ -289,7 +289,7 @@ plt.show()
 # %% [markdown]
 # ### 5.1 The bubble's share (1 point)
 #
-# Which share of a step is the bubble? Give it as a share of the total time, from the first op to the last. F and B
+# What share of a step is the bubble? Give it as a share of the total time, from the first op to the last. F and B
 # may take any time, as long as all stages are equal.
 #
 # The parameter `chunks` is for the interleaved schedule of the further notebook. There each rank holds `chunks`
@@ -881,8 +881,8 @@ print("parameters, largest difference:", check_equal(flat(model.parameters()), [
 #
 # * Neighbouring stages should be neighbouring GPUs, so that only one boundary crosses the slow link between the
 #   nodes.
-# * A rank of a large model builds only its own layers, as `stage_of` does, or builds them without data on the meta
-#   device.
+# * If the model is large, each rank builds only its own layers, as `stage_of` does, or builds them without data on the
+#   meta device.
 # * NCCL matches messages by their order: a rank has to receive in the order in which its neighbour sends.
 # * With data parallelism around the pipeline (chapter 7), gradients are averaged once in a step, after the last
 #   micro-batch. DDP and FSDP average in every backward pass unless you tell them not to (`no_sync`,
