@@ -1,11 +1,10 @@
 # %% [markdown]
 # # 5. The pipeline, further: an engine for any schedule, and what it is good for
 #
-# The lesson's loop runs GPipe and 1F1B. This notebook builds an engine that runs whatever is legal: several
-# pieces of the model on each rank, backward passes in two halves, a last micro-batch that is smaller. It runs
-# five schedules on four ranks, and then trains an image classifier. Then come mistakes that show only in the
-# gradients: a factor that Adam hides, a normalisation that looks at its micro-batch, and coins that fall
-# differently the second time. At its end you write the interleaved schedule yourself.
+# The lesson's loop runs GPipe and 1F1B. This notebook adds three schedules: an interleaved one, in which each rank
+# holds several pieces of the model, and two with (nearly) no bubble, in which a backward pass has two halves. You
+# build an engine that runs any legal schedule, run five of them on four ranks, and train an image classifier with it.
+# Then come mistakes that show only in the gradients. At the end you write the interleaved schedule.
 #
 # None of it needs an answer of the lesson.
 
@@ -17,36 +16,35 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from course_utils import hardware, plots
-from course_utils.launch import launch
+from course_utils.figures import ch05 as figures
+from course_utils.launch import RankFailure, launch
 from course_utils.lesson import mnist, schedules
-from course_utils.lesson.equality import equal, flat
+from course_utils.lesson.equality import check_equal, flat, largest_difference
 from course_utils.lesson.predictions import compare
 from course_utils.lesson.schedules import Op
 
 hardware.report()
 
 # %% [markdown]
-# ## 1. The factory: a dispatch office that knows every timetable
+# ## 1. The factory: the line passes each building twice
 #
-# In the lesson each building had one station of the line, and a road to either neighbour. Now the line winds through
-# the buildings twice: station 0 stands in building 0, station 3 in building 3, and station 4 in building 0 again. Boxes
-# of two stations share a road, and a box may go from one hall of a building to the next.
+# In the lesson each building had one stretch of the line. Now the stretches are half as long and the line is led
+# through the buildings twice: after building 3 it goes on in building 0. Trucks of several stretches drive between
+# the same two buildings. Every building knows the lists of its neighbours, so it knows which box comes next and has a
+# place ready for it.
 #
-# So every building gets a dispatch office. It has the timetables of its neighbours, and so it knows which box comes next
-# on which road before it comes, and has a place for it. And the notes on a box are worked up in two rounds: first
-# what the station before waits for, later, when there is nothing else to do, what concerns nobody but the own station.
+# A change note is worked through in two parts: first the part for which the previous building waits, and later, when
+# there is time, the part that only this building needs.
 #
-# | in the factory | in PyTorch | what it is |
+# | new in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | a station | **virtual stage** | the model's piece number c p + r, chunk c of rank r |
-# | the label on a box | **message** | kind, micro-batch, and the virtual stage that gets it |
-# | a place that is ready for a box | `irecv` | a receive that is posted before the message is needed |
-# | first round of the notes | **B** | the gradient of the stage's inputs |
-# | second round | **W** | the gradient of its weights |
+# | stretch of the line | **virtual stage** | the model's piece number c p + r: chunk c of rank r |
+# | first part of a change note | **B** | the gradient of the stage's inputs |
+# | second part | **W** | the gradient of its weights |
 #
 # ## 2. The smallest real run: a backward pass in two halves
 #
-# The line of eight layers, its batch, and one process as the measure are those of the lesson.
+# The model is a line of eight layers. One process with the whole batch is the measure.
 
 # %%
 WIDTH, ROWS = 64, 32
@@ -68,56 +66,55 @@ def cut(model, parts):
 
 
 # %%
-def alone(model):
-    """The gradients and the loss of one process on the whole batch."""
-    loss = mse_loss(model(inputs.to(hardware.device())), targets.to(hardware.device()))
-    loss.backward()
-    return flat(p.grad for p in model.parameters()), loss.item()
+def whole_batch(model, rows=ROWS):
+    """The gradients of one process that gets all rows at once."""
+    x, y = (part[:rows].to(hardware.device()) for part in (inputs, targets))
+    mse_loss(model(x), y).backward()
+    return flat(p.grad for p in model.parameters())
 
 
-expected, expected_loss = alone(new_model())
+expected = whole_batch(new_model())
 
 # %% [markdown]
-# To split the backward pass, somebody has to stop halfway. `torch.autograd.grad` computes the
-# gradients that you name and no others. Asked for the gradient of the stage's input, it leaves the
-# weights alone. On the way it passes the output of every layer, so it can return those gradients
-# too. Later, W takes them up: for each layer it asks for the gradient of the layer's own weights,
-# given that of the layer's output. Nothing is computed twice.
+# To split the backward pass, you stop it halfway. `torch.autograd.grad` computes only the gradients that you name. If
+# you name the stage's input, it leaves the weights alone. On the way it passes the output of every layer, so it can
+# return those gradients too. W takes them up later: for each layer it asks for the gradients of the layer's weights,
+# given the gradient of the layer's output. Nothing is computed twice.
 
 
 # %%
 class SplitStage:
-    """A piece of the model, and the micro-batches that it has begun and not finished."""
+    """A piece of the model, and its micro-batches in flight."""
 
     def __init__(self, module):
-        self.module, self.stored, self.layers = module, {}, []
+        self.module, self.in_flight, self.layers = module, {}, []
         for layer in module.modules():
             if any(p.requires_grad for p in layer.parameters(recurse=False)):
-                layer.register_forward_hook(self.note)
+                layer.register_forward_hook(self.remember)
 
-    def note(self, layer, inputs, output):
+    def remember(self, layer, inputs, output):
         self.layers.append((layer, output))
 
     def forward(self, i, x, finish=None):
         self.layers = []
         output = self.module(x) if finish is None else finish(self.module(x))
-        self.stored[i] = x, output, self.layers
+        self.in_flight[i] = x, output, self.layers
         return output.detach()
 
     def backward(self, i, gradient):
-        x, output, _ = self.stored.pop(i)
+        x, output, _ = self.in_flight.pop(i)
         output.backward(gradient)
         return x.grad
 
     def backward_to_input(self, i, gradient):
-        x, output, layers = self.stored[i]
+        x, output, layers = self.in_flight[i]
         wanted = [result for _, result in layers] + ([x] if x.requires_grad else [])
         gradients = torch.autograd.grad(output, wanted, gradient, retain_graph=True)
-        self.stored[i] = layers, gradients
+        self.in_flight[i] = layers, gradients
         return gradients[-1]
 
     def backward_to_weights(self, i):
-        for (layer, result), gradient in zip(*self.stored.pop(i)):
+        for (layer, result), gradient in zip(*self.in_flight.pop(i)):
             weights = [p for p in layer.parameters(recurse=False) if p.requires_grad]
             found = torch.autograd.grad(result, weights, gradient, retain_graph=True)
             for weight, new in zip(weights, found):
@@ -135,159 +132,126 @@ gradient = torch.ones_like(x)
 whole.forward(0, x)
 input_gradient = whole.backward(0, gradient)
 halves.forward(0, x)
-same = torch.equal(halves.backward_to_input(0, gradient), input_gradient)
-print("after B: gradient of the input equal:", same)
+difference = check_equal(flat([input_gradient]), [flat([halves.backward_to_input(0, gradient)])])
+print("after B, gradient of the input: largest difference", difference)
 print(
-    "after B: weights with a gradient:", sum(p.grad is not None for p in halves.module.parameters())
+    "after B, weights with a gradient:", sum(p.grad is not None for p in halves.module.parameters())
 )
 halves.backward_to_weights(0)
 both = [flat(p.grad for p in stage.module.parameters()) for stage in (whole, halves)]
-print("after W: gradients of the weights equal:", equal(both[0], [both[1]]))
+print("after W, gradients of the weights: largest difference", check_equal(both[0], [both[1]]))
 
 # %% [markdown]
-# This way has a limit: each weight must belong to one layer that is called once. A tied weight would
-# lead W back through the layers between its two uses.
+# This way has a limit: each weight must belong to one layer that is called once. A tied weight would lead W back
+# through the layers between its two uses.
 #
-# ## 3. Predict, then measure: shelves, shifts, and a warm-up
+# ## 3. Predict, then measure: smaller pieces, and work for the gaps
 #
-# ### What W keeps on the shelf
+# ### Interleaved: several pieces on each rank
 #
-# The lesson's five schedules, for 4 ranks and 8 micro-batches. **Predict** the most micro-batches in flight on each
-# rank, for the interleaved schedule in pieces of half a stage. A micro-batch stays on the shelf until nobody needs it any
-# more, and that is W, where there is one.
+# The bubble of 1F1B is p - 1 times the passes of a stage. In the **interleaved** schedule each rank holds v smaller
+# pieces of the model, called **chunks**, which are not neighbours: chunk c of rank r is virtual stage c p + r. A
+# micro-batch passes all ranks v times. A pass through a chunk takes 1/v of the time, and the bubble becomes
+# $(p-1)/(vm)$ of the ideal time (Narayanan et al., section 2.2.2). The price is memory and messages: rank r has up to
+# 2(p - r - 1) + (v - 1)p + 1 pieces in flight, of half a stage each if v is 2.
+
+# %%
+few = schedules.simulate(schedules.interleaved(4, 4, chunks=2))
+idle = few.step - few.work
+plots.gantt({f"Interleaved, 2 chunks: idle {idle:g} units, 1F1B has 9 (simulated)": few})
+plt.show()
+
+# %% [markdown]
+# *Four micro-batches. Each box is half as long as under 1F1B. The palest and the darkest boxes are passes through the
+# second chunk.*
+#
+# ### Zero bubble: the half that no other rank waits for
+#
+# The previous stage waits only for the gradient of the inputs. **Zero-bubble** schedules therefore split the pass
+# into B and W, and put W where a gap would be ([Qi et al. 2024](https://arxiv.org/abs/2401.10241), section 2). With
+# $t_B$ and $t_W$ for the times of the halves, the idle time of a step falls from $(p-1)(t_F+t_B+t_W)$ under 1F1B to
+# $(p-1)(t_F+t_B-t_W)$ under **ZB-H1**. **ZB-H2** runs more forward passes ahead, and has $(p-1)(t_F+t_B-2t_W)$ (table
+# 2): nothing, if all three take equally long.
 
 # %%
 p, m = 4, 8
-PLANS = {
-    "GPipe": schedules.gpipe(p, m),
-    "1F1B": schedules.one_forward_one_backward(p, m),
-    "interleaved": schedules.interleaved(p, m, chunks=2),
-    "ZB-H1": schedules.zb_h1(p, m),
-    "ZB-H2": schedules.zb_h2(p, m),
-}
+
+
+def plans_of(p, m, chunks=2):
+    return {
+        "GPipe": schedules.gpipe(p, m),
+        "1F1B": schedules.one_forward_one_backward(p, m),
+        "interleaved": schedules.interleaved(p, m, chunks),
+        "ZB-H1": schedules.zb_h1(p, m),
+        "ZB-H2": schedules.zb_h2(p, m),
+    }
+
+
+PLANS = plans_of(p, m)
 SIMULATED = {name: schedules.simulate(plan) for name, plan in PLANS.items()}
+panels = {}
+for name in ("ZB-H1", "ZB-H2"):
+    idle = SIMULATED[name].step - SIMULATED[name].work
+    panels[f"{name}: each rank is idle for {idle:g} units of its step (simulated)"] = SIMULATED[
+        name
+    ]
+plots.gantt(panels)
+plt.show()
+
+# %% [markdown]
+# *Pink boxes are W. Under ZB-H1 they fill gaps that 1F1B has at the end. Under ZB-H2 no rank has a gap from its first
+# box to its last; the ranks are only shifted against each other.*
+#
+# ### What W keeps in flight
+#
+# A micro-batch is in flight until its last use: until B, or until W in the zero-bubble schedules. 1F1B has 4, 3, 2
+# and 1 micro-batches in flight. ZB-H1 begins like 1F1B; ZB-H2 runs 2(p - r) - 1 forward passes on rank r before its
+# first B. **Predict** the most in flight on each rank under both, from the picture above.
 
 # %% tags=["prediction"]
-predicted = {"interleaved": [11, 9, 7, 5], "ZB-H1": [4, 4, 4, 4], "ZB-H2": [7, 7, 7, 7]}
+predicted = {"ZB-H1": [4, 4, 4, 4], "ZB-H2": [7, 7, 7, 7]}
 
 # %%
 compare(
     predicted,
     {name: SIMULATED[name].peak_in_flight for name in predicted},
-    {
-        "As under 1F1B: but the last rank waits with its W.": {"ZB-H1": [4, 3, 2, 1]},
-        "As under 1F1B, in pieces: the warm-up is longer.": {"interleaved": [8, 6, 4, 2]},
-    },
+    {"As under 1F1B, but the last rank puts its W off.": {"ZB-H1": [4, 3, 2, 1]}},
 )
 
 # %% [markdown]
-# Under 1F1B the last rank holds a single micro-batch. Under ZB-H1 it holds as many as the first one: it puts its W off
-# so that its B, for which the others wait, come early.
+# Under 1F1B the last rank has a single micro-batch in flight. Under ZB-H1 it has as many as the first rank: it puts
+# its W off, so that its B, for which the others wait, come early.
 #
 # ### What ZB-H2 needs so that its zero counts
 
 # %%
 for name in ("1F1B", "ZB-H1", "ZB-H2"):
     result = SIMULATED[name]
-    print(f"{name}: a rank's step {result.step:g}, from the first op of all to the last", end=" ")
-    print(f"{result.makespan:g}")
+    print(f"{name}: a rank's step {result.step:g}, all ranks together {result.makespan:g}")
 
 # %% [markdown]
-# From the first op of all ranks to the last one, ZB-H2 takes as long as ZB-H1: three units are only
-# the ranks' shift. It wins where step follows step, and each rank begins the next one at once.
+# From the first op of all ranks to the last one, ZB-H2 takes as long as ZB-H1. It wins only where each rank begins
+# its next step at once. Usually a step waits for all ranks: clipping by the gradients' norm, and the test for NaN,
+# need every rank. The paper updates first, validates afterwards, and takes the update back where it has to (section
+# 4).
 #
-# Interleaved 1F1B has a longer warm-up than it needs where messages take no time, as in all simulations so
-# far. The cell below takes some passes out of the warm-up, p - 1 - r of them on rank r, and leaves the order
-# otherwise as it was. The second time, messages take a while: the **hop latency** is the time from the end of
-# an op until its result has reached the next rank, in the same units.
-
-# %%
-from itertools import zip_longest
-
-
-def shorter_warm_up(row, fewer):
-    """The same order of F and the same order of B, with fewer F before the first pair."""
-    forward, backward = ([op for op in row if op.kind == kind] for kind in "FB")
-    early = row.index(backward[0]) - 1 - fewer
-    pairs = zip_longest(forward[early:], backward)
-    return forward[:early] + [op for pair in pairs for op in pair if op]
-
-
-usual = PLANS["interleaved"]
-shorter = [shorter_warm_up(row, p - 1 - rank) for rank, row in enumerate(usual)]
-for latency in (0, 0.25):
-    for name, plan in (("usual warm-up", usual), ("shorter warm-up", shorter)):
-        result = schedules.simulate(plan, latency=latency)
-        peak = result.peak_in_flight
-        print(f"hop latency {latency}, {name}: step {result.step:g}, in flight {peak}")
-
-# %% [markdown]
-# With free messages, the shorter warm-up is as fast and stores less. With slow ones it waits at every
-# turn. The extra passes of Megatron-LM's order, a shelf of eleven instead of eight, are what hides
-# the messages.
-#
-# One example proves little. The next cell compares the closed forms with the simulation for many
-# pipelines: with a slow and a fast backward pass, in fractions, so that equal means equal.
-
-# %%
-from fractions import Fraction
-from functools import partial
-
-SCHEDULERS = {
-    "gpipe": schedules.gpipe,
-    "one_forward_one_backward": schedules.one_forward_one_backward,
-    "interleaved": partial(schedules.interleaved, chunks=3),
-    "zb_h1": schedules.zb_h1,
-    "zb_h2": schedules.zb_h2,
-}
-
-
-def agrees(name, p, m, backward):
-    chunks = 3 if name == "interleaved" else 1
-    result = schedules.simulate(SCHEDULERS[name](p, m), Fraction(1), backward)
-    idle = schedules.bubble_time_of(name, p, m, chunks, Fraction(1), backward)
-    peak = schedules.peak_in_flight_of(name, p, m, chunks)
-    return result.step - result.work == idle and result.peak_in_flight == peak
-
-
-# %%
-for name in SCHEDULERS:
-    cases = [
-        agrees(name, p, m, backward)
-        for p in (1, 2, 3, 5, 8)
-        for m in (2 * p, 3 * p, 8 * p)
-        for backward in (Fraction(3, 2), Fraction(2))
-    ]
-    print(f"{name}: idle time and shelves as predicted in {sum(cases)} of {len(cases)} pipelines")
-
-# %% [markdown]
-# And a large one, as on a cluster with 256 stages and 4,096 micro-batches, two million ops:
-
-# %%
-large = schedules.simulate(schedules.one_forward_one_backward(256, 4096))
-print(f"bubble: {large.bubble:.4%} of the ideal time; formula: {255 / 4096:.4%}")
-print(
-    f"in flight on the first rank {large.peak_in_flight[0]}, on the last {large.peak_in_flight[-1]}"
-)
-
-# %% [markdown]
 # ## 4. By hand, then at work: an engine, five schedules, a classifier
 #
-# The engine has four parts: the stages, which you have seen, the addresses of the messages, a post office that carries
-# them, and the loop that runs a row.
+# The engine has four parts: the stages, which you have seen, the names of the messages, a part that sends and
+# receives them, and the loop that runs a rank's list.
 #
-# ### The addresses
+# ### The names of the messages
 #
-# A **message** is the result of an F, for the stage after, or of a B, for the stage before. It is
-# named by what it is and whom it is for. `needs` says what an op waits for, `makes` what its result
-# is. Both follow from the rule for virtual stages, c p + r.
+# A **message** is the result of an F, for the stage after, or of a B, for the stage before. Its name says what it is
+# and which stage gets it. `needs` says what an op waits for, `makes` what its result is. Both follow from the rule
+# for virtual stages, c p + r.
 
 # %%
 from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    kind: str  # "F": activations, "B": their gradient
+    kind: str  # "F": activations, "B": their gradients
     micro_batch: int
     stage: int  # the virtual stage that gets it
 
@@ -312,25 +276,23 @@ for source in (0, 2):
     print(f"rank {source} sends to rank 1:", *words)
 
 # %% [markdown]
-# `F0>5` is what micro-batch 0 has become on its way to stage 5. Messages for two stages of rank 1 come
-# by one road, in the sender's order, which rank 1 can read off the schedule before anything is sent.
+# `F0>5` are the activations of micro-batch 0 on their way to stage 5. Rank 1 reads their order off the sender's list,
+# before anything is sent.
 #
-# ### The post office
+# ### Sending and receiving
 #
 # Three decisions keep every schedule free of deadlocks, and fast:
 #
-# * **Sending never waits.** `isend` returns at once. The engine keeps the tensor until it has
-#   certainly arrived: for activations when their gradient comes back, for the rest at the end of the
-#   step.
-# * **Receiving begins early.** For each neighbour one `irecv` more than needed is under way, so that
-#   a message can travel while the rank computes.
-# * **Messages are received in the order in which they are sent.** gloo could tell them apart by a **tag**, a
-#   number; NCCL ignores tags and matches by order. The receiver knows the sender's row of the
-#   schedule, so it posts its receives in just that order and needs no tags. Each direction between two ranks
-#   has a process group of its own: on a GPU, messages of one group queue behind each other, and a
-#   `send` must not stand behind a `recv` that waits for the other side.
+# * `isend` returns at once. The engine keeps the tensor until it has certainly arrived: activations until their
+#   gradients come back, the rest until the end of the step.
+# * For each neighbour, one `irecv` more than needed is under way, so that a message can travel while the rank
+#   computes.
+# * Messages are received in the order in which they are sent. gloo could tell them apart by a **tag**, a number; NCCL
+#   ignores tags and matches by order. Each direction between two ranks has a process group of its own: on a GPU,
+#   messages of one group queue behind each other, and a `send` must not stand behind a `recv` that waits for the
+#   other side.
 #
-# Nobody asks for shapes. `entering[s]` is a sample of what enters virtual stage s. It lives on the
+# The engine knows all shapes beforehand. `entering[s]` is a sample of what enters virtual stage s. It lives on the
 # **meta device**, where tensors have shapes and no data.
 
 # %%
@@ -347,47 +309,47 @@ def samples(stages, x):
 
 
 # %% [markdown]
-# Each of the roads is used once when it is made, in an order that all ranks share. With the first message of
-# a group NCCL connects its two ranks, and even `irecv` does not return before both are there: two ranks that
-# each begin with an `irecv` would wait for each other.
+# Each group is used once when it is made, in an order that all ranks share. With the first message of a group NCCL
+# connects its two ranks, and even `irecv` does not return before both are there: two ranks that each begin with an
+# `irecv` would wait for each other.
 
 # %%
 from collections import deque
 
 
-def roads_between(ranks):
-    """{(source, to): a process group} for each direction between neighbours, all in use already."""
+def groups_between(ranks):
+    """{(source, destination): a process group} for each direction between neighbours, all used once."""
     pairs = {(rank, (rank + step) % ranks) for rank in range(ranks) for step in (1, -1)}
-    pairs = sorted(pair for pair in pairs if pair[0] != pair[1])
-    roads, word = {}, torch.zeros(1, device=hardware.device())
-    for source, to in pairs:
-        roads[source, to] = road = dist.new_group((source, to))
+    groups, first = {}, torch.zeros(1, device=hardware.device())
+    for source, destination in sorted(pair for pair in pairs if pair[0] != pair[1]):
+        groups[source, destination] = group = dist.new_group((source, destination))
         if dist.get_rank() == source:
-            dist.send(word, to, road)
-        elif dist.get_rank() == to:
-            dist.recv(word, source, road)
-    return roads
+            dist.send(first, destination, group)
+        elif dist.get_rank() == destination:
+            dist.recv(first, source, group)
+    return groups
 
 
 # %% [markdown]
-# The receiving half. `open` is called at the start of a step, with the rows of each micro-batch. `expect` posts the next
-# receive from a neighbour, and `collect` waits for a message and posts one more.
+# The receiving half comes first. `open` is called at the start of a step, with the rows of each micro-batch. `expect`
+# posts the next receive from a neighbour. `collect` waits for a message and posts one more.
 
 
 # %%
-class Inbox:
+class Receiver:
     """Receives from the other ranks, in the order in which they send."""
 
     def __init__(self, schedule, entering):
         self.rank, self.ranks, self.entering = dist.get_rank(), dist.get_world_size(), entering
-        self.roads, self.orders = roads_between(self.ranks), {}
-        for source, to in self.roads:
+        self.groups, self.orders = groups_between(self.ranks), {}
+        for source, destination in self.groups:
             made = [makes(op, source, self.ranks, len(entering)) for op in schedule[source]]
-            if to == self.rank:
-                self.orders[source] = [x for x in made if x and x.stage % self.ranks == to]
+            if destination == self.rank:
+                mine = [x for x in made if x and x.stage % self.ranks == self.rank]
+                self.orders[source] = mine
 
     def open(self, rows):
-        self.rows, self.sent, self.on_the_way, self.at_home = rows, {}, {}, {}
+        self.rows, self.sent, self.received, self.local = rows, {}, {}, {}
         self.expected = {source: deque(order) for source, order in self.orders.items()}
         for source in self.expected:
             self.expect(source)
@@ -397,58 +359,59 @@ class Inbox:
             message = self.expected[source].popleft()
             like = self.entering[message.stage + (message.kind == "B")]
             size = self.rows[message.micro_batch], *like.shape[1:]
-            space = torch.empty(size, dtype=like.dtype, device=hardware.device())
-            arrival = dist.irecv(space, source, self.roads[source, self.rank])
-            self.on_the_way[message] = space, arrival
+            tensor = torch.empty(size, dtype=like.dtype, device=hardware.device())
+            work = dist.irecv(tensor, source, self.groups[source, self.rank])
+            self.received[message] = tensor, work
 
     def collect(self, message, source):
-        while message not in self.on_the_way:
+        while message not in self.received:
             self.expect(source)
-        space, arrival = self.on_the_way.pop(message)
+        tensor, work = self.received.pop(message)
         self.expect(source)
-        arrival.wait()
-        return space
+        work.wait()
+        return tensor
 
 
 # %% [markdown]
-# And the whole office, which also sends, keeps what it has sent, and carries what stays on the rank.
+# A `Messenger` also sends. It keeps what it has sent, and hands over what stays on the rank.
 
 
 # %%
-class PostOffice(Inbox):
+class Messenger(Receiver):
     """Carries messages between this rank and the others, in the order of a schedule."""
 
     def receive(self, message):
         source = (message.stage + (1 if message.kind == "B" else -1)) % self.ranks
         if source == self.rank:
-            return self.at_home.pop(message)
-        space = self.collect(message, source)
+            return self.local.pop(message)
+        tensor = self.collect(message, source)
         if message.kind == "B":  # so the activations that it belongs to have arrived
             self.sent.pop(Message("F", message.micro_batch, message.stage + 1))[1].wait()
-        return space
+        return tensor
 
     def send(self, message, tensor):
-        to = message.stage % self.ranks
-        if to == self.rank:
-            self.at_home[message] = tensor
+        destination = message.stage % self.ranks
+        if destination == self.rank:
+            self.local[message] = tensor
         else:
-            tensor, road = tensor.contiguous(), self.roads[self.rank, to]
-            self.sent[message] = tensor, dist.isend(tensor, to, road)
+            tensor, group = tensor.contiguous(), self.groups[self.rank, destination]
+            self.sent[message] = tensor, dist.isend(tensor, destination, group)
 
     def close(self):
-        for _, departure in self.sent.values():
-            departure.wait()
+        for _, work in self.sent.values():
+            work.wait()
 
 
 # %% [markdown]
 # ### The loop
 #
-# A rank takes the ops of its row, one after the other: receive, compute, send. On the last stage the loss is part of
-# the forward pass. The gradient that enters the last stage is the micro-batch's share of the rows. So the sum over
-# micro-batches is the gradient of the whole batch's mean, also where the last micro-batch is smaller.
+# A rank works through its list: receive, compute, send. On the last stage the loss is part of the forward pass. The
+# gradient that enters the last stage is the micro-batch's share of the rows. So the sum over micro-batches is the
+# gradient of the whole batch's mean, also where the last micro-batch is smaller.
 
 # %%
 from contextlib import nullcontext
+from functools import partial
 
 
 class Batch:
@@ -473,159 +436,160 @@ class Work:
     def __init__(self, modules, split):
         self.stages, self.split, self.peak = [SplitStage(module) for module in modules], split, 0
 
-    def run(self, op, arrived, batch, last):
+    def run(self, op, received, batch, last):
         i, stage = op.micro_batch, self.stages[op.chunk]
         if op.kind == "F":
-            x = batch.inputs[i] if arrived is None else arrived.requires_grad_()
+            x = batch.inputs[i] if received is None else received.requires_grad_()
             result = stage.forward(i, x, partial(batch.finish, i) if last else None)
-            self.peak = max(self.peak, sum(len(stage.stored) for stage in self.stages))
+            self.peak = max(self.peak, sum(len(stage.in_flight) for stage in self.stages))
             return result
         if op.kind == "W":
             return stage.backward_to_weights(i)
-        gradient = batch.shares[i] if arrived is None else arrived
+        gradient = batch.shares[i] if received is None else received
         return (stage.backward_to_input if self.split else stage.backward)(i, gradient)
 
 
 # %% [markdown]
-# `Pipeline` puts them together. `modules` are this rank's pieces of the model, one for each chunk, `entering` a sample of
-# what enters each virtual stage of the whole pipeline, and `loss_of` gives the mean loss of some rows. `step` adds the
-# gradients of a batch to those of the weights and returns its loss, on the last rank. Every rank is given the whole batch;
-# `during(op)` is a context around each op.
+# `Pipeline` puts them together. `modules` are this rank's pieces of the model, one for each chunk, `entering` a
+# sample of what enters each virtual stage of the whole pipeline, and `loss_of` gives the mean loss of some rows.
+# `step` adds the gradients of a batch to those of the weights and returns its loss, on the last rank. Every rank is
+# given the whole batch. `during(op)` is a context around each op.
 
 
 # %%
 class Pipeline(Work):
-    """One rank of a pipeline: runs its row of a schedule, whatever the schedule is."""
+    """One rank of a pipeline: runs its list of a schedule, whatever the schedule is."""
 
     def __init__(self, modules, schedule, entering, loss_of):
         place = dist.get_rank(), dist.get_world_size(), len(entering)
         row = schedule[dist.get_rank()]
         super().__init__(modules, split=any(op.kind == "W" for op in row))
         self.micro_batches = 1 + max(op.micro_batch for op in row)
-        self.post, self.loss_of = PostOffice(schedule, entering), loss_of
+        self.messenger, self.loss_of = Messenger(schedule, entering), loss_of
         self.row = [(op, needs(op, *place), makes(op, *place)) for op in row]
 
     def step(self, inputs, targets, during=nullcontext):
         batch = Batch(inputs, targets, self.micro_batches, self.loss_of)
-        self.post.open([len(x) for x in batch.inputs])
+        self.messenger.open([len(x) for x in batch.inputs])
         for op, need, made in self.row:
-            arrived = None if need is None else self.post.receive(need)
+            received = None if need is None else self.messenger.receive(need)
             with during(op):
-                result = self.run(op, arrived, batch, last=made is None)
+                result = self.run(op, received, batch, last=made is None)
             if made is not None:
-                self.post.send(made, result)
-        self.post.close()
+                self.messenger.send(made, result)
+        self.messenger.close()
         return batch.loss.item()
 
 
 # %% [markdown]
 # ### All five schedules, on four ranks
 #
-# The batch is the same in all runs, 8 micro-batches of 4 rows. Under the interleaved schedule each
-# rank holds two chunks of one layer each, otherwise one stage of two layers. Three claims are
-# checked on every run: the loss, the gradients of all layers, and the peak of stored micro-batches
-# on each rank.
+# The batch is the same in all runs, 8 micro-batches of 4 rows. Under the interleaved schedule each rank holds two
+# chunks of one layer each, otherwise one stage of two layers. Under 1F1B all ranks together send 48 messages in a
+# step: 8 micro-batches cross 3 boundaries, forward and back. **Predict** how many they send under the interleaved
+# schedule.
+
+# %% tags=["prediction"]
+predicted = {"messages, interleaved": 2 * 7 * 8}
 
 # %%
-from course_utils.lesson.pace import SLOT, at_pace
+from course_utils.lesson.pace import at_pace
 from course_utils.trace import Record, Trace
 
 
 class Run(NamedTuple):
     record: Record
-    loss: float
     gradients: list[Tensor]  # of each chunk
     peak: int
 
 
-def pipeline_run(rank, schedule, slots, batch=(inputs, targets)):
+def pipeline_run(rank, schedule, slots):
     torch.set_num_threads(1)
     ranks = dist.get_world_size()
     chunks = 1 + max(op.chunk for op in schedule[rank])
     stages = cut(new_model(), ranks * chunks)
-    engine = Pipeline(stages[rank::ranks], schedule, samples(stages, batch[0]), mse_loss)
+    engine = Pipeline(stages[rank::ranks], schedule, samples(stages, inputs), mse_loss)
     with Trace() as trace:
-        loss = engine.step(*batch, during=at_pace(trace, slots))
+        engine.step(inputs, targets, during=at_pace(trace, slots))
     gradients = [flat(p.grad for p in stage.parameters()) for stage in stages[rank::ranks]]
-    return Run(trace.record(), loss, gradients, engine.peak)
-
-
-def whole_gradient(runs):
-    """The gradients of all virtual stages, in the order of the layers."""
-    return torch.cat([part for chunk in zip(*(run.gradients for run in runs)) for part in chunk])
+    return Run(trace.record(), gradients, engine.peak)
 
 
 # %%
-SLOTS = {
-    "GPipe": {"F": 1, "B": 2},
-    "1F1B": {"F": 1, "B": 2},
-    "interleaved": {"F": 0.5, "B": 1},
-    "ZB-H1": {"F": 1, "B": 1, "W": 1},
-    "ZB-H2": {"F": 1, "B": 1, "W": 1},
-}
+WHOLE, SPLIT = {"F": 1, "B": 2}, {"F": 1, "B": 1, "W": 1}
+SLOTS = {"GPipe": WHOLE, "1F1B": WHOLE, "ZB-H1": SPLIT, "ZB-H2": SPLIT}
+SLOTS["interleaved"] = {"F": 0.5, "B": 1}
 RUNS = {name: launch(pipeline_run, 4, plan, SLOTS[name]) for name, plan in PLANS.items()}
 
-print(f"{'':12}  loss  gradients  peak as predicted")
 for name, runs in RUNS.items():
-    loss = abs(runs[-1].loss - expected_loss) < 1e-6
-    gradients = equal(expected, [whole_gradient(runs)])
+    chunks = range(len(runs[0].gradients))
+    in_order = torch.cat([run.gradients[chunk] for chunk in chunks for run in runs])
     peaks = [run.peak for run in runs]
-    print(f"{name:12}  {loss}  {gradients!s:9}  {peaks == SIMULATED[name].peak_in_flight} {peaks}")
-
-# %% [markdown]
-# Same loss, same gradients, five orders. Now the time. Each figure shows what the simulator says and,
-# under it, what the ranks did.
+    print(f"{name:12} largest difference {check_equal(expected, [in_order])}, in flight {peaks}")
+sent = {"messages, interleaved": sum(run.record.count("send") for run in RUNS["interleaved"])}
 
 # %%
-for name in ("GPipe", "1F1B", "interleaved"):
+compare(
+    predicted,
+    sent,
+    {"As if twice the pieces made twice the messages.": {"messages, interleaved": 2 * 2 * 3 * 8}},
+)
+
+# %% [markdown]
+# Five orders give the same gradients, and as many micro-batches in flight as simulated. Eight pieces have seven
+# boundaries, which is $(pv-1)/(p-1) = 7/3$ times as many as three: between the chunks a micro-batch also travels from
+# the last rank back to the first.
+
+# %%
+for name in ("interleaved", "ZB-H2"):
     panels = {f"{name}, simulated": SIMULATED[name]}
-    plots.gantt(panels | {f"{name}, emulated on 4 ranks": [run.record for run in RUNS[name]]})
+    panels["Four ranks do the same, box for box (emulated)"] = [run.record for run in RUNS[name]]
+    plots.gantt(panels)
     plt.show()
 
 # %% [markdown]
-# *In each pair the lower picture repeats the upper one, box for box. The small gaps in it are what
-# messages and the machine's other work cost.*
-
-# %%
-for name in ("ZB-H1", "ZB-H2"):
-    panels = {f"{name}, simulated": SIMULATED[name]}
-    plots.gantt(panels | {f"{name}, emulated on 4 ranks": [run.record for run in RUNS[name]]})
-    plt.show()
-
-# %% [markdown]
-# *Light, dark and pink boxes are F, B and W. The ranks fill with W the time in which they would wait,
-# and under ZB-H2 no rank waits between its first box and its last.*
+# *In each pair the lower picture repeats the upper one. The small gaps in it are what messages and the machine's
+# other work cost.*
 #
-# A picture is no proof. Two claims hold on any machine, however busy it is: every rank ran its ops in
-# the order of its row, and no step is shorter than the simulated one.
+# PyTorch has such schedules, too: `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`
+# and `ScheduleDualPipeV` take a list of `PipelineStage`s for each rank. `make bench` compares the time of a step with
+# that of this engine.
+#
+# ### Let PyTorch cut the model
+#
+# `pipeline()` traces a model with an example micro-batch and cuts the trace where `split_spec` says. A **split
+# point** names a layer, and the cut goes before it. This also works where the model is no `nn.Sequential`, as long as
+# it can be traced.
 
 # %%
-TOOK = {}  # the longest time of a rank from its first op to its last, in slots
-for name, runs in RUNS.items():
-    rows = [[span for span in run.record.spans if span.kind == "compute"] for run in runs]
-    TOOK[name] = max(row[-1].end - row[0].start for row in rows) / SLOT
-    in_order = [[span.name for span in row] for row in rows] == [
-        [str(op) for op in row] for row in PLANS[name]
-    ]
-    not_shorter = TOOK[name] >= SIMULATED[name].step
-    print(f"{name:12} in the schedule's order: {in_order}, not shorter: {not_shorter}")
+from torch.distributed import pipelining
+
+
+def traced_run(rank):
+    device = hardware.device()
+    cuts = {name: pipelining.SplitPoint.BEGINNING for name in ("2", "4", "6")}
+    pipe = pipelining.pipeline(new_model(), mb_args=(inputs[:4].to(device),), split_spec=cuts)
+    schedule = pipelining.Schedule1F1B(pipe.build_stage(rank, device), 8, loss_fn=mse_loss)
+    first = [inputs.to(device)] if rank == 0 else []
+    last = {"target": targets.to(device)} if rank == 3 else {}
+    schedule.step(*first, **last)
+    names, parameters = zip(*pipe.get_stage_module(rank).named_parameters())
+    return names, flat(p.grad for p in parameters)
+
+
+names, gradients = zip(*launch(traced_run, 4))
+print("rank 3 has", *names[3])
+print("largest difference:", check_equal(expected, [torch.cat(gradients)]))
 
 # %% [markdown]
-# How close are they? The next cell divides the time that the ranks took by the simulated time. Each
-# op costs a little more than its slot, so expect a ratio slightly above 1, and more on a busy
-# machine.
-
-# %% tags=["nbval-ignore-output"]
-for name, took in TOOK.items():
-    print(f"{name:12} emulated to simulated: {took / SIMULATED[name].step:.2f}")
+# The names are those of the whole model, so a checkpoint of a stage fits the model it was cut from.
 
 # %% [markdown]
 # ### An image classifier, against one process
 #
-# Now a real task: a small convolutional network on MNIST, in two stages. Stage 0 is
-# the first convolution with its pooling, stage 1 is the rest. Batches have 256 images in 4
-# micro-batches, and nobody keeps a pace any more. Three ways run the same 12 steps of SGD: one
-# process, the engine with GPipe, the engine with 1F1B. The first cell is what all three share.
+# Now a real task: a small convolutional network on MNIST, in two stages. Stage 0 is the first convolution with its
+# pooling, stage 1 is the rest. Batches have 256 images in 4 micro-batches, and no rank keeps to slots any more. Three
+# ways run the same 12 steps of SGD: one process, the engine with GPipe, the engine with 1F1B.
 
 # %%
 import time
@@ -682,8 +646,8 @@ def classify(rank, schedule):
         optimizer.step()
         dist.barrier()
         times.append(time.perf_counter() - begin)
-    box = torch.zeros(BATCH // engine.micro_batches, *entering[rank].shape[1:])
-    return flat(stages[rank].parameters()), times, held(stages[rank], box, engine.peak)
+    micro_batch = torch.zeros(BATCH // engine.micro_batches, *entering[rank].shape[1:])
+    return flat(stages[rank].parameters()), times, held(stages[rank], micro_batch, engine.peak)
 
 
 # %%
@@ -695,11 +659,10 @@ pipelines = {
 }
 for name, ranks in pipelines.items():
     parameters = torch.cat([rank[0] for rank in ranks])
-    print(f"{name}: parameters after {STEPS} steps as alone:", equal(one[0][0], [parameters]))
+    difference = check_equal(one[0][0], [parameters])
+    print(f"{name}: parameters after {STEPS} steps, largest difference {difference}")
 
 # %%
-from course_utils.figures import ch05 as figures
-
 ledgers = {"one process": one[0][2]}
 for name, ranks in pipelines.items():
     ledgers |= {f"{name}, stage {r}": rank[2] for r, rank in enumerate(ranks)}
@@ -707,19 +670,20 @@ print(f"{'bytes':16} parameters  gradients  activations")
 for name, ledger in ledgers.items():
     parts = [ledger[kind] for kind in ("parameters", "gradients", "activations")]
     print("{:16} {:10,} {:10,} {:12,}".format(name, *parts))
-figures.ledgers(ledgers)
+title = "1F1B keeps fewer activations than GPipe, most of them on stage 0"
+plots.memory(list(ledgers.values()), list(ledgers), title)
 plt.show()
 
 # %% [markdown]
-# *One process holds everything. Stage 0 has almost no parameters and most of the activations, since
-# the images are still large there. With 1F1B stage 1 holds one micro-batch instead of four; stage 0
-# holds two. A stage's activations are computed: the counted peak times the bytes of a micro-batch.*
+# *Stage 0 has almost no parameters and most of the activations, since the images are still large there. With 1F1B
+# stage 1 holds one micro-batch instead of four, and stage 0 holds two. A stage's activations are computed: the
+# counted peak times the bytes of a micro-batch.*
 #
-# A stage can hold less and compute more: of each micro-batch it keeps only what came in, and before B
-# it runs the forward pass again. That is **recomputation**, also called activation checkpointing;
-# GPipe's paper does it. Then a micro-batch on the shelf costs its stage's input, and one whole set of
-# activations exists at a time, while its B runs. **Predict** what a micro-batch of 64 images costs on
-# the shelf of each stage. What leaves stage 0 are 8 channels of 14 x 14.
+# A stage can hold less and compute more: of each micro-batch it keeps only what came in, and before B it runs the
+# forward pass again. That is **recomputation**, also called activation checkpointing. GPipe's paper does it. A
+# micro-batch in flight then costs its stage's input, and one whole set of activations exists at a time, while its B
+# runs. **Predict** what a micro-batch of 64 images costs in flight on each stage. Stage 0 passes on 8 channels of 14
+# x 14.
 
 # %% tags=["prediction"]
 predicted = {"stage 0": 64 * 28 * 28 * 4, "stage 1": 64 * 8 * 14 * 14 * 4}
@@ -727,23 +691,23 @@ predicted = {"stage 0": 64 * 28 * 28 * 4, "stage 1": 64 * 8 * 14 * 14 * 4}
 # %%
 from torch.utils.checkpoint import checkpoint
 
-model, whole, measured = classifier(), {}, {}
+model, stored, recomputed = classifier(), {}, {}
 x = images[:64].clone().to(hardware.device())
 for rank, stage in enumerate((model[:3], model[3:])):
     with kept_for_backward(stage) as kept:
         made = stage(x)
-    with kept_for_backward(stage) as shelved:
+    with kept_for_backward(stage) as input_only:
         checkpoint(stage, x, use_reentrant=False)
-    whole[f"stage {rank}"], measured[f"stage {rank}"] = kept.bytes, shelved.bytes
+    stored[f"stage {rank}"], recomputed[f"stage {rank}"] = kept.bytes, input_only.bytes
     x = made.detach().requires_grad_()
-compare(predicted, measured, {"All activations: the shelf without recomputation.": whole})
+print("without recomputation:", stored)
+
+# %%
+compare(predicted, recomputed, {"All activations, as without recomputation.": stored})
 
 # %% [markdown]
-# A thirteenth and less than a quarter of what the stages keep otherwise, for one more forward pass of
-# each micro-batch.
-#
-# And the time? The next cell compares the median time of a step with that of one process on one
-# core, and with one process that may use all cores.
+# And the time? The next cell compares the median time of a step with that of one process on one core, and with one
+# process that may use all cores.
 
 
 # %% tags=["nbval-ignore-output"]
@@ -758,26 +722,18 @@ for name, ranks in pipelines.items():
     print(f"{'2 ranks, one core each, ' + name:28} {median(ranks[0][1]) / base:.2f}")
 
 # %% [markdown]
-# Your numbers depend on your machine. What to expect of them:
-#
-# * **At best 0.63.** Two stages with 4 micro-batches have a bubble of 1/5 of the total time. So the
-#   best ratio is 1/2 divided by 4/5, if both stages take equally long.
-# * **They do not take equally long.** The slower stage sets the pace; the other one waits.
-# * **Messages cost.** 6,272 bytes for each image and direction go through the CPU's memory here.
-# * **Small micro-batches are less efficient.** Each op has a fixed cost.
-# * **The cores are shared.** If your machine has two cores and something else runs on one of them,
-#   the pipeline has nothing to win. And one process with all cores has no bubble at all.
-#
-# So do not expect two ranks on one CPU to win much. A pipeline pays where the model does not fit on
-# one device: then the comparison is not with one process but with chapter 4's half-idle devices.
+# Your numbers depend on your machine. Two stages with 4 micro-batches have a bubble of 1/5 of the total time, so the
+# best ratio is 1/2 divided by 4/5, which is 0.63. It is not reached: the stages do not take equally long, 6,272 bytes
+# for each image and direction go through the CPU's memory, and each op has a fixed cost. On a machine with two cores
+# one process with both of them has no bubble at all. A pipeline pays where the model does not fit on one device.
 
 # %% [markdown]
 # ## 5. Break it: wrong gradients that train
 #
 # ### Gradients too large by the number of micro-batches
 #
-# Somebody forgets that the loss of a micro-batch counts for 1/m. All gradients are then m times too
-# large. The run below makes this mistake on purpose, on two ranks, once with SGD and once with AdamW.
+# Suppose you forget that the loss of a micro-batch counts for 1/m. All gradients are then m times too large. The run
+# below makes this mistake on purpose, with 8 micro-batches on two ranks, once with SGD and once with AdamW.
 # **Predict** which of the two you would notice.
 
 
@@ -802,38 +758,23 @@ def train(rank, make_optimizer, factor):
 for make_optimizer in (partial(torch.optim.SGD, lr=0.5), partial(torch.optim.AdamW, lr=1e-3)):
     right = torch.cat(launch(train, 2, make_optimizer, 1))
     wrong = torch.cat(launch(train, 2, make_optimizer, 8))
-    print(f"{make_optimizer.func.__name__}: the way travelled")
-    print(
-        "    differs by more than half of its length:",
-        ((wrong - right).norm() > right.norm() / 2).item(),
-    )
-    print(
-        "    differs by less than a twentieth:", ((wrong - right).norm() < right.norm() / 20).item()
-    )
+    share = (wrong - right).norm() / right.norm()
+    print(f"{make_optimizer.func.__name__}: the update of ten steps is off by {100 * share:.0f} %")
 
 # %% [markdown]
-# Every gradient that SGD gets is scaled by eight, so its first step is eight times too large. AdamW
-# divides each gradient by its own typical size, so a constant factor cancels, and the run looks
-# healthy. It is not: gradient clipping, weight decay that is added to the gradient (as in `Adam`),
-# and the norms in your logs all see the factor. Factors of this kind have been found in large code bases:
-# gradients too large by the number of tokens ([torchtitan
-# 2972](https://github.com/pytorch/torchtitan/issues/2972)), and gradients divided again at each of
-# several steps that were to add up ([torchtitan
-# 1733](https://github.com/pytorch/torchtitan/issues/1733)). Test with SGD, and compare gradients,
-# not losses.
+# SGD steps with eight times the gradient. AdamW divides each gradient by its own typical size, so a constant factor
+# cancels, and the run looks healthy. It is not: gradient clipping, weight decay that is added to the gradient (as in
+# `Adam`), and the norms in your logs all see the factor. Such factors have been found in large code bases: gradients
+# too large by the number of tokens ([torchtitan 2972](https://github.com/pytorch/torchtitan/issues/2972)), and
+# gradients divided again at each of several steps that were to add up ([torchtitan
+# 1733](https://github.com/pytorch/torchtitan/issues/1733)). Test with SGD, and compare gradients, not losses.
 #
 # ### A last micro-batch that is smaller
 #
-# PyTorch's stages refused 30 rows in 4 micro-batches, as the lesson shows, and a loop that divides by 4 gets their
-# gradients wrong. The engine weighs by rows, and reads the sizes off the batch:
+# The engine weighs micro-batches by their rows, and reads the sizes off the batch:
+
 
 # %%
-few = inputs[:30].to(hardware.device()), targets[:30].to(hardware.device())
-model = new_model()
-mse_loss(model(few[0]), few[1]).backward()
-reference = flat(p.grad for p in model.parameters())
-
-
 def thirty_rows(rank):
     stages = cut(new_model(), 2)
     plan = schedules.one_forward_one_backward(2, 4)
@@ -842,14 +783,41 @@ def thirty_rows(rank):
     return flat(p.grad for p in stages[rank].parameters())
 
 
-print("by hand, as alone:", equal(reference, [torch.cat(launch(thirty_rows, 2))]))
+gradients = torch.cat(launch(thirty_rows, 2))
+print("largest difference:", check_equal(whole_batch(new_model(), rows=30), [gradients]))
 
 # %% [markdown]
+# PyTorch's `PipelineStage` settles the shapes with the first micro-batch and expects that many rows each time:
+
+# %%
+import re
+import warnings
+
+
+def thirty_rows_in_torch(rank):
+    warnings.filterwarnings("ignore", "Using a target size")  # mse_loss, before it raises
+    stage = pipelining.PipelineStage(cut(new_model(), 2)[rank], rank, 2, hardware.device())
+    schedule = pipelining.Schedule1F1B(stage, 4, loss_fn=mse_loss)
+    if rank == 0:
+        schedule.step(inputs[:30].to(hardware.device()))
+    else:
+        schedule.step(target=targets[:30].to(hardware.device()))
+
+
+try:
+    launch(thirty_rows_in_torch, 2)
+except RankFailure as failure:
+    print("shapes in the failure:", *sorted(set(re.findall(r"\[\d, 64\]", str(failure)))))
+
+# %% [markdown]
+# It cuts 30 rows into 8, 8, 7 and 7, and sends 7 rows where 8 are expected. It would also divide by 4 all the same.
+# So give each step a batch that divides: use `DataLoader(drop_last=True)`, or fill the batch up with rows whose loss
+# is zero, and multiply all gradients by 32/30.
+#
 # ### BatchNorm looks at its own micro-batch only
 #
-# The engine promises the gradient of the whole batch. It can keep the promise only if a row's loss
-# does not depend on the other rows. Batch normalisation subtracts the mean of what it sees, and now
-# it sees a micro-batch.
+# The engine promises the gradient of the whole batch. It can keep the promise only if a row's loss does not depend on
+# the other rows. Batch normalisation subtracts the mean of what it sees, and now it sees a micro-batch.
 
 
 # %%
@@ -869,67 +837,63 @@ def normalised_run(rank, normalisation):
 
 
 for normalisation in (nn.LayerNorm, nn.BatchNorm1d):
-    reference, _ = alone(normalised(normalisation))
+    reference = whole_batch(normalised(normalisation))
     gradients, batches = zip(*launch(normalised_run, 2, normalisation))
-    name = normalisation.__name__
-    print(f"{name}: gradient as of the whole batch:", equal(reference, [torch.cat(gradients)]))
-    if any(batches):
-        print(f"{name}: batches that it has counted in one step:", *batches[0])
+    difference = largest_difference(reference, [torch.cat(gradients)])
+    print(f"{normalisation.__name__}: largest difference {difference}", end="")
+    print(f", {batches[0][0]} batches counted in one step" if any(batches) else "")
 
 # %% [markdown]
-# The running mean and variance move four times in a step instead of once, and each time towards the
-# statistics of eight rows only. Layer normalisation works within a row. It is what transformers
-# use, and one reason why they are easy to pipeline. For a convolutional network, GPipe keeps the
-# statistics of each micro-batch for training and gathers those of the whole batch for evaluation
-# (Huang et al., section 2.2). **Group normalisation**, which takes its mean over some channels of one
-# image, avoids the question.
+# The running mean and variance move four times in a step instead of once, and each time towards the statistics of
+# eight rows only. Layer normalisation works within a row. Transformers use it, which is one reason why they are easy
+# to pipeline. For a convolutional network, GPipe keeps the statistics of each micro-batch for training and gathers
+# those of the whole batch for evaluation (Huang et al., section 2.2). **Group normalisation**, which takes its mean
+# over some channels of one image, avoids the question.
 #
 # ### Dropout and recomputation out of step
 #
-# Long pipelines often recompute. With dropout, the second run has to drop the same elements as the
-# first. In a pipeline other micro-batches have drawn random numbers
-# in between. The cell runs two micro-batches, F0 F1 B0 B1, and once leaves out the care that
-# `checkpoint` takes of the random state.
+# Long pipelines often recompute. With dropout, the second run has to drop the same elements as the first, but in a
+# pipeline other micro-batches have drawn random numbers in between. The cell runs two micro-batches, F0 F1 B0 B1. In
+# its last line it leaves out the care that `checkpoint` takes of the random state.
 
 
 # %%
-def with_dropout(recompute):
+def with_dropout(run):
     torch.manual_seed(0)
     stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
     stage.to(hardware.device())
     losses = []
     for x, y in zip(inputs.to(hardware.device()).chunk(2), targets.to(hardware.device()).chunk(2)):
-        losses.append(mse_loss(recompute(stage, x), y))  # F0, F1
+        losses.append(mse_loss(run(stage, x), y))  # F0, F1
     for loss in losses:
         loss.backward()  # B0, B1
     return flat(losses), flat(p.grad for p in stage.parameters())
 
 
 # %%
+recompute = partial(checkpoint, use_reentrant=False)
 ways = {
-    "stored": lambda stage, x: stage(x),
-    "recomputed": partial(checkpoint, use_reentrant=False),
-    "recomputed, random state forgotten": partial(
-        checkpoint, use_reentrant=False, preserve_rng_state=False
-    ),
+    "recomputed": recompute,
+    "random state forgotten": partial(recompute, preserve_rng_state=False),
 }
-results = {name: with_dropout(way) for name, way in ways.items()}
-losses, gradient = results["stored"]
-for name, (own_losses, own_gradient) in results.items():
-    print(f"{name}: loss {equal(losses, [own_losses])}, gradient {equal(gradient, [own_gradient])}")
+losses, gradients = with_dropout(lambda stage, x: stage(x))  # all activations stored
+for name, run in ways.items():
+    other_losses, other_gradients = with_dropout(run)
+    print(f"{name}: losses differ by {check_equal(losses, [other_losses])}", end=", ")
+    print(f"gradients by {largest_difference(gradients, [other_gradients])}")
 
 # %% [markdown]
-# The loss is right in all three, because it comes from the first forward pass. The gradient of the
-# third belongs to other masks. No error says so. `checkpoint` saves and restores the random state by
-# default (`preserve_rng_state=True`); an engine that recomputes on its own has to do the same for
-# each micro-batch.
+# Both losses are right, because they come from the first forward pass. The gradient of the second way belongs to
+# other masks, and no error says so. `checkpoint` saves and restores the random state by default
+# (`preserve_rng_state=True`); an engine that recomputes on its own has to do the same for each micro-batch.
 
 # %% [markdown]
 # ## 6. Exercise: interleaved 1F1B
 #
-# As in 5.2 and 5.3 you write a **schedule**, a list with one entry per rank. `check` first tries whether it can run at all,
-# then simulates it with one unit of time for F and two for B, and holds it against a budget of time and a budget of
-# memory. You can look at yours at any time: `plots.gantt(schedules.simulate(interleaved(4, 8, 2)))`.
+# As in 5.2 and 5.3 you write a schedule, a list with one entry per rank. `check` first tries whether it can run at
+# all, then simulates it with one unit of time for F and two for B, and compares it with a limit of time and a limit
+# of memory. It draws your schedule when it is right. To look at it before, run
+# `plots.gantt(schedules.simulate(interleaved(4, 8, 2)))`.
 
 # %%
 from course_exercises import check, hint
@@ -937,17 +901,17 @@ from course_exercises import check, hint
 # %% [markdown]
 # ### 5.4 Interleaved 1F1B (3 points)
 #
-# Every rank now holds several chunks of the model: chunk c of rank r is piece c * stages + r of the
-# whole, so that a micro-batch passes all ranks once for chunk 0, once more for chunk 1, and so on.
-# `Op("F", 3, 1)` is the forward pass of micro-batch 3 through chunk 1. The ranks now wait for
-# passes through a chunk, not through a whole stage, and the bubble shrinks with them.
+# Every rank now holds several chunks of the model: chunk c of rank r is piece c * stages + r of the whole, so that a
+# micro-batch passes all ranks once for chunk 0, once more for chunk 1, and so on. `Op("F", 3, 1)` is the forward pass
+# of micro-batch 3 through chunk 1. The ranks now wait for passes through a chunk, not through a whole stage, and the
+# bubble shrinks with them.
 #
-# Two questions decide. In which order does a rank run its forward passes, so that the pieces after
-# it always have work? And how many of them come before its first pair of forward and backward?
+# Two questions decide. In which order does a rank run its forward passes, so that the pieces after it always have
+# work? And how many of them come before its first pair of forward and backward?
 #
-# Below is one such schedule: three ranks, six micro-batches, two chunks; `F0.1` is the forward pass of
-# micro-batch 0 through chunk 1. Follow the `F` alone, then the `B` alone: every rank has the same two
-# orders, and only what comes before the first pair differs.
+# Below is one such schedule: three ranks, six micro-batches, two chunks; `F0.1` is the forward pass of micro-batch 0
+# through chunk 1. Follow the `F` alone, then the `B` alone: every rank has the same two orders, and only what comes
+# before the first pair differs.
 
 # %%
 for rank, row in enumerate(schedules.interleaved(3, 6, 2)):
@@ -990,10 +954,34 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> list[list[Op]]:
 check("5.4", interleaved)
 
 # %% [markdown]
-# ## 7. See it: how many chunks
+# ## 7. See it: five schedules, and how many chunks
 #
-# Chunks make the bubble smaller and the messages more. 8 ranks, 32 micro-batches, and messages that take a while: the hop
-# latency is in forward passes of a whole stage.
+# The lesson's explorer, with all five schedules. Move one slider at a time:
+#
+# * Choose the interleaved schedule and add chunks. Then raise the hop latency: each micro-batch now pays it more
+#   often.
+# * Choose ZB-H2 and set the hop latency to 0: no gap is left. Then make the backward pass cheaper. The gaps return,
+#   since F, B and W no longer take equal times.
+# * Make the last stage slower. All other ranks wait for it, under every schedule.
+
+# %%
+from course_utils.lesson.explore import Explorer
+
+
+def draw(schedule, stages, micro_batches, chunks, **times):
+    return figures.compared(plans_of(stages, micro_batches, chunks), schedule, **times)
+
+
+sizes = {"stages": (2, 8, 4), "micro_batches": (1, 24, 8), "chunks": (1, 4, 2)}
+times = {"backward_to_forward": (1.0, 3.0, 2.0), "last_stage": (1.0, 2.0, 1.0)}
+Explorer(draw, schedule=list(PLANS), **sizes, **times, hop_latency=(0.0, 1.0, 0.1))
+
+# %% [markdown]
+# *At the start: GPipe on four ranks, with a hop latency of 0.1. The bars on the left compare the idle share of the
+# five schedules, those on the right say how many micro-batches each rank stores at most.*
+#
+# Chunks make the bubble smaller and the messages more. Here are 8 ranks and 32 micro-batches; the hop latency is in
+# forward passes of a whole stage.
 
 # %%
 counts, idle = [1, 2, 3, 4, 6, 8], {}
@@ -1011,43 +999,41 @@ plt.show()
 # %% [markdown]
 # *With free messages each further chunk helps, less and less. With slow ones the curve turns upwards: at the
 # beginning and at the end of a step nothing hides the hops, pv - 1 on the way there and as many back, and they grow
-# with the chunks. With a latency of 0.25 and more than four chunks, a pass is also shorter than the way of its result,
-# and every rank waits for the mail in between, too.*
+# with the chunks. With a latency of 0.25 and more than four chunks, a pass is also shorter than the way of its
+# result, so every rank waits for messages in between, too.*
 #
 # ## 8. On a cluster
 #
-# * **The order of messages.** NCCL ignores tags and matches by order. The post office uses no tags and posts its
-#   receives in the sender's order, so it is right on GPUs too.
-# * **A step that begins before the others have ended.** Clipping and the check for NaN make all ranks wait, and ZB-H2's
-#   gain goes. The norm of the gradients needs all stages: each sums its own squares, and one all-reduce over the
-#   pipeline follows.
-# * **Micro-batches and kernels.** More micro-batches make the bubble smaller and each matrix product smaller too. On a GPU
-#   measure the time of a stage against the rows of a micro-batch first, and take the fewest rows at which it is still
-#   in proportion.
-# * **Recomputation.** It makes the shelf cheap, so deep warm-ups cost little, and it makes every backward pass longer by a
+# * The messenger uses no tags and posts its receives in the sender's order, so it is right with NCCL, too.
+# * Clipping and the check for NaN make all ranks wait, and ZB-H2's gain goes. The norm of the gradients needs all
+#   stages: each sums its own squares, and one all-reduce over the pipeline follows.
+# * More micro-batches make the bubble smaller and each matrix product smaller too. On a GPU measure the time of a
+#   stage against the rows of a micro-batch first, and take the fewest rows at which it is still in proportion.
+# * Recomputation makes activations cheap, so deep warm-ups cost little, and it makes every backward pass longer by a
 #   forward pass.
-# * **From both ends.** DualPipe feeds the line from both ends, with two sets of weights on each rank; PyTorch has a variant without the second
-#   set as `ScheduleDualPipeV`.
+# * With chunks, the last rank also sends to the first: on two nodes 2v - 1 boundaries cross the slow link, in place
+#   of one.
+# * DualPipe feeds the line from both ends, with two sets of weights on each rank. PyTorch has a variant without the
+#   second set as `ScheduleDualPipeV`.
 #
 # ## 9. Remember
 #
 # 1. Backward is two products: B, for which the stage before waits, and W, which can wait.
-# 2. Sends that do not wait, receives in the order of the sender's row: then every legal schedule runs.
+# 2. Sends that do not wait, and receives in the order of the sender's list: then every legal schedule runs.
 # 3. A zero bubble counts only where a rank begins the next step without waiting for the others.
 # 4. A factor in all gradients shows under SGD and hides under Adam: compare gradients, not losses.
-# 5. Whatever looks at several rows (batch normalisation) or draws random numbers (dropout, run twice) differs from
-#    one process unless somebody takes care.
+# 5. A layer that looks at several rows (batch normalisation) or draws random numbers (dropout, run twice) gives other
+#    gradients than one process, unless you take care.
 #
 # **Sources**
 #
 # * Y. Huang et al., *GPipe*, NeurIPS 2019, [arXiv 1811.06965](https://arxiv.org/abs/1811.06965): section 2.2, batch
 #   normalisation; section 2.3, recomputation.
-# * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 2.2.2, the interleaved schedule.
-# * P. Qi et al., *Zero Bubble Pipeline Parallelism*, ICLR 2024, [arXiv
-#   2401.10241](https://arxiv.org/abs/2401.10241): sections 2 and 4, table 2.
-# * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv
-#   1502.03167](https://arxiv.org/abs/1502.03167), section 3.
-# * PyTorch:
-#   [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html),
-#   [`isend`, `irecv` and tags](https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication).
+# * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC 2021,
+#   [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 2.2.2, the interleaved schedule.
+# * P. Qi et al., *Zero Bubble Pipeline Parallelism*, ICLR 2024, [arXiv 2401.10241](https://arxiv.org/abs/2401.10241):
+#   sections 2 and 4, table 2.
+# * S. Ioffe and C. Szegedy, *Batch Normalization*, 2015, [arXiv 1502.03167](https://arxiv.org/abs/1502.03167),
+#   section 3.
+# * PyTorch: [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html), [`isend`, `irecv` and
+#   tags](https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication).

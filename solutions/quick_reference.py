@@ -110,9 +110,9 @@ plt.show()
 # | idle share of a cut model, one batch | `1 - 1 / p` | 04: 3, *Who waits* | derived there |
 # | bubble of a pipeline, of the ideal time | `(p - 1) / m` | 05: 3, *The bubble* | Narayanan et al. 2021, 2.2.1 |
 # | the same, of the total time | `(p - 1) / (m + p - 1)` | 05: 3, *The bubble* | [Huang et al. 2019](https://arxiv.org/abs/1811.06965), 2.3 |
-# | interleaved, of the ideal time | `(p - 1) / (v * m)` | 05: 3, *Interleaved* | Narayanan et al. 2021, 2.2.2 |
-# | ZB-H1, idle time of a step | `(p - 1) * (tF + tB - tW)` | 05: 3, *Zero bubble* | [Qi et al. 2024](https://arxiv.org/abs/2401.10241), table 2 |
-# | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05: 3, *Zero bubble* | the same |
+# | interleaved, of the ideal time | `(p - 1) / (v * m)` | 05 further: 3, *Interleaved* | Narayanan et al. 2021, 2.2.2 |
+# | ZB-H1, idle time of a step | `(p - 1) * (tF + tB - tW)` | 05 further: 3, *Zero bubble* | [Qi et al. 2024](https://arxiv.org/abs/2401.10241), table 2 |
+# | ZB-H2, idle time of a step | `(p - 1) * (tF + tB - 2 * tW)` | 05 further: 3, *Zero bubble* | the same |
 # | m batches forward through stages | `sum(times) + (m - 1) * max(times)` | 04: 3, *What an unbalanced cut costs* | simulated there |
 # | one all-reduce on a ring, start-up a in each step | `2 * (n - 1) * (a + S / n / speed)` | 03: 7, *See it* | a model |
 # | one all-gather on a ring, start-up a in each round | `(n - 1) * (a + S / n / speed)` | 12: 4, *How long a step takes* | [Hockney 1994](https://doi.org/10.1016/S0167-8191%2806%2980021-9) |
@@ -134,7 +134,7 @@ plt.show()
 # | best interval between checkpoints | `sqrt(2 * c * M)` | 09: 3, *How often to save* | Young 1974 |
 #
 # Two rules of thumb: k times the batch, k times the learning rate (03 further: 4, *Batch size and learning rate*), and four
-# micro-batches a stage keep the bubble at a fifth of the time (05: 3, *The bubble*).
+# micro-batches a stage keep the bubble at a fifth of the time (05: 3, *Two percentages*).
 
 # %% [markdown]
 # ### Your own numbers
@@ -257,7 +257,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | all-to-all | a collective: every rank sends a piece to each rank, and gets one from each | [10](10_long_context.ipynb) |
 # | alpha-beta | the model of a message's time: a latency, and its bytes over a bandwidth | [12](12_plan_a_cluster.ipynb) |
 # | attention | a layer in which every token looks at others: a weighted mean of their values, by query and key | [04](04_manual_split.ipynb) |
-# | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline.ipynb) |
+# | B | in a zero-bubble schedule, the half of backward that computes the gradient of the inputs | [05](05_pipeline_further.ipynb) |
 # | backend | the library that moves the bytes of a process group | [03](03_ddp.ipynb) |
 # | balanced | cut so that all stages take equally long | [04](04_manual_split.ipynb) |
 # | batch normalisation | a layer that uses mean and spread of the batch, so that a row's result depends on the other rows | [03](03_ddp_further.ipynb) |
@@ -273,7 +273,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | causal mask | what keeps a token from looking at those that come later | [04](04_manual_split_further.ipynb) |
 # | checkpoint | all that a run needs to go on, in files | [09](09_elastic.ipynb) |
 # | chunk | a worker's share of the batch in `nn.DataParallel` | [02](02_data_parallel.ipynb) |
-# | chunks | the pieces of the model that one rank holds in an interleaved pipeline | [05](05_pipeline.ipynb) |
+# | chunks | the pieces of the model that one rank holds in an interleaved pipeline | [05](05_pipeline_further.ipynb) |
 # | collective | one operation that all ranks of a group call together | [00](00_start_here.ipynb) |
 # | column cut | each rank has some columns of the matrix, needs the whole input and gets some columns of the output | [06](06_tensor_parallel.ipynb) |
 # | combine | the way of experts' results back to the ranks of their tokens | [11](11_experts.ipynb) |
@@ -327,6 +327,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | HSDP | hybrid sharding: sharded inside a machine, replicated across machines | [08](08_fsdp_further.ipynb) |
 # | idle share | the part of all ranks' time in which they do not compute | [01](01_factory.ipynb) |
 # | in flight | of a micro-batch: after its forward and before its backward, so that its activations are kept | [05](05_pipeline.ipynb) |
+# | interleaved | of a schedule: each rank has several pieces of the model, which makes the bubble smaller | [05](05_pipeline_further.ipynb) |
 # | keep-alive | the sign by which an agent stays on the list | [09](09_elastic.ipynb) |
 # | kernel | the process behind a notebook | [00](00_start_here.ipynb) |
 # | keys | what the tokens offer, to be compared with a query | [04](04_manual_split.ipynb) |
@@ -396,7 +397,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | sharded | cut, with one piece on each rank | [06](06_tensor_parallel.ipynb) |
 # | silently untied | of two uses of one matrix: they became two matrices, and nothing says so | [04](04_manual_split.ipynb) |
 # | slot | the unit of time on a pipeline's picture | [05](05_pipeline.ipynb) |
-# | split point | the name of a layer before which PyTorch cuts a model | [05](05_pipeline.ipynb) |
+# | split point | the name of a layer before which PyTorch cuts a model | [05](05_pipeline_further.ipynb) |
 # | splits | how many rows go to each rank, and come from each, in an uneven all-to-all | [11](11_experts.ipynb) |
 # | stage | the layers of one device in a cut model | [04](04_manual_split.ipynb) |
 # | star | every rank sends to rank 0, which sends back | [00](00_start_here.ipynb) |
@@ -418,14 +419,14 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | unit | the layers whose parameters are gathered together, usually one block | [08](08_fsdp.ipynb) |
 # | value | what a token hands on to those that look at it | [04](04_manual_split.ipynb) |
 # | view | a tensor that lies in the memory of another one | [06](06_tensor_parallel.ipynb) |
-# | virtual stage | a piece of an interleaved pipeline, counted along the model | [05](05_pipeline.ipynb) |
+# | virtual stage | a piece of an interleaved pipeline, counted along the model | [05](05_pipeline_further.ipynb) |
 # | vocabulary | all words or characters that a model knows | [06](06_tensor_parallel.ipynb) |
-# | W | in a zero-bubble schedule, the half of backward that computes the gradient of the weights | [05](05_pipeline.ipynb) |
+# | W | in a zero-bubble schedule, the half of backward that computes the gradient of the weights | [05](05_pipeline_further.ipynb) |
 # | warm-up | the forward passes of a rank before its first backward pass | [05](05_pipeline.ipynb) |
 # | worker | a device and the thread that drives it; under torchrun, a rank | [02](02_data_parallel.ipynb) |
 # | worker group | all workers that train together: it lives and dies as a whole | [09](09_elastic.ipynb) |
 # | world size | how many ranks there are | [00](00_start_here.ipynb) |
-# | ZB-H1 | a zero-bubble schedule with 1F1B's memory and a third of its bubble | [05](05_pipeline.ipynb) |
-# | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline.ipynb) |
-# | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline.ipynb) |
+# | ZB-H1 | a zero-bubble schedule with 1F1B's memory and a third of its bubble | [05](05_pipeline_further.ipynb) |
+# | ZB-H2 | a zero-bubble schedule with no bubble and twice the memory | [05](05_pipeline_further.ipynb) |
+# | zero-bubble | of a schedule: backward in two halves, of which one waits until there is a gap | [05](05_pipeline_further.ipynb) |
 # | zig-zag | a fair cut under a causal mask: each rank has one chunk from the front and its mirror image from the back | [10](10_long_context.ipynb) |

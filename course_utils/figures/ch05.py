@@ -1,17 +1,14 @@
-"""The pictures of chapter 5: an assembly line, a loop that is none, schedules and their prices."""
+"""The pictures of chapter 5: an assembly line with its shelves, schedules and what they cost."""
 
 from collections.abc import Mapping, Sequence
-from itertools import count
+from itertools import accumulate
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
 from course_utils import plots
-from course_utils.lesson.pace import paced
-from course_utils.lesson.schedules import Simulation
-from course_utils.trace import Record, Trace
+from course_utils.lesson.schedules import Schedule, Simulation, simulate
 
 
 def assembly_line() -> Figure:
@@ -27,60 +24,62 @@ def assembly_line() -> Figure:
             plots.truck(ax, x + 1.68, 2.28, label=f"{3 - rank}", color=road)
             plots.arrow(ax, (x + 2.55, 1.7), (x + 1.7, 1.7), color=back)
     words = {"ha": "center", "va": "top", "fontsize": 9}
-    ax.text(2.22, 1.46, "complaints go\nto the left", **words)
+    ax.text(2.22, 1.46, "change notes\ngo back", **words)
     ax.text(2.22, 3.3, "boxes go\nto the right", **words)
-    ax.text(5, 0.35, "the shelves hold notes on open boxes", **words)
-    ax.set_title("Four buildings, and a box on every truck")
+    ax.text(5, 0.35, "shelves: the parts of boxes whose change notes have not come yet", **words)
+    ax.set_title("All buildings work at once; the first one has the fullest shelf")
     return figure
 
 
-def passes(
-    model: nn.Module, devices: Mapping[nn.Module, tuple[int, int]], x: Tensor
-) -> list[Record]:
-    """Runs `model` on x, each pass of a stage in five slots, and returns a Record for each device:
-    which stage worked on which chunk, and when. `devices` says of each stage (its device, its place
-    among the device's stages)."""
-    ran, chunks = [], {stage: count() for stage in devices}
-
-    def begin(stage: nn.Module, inputs: tuple) -> None:
-        device, place = devices[stage]
-        name = f"F{next(chunks[stage])}" + (f".{place}" if place else "")
-        ran.append((device, paced(trace, name, 5)))
-        ran[-1][1].__enter__()
-
-    def end(stage: nn.Module, inputs: tuple, output: Tensor) -> None:
-        ran[-1][1].__exit__(None, None, None)
-
-    hooks = [stage.register_forward_pre_hook(begin) for stage in devices]
-    hooks += [stage.register_forward_hook(end) for stage in devices]
-    with Trace() as trace:
-        model(x)
-    for hook in hooks:
-        hook.remove()
-    of_devices = {device: Record(device, []) for device, _ in sorted(devices.values())}
-    for (device, _), span in zip(ran, trace.record().spans, strict=True):
-        of_devices[device].spans.append(span)
-    return list(of_devices.values())
-
-
-def loop(records: Sequence[Record]) -> Figure:
-    """The passes of chunks in a loop, on two devices."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 1.9))
-    shown = plots.gantt_lanes(ax, records)
-    ax.set_yticks([0, 1], ["device 0", "device 1"])
-    ax.set_xlabel("time (passes of a chunk through two stages)")
-    ax.set_title("Chunks in a loop (emulated: every pass keeps its slot)")
-    plots.legend(figure, dict(zip(("stages 1 and 2", "stage 3", "idle"), shown.values())))
+def shelves(results: Mapping[str, Simulation]) -> Figure:
+    """Simulated schedules of F and B, beside each other: what each rank does and, below, how many
+    micro-batches (in a chunk each) it has in flight meanwhile, with the most on the right."""
+    ranks = max(len(result.schedule) for result in results.values())
+    size = (plots.WIDTH, 1.5 + 0.6 * ranks)
+    figure, axes = plt.subplots(2, len(results), figsize=size, sharex="col", squeeze=False)
+    figure.get_layout_engine().set(wspace=0.06)
+    most = max(max(result.peak_in_flight) for result in results.values())
+    for (lanes, below), (name, result) in zip(axes.T, results.items()):
+        shown = plots.gantt_lanes(lanes, result)
+        units = lanes.get_xlim()[1]
+        for rank, row in enumerate(result.schedule):
+            spans = zip(row, result.starts[rank], result.ends[rank])
+            times = [start if op.kind == "F" else end for op, start, end in spans]
+            counts = accumulate(1 if op.kind == "F" else -1 for op in row)
+            look = {"step": "post", "color": plots.COLORS["activations"], "linewidth": 0}
+            times = [time / result.makespan * units for time in times]
+            tops = [rank + 0.43 - 0.86 * count / most for count in counts]
+            below.fill_between(times, rank + 0.43, tops, **look)
+            number = {"transform": below.get_yaxis_transform(), "va": "center", "weight": "bold"}
+            below.text(1.01, rank, result.peak_in_flight[rank], **number)
+        below.set_yticks(lanes.get_yticks(), lanes.get_yticklabels())
+        title = f"in flight: {max(result.peak_in_flight)} at most"
+        below.set(ylim=lanes.get_ylim(), xlabel="time (forward passes)", title=title)
+        lanes.set(xlabel="", title=f"{name}: {units:g} units of time")
+    plots.legend(figure, shown)
     return figure
 
 
-def compared(results: Mapping[str, Simulation], chosen: str, chunks: int) -> Figure:
-    """One simulated schedule: its lanes, its idle share beside that of the others, and its shelves
-    in micro-batches of a whole stage. Interleaved, each rank holds `chunks` pieces."""
+def compared(
+    plans: Mapping[str, Schedule],
+    chosen: str,
+    *,
+    backward_to_forward: float = 2.0,
+    last_stage: float = 1.0,
+    hop_latency: float = 0.0,
+) -> Figure:
+    """One schedule, simulated with these times: its lanes, its idle share beside that of the others,
+    and its shelves in micro-batches of a whole stage."""
+    stages = len(plans[chosen])
+    forward = [1.0] * (stages - 1) + [last_stage]
+    backward = [backward_to_forward * time for time in forward]
+    results = {
+        name: simulate(plan, forward, backward, latency=hop_latency) for name, plan in plans.items()
+    }
     figure, axes = plt.subplot_mosaic(
         [["time", "time"], ["idle", "memory"]],
-        figsize=(plots.WIDTH, 4.3 + 0.26 * len(results[chosen].schedule)),
-        height_ratios=[0.9 + 0.26 * len(results[chosen].schedule), 2.2],
+        figsize=(plots.WIDTH, 4.3 + 0.26 * stages),
+        height_ratios=[0.9 + 0.26 * stages, 2.2],
     )
     result = results[chosen]
     plots.legend(figure, plots.gantt_lanes(axes["time"], result))
@@ -88,8 +87,8 @@ def compared(results: Mapping[str, Simulation], chosen: str, chunks: int) -> Fig
     title = f"a step takes {step:.1f} forward passes, idle {result.idle_share:.1%}"
     axes["time"].set_title(f"{chosen}: {title}")
     _idle_shares(axes["idle"], {name: 100 * r.idle_share for name, r in results.items()}, chosen)
-    pieces = chunks if chosen == "interleaved" else 1
-    _shelves(axes["memory"], [n / pieces for n in result.peak_in_flight])
+    pieces = 1 + max(op.chunk for op in plans[chosen][0])
+    _shelf_bars(axes["memory"], [n / pieces for n in result.peak_in_flight])
     return figure
 
 
@@ -103,33 +102,12 @@ def _idle_shares(ax: Axes, percent: Mapping[str, float], chosen: str) -> None:
     ax.invert_yaxis()
 
 
-def _shelves(ax: Axes, micro_batches: Sequence[float]) -> None:
+def _shelf_bars(ax: Axes, micro_batches: Sequence[float]) -> None:
     ranks = range(len(micro_batches))
     bars = ax.bar(ranks, micro_batches, color=plots.COLORS["activations"])
     ax.bar_label(bars, fmt="%.3g", fontsize=9)
     ax.margins(y=0.12)
     ax.set(xlabel="rank", ylabel="micro-batches stored", xticks=ranks)
-
-
-def prices(sizes: Sequence[int], idle: Mapping[str, list], stored: Mapping[str, list]) -> Figure:
-    """For each schedule, over the number of micro-batches: its idle share in percent, and the
-    micro-batches on its fullest rank. Where curves lie on each other, the larger marks are below."""
-    figure, axes = plt.subplots(1, 2, figsize=(plots.WIDTH, 3.4))
-    marks = [{"marker": m, "markersize": size} for m, size in zip("so^Dv", (10, 7, 8, 5, 6))]
-    units = {"Idle share": "per cent", "Stored on the fullest rank": "micro-batches"}
-    for ax, (title, unit), curves in zip(axes, units.items(), (idle, stored)):
-        for (name, values), look, mark in zip(curves.items(), plots.LINES, marks):
-            ax.plot(sizes, values, label=name, clip_on=False, **look, **mark)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(sizes, sizes)
-        ax.set(xlabel="micro-batches of a step", ylabel=unit, title=title, ylim=(0, None))
-    axes[0].legend()
-    return figure
-
-
-def ledgers(of_ranks: Mapping[str, Mapping[str, int]]) -> Figure:
-    """The memory of the image classifier in one process and in the stages of a pipeline."""
-    return plots.memory(list(of_ranks.values()), list(of_ranks), "Memory of the classifier")
 
 
 def chunks_and_hops(counts: Sequence[int], percent: Mapping[float, Sequence[float]]) -> Figure:

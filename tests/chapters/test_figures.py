@@ -4,11 +4,11 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.colors import to_rgb
-from torch import nn
 
 from course_planner.figures import decision
 from course_utils import plots
 from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11
+from course_utils.lesson import schedules
 from tests.modules.test_plots import bars, overlaps
 
 LOAD = [16, 35, 11, 20, 17, 54, 34, 5]
@@ -76,19 +76,13 @@ def test_the_number_of_an_expert_stands_above_all_of_its_bar():
     assert all(text.get_position()[1] > pieces for text, pieces in zip(ax.texts, LOAD))
 
 
-def test_passes_of_a_loop_belong_to_their_devices_and_have_equally_many_slots(monkeypatch):
-    slots = []
-
-    def noted(trace, name, count):
-        slots.append(count)
-        return trace.span(name)
-
-    monkeypatch.setattr(ch05, "paced", noted)
-    stages = [nn.Linear(2, 2) for _ in range(3)]
-    model = nn.Sequential(*stages, *stages)  # two chunks, one after the other
-    devices = dict(zip(stages, [(0, 0), (1, 0), (0, 1)]))
-    records = ch05.passes(model, devices, torch.ones(1, 2))
-    assert [record.rank for record in records] == [0, 1]
-    names = [[span.name for span in record.spans] for record in records]
-    assert names == [["F0", "F0.1", "F1", "F1.1"], ["F0", "F1"]]
-    assert len(slots) == 6 and len(set(slots)) == 1
+def test_a_shelf_shows_the_most_that_a_rank_has_in_flight():
+    plans = {"GPipe": schedules.gpipe(4, 8), "1F1B": schedules.one_forward_one_backward(4, 8)}
+    figure = ch05.shelves({name: schedules.simulate(plan) for name, plan in plans.items()})
+    assert not list(overlaps(figure))
+    *_, gpipe, one_forward_one_backward = figure.axes
+    assert [text.get_text() for text in gpipe.texts] == ["8", "8", "8", "8"]
+    assert [text.get_text() for text in one_forward_one_backward.texts] == ["4", "3", "2", "1"]
+    tops = [shelf.get_paths()[0].vertices for shelf in one_forward_one_backward.collections]
+    heights = [round((rank + 0.43 - top[:, 1].min()) / 0.86 * 8) for rank, top in enumerate(tops)]
+    assert heights == [4, 3, 2, 1]

@@ -557,7 +557,6 @@ NOT_WORDS = {
     "00": {"shift+enter"},
     "04": {"idle", "meta", "profile"},
     "02": {"floors", "sum"},
-    "05": {"total"},
     "06": {
         "the group stays inside a machine",
         "nothing hides the all-reduces",

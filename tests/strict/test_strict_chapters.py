@@ -32,9 +32,10 @@ def function(chapter: str, name: str, **names):
 def test_rows_of_the_kernel_are_brought_to_the_ranks_device():
     """05's batch of 30 rows lies where the kernel computes: the failure is PyTorch's, of a shape."""
     cell = function(
-        "05_pipeline",
+        "05_pipeline_further",
         "thirty_rows_in_torch",
-        few=(torch.ones(30, 64), torch.ones(30, 64)),
+        inputs=torch.ones(32, 64),
+        targets=torch.ones(32, 64),
         new_model=lambda: [nn.Linear(64, 64), nn.Linear(64, 64)],
         cut=lambda model, stages: [layer.to(hardware.device()) for layer in model],
         hardware=hardware,

@@ -8,7 +8,7 @@ bubble = Exercise(
     "5.1",
     "bubble_share",
     points=1,
-    minutes=5,
+    minutes=10,
     kind="first",
     parameters=("stages", "micro_batches"),
     hints=[

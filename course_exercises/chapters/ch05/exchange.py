@@ -17,7 +17,7 @@ exchanging = Exercise(
     "5.6",
     "exchange",
     points=3,
-    minutes=30,
+    minutes=40,
     kind="core",
     parameters=("activations", "gradients"),
     hints=[

@@ -13,7 +13,7 @@ gpipe_exercise = Exercise(
     "5.2",
     "gpipe",
     points=2,
-    minutes=20,
+    minutes=10,
     kind="first",
     parameters=("stages", "micro_batches"),
     hints=[

@@ -40,7 +40,7 @@ interleaving = Exercise(
     "5.4",
     "interleaved",
     points=3,
-    minutes=60,
+    minutes=75,
     kind="stretch",
     parameters=("stages", "micro_batches", "chunks"),
     hints=[

@@ -19,7 +19,7 @@ accumulation = Exercise(
     "5.5",
     "micro_batch_gradients",
     points=2,
-    minutes=20,
+    minutes=30,
     kind="core",
     parameters=("model", "loss_function", "inputs", "targets", "size"),
     hints=[

@@ -31,7 +31,7 @@ alternating = Exercise(
     "5.3",
     "one_forward_one_backward",
     points=3,
-    minutes=30,
+    minutes=45,
     kind="core",
     parameters=("stages", "micro_batches"),
     hints=[
@@ -40,12 +40,13 @@ alternating = Exercise(
             "run until the gradient of micro-batch 0 comes back to it? And rank 0?"
         ),
         (
-            "Rank r runs stages - 1 - r forward passes as a warm-up, but never more than there are "
-            "micro-batches. Then it runs pairs: the next F, the next B. At the end the B that remain."
+            "While a rank waits for its first gradient, each rank behind it works on one micro-batch: so many "
+            "forward passes are the warm-up, but never more than there are micro-batches. After it come pairs: the "
+            "next F, the next B."
         ),
         (
-            "Three parts for each rank: `ahead` F; then for n from 0 to micro_batches - ahead - 1 the "
-            "F of micro-batch n + ahead and the B of micro-batch n; then the last `ahead` B."
+            "Rank r runs stages - 1 - r forward passes as a warm-up. The F of the pairs go on where it ended, their B "
+            "begin with micro-batch 0, and after the last pair as many B remain as the warm-up had F."
         ),
     ],
     misconceptions={
