@@ -560,10 +560,6 @@ NOT_WORDS = {
     "03": {"starts", "average"},
     "04": {"idle", "parameters", "gradients", "optimizer", "meta", "profile"},
     "05": {"total"},
-    "06": {
-        "the group stays inside a machine",
-        "nothing hides the all-reduces",
-    },
     "07": {
         *("sites", "buildings", "seats", "team", "copy"),
         *("data", "pipeline", "tensor", "part", "the data dimension"),

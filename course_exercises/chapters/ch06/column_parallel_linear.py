@@ -32,7 +32,7 @@ column = Exercise(
     "6.1",
     "ColumnParallelLinear",
     points=2,
-    minutes=25,
+    minutes=30,
     kind="first",
     parameters=("full",),
     hints=[
