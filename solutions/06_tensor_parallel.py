@@ -5,8 +5,8 @@
 # every weight matrix, all ranks work on the same tokens at the same time, and a few collectives put the parts
 # together. This is **tensor parallelism**.
 #
-# You write the two kinds of cut layers, attention with its heads on several ranks, and a loss over a cut vocabulary.
-# In the end you cut your own training script.
+# You write both kinds of cut layers, attention on several ranks, and a loss over a cut vocabulary. In the end you cut
+# your own training script.
 
 # %% tags=["nbval-ignore-output"]
 import warnings
@@ -84,7 +84,7 @@ for rank, difference in enumerate(launch(half_an_mlp_each, 2)):
     print(f"rank {rank}: largest difference from the whole MLP: {difference}")
 
 # %% [markdown]
-# Each rank used half of either matrix. Why these halves? And what about backward?
+# Why these halves? And what about backward?
 
 # %% [markdown]
 # ## 3. Predict, then measure: what a cut sends
@@ -652,8 +652,8 @@ compare(
 )
 
 # %% [markdown]
-# There are twice the calls for the same bytes, since each pair is an all-reduce in two halves. And memory is saved,
-# so nearly everybody uses both together. The further notebook writes it by hand and counts the memory.
+# There are twice the calls for the same bytes, and less memory is held, so nearly everybody uses both together. The
+# further notebook writes it by hand and counts the memory.
 #
 # ### The embedding and the loss: cut by vocabulary
 #
@@ -1007,6 +1007,4 @@ check("6.7", mine.script(6))
 #   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.
 # * J. Ainslie et al., *GQA*, EMNLP 2023, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245).
 # * PyTorch: [tensor parallelism](https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html),
-#   [DTensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html),
-#   [extending autograd](https://docs.pytorch.org/docs/stable/notes/extending.html),
-#   [tutorial](https://docs.pytorch.org/tutorials/intermediate/TP_tutorial.html).
+#   [DTensor](https://docs.pytorch.org/docs/stable/distributed.tensor.html).

@@ -204,8 +204,8 @@ def sum_gradients_of_whole_parameters(model: nn.Module) -> None:
 
 
 # %% [markdown]
-# Forget that sum, and nothing fails. The cells below compare output and gradients with and without it, and will
-# compare PyTorch's plan, whose gradients are DTensors.
+# Forget that sum, and nothing fails. The cells below compare output and gradients with and without it, and later
+# those of PyTorch's plan, which are DTensors.
 
 
 # %%
@@ -358,8 +358,8 @@ compare(
 #
 # ## 4. With PyTorch: the gradients of the norms
 #
-# The lesson's plan, compared with one process. It needs no sum after backward: a norm's gradient is a DTensor with
-# the placement `Partial()`, and whoever asks for it whole gets the sum.
+# Here is the lesson's plan, compared with one process. It needs no sum after backward: a norm's gradient is a DTensor
+# with the placement `Partial()`, which is summed where it is used.
 
 # %%
 gather = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
