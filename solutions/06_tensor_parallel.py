@@ -337,8 +337,8 @@ check("6.2", RowParallelLinear)
 # ### Cut the weights
 #
 # The lesson itself cuts modules in place, with hooks, as PyTorch does. `part_of` says what a rank holds of a
-# parameter. The matrix `qkv` has the rows of all queries, then all keys, then all values, and each third is cut by
-# itself.
+# parameter. Attention's matrix `qkv` has the rows of all queries, then all keys, then all values; each third is cut
+# by itself.
 
 
 # %%
@@ -692,9 +692,9 @@ def numbers_of_loss(rank, tokens=20, words=4_096):
             loss = cross_entropy(cut, targets)
         with Trace() as backward:
             loss.backward()
-    difference = check_equal(cross_entropy(logits, targets), [loss.full_tensor()])
+    difference = check_equal(cross_entropy(logits, targets), [loss.detach().full_tensor()])
     sent = [sum(call.elements for call in trace.record().calls) for trace in (forward, backward)]
-    return difference, [numbers / tokens for numbers in sent]
+    return difference, [numbers // tokens for numbers in sent]
 
 
 difference, numbers = launch(numbers_of_loss, 4)[0]
@@ -872,6 +872,7 @@ def without_reordering(block):
     return parallelize_module(block, mesh(), PLAN)
 
 
+@torch.no_grad()
 def output_difference(rank, cut):
     torch.manual_seed(0)
     block, x = Block(32, heads=4).to(hardware.device()), torch.randn(2, 8, 32)

@@ -413,6 +413,7 @@ def coins(shape, generator):
     return (torch.rand(shape, generator=generator) < 0.5).to(hardware.device())
 
 
+@torch.no_grad()
 def mlp_with_dropout(rank, seed_inside, seed_outside):
     """An MLP with dropout on its hidden columns, cut, and on its output, replicated."""
     torch.manual_seed(0)

@@ -57,10 +57,12 @@ def stacked(stacks: dict[str, list[float]], layers: list[str]) -> Figure:
             list(stacks), sizes, 0.6, left, color=plots.COLORS["activations"], edgecolor="white"
         )
         for y, (start, size) in enumerate(zip(left, sizes)):
-            place = start + size / 2, y if size > 0.05 * widest else y + 0.42  # or below the bar
-            ax.text(*place, layer, ha="center", va="center", fontsize=9)
+            if size > 0.05 * widest:
+                _word(ax, start + size / 2, y, layer)
+            else:  # there is no room for it in the bar
+                _word(ax, start, y + 0.45, layer, ha="left")
         left = [a + b for a, b in zip(left, sizes)]
-    ax.invert_yaxis()
+    ax.set_ylim(len(stacks) - 0.3, -0.5)
     ax.set_xlabel("bytes on each rank")
     ax.set_title("Sequence parallelism also cuts what the norm keeps for backward")
     return figure
@@ -127,14 +129,14 @@ def heads() -> Figure:
 
 def block() -> Figure:
     """The path through a block on two ranks, with f and g, and below it with sequence parallelism."""
-    figure, ax = plots.canvas(height=5.0)
-    _path(ax, 3.85, "f", "g", WHOLE)
-    _path(ax, 0.9, "all-gather", "reduce-scatter", None)
+    figure, ax = plots.canvas(height=4.4)
+    _path(ax, 3.3, "f", "g", WHOLE)
+    _path(ax, 0.45, "all-gather", "reduce-scatter", None)
     for y, says in (
-        (5.45, "tensor parallelism: between the halves every rank has all tokens"),
-        (3.6, "forward: f does nothing, g adds up.   backward: g does nothing, f adds up."),
-        (2.5, "with sequence parallelism: there each rank has its own tokens"),
-        (0.65, "backward: each of the two becomes the other"),
+        (4.95, "tensor parallelism: between the halves every rank has all tokens"),
+        (3.05, "forward: f does nothing, g adds up.   backward: g does nothing, f adds up."),
+        (2.1, "with sequence parallelism: there each rank has its own tokens"),
+        (0.2, "backward: each of the two becomes the other"),
     ):
         _word(ax, 0.1, y, says, ha="left")
     ax.set_title("Ranks communicate at two places of each half: into the cut, and out of it")
@@ -146,11 +148,11 @@ def _path(ax: Axes, y: float, enter: str, leave: str, between: str | None) -> No
     halves = [(0.1, ["qkv", "heads", "out"]), (5.1, ["up", "GELU", "down"])]
     for x, layers in halves:
         for bar, name in ((x + 0.95, enter), (x + 4.0, leave)):
-            turned = {"rotation": 90 if len(name) > 1 else 0, "weight": "bold"}
-            _box(ax, bar, y, 0.34, 1.4, plots.COLORS["communication"], name, **turned)
+            look = {"rotation": 90, "fontsize": 8} if len(name) > 1 else {"weight": "bold"}
+            _box(ax, bar, y, 0.34, 1.4, plots.COLORS["communication"], name, **look)
         for rank, low in enumerate((y + 0.78, y + 0.08)):
             color, middle = plots.RANK_COLORS[rank], low + 0.27
-            ax.plot([x - 0.1, x + 4.85], [middle] * 2, color=plots.COLORS["ink"], zorder=0)
+            ax.plot([x - 0.1, x + 4.9], [middle] * 2, color=plots.COLORS["ink"], zorder=0)
             _box(ax, x + 0.05, low, 0.75, 0.54, between or color, "norm")
             for i, layer in enumerate(layers):
                 _box(ax, x + 1.45 + 0.85 * i, low, 0.72, 0.54, color, layer)
@@ -169,9 +171,9 @@ def vocabulary() -> Figure:
         _box(ax, 2.4, y + 0.2, 0.8, 0.3, *found)
         _box(ax, x, 2.75, 1.15, 0.95, color, f"logits of\n{words}")
         plots.arrow(ax, (x + 0.575, 2.7), (x + 0.575, 2.25))
-        _box(ax, x + 0.05, 1.6, 1.05, 0.6, "white", "some numbers\na token")
+        _box(ax, x + 0.05, 1.6, 1.05, 0.6, "white", "a few\nnumbers")
     _box(ax, 3.4, 0.75, 0.34, 2.95, orange, "all-reduce", rotation=90, weight="bold")
-    _word(ax, 4.2, 2.2, "row 20,\neverywhere")
+    _word(ax, 4.3, 2.2, "row 20\non all\nranks")
     _word(ax, 2.0, 0.4, "embedding: look up word 20")
     _box(ax, 5.2, 0.95, 4.6, 0.34, orange, "all-reduce", weight="bold")
     _word(ax, 7.5, 0.4, "head and loss: the logits stay where they are")
@@ -191,9 +193,11 @@ def block_times(seconds_of_block: Callable, width: int, tokens: int) -> Figure:
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, sizes)
     ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
-    ax.set_ylim(0)
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set_ylim(0.8 * min(compute))
     ax.axvline(8 * 2**0.5, color=plots.COLORS["ink"], linestyle=":")
-    ax.text(12, 0.6 * ax.get_ylim()[1], "more than one machine", fontsize=10)
+    ax.text(12, 0.4 * ax.get_ylim()[1], "more than one machine", fontsize=10)
     ax.set_title("Beyond one machine, the network decides whether a finer cut pays")
     ax.legend()
     return figure
