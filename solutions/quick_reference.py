@@ -26,7 +26,7 @@ plt.show()
 # | data parallel (DDP) | all | the gradients, nearly twice | save memory | a ring of 64 ranks sends 1.97 times the gradients, whatever the batch | [03](03_ddp.ipynb) |
 # | ZeRO-1 and 2 | the parameters, a piece of the rest | as data parallel | get below 2 bytes a parameter | 120 GB become 31.41 and 16.64 on 64 ranks | [08](08_fsdp.ipynb) |
 # | ZeRO-3, FSDP | a piece of everything, and the unit in work | half as much again | shrink activations, or give work to more ranks than there are samples | 120 GB become 1.88 on 64 ranks | [08](08_fsdp.ipynb) |
-# | tensor parallel | a part of every layer | activations, four times a block | pay between machines: nothing hides its messages | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
+# | tensor parallel | a part of every layer | activations, four times a block | hide its messages: each layer waits for them | 145.6 billion parameters on 1,536 GPUs: 338.2 GB a step | [06](06_tensor_parallel.ipynb), [07](07_hybrid.ipynb) |
 # | context parallel | all; of the activations those of its own tokens | keys and values (by heads queries and outputs too), in every layer; gradients as data parallel | shrink the model states | four ranks of chapter 10, a layer forward: 49152 bytes in a ring or an all-gather, 24576 by heads | [10](10_long_context.ipynb) |
 # | pipeline | some layers | activations and their gradients, at each cut | be without a bubble and need no more memory (ZB-H2), or gain anything with one micro-batch | the same model: 9.7 GB a step; 4 stages, 8 micro-batches: a bubble of 0.375 | [05](05_pipeline.ipynb), [07](07_hybrid.ipynb) |
 # | hybrid | its part of its stage | all three, each in its own group | forgive a wrong group: the shapes fit, the numbers do not | the same model, data dimension: 8.7 GB a step | [07](07_hybrid.ipynb) |
@@ -59,7 +59,7 @@ plt.show()
 # | what | bytes | where | source |
 # |---|---|---|---|
 # | all-reduce, on a ring | `2 * S * (n - 1) / n` | 03: 3, *All-reduce on a ring* | [Patarasuk, Yuan 2009](https://doi.org/10.1016/j.jpdc.2008.09.002) |
-# | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *Memory, and what a ring carries* | [Thakur, Rabenseifner, Gropp 2005](https://doi.org/10.1177/1094342005051521) |
+# | reduce-scatter, or all-gather of a result of S, on a ring | `S * (n - 1) / n` | 06: 3, *What a ring carries* | [Thakur, Rabenseifner, Gropp 2005](https://doi.org/10.1177/1094342005051521) |
 # | all-reduce on a star: rank 0 | `S * (n - 1)` | 03: 3, *All-reduce through rank 0* | counted there |
 # | hierarchical all-reduce, k machines of g ranks: inside | `2 * S * (g - 1) / g` | 07 further: 3, *two kinds of links* | counted there |
 # | the same, between machines | `2 * (S / g) * (k - 1) / k` | 07 further: 3, *two kinds of links* | counted there |
@@ -224,9 +224,9 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 4 |
 # | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03 further: 5 |
 # | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04 further: 6 |
-# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04 further: 6, 06: 5 |
+# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04 further: 6, 06 further: 5 |
 # | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04 further: 6 |
-# | *is invalid for input of size* | heads that do not divide by the ranks | 06: 5 |
+# | *is invalid for input of size* | heads that do not divide by the ranks | 06: 4 |
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |
 # | *EADDRINUSE* | a process of an earlier run holds the port: end it, or let the system choose the port | 09 further: 5 |
@@ -391,7 +391,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | scores | products of a query with the keys, before the softmax | [10](10_long_context.ipynb) |
 # | selective | of recomputation: attention's scores are computed again, and all else is kept | [12](12_plan_a_cluster.ipynb) |
 # | send | to send a message: waits until the other side takes it | [01](01_factory.ipynb) |
-# | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel_further.ipynb) |
+# | sequence parallelism | activations cut by tokens where layers work on each token alone | [06](06_tensor_parallel.ipynb) |
 # | shadows | of a rank that has finished: it answers the others' collectives with zeros | [03](03_ddp_further.ipynb) |
 # | shard | a rank's piece of a tensor | [06](06_tensor_parallel.ipynb) |
 # | sharded | cut, with one piece on each rank | [06](06_tensor_parallel.ipynb) |

@@ -1,50 +1,51 @@
-"""The pictures of chapter 6: matrices that are cut, who holds what, and what a cut costs in time."""
+"""The pictures of chapter 6: matrices, blocks and a vocabulary that are cut, and what a cut costs in time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
-import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from torch import Tensor
 
 from course_utils import plots
 
 WHOLE = "#DDDDDD"  # what every rank holds
+ROUND = {"boxstyle": "circle,pad=0.1", "facecolor": "white", "edgecolor": plots.COLORS["ink"]}
 
 
 def one_station() -> Figure:
-    """Four workers at one station, each with some columns of one page and the same rows of the next."""
-    figure, ax = plots.canvas(height=3.3)
-    to_all = {"color": plots.COLORS["communication"]}
-    plots.pile(ax, 0.1, 1.75, [plots.COLORS["activations"]] * 6, label="product x")
-    for worker, y in enumerate((3.05, 2.15, 1.25, 0.35)):
-        color, middle = plots.RANK_COLORS[worker], y + 0.33
+    """Four buildings share a station, each with some columns of one sheet and the same rows of the next."""
+    figure, ax = plots.canvas(height=3.5)
+    to_all, pink = {"color": plots.COLORS["communication"]}, plots.COLORS["parameters"]
+    plots.pile(ax, 0.1, 1.75, [plots.COLORS["activations"]] * 6, label="material")
+    for rank, y in enumerate((3.05, 2.15, 1.25, 0.35)):
+        color, middle = plots.RANK_COLORS[rank], y + 0.33
         plots.arrow(ax, (1.05, 2.05), (2.15, middle), **to_all)
-        ax.add_patch(
-            Rectangle((2.2, y), 1.35, 0.66, facecolor=color, edgecolor=plots.COLORS["ink"])
-        )
-        ax.text(2.88, middle, f"worker {worker}", ha="center", va="center", fontsize=10)
-        _page(ax, 3.7, middle - 0.155, 0.62, 0.31, (worker / 4, 0.0, 1 / 4, 1.0))
-        _page(ax, 4.45, middle - 0.31, 0.31, 0.62, (0.0, (3 - worker) / 4, 1.0, 1 / 4))
+        plots.building(ax, 2.2, y, 1.35, 0.72, f"building {rank}", color)
+        _box(ax, 3.7, middle - 0.155, 0.62, 0.31, "white")
+        _box(ax, 3.7 + 0.155 * rank, middle - 0.155, 0.155, 0.31, pink)
+        _box(ax, 4.45, middle - 0.31, 0.31, 0.62, "white")
+        _box(ax, 4.45, middle + 0.155 - 0.155 * rank, 0.31, 0.155, pink)
         plots.pile(ax, 5.05, y + 0.06, [color] * 6)  # as large as the result
         plots.arrow(ax, (6.0, middle), (7.0, 2.05), **to_all)
-    ax.text(4.2, 3.82, "part of two pages", ha="center", va="bottom", fontsize=9)
-    ax.text(5.15, 3.82, "partial result", ha="left", va="bottom", fontsize=9)
-    ax.text(7.3, 2.05, "+", ha="center", va="center", fontsize=22)
+    _word(ax, 4.2, 3.95, "its blueprint")
+    _word(ax, 5.5, 3.95, "partial result")
+    _word(ax, 7.3, 2.05, "+", fontsize=22)
     plots.arrow(ax, (7.6, 2.05), (8.75, 2.05), **to_all)
-    plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label="result,\nat every worker")
+    everywhere = "result, in\nevery building"
+    plots.pile(ax, 8.95, 1.75, [plots.COLORS["activations"]] * 6, label=everywhere)
+    ax.set_title("All the material goes to every building; their partial results are added up")
     return figure
 
 
-def _page(ax: Axes, x, y, width, height, part: tuple[float, float, float, float]) -> None:
-    """A page of which `part` is drawn out: x, y, width and height as shares of the page."""
-    left, low, wide, high = part
-    ax.add_patch(Rectangle((x, y), width, height, facecolor="white", edgecolor=plots.COLORS["ink"]))
-    box = (x + left * width, y + low * height), wide * width, high * height
-    ax.add_patch(Rectangle(*box, facecolor=plots.COLORS["parameters"]))
+def _box(ax: Axes, x, y, width, height, color: str, label: str = "", **look) -> None:
+    """A piece, and in it whose it is, or what."""
+    ax.add_patch(Rectangle((x, y), width, height, facecolor=color, edgecolor=plots.COLORS["ink"]))
+    _word(ax, x + width / 2, y + height / 2, label, **look)
+
+
+def _word(ax: Axes, x, y, text: str, **look) -> None:
+    ax.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 9} | look)
 
 
 def stacked(stacks: dict[str, list[float]], layers: list[str]) -> Figure:
@@ -56,146 +57,147 @@ def stacked(stacks: dict[str, list[float]], layers: list[str]) -> Figure:
             list(stacks), sizes, 0.6, left, color=plots.COLORS["activations"], edgecolor="white"
         )
         for y, (start, size) in enumerate(zip(left, sizes)):
-            if size > 0.05 * widest:  # there is room for the word
-                ax.text(start + size / 2, y, layer, ha="center", va="center", fontsize=9)
+            if size > 0.05 * widest:
+                _word(ax, start + size / 2, y, layer)
+            else:  # there is no room for it in the bar
+                _word(ax, start, y + 0.45, layer, ha="left")
         left = [a + b for a, b in zip(left, sizes)]
-    ax.invert_yaxis()
+    ax.set_ylim(len(stacks) - 0.3, -0.5)
     ax.set_xlabel("bytes on each rank")
-    ax.set_title("The inputs that backward needs, from a norm and an MLP")
-    return figure
-
-
-def what_stays(ranks: list[int], parts: dict[str, list[float]]) -> Figure:
-    """The share of one rank's bytes that is kept on each of more ranks, a line for each of `parts`."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
-    for (name, shares), look in zip(parts.items(), plots.LINES):
-        ax.plot(ranks, shares, marker="o", label=name, **look)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ranks, ranks)
-    ax.set(xlabel="ranks", ylabel="share of one rank's bytes", ylim=(0, 1.05))
-    ax.set_title("What backward needs from a norm and an MLP (computed)")
-    ax.legend()
+    ax.set_title("Sequence parallelism also cuts what the norm keeps for backward")
     return figure
 
 
 def two_cuts() -> Figure:
     """The column cut above the row cut, on four ranks."""
-    figure, ax = plots.canvas(height=4.3)
-    _cut(ax, 2.9, 4, "columns", ["X, whole on every rank", "A, column cut", "Y, in columns"])
-    _cut(ax, 0.2, 4, "rows", ["X, in columns", "A, row cut", "Y, a partial sum on each rank"])
+    figure, ax = plots.canvas(height=4.5)
+    _cut(ax, 2.9, ["X, whole on every rank", "A, column cut", "Y, in columns"])
+    _cut(ax, 0.1, ["X, in columns", "A, row cut", "Y is the sum of these four"])
+    ax.set_title("A column cut gives finished columns, a row cut gives terms of a sum")
     return figure
 
 
-def one_cut(ranks: int, cut: str, names: list[str], lines: list[str]) -> Figure:
-    """One product, cut in "columns" or "rows", with lines of text under it."""
-    figure, ax = plots.canvas(height=3.6)
-    _cut(ax, 2.0, ranks, cut, names)
-    for i, line in enumerate(lines):
-        ax.text(0.3, 1.5 - 0.4 * i, line, va="center", weight="bold" if i == 0 else "normal")
+def _cut(ax: Axes, y: float, titles: list[str]) -> None:
+    """One product on four ranks; the titles say how it is cut."""
+    by_columns = "column cut" in titles[1]
+    ways = ("whole", "columns", "columns") if by_columns else ("columns", "rows", "sum")
+    places = [(0.3, 1.6, 1.1), (3.0, 2.2, 1.6), (6.6, 2.2, 1.1)]
+    for (x, width, height), way, title in zip(places, ways, titles, strict=True):
+        _matrix(ax, x, y + 0.3, width, height, way)
+        _word(ax, x + width / 2, y + 0.1, title)
+    _word(ax, 2.45, y + 0.85, "times", fontsize=11)
+    _word(ax, 5.85, y + 0.85, "is", fontsize=11)
+
+
+def _matrix(ax: Axes, x, y, width, height, way: str) -> None:
+    """A matrix on four ranks: cut in "columns" or "rows", a term of a "sum" on each, or "whole"."""
+    if way == "whole":
+        return _box(ax, x, y, width, height, "white")
+    for rank, color in enumerate(plots.RANK_COLORS[:4]):
+        if way == "columns":
+            _box(ax, x + width * rank / 4, y, width / 4, height, color, str(rank))
+        elif way == "rows":
+            _box(ax, x, y + height * (3 - rank) / 4, width, height / 4, color, str(rank))
+        else:  # one sheet in front of the other, each with its rank where the next leaves room
+            left, low = x + 0.27 * rank, y + 0.6 - 0.2 * rank
+            _box(ax, left, low, width, height, color)
+            _word(ax, left + 0.13, low + 0.13, str(rank))
+
+
+def heads() -> Figure:
+    """The matrix qkv of a grouped attention, four heads of queries and two of keys, on two ranks."""
+    figure, ax = plots.canvas(height=3.7)
+    rows = [f"queries {i}" for i in range(4)] + [
+        f"{w} {i}" for w in ("keys", "values") for i in (0, 1)
+    ]
+    for i, (row, rank) in enumerate(zip(rows, (0, 0, 1, 1, 0, 1, 0, 1), strict=True)):
+        _box(ax, 0.2, 3.65 - 0.46 * i, 1.9, 0.46, plots.RANK_COLORS[rank], row)
+    ax.plot([0.05, 3.0], [2.27, 2.27], color=plots.COLORS["wrong"], linestyle="--", linewidth=1.6)
+    _word(ax, 2.2, 2.2, "a plain cut\nin two: no keys\nfor rank 0", ha="left", va="top")
+    for rank, y in enumerate((2.5, 0.5)):
+        color, two = plots.RANK_COLORS[rank], f"{2 * rank} and {2 * rank + 1}"
+        plots.arrow(ax, (3.2, y + 0.45), (3.9, y + 0.45))
+        _box(ax, 4.0, y, 2.5, 0.9, color, f"rank {rank}: queries {two}\nwith keys, values {rank}")
+        plots.arrow(ax, (6.6, y + 0.45), (7.4, 2.1 - 0.4 * rank))
+    for head in range(4):
+        _box(ax, 7.5 + 0.5 * head, 1.4, 0.5, 1.0, plots.RANK_COLORS[head // 2], str(head))
+    _word(ax, 1.15, 0.25, "rows of qkv, as stored")
+    _word(ax, 8.5, 1.2, "columns of out, by head")
+    ax.set_title("Each rank takes whole heads: queries together with their keys and values")
     return figure
 
 
-def _cut(ax: Axes, y: float, ranks: int, cut: str, titles: list[str]) -> None:
-    cuts = {"columns": ("none", "columns", "columns"), "rows": ("columns", "rows", "sum")}[cut]
-    for (x, width, height), along, label in zip(
-        [(0.3, 1.6, 1.1), (3.0, 2.2, 1.6), (6.6, 2.2, 1.1)], cuts, titles
+def block() -> Figure:
+    """The path through a block on two ranks, with f and g, and below it with sequence parallelism."""
+    figure, ax = plots.canvas(height=4.4)
+    _path(ax, 3.3, "f", "g", WHOLE)
+    _path(ax, 0.45, "all-gather", "reduce-scatter", None)
+    for y, says in (
+        (4.95, "tensor parallelism: between the halves every rank has all tokens"),
+        (3.05, "forward: f does nothing, g adds up.   backward: g does nothing, f adds up."),
+        (2.1, "with sequence parallelism: there each rank has its own tokens"),
+        (0.2, "backward: each of the two becomes the other"),
     ):
-        _matrix(ax, x, y + 0.3, width, height, label, ranks, along)
-    ax.text(2.45, y + 0.85, "times", ha="center", va="center")
-    ax.text(5.85, y + 0.85, "is", ha="center", va="center")
-
-
-def _matrix(ax: Axes, x, y, width, height, label: str, ranks: int, along: str) -> None:
-    """A matrix cut between `ranks`: "columns", "rows", "sum" (partial on each) or "none"."""
-    for rank in range(ranks):
-        color = plots.RANK_COLORS[rank]
-        if along == "columns":
-            box = (x + width * rank / ranks, y), width / ranks, height
-        elif along == "rows":
-            box = (x, y + height * (ranks - 1 - rank) / ranks), width, height / ranks
-        elif along == "sum":  # one sheet behind the other
-            box = (x + 0.07 * (ranks - 1 - rank), y + 0.07 * (ranks - 1 - rank)), width, height
-        else:
-            box, color = ((x, y), width, height), "white"
-        ax.add_patch(Rectangle(*box, facecolor=color, edgecolor=plots.COLORS["ink"]))
-        if along in ("columns", "rows"):
-            (left, bottom), across, up = box
-            _number(ax, left + across / 2, bottom + up / 2, str(rank))
-    if along == "sum":
-        _number(ax, x + width / 2, y + height / 2, " + ".join(map(str, range(ranks))))
-    ax.text(x + width / 2, y - 0.12, label, ha="center", va="top", fontsize=9)
-
-
-def _number(ax: Axes, x: float, y: float, ranks: str) -> None:
-    """Says in a piece whose it is, for who sees no colours."""
-    ax.text(x, y, ranks, ha="center", va="center", fontsize=9)
-
-
-def block_of(holders: dict[str, Tensor]) -> Figure:
-    """A block of which `holders` says, number by number, which of four ranks holds it; 4 is all."""
-    figure, ax = plots.canvas(height=4.3)
-    x = 0.1
-    for layer in ("norm1", "attention.qkv", "norm2", "feed_forward.up"):
-        x = _layer(ax, holders, layer, x, 4.75) + 0.5
-    _layer(ax, holders, "attention.out", x, 4.75)
-    _layer(ax, holders, "feed_forward.down", x, 2.95)
-    names = ["rank 0", "rank 1", "rank 2", "rank 3", "all ranks"]
-    for i, (name, color) in enumerate(zip(names, [*plots.RANK_COLORS[:4], WHOLE])):
-        plots.pile(ax, x + 0.95 * i, 1.2, [color], columns=1)
-        ax.text(x + 0.95 * i + 0.3, 1.33, name, va="center", fontsize=9)
-    ax.set(xlim=(0, 10), ylim=(0, 5.375))
+        _word(ax, 0.1, y, says, ha="left")
+    ax.set_title("Ranks communicate at two places of each half: into the cut, and out of it")
     return figure
 
 
-def _layer(ax: Axes, holders: dict[str, Tensor], layer: str, x: float, top: float) -> float:
-    """Draws the weight of a layer and its bias, and returns where they end."""
-    ax.text(x, top + 0.1, layer.replace(".", ".\n"), ha="left", va="bottom", fontsize=9)
-    for kind in ("weight", "bias"):
-        x = _holder(ax, holders[f"{layer}.{kind}"], x, top) + 0.06
-    return x
+def _path(ax: Axes, y: float, enter: str, leave: str, between: str | None) -> None:
+    """Two lanes, rank 0 above rank 1; `between` is the colour of what stands between the cut parts."""
+    halves = [(0.1, ["qkv", "heads", "out"]), (5.1, ["up", "GELU", "down"])]
+    for x, layers in halves:
+        for bar, name in ((x + 0.95, enter), (x + 4.0, leave)):
+            look = {"rotation": 90, "fontsize": 8} if len(name) > 1 else {"weight": "bold"}
+            _box(ax, bar, y, 0.34, 1.4, plots.COLORS["communication"], name, **look)
+        for rank, low in enumerate((y + 0.78, y + 0.08)):
+            color, middle = plots.RANK_COLORS[rank], low + 0.27
+            ax.plot([x - 0.1, x + 4.9], [middle] * 2, color=plots.COLORS["ink"], zorder=0)
+            _box(ax, x + 0.05, low, 0.75, 0.54, between or color, "norm")
+            for i, layer in enumerate(layers):
+                _box(ax, x + 1.45 + 0.85 * i, low, 0.72, 0.54, color, layer)
+            ax.text(x + 4.6, middle, "+", ha="center", va="center", bbox=ROUND)
 
 
-def _holder(ax: Axes, holder: Tensor, x: float, top: float, scale: float = 0.033) -> float:
-    """Draws a parameter and returns where it ends."""
-    height, width = holder.shape[0] * scale, max(3, holder.shape[1]) * scale  # a vector: 3 wide
-    colors = ListedColormap([*plots.RANK_COLORS[:4], WHOLE])
-    box = (x, x + width, top - height, top)
-    ax.imshow(holder, cmap=colors, vmin=0, vmax=4, extent=box, interpolation="nearest")
-    ax.add_patch(Rectangle((x, top - height), width, height, fill=False, linewidth=0.8))
-    if holder.shape[1] > 1:  # a bias, and what is whole, is narrow
-        for rank, (row, column) in _pieces(holder):
-            _number(ax, x + (column + 0.5) * scale, top - (row + 0.5) * scale, str(rank))
-    return x + width
+def vocabulary() -> Figure:
+    """An embedding and a head that are cut by words, on four ranks."""
+    figure, ax = plots.canvas(height=3.7)
+    orange = plots.COLORS["communication"]
+    for rank, color in enumerate(plots.RANK_COLORS[:4]):
+        y, x, words = 3.0 - 0.75 * rank, 5.2 + 1.15 * rank, f"{18 * rank} to {18 * rank + 17}"
+        _box(ax, 0.2, y, 1.5, 0.7, color, f"rank {rank}: words\n{words}")
+        plots.arrow(ax, (1.75, y + 0.35), (2.35, y + 0.35))
+        found = (color, "row 20") if rank == 1 else ("white", "0")
+        _box(ax, 2.4, y + 0.2, 0.8, 0.3, *found)
+        _box(ax, x, 2.75, 1.15, 0.95, color, f"logits of\n{words}")
+        plots.arrow(ax, (x + 0.575, 2.7), (x + 0.575, 2.25))
+        _box(ax, x + 0.05, 1.6, 1.05, 0.6, "white", "a few\nnumbers")
+    _box(ax, 3.4, 0.75, 0.34, 2.95, orange, "all-reduce", rotation=90, weight="bold")
+    _word(ax, 4.3, 2.2, "row 20\non all\nranks")
+    _word(ax, 2.0, 0.4, "embedding: look up word 20")
+    _box(ax, 5.2, 0.95, 4.6, 0.34, orange, "all-reduce", weight="bold")
+    _word(ax, 7.5, 0.4, "head and loss: the logits stay where they are")
+    ax.set_title("A cut vocabulary: a row, or a few numbers a token, instead of all logits")
+    return figure
 
 
-def _pieces(holder: Tensor) -> Iterator[tuple[int, tuple[float, float]]]:
-    """The rank of each piece of a matrix that is cut along one dimension, and its middle."""
-    along = 0 if (holder == holder[:, :1]).all() else 1
-    line = holder[:, 0] if along == 0 else holder[0]
-    ranks, counts = torch.unique_consecutive(line, return_counts=True)
-    across, begin = (holder.shape[1 - along] - 1) / 2, 0
-    for rank, count in zip(ranks.tolist(), counts.tolist(), strict=True):
-        middle = begin + (count - 1) / 2
-        yield rank, (middle, across) if along == 0 else (across, middle)
-        begin += count
-
-
-def block_times(
-    sizes: list[int], compute: list[float], communicate: list[float], machine: int = 8
-) -> Figure:
-    """The seconds of a block for each number of ranks, computing below communicating; `machine` of
-    them are in one machine."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.4))
-    places, below = range(len(sizes)), [1e3 * c for c in compute]
-    ax.bar(places, below, color=plots.COLORS["matrices"], label="compute, forward and backward")
-    above = {"color": plots.COLORS["communication"], "label": "all-reduce"}
-    ax.bar(places, [1e3 * c for c in communicate], bottom=below, **above)
-    ax.set_xticks(places, sizes)
+def block_times(seconds_of_block: Callable, width: int, tokens: int) -> Figure:
+    """The time of a block for each number of ranks, by the network that joins machines of 8, above what is computed."""
+    sizes, networks = [1, 2, 4, 8, 16, 32], {"one adapter a GPU": 200e9, "one a machine": 25e9}
+    figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.6))
+    for (name, speed), look in zip(networks.items(), plots.LINES):
+        pairs = [seconds_of_block(n, width, tokens, between=speed) for n in sizes]
+        ax.plot(sizes, [1e3 * sum(pair) for pair in pairs], marker="o", label=name, **look)
+    compute = [1e3 * seconds for seconds, _ in pairs]
+    ax.fill_between(sizes, compute, color=plots.COLORS["matrices"], alpha=0.3, label="compute")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, sizes)
     ax.set(xlabel="ranks that share a block", ylabel="time of a block (ms), simulated")
-    ax.set_ylim(0, 1.08 * max(a + b for a, b in zip(compute, communicate)) * 1e3)
-    end = sizes.index(machine) + 0.5
-    ax.axvline(end, ymax=0.75, color=plots.COLORS["ink"], linestyle=":")  # below the legend
-    ax.text(end + 0.05, 0.5 * ax.get_ylim()[1], "the machine ends", va="center", fontsize=10)
-    ax.set_title("To cut further pays only inside a machine")
+    ax.set_yscale("log", base=2)
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.set_ylim(0.8 * min(compute))
+    ax.axvline(8 * 2**0.5, color=plots.COLORS["ink"], linestyle=":")
+    ax.text(12, 0.4 * ax.get_ylim()[1], "more than one machine", fontsize=10)
+    ax.set_title("Beyond one machine, the network decides whether a finer cut pays")
     ax.legend()
     return figure

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import course_planner as estimate
-from course_exercises.authoring import load_code
+from course_exercises.authoring import load_answer, load_code
 from course_planner import Layout, Model, Row, here
 from course_utils.launch import launch
 from course_utils.lesson import schedules
@@ -58,8 +58,9 @@ class Half(nn.Module):
 def measure(times: int = TIMES) -> dict[str, float]:
     """The seconds of each step, in the median; of the slowest rank."""
     codes = (
-        load_code(6, "tensor_parallel_model"),
-        load_code(6, "loss_from_cut_logits"),
+        load_code(6, "tensor_parallel"),
+        load_answer("6.1"),
+        load_answer("6.4"),
         load_code(5, "Pipeline"),
         load_code(5, "samples"),
     )
@@ -70,10 +71,13 @@ def measure(times: int = TIMES) -> dict[str, float]:
 def _steps(rank: int, codes: tuple, times: int) -> dict[str, list[float]]:
     """Runs on a rank: the seconds of each step, by its name."""
     torch.set_num_threads(1)
-    cut, cut_loss, engine, samples = codes
+    cut, column, cut_loss, engine, samples = codes
     tokens = torch.randint(MODEL.vocab, (ROWS, SEQ))
     steps = {_name(model, rows): _step(_new(model), tokens[:rows], _loss) for model, rows in ALONE}
-    whole, parts = DistributedDataParallel(_new(MODEL)), cut(_new(MODEL))
+    whole, parts = DistributedDataParallel(_new(MODEL)), _new(MODEL)
+    for block in parts.blocks:
+        cut(block)
+    parts.head = column(parts.head)
     data, tensor, stages = LAYOUTS
     steps[data] = _step(whole, tokens, _loss)
     steps[tensor] = _step(parts, tokens, partial(_loss, cross=cut_loss))

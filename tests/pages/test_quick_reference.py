@@ -557,10 +557,6 @@ NOT_WORDS = {
     "00": {"shift+enter"},
     "04": {"idle", "meta", "profile"},
     "02": {"floors", "sum"},
-    "06": {
-        "the group stays inside a machine",
-        "nothing hides the all-reduces",
-    },
     "07": {
         *("sites", "buildings", "seats", "team", "copy"),
         *("data", "pipeline", "tensor", "part", "the data dimension"),

@@ -17,14 +17,11 @@ from tests.techniques import Job, Trained, mistake, sgd, technique
 
 JOBS = ("language",)
 
-cut_dimension, part_of = load_code(6, "cut_dimension"), load_code(6, "part_of")
+cut_dimension, tensor_parallel = load_code(6, "cut_dimension"), load_code(6, "tensor_parallel")
 local, local_gradient = load_code(6, "local"), load_code(6, "local_gradient")
 gather_tokens = load_code(6, "gather_tokens")
 sum_gradients = load_code(6, "sum_gradients_of_whole_parameters")
-tensor_parallel_model = load_code(6, "tensor_parallel_model")
 sequence_parallel = load_code(6, "sequence_parallel")
-CutEmbedding = load_code(6, "CutEmbedding")
-loss_from_cut_logits = load_code(6, "loss_from_cut_logits")
 torch_model = load_code(6, "tensor_parallel_model_with_pytorch")
 torch_sequence_parallel = load_code(6, "sequence_parallel_with_pytorch")
 ColumnParallelLinear, RowParallelLinear = load_answer("6.1"), load_answer("6.2")
@@ -33,10 +30,19 @@ vocabulary_parallel_cross_entropy = load_answer("6.4")
 SequenceParallelNorm = load_answer("6.5")
 
 
+def cut_of_blocks(name: str) -> int | None:
+    """As the lesson cuts blocks by hand; all else is whole."""
+    return cut_dimension(name) if "blocks" in name else None
+
+
+def cut_with_head(name: str) -> int | None:
+    return 0 if name == "head.weight" else cut_of_blocks(name)
+
+
 def put_together(
     name: str,
     part: Tensor,
-    cut: Callable[[str], int | None] = cut_dimension,
+    cut: Callable[[str], int | None],
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """The whole parameter, or gradient, of which each rank of `group` has its part.
@@ -60,9 +66,10 @@ def train(
     loss_of: Callable[[Tensor, Tensor], Tensor],
     context: Callable[[], AbstractContextManager] = nullcontext,
     finish: Callable[[], None] = lambda: None,
+    cut: Callable[[str], int | None] = cut_with_head,
 ) -> Trained:
     """Every rank has all tokens; `loss_of` gets the logits that this rank has."""
-    optimizer = sgd(model)
+    optimizer, named = sgd(model), list(model.named_parameters())
     for inputs, targets in job.batches:
         optimizer.zero_grad()
         with context():
@@ -71,8 +78,8 @@ def train(
         finish()
         optimizer.step()
     return Trained(
-        {_named(n): put_together(n, local(p.detach())).cpu() for n, p in model.named_parameters()},
-        {_named(n): put_together(n, local_gradient(p)).cpu() for n, p in model.named_parameters()},
+        {_named(n): put_together(n, local(p.detach()), cut).cpu() for n, p in named},
+        {_named(n): put_together(n, local_gradient(p), cut).cpu() for n, p in named},
     )
 
 
@@ -81,9 +88,15 @@ def _named(name: str) -> str:
     return name.replace("norm.norm.", "norm.")
 
 
+def blocks_by_hand(model: LanguageModel) -> LanguageModel:
+    for block in model.blocks:
+        tensor_parallel(block)
+    return model
+
+
 @technique([1, 2, 3, 4], [*JOBS, "tied language"])
 def tensor_parallel_by_hand(rank: int, job: Job) -> Trained:
-    return train(job, tensor_parallel_model(job.model()), loss_from_cut_logits)
+    return train(job, blocks_by_hand(job.model()), cross_entropy, cut=cut_of_blocks)
 
 
 def grouped(attention: Attention) -> GroupedAttention:
@@ -94,8 +107,7 @@ def grouped(attention: Attention) -> GroupedAttention:
 
 
 def cut_layers(model: LanguageModel) -> LanguageModel:
-    """Cuts a model with the layers of the exercises."""
-    model.token = CutEmbedding(model.token)
+    """Cuts a model with the layers of the exercises; the embeddings stay whole."""
     for block in model.blocks:
         block.attention = HeadParallelAttention(grouped(block.attention))
         block.feed_forward.up = ColumnParallelLinear(block.feed_forward.up)
@@ -123,13 +135,12 @@ class OwnTokens(torch.autograd.Function):
 
 def sequence_parallel_model(model: LanguageModel, cut: Callable) -> LanguageModel:
     """The blocks and the last norm see a rank's own tokens, the embedding and the head all."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    model.token = CutEmbedding(model.token)
+    own_words = model.head.weight.detach().chunk(dist.get_world_size())[dist.get_rank()]
     model.blocks[0].register_forward_pre_hook(lambda block, inputs: OwnTokens.apply(*inputs))
     for block in model.blocks:
         cut(block)
     model.norm = SequenceParallelNorm(model.norm)  # gathers, and sums the head's gradients
-    model.head.weight = nn.Parameter(part_of("head.weight", model.head.weight, rank, ranks))
+    model.head.weight = nn.Parameter(own_words.clone())
     return model
 
 
@@ -137,25 +148,26 @@ def sequence_parallel_model(model: LanguageModel, cut: Callable) -> LanguageMode
 def sequence_parallel_by_hand(rank: int, job: Job) -> Trained:
     model = sequence_parallel_model(job.model(), sequence_parallel)
     finish = partial(sum_gradients, model.blocks)
-    return train(job, model, loss_from_cut_logits, finish=finish)
+    return train(job, model, vocabulary_parallel_cross_entropy, finish=finish)
 
 
 @technique([2, 3], JOBS)
 def torch_sequence_parallel_blocks(rank: int, job: Job) -> Trained:
     model = sequence_parallel_model(job.model(), torch_sequence_parallel)
-    return train(job, model, loss_from_cut_logits)
+    return train(job, model, vocabulary_parallel_cross_entropy)
 
 
 @technique([2, 3, 4], JOBS)
 def torch_parallelize_module(rank: int, job: Job) -> Trained:
-    return train(job, torch_model(job.model()), cross_entropy, context=loss_parallel)
+    model = torch_model(job.model())
+    return train(job, model, cross_entropy, context=loss_parallel, cut=cut_dimension)
 
 
 @mistake([2], JOBS)
 def norms_that_drift_apart(rank: int, job: Job) -> Trained:
     """Nobody adds up what each rank has found from its own tokens."""
     model = sequence_parallel_model(job.model(), sequence_parallel)
-    return train(job, model, loss_from_cut_logits)
+    return train(job, model, vocabulary_parallel_cross_entropy)
 
 
 @mistake([2], JOBS)
@@ -164,12 +176,12 @@ def no_sum_in_backward(rank: int, job: Job) -> Trained:
     model = cut_layers(job.model())
     for block in model.blocks:
         block.feed_forward.up.forward = partial(nn.Linear.forward, block.feed_forward.up)
-    return train(job, model, loss_from_cut_logits)
+    return train(job, model, vocabulary_parallel_cross_entropy)
 
 
 @mistake([2], JOBS)
 def bias_once_more_per_rank(rank: int, job: Job) -> Trained:
-    model = tensor_parallel_model(job.model())
+    model = blocks_by_hand(job.model())
     for block in model.blocks:
         block.feed_forward.down.forward = partial(nn.Linear.forward, block.feed_forward.down)
-    return train(job, model, loss_from_cut_logits)
+    return train(job, model, cross_entropy, cut=cut_of_blocks)

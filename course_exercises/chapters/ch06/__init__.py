@@ -6,6 +6,6 @@ requirements, in the notebook's kernel, judge it. Every rank gets the whole laye
 values, and so the kernel knows what each of them should hold and compute.
 
 The chapter cuts modules in place with hooks, as `parallelize_module` does, so that parameters keep the
-names of the whole model and one `part_of` gives every expected shard. What it shows of attention and loss
-does not pass here: 6.3 has fewer heads of keys than of queries, 6.4 parts of different sizes.
+names of the whole model and one `part_of` gives every expected shard. What it shows of attention does not
+pass here: 6.3 has fewer heads of keys than of queries. The loss of 6.4 is written nowhere else.
 """

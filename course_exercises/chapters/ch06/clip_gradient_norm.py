@@ -46,9 +46,9 @@ clipping = Exercise(
         "different factors: add the squares of the shards over the ranks.",
         "replicated-per-rank": "The replicated gradients count once per rank: they are in every "
         "rank's sum. Add their squares after the all-reduce.",
-        "squares": "Your norm is not that of all gradients before clipping, every shard once and every copy once. "
-        "Norms do not add, their squares do, and the norm is the root of their sum: add the squares of the shards over "
-        "the ranks, in float32, then those of the copies, and take the root.",
+        "squares": "Your norm is not that of all gradients before clipping, every shard once and every replicated one "
+        "once. Norms do not add, their squares do, and the norm is the root of their sum: add the squares of the shards "
+        "over the ranks, in float32, then those of the replicated ones, and take the root.",
         "scaled-otherwise": "The norm is right, and the gradients are not scaled as they should be. Where it is above "
         "the limit, multiply every gradient by one factor, max_norm / norm, in place: all of a rank's shards and all "
         "copies. Gradients with a norm below the limit stay as they are.",
@@ -56,7 +56,7 @@ clipping = Exercise(
         "returns the norm of the whole model. Python's `sum` of nothing is the int 0, which is no tensor; "
         "`torch.stack`, `torch.cat` and a maximum of nothing are errors. Begin with "
         "`torch.zeros((), device=hardware.device())`.",
-        "zeros": "A limit of 0 and a norm of 0 are ones like any other. Compare the norm with the limit, and nothing "
+        "zeros": "A limit of 0 is allowed, and so is a norm of 0. Compare the norm with the limit, and nothing "
         "else, since 0 counts as False; multiply by max_norm / norm only where the norm is larger.",
         "replaces-gradients": "A `.grad` is another tensor than before. Scale in place, with "
         "`mul_` or `*=`: a new tensor takes memory at the worst moment, and whoever else holds the old "

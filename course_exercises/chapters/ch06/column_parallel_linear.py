@@ -32,7 +32,7 @@ column = Exercise(
     "6.1",
     "ColumnParallelLinear",
     points=2,
-    minutes=25,
+    minutes=30,
     kind="first",
     parameters=("full",),
     hints=[
@@ -59,7 +59,7 @@ column = Exercise(
         "adds-forward": "You bring the ranks' values together in forward. Nothing is to be sent there: every rank has "
         "all of x already, and returns its block of the output features, which the row cut that follows needs.",
         "bias-lost": "The bias is missing from the output.",
-        "x-gradient": "Each rank has not the whole gradient of x. Every output feature depends on every input "
+        "x-gradient": "No rank has the whole gradient of x. Every output feature depends on every input "
         "feature: the sum over the ranks of what their weights find is the gradient. Send x through the function "
         "that sums in backward, before the linear layer: behind it, the gradients of different features are added.",
         "residual-summed": "You sum the whole gradient of x, also the part that comes past your layer "

@@ -55,7 +55,7 @@ attention = Exercise(
         "other-rows": "A rank holds other rows of `full.qkv` than those of its heads. They are its block of the "
         "queries, its block of the keys and its block of the values: split these three parts first, which are not "
         "equally long, and cut each by itself. The bias has the same rows as the weight.",
-        "laid-out": "A rank's heads are read in another way than they lie there: the queries of heads / n heads, "
+        "laid-out": "A rank's heads are not read as they are laid out: first the queries of heads / n heads, "
         "then the keys of kv_heads / n, then as many values. View each as (heads, head_width) before you "
         "`transpose(1, 2)`, since attention runs over the last dimension but one, and transpose back before you "
         "flatten. Head h of the queries goes with head h // (heads / kv_heads) of the keys.",

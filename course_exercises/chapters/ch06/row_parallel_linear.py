@@ -38,7 +38,7 @@ row = Exercise(
     "6.2",
     "RowParallelLinear",
     points=2,
-    minutes=25,
+    minutes=20,
     kind="core",
     parameters=("full",),
     hints=[
