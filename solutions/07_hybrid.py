@@ -322,7 +322,7 @@ for name, sent in bytes_of_step((24, 8, 8), **GPT_145B).items():
 # | dimension | calls in a step | what a call carries | who waits |
 # |---|---|---|---|
 # | tensor | four per block and micro-batch | activations of a micro-batch | the next layer, every time |
-# | pipeline | two per boundary and micro-batch | the same, or their gradients | the next stage, if it has no other micro-batch |
+# | pipeline | two per boundary and micro-batch | the same, or their gradients | the next stage, if it has nothing else to do |
 # | data | one per bucket, once in a step | gradients | the optimizer; backward can hide most of it |
 #
 # So tensor belongs inside a machine, pipeline between machines, and data anywhere. Llama 3 was trained in the order
@@ -332,68 +332,10 @@ for name, sent in bytes_of_step((24, 8, 8), **GPT_145B).items():
 # %% [markdown]
 # ## 4. By hand, then with PyTorch: two dimensions, then three
 #
-# ### The job
-#
-# The model is that of chapter 6's script: separate matrices for queries, keys and values, grouped heads, SwiGLU. It has
-# four blocks of width 32, and a batch is 8 windows of 16 characters. `alone` is one process on the whole batch.
-
-# %%
-CONTEXT, ROWS, STEPS, RATE = 16, 8, 3, 0.1
-SIZES = Namespace(width=32, heads=4, kv_heads=2, layers=4, context=CONTEXT)
-
-
-def new_model() -> nn.Module:
-    torch.set_num_threads(1)  # so small a model loses time with more
-    torch.manual_seed(0)  # the same start on every rank
-    return Transformer(len(text.vocabulary()), SIZES).to(hardware.device())
-
-
-def batches():
-    for step in range(STEPS):
-        yield [part.to(hardware.device()) for part in text.windows(CONTEXT, ROWS, seed=step)]
-
-
-# %% [markdown]
-# The loss of a batch is the mean over its tokens. Here each rank takes the *sum* over the tokens that it sees and
-# divides by the number of tokens in the *whole* batch. Then the ranks' shares add up to the loss, and their gradients
-# add up to the gradient, however the rows are distributed and in however many micro-batches.
-
-
-# %%
-def share_of_loss(logits, targets, tokens=ROWS * CONTEXT):
-    """What these rows contribute to the mean loss of a batch of so many tokens."""
-    return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens
-
-
-def train(model, step):
-    """Three steps of SGD. `step` leaves gradients in the model and returns the loss."""
-    # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE, foreach=False), []
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        losses.append(step(inputs, targets))
-        optimizer.step()
-    return losses
-
-
-# %%
-alone = new_model()
-
-
-def alone_step(inputs, targets):
-    loss = share_of_loss(alone(inputs), targets)
-    loss.backward()
-    return loss.item()
-
-
-losses_alone = train(alone, alone_step)
-print("losses of one process:", *(f"{loss:.3f}" for loss in losses_alone))
-
-# %% [markdown]
 # ### The tensor dimension: chapter 6 with a group
 #
-# Now only the ranks of a tensor group share a block. The pair of functions from chapter 6 takes the group as an
-# argument and hands it to `all_reduce`.
+# The ranks of a tensor group share a block, and no others do. So the pair of functions from chapter 6 takes the group
+# as an argument and hands it to `all_reduce`.
 
 
 # %%
@@ -486,6 +428,64 @@ def train_2d_step(
 check("7.3", train_2d_step)
 
 # %% [markdown]
+# ### The job
+#
+# The model is that of chapter 6's script: separate matrices for queries, keys and values, grouped heads, SwiGLU. It has
+# four blocks of width 32, and a batch is 8 windows of 16 characters. `alone` is one process on the whole batch.
+
+# %%
+CONTEXT, ROWS, STEPS, RATE = 16, 8, 3, 0.1
+SIZES = Namespace(width=32, heads=4, kv_heads=2, layers=4, context=CONTEXT)
+
+
+def new_model() -> nn.Module:
+    torch.set_num_threads(1)  # so small a model loses time with more
+    torch.manual_seed(0)  # the same start on every rank
+    return Transformer(len(text.vocabulary()), SIZES).to(hardware.device())
+
+
+def batches():
+    for step in range(STEPS):
+        yield [part.to(hardware.device()) for part in text.windows(CONTEXT, ROWS, seed=step)]
+
+
+# %% [markdown]
+# The loss of a batch is the mean over its tokens. Here each rank takes the *sum* over the tokens that it sees and
+# divides by the number of tokens in the *whole* batch. Then the ranks' shares add up to the loss, and their gradients
+# add up to the gradient, however the rows are distributed and in however many micro-batches.
+
+
+# %%
+def share_of_loss(logits, targets, tokens=ROWS * CONTEXT):
+    """What these rows contribute to the mean loss of a batch of so many tokens."""
+    return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens
+
+
+def train(model, step):
+    """Three steps of SGD. `step` leaves gradients in the model and returns the loss."""
+    # foreach=True, the default on GPUs, does not take DTensors and plain tensors in one model
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE, foreach=False), []
+    for inputs, targets in batches():
+        optimizer.zero_grad()
+        losses.append(step(inputs, targets))
+        optimizer.step()
+    return losses
+
+
+# %%
+alone = new_model()
+
+
+def alone_step(inputs, targets):
+    loss = share_of_loss(alone(inputs), targets)
+    loss.backward()
+    return loss.item()
+
+
+losses_alone = train(alone, alone_step)
+print("losses of one process:", *(f"{loss:.3f}" for loss in losses_alone))
+
+# %% [markdown]
 # ### With PyTorch: one mesh, an API for each dimension
 #
 # `parallelize_module` takes `mesh["tensor"]`, and `PipelineStage` takes the group of `mesh["pipeline"]`. For the data
@@ -519,8 +519,8 @@ class Stage(nn.Module):
 
 
 # %% [markdown]
-# The plan is that of chapter 6. `PrepareModuleInput` makes one DTensor of the input of attention. Without it, backward
-# would sum the gradients of `wq`, `wk` and `wv` in three calls.
+# The plan cuts attention and MLP as in chapter 6. `PrepareModuleInput` makes one DTensor of the input of attention:
+# without it, backward would sum the gradients of `wq`, `wk` and `wv` in three calls.
 
 # %%
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -573,9 +573,9 @@ def on_grid(sizes, rows_by="data", sum_over="data"):
 
     def step(inputs, targets):
         inputs, targets = (own_rows(part, groups[rows_by]) for part in (inputs, targets))
-        losses = []
-        last = {"target": targets, "losses": losses} if stage.last else {}
-        schedule.step(*[inputs] * stage.first, **last)
+        rows = [inputs] if stage.first else []  # later stages receive activations
+        losses = []  # of the micro-batches, on the last stage
+        schedule.step(*rows, target=targets, losses=losses)
         sum_gradients(stage, groups[sum_over])
         return sum(loss.item() for loss in losses)  # this rank's share
 
@@ -583,13 +583,14 @@ def on_grid(sizes, rows_by="data", sum_over="data"):
 
 
 # %%
+def put_together(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def held_by(model):
-    """Each parameter and its last gradient by name, put together over the tensor group."""
-    pairs = {name: (p.detach(), p.grad) for name, p in model.named_parameters()}
-    return {
-        name: [each.full_tensor() if isinstance(each, DTensor) else each for each in pair]
-        for name, pair in pairs.items()
-    }
+    """Each parameter's value and last gradient by name, put together over the tensor group."""
+    named = model.named_parameters()
+    return {name: [put_together(p.detach()), put_together(p.grad)] for name, p in named}
 
 
 def train_on_grid(rank, sizes, *wrong):
@@ -629,22 +630,23 @@ def calls_of_step(rank, rows):
     with Trace() as trace:
         step(*batch)
     lines = {name: set(dist.get_process_group_ranks(group)) for name, group in groups.items()}
-    return [
-        (next(name for name in lines if set(call.ranks) <= lines[name]), call.sends * call.bytes)
-        for call in trace.record().calls
-    ]
+    calls = []
+    for call in trace.record().calls:
+        dimension = next(name for name in lines if set(call.ranks) <= lines[name])
+        calls.append((dimension, call.bytes if call.sends else 0))
+    return calls
+
+
+def bytes_to(name, calls):
+    return sum(count for dimension, count in calls if dimension == name)
 
 
 few, many = (launch(calls_of_step, 8, rows)[5] for rows in (ROWS, 2 * ROWS))  # of rank 5
-sent = {
-    name: [sum(count for each, count in calls if each == name) for calls in (few, many)]
-    for name in DIMENSIONS
-}
 
 # %%
 compare(
     predicted,
-    {name: sent[name][1] / sent[name][0] for name in predicted},
+    {name: bytes_to(name, many) / bytes_to(name, few) for name in predicted},
     likely={
         "As the rows: there are as many gradients as parameters, whatever the batch.": {
             "data": 2.0
@@ -656,11 +658,12 @@ compare(
 # %%
 figure = ch07.calls_of_step([name for name, _ in few], rank=5)
 plt.show()
-print("bytes handed over, for 8 and for 16 rows:", sent)
+for name in DIMENSIONS:
+    print(f"{name:9} {bytes_to(name, few):7,} bytes for 8 rows, {bytes_to(name, many):7,} for 16")
 
 # %% [markdown]
-# *Each bar is a call of rank 5. Pink fills the two forward and the two backward passes, orange stands once in each of
-# them, and blue comes at the end only.*
+# *Each bar is a call of rank 5. Tensor calls fill the two forward and the two backward passes, a pipeline call stands
+# in each of them, and data calls come at the end only.*
 #
 # Activations grow with the tokens, and gradients do not. Data has so many calls because `sum_gradients` has no buckets.
 # DDP has them and overlaps them with backward. Around a stage, however, DDP would sum after *every* micro-batch, unless
@@ -976,8 +979,8 @@ for step in range(3):
     optimizer.zero_grad()
     batch = text.windows(CONTEXT, ROWS, seed=step)
     tokens, targets = (part.chunk(sizes[0])[copy].to(device) for part in batch)
-    losses = []
-    schedule.step(*[tokens] * first, **({"target": targets, "losses": losses} if last else {}))
+    rows, losses = [tokens] if first else [], []
+    schedule.step(*rows, target=targets, losses=losses)
     for parameter in module.parameters():
         dist.all_reduce(local(parameter.grad), group=data)
     optimizer.step()

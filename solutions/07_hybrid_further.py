@@ -182,14 +182,6 @@ def grids(sequences):
     return sorted(fit, key=lambda grid: sum(seconds(*grid, sequences)[:3]))
 
 
-for batch in (32, 1_024):
-    print(
-        f"{batch:,} sequences:  d   p   t     GB   computing  bubble   tensor  (data), in seconds"
-    )
-    for d, p, t in grids(batch)[:4]:
-        each = "  ".join(f"{part:7.1f}" for part in seconds(d, p, t, batch))
-        print(f"{d:19} {p:3} {t:3} {gigabytes(p, t):6.0f}     {each}")
-
 # %%
 compare(
     predicted,
@@ -203,6 +195,15 @@ compare(
         },
     },
 )
+
+# %%
+for batch in (32, 1_024):
+    print(
+        f"{batch:,} sequences:  d   p   t     GB   computing  bubble   tensor  (data), in seconds"
+    )
+    for d, p, t in grids(batch)[:4]:
+        each = "  ".join(f"{part:7.1f}" for part in seconds(d, p, t, batch))
+        print(f"{d:19} {p:3} {t:3} {gigabytes(p, t):6.0f}     {each}")
 
 # %% [markdown]
 # "As much tensor parallelism as a machine has GPUs" is a rule for small batches. The bubble is a smaller share of a

@@ -28,7 +28,6 @@ NOT_YET = frozenset(
         "05_pipeline_further",
         "06_tensor_parallel",
         "06_tensor_parallel_further",
-        "07_hybrid",
         "08_fsdp",
         "08_fsdp_further",
         "09_elastic",

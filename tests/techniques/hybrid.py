@@ -56,7 +56,7 @@ def train(
     for batch in job.batches:
         optimizer.zero_grad()
         inputs, targets = (rows(part, groups) for part in batch)
-        schedule.step(*[inputs] * stage.first, target=targets if stage.last else None)
+        schedule.step(*[inputs] * stage.first, target=targets)
         sum_gradients(stage, groups[sum_over])
         optimizer.step()
     return trained_dtensors(stage)
