@@ -434,7 +434,7 @@ check("7.3", train_2d_step)
 # four blocks of width 32, and a batch is 8 windows of 16 characters. `alone` is one process on the whole batch.
 
 # %%
-CONTEXT, ROWS, STEPS, RATE = 16, 8, 3, 0.1
+CONTEXT, ROWS, STEPS, RATE = 16, 8, 3, 0.5
 SIZES = Namespace(width=32, heads=4, kv_heads=2, layers=4, context=CONTEXT)
 
 
@@ -790,7 +790,7 @@ def report(rows_by, sum_over):
     matrix = [held["blocks.0.feed_forward.w1.weight"][0].cpu() for _, held in results]
     norm = [held["norm.weight"][0].cpu() for _, held in results]
     print(f"rows by {rows_by}, gradients over {sum_over}:")
-    print("    loss of rank 0's rows:", *(f"{loss:.3f}" for loss in results[0][0]))
+    print("    rank 0's share of the loss:", *(f"{loss:.3f}" for loss in results[0][0]))
     print("    difference from one process:", largest_difference(expected, [found]))
     print("    between the copies, of a matrix:", largest_difference(matrix[0], [matrix[2]]))
     print("    in a tensor group, of a norm:", largest_difference(norm[0], [norm[1]]))
@@ -974,7 +974,7 @@ def share_of_loss(out, targets):
 
 own = PipelineStage(module, stage, sizes[1], device, group=pipeline)
 schedule = Schedule1F1B(own, ROWS // sizes[0], loss_fn=share_of_loss, scale_grads=False)
-optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)
+optimizer = torch.optim.SGD(module.parameters(), lr=0.5, foreach=False)
 for step in range(3):
     optimizer.zero_grad()
     batch = text.windows(CONTEXT, ROWS, seed=step)

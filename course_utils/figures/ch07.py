@@ -18,20 +18,20 @@ MACHINE = 8  # ranks in one machine
 
 def sites() -> Figure:
     """Two sites with a whole line each, four buildings a line, and who sends trucks to whom."""
-    figure, ax = plots.canvas(height=4.4)
+    figure, ax = plots.canvas(height=3.6)
     for site, left in enumerate((0.1, 5.3)):
-        ax.add_patch(Rectangle((left, 1.4), 4.6, 2.7, facecolor=PALE, edgecolor=FRAME))
-        ax.text(left + 0.12, 4.02, f"site {site}", va="top", fontsize=11)
+        ax.add_patch(Rectangle((left, 1.0), 4.6, 2.7, facecolor=PALE, edgecolor=FRAME))
+        ax.text(left + 2.3, 2.25, f"site {site}", ha="center", va="center", fontsize=11)
         for stage, x in enumerate((left + 0.45, left + 2.85)):
-            for share, y in enumerate((2.85, 1.55)):
+            for share, y in enumerate((2.45, 1.15)):
                 rank = 4 * site + 2 * stage + share
                 plots.building(ax, x, y, width=1.3, height=0.9, label=str(rank), color="white")
-            ax.plot([x + 0.65] * 2, [2.47, 2.83], color=DIMENSIONS["tensor"], linewidth=5)
-        for y in (3.15, 1.85):
+            ax.plot([x + 0.65] * 2, [2.07, 2.43], color=DIMENSIONS["tensor"], linewidth=5)
+        for y in (2.75, 1.45):
             ends = (left + 1.77, y), (left + 2.83, y)
             plots.arrow(ax, *ends, color=DIMENSIONS["pipeline"])
     for x in (1.2, 3.6):
-        for y, bend in ((3.78, -0.13), (1.5, 0.13)):
+        for y, bend in ((3.38, -0.13), (1.1, 0.13)):
             look = {"arrowstyle": "<|-|>", "color": DIMENSIONS["data"], "linewidth": 2.2}
             look["connectionstyle"] = f"arc3,rad={bend}"
             ax.annotate("", (x + 5.2, y), (x, y), arrowprops=look)
@@ -104,8 +104,11 @@ def calls_of_step(calls: list[str], rank: int) -> Figure:
         at = [number for number, each in enumerate(calls, 1) if each == name]
         ax.bar(at, 0.7, bottom=row - 0.35, width=0.8, color=color)
     ax.set_yticks(range(len(DIMENSIONS)), [f"{n}: {calls.count(n)}" for n in DIMENSIONS])
-    ax.invert_yaxis()
-    ax.set(xlabel=f"calls of rank {rank} in one step, in their order", xlim=(0, len(calls) + 1))
+    ax.set(
+        ylim=(2.5, -0.5),
+        xlabel=f"calls of rank {rank} in one step, in their order",
+        xlim=(0, len(calls) + 1),
+    )
     ax.set_title("Tensor calls run through the step, data calls end it")
     return figure
 
