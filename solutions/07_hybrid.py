@@ -53,7 +53,7 @@ plt.show()
 
 # %% [markdown]
 # *Each building is a rank. Pink joins two buildings that share their stations, orange leads to the next stations of the
-# line, and blue joins two buildings that do the same work on other material.*
+# line, and blue joins two buildings that do the same work on different material.*
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
@@ -110,7 +110,7 @@ print("largest difference from one process:", check_equal(whole.cpu(), copies))
 # ### Ranks as coordinates
 #
 # There are $d \cdot p \cdot t$ ranks for $d$ copies of the model (data), $p$ stages (pipeline) and $t$ parts of each
-# layer (tensor). The last coordinate changes fastest:
+# layer (tensor). A rank's coordinates $i_d$, $i_p$ and $i_t$ are counted from 0, and the last one changes fastest:
 #
 # $$\text{rank} = (i_d \cdot p + i_p) \cdot t + i_t .$$
 #
@@ -126,7 +126,7 @@ plt.show()
 
 # %% [markdown]
 # *Each frame is a copy of the model, with its stages side by side and the parts of a layer one under the other. Rank 5
-# has the coordinates (1, 0, 1). It shares a group with the three coloured ranks, and never talks to the white ones.*
+# has the coordinates (1, 0, 1). It shares a group with each of the three coloured ranks, and none with the white ones.*
 
 # %% [markdown]
 # ### 7.1 The groups of any grid, by arithmetic (2 points)
@@ -744,8 +744,8 @@ check("7.4", train_3d_step)
 #
 # ### Bug hunt: a setup that keeps nothing
 #
-# You will find this function on the web as *simple hybrid parallelism*, with `init_process_group` in its first line.
-# Its lists of ranks are right. What is missing?
+# You will find this function on the web as *simple hybrid parallelism*. (It begins with `init_process_group`, which
+# `launch` has called here.) Its lists of ranks are right. What is missing?
 
 
 # %%
@@ -813,10 +813,11 @@ report(rows_by="data", sum_over="tensor")
 report(rows_by="all ranks", sum_over="data")
 
 # %% [markdown]
-# The ranks of a tensor group add up halves of results for different rows. This time the copies agree, and the norms
-# inside a tensor group, which should be identical, drift apart. The sampler needs the *data* dimension:
-# `DistributedSampler(rows, num_replicas=mesh["data"].size(), rank=mesh["data"].get_local_rank())`. A pipeline has the
-# same trap: its last stage needs the targets of the rows that its first stage reads.
+# The ranks of a tensor group add up halves of results for different rows, so the training is wrong again. This time the
+# copies agree, and the norms in a tensor group, which should be identical, drift apart. The sampler needs the sizes of
+# the *data* dimension: `DistributedSampler(rows, num_replicas=mesh["data"].size(),
+# rank=mesh["data"].get_local_rank())`. A pipeline has the same trap: its last stage needs the targets of the rows that
+# its first stage reads.
 #
 # ### Global rank or group rank
 #
