@@ -1,11 +1,11 @@
 # %% [markdown]
-# # 7. Hybrid, further: slow and fast links, coins, and how to choose a grid
+# # 7. Hybrid, further: two kinds of links, seeds, and how to choose a grid
 #
-# The lesson trains on three dimensions at once. This notebook is about what is decided around that: how
-# a sum goes over two kinds of links, which ranks have to draw the same random numbers, and which sizes a
-# model of 70 billion parameters gets on 64 GPUs. At its end you place the dimensions on machines.
+# The lesson trains on three dimensions at once. This notebook is about the decisions around that: how a sum travels
+# over two kinds of links, which sizes a model of 70 billion parameters gets on 64 GPUs, and which ranks draw the same
+# random numbers. At its end you place the dimensions on machines.
 #
-# Run the parts in their order: some use what an earlier one defines. None needs an answer of the lesson.
+# Run the parts in their order, because some use what an earlier one defines. None needs an answer of the lesson.
 
 # %% tags=["nbval-ignore-output"]
 import torch
@@ -13,39 +13,36 @@ import torch.distributed as dist
 
 from course_exercises import check, hint
 from course_utils import hardware
-from course_utils.launch import launch
-from course_utils.lesson.equality import equal
+from course_utils.launch import RankFailure, launch
+from course_utils.lesson.equality import check_equal
 from course_utils.lesson.predictions import compare
 from course_utils.trace import Trace, ring_bytes
 
 hardware.report()
 
 # %% [markdown]
-# ## 1. The factory: corridors and roads
+# ## 1. The factory: short ways and long roads
 #
-# Inside a building, notes go from seat to seat along a corridor: that is fast. Between sites they go by road.
-# If eight workers in two buildings have to add up a long list, nobody carries the whole list along the road.
-# Each building adds up first, every worker takes a part of the sum along the road to the one who has the same
-# part over there, and what comes back is shared in the corridor.
+# Trucks between two buildings of one site take a short way, and trucks between sites take a long road. If all buildings
+# have to add up a long list, nobody sends the whole list along the road. Each site adds up first, every building sends
+# one part of the sum to the building that has the same part on the other site, and the results are shared on each site.
 #
 # | in the factory | in PyTorch | what it is |
 # |---|---|---|
-# | corridor | links inside a machine | NVLink: hundreds of GB/s |
-# | road | links between machines | one network adapter for each GPU, or for all: tens of GB/s |
-# | add up at home, then by road | **hierarchical all-reduce** | three calls in two groups in place of one |
-# | coins | random numbers | which ranks have to draw the same |
+# | short way on a site | links inside a machine | NVLink: hundreds of GB/s |
+# | long road between sites | links between machines | one network adapter for each GPU, or for all: tens of GB/s |
+# | add up on each site first | **hierarchical all-reduce** | three calls in two groups in place of one |
 #
 # ## 2. The smallest real run: a sum in three steps
 #
-# A data group often has several ranks in each machine. A ring through all of them sends almost
-# everything twice over every link, slow ones included. A **hierarchical all-reduce** treats the two
-# kinds differently:
+# A data group often has several ranks in each machine. A ring through all of them sends nearly twice the tensor over
+# every link, slow ones included. A **hierarchical all-reduce** treats the two kinds of links differently:
 #
 # 1. reduce-scatter inside the machine: each rank has one part of the machine's sum;
 # 2. all-reduce of that part between machines, with the ranks that hold the same part;
 # 3. all-gather inside the machine.
 #
-# It is a grid again: one dimension inside a machine, one between.
+# The ranks form a grid again, with one dimension inside a machine and one between machines.
 
 
 # %%
@@ -70,87 +67,90 @@ def groups_of_grid(between, inside):
 
 
 # %%
-def largest_difference(rank, between, inside):
+def both_ways(rank, between, inside):
     groups = groups_of_grid(between, inside)
     flat = torch.arange(240.0, device=hardware.device()) + rank
     in_steps = flat.clone()
     dist.all_reduce(flat)
     hierarchical_all_reduce(in_steps, *groups)
-    return (flat - in_steps).abs().max().item()
+    return flat.cpu(), in_steps.cpu()
 
 
 for machines, ranks in ((2, 2), (2, 4), (3, 2)):
-    found = launch(largest_difference, machines * ranks, machines, ranks)
-    print(f"{machines} machines of {ranks} ranks: largest difference {max(found)}")
+    flat, in_steps = zip(*launch(both_ways, machines * ranks, machines, ranks))
+    print(f"{machines} machines of {ranks} ranks: {check_equal(flat[0], in_steps)} apart")
 
 # %% [markdown]
 # ## 3. Predict, then measure: two kinds of links
 #
-# **Predict** the bytes that each
-# rank sends on rings, for a tensor of $S$ bytes on $k = 2$ machines of $g = 4$ ranks. Flat:
-# $2(n-1)/n \cdot S$ with $n = 8$, and the ring leaves a machine through one rank, with all of that.
-# Hierarchical: inside, $(g-1)/g \cdot S$ for each of steps 1 and 3; between, $2(k-1)/k$ of a part
-# of $S/g$.
+# A tensor of 4,096 bytes is summed over 2 machines of 4 ranks. **Predict** how many bytes a rank sends to the other
+# machine: in a flat ring of all eight, where one rank of each machine has its neighbour in the other machine; and in
+# three steps, where every rank has a partner there.
 
 # %% tags=["prediction"]
 k, g, S = 2, 4, 4 * 1024
-predicted = {
-    "flat, on the ring of all": 2 * (k * g - 1) * S // (k * g),
-    "hierarchical, inside": 2 * (g - 1) * S // g,
-    "hierarchical, between": 2 * (k - 1) * (S // g) // k,
-}
+predicted = {"flat, the rank at the border": 7_168, "in three steps, every rank": 1_024}
 
 
 # %%
 def flat_or_hierarchical(rank):
     inside, between = groups_of_grid(k, g)
     numbers = torch.arange(S // 4, dtype=torch.float32, device=hardware.device()) + rank
-    flat, in_steps = numbers.clone(), numbers.clone()
     with Trace() as one:
-        dist.all_reduce(flat)
+        dist.all_reduce(numbers.clone())
     with Trace() as three:
-        hierarchical_all_reduce(in_steps, inside, between)
+        hierarchical_all_reduce(numbers, inside, between)
     calls = three.record().calls
-    return equal(flat, [in_steps]), {
+    return {
         "flat, on the ring of all": ring_bytes(one.record().calls),
         "hierarchical, inside": ring_bytes(c for c in calls if len(c.ranks) == g),
         "hierarchical, between": ring_bytes(c for c in calls if len(c.ranks) == k),
     }
 
 
-results = launch(flat_or_hierarchical, k * g)
-print("the same sum on all ranks:", all(same for same, _ in results))
-compare(predicted, results[0][1])
+sent = launch(flat_or_hierarchical, k * g)[0]
+measured = dict(zip(predicted, (sent["flat, on the ring of all"], sent["hierarchical, between"])))
+
+# %%
+compare(
+    predicted,
+    measured,
+    likely={
+        "The whole tensor once; an all-reduce on a ring of n sends 2 (n - 1) / n of it.": {
+            "flat, the rank at the border": 4_096
+        },
+        "The whole tensor; but a rank has only its quarter to exchange.": {
+            "in three steps, every rank": 4_096
+        },
+    },
+)
 
 # %% [markdown]
-# What is counted is the payload of the real calls; `ring_bytes` multiplies it by the ring's factors.
-# The rank that closes the flat ring sends 7,168 bytes over the slow link. In three steps, every rank
-# sends 1,024 there, and all four at the same time: 4,096 bytes in all, where a machine has one adapter for
-# its four. NCCL is
-# [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks
-# at the links and chooses its way by itself. Chapter 8 takes the three steps apart, and between them a rank
-# holds its part only: HSDP, in `08_fsdp_further`.
+# On a flat ring of $n = 8$ every rank sends $2(n-1)/n$ of the $S$ bytes. On $k$ machines of $g$ ranks, a rank sends
+# $(g-1)/g \cdot S$ in each of the steps 1 and 3, and $2(k-1)/k$ of its part $S/g$ between machines: 1,024 bytes, and
+# all four ranks do so at the same time. NCCL is
+# [topology-aware](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/overview.html): it looks at the links and
+# chooses its way itself. Chapter 8 separates the three steps, and between them a rank holds only its part: HSDP, in
+# `08_fsdp_further`.
 #
 # ## 4. By hand: a grid for 70 billion parameters
 #
-# How does one choose $d$, $p$ and $t$? A worked case: 70 billion parameters, 80 layers of width 8,192,
-# sequences of 4,096 tokens, on 64 GPUs of 80 GB, 8 in a machine. Three conditions first.
+# How does one choose $d$, $p$ and $t$? A worked case: 70 billion parameters, 80 layers of width 8,192, sequences of
+# 4,096 tokens, on 64 GPUs of 80 GB, 8 in a machine. There are three conditions.
 #
-# * $d \cdot p \cdot t = 64$, and $t$ is at most 8: a tensor group stays inside a machine.
+# * $d \cdot p \cdot t = 64$, and $t$ is at most 8, so that a tensor group stays inside a machine.
 # * $p$ divides the 80 layers, and each copy gets at least one sequence.
-# * It fits. Weights, gradients and Adam's state take 16 bytes for a parameter in mixed precision (chapter 8), of
-#   which a rank holds $1/(pt)$. With recomputation, what is kept for backward is the input of each layer, of
-#   one sequence for each micro-batch in flight: $p$ of them times $80/p$ layers, so 5.4 GB whatever $p$ is. Take
-#   70 GB as the limit.
+# * It fits. Weights, gradients and Adam's state take 16 bytes for a parameter in mixed precision (chapter 8), of which
+#   a rank holds $1/(pt)$. With recomputation, the inputs of layers are kept for backward, of $p$ sequences in flight
+#   times $80/p$ layers: 5.4 GB for any $p$. The limit is 70 GB.
 #
-# Among those that are left, time decides: a step computes, waits for the bubble of the pipeline, $(p-1)/m$ of
+# Among the grids that are left, time decides. A step computes, waits for the pipeline's bubble, which is $(p-1)/m$ of
 # the computing with $m$ micro-batches of one sequence (chapter 5), and waits for the all-reduces of the tensor
-# dimension (lesson, section 3). Data and pipeline hide behind computing. What recomputation adds, a third of
-# the computing and half of the all-reduces, is left out: it changes the place of none of the grids below.
-# Assumed are 400 Tflop/s a GPU and rings of 250 GB/s.
+# dimension. The sum over data is computed too: it can run beside backward, which is two thirds of the computing. A
+# pipeline's message carries no more than one of tensor's many all-reduces, and is left out, as is what recomputation
+# adds. Assumed are 400 Tflop/s a GPU, rings of 250 GB/s inside a machine, and 25 GB/s between machines.
 #
-# **Predict**, and say first what you feel: which $t$ has the fastest grid for a batch of 32 sequences, and which
-# for one of 1,024?
+# **Predict:** which $t$ has the fastest grid for a batch of 32 sequences, and which for one of 1,024?
 
 # %% tags=["prediction"]
 predicted = {"t for 32 sequences": 8, "t for 1,024 sequences": 2}
@@ -165,11 +165,12 @@ def gigabytes(p, t):
 
 
 def seconds(d, p, t, sequences):
-    """Of a step: (computing, bubble, tensor)."""
+    """Of a step: (computing, bubble, tensor, data)."""
     computing = 6 * PARAMETERS * sequences * TOKENS / GPUS / 400e12
     bubble = computing * (p - 1) / (sequences / d)
     activations = sequences / d * TOKENS * WIDTH * 2
-    return computing, bubble, 2 * (t - 1) / t * 4 * LAYERS / p * activations / 250e9
+    tensor = 2 * (t - 1) / t * 4 * LAYERS / p * activations / 250e9
+    return computing, bubble, tensor, 2 * (d - 1) / d * 2 * PARAMETERS / (p * t) / 25e9
 
 
 # %%
@@ -178,21 +179,14 @@ def grids(sequences):
     tried = [(GPUS // (p * t), p, t) for p in (1, 2, 4, 8, 16) for t in (1, 2, 4, 8)]
     whole = [(d, p, t) for d, p, t in tried if d * p * t == GPUS and sequences % d == 0]
     fit = [grid for grid in whole if gigabytes(*grid[1:]) <= 70]
-    return sorted(fit, key=lambda grid: sum(seconds(*grid, sequences)))
+    return sorted(fit, key=lambda grid: sum(seconds(*grid, sequences)[:3]))
 
-
-for batch in (32, 1_024):
-    print(f"{batch:,} sequences:  d   p   t     GB   computing  bubble  tensor, in seconds")
-    for d, p, t in grids(batch)[:4]:
-        each = "  ".join(f"{part:7.1f}" for part in seconds(d, p, t, batch))
-        print(f"{d:19} {p:3} {t:3} {gigabytes(p, t):6.0f}     {each}")
 
 # %%
-fastest = {name: grids(batch)[0][2] for name, batch in zip(predicted, (32, 1_024))}
 compare(
     predicted,
-    fastest,
-    {
+    {name: grids(batch)[0][2] for name, batch in zip(predicted, (32, 1_024))},
+    likely={
         "As many as a machine has: with a large batch the pipeline is the cheaper cut.": {
             "t for 1,024 sequences": 8
         },
@@ -202,16 +196,57 @@ compare(
     },
 )
 
+# %%
+for batch in (32, 1_024):
+    print(
+        f"{batch:,} sequences:  d   p   t     GB   computing  bubble   tensor  (data), in seconds"
+    )
+    for d, p, t in grids(batch)[:4]:
+        each = "  ".join(f"{part:7.1f}" for part in seconds(d, p, t, batch))
+        print(f"{d:19} {p:3} {t:3} {gigabytes(p, t):6.0f}     {each}")
+
 # %% [markdown]
-# "As much tensor parallelism as a machine has GPUs" is a rule for small batches. The bubble shrinks with every
-# sequence more, the all-reduces grow with it. With shards in the data dimension (chapter 8) fewer parts
-# fit as well, and the question is asked anew: what are the numbers of *your* model, batch and links? And then
-# measure the two or three best.
+# "As much tensor parallelism as a machine has GPUs" is a rule for small batches. The bubble is a smaller share of a
+# larger batch, and the all-reduces grow with it. The sum over data fits beside backward in all these grids. Once the
+# data dimension shards the parameters too (chapter 8), the model fits with smaller $p$ and $t$, and you have to choose
+# again. In any case, measure the two or three best grids.
 #
-# ## 5. Break it: the same coins, or others
+# ## 5. Break it: groups in another order, and the wrong seeds
 #
-# Which ranks have to throw the same coins, and which have to throw others? Ask what the numbers are
-# for.
+# ### Groups created in different orders
+#
+# The ranks of a new group find each other in a common store under the number of the group: the first group that a rank
+# makes is number 1, the next is number 2. Below, rank 0 makes the columns of a 2 x 2 grid first, and the others make
+# the rows first. What will rank 0 get over its row [0, 1], where 11 is right?
+
+
+# %%
+def crossed_lines(rank):
+    rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    groups = {}
+    for ranks in columns + rows if rank == 0 else rows + columns:
+        groups[tuple(ranks)] = dist.new_group(ranks)
+    for ranks in sorted(groups):
+        if rank in ranks:
+            total = torch.tensor(10**rank)
+            dist.all_reduce(total, group=groups[ranks])
+            print(f"over {list(ranks)}: {total.item():4}")
+
+
+try:
+    launch(crossed_lines, 4, backend="gloo")  # NCCL makes a group in another way, all ranks at once
+except RankFailure as failure:
+    print(failure)
+
+# %% [markdown]
+# All ranks finished, with sums. Only `launch` compares which groups the ranks make; torchrun says nothing. Rank 0's row
+# is its third group, and the third group of the others is the column [0, 2], so its row is connected to rank 2. With
+# other lists, a rank waits in `new_group` until the time limit, half an hour with gloo. The repair is one function, or
+# `init_device_mesh`, that makes all groups in an order that does not depend on the rank.
+#
+# ### Seeds: the same random numbers, or others
+#
+# Which ranks have to draw the same random numbers depends on what the numbers are for.
 #
 # | what is drawn | has to differ along | has to agree along |
 # |---|---|---|
@@ -222,8 +257,8 @@ compare(
 # | dropout of columns that a tensor group has cut | data, pipeline, tensor | nothing |
 # | the order of the rows in an epoch | nothing | everything: rows are dealt out from one order |
 #
-# A seed that differs along some dimensions only is a number made of those coordinates. **Predict**
-# how many different seeds there are on the 2 x 2 x 2 grid for each line of the table.
+# A seed that differs along some dimensions only is a number made of those coordinates. **Predict** how many different
+# seeds there are on the 2 x 2 x 2 grid for two lines of the table.
 
 # %% tags=["prediction"]
 DIFFER = {
@@ -233,13 +268,7 @@ DIFFER = {
     "dropout, whole": ["data", "pipeline"],
     "dropout, cut": ["data", "pipeline", "tensor"],
 }
-predicted = {
-    "whole weights, order of rows": 1,
-    "weights in parts": 4,
-    "weights held whole by a tensor group": 2,
-    "dropout, whole": 4,
-    "dropout, cut": 8,
-}
+predicted = {"weights in parts": 4, "dropout, whole": 4}
 
 
 # %%
@@ -259,44 +288,51 @@ def seed_for(groups, dimensions, base=1234):
 
 
 # %%
-def draw_coins(rank):
+def draw_numbers(rank):
     groups = groups_of_mesh(2, 2, 2)
-    coins = {}
+    drawn = {}
     for what, dimensions in DIFFER.items():
         generator = torch.Generator().manual_seed(seed_for(groups, dimensions))
-        coins[what] = (torch.rand(32, generator=generator) < 0.5).tolist()
-    return coins
+        drawn[what] = torch.rand(4, generator=generator).tolist()
+    return drawn
 
 
 # %%
-coins = launch(draw_coins, 8)
+drawn = launch(draw_numbers, 8)
+different = {what: len({tuple(of[what]) for of in drawn}) for what in DIFFER}
+
+# %%
 compare(
     predicted,
-    {what: len({tuple(of[what]) for of in coins}) for what in DIFFER},
-    {
+    different,
+    likely={
         "A seed for each rank: ranks that hold the same must draw the same.": {
-            what: 8 for what, dimensions in DIFFER.items() if len(dimensions) < 3
+            "weights in parts": 8,
+            "dropout, whole": 8,
         },
         "The same seed everywhere: parts of one thing would be copies of each other.": {
-            what: 1 for what, dimensions in DIFFER.items() if dimensions
+            "weights in parts": 1,
+            "dropout, whole": 1,
         },
     },
 )
+
+# %%
+print(different)
 
 # %% [markdown]
 # ## 6. Exercise: place the dimensions on machines
 #
 # ### 7.5 Which dimension on the fast links? (3 points)
 #
-# A cluster has two kinds of links: fast ones inside a machine, slow ones between machines. The
-# order of the dimensions decides which groups stay inside. The last dimension's groups are
-# neighbours; those of the first are far apart. Find the order that costs least.
+# A cluster has fast links inside a machine and slow ones between machines. The order of the dimensions decides which
+# groups stay inside: the ranks of a group are neighbours in the last dimension, and far apart in the first. Find the
+# order that costs least.
 #
-# Count like this. Ranks are numbered with the last dimension of the
-# order changing fastest, and fill one machine after the other. In a step, every rank sends
-# `sent[name]` bytes to its group of a dimension. That takes `sent[name] / inside` seconds if *each*
-# of the dimension's groups lies within one machine, else `sent[name] / between`, because a step
-# waits for the slowest. The dimensions' times add up. A dimension of size 1 sends nothing.
+# Count like this. Ranks are numbered with the last dimension of the order changing fastest, and fill one machine after
+# the other. In a step, every rank sends `sent[name]` bytes to its group of a dimension. That takes `sent[name] /
+# inside` seconds if *each* of the dimension's groups lies within one machine, else `sent[name] / between`, because a
+# step waits for the slowest. The dimensions' times add up. A dimension of size 1 sends nothing.
 
 # %%
 import itertools
@@ -343,23 +379,22 @@ check("7.5", cheapest_placement)
 # %% [markdown]
 # ## 8. On a cluster
 #
-# * *Which ranks share a machine* is what the launcher decides: torchrun numbers them machine by machine.
-#   Print `mesh` and the host name on each rank once, before you trust a grid.
+# * *Which ranks share a machine* is decided by the launcher: torchrun numbers them machine by machine. Print `mesh` and
+#   the host name on each rank once, before you trust a grid.
 # * **`NCCL_DEBUG=INFO`** says which way NCCL has chosen for each group, rings or trees, and over which adapter.
-# * *An odd machine* (7 GPUs because one is broken) makes groups that cross its border. Leave the whole
-#   machine out.
+# * *An odd machine* (7 GPUs because one is broken) makes groups that cross its border. Leave the whole machine out.
 # * *A change of the grid* needs another checkpoint, or one that any grid can read: chapter 8.
 #
 # ## 9. Remember
 #
-# 1. On two kinds of links, add up inside, then between, then share: the slow link carries one part for each rank.
-# 2. A seed differs along the dimensions in which something *else* is drawn, and agrees along the others.
-# 3. Memory says which grids are possible, the batch says which is fast: a bubble shrinks with the batch, the
-#    all-reduces grow with it.
+# 1. On two kinds of links, add up inside, then between, then share: a rank sends only its part over the slow link.
+# 2. A seed differs along the dimensions in which something *else* is drawn, and is the same along the others.
+# 3. Memory says which grids are possible, and the batch says which one is fast: the bubble's share shrinks with the
+#    batch, and the all-reduces grow with it.
 #
 # **Sources**
 #
-# * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM*, SC 2021, [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 3 how the sizes are chosen.
+# * D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, SC 2021,
+#   [arXiv 2104.04473](https://arxiv.org/abs/2104.04473): section 3 how the sizes are chosen.
 # * PyTorch: [DeviceMesh](https://docs.pytorch.org/tutorials/recipes/distributed_device_mesh.html).
 # * NVIDIA: [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html).

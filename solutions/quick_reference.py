@@ -166,7 +166,7 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | *a rank waits for a call that no other rank will make.* ... *finished without calling it* | a collective that not all ranks call: under `if rank == 0`, after a `return`, in a loop that is longer on one rank | call it on all ranks, as often on each, in the same order | 00: 5 |
 # | *finished without sending it*, or *finished without receiving it* | a `recv` without a `send`, or the other way round; often a wrong rank number | pair them: who sends to whom, how often | 01: 5 |
 # | *waits in* ... *to rank* on both sides | both send first, or both receive first | let one of them begin with the other call | 05: 5 |
-# | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07: 5 |
+# | *waits in* `new_group` | `new_group` was not called by all ranks in the same order | every rank creates every group, also those that it is not in | 07 further: 5 |
 # | *waits in* ... *of backward* | a rank with DDP has fewer batches | the same number on each rank, or `Join` | 03 further: 4 |
 # | *the ranks' calls do not match.* | at one meeting the ranks called different things, or brought tensors of different shape or data type | compare the quoted lines; look for a last batch that is smaller | 04: 5 |
 # | *a call lacks its partner, and no rank has waited for it.* | the same, with `async_op=True`, `isend` or `irecv`: nothing stopped, and the result may be wrong | make the call on the other rank as well, and wait for both | |
@@ -240,6 +240,9 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # An agent of torchrun that waits and says nothing waits for the minimum of `--nnodes`, up to its `join_timeout` (600 s).
 
 # %% [markdown]
+# | building | a rank with some of the layers: a stage; in 07 a rank with its part of a stage, in 09 a machine | [01](01_factory.ipynb), [04](04_manual_split.ipynb), [05](05_pipeline.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
+# | worker | a rank with a part of each layer; in 09 any rank | [06](06_tensor_parallel.ipynb), [09](09_elastic.ipynb) |
+# | site | a node, with several ranks | [07](07_hybrid.ipynb) |
 # ## Glossary
 #
 # Each word stands in bold in the chapter that explains it. The factory's words are in the table of

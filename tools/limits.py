@@ -26,7 +26,6 @@ NOT_YET = frozenset(
         "04_manual_split_further",
         "05_pipeline",
         "05_pipeline_further",
-        "07_hybrid",
         "08_fsdp",
         "08_fsdp_further",
         "09_elastic",

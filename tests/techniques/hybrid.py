@@ -1,12 +1,12 @@
 """Chapter 7: ranks in a grid of data, pipeline and tensor; each dimension has a group of its own."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.functional import pad
 
@@ -17,81 +17,60 @@ from tests.techniques.data_parallel import train as train_copies
 from tests.techniques.fsdp import trained as trained_dtensors
 from tests.techniques.tensor_parallel import put_together
 
-JOBS = ("language", "uneven language")
-
 groups_by_hand, groups_of_mesh = load_code(7, "groups_by_hand"), load_code(7, "groups_of_mesh")
-cut_blocks, cut_dimension = load_code(7, "cut_blocks"), load_code(7, "cut_dimension")
-Stage = load_code(7, "Stage")
+Stage, PLAN, pipeline_of = (load_code(7, name) for name in ("Stage", "PLAN", "pipeline_of"))
+own_rows, sum_gradients = load_code(7, "own_rows"), load_code(7, "sum_gradients")
+share_of_loss = load_code(7, "share_of_loss")
 hierarchical_all_reduce = load_code(7, "hierarchical_all_reduce")
-own_rows, add_up_gradients = load_code(7, "own_rows"), load_code(7, "add_up_gradients")
-whole_step, pipelined_step = load_code(7, "whole_step"), load_code(7, "pipelined_step")
-PLAN, local, share_of_loss = (load_code(7, name) for name in ("PLAN", "local", "share_of_loss"))
-train_2d_step, train_3d_step = load_answer("7.3"), load_answer("7.4")
+groups_of, train_2d_step = load_answer("7.1"), load_answer("7.3")
+train_3d_step = load_answer("7.4")
 
-Sizes = tuple[int, int, int]  # data, pipeline, tensor
+NAMES = ("data", "pipeline", "tensor")
+Sizes = tuple[int, int, int]
 Groups = dict[str, dist.ProcessGroup]
-Step = Callable[[nn.Module, Tensor, Tensor, Groups], object]
 
 
-def train(make_groups: Callable[..., Groups], sizes: Sizes, step: Step, rank: int, job: Job):
-    """Trains the part of a language model that this rank of a grid holds."""
-    groups = make_groups(*sizes)
-    held = cut_blocks(job.model(), groups["tensor"]) if sizes[2] > 1 else job.model()
-    held = Stage(held, groups["pipeline"]) if sizes[1] > 1 else held
-    optimizer = sgd(held)
-    for inputs, targets in job.batches:
-        optimizer.zero_grad()
-        step(held, inputs.to(device()), targets.to(device()), groups)
-        optimizer.step()
-    return whole(trained(held), groups["tensor"], cut_dimension)
+def by_hand(*sizes: int) -> Groups:
+    return groups_by_hand(groups_of(dict(zip(NAMES, sizes, strict=True))))
 
 
-def whole(part: Trained, group: dist.ProcessGroup, cut: Callable[[str], int | None]) -> Trained:
-    """The parts of a tensor group, put together."""
-
-    def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: put_together(name, tensor.to(device()), cut, group).cpu()
-            for name, tensor in tensors.items()
-        }
-
-    return Trained(together(part.parameters), together(part.gradients))
+def rows_of_this_copy(part: Tensor, groups: Groups) -> Tensor:
+    return own_rows(part.to(device()), groups["data"])
 
 
-def grid(make_groups: Callable[..., Groups], sizes: Sizes, name: str) -> None:
-    data, pipeline, tensor = sizes
-    step = pipelined_step if pipeline > 1 else whole_step
-    technique([data * pipeline * tensor], JOBS, name)(partial(train, make_groups, sizes, step))
-
-
-grid(groups_by_hand, (2, 1, 2), "data_and_tensor")
-grid(groups_by_hand, (3, 1, 2), "data_of_three_and_tensor")
-grid(groups_of_mesh, (2, 2, 1), "data_and_pipeline")
-grid(groups_of_mesh, (1, 2, 2), "pipeline_and_tensor")
-grid(groups_of_mesh, (2, 2, 2), "data_pipeline_and_tensor")
-
-
-@technique([8], ["language"])
-def torch_data_pipeline_and_tensor(rank: int, job: Job) -> Trained:
+def train(
+    make_groups: Callable[..., Groups],
+    sizes: Sizes,
+    rank: int,
+    job: Job,
+    rows: Callable[[Tensor, Groups], Tensor] = rows_of_this_copy,
+    sum_over: str = "data",
+) -> Trained:
     """PyTorch cuts the blocks and runs the pipeline; the sum over the data group stays by hand."""
-    mesh = init_device_mesh(device().type, (2, 2, 2), mesh_dim_names=("data", "pipeline", "tensor"))
-    data, pipeline = mesh.get_group("data"), mesh.get_group("pipeline")
-    stage = parallelize_module(Stage(job.model(), pipeline), mesh["tensor"], PLAN)
-    schedule = ScheduleGPipe(
-        PipelineStage(stage, dist.get_rank(pipeline), pipeline.size(), device(), group=pipeline),
-        n_microbatches=2,
-        loss_fn=partial(share_of_loss, tokens=job.batches[0][1].numel()),
-        scale_grads=False,  # the shares add up already
-    )
+    groups = make_groups(*sizes)
+    mesh = init_device_mesh(device().type, sizes, mesh_dim_names=NAMES)
+    stage = parallelize_module(Stage(job.model(), groups["pipeline"]), mesh["tensor"], PLAN)
+    loss = partial(share_of_loss, tokens=job.batches[0][1].numel())
+    schedule = pipeline_of(stage, groups["pipeline"], loss)
     optimizer = sgd(stage)
     for batch in job.batches:
         optimizer.zero_grad()
-        inputs, targets = (own_rows(part.to(device()), data) for part in batch)
-        schedule.step(*[inputs] * stage.first, target=targets if stage.last else None)
-        for parameter in stage.parameters():
-            dist.all_reduce(local(parameter.grad), group=data)
+        inputs, targets = (rows(part, groups) for part in batch)
+        schedule.step(*[inputs] * stage.first, target=targets)
+        sum_gradients(stage, groups[sum_over])
         optimizer.step()
     return trained_dtensors(stage)
+
+
+def grid(make_groups: Callable[..., Groups], sizes: Sizes, name: str) -> None:
+    technique([math.prod(sizes)], ["transformer"], name)(partial(train, make_groups, sizes))
+
+
+grid(by_hand, (2, 1, 2), "data_and_tensor")
+grid(by_hand, (3, 1, 2), "data_of_three_and_tensor")
+grid(groups_of_mesh, (2, 2, 1), "data_and_pipeline")
+grid(groups_of_mesh, (1, 2, 2), "pipeline_and_tensor")
+grid(groups_of_mesh, (2, 2, 2), "data_pipeline_and_tensor")
 
 
 @technique([4], ["uneven", "language"])
@@ -111,24 +90,16 @@ def gradients_averaged_in_a_hierarchy(rank: int, job: Job) -> Trained:
     return trained(model)
 
 
-def sum_over_the_tensor_group(
-    model: nn.Module, inputs: Tensor, targets: Tensor, groups: Groups
-) -> None:
-    """The wrong dimension of the mesh: right shapes, wrong numbers."""
-    logits = model(own_rows(inputs, groups["data"]))
-    share_of_loss(logits, own_rows(targets, groups["data"]), targets.numel()).backward()
-    add_up_gradients(model, groups["tensor"])
+def other_rows_on_each_tensor_rank(part: Tensor, groups: Groups) -> Tensor:
+    return rows_of_this_copy(part.roll(dist.get_rank(groups["tensor"]), dims=0), groups)
 
 
-def another_batch_on_each_tensor_rank(
-    model: nn.Module, inputs: Tensor, targets: Tensor, groups: Groups
-) -> None:
-    shift = dist.get_rank(groups["tensor"])
-    whole_step(model, inputs.roll(shift, dims=0), targets.roll(shift, dims=0), groups)
-
-
-for wrong_step in (sum_over_the_tensor_group, another_batch_on_each_tensor_rank):
-    mistake([4], JOBS, wrong_step.__name__)(partial(train, groups_by_hand, (2, 1, 2), wrong_step))
+WRONG = {
+    "sum_over_the_tensor_group": {"sum_over": "tensor"},  # right shapes, wrong numbers
+    "another_batch_on_each_tensor_rank": {"rows": other_rows_on_each_tensor_rank},
+}
+for name, slip in WRONG.items():
+    mistake([4], ["transformer"], name)(partial(train, by_hand, (2, 1, 2), **slip))
 
 
 # ---- the exercises: a line of small parts --------------------------------------------------------
@@ -153,7 +124,19 @@ def train_line(step: Callable, sizes: dict[str, int], rank: int, job: Job) -> Tr
     for batch in job.batches:
         read_inputs, read_targets = (partial(block, rows.to(device())) for rows in batch)
         step(part, read_inputs, read_targets, mesh, optimizer)
-    return whole(trained(model, part), tensor, cut_of_part)
+    return whole(trained(model, part), tensor)
+
+
+def whole(part: Trained, group: dist.ProcessGroup) -> Trained:
+    """The parts of a tensor group, put together."""
+
+    def together(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: put_together(name, tensor.to(device()), cut_of_part, group).cpu()
+            for name, tensor in tensors.items()
+        }
+
+    return Trained(together(part.parameters), together(part.gradients))
 
 
 def block(rows: Tensor, i: int, n: int) -> Tensor:
@@ -169,6 +152,11 @@ def step_in_three_dimensions(part, read_inputs, read_targets, mesh, optimizer) -
 technique([4], ["one part"], "train_2d_step")(
     partial(train_line, train_2d_step, {"data": 2, "tensor": 2})
 )
-technique([8], ["two parts"], "train_3d_step")(
-    partial(train_line, step_in_three_dimensions, {"data": 2, "pipeline": 2, "tensor": 2})
+technique([6], ["one part"], "train_2d_step_on_three_copies")(
+    partial(train_line, train_2d_step, {"data": 3, "tensor": 2})
 )
+for sizes in ((2, 2, 1), (1, 2, 2), (2, 2, 2)):
+    of_mesh = dict(zip(NAMES, sizes, strict=True))
+    technique([math.prod(sizes)], ["two parts"], f"train_3d_step_{sizes}")(
+        partial(train_line, step_in_three_dimensions, of_mesh)
+    )

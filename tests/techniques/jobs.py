@@ -1,6 +1,7 @@
 """What the techniques train: models from friendly to awkward, on MNIST and on the course's story."""
 
 import math
+from argparse import Namespace
 from functools import partial
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, mse_loss, scaled_dot_product_attention
 
 from course_exercises.authoring import load_answer, load_code
+from course_exercises.mine.train_06 import Transformer
 from course_utils.lesson import mnist, text
 from course_utils.lesson.models import LanguageModel, MnistConvNet, MnistNet, ResidualNet
 from tests.techniques import Job, mean_loss
@@ -98,8 +100,8 @@ def make_jobs() -> dict[str, Job]:
         "residual": Job(partial(ResidualNet, 24, 2), _batches(small, UNEVEN)),
         "convolutional": Job(MnistConvNet, _batches(images, EVEN)),
         "language": Job(small_language_model, _batches(windows, EVEN)),
+        "transformer": Job(_transformer, _batches(windows, EVEN)),
         "tied language": Job(_tied_language_model, _batches(windows, EVEN)),
-        "uneven language": Job(small_language_model, _batches(windows, UNEVEN[:-1])),
         "long language": Job(_long_language_model, _batches(long, LONG), momentum=0.9),
         "attention": Job(Pages, _batches(pages, (1,) * 5), mse_loss, momentum=0.9),
         "experts": _experts(math.inf, _batches(windows, EVEN)),
@@ -124,6 +126,11 @@ def _sampled() -> list[tuple[Tensor, Tensor]]:
 
 def _tied_language_model() -> LanguageModel:
     return small_language_model(tied=True)
+
+
+def _transformer() -> Transformer:
+    sizes = Namespace(width=24, heads=4, kv_heads=2, layers=4, context=CONTEXT)
+    return Transformer(len(text.vocabulary()), sizes)
 
 
 def _long_language_model() -> LanguageModel:

@@ -11,7 +11,7 @@ placing = Exercise(
     "7.5",
     "cheapest_placement",
     points=3,
-    minutes=20,
+    minutes=40,
     kind="core",
     parameters=("sizes", "sent", "per_machine", "inside", "between"),
     hints=[

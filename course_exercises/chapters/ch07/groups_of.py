@@ -16,7 +16,7 @@ grouping = Exercise(
     "7.1",
     "groups_of",
     points=2,
-    minutes=12,
+    minutes=20,
     kind="first",
     parameters=("sizes",),
     hints=[

@@ -12,7 +12,7 @@ coordinates = Exercise(
     "7.2",
     "RankGrid",
     points=1,
-    minutes=8,
+    minutes=10,
     kind="first",
     parameters=("dp", "pp", "tp"),
     hints=[

@@ -25,7 +25,7 @@ two_dimensions = Exercise(
     "7.3",
     "train_2d_step",
     points=3,
-    minutes=25,
+    minutes=40,
     kind="core",
     parameters=("part", "read_inputs", "read_targets", "mesh", "optimizer"),
     hints=[

@@ -39,7 +39,7 @@ three_dimensions = Exercise(
     "7.4",
     "train_3d_step",
     points=4,
-    minutes=35,
+    minutes=55,
     kind="stretch",
     parameters=("part", "read_inputs", "read_targets", "shape", "mesh", "optimizer"),
     hints=[
