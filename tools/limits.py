@@ -29,8 +29,6 @@ NOT_YET = frozenset(
         "06_tensor_parallel",
         "06_tensor_parallel_further",
         "07_hybrid",
-        "08_fsdp",
-        "08_fsdp_further",
         "09_elastic",
         "09_elastic_further",
         "10_long_context",

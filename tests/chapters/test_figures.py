@@ -8,7 +8,7 @@ from torch import nn
 
 from course_planner.figures import decision
 from course_utils import plots
-from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11
+from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch08, ch09, ch11
 from tests.modules.test_plots import bars, overlaps
 
 LOAD = [16, 35, 11, 20, 17, 54, 34, 5]
@@ -29,6 +29,8 @@ def closed():
         ch05.assembly_line,
         ch06.one_station,
         lambda: ch06.block_times([1, 2, 4, 8, 16], [16, 8, 4, 2, 1], [0, 1, 1, 1, 2]),
+        ch08.pages,
+        ch08.stages,
         lambda: ch09.uses({"kept": torch.ones(8), "from zero": torch.tensor([2, 1, 0, 0])}),
         lambda: ch11.queues(LOAD, 24, "queues"),
         decision.decision_guide,
