@@ -5,9 +5,8 @@
 # copies. A rank needs all parameters for a step, but never all of them at the same moment. In **fully sharded data
 # parallelism**, FSDP, each rank keeps a part and fetches the rest just before it is used.
 #
-# You build this by hand, and then use PyTorch's own `fully_shard` with what belongs to it: wrapping, mixed precision,
-# models that fit on no rank, and checkpoints that another number of ranks can load. Accumulation, recomputation and
-# meshes of two dimensions are in `08_fsdp_further`.
+# You build this by hand, then use PyTorch's own `fully_shard` with mixed precision, the meta device and checkpoints.
+# Accumulation, recomputation and meshes of two dimensions are in `08_fsdp_further`.
 
 # %% tags=["nbval-ignore-output"]
 import matplotlib.pyplot as plt
@@ -92,8 +91,7 @@ print("largest difference from one process: ", check_equal(one_process, [right])
 print("the same without the reduce-scatter: ", largest_difference(one_process, [wrong]))
 
 # %% [markdown]
-# Between two steps no rank holds the layer. The rest of the chapter does this for a whole model and counts what it
-# costs.
+# Between two steps no rank holds the layer. Now for a whole model, and for what it costs.
 
 # %% [markdown]
 # ## 3. Predict, then measure: what a rank holds and sends
@@ -162,8 +160,8 @@ print(f"{PARAMETERS:,} parameters; losses {', '.join(f'{loss:.3f}' for loss in l
 # Adam keeps two averages for each parameter. In **mixed precision** parameters and gradients have 16 bits, which would
 # lose small updates. So the optimizer keeps float32 numbers: a **master copy** of the parameter, and the two averages.
 #
-# **Predict** the bytes of model states for each parameter, with Adam and all in float32. And how many GB are those of
-# 7.5 billion parameters in mixed precision?
+# **Predict** the bytes of model states for each parameter, with Adam and all in float32 (4 bytes a number). How many GB do
+# 7.5 billion parameters take in mixed precision?
 
 # %% tags=["prediction"]
 predicted = {"float32, bytes a parameter": 16, "mixed precision, GB": 120}
@@ -200,8 +198,8 @@ compare(
 #
 # | bytes a parameter | parameters | gradients | optimizer | together |
 # |---|---|---|---|---|
-# | float32, and `fully_shard` with either | 4 | 4 | 8 | 16 |
-# | the ZeRO paper, section 3.1 | 2 | 2 | 12 | 16 |
+# | float32; and `fully_shard` in mixed precision | 4 | 4 | 8 | 16 |
+# | the ZeRO paper ([Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054)) | 2 | 2 | 12 | 16 |
 # | Megatron, with float32 gradients | 2 | 4 | 12 | 18 |
 #
 # ZeRO, the "zero redundancy optimizer", shards one kind after the other among $n$ ranks: stage 1 the optimizer state,
@@ -497,7 +495,7 @@ def train_wrapped(rank):
     optimizer = momentum_sgd(model.parameters())
     train(model, optimizer, batches(rank=rank, ranks=dist.get_world_size()))
     up = model.blocks[0].feed_forward.up.weight
-    print(f"{type(up).__name__} of {tuple(up.shape)}, {tuple(up.to_local().shape)} on this rank")
+    print(f"a {type(up).__name__} of {tuple(up.shape)}, of which {tuple(up.to_local().shape)} here")
     return flat(parameter.full_tensor() for parameter in model.parameters())
 
 
@@ -512,9 +510,9 @@ print("largest difference from one process:", check_equal(expected, values))
 #
 # A script may call `fully_shard(model)` and forget the blocks. It runs and gives the right numbers.
 #
-# **Predict** for 4 ranks the most bytes of parameters that a rank holds at any moment of a step. Wrapped per block, a block is
-# freed after its forward. The root unit is not, since backward needs its head at once. All parameters take 224,000 bytes, a
-# block 50,816, and the root unit (embeddings, norm, head) 20,736.
+# **Predict** for 4 ranks the most bytes of parameters that a rank holds at any moment of a step. What is gathered lies beside the
+# rank's shards. Wrapped per block, a block is freed after its forward. The root unit is not, since backward needs its head
+# at once. All parameters take 224,000 bytes, a block 50,816, and the root unit (embeddings, norm, head) 20,736.
 
 # %% tags=["prediction"]
 predicted = {
@@ -908,7 +906,7 @@ explore.Explorer(
 )
 
 # %% [markdown]
-# *At the start: 7.5 billion parameters on 64 ranks. Stage 0 needs 120 GB, stage 3 less than 3 GB.*
+# *At the start: of 7.5 billion parameters stage 0 holds 120 GB on each of 64 ranks, stage 3 less than 3.*
 
 # %% [markdown]
 # ## 8. On a cluster: your script under torchrun
@@ -920,7 +918,7 @@ explore.Explorer(
 # ```
 #
 # * **The mesh** has a second dimension where links inside a machine are faster (`08_fsdp_further`).
-# * **Gathers overlap with computing** only on GPUs, where they run on a stream of their own.
+# * **Gathers overlap with computing** only on GPUs.
 # * **Checkpoints** go to a file system that all machines see. `dcp.async_save` copies the shards to the host's memory and
 #   writes while training goes on.
 #
@@ -947,5 +945,4 @@ explore.Explorer(
 #   [arXiv 2304.11277](https://arxiv.org/abs/2304.11277): section 3.2 units and peak memory, section 5 prefetch.
 # * J. Austin et al., *How to Scale Your Model*, 2025, [part 12](https://jax-ml.github.io/scaling-book/gpus).
 # * PyTorch: [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
-#   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
-#   [FSDP2 tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP_tutorial.html).
+#   [torch.distributed.checkpoint](https://docs.pytorch.org/docs/stable/distributed.checkpoint.html).

@@ -227,6 +227,7 @@ def kept_and_sent(rank):
     return costs
 
 
+# %%
 (usual, sent), (less, sent_again) = launch(kept_and_sent, 2)[0]
 print(f"recomputing: sent {sent_again / sent:.2f} of the usual bytes, kept {less / usual:.2f}")
 values = launch(train_wrapped, 2, lambda model: wrap(recompute(model)))

@@ -80,15 +80,17 @@ def through_a_step(readings: dict[str, list[tuple[int, int, int]]], whole: int) 
     parameters of a model with four blocks of six layers."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 4.0))
     looks = ({"color": plots.COLORS["ink"]}, plots.LINES[1], {"color": plots.COLORS["wrong"]})
-    for (name, of_layers), look in zip(readings.items(), looks):
+    heights = (0.25, 1.55, 2.4)  # of the names, in parts of all parameters
+    for (name, of_layers), look, height in zip(readings.items(), looks, heights):
         layers, *held = zip(*of_layers)
         together = [sum(pair) / 1024 for pair in zip(*held)]
         ax.plot(layers, together, linewidth=2.2, **look)
-        words = f"{name}:\nat most {max(together):.0f} KiB"
-        ax.text(max(layers) + 0.7, together[-2], words, color=look["color"], va="center")
+        words = f"{name}: at most {max(together):.0f} KiB"
+        place = {"ha": "right", "va": "center", "color": look["color"]}
+        ax.text(0.99 * max(layers), height * whole / 1024, words, **place)
     ax.axhline(2 * whole / 1024, color=plots.NEUTRALS[2], linewidth=1)
     words = "all parameters and gradients, without shards"
-    ax.text(0, 2 * whole / 1024, words, va="bottom", fontsize=10)
+    ax.text(0.5, 2.02 * whole / 1024, words, va="bottom", fontsize=10)
     half = max(layers) / 2
     ax.axvline(half, color=plots.COLORS["idle"], linewidth=2, zorder=0)
     blocks = [2 + 6 * block + 3 for block in range(4)]  # the embeddings are two layers
