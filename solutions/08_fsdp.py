@@ -91,7 +91,7 @@ print("largest difference from one process: ", check_equal(one_process, [right])
 print("the same without the reduce-scatter: ", largest_difference(one_process, [wrong]))
 
 # %% [markdown]
-# Between two steps no rank holds the layer. Now for a whole model, and for what it costs.
+# Between two steps no rank holds the layer. The rest of the chapter does this for a whole model.
 
 # %% [markdown]
 # ## 3. Predict, then measure: what a rank holds and sends
@@ -209,11 +209,12 @@ compare(
 ch08.stages()
 plt.show()
 for n in (4, 64, 1024):
-    print(f"{n:5} ranks:", *(f"{ch08.gigabytes(7.5, n, stage):6.2f} GB" for stage in (1, 2, 3)))
+    held = (f"{ch08.gigabytes(7.5, n, stage):6.2f} GB" for stage in (1, 2, 3))
+    print(f"7.5 billion on {n:4} ranks, stages 1 to 3:", *held)
 
 # %% [markdown]
-# *Full bars are held, empty ones are not. Printed: 7.5 billion parameters with the paper's bytes (its table 1).* Stage 1
-# cannot get below 4 bytes a parameter and stage 2 not below 2. Stage 3 has no such floor.
+# *Full bars are held, empty ones are not. The numbers are those of the paper's table 1.* Stage 1 cannot get below 4 bytes a
+# parameter and stage 2 not below 2. Stage 3 has no such floor.
 
 # %% [markdown]
 # ### 8.1 The ledger as a function (2 points)
@@ -911,7 +912,7 @@ explore.Explorer(
 # %% [markdown]
 # ## 8. On a cluster: your script under torchrun
 #
-# With 8.6 your script is what one starts on a cluster:
+# After 8.6 your own script is ready for a cluster:
 #
 # ```
 # torchrun --nproc-per-node 8 mine/train.py --text data/text/the_long_shed.txt --out runs/sharded --bfloat16

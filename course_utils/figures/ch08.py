@@ -80,7 +80,7 @@ def through_a_step(readings: dict[str, list[tuple[int, int, int]]], whole: int) 
     parameters of a model with four blocks of six layers."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 4.0))
     looks = ({"color": plots.COLORS["ink"]}, plots.LINES[1], {"color": plots.COLORS["wrong"]})
-    heights = (0.25, 1.55, 2.4)  # of the names, in parts of all parameters
+    heights = (0.25, 1.45, 2.4)  # of the names, in parts of all parameters
     for (name, of_layers), look, height in zip(readings.items(), looks, heights):
         layers, *held = zip(*of_layers)
         together = [sum(pair) / 1024 for pair in zip(*held)]
