@@ -86,7 +86,7 @@ plt.show()
 # | ZeRO-1, in bytes | `4 * P + 12 * P / n` | 08: 3, *Five entries* | the same, section 5 |
 # | ZeRO-2, in bytes | `2 * P + 14 * P / n` | 08: 3, *Five entries* | the same |
 # | ZeRO-3, in bytes | `16 * P / n` | 08: 3, *Five entries* | the same |
-# | ZeRO-3, most parameters at once, largest unit of U | `P / n + U` | 08: 4, *Bytes on the wire* | [Zhao et al. 2023](https://arxiv.org/abs/2304.11277) |
+# | FSDP, most parameters at once: blocks of U, the root unit of R | `P / n + R + U` | 08: 4, *What a wrapping costs* | [Zhao et al. 2023](https://arxiv.org/abs/2304.11277) |
 # | parameters of a block | `12 * W**2 + 13 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of a language model | `L * (12 * W**2 + 13 * W) + (2 * V + C + 2) * W` | 04 further: 3, *The planned model* | counted there |
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |

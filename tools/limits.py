@@ -26,8 +26,6 @@ NOT_YET = frozenset(
         "04_manual_split_further",
         "05_pipeline",
         "05_pipeline_further",
-        "08_fsdp",
-        "08_fsdp_further",
         "09_elastic",
         "09_elastic_further",
         "10_long_context",

@@ -31,7 +31,7 @@ class Meter:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.passed, self.readings = model, 0, []
-        self.kept = list(model.parameters())  # and whatever else a rank keeps for good
+        self.kept = list(model.parameters())  # a rank keeps its shards while a unit is gathered
         for layer in model.modules():
             if not list(layer.children()):
                 layer.register_forward_hook(self._after_forward)
@@ -52,10 +52,6 @@ class Meter:
         gradients = [p.grad for p in parameters if p.grad is not None]
         held = storage_bytes(map(local, parameters)), storage_bytes(map(local, gradients))
         self.readings.append((self.passed, *held))
-
-    def peaks(self) -> list[int]:
-        """The most bytes of parameters, and the most bytes of gradients."""
-        return [max(column) for column in list(zip(*self.readings))[1:]]
 
 
 class Sampling(private.dispatch_mode.value):

@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 
 from course_planner.figures import decision
 from course_utils import plots
-from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch09, ch11
+from course_utils.figures import ch01, ch03, ch04, ch05, ch06, ch08, ch09, ch11
 from course_utils.lesson import schedules
 from tests.modules.test_plots import bars, overlaps
 
@@ -29,6 +29,8 @@ def closed():
         lambda: ch03.bucket_sizes([1, 10, 100], {8: [0.3, 2, 18], 256: [530, 50, 25]}),
         lambda: ch04.stations([14, 920, 230, 230, 25, 1, 1, 1], {"equal": 4, "best cut": 2}),
         ch05.assembly_line,
+        ch08.pages,
+        ch08.stages,
         *(ch06.one_station, ch06.two_cuts, ch06.heads, ch06.block, ch06.vocabulary),
         lambda: ch06.block_times(lambda n, *sizes, between: (16 / n, 32 / between), 64, 8),
         lambda: ch09.uses({"kept": torch.ones(8), "from zero": torch.tensor([2, 1, 0, 0])}),

@@ -233,12 +233,13 @@ def _(v):
     return load_answer("8.1")(v.P, v.n, 3)
 
 
-@row("ZeRO-3, most parameters at once, largest unit of U")
+@row("FSDP, most parameters at once: blocks of U, the root unit of R")
 def _(v):
     v.n, v.P = 4, load_code(8, "PARAMETERS")
     v.U = count(models.Block(load_code(8, "WIDTH"), 4))
-    _, _, (most_bytes, _) = measured(8, "costs_of_step", v.n, "Zero3")[0]
-    return most_bytes / 4
+    v.R = v.P - load_code(8, "LAYERS") * v.U
+    _, of_layers = measured(8, "readings_of_wrappings", v.n)[0]["per block"]
+    return max(parameters for _, parameters, _ in of_layers) / 4
 
 
 def count(module: torch.nn.Module) -> int:

@@ -23,6 +23,7 @@ ShardedOptimizer, FlatLayout = load_answer("8.2"), load_answer("8.3")
 MiniFSDP, reshard = load_answer("8.4"), load_answer("8.5")
 checkpoint_of, restore = load_code(8, "checkpoint_of"), load_code(8, "restore")
 wrap, whole, recompute = (load_code(8, name) for name in ("wrap", "whole", "recompute"))
+Sharded = load_code(8, "Sharded")
 wrap_hybrid, wrap_2d = load_code(8, "wrap_hybrid"), load_code(8, "wrap_2d")
 save, resume, newest = (load_code(8, name) for name in ("save", "resume", "newest"))
 
@@ -52,19 +53,27 @@ def train(
 # ---- by hand -------------------------------------------------------------------------------------
 
 
-def zero(stage: type, rank: int, job: Job) -> Trained:
-    """The chapter's stages: each is its own optimizer, for models without tied parameters."""
+@technique([2, 4], ["language"])
+def sharded_by_hand(rank: int, job: Job) -> Trained:
+    """The chapter's units, for models without tied parameters, whose sizes divide."""
     model = job.model()
-    shared_out = stage(model, torch.optim.SGD, lr=LEARNING_RATE)
-    train(job, model, shared_out)
-    return Trained(
-        {name: p.cpu() for name, p in shared_out.whole_parameters().items()},
-        {name: g.cpu() for name, g in shared_out.whole_gradients().items()},
-    )
+    model.blocks = nn.ModuleList(Sharded(block) for block in model.blocks)
+    for name in ("token", "position", "norm", "head"):
+        setattr(model, name, Sharded(getattr(model, name)))
+    train(job, model, sgd(model))
+    units = {name: unit for name, unit in model.named_modules() if isinstance(unit, Sharded)}
+    parameters = wholes_by_hand(units)
+    for unit in units.values():
+        unit.shard.data = unit.shard.grad
+    return Trained(parameters, wholes_by_hand(units))
 
 
-for name in ("Zero1", "Zero2", "Zero3", "Zero3Prefetching"):
-    technique([2, 3], ["uneven", "language"], name)(partial(zero, load_code(8, name)))
+def wholes_by_hand(units: dict[str, nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{unit_name}.{name}": part.detach().cpu()
+        for unit_name, unit in units.items()
+        for name, part in unit.gathered().items()
+    }
 
 
 @technique(RANKS, JOBS)

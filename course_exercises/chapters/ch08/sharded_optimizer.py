@@ -16,7 +16,7 @@ sharding = Exercise(
     "8.2",
     "ShardedOptimizer",
     points=4,
-    minutes=45,
+    minutes=100,
     kind="stretch",
     things="parameters",
     hints=[
