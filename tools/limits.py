@@ -19,7 +19,6 @@ NOT_YET = frozenset(
     [
         "00_start_here",
         "01_factory",
-        "02_data_parallel",
         "03_ddp",
         "03_ddp_further",
         "04_manual_split",
