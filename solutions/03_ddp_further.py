@@ -788,7 +788,28 @@ plt.show()
 #   (`process_group=`).
 # * **A parameter that is not used.** It costs a walk through the graph in each step. If the set of used parameters
 #   never changes, `DDP(..., static_graph=True)` finds it out once.
+
+# %% [markdown]
+# ### 3.7 Your own script: accumulate, and count characters
 #
+# Take `mine/train.py` (3.6) further. If you have not written it yet, `mine.start(3, further=True)` gives you the
+# course's own.
+#
+# * `--sentences` reads a stream of sentences in place of windows: what `re.finditer(r"[^.?!]{2,}", text)` finds, in its
+#   order, in each epoch. Of a sentence the first `--context` characters are inputs, and the targets are the characters
+#   behind them. The first nine tenths are learned, the others held out.
+# * Each sentence is read by one worker of one rank (`--workers`, processes of a `DataLoader`), and the last ones that
+#   fill no batch of all ranks by nobody.
+# * `--accumulate 4` cuts a rank's share of the batch into four micro-batches. Their gradients travel once.
+# * The loss is the mean over the characters of the step, on all ranks and in all micro-batches together, so that
+#   neither option changes the gradient. The log has the mean over the characters of the epoch.
+
+# %%
+from course_exercises import mine
+
+check("3.7", mine.script(3, further=True))
+
+# %% [markdown]
 # ## 9. Remember
 #
 # 1. A bucket travels while backward goes on. If the link keeps up, only the last one is exposed.
