@@ -172,9 +172,7 @@ compare(
         "The second call sums again: four ranks hand in four equal sums.": {
             "each number after two calls": 10
         },
-        "Each call adds three numbers to a rank's own, and after the first call they are sums.": {
-            "each number after two calls": 20
-        },
+        "Twice the sum: the second call adds up four sums.": {"each number after two calls": 20},
         "The bytes of one call.": {"bytes that a rank hands in": 4000},
         "The numbers, not their bytes.": {"bytes that a rank hands in": 2000},
         "What all ranks hand in together.": {"bytes that a rank hands in": 32000},

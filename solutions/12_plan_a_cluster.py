@@ -4,9 +4,9 @@
 # You have so many GPUs of this kind, and a model of that size. How do you split it? To try it out costs a
 # thousand GPU-hours for every hour on a thousand GPUs, and much of what you would find out is arithmetic.
 #
-# Each chapter has counted bytes and operations. Here they come together in `course_planner`. First you predict what
-# one rank holds and sends. Then you run the real program as that rank, on this machine, among a thousand ranks that
-# do not exist. Then you estimate seconds, and put the question to four published runs and to a model of your own.
+# Here the bytes and operations of all chapters come together in `course_planner`. First you predict what one rank
+# holds and sends. Then you run the real program as that rank, on this machine, among a thousand ranks that do not
+# exist. Then you estimate seconds, and put the question to four published runs and to a model of your own.
 
 # %% tags=["nbval-ignore-output"]
 from collections import Counter
@@ -623,8 +623,8 @@ for name, (model, layout, seq, gpus, constants) in chosen.items():
 # with sequence parallelism (2022), ZeRO beside a pipeline, zero bubble (2024). Most of the gap is one thing: they do
 # not compute every layer twice.
 #
-# Four runs prove little. A search may agree with famous runs by luck, and it knows nothing of faults that
-# no layout shows. Use it to find the ten layouts that are worth an hour on the cluster.
+# Four runs prove little: a search may agree with them by luck. Use it to find the ten layouts that are worth an hour
+# on the cluster.
 
 # %% [markdown]
 # ### 12.4 Search (4 points)
@@ -719,8 +719,7 @@ print(
 # Four bytes are whole on each rank: the inputs of attention and of the MLP, in 2 bytes each. They were gathered for
 # the first matrix and are kept for its gradient. Megatron-LM frees them and gathers a second time (Korthikanti et al.
 # 2022, section 4.2.2); `parallelize_module` keeps them. And more than 34 bytes are shared out, since nothing here is
-# fused. With eight tensor ranks this is the difference between a plan and an out-of-memory error, which the trace
-# finds before you rent.
+# fused. The trace finds this before you rent.
 #
 # The formula can also be too large. The paper's table keeps the input of a recomputed layer whole on every tensor
 # rank, and so does `estimate.memory`. With sequence parallelism the input is shared out. And no formula knows the
@@ -781,13 +780,12 @@ plt.show()
 # %% [markdown]
 # *The dark bar, matrices, stays as long as it is. What grows is orange: the collectives that every layer waits for.*
 #
-# All three programs are correct and end with the same parameters. A profile would show waiting, and not why. A plan
-# shows it beforehand.
+# All three programs are correct. A profile would show that ranks wait, and not why.
 #
 # ### Bug hunt: MFU
 #
 # **MFU**, model FLOPs utilisation, is the share of the peak that a run reaches, counting only the operations that the
-# model needs. You will find snippets like this one in many places. What is wrong?
+# model needs. What is wrong in this snippet?
 
 
 # %%
@@ -895,8 +893,8 @@ Explorer(
 #    compare with `torch.cuda.max_memory_allocated()`. The difference is what no formula knows.
 # 4. **The plan.** Search with the calibration, look at what limits the first ten plans, and try two or three.
 #
-# How much does a calibration narrow the interval? Here with no row, one, three and seven rows of Megatron's, for the
-# trillion. The smallest model comes first: it has neither tensor ranks nor stages.
+# How much does a calibration narrow the interval for the trillion? Of Megatron's rows, the smallest model comes
+# first: it has neither tensor ranks nor stages.
 
 # %%
 for count in (0, 1, 3, 7):
@@ -906,9 +904,9 @@ for count in (0, 1, 3, 7):
 print(f"published: {measured_seconds:.0f} s")
 
 # %% [markdown]
-# One row makes the interval narrow and wrong: it says nothing about tensor ranks or stages, and the fit does not
-# know that. Calibrate with layouts that use what you plan to use. And a plan does not know that nodes differ, that
-# the network is shared by thousands of nodes, or that at 16,384 GPUs a failure comes every few hours (chapter 9).
+# One row makes the interval narrow and wrong: it says nothing about tensor ranks or stages, and the fit does not know
+# that. Calibrate with layouts that use what you plan to use. No plan knows slow nodes, a network that others share,
+# or failures (chapter 9).
 
 # %% [markdown]
 # ## 9. Remember
@@ -923,8 +921,7 @@ print(f"published: {measured_seconds:.0f} s")
 #
 # **Sources**
 #
-# * The papers that this chapter links where it uses them: Rajbhandari 2019, Korthikanti 2022, Narayanan 2021, Llama 3
-#   2024.
+# * The papers that are linked above.
 # * A. Chowdhery et al., *PaLM*, 2022, [arXiv 2204.02311](https://arxiv.org/abs/2204.02311): appendix B, MFU.
 # * [torchtitan](https://github.com/pytorch/torchtitan): `benchmarks`.
 # * PyTorch: [`fully_shard`](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),

@@ -41,23 +41,6 @@ def building(
     ax.text(x + width / 2, y + (height - roof) / 2, label, ha="center", va="center", fontsize=10)
 
 
-def head_office(ax: Axes, x: float, y: float, width: float = 1.1, label: str = "") -> None:
-    """The head office: a tower with windows and a flag."""
-    height = 1.5 * width
-    wall = {"facecolor": "#E8E8E8", "edgecolor": COLORS["ink"], "linewidth": 1.2}
-    ax.add_patch(Rectangle((x, y), width, height, **wall))
-    for row in range(3):
-        for column in range(3):
-            corner = (x + width * (0.14 + 0.28 * column), y + height * (0.38 + 0.2 * row))
-            ax.add_patch(Rectangle(corner, width * 0.16, height * 0.1, facecolor="white"))
-    ax.plot([x + width / 2] * 2, [y + height, y + height + 0.45], color=COLORS["ink"], lw=1.2)
-    flag = [(0, 0.45), (0.35, 0.36), (0, 0.25)]
-    ax.add_patch(
-        Polygon([(x + width / 2 + a, y + height + b) for a, b in flag], color=COLORS["ink"])
-    )
-    ax.text(x + width / 2, y + 0.16 * height, label, ha="center", va="center", fontsize=10)
-
-
 def truck(
     ax: Axes, x: float, y: float, label: str = "", color: str = COLORS["communication"]
 ) -> None:

@@ -311,7 +311,6 @@ def test_the_drawing_kit_stays_on_its_canvas():
     plots.truck(ax, 2.2, 0.2, label="grad")
     plots.pile(ax, 3.5, 0.2, [plots.RANK_COLORS[0]] * 7, label="batch")
     plots.blueprint(ax, 5.0, 0.6, label="half", part=(0.5, 1))
-    plots.head_office(ax, 7.0, 0.2, label="kernel")
     plots.arrow(ax, (8.3, 1.0), (9.8, 1.0), label="loss")
     assert not list(overlaps(figure))
     limits = ax.get_window_extent()
