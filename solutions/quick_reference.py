@@ -68,7 +68,7 @@ plt.show()
 # | ZeRO-1 and ZeRO-2, on a ring | `2 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | [Rajbhandari et al. 2019](https://arxiv.org/abs/1910.02054), section 7 |
 # | ZeRO-3, on a ring | `3 * P * b * (n - 1) / n` | 08: 3, *What a ring carries* | the same |
 # | gathers of a layer by ZeRO-3 in a stage under 1F1B, in number | `m + 1` | 12: 3, *How often does a stage gather* | traced there |
-# | a cut, h values a row: each direction | `N * h * b` | 04: 3, *What crosses the yard* | counted there |
+# | a cut, h values a row: each direction | `N * h * b` | 04: 3, *What crosses the cut* | counted there |
 # | tensor parallel: a block, on a ring | `8 * T * W * b * (t - 1) / t` | 06: 4, *A whole block* | [Narayanan et al. 2021](https://arxiv.org/abs/2104.04473), 3.2 |
 # | hybrid: tensor group | `8 * (L / p) * (T / d) * W * b * (t - 1) / t` | 07: 3, *What each dimension sends* | the same |
 # | hybrid: pipeline group, a stage in the middle | `2 * (T / d) * W * b` | 07: 3, *What each dimension sends* | the same |
@@ -92,7 +92,7 @@ plt.show()
 # | parameters of a block on t ranks | `(12 * W**2 + 7 * W) / t + 6 * W` | 06: 4, *A whole block* | counted there |
 # | parameters of E experts and their router | `W * E + E * (8 * W**2 + 5 * W)` | 11: 3, *Two of many* | counted there |
 # | places in the queue of an expert, factor f, k of E for a token | `ceil(f * T * k / E)` | 11: 3, *Load, capacity* | [Fedus et al. 2021](https://arxiv.org/abs/2101.03961), 2.2 |
-# | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *The planned model* | counted there |
+# | activations of a block of the course, in bytes | `4 * T * (16 * W + 4 + H)` | 04 further: 3, *What autograd keeps* | counted there |
 # | activations of a block with dropout, 16 bits, in bytes | `T * W * (34 + 5 * H * s / W)` | 01: 6, *Exercises* | [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), equation 1 |
 # | the same on t ranks, scores computed again, sequence shared out | `34 * T * W / t` | 12: 3, *one rank of 1,024* | the same, table 2 |
 # | activations kept of a block that is recomputed, in bytes | `T * W * b` | 08 further: 4, *Activation checkpointing* | [Chen et al. 2016](https://arxiv.org/abs/1604.06174) |
@@ -107,7 +107,7 @@ plt.show()
 #
 # | what | formula | where | source |
 # |---|---|---|---|
-# | idle share of a cut model, one batch | `1 - 1 / p` | 04: 3, *Who idles* | derived there |
+# | idle share of a cut model, one batch | `1 - 1 / p` | 04: 3, *Who waits* | derived there |
 # | bubble of a pipeline, of the ideal time | `(p - 1) / m` | 05: 3, *The bubble* | Narayanan et al. 2021, 2.2.1 |
 # | the same, of the total time | `(p - 1) / (m + p - 1)` | 05: 3, *The bubble* | [Huang et al. 2019](https://arxiv.org/abs/1811.06965), 2.3 |
 # | interleaved, of the ideal time | `(p - 1) / (v * m)` | 05: 3, *Interleaved* | Narayanan et al. 2021, 2.2.2 |
@@ -218,14 +218,14 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # | it says | why, in this course | where |
 # |---|---|---|
 # | *Expected more than 1 value per channel when training* | a chunk or micro-batch of one row meets batch normalisation | 02: 5 |
-# | *is not on the expected device* | model and data are on different devices; move both, the targets too | 02: 5, 04: 5 |
+# | *is not on the expected device* | model and data are on different devices; move both, the targets too | 02: 5 |
 # | *Error(s) in loading state_dict*, keys with `module.` | the checkpoint is of the wrapper: save `model.module.state_dict()` | 02: 5 |
 # | *process 0 terminated with exit code 1* | `mp.spawn` cannot say more: the reason is in the terminal | 03: 2 |
 # | *Can't get attribute* | `mp.spawn` pickles a function of a notebook by its name: put it into a file | 03: 2 |
 # | *Expected to have finished reduction in the prior iteration* | a parameter got no gradient: use it, or `find_unused_parameters=True` | 03 further: 5 |
-# | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04 further: 5 |
-# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04 further: 5, 06: 5 |
-# | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04 further: 5 |
+# | *cannot assign module before Module.\_\_init\_\_() call* | `super().__init__()` is missing | 04 further: 6 |
+# | *takes 1 positional argument but 2 were given* | `forward` without `self`, or a style of a plan called as a layer | 04 further: 6, 06: 5 |
+# | *mat1 and mat2 shapes cannot be multiplied* | a `flatten` is missing between convolutions and a linear layer | 04 further: 6 |
 # | *is invalid for input of size* | heads that do not divide by the ranks | 06: 5 |
 # | *is not part of group* | `src` and `dst` are global ranks: inside a group use `group_src` and `group_dst` | 07: 5 |
 # | *PytorchStreamReader failed reading zip archive* | a checkpoint that was torn: write to a new file, then rename | 09: 5 |

@@ -22,8 +22,6 @@ NOT_YET = frozenset(
         "02_data_parallel",
         "03_ddp",
         "03_ddp_further",
-        "04_manual_split",
-        "04_manual_split_further",
         "05_pipeline",
         "05_pipeline_further",
         "06_tensor_parallel",

@@ -1,7 +1,6 @@
-"""The pictures of chapter 4: a line in two buildings, who waits, where to cut, and two tables."""
+"""The pictures of chapter 4: a line in two buildings, where to cut, and two tables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -9,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from course_utils import plots
-from course_utils.trace import Record, Span, separate_waiting
+from course_utils.trace import Record, Span
 
-Spans = Sequence[Sequence[tuple]]  # of each stage: (start, end) or (start, end, name) in minutes
+Spans = Sequence[Sequence[tuple[float, float]]]  # of each stage: (start, end) in minutes
 
 
 def two_buildings() -> Figure:
@@ -24,45 +23,21 @@ def two_buildings() -> Figure:
         plots.blueprint(ax, x + 0.85, 3.05, part=(number / 2, (number + 1) / 2))
         ax.text(x + 1.3, 1.38, stations, ha="center", fontsize=9)
     plots.truck(ax, 4.45, 2.2)
-    for x, above in ((0.1, "items"), (9.0, "loss")):
+    for x, above in ((0.1, "material"), (9.0, "loss")):
         plots.arrow(ax, (x, 2.1), (x + 0.75, 2.1))
         ax.text(x + 0.36, 2.2, above, ha="center", va="bottom", fontsize=9)
     plots.arrow(ax, (3.6, 2.1), (6.2, 2.1), color=road)
-    ax.text(4.9, 2.85, "products", ha="center", va="bottom", fontsize=9)
+    ax.text(4.9, 2.85, "half-finished parts", ha="center", va="bottom", fontsize=9)
     plots.arrow(ax, (6.2, 1.5), (3.6, 1.5), color=road)
-    ax.text(4.9, 1.4, "notes on the products", ha="center", va="top", fontsize=9)
-    below = "each building improves its own half of the blueprint"
-    ax.text(4.9, 0.55, below, ha="center", fontsize=9)
+    ax.text(4.9, 1.4, "change notes", ha="center", va="top", fontsize=9)
+    ax.text(4.9, 0.55, "each half of the blueprint stays in its building", ha="center", fontsize=9)
+    ax.set_title("Only parts and change notes cross the yard")
     return figure
-
-
-def turns(panels: Mapping[str, Sequence[Record]], unit: str = "", seconds: float = 1.0) -> Figure:
-    """Timelines under each other, {title: records of both ranks}, a lane for each building. What is
-    on its way in the background is left out. `unit` and `seconds` are those of `plots.timelines`."""
-    shown_records = {title: _foreground(records) for title, records in panels.items()}
-    end = max(span.end for rows in shown_records.values() for r in rows for span in r.spans)
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(plots.WIDTH, 0.75 + 1.8 * len(panels)), sharex=True
-    )
-    shown = {}
-    for ax, (title, records) in zip(axes, shown_records.items()):
-        names = [f"building {record.rank}" for record in records]
-        shown |= plots.lanes(ax, records, end, names, unit, seconds)
-        ax.set_title(title)
-        ax.label_outer()
-    plots.legend(figure, shown)
-    return figure
-
-
-def _foreground(records: Sequence[Record]) -> list[Record]:
-    """The records without background, which tells who waited for whom, so that is said first."""
-    separated = separate_waiting(list(records))
-    return [replace(r, spans=[s for s in r.spans if not s.background]) for r in separated]
 
 
 def stations(work: Sequence[float], cuts: Mapping[str, int]) -> Figure:
     """The work of each station in million operations, and where the cuts {name: stations before
-    it} lie. The last cut, drawn as a full line, colours the stations after their buildings."""
+    it} lie. The last cut, drawn as a full line, colours the stations after their ranks."""
     figure, ax = plt.subplots(figsize=(plots.WIDTH, 3.0))
     *_, best = cuts.values()
     colors = [plots.RANK_COLORS[int(station >= best)] for station in range(len(work))]
@@ -71,12 +46,14 @@ def stations(work: Sequence[float], cuts: Mapping[str, int]) -> Figure:
     for name, cut in cuts.items():
         color, style = ("ink", "-") if cut == best else ("wrong", ":")
         ax.axvline(cut + 0.5, color=plots.COLORS[color], linestyle=style)
-        ax.text(cut + 0.55, 0.85 * top, name, va="top", fontsize=10)
-    for shift, side, building in ((-0.05, "right", 0), (0.05, "left", 1)):
-        name, place = f"building {building}", (best + 0.5 + shift, 0.98 * top)
+        share = sum(work[:cut]) / sum(work)
+        said = f"{name}:\n{share:.0%} | {1 - share:.0%} of the work"
+        ax.text(cut + 0.55, 0.85 * top, said, va="top", fontsize=10)
+    for shift, side, rank in ((-0.05, "right", 0), (0.05, "left", 1)):
+        name, place = f"rank {rank}", (best + 0.5 + shift, 0.98 * top)
         ax.text(*place, name, ha=side, va="top", fontsize=10, weight="bold")
     ax.set(xlabel="station", ylabel="million operations", xticks=numbers, ylim=(0, top))
-    ax.set_title("Work of the stations (counted)")
+    ax.set_title("Equal numbers of layers are not equal work (counted)")
     return figure
 
 
@@ -85,8 +62,9 @@ def stations(work: Sequence[float], cuts: Mapping[str, int]) -> Figure:
 
 def tables() -> Figure:
     """A tied embedding in one process, silently untied by a cut, and tied again."""
-    figure, ax = plots.canvas(height=2.6)
-    two = ["entrance", "exit"]
+    figure, ax = plots.canvas(height=2.8)
+    ax.set_title("A cut turns one tied table into two")
+    two = ["embedding", "head"]
     _tables(ax, 0.1, "one process", ["one table"], "both gradients\nadd up in it")
     _tables(ax, 2.75, "silently untied", two, "each table gets the gradient\nof its own use only")
     _tables(ax, 6.6, "tied again", two, "both tables get the sum\nof both gradients")
@@ -107,17 +85,6 @@ def _tables(ax: Axes, left: float, title: str, names: list[str], note: str) -> N
     middle = (left + x + 1.45) / 2
     ax.text(middle, 2.85, title, ha="center", weight="bold", fontsize=11)
     ax.text(middle, 0.7, note, ha="center", va="top", fontsize=9)
-
-
-def drift(untied: Sequence[float], tied: Sequence[float]) -> Figure:
-    """The largest difference between the two tables after each step, without and with repair."""
-    figure, ax = plt.subplots(figsize=(plots.WIDTH, 2.6))
-    steps = range(1, len(untied) + 1)
-    ax.plot(steps, untied, color=plots.COLORS["wrong"], label="silently untied")
-    ax.plot(steps, tied, color=plots.COLORS["ink"], label="tied again")
-    ax.set(xlabel="step", ylabel="largest difference", title="Between entrance and exit")
-    ax.legend()
-    return figure
 
 
 # --- the explorer ------------------------------------------------------------------------------
@@ -149,13 +116,9 @@ def split(minutes: Sequence[float], cuts: Sequence[int], spans: Spans, alone: fl
 
 def _with_waiting(work: Sequence[tuple], end: float) -> list[Span]:
     """The stretches of work of a building, and what is left of the time from 0 to `end`."""
-    spans = [_span(*found) for found in work]
+    spans = [Span("forward", "compute", start, end) for start, end in work]
     free = zip([0.0, *(span.end for span in spans)], [*(span.start for span in spans), end])
     return spans + [Span("wait", "waiting", a, b) for a, b in free if b > a]
-
-
-def _span(start: float, end: float, name: str = "forward") -> Span:
-    return Span(name, "compute", start, end)
 
 
 # --- further -----------------------------------------------------------------------------------
@@ -177,6 +140,7 @@ BLOCK = {  # what autograd keeps of a block, in tensors of N T W numbers, in the
 def kept_of_a_block() -> Figure:
     """The sixteen tensors of N T W numbers that autograd keeps of a transformer block."""
     figure, ax = plots.canvas(height=2.5)
+    ax.set_title("Half of what a block keeps stands around its activation function")
     size, left = 0.52, 0.35
     for name, count in BLOCK.items():
         for number in range(count):
@@ -228,9 +192,9 @@ def fullest(counts: Sequence[int], ledgers: Sequence[Mapping[str, float]]) -> Fi
         below = [a + b for a, b in zip(below, heights)]
     left.legend()
     left.set(xticks=places, xticklabels=counts, xlabel="stages", ylabel="GiB")
-    left.set_title("Memory of the fullest stage")
+    left.set_title("Less memory in the fullest stage")
     look = {"color": plots.COLORS["waiting"], "hatch": "////", "edgecolor": "white"}
     right.bar(places, [100 * (1 - 1 / stages) for stages in counts], **look)
     right.set(xticks=places, xticklabels=counts, xlabel="stages", ylabel="per cent", ylim=(0, 100))
-    right.set_title("Idle, one batch at a time")
+    right.set_title("More waiting (one batch)")
     return figure

@@ -72,8 +72,8 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "4.5": {
         (
-            "goods = outputs.detach().requires_grad_(outputs.is_floating_point())",
-            "goods = outputs.requires_grad_(outputs.is_floating_point())",
+            "arriving = outputs.detach().requires_grad_(outputs.is_floating_point())",
+            "arriving = outputs.requires_grad_(outputs.is_floating_point())",
         ): "What a stage keeps depends on whether its input requires a gradient, not on what is behind "
         "that input; backward is never called.",
     },

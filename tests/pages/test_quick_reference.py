@@ -558,7 +558,7 @@ NOT_WORDS = {
     "01": {"delivers"},
     "02": {"head office", "sum"},
     "03": {"starts", "average"},
-    "04": {"idle", "parameters", "gradients", "optimizer", "meta", "profile"},
+    "04": {"idle", "meta", "profile"},
     "05": {"total"},
     "06": {
         "the group stays inside a machine",

@@ -12,14 +12,14 @@ from tests.techniques.chains import chain, stages
 
 JOBS = ("even", "uneven", "convolutional", "language")
 
-TwoBuildings = load_code(4, "TwoBuildings")
+TwoStages = load_code(4, "TwoStages")
 FirstHalf, SecondHalf = load_code(4, "FirstHalf"), load_code(4, "SecondHalf")
-train_first_stage, train_last_stage = (
-    load_code(4, f"train_{which}_stage") for which in ("first", "last")
+first_stage_step, last_stage_step = (
+    load_code(4, "first_stage_step"),
+    load_code(4, "last_stage_step"),
 )
 ThreeBuildings = load_answer("4.1")
 hand_over = load_answer("4.2")
-sum_of_both_uses = load_code(4, "sum_of_both_uses")
 
 
 def train(job: Job, model: nn.Module, split: nn.Module) -> Trained:
@@ -34,34 +34,36 @@ def train(job: Job, model: nn.Module, split: nn.Module) -> Trained:
 
 
 @technique([1], JOBS)
-def two_buildings_in_one_process(rank: int, job: Job) -> Trained:
+def two_stages_in_one_process(rank: int, job: Job) -> Trained:
     model = job.model()
-    return train(job, model, TwoBuildings(*stages(model, 2), [device()] * 2))
+    return train(job, model, TwoStages(*stages(model, 2), [device()] * 2))
 
 
 @technique([1], ["convolutional", "language"])
-def three_buildings_in_one_process(rank: int, job: Job) -> Trained:
+def three_stages_in_one_process(rank: int, job: Job) -> Trained:
     model = job.model()
     return train(job, model, ThreeBuildings(chain(model), [device()] * 3))
 
 
-def product_shape(stage: nn.Module, inputs: Tensor) -> torch.Size:
+def activations_shape(stage: nn.Module, inputs: Tensor) -> torch.Size:
     """The shape of what `stage` makes of one row."""
     with torch.no_grad():
         return stage(inputs[:1].to(device())).shape[1:]
 
 
-def two_ranks(halves: list[nn.Module], job: Job, model: nn.Module, prepare=None) -> Trained:
-    """`prepare(half, optimizer)` may change them before the first step."""
+def two_ranks(halves: list[nn.Module], job: Job, model: nn.Module, shared: str = "") -> Trained:
+    """`shared` names a parameter that both halves use: its gradients are added."""
     rank = dist.get_rank()
     half, optimizer = halves[rank], sgd(halves[rank])
-    if prepare:
-        prepare(half, optimizer)
-    inputs, targets = ([tensor.to(device()) for tensor in side] for side in zip(*job.batches))
-    if rank == 0:
-        train_first_stage(half, optimizer, inputs)
-    else:
-        train_last_stage(half, optimizer, targets, product_shape(halves[0], inputs[0]))
+    for inputs, targets in job.batches:
+        optimizer.zero_grad()
+        if rank == 0:
+            first_stage_step(half, inputs)
+        else:
+            last_stage_step(half, targets, activations_shape(halves[0], inputs))
+        if shared:
+            dist.all_reduce(model.get_parameter(shared).grad)
+        optimizer.step()
     return trained(model, half)
 
 
@@ -81,7 +83,7 @@ def language_model_in_two_halves(rank: int, job: Job) -> Trained:
 def a_tied_table_in_two_halves(rank: int, job: Job) -> Trained:
     model = job.model()
     halves = [FirstHalf(model, cut=2), SecondHalf(model, cut=2)]
-    return two_ranks(halves, job, model, sum_of_both_uses)
+    return two_ranks(halves, job, model, shared="token.weight")
 
 
 @mistake([2], ["tied language"])
@@ -97,8 +99,8 @@ class WithLoss(nn.Module):
         super().__init__()
         self.stage = stage
 
-    def forward(self, products: Tensor, targets: Tensor) -> Tensor:
-        return mean_loss(self.stage(products), targets)
+    def forward(self, activations: Tensor, targets: Tensor) -> Tensor:
+        return mean_loss(self.stage(activations), targets)
 
 
 class AsTuple(nn.Module):
@@ -119,7 +121,7 @@ def handed_over(rank: int, job: Job) -> Trained:
     stage, optimizer = (AsTuple, WithLoss)[rank](halves[rank]), sgd(halves[rank])
     for batch in job.batches:
         optimizer.zero_grad()
-        shape = product_shape(halves[0], batch[0])
+        shape = activations_shape(halves[0], batch[0])
         room = torch.empty(len(batch[0]), *shape, device=device())
         hand_over(stage, batch[rank].to(device()), [room])
         optimizer.step()
@@ -151,8 +153,8 @@ def first_half_never_learns(rank: int, job: Job) -> Trained:
     optimizer = sgd(halves[rank])
     for inputs, targets in job.batches:
         optimizer.zero_grad()
-        products = halves[0](inputs.to(device())).detach()
-        mean_loss(halves[1](products), targets.to(device())).backward()
+        activations = halves[0](inputs.to(device())).detach()
+        mean_loss(halves[1](activations), targets.to(device())).backward()
         if rank == 1:
             optimizer.step()
     return trained(model, halves[rank])

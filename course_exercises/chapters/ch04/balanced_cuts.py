@@ -10,7 +10,7 @@ cutting = Exercise(
     "4.3",
     "balanced_cuts",
     points=2,
-    minutes=35,
+    minutes=45,
     kind="core",
     parameters=("costs", "stages"),
     hints=[

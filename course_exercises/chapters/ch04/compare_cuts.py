@@ -18,7 +18,7 @@ comparing = Exercise(
     "4.5",
     "compare_cuts",
     points=3,
-    minutes=40,
+    minutes=65,
     kind="stretch",
     parameters=("layers", "inputs", "seconds", "stages", "cut"),
     hints=[

@@ -16,7 +16,7 @@ crossing = Exercise(
     "4.2",
     "hand_over",
     points=3,
-    minutes=50,
+    minutes=60,
     kind="core",
     parameters=("stage", "data", "room"),
     hints=[

@@ -17,7 +17,7 @@ repairing = Exercise(
     "4.4",
     "RepairedConvNet",
     points=2,
-    minutes=20,
+    minutes=25,
     kind="first",
     parameters=("image_size", "devices"),
     hints=[

@@ -16,7 +16,7 @@ buildings = Exercise(
     "4.1",
     "ThreeBuildings",
     points=2,
-    minutes=25,
+    minutes=15,
     kind="first",
     parameters=("layers", "devices"),
     hints=[
