@@ -145,8 +145,7 @@ def block() -> Figure:
 
 def _path(ax: Axes, y: float, enter: str, leave: str, between: str | None) -> None:
     """Two lanes, rank 0 above rank 1; `between` is the colour of what stands between the cut parts."""
-    halves = [(0.1, ["qkv", "heads", "out"]), (5.1, ["up", "GELU", "down"])]
-    for x, layers in halves:
+    for x, layers in ((0.1, ["qkv", "heads", "out"]), (5.1, ["up", "GELU", "down"])):
         for bar, name in ((x + 0.95, enter), (x + 4.0, leave)):
             look = {"rotation": 90, "fontsize": 8} if len(name) > 1 else {"weight": "bold"}
             _box(ax, bar, y, 0.34, 1.4, plots.COLORS["communication"], name, **look)
@@ -167,8 +166,7 @@ def vocabulary() -> Figure:
         y, x, words = 3.0 - 0.75 * rank, 5.2 + 1.15 * rank, f"{18 * rank} to {18 * rank + 17}"
         _box(ax, 0.2, y, 1.5, 0.7, color, f"rank {rank}: words\n{words}")
         plots.arrow(ax, (1.75, y + 0.35), (2.35, y + 0.35))
-        found = (color, "row 20") if rank == 1 else ("white", "0")
-        _box(ax, 2.4, y + 0.2, 0.8, 0.3, *found)
+        _box(ax, 2.4, y + 0.2, 0.8, 0.3, *((color, "row 20") if rank == 1 else ("white", "0")))
         _box(ax, x, 2.75, 1.15, 0.95, color, f"logits of\n{words}")
         plots.arrow(ax, (x + 0.575, 2.7), (x + 0.575, 2.25))
         _box(ax, x + 0.05, 1.6, 1.05, 0.6, "white", "a few\nnumbers")
