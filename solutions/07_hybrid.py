@@ -403,7 +403,7 @@ def train_2d_step(
     `mesh` has the dimensions "data" and "tensor", in any order. `read_inputs(i, n)` and
     `read_targets(i, n)` return (rows / n, width). Afterwards every rank's part has the values that
     one process with the whole model and the whole batch would have after `optimizer.step()`. A
-    parameter may be frozen; what stands in `.grad` before plays no part.
+    parameter may be frozen, and `.grad` may still hold the gradients of an earlier step.
     """
     ### BEGIN SOLUTION
     data, tensor = mesh.get_group("data"), mesh.get_group("tensor")
@@ -696,10 +696,10 @@ def train_3d_step(
     """One step of training on the global batch; returns its mean loss, the same on every rank.
 
     `part` is this rank's part of stage p of the model, where p is its coordinate in "pipeline"; a
-    pipeline may have one stage. Only the first stage reads inputs, only the last one targets.
-    `mesh` has the dimensions "data", "pipeline" and "tensor", in any
-    order. `shape` is (rows, width) of the activations between two stages, float32, on
-    `hardware.device()`. The rest is as in `train_2d_step`.
+    pipeline may have one stage. Only the first stage reads inputs, and only the last one targets.
+    `mesh` has the dimensions "data", "pipeline" and "tensor", in any order. `shape` is (rows,
+    width) of the activations between two stages, float32, on `hardware.device()`. The rest is as
+    in `train_2d_step`.
     """
     ### BEGIN SOLUTION
     data, pipeline, tensor = (mesh.get_group(name) for name in ("data", "pipeline", "tensor"))
