@@ -611,7 +611,7 @@ def test_checks_excuse_no_call_that_nobody_waits_for():
 
 
 def test_half_a_layer_computes_on_the_device():
-    parts = launch(load_code(8, "half_a_layer_each"), RANKS, rules="nccl")
+    parts = launch(load_code(8, "half_a_layer_each"), RANKS, True, rules="nccl")
     assert [part.shape for part in parts] == [(4, 4)] * RANKS
 
 
