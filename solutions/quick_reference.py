@@ -240,9 +240,6 @@ print(f"tensor parallel on {t} ranks: sends {tensor / 1e9:.2f} GB a step")
 # An agent of torchrun that waits and says nothing waits for the minimum of `--nnodes`, up to its `join_timeout` (600 s).
 
 # %% [markdown]
-# | building | a rank with some of the layers: a stage; in 07 a rank with its part of a stage, in 09 a machine | [01](01_factory.ipynb), [04](04_manual_split.ipynb), [05](05_pipeline.ipynb), [07](07_hybrid.ipynb), [09](09_elastic.ipynb) |
-# | worker | a rank with a part of each layer; in 09 any rank | [06](06_tensor_parallel.ipynb), [09](09_elastic.ipynb) |
-# | site | a node, with several ranks | [07](07_hybrid.ipynb) |
 # ## Glossary
 #
 # Each word stands in bold in the chapter that explains it. The factory's words are in the table of

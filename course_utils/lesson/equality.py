@@ -38,7 +38,8 @@ def equal(some: Tensor, others: Iterable[Tensor]) -> bool:
 def largest_difference(some: Tensor, others: Iterable[Tensor]) -> Difference:
     """Returns by how much the value that differs most in `others`, such as a vector from each rank,
     differs from the same one in `some`."""
-    return Difference(torch.stack([(some - other).abs().max() for other in others]).max())
+    differences = [(some - other).detach().abs().max() for other in others]
+    return Difference(torch.stack(differences).max())
 
 
 def check_equal(some: Tensor, others: Iterable[Tensor]) -> Difference:
