@@ -264,7 +264,7 @@ def test_loss_curves_leave_equal_curves_visible():
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_collectives_fit(ranks):
     figure = plots.before_and_after(list(collectives._BLOCKS), ranks)
-    assert [ax.get_title() for ax in figure.axes] == [
+    assert [ax.get_title(loc="left") for ax in figure.axes] == [
         *("broadcast", "all_gather", "scatter", "all_reduce"),
         *("gather", "reduce_scatter", "reduce", "all_to_all"),
     ]
