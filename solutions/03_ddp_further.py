@@ -151,12 +151,12 @@ PAUSE = 0.02  # seconds that the device computes for a layer
 
 def timed_steps(rank, bucket_cap_mb):
     device = hardware.device()
-    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(8)]  # 4 MiB of gradients each
+    layers = [nn.Linear(2048, 2048, bias=False) for _ in range(8)]  # 16 MiB of gradients each
     for layer in layers:
         layer.register_full_backward_pre_hook(lambda *_: time.sleep(PAUSE))
     model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_cap_mb)
-    x, records = torch.randn(8, 1024, device=device), []
-    for _ in range(14):
+    x, records = torch.randn(8, 2048, device=device), []
+    for _ in range(8):
         dist.barrier()  # both ranks begin a step together
         with Trace() as trace:
             with trace.span("forward"):
@@ -168,7 +168,7 @@ def timed_steps(rank, bucket_cap_mb):
 
 
 # %%
-steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 4), ("1 bucket", 1000)]}
+steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 16), ("1 bucket", 1000)]}
 for name, of_rank in steps.items():
     record = of_rank[0][-1]
     calls, sent = record.count("all_reduce"), record.sent("all_reduce")
