@@ -151,11 +151,11 @@ PAUSE = 0.02  # seconds that the device computes for a layer
 
 def timed_steps(rank, bucket_cap_mb):
     device = hardware.device()
-    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(8)]  # 4 MiB of gradients each
+    layers = [nn.Linear(2048, 2048, bias=False) for _ in range(8)]  # 16 MiB of gradients each
     for layer in layers:
         layer.register_full_backward_pre_hook(lambda *_: time.sleep(PAUSE))
     model = DDP(nn.Sequential(*layers).to(device), bucket_cap_mb=bucket_cap_mb)
-    x, records = torch.randn(8, 1024, device=device), []
+    x, records = torch.randn(8, 2048, device=device), []
     for _ in range(8):
         dist.barrier()  # both ranks begin a step together
         with Trace() as trace:
@@ -168,7 +168,7 @@ def timed_steps(rank, bucket_cap_mb):
 
 
 # %%
-steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 4), ("1 bucket", 1000)]}
+steps = {name: launch(timed_steps, 2, cap) for name, cap in [("8 buckets", 16), ("1 bucket", 1000)]}
 for name, of_rank in steps.items():
     record = of_rank[0][-1]
     calls, sent = record.count("all_reduce"), record.sent("all_reduce")
@@ -181,7 +181,7 @@ def duration(step):
 
 
 fastest = {name: min(zip(*of_rank), key=duration) for name, of_rank in steps.items()}
-titles = ("8 buckets, emulated: seven all-reduces hide", "1 bucket, emulated: nothing hides")
+titles = ("8 buckets, emulated: most of it hides", "1 bucket, emulated: nothing hides")
 plots.timelines(dict(zip(titles, fastest.values())))
 plt.show()
 
@@ -190,7 +190,7 @@ ratio = duration(fastest["8 buckets"]) / duration(fastest["1 bucket"])
 print(f"time of a step, 8 buckets to 1 bucket: {ratio:.2f}")
 
 # %% [markdown]
-# *The narrow lane under each rank shows the all-reduces. Above, they run beside backward, and only the last one comes
+# *The narrow lane under each rank shows the all-reduces. Above, they run beside backward, and only the last one ends
 # after it. Below, the lane is empty until the last gradient is computed, and both ranks wait, hatched, for one long
 # all-reduce.*
 #
@@ -545,8 +545,8 @@ for error in errors:
 
 # %% [markdown]
 # The error comes one step late, at the second forward: only then does DDP see that the first step never finished. The
-# whole text is longer and offers you `find_unused_parameters=True`. First name the parameters. The numbers are
-# positions in `model.parameters()`.
+# whole text is longer and offers you `find_unused_parameters=True`. First find out which parameters they are. The
+# numbers are positions in `model.parameters()`.
 
 # %%
 names = [name for name, _ in TwoHeads().named_parameters()]
@@ -670,8 +670,8 @@ if __name__ == "__main__":
 print(*sorted(torchrun(2, script, scratch(), "1800").splitlines()), sep="\n")
 
 # %% [markdown]
-# That is the right way: every rank evaluates its share, and every rank calls the all-reduce. Now the
-# other one, with a time limit of 10 seconds. By default you would wait for half an hour.
+# In this run every rank evaluates its share, and every rank calls the all-reduce. Now the faulty one, with a time
+# limit of 10 seconds. By default you would wait for half an hour.
 
 # %% tags=["nbval-ignore-output"]
 print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
@@ -682,9 +682,9 @@ print(torchrun(2, script, scratch(), "10", "--rank-0-only"))
 # closed a moment later, or was ended by torchrun. What you want is the same moment on all ranks.
 #
 # *The record of calls.* PyTorch keeps the last collectives of a process in memory, in its **flight recorder**. The
-# function `watch` writes them to a file whenever nothing new has begun for a second. (For gloo there is no public
-# function for it; hence the underscore in its name. With NCCL the files come by themselves, see below.) To read it,
-# lay the ranks side by side and look for the first call that differs.
+# function `watch` writes them to a file whenever nothing new has begun for a second. (For gloo it has to call a private
+# function of PyTorch. With NCCL the files come by themselves, see below.) To read the files, lay the ranks side by side
+# and look for the first call that differs.
 
 # %%
 import json
@@ -700,10 +700,10 @@ for rank in range(2):
     print(f"rank {rank}, call {same + 1}: {name}")
 
 # %% [markdown]
-# As its call number 38 rank 0 has begun an all-reduce, and rank 1 a barrier. Each waits for the other to join. The
-# record names the ranks and the calls, and not the line.
+# Call number 38 is an all-reduce on rank 0 and a barrier on rank 1. Each waits for the other to join. The record names
+# the ranks and the calls, and not the line.
 #
-# *The stacks.* `faulthandler`, from Python's own library, writes where every thread is, even while it is stuck in
+# *The stacks.* `faulthandler`, from Python's own library, notes where every thread is, even while it is stuck in
 # C++. A process that you have not prepared is read from outside: `py-spy dump --pid PID` (`pip install py-spy`; in a
 # container it needs the right to trace).
 

@@ -20,9 +20,8 @@ def before_and_after(names: Sequence[str], ranks: int = 4) -> Figure:
     """
     rows = math.ceil(len(names) / 2)
     size = (WIDTH, rows * (0.24 * ranks + 0.4))
-    figure, axes = plt.subplots(rows, 2, figsize=size, squeeze=False)
-    for ax in axes.flat:
-        ax.axis("off")
+    blank = {"xticks": [], "yticks": [], "frame_on": False}
+    figure, axes = plt.subplots(rows, 2, figsize=size, squeeze=False, subplot_kw=blank)
     for ax, name in zip(axes.T.flat, names):
         _collective(ax, name, ranks)
     return figure
