@@ -19,6 +19,7 @@ SOURCES += [PACKAGE / "lesson" / "pace.py", *sorted(PACKAGE.parent.glob("course_
 CLOCKS = {"perf_counter", "monotonic"}
 SETTLES = {"settle", "barrier"}  # after dist.barrier() the host has waited for its device, too
 ON_THE_CPU = {  # what is timed there is on the CPU, also beside a GPU
+    ("02_data_parallel", "seconds"): "two threads of Python",
     ("04_manual_split_further", "seconds_of"): "stations and images as they are loaded",
 }
 
